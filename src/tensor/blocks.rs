@@ -1,0 +1,1 @@
+//! Quantisation blocks as they lie in memory and on the wire.

@@ -1,0 +1,258 @@
+//! Tensor descriptors: type, element counts `ne` and byte strides `nb`, with checked extents.
+//!
+//! Conventions are ggml's (`OPS.md` section 1): four dimensions always, dimension 0 fastest, missing
+//! ones are 1; `nb[0]` of a block type is the size of one block.
+
+use super::DType;
+use thiserror::Error;
+
+/// Dimensions of every tensor.
+pub const DIMS: usize = 4;
+
+/// Largest number of bytes a tensor may span: sums and products of two extents still fit an `i64`.
+const MAX_EXTENT: usize = 1 << 62;
+
+/// Type, shape and strides of a tensor. Valid by construction: whole blocks, and an extent that fits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TensorDesc {
+    dtype: DType,
+    ne: [usize; DIMS],
+    nb: [usize; DIMS],
+    extent: usize,
+}
+
+/// Why a type, shape and strides make no tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DescError {
+    /// A row must be a whole number of blocks.
+    #[error("a row of {ne0} elements is not a whole number of {dtype} blocks of {block}", block = dtype.block_len())]
+    PartialBlock {
+        /// Element type.
+        dtype: DType,
+        /// Elements in a row.
+        ne0: usize,
+    },
+    /// The byte extent or the number of elements is beyond what an address space holds.
+    #[error("shape {ne:?} with strides {nb:?} of {dtype} spans more than 2^62 bytes")]
+    TooLarge {
+        /// Element type.
+        dtype: DType,
+        /// Element counts.
+        ne: [usize; DIMS],
+        /// Byte strides.
+        nb: [usize; DIMS],
+    },
+}
+
+impl TensorDesc {
+    /// A tensor with strides of its own.
+    ///
+    /// # Errors
+    /// [`DescError`] when a row is no whole number of blocks, or when the extent or element count overflows.
+    pub fn strided(dtype: DType, ne: [usize; DIMS], nb: [usize; DIMS]) -> Result<Self, DescError> {
+        if !ne[0].is_multiple_of(dtype.block_len()) {
+            return Err(DescError::PartialBlock { dtype, ne0: ne[0] });
+        }
+        let too_large = || DescError::TooLarge { dtype, ne, nb };
+        let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
+        if elements > MAX_EXTENT / 8 {
+            return Err(too_large());
+        }
+        let extent = if elements == 0 {
+            0
+        } else {
+            // From the first byte to the last: the last block of the last row of the last plane.
+            let last = [ne[0] / dtype.block_len() - 1, ne[1] - 1, ne[2] - 1, ne[3] - 1];
+            let mut end = dtype.block_bytes();
+            for d in 0..DIMS {
+                let step = last[d].checked_mul(nb[d]).ok_or_else(too_large)?;
+                end = end.checked_add(step).ok_or_else(too_large)?;
+            }
+            end
+        };
+        if extent > MAX_EXTENT {
+            return Err(too_large());
+        }
+        Ok(TensorDesc { dtype, ne, nb, extent })
+    }
+
+    /// A tensor with default strides: rows dense, planes packed.
+    ///
+    /// # Errors
+    /// As [`TensorDesc::strided`].
+    pub fn contiguous(dtype: DType, ne: [usize; DIMS]) -> Result<Self, DescError> {
+        let nb = Self::default_strides(dtype, ne).ok_or(DescError::TooLarge { dtype, ne, nb: [0; DIMS] })?;
+        Self::strided(dtype, ne, nb)
+    }
+
+    /// The strides of a packed tensor of this shape, or `None` when they overflow.
+    pub fn default_strides(dtype: DType, ne: [usize; DIMS]) -> Option<[usize; DIMS]> {
+        let nb0 = dtype.block_bytes();
+        let nb1 = nb0.checked_mul(ne[0] / dtype.block_len())?;
+        let nb2 = nb1.checked_mul(ne[1])?;
+        let nb3 = nb2.checked_mul(ne[2])?;
+        Some([nb0, nb1, nb2, nb3])
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Element counts per dimension, fastest first.
+    pub fn ne(&self) -> [usize; DIMS] {
+        self.ne
+    }
+
+    /// Byte strides per dimension; `nb()[0]` is the step from block to block.
+    pub fn nb(&self) -> [usize; DIMS] {
+        self.nb
+    }
+
+    /// Bytes from the first to one past the last; 0 for an empty tensor.
+    pub fn extent(&self) -> usize {
+        self.extent
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.ne.iter().product()
+    }
+
+    /// Number of rows: `ne1 * ne2 * ne3`.
+    pub fn rows(&self) -> usize {
+        self.ne[1] * self.ne[2] * self.ne[3]
+    }
+
+    /// Bytes of the elements of one row, were they dense.
+    pub fn row_bytes(&self) -> usize {
+        self.ne[0] / self.dtype.block_len() * self.dtype.block_bytes()
+    }
+
+    /// Bytes of all elements, were they dense. (The extent of a strided view can be larger or smaller.)
+    pub fn dense_bytes(&self) -> usize {
+        self.elements() / self.dtype.block_len() * self.dtype.block_bytes()
+    }
+
+    /// Whether some dimension is 0.
+    pub fn is_empty(&self) -> bool {
+        self.elements() == 0
+    }
+
+    /// Whether blocks of a row follow each other without gaps.
+    pub fn rows_dense(&self) -> bool {
+        self.ne[0] == self.dtype.block_len() || self.nb[0] == self.dtype.block_bytes()
+    }
+
+    /// Whether the elements are packed in order (strides of dimensions of size 1 do not matter).
+    pub fn is_contiguous(&self) -> bool {
+        self.is_contiguous_from(0)
+    }
+
+    /// ggml's `contiguous_k`: as [`TensorDesc::is_contiguous`], but the strides of dimensions 1 to `k` are free
+    /// and the later ones are packed on them.
+    pub fn is_contiguous_from(&self, k: usize) -> bool {
+        let mut next = self.dtype.block_bytes();
+        if self.ne[0] != self.dtype.block_len() && self.nb[0] != next {
+            return false;
+        }
+        next *= self.ne[0] / self.dtype.block_len();
+        for d in 1..DIMS {
+            if d > k {
+                if self.ne[d] != 1 && self.nb[d] != next {
+                    return false;
+                }
+                next = next.saturating_mul(self.ne[d]);
+            } else {
+                next = self.ne[d].saturating_mul(self.nb[d]);
+            }
+        }
+        true
+    }
+
+    /// Whether no two elements share a byte, judged by sorted strides (false for some exotic layouts that do not
+    /// overlap either; ggml's builders make none of those).
+    pub fn is_injective(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let blocks = [self.ne[0] / self.dtype.block_len(), self.ne[1], self.ne[2], self.ne[3]];
+        let mut dims: Vec<(usize, usize)> = (0..DIMS).filter(|&d| blocks[d] > 1).map(|d| (self.nb[d], blocks[d])).collect();
+        dims.sort_unstable();
+        let mut span = self.dtype.block_bytes();
+        for (stride, count) in dims {
+            if stride < span {
+                return false;
+            }
+            span += stride * (count - 1);
+        }
+        true
+    }
+
+    /// Equal type, counts and strides.
+    pub fn same_layout(&self, other: &TensorDesc) -> bool {
+        self == other
+    }
+
+    /// Equal counts.
+    pub fn same_shape(&self, other: &TensorDesc) -> bool {
+        self.ne == other.ne
+    }
+
+    /// Whether `self` can be broadcast to `to` by repetition: each of `to`'s counts is a multiple of ours.
+    pub fn can_repeat_to(&self, to: &TensorDesc) -> bool {
+        if self.is_empty() {
+            return to.is_empty();
+        }
+        (0..DIMS).all(|d| to.ne[d].is_multiple_of(self.ne[d]))
+    }
+
+    /// The index `[i1, i2, i3]` of row `r` (0 ≤ r < `rows()`), rows counted with dimension 1 fastest.
+    pub fn row_index(&self, r: usize) -> [usize; 3] {
+        [r % self.ne[1], r / self.ne[1] % self.ne[2], r / self.ne[1] / self.ne[2]]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_reach_the_last_byte() {
+        let t = TensorDesc::contiguous(DType::Q4_0, [64, 3, 2, 1]).unwrap();
+        assert_eq!((t.nb(), t.extent(), t.row_bytes()), ([18, 36, 108, 216], 216, 36));
+        let v = TensorDesc::strided(DType::F32, [2, 3, 1, 1], [8, 100, 7, 7]).unwrap();
+        assert_eq!(v.extent(), 4 + 8 + 200);
+        assert_eq!(TensorDesc::contiguous(DType::F32, [0, 3, 1, 1]).unwrap().extent(), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (ne, nb) in [
+            ([usize::MAX, 2, 1, 1], [4, 4, 4, 4]),
+            ([2, 2, 1, 1], [usize::MAX, 4, 4, 4]),
+            ([1 << 32, 1 << 32, 1, 1], [0, 0, 0, 0]),
+            ([2, 2, 2, 2], [1 << 62, 1 << 62, 1 << 62, 1 << 62]),
+        ] {
+            assert!(matches!(TensorDesc::strided(DType::F32, ne, nb), Err(DescError::TooLarge { .. })), "{ne:?} {nb:?}");
+        }
+        assert!(matches!(TensorDesc::contiguous(DType::Q4_K, [128, 1, 1, 1]), Err(DescError::PartialBlock { .. })));
+    }
+
+    #[test]
+    fn contiguity_ignores_strides_of_single_dims() {
+        let t = TensorDesc::strided(DType::F32, [4, 1, 3, 1], [4, 999, 16, 5]).unwrap();
+        assert!(t.is_contiguous());
+        let padded = TensorDesc::strided(DType::F32, [4, 2, 3, 1], [4, 32, 64, 192]).unwrap();
+        assert!(!padded.is_contiguous() && padded.is_contiguous_from(1));
+    }
+
+    #[test]
+    fn injective_means_no_shared_bytes() {
+        let t = |ne, nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
+        assert!(t([4, 3, 1, 1], [4, 16, 0, 0]).is_injective());
+        assert!(t([4, 3, 1, 1], [12, 4, 0, 0]).is_injective(), "transposed");
+        assert!(!t([4, 3, 1, 1], [4, 0, 0, 0]).is_injective(), "broadcast");
+        assert!(!t([4, 3, 1, 1], [4, 12, 0, 0]).is_injective(), "sliding window");
+    }
+}

@@ -1,0 +1,8 @@
+//! Tensor types and descriptors: what every other room speaks of.
+
+pub mod blocks;
+mod desc;
+mod dtype;
+
+pub use desc::{DIMS, DescError, TensorDesc};
+pub use dtype::DType;
