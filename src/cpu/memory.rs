@@ -1,0 +1,351 @@
+//! Memory of the CPU device, and how kernels see tensors in it.
+//!
+//! Kernels see tensors through [`View`]s: raw pointers behind checked indices, never `&mut` beside `&` on the same
+//! bytes. The discipline that keeps threads apart, on which every `SAFETY` comment below leans:
+//! 1. a [`View`]'s extent lies inside its [`HostMemory`], which outlives it; every access is checked against `ne`;
+//! 2. `graph::validate` has made a node's destination disjoint from its sources, or exactly on one of them for ops that
+//!    read what they overwrite before they write it, on the same thread;
+//! 3. a kernel writes each part of its destination on one thread only (the chunks of [`super::pool::Work`] are
+//!    disjoint), and nodes are separated by barriers.
+#![allow(unsafe_code)] // one of the modules that DESIGN names
+
+use crate::tensor::quant::{dequantiser, quantiser};
+use crate::tensor::{DType, TensorDesc};
+use memmap2::MmapMut;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// Zeroed pages, given back to the system when dropped.
+pub(crate) struct HostMemory {
+    start: NonNull<u8>,
+    bytes: usize,
+    _map: Option<MmapMut>,
+}
+
+// SAFETY: the memory is plain bytes owned by the map, at a fixed address; who may touch which part when is the
+// discipline at the top of this file.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Zeroed memory. Pages are taken from the system when first touched.
+    pub(crate) fn zeroed(bytes: usize) -> std::io::Result<HostMemory> {
+        if bytes == 0 {
+            return Ok(HostMemory { start: NonNull::dangling(), bytes, _map: None });
+        }
+        let mut map = MmapMut::map_anon(bytes)?;
+        // Weights are read from end to end for each token: large pages spare the address translation. Advice only.
+        #[cfg(target_os = "linux")]
+        if bytes >= 4 << 20 {
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let start = NonNull::new(map.as_mut_ptr()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(HostMemory { start, bytes, _map: Some(map) })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies bytes in; false when they do not fit.
+    #[must_use]
+    pub(crate) fn write(&self, offset: usize, src: &[u8]) -> bool {
+        let Some(dst) = self.part(offset, src.len()) else { return false };
+        // SAFETY: `part` has checked the bounds; `src` is a Rust slice, which never lies in device memory that a queue
+        // writes; the queue runs no node meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        true
+    }
+
+    /// Copies bytes out; `None` when they lie outside.
+    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Option<Vec<u8>> {
+        let src = self.part(offset, bytes)?;
+        let mut out = Vec::with_capacity(bytes);
+        // SAFETY: `part` has checked the source, the capacity the destination; all `bytes` of it are written before
+        // the length says so.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src, out.as_mut_ptr(), bytes);
+            out.set_len(bytes);
+        }
+        Some(out)
+    }
+
+    /// Sets bytes; false when they lie outside.
+    #[must_use]
+    pub(crate) fn fill(&self, offset: usize, bytes: usize, value: u8) -> bool {
+        let Some(dst) = self.part(offset, bytes) else { return false };
+        // SAFETY: bounds checked by `part`; the queue runs no node meanwhile.
+        unsafe { std::ptr::write_bytes(dst, value, bytes) };
+        true
+    }
+
+    /// Copies between two memories or within one, overlap allowed; false when either part lies outside.
+    #[must_use]
+    pub(crate) fn copy_from(&self, to: usize, src: &HostMemory, from: usize, bytes: usize) -> bool {
+        let (Some(dst), Some(src)) = (self.part(to, bytes), src.part(from, bytes)) else { return false };
+        // SAFETY: both parts are in bounds; `copy` allows overlap.
+        unsafe { std::ptr::copy(src, dst, bytes) };
+        true
+    }
+
+    /// Lets `fill` write a part of the memory in place, in pieces of at most `piece` bytes. The caller has waited for
+    /// all work that touches the part.
+    pub(crate) fn stream(
+        &self,
+        offset: usize,
+        bytes: usize,
+        piece: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let start = self.part(offset, bytes).ok_or(std::io::ErrorKind::InvalidInput)?;
+        let mut done = 0;
+        while done < bytes {
+            let n = piece.min(bytes - done);
+            // SAFETY: in bounds by `part`, and nobody else touches the part: all queued work that does has finished, and
+            // its only submitter is the caller, who is here.
+            fill(unsafe { std::slice::from_raw_parts_mut(start.add(done), n) })?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    fn part(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+        match offset.checked_add(bytes) {
+            // SAFETY: offset ≤ end ≤ bytes: inside the allocation or one past its end.
+            Some(end) if end <= self.bytes => Some(unsafe { self.start.as_ptr().add(offset) }),
+            _ => None,
+        }
+    }
+}
+
+/// A tensor as a kernel sees it: indices are checked, bytes are not borrowed.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    start: *mut u8,
+    desc: &'a TensorDesc,
+    _memory: PhantomData<&'a HostMemory>,
+}
+
+impl<'a> View<'a> {
+    /// A tensor at an offset of a memory; `None` when it does not lie inside.
+    pub(crate) fn new(memory: &'a HostMemory, offset: usize, desc: &'a TensorDesc) -> Option<View<'a>> {
+        Some(View { start: memory.part(offset, desc.extent())?, desc, _memory: PhantomData })
+    }
+
+    /// Its type, shape and strides.
+    pub(crate) fn desc(&self) -> &'a TensorDesc {
+        self.desc
+    }
+
+    /// Elements per dimension.
+    pub(crate) fn ne(&self) -> [usize; 4] {
+        self.desc.ne()
+    }
+
+    /// Element type.
+    pub(crate) fn dtype(&self) -> DType {
+        self.desc.dtype()
+    }
+
+    /// Address of element `i`, where `n` elements from it on along dimension 0 exist.
+    ///
+    /// # Panics
+    /// When they do not, or do not start and end on whole blocks: a bug in a kernel.
+    fn at(&self, i: [usize; 4], n: usize) -> *mut u8 {
+        let (ne, nb, block) = (self.desc.ne(), self.desc.nb(), self.desc.dtype().block_len());
+        assert!(
+            n > 0 && i[0] <= ne[0] && n <= ne[0] - i[0] && i[1] < ne[1] && i[2] < ne[2] && i[3] < ne[3],
+            "element {i:?} + {n} of {ne:?}"
+        );
+        assert!(i[0].is_multiple_of(block) && n.is_multiple_of(block), "element {i:?} + {n} in blocks of {block}");
+        // SAFETY: each index is below its count, so the offset is below the extent, which lies inside the memory.
+        unsafe { self.start.add(i[0] / block * nb[0] + i[1] * nb[1] + i[2] * nb[2] + i[3] * nb[3]) }
+    }
+
+    fn dense(&self) -> bool {
+        self.desc.rows_dense()
+    }
+
+    /// Reads `out.len()` elements from `i` on along dimension 0, converted to f32. Whole blocks only.
+    ///
+    /// # Panics
+    /// As [`View::at`], or when the type has no conversion: a bug in a kernel, which `select` should have refused.
+    pub(crate) fn load(&self, i: [usize; 4], out: &mut [f32]) {
+        if out.is_empty() {
+            return;
+        }
+        let (dtype, p) = (self.desc.dtype(), self.at(i, out.len()));
+        if self.dense() {
+            if dtype == DType::F32 {
+                // SAFETY: `at` has checked `out.len()` elements of 4 bytes; `out` is a slice of the kernel's own.
+                unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr().cast::<u8>(), out.len() * 4) };
+                return;
+            }
+            let bytes = out.len() / dtype.block_len() * dtype.block_bytes();
+            let convert = dequantiser(dtype).expect("a type that select has accepted");
+            // SAFETY: `at` has checked these blocks; no thread writes them while this call reads (discipline 2 and 3).
+            convert(unsafe { std::slice::from_raw_parts(p, bytes) }, out);
+        } else {
+            let (step, block) = (self.desc.nb()[0], dtype.block_len());
+            let convert = dequantiser(dtype).expect("a type that select has accepted");
+            for (k, out) in out.chunks_exact_mut(block).enumerate() {
+                // SAFETY: block k of the checked range lies k strides further on.
+                convert(unsafe { std::slice::from_raw_parts(p.add(k * step), dtype.block_bytes()) }, out);
+            }
+        }
+    }
+
+    /// Writes f32 values from `i` on along dimension 0, converted to the tensor's type. Whole blocks only.
+    ///
+    /// # Panics
+    /// As [`View::load`].
+    pub(crate) fn store(&self, i: [usize; 4], values: &[f32]) {
+        if values.is_empty() {
+            return;
+        }
+        let (dtype, p) = (self.desc.dtype(), self.at(i, values.len()));
+        if self.dense() && dtype == DType::F32 {
+            // SAFETY: `at` has checked the room; `values` is the kernel's own slice.
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), p, values.len() * 4) };
+            return;
+        }
+        let convert = quantiser(dtype).expect("a type that select has accepted");
+        if self.dense() {
+            let bytes = values.len() / dtype.block_len() * dtype.block_bytes();
+            // SAFETY: `at` has checked these blocks, and this thread alone touches them (discipline 2 and 3).
+            convert(values, unsafe { std::slice::from_raw_parts_mut(p, bytes) });
+        } else {
+            let step = self.desc.nb()[0];
+            for (k, values) in values.chunks_exact(dtype.block_len()).enumerate() {
+                // SAFETY: block k of the checked range lies k strides further on; this thread alone touches it.
+                convert(values, unsafe { std::slice::from_raw_parts_mut(p.add(k * step), dtype.block_bytes()) });
+            }
+        }
+    }
+
+    /// One element of an I32 or I64 tensor: an index, a position.
+    ///
+    /// # Panics
+    /// For other types, and as [`View::at`].
+    pub(crate) fn index(&self, i: [usize; 4]) -> i64 {
+        let p = self.at(i, 1);
+        match self.desc.dtype() {
+            // SAFETY: `at` has checked the element; it may lie at any address.
+            DType::I32 => i64::from(unsafe { p.cast::<i32>().read_unaligned() }),
+            // SAFETY: as above.
+            DType::I64 => unsafe { p.cast::<i64>().read_unaligned() },
+            other => unreachable!("an index of type {other}"),
+        }
+    }
+
+    /// Sets one element of an I32 tensor.
+    ///
+    /// # Panics
+    /// For other types, and as [`View::at`].
+    pub(crate) fn set_i32(&self, i: [usize; 4], value: i32) {
+        assert_eq!(self.desc.dtype(), DType::I32, "an I32 destination");
+        // SAFETY: `at` has checked the element; this thread alone touches it.
+        unsafe { self.at(i, 1).cast::<i32>().write_unaligned(value) };
+    }
+
+    /// Copies `n` elements of the same type from `from` of `src` to `i` here, along dimension 0 of both.
+    ///
+    /// # Panics
+    /// When the types differ, and as [`View::at`].
+    pub(crate) fn copy(&self, i: [usize; 4], src: &View<'_>, from: [usize; 4], n: usize) {
+        let dtype = self.desc.dtype();
+        assert_eq!(dtype, src.desc.dtype(), "types of a raw copy");
+        if n == 0 {
+            return;
+        }
+        let (to, from) = (self.at(i, n), src.at(from, n));
+        let (blocks, size) = (n / dtype.block_len(), dtype.block_bytes());
+        if self.dense() && src.dense() {
+            // SAFETY: both ranges are checked; `copy` allows them to be the same.
+            unsafe { std::ptr::copy(from, to, blocks * size) };
+        } else {
+            let (d, s) = (self.desc.nb()[0], src.desc.nb()[0]);
+            for k in 0..blocks {
+                // SAFETY: block k of either checked range lies k strides further on.
+                unsafe { std::ptr::copy(from.add(k * s), to.add(k * d), size) };
+            }
+        }
+    }
+
+    /// The bytes of a dense row. Only for sources of ops that never work in place.
+    ///
+    /// # Panics
+    /// When the rows are not dense, and as [`View::at`].
+    pub(crate) fn row(&self, i: [usize; 3]) -> &'a [u8] {
+        assert!(self.dense(), "dense rows");
+        let p = self.at([0, i[0], i[1], i[2]], self.desc.ne()[0]);
+        // SAFETY: the row is checked and dense; the memory lives for 'a, and no thread writes a source of this node
+        // before the barrier that ends it (discipline 2).
+        unsafe { std::slice::from_raw_parts(p, self.desc.row_bytes()) }
+    }
+}
+
+/// Scratch memory of one node, shared by its workers: written in one phase, read in the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<'a> {
+    memory: &'a HostMemory,
+}
+
+impl<'a> Shared<'a> {
+    pub(crate) fn new(memory: &'a HostMemory) -> Shared<'a> {
+        Shared { memory }
+    }
+
+    /// Copies values to a byte offset. Each byte by one worker of a phase only.
+    ///
+    /// # Panics
+    /// When they do not fit: the kernel asked for less than it uses.
+    pub(crate) fn write<T: bytemuck::NoUninit>(&self, offset: usize, values: &[T]) {
+        assert!(
+            self.memory.write(offset, bytemuck::cast_slice(values)),
+            "shared scratch holds {offset} + {}",
+            values.len()
+        );
+    }
+
+    /// Values that an earlier phase wrote at a byte offset, a multiple of their alignment.
+    ///
+    /// # Panics
+    /// When the range is outside or misaligned.
+    pub(crate) fn read<T: bytemuck::AnyBitPattern>(&self, offset: usize, n: usize) -> &'a [T] {
+        let p = self.memory.part(offset, n * size_of::<T>()).expect("shared scratch holds what was asked for");
+        // SAFETY: in bounds; written in an earlier phase, which a barrier has ended, and not in this one.
+        bytemuck::cast_slice(unsafe { std::slice::from_raw_parts(p, n * size_of::<T>()) })
+    }
+}
+
+/// Scratch memory split into one part per worker.
+pub(crate) struct Locals<'a> {
+    memory: &'a HostMemory,
+    floats: usize,
+}
+
+impl<'a> Locals<'a> {
+    /// `workers` parts of `floats` f32 each, from the start of `memory`.
+    pub(crate) fn new(memory: &'a HostMemory, floats: usize) -> Locals<'a> {
+        Locals { memory, floats }
+    }
+
+    /// Bytes of memory that so many parts take.
+    pub(crate) fn bytes(workers: usize, floats: usize) -> Option<usize> {
+        // Parts start on separate cache lines.
+        floats.checked_next_multiple_of(16)?.checked_mul(4)?.checked_mul(workers)
+    }
+
+    /// The part of one worker.
+    ///
+    /// # Safety
+    /// While the returned slice lives, nobody else asks for the same worker's part.
+    pub(crate) unsafe fn of(&self, worker: usize) -> &'a mut [f32] {
+        let stride = self.floats.next_multiple_of(16) * 4;
+        let p = self.memory.part(worker * stride, self.floats * 4).expect("scratch for every worker");
+        // SAFETY: in bounds, page-aligned plus a multiple of 64, and the caller promises that it is the only one.
+        unsafe { std::slice::from_raw_parts_mut(p.cast::<f32>(), self.floats) }
+    }
+}

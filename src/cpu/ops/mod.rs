@@ -1,0 +1,139 @@
+//! CPU kernels, one file per op family.
+//!
+//! A family's `select` decides whether a node can run and how: what it returns is both the device's answer to
+//! "do you support this" and the thing that is launched, so that the two cannot drift apart.
+
+mod binary;
+
+use super::pool::Work;
+use crate::device::Unsupported;
+use crate::ops::{NodeView, Op, OpCode};
+use crate::tensor::{DType, TensorDesc};
+
+/// Elements that element-wise kernels convert, compute and write at a time: a few of these buffers stay in the first
+/// cache level, on the stack.
+pub(super) const CHUNK: usize = 1024;
+
+/// Nodes below this cost (see [`Kernel::new`]) run on one worker: sharing would cost more than it saves.
+const SHARE_FROM: usize = 1 << 14;
+
+/// Which arithmetic products use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    /// f32 with f64 accumulators where ggml has them: the reference for every other device.
+    Exact,
+    /// SIMD and quantised activations, as ggml's own CPU does.
+    Fast,
+}
+
+/// A node made ready to run.
+pub(super) struct Kernel {
+    run: Box<dyn Fn(&mut Work<'_>) + Send + Sync>,
+    cost: usize,
+    local: usize,
+    shared: usize,
+    syncs: usize,
+}
+
+impl Kernel {
+    /// A kernel and its cost in element operations (one read, computed and written f32 is about 1). Every worker of the
+    /// node calls `run`; it takes its part from [`Work::chunks`].
+    pub(super) fn new(cost: usize, run: impl Fn(&mut Work<'_>) + Send + Sync + 'static) -> Kernel {
+        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0 }
+    }
+
+    /// Floats of scratch for each worker, from [`Work::take_local`].
+    pub(super) fn with_local(mut self, floats: usize) -> Kernel {
+        self.local = floats;
+        self
+    }
+
+    /// Bytes of scratch for all workers together, from [`Work::shared`].
+    pub(super) fn with_shared(mut self, bytes: usize) -> Kernel {
+        self.shared = bytes;
+        self
+    }
+
+    /// How often each call of `run` calls [`Work::sync`].
+    pub(super) fn with_syncs(mut self, syncs: usize) -> Kernel {
+        self.syncs = syncs;
+        self
+    }
+
+    pub(super) fn run(&self, work: &mut Work<'_>) {
+        (self.run)(work);
+    }
+
+    pub(super) fn alone(&self) -> bool {
+        self.cost < SHARE_FROM
+    }
+
+    pub(super) fn local(&self) -> usize {
+        self.local
+    }
+
+    pub(super) fn shared(&self) -> usize {
+        self.shared
+    }
+
+    pub(super) fn syncs(&self) -> usize {
+        self.syncs
+    }
+}
+
+/// The kernel for a node that keeps its shape rule.
+///
+/// # Errors
+/// [`Unsupported`] names what the CPU lacks for it.
+pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
+    let _ = path;
+    match node.op {
+        Op::Binary(op) => binary::select(*op, node),
+    }
+}
+
+/// The error that a node's types are not among those its kernel takes.
+pub(super) fn types(node: &NodeView<'_>) -> Unsupported {
+    let mut reason = String::from("types");
+    for i in 0..crate::ops::MAX_SRC {
+        if let Some(src) = node.srcs.get(i) {
+            reason += &format!(" {}", src.dtype());
+        }
+    }
+    Unsupported { op: node.op.code(), reason: reason + &format!(" -> {}", node.dst.dtype()) }
+}
+
+/// The error for anything but types.
+pub(super) fn unsupported(op: OpCode, reason: impl Into<String>) -> Unsupported {
+    Unsupported { op, reason: reason.into() }
+}
+
+/// Whether a type is one of the three that element-wise ops compute on.
+pub(super) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Calls `each(i, n)` for the pieces of at most `piece` elements of the rows `rows` of `t`: `i` is the index of the
+/// piece's first element, `n` its length.
+pub(super) fn pieces(
+    t: &TensorDesc,
+    rows: std::ops::Range<usize>,
+    piece: usize,
+    mut each: impl FnMut([usize; 4], usize),
+) {
+    let n = t.ne()[0];
+    for r in rows {
+        let [i1, i2, i3] = t.row_index(r);
+        let mut i0 = 0;
+        while i0 < n {
+            let len = piece.min(n - i0);
+            each([i0, i1, i2, i3], len);
+            i0 += len;
+        }
+    }
+}
+
+/// Rows per chunk so that a chunk is about `items` elements.
+pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
+    (items / t.ne()[0].max(1)).max(1)
+}

@@ -1,0 +1,214 @@
+//! The contract between fanout and a device.
+//!
+//! # Life of a computation
+//! A [`Device`] hands out [`Buffer`]s and [`Queue`]s. A graph whose tensors are placed in slots becomes a [`Program`]
+//! on the device ([`Device::prepare`]); a queue runs it on regions bound to the slots. Work on one queue runs in the
+//! order it was submitted; work on two queues is ordered by [`Point`]s alone.
+//!
+//! # Who checks what
+//! Traits are safe: a handle of another device, a region outside its buffer, a graph beyond the device's ability is an
+//! `Err`, never undefined behaviour. A [`Graph`] has passed [`crate::graph::validate::check`]; devices trust its
+//! shapes and check what is data (row indices) while they run.
+//!
+//! # Failures
+//! Submitting returns before the work is done. A failure sticks to the queue and is returned by whoever waits next;
+//! nothing after it runs. Only [`Ticket`]s and [`Point`]s block, always with a deadline.
+
+mod account;
+mod memory;
+mod timeline;
+
+pub use account::{Account, Charge};
+pub use memory::{Buffer, Program, Region};
+pub use timeline::{Point, Ticket, TicketSender, Timeline};
+
+use crate::graph::Graph;
+use crate::ops::{NodeView, OpCode};
+use crate::tensor::TensorDesc;
+use std::fmt::Debug;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// What a device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// The host's processors.
+    Cpu,
+    /// A GPU.
+    Gpu,
+}
+
+/// Facts about a device that do not change.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Addressable name: `CPU`, `CUDA0`.
+    pub name: String,
+    /// Model, threads, instruction sets: for people.
+    pub description: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Every tensor's first byte lies at a multiple of this.
+    pub alignment: u64,
+    /// Largest buffer in bytes.
+    pub max_buffer: u64,
+}
+
+/// A device's memory in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// Not in use by anyone.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}
+
+/// Whether a device runs a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It does.
+    Yes,
+    /// It does not; why.
+    No(Unsupported),
+}
+
+/// A node beyond a device's ability.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{op} is not supported: {reason}")]
+pub struct Unsupported {
+    /// The op.
+    pub op: OpCode,
+    /// Types or parameters that the device lacks, as text.
+    pub reason: String,
+}
+
+/// What went wrong on a device, by who is at fault.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The account's or the device's memory is used up.
+    #[error("out of memory: {asked} bytes asked, {left} left of {limit}")]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes left.
+        left: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A handle or region that does not fit: the caller's mistake.
+    #[error("misuse: {0}")]
+    Misuse(&'static str),
+    /// The device does not run this node.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// Data that the op does not allow, found while running: a row index out of range.
+    #[error("{op}: {reason}")]
+    Data {
+        /// The op.
+        op: OpCode,
+        /// What the data should have been.
+        reason: String,
+    },
+    /// The wait's deadline passed; the work may still finish.
+    #[error("the deadline passed while waiting for {0}")]
+    Deadline(&'static str),
+    /// The queue was dropped or the device went away before the work was done.
+    #[error("the device's queue ended before the work was done")]
+    Lost,
+    /// Reading the bytes of an upload failed at their source.
+    #[error("the source of an upload failed: {0}")]
+    Source(String),
+    /// A bug of ours: please report it.
+    #[error("bug in fanout: {0}")]
+    Bug(String),
+}
+
+/// The bytes of an upload.
+pub enum Source<'a> {
+    /// Copied before the call returns.
+    Borrowed(&'a [u8]),
+    /// Fills the destination in place, piece by piece, before the call returns. The queue has finished all earlier
+    /// work by then. An error leaves the pieces written so far in place and does not stick to the queue.
+    Writer(&'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>),
+}
+
+/// A processor with memory of its own. See the [module](self) for the rules.
+pub trait Device: Send + Sync + Debug {
+    /// Facts that do not change.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Free and total memory now.
+    ///
+    /// # Errors
+    /// When the device cannot say.
+    fn memory(&self) -> Result<MemoryInfo, DeviceError>;
+
+    /// A zeroed buffer of `bytes` bytes, charged to `account` until its last handle is gone.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when account or device have less left.
+    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError>;
+
+    /// Bytes to reserve for a tensor: at least its extent, more where kernels need padding.
+    fn alloc_size(&self, tensor: &TensorDesc) -> u64;
+
+    /// Whether the device runs a node: the very decision that [`Device::prepare`] makes.
+    fn support(&self, node: NodeView<'_>) -> Support;
+
+    /// Makes a graph ready to run many times.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for the first node that the device does not run.
+    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError>;
+
+    /// A new in-order queue. `account` pays for its scratch memory.
+    ///
+    /// # Errors
+    /// When the device cannot make one.
+    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError>;
+}
+
+/// In-order asynchronous work on one device. Dropping a queue abandons what it has not started, and stops what runs at
+/// the next node; memory stays valid until then.
+pub trait Queue: Send {
+    /// Writes bytes to a region, in order with the queue's other work.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] when the lengths differ; [`DeviceError::Source`] when a writer fails; the queue's
+    /// sticky failure.
+    fn upload(&mut self, dst: Region, src: Source<'_>) -> Result<(), DeviceError>;
+
+    /// Reads a region, in order with the queue's other work.
+    ///
+    /// # Errors
+    /// As [`Queue::upload`].
+    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError>;
+
+    /// Sets every byte of a region.
+    ///
+    /// # Errors
+    /// As [`Queue::upload`].
+    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError>;
+
+    /// Copies between two regions of equal size, once `after` is reached; `src` may belong to another device. The two
+    /// may overlap. Returns whether the device can do it; otherwise nothing was submitted.
+    ///
+    /// # Errors
+    /// As [`Queue::upload`].
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError>;
+
+    /// Runs a program with one region bound to each of its graph's slots.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] when bindings do not fit the program; the queue's sticky failure.
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError>;
+
+    /// The moment after all work submitted so far.
+    fn mark(&mut self) -> Point;
+
+    /// Makes later work of this queue wait for a point of any queue.
+    ///
+    /// # Errors
+    /// The queue's sticky failure.
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError>;
+}

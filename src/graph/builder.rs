@@ -1,0 +1,134 @@
+//! Building a graph in process: leaves, views and nodes, each placed as it is made.
+
+use super::validate::{self, GraphError};
+use super::{Graph, Node, Place, Tensor, TensorId};
+use crate::ops::{MAX_SRC, Op, Out, ShapeError, Sources};
+use crate::tensor::{DIMS, DType, DescError, TensorDesc};
+use thiserror::Error;
+
+/// Builds a graph whose tensors all lie in slot 0, one after another, each at a multiple of [`Builder::ALIGN`].
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    end: usize,
+}
+
+/// A mistake of whoever builds the graph.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum BuildError {
+    /// A shape that makes no tensor.
+    #[error(transparent)]
+    Desc(#[from] DescError),
+    /// Sources that do not fit the op.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// An id of another graph, or a view beyond its parent.
+    #[error("{0}")]
+    Tensor(&'static str),
+    /// What [`validate::check`] found in the finished graph.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+impl Builder {
+    /// Alignment of each tensor's first byte. Also the least gap between two tensors, so that tests can put sentinels
+    /// there.
+    pub const ALIGN: usize = 64;
+
+    /// An empty graph.
+    pub fn new() -> Builder {
+        Builder::default()
+    }
+
+    /// A packed tensor that no node computes: a weight, an input, a cache.
+    ///
+    /// # Errors
+    /// [`BuildError::Desc`] when the shape makes no tensor.
+    pub fn leaf(&mut self, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+        let desc = TensorDesc::contiguous(dtype, ne)?;
+        self.leaf_of(desc)
+    }
+
+    /// As [`Builder::leaf`], with strides of its own.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] when the graph grows beyond the address space.
+    pub fn leaf_of(&mut self, desc: TensorDesc) -> Result<TensorId, BuildError> {
+        let place = self.place(desc.extent())?;
+        Ok(self.push(desc, place))
+    }
+
+    /// A view: another description of `of`'s memory, `offset` bytes from its first byte.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] for an unknown parent or an overflowing offset. Extents are checked by [`Builder::build`].
+    pub fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, BuildError> {
+        let parent = self.graph.tensor(of).ok_or(BuildError::Tensor("a view of an unknown tensor"))?;
+        let mut place = parent.place.ok_or(BuildError::Tensor("a view of a tensor without memory"))?;
+        place.offset = place.offset.checked_add(offset).ok_or(BuildError::Tensor("a view's offset overflows"))?;
+        Ok(self.push(desc, place))
+    }
+
+    /// A node whose destination follows from its sources; returns the destination.
+    ///
+    /// # Errors
+    /// [`BuildError::Shape`] when the sources do not fit the op.
+    pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
+        let op = op.into();
+        let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.tensor(id)).map(|t| &t.desc)).collect::<Vec<_>>();
+        let out = op.infer(&Sources::new(op.code(), &descs))?;
+        self.node_as(op, srcs, out)
+    }
+
+    /// A node with a destination of the given type and shape, packed.
+    ///
+    /// # Errors
+    /// [`BuildError::Desc`] when the shape makes no tensor.
+    pub fn node_as(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>], out: Out) -> Result<TensorId, BuildError> {
+        let dst = self.leaf(out.dtype, out.ne)?;
+        self.node_onto(op, srcs, dst)
+    }
+
+    /// A node that writes an existing tensor: in place, or into a view.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] when there are more sources than a node can have.
+    pub fn node_onto(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[Option<TensorId>],
+        dst: TensorId,
+    ) -> Result<TensorId, BuildError> {
+        if srcs.len() > MAX_SRC {
+            return Err(BuildError::Tensor("a node has at most 10 sources"));
+        }
+        let mut list = [None; MAX_SRC];
+        list[..srcs.len()].copy_from_slice(srcs);
+        self.graph.nodes.push(Node { op: op.into(), dst, srcs: list });
+        Ok(dst)
+    }
+
+    /// The finished graph, through the same door as a foreign one.
+    ///
+    /// # Errors
+    /// [`BuildError::Graph`] when a node breaks a rule.
+    pub fn build(mut self) -> Result<Graph, BuildError> {
+        self.graph.slots = vec![self.end];
+        validate::check(&self.graph)?;
+        Ok(self.graph)
+    }
+
+    fn place(&mut self, bytes: usize) -> Result<Place, BuildError> {
+        let overflow = BuildError::Tensor("the graph's memory overflows");
+        let offset = self.end;
+        let end = bytes.checked_next_multiple_of(Self::ALIGN).and_then(|b| b.checked_add(offset + Self::ALIGN));
+        self.end = end.filter(|&e| e < 1 << 62).ok_or(overflow)?;
+        Ok(Place { slot: 0, offset })
+    }
+
+    fn push(&mut self, desc: TensorDesc, place: Place) -> TensorId {
+        let id = TensorId(self.graph.tensors.len() as u32);
+        self.graph.tensors.push(Tensor { desc, place: Some(place) });
+        id
+    }
+}

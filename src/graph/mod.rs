@@ -1,0 +1,89 @@
+//! Compute graphs: an arena of tensors and the nodes that compute some of them, in the order they run.
+//!
+//! Only ops that compute are nodes; a view is a tensor that lies inside another one's memory. A graph comes from
+//! [`Builder`] or, when it comes from outside, through [`validate`]; both end at the same door
+//! ([`validate::check`]), after which kernels trust it.
+
+mod builder;
+mod overlap;
+pub mod validate;
+
+pub use builder::{BuildError, Builder};
+
+use crate::ops::{MAX_SRC, NodeView, Op, Sources};
+use crate::tensor::TensorDesc;
+
+/// Index of a tensor in its graph's arena.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TensorId(pub(crate) u32);
+
+/// Where a tensor's first byte lies: `offset` bytes into the memory bound to `slot` when the graph runs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Place {
+    /// Index into the bindings of a run.
+    pub slot: u32,
+    /// Bytes from the start of the bound region.
+    pub offset: usize,
+}
+
+/// A tensor of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Type, shape and strides.
+    pub desc: TensorDesc,
+    /// Its memory; `None` while nobody has placed it.
+    pub place: Option<Place>,
+}
+
+/// One computation: `dst = op(srcs)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// The tensor it writes.
+    pub dst: TensorId,
+    /// The tensors it reads, by position.
+    pub srcs: [Option<TensorId>; MAX_SRC],
+}
+
+/// A graph: tensors, nodes in execution order, and the size of the memory that each slot needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    tensors: Vec<Tensor>,
+    nodes: Vec<Node>,
+    slots: Vec<usize>,
+}
+
+impl Graph {
+    /// The tensor of an id. Ids of another graph give `None` or an unrelated tensor, never undefined behaviour.
+    pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
+        self.tensors.get(id.0 as usize)
+    }
+
+    /// All tensors, in order of their ids.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The nodes, in the order they run.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Bytes that each slot's region must have.
+    pub fn slots(&self) -> &[usize] {
+        &self.slots
+    }
+
+    /// A node as shape rules and devices see it; `None` when it names tensors that are not here.
+    pub fn view<'a>(&'a self, node: &'a Node) -> Option<NodeView<'a>> {
+        let dst = &self.tensor(node.dst)?.desc;
+        let mut srcs = [None; MAX_SRC];
+        for (slot, id) in srcs.iter_mut().zip(node.srcs) {
+            if let Some(id) = id {
+                *slot = Some(&self.tensor(id)?.desc);
+            }
+        }
+        Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs) })
+    }
+}

@@ -1,0 +1,115 @@
+//! Which tensors of a node may share bytes.
+//!
+//! A destination must be disjoint from each source, or lie exactly on one with the same layout when the op works in
+//! place. Anything else is a data race between the threads of a device.
+
+use super::{Graph, Node, Tensor};
+
+/// How two placed tensors lie to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Overlap {
+    Disjoint,
+    /// Same first byte, type, counts and strides.
+    Exact,
+    Partial,
+}
+
+pub(super) fn overlap(a: &Tensor, b: &Tensor) -> Overlap {
+    let (Some(pa), Some(pb)) = (a.place, b.place) else { return Overlap::Disjoint };
+    let (ea, eb) = (a.desc.extent(), b.desc.extent());
+    if pa.slot != pb.slot || ea == 0 || eb == 0 || pa.offset + ea <= pb.offset || pb.offset + eb <= pa.offset {
+        return Overlap::Disjoint;
+    }
+    if pa.offset == pb.offset && same_elements(a, b) {
+        return Overlap::Exact;
+    }
+    if interleaved(pa.offset, a, pb.offset, b) { Overlap::Disjoint } else { Overlap::Partial }
+}
+
+/// Equal layout, where strides of dimensions of size 1 do not count.
+fn same_elements(a: &Tensor, b: &Tensor) -> bool {
+    let (x, y) = (&a.desc, &b.desc);
+    x.dtype() == y.dtype()
+        && x.ne() == y.ne()
+        && (0..4).all(|d| {
+            x.nb()[d] == y.nb()[d] || (d > 0 && x.ne()[d] == 1) || (d == 0 && x.ne()[0] == x.dtype().block_len())
+        })
+}
+
+/// Whether both step through memory with one common period and stay in separate parts of it: two column ranges of
+/// the same matrix, two heads of the same cache.
+fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
+    (1..4).any(|d| {
+        let period = a.desc.nb()[d];
+        if period == 0 || period != b.desc.nb()[d] {
+            return false;
+        }
+        match (within_period(&a.desc, period), within_period(&b.desc, period)) {
+            (Some(wa), Some(wb)) => {
+                let (sa, sb) = (oa % period, ob % period);
+                sa + wa <= period && sb + wb <= period && (sa + wa <= sb || sb + wb <= sa)
+            }
+            _ => false,
+        }
+    })
+}
+
+/// Bytes that the dimensions with strides below `period` span, if all others step by multiples of it.
+fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> {
+    let blocks = [t.ne()[0] / t.dtype().block_len(), t.ne()[1], t.ne()[2], t.ne()[3]];
+    let mut width = t.dtype().block_bytes();
+    for d in 0..4 {
+        if blocks[d] > 1 {
+            if t.nb()[d].is_multiple_of(period) && t.nb()[d] > 0 {
+                continue;
+            }
+            width += (blocks[d] - 1) * t.nb()[d];
+        }
+    }
+    (width <= period).then_some(width)
+}
+
+/// The source that a node's destination overlaps against the rules, if there is one.
+pub(super) fn conflict(graph: &Graph, node: &Node) -> Option<usize> {
+    let dst = graph.tensor(node.dst)?;
+    node.srcs.iter().enumerate().find_map(|(i, id)| {
+        let src = graph.tensor((*id)?)?;
+        let allowed = match overlap(dst, src) {
+            Overlap::Disjoint => true,
+            Overlap::Exact => node.op.in_place() || node.op.writes_onto(i),
+            Overlap::Partial => false,
+        };
+        (!allowed).then_some(i)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Place;
+    use super::*;
+    use crate::tensor::{DType, TensorDesc};
+
+    fn tensor(slot: u32, offset: usize, ne: [usize; 4], nb: [usize; 4]) -> Tensor {
+        Tensor { desc: TensorDesc::strided(DType::F32, ne, nb).unwrap(), place: Some(Place { slot, offset }) }
+    }
+
+    #[test]
+    fn cases() {
+        let base = tensor(0, 64, [8, 4, 1, 1], [4, 64, 256, 256]);
+        for (other, want) in [
+            (tensor(1, 64, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Disjoint),
+            (tensor(0, 64, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Exact),
+            (tensor(0, 64, [8, 4, 1, 1], [4, 64, 9, 9]), Overlap::Exact),
+            (tensor(0, 96, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Disjoint), // the next 8 columns
+            (tensor(0, 92, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Partial),  // one column shared
+            (tensor(0, 96, [8, 4, 1, 1], [4, 60, 240, 240]), Overlap::Partial),  // other period
+            (tensor(0, 128, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Partial), // a row further
+            (tensor(0, 300, [8, 1, 1, 1], [4, 32, 32, 32]), Overlap::Disjoint),  // past the end
+            (tensor(0, 0, [16, 1, 1, 1], [4, 64, 64, 64]), Overlap::Disjoint),
+            (tensor(0, 4, [16, 1, 1, 1], [4, 64, 64, 64]), Overlap::Partial),
+        ] {
+            assert_eq!(overlap(&base, &other), want, "{other:?}");
+            assert_eq!(overlap(&other, &base), want, "{other:?} swapped");
+        }
+    }
+}

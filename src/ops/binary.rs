@@ -1,0 +1,75 @@
+//! ADD, SUB, MUL, DIV: element-wise with broadcast; ADD_ID: rows added by index.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// An element-wise op of two tensors. None has parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    /// `a + b`; `b` repeats in every dimension to `a`'s shape `[ne3, ne2, ne1, ne0]`.
+    Add,
+    /// `a - b`, broadcast as [`Binary::Add`].
+    Sub,
+    /// `a * b`, broadcast as [`Binary::Add`].
+    Mul,
+    /// `a / b` (IEEE), broadcast as [`Binary::Add`].
+    Div,
+    /// `dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a `[1, n_tok, n_used, n]`, b `[1, 1, n_expert, n]`,
+    /// ids I32 `[1, 1, n_tok, n_used]`.
+    AddId,
+}
+
+impl Family for Binary {
+    fn code(&self) -> OpCode {
+        match self {
+            Binary::Add => OpCode::Add,
+            Binary::Sub => OpCode::Sub,
+            Binary::Mul => OpCode::Mul,
+            Binary::Div => OpCode::Div,
+            Binary::AddId => OpCode::AddId,
+        }
+    }
+
+    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+        Ok(match code {
+            OpCode::Sub => Binary::Sub,
+            OpCode::Mul => Binary::Mul,
+            OpCode::Div => Binary::Div,
+            OpCode::AddId => Binary::AddId,
+            _ => Binary::Add,
+        })
+    }
+
+    fn encode(&self) -> Words {
+        Words::default()
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        Ok(Out::like(srcs.need(0)?))
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let (a, b) = (node.src(0)?, node.src(1)?);
+        ensure!(node, node.dst.ne() == a.ne(), "dst has a's shape");
+        ensure!(node, a.rows_dense() && node.dst.rows_dense(), "rows of a and dst are dense");
+        if let Binary::AddId = self {
+            let ids = node.src(2)?;
+            ensure!(node, ids.dtype() == DType::I32, "ids are I32");
+            let ([n, used, tokens, outer], bn, idn) = (a.ne(), b.ne(), ids.ne());
+            ensure!(
+                node,
+                outer == 1 && bn[0] == n && bn[2] == 1 && bn[3] == 1,
+                "a is [n, n_used, n_tok], b is [n, n_expert]"
+            );
+            ensure!(node, idn == [used, tokens, 1, 1], "ids are [n_used, n_tok]");
+            ensure!(node, b.rows_dense(), "rows of b are dense");
+        } else {
+            ensure!(node, b.can_repeat_to(a), "each of a's counts is a multiple of b's");
+        }
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,148 @@
+//! How shape rules see a node: its op, its destination and its sources.
+
+use super::{MAX_SRC, OpCode};
+use crate::tensor::{DIMS, DType, TensorDesc};
+use std::fmt::Write as _;
+use thiserror::Error;
+
+/// The sources of a node, by position; absent ones are `None`.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    /// The op that reads them (for errors).
+    op: OpCode,
+    list: [Option<&'a TensorDesc>; MAX_SRC],
+}
+
+impl<'a> Sources<'a> {
+    /// Sources of `op` from a list, the rest absent. At most [`MAX_SRC`]; further ones are ignored.
+    pub fn new(op: OpCode, list: &[Option<&'a TensorDesc>]) -> Sources<'a> {
+        let mut all = [None; MAX_SRC];
+        for (slot, &src) in all.iter_mut().zip(list) {
+            *slot = src;
+        }
+        Sources { op, list: all }
+    }
+
+    /// Source `i`, or an error that names the missing one.
+    ///
+    /// # Errors
+    /// [`ShapeError`] when there is no source `i`.
+    pub fn need(&self, i: usize) -> Result<&'a TensorDesc, ShapeError> {
+        self.get(i).ok_or_else(|| self.broken(MISSING[i.min(MAX_SRC - 1)]))
+    }
+
+    /// Source `i`, where there is one.
+    pub fn get(&self, i: usize) -> Option<&'a TensorDesc> {
+        self.list.get(i).copied().flatten()
+    }
+
+    /// The error that `rule` does not hold for these sources.
+    pub fn broken(&self, rule: &'static str) -> ShapeError {
+        ShapeError { op: self.op, rule, node: self.describe() }
+    }
+
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (i, src) in self.list.iter().enumerate() {
+            if let Some(src) = src {
+                let _ = write!(text, " s{i}={}", Pretty(src));
+            }
+        }
+        text
+    }
+}
+
+const MISSING: [&str; MAX_SRC] = [
+    "source 0 is missing",
+    "source 1 is missing",
+    "source 2 is missing",
+    "source 3 is missing",
+    "source 4 is missing",
+    "source 5 is missing",
+    "source 6 is missing",
+    "source 7 is missing",
+    "source 8 is missing",
+    "source 9 is missing",
+];
+
+/// A node as its shape rule sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeView<'a> {
+    /// The op with its parameters.
+    pub op: &'a super::Op,
+    /// The destination.
+    pub dst: &'a TensorDesc,
+    /// The sources.
+    pub srcs: Sources<'a>,
+}
+
+impl<'a> NodeView<'a> {
+    /// Source `i`, or an error that names the missing one.
+    ///
+    /// # Errors
+    /// [`ShapeError`] when there is no source `i`.
+    pub fn src(&self, i: usize) -> Result<&'a TensorDesc, ShapeError> {
+        self.srcs.need(i)
+    }
+
+    /// The error that `rule` does not hold for this node.
+    pub fn broken(&self, rule: &'static str) -> ShapeError {
+        ShapeError { op: self.op.code(), rule, node: format!(" dst={}{}", Pretty(self.dst), self.srcs.describe()) }
+    }
+
+    /// That the destination has exactly the inferred type and shape.
+    ///
+    /// # Errors
+    /// [`ShapeError`] when it has not.
+    pub fn dst_is(&self, out: Out) -> Result<(), ShapeError> {
+        ensure!(self, self.dst.ne() == out.ne, "the destination's shape must follow from its sources");
+        ensure!(self, self.dst.dtype() == out.dtype, "the destination's type must follow from its sources");
+        Ok(())
+    }
+}
+
+/// Type and shape of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Out {
+    /// Element type.
+    pub dtype: DType,
+    /// Element counts, fastest first.
+    pub ne: [usize; DIMS],
+}
+
+impl Out {
+    /// Type and shape of an existing tensor.
+    pub fn like(t: &TensorDesc) -> Out {
+        Out { dtype: t.dtype(), ne: t.ne() }
+    }
+}
+
+/// A node that breaks its op's shape rule: the fault of whoever built the graph.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{op}: {rule}; got{node}")]
+pub struct ShapeError {
+    /// The op.
+    pub op: OpCode,
+    /// The rule that does not hold.
+    pub rule: &'static str,
+    /// Types, shapes and strides of the node.
+    pub node: String,
+}
+
+struct Pretty<'a>(&'a TensorDesc);
+
+impl std::fmt::Display for Pretty<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{:?}/{:?}", self.0.dtype(), self.0.ne(), self.0.nb())
+    }
+}
+
+/// `ensure!(node, condition, "rule")`: returns the node's [`ShapeError`] when the condition does not hold.
+macro_rules! ensure {
+    ($node:expr, $condition:expr, $rule:literal) => {
+        if !$condition {
+            return Err($node.broken($rule));
+        }
+    };
+}
+pub(crate) use ensure;

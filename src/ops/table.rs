@@ -1,0 +1,184 @@
+//! The table of ops: all 101 of protocol 7.0 by number and name, each with the stem of its family where we run it.
+
+use std::fmt;
+
+macro_rules! ops {
+    ($($number:literal $code:ident $name:literal $(in $stem:ident)?;)*) => {
+        /// An op of protocol 7.0; the discriminant is its number on the wire.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs)] // ggml's names, documented in the protocol's op list
+        #[repr(u32)]
+        pub enum OpCode {
+            $($code = $number,)*
+        }
+
+        impl OpCode {
+            /// Every op, by number.
+            pub const ALL: &'static [OpCode] = &[$(OpCode::$code),*];
+
+            /// The op with this number on the wire.
+            pub const fn from_wire(number: u32) -> Option<OpCode> {
+                match number {
+                    $($number => Some(OpCode::$code),)*
+                    _ => None,
+                }
+            }
+
+            /// The op's name in ggml, for example `MUL_MAT`.
+            pub const fn name(self) -> &'static str {
+                match self { $(OpCode::$code => $name,)* }
+            }
+
+            /// The op's family, or `None` when we do not run it.
+            pub const fn stem(self) -> Option<&'static str> {
+                match self { $(OpCode::$code => ops!(@stem $($stem)?),)* }
+            }
+        }
+    };
+    (@stem $stem:ident) => { Some(stringify!($stem)) };
+    (@stem) => { None };
+}
+
+ops! {
+    0 None "NONE" in view;
+    1 Dup "DUP" in copy;
+    2 Add "ADD" in binary;
+    3 AddId "ADD_ID" in binary;
+    4 Add1 "ADD1";
+    5 Acc "ACC";
+    6 Sub "SUB" in binary;
+    7 Mul "MUL" in binary;
+    8 Div "DIV" in binary;
+    9 Sqr "SQR" in unary;
+    10 Sqrt "SQRT" in unary;
+    11 Log "LOG";
+    12 Sin "SIN";
+    13 Cos "COS";
+    14 Sum "SUM" in reduce;
+    15 SumRows "SUM_ROWS" in reduce;
+    16 Cumsum "CUMSUM";
+    17 Mean "MEAN" in reduce;
+    18 Argmax "ARGMAX" in reduce;
+    19 CountEqual "COUNT_EQUAL";
+    20 Repeat "REPEAT" in concat;
+    21 RepeatBack "REPEAT_BACK";
+    22 Concat "CONCAT" in concat;
+    23 SiluBack "SILU_BACK";
+    24 Norm "NORM" in norm;
+    25 RmsNorm "RMS_NORM" in norm;
+    26 RmsNormBack "RMS_NORM_BACK";
+    27 GroupNorm "GROUP_NORM";
+    28 L2Norm "L2_NORM" in norm;
+    29 MulMat "MUL_MAT" in mul_mat;
+    30 MulMatId "MUL_MAT_ID" in mul_mat;
+    31 OutProd "OUT_PROD";
+    32 Scale "SCALE" in unary;
+    33 Set "SET";
+    34 Cpy "CPY" in copy;
+    35 Cont "CONT" in copy;
+    36 Reshape "RESHAPE" in view;
+    37 View "VIEW" in view;
+    38 Permute "PERMUTE" in view;
+    39 Transpose "TRANSPOSE" in view;
+    40 GetRows "GET_ROWS" in rows;
+    41 GetRowsBack "GET_ROWS_BACK";
+    42 SetRows "SET_ROWS" in rows;
+    43 Diag "DIAG";
+    44 DiagMaskInf "DIAG_MASK_INF";
+    45 DiagMaskZero "DIAG_MASK_ZERO";
+    46 SoftMax "SOFT_MAX" in softmax;
+    47 SoftMaxBack "SOFT_MAX_BACK";
+    48 Rope "ROPE" in rope;
+    49 RopeBack "ROPE_BACK";
+    50 Clamp "CLAMP" in unary;
+    51 ConvTranspose1d "CONV_TRANSPOSE_1D";
+    52 Im2col "IM2COL";
+    53 Im2colBack "IM2COL_BACK";
+    54 Im2col3d "IM2COL_3D";
+    55 Col2im1d "COL2IM_1D";
+    56 Conv2d "CONV_2D";
+    57 Conv3d "CONV_3D";
+    58 Conv2dDw "CONV_2D_DW";
+    59 ConvTranspose2d "CONV_TRANSPOSE_2D";
+    60 Pool1d "POOL_1D";
+    61 Pool2d "POOL_2D";
+    62 Pool2dBack "POOL_2D_BACK";
+    63 Upscale "UPSCALE";
+    64 Pad "PAD";
+    65 PadReflect1d "PAD_REFLECT_1D";
+    66 Roll "ROLL";
+    67 Arange "ARANGE";
+    68 TimestepEmbedding "TIMESTEP_EMBEDDING";
+    69 Argsort "ARGSORT" in sort;
+    70 TopK "TOP_K" in sort;
+    71 LeakyRelu "LEAKY_RELU";
+    72 Tri "TRI";
+    73 Fill "FILL" in unary;
+    74 FlashAttnExt "FLASH_ATTN_EXT" in flash_attn;
+    75 FlashAttnBack "FLASH_ATTN_BACK";
+    76 SsmConv "SSM_CONV";
+    77 SsmScan "SSM_SCAN";
+    78 WinPart "WIN_PART";
+    79 WinUnpart "WIN_UNPART";
+    80 GetRelPos "GET_REL_POS";
+    81 AddRelPos "ADD_REL_POS";
+    82 RwkvWkv6 "RWKV_WKV6";
+    83 GatedLinearAttn "GATED_LINEAR_ATTN";
+    84 RwkvWkv7 "RWKV_WKV7";
+    85 SolveTri "SOLVE_TRI";
+    86 GatedDeltaNet "GATED_DELTA_NET";
+    87 LightningIndexer "LIGHTNING_INDEXER";
+    88 Dsv4HcComb "DSV4_HC_COMB";
+    89 Dsv4HcPre "DSV4_HC_PRE";
+    90 Dsv4HcPost "DSV4_HC_POST";
+    91 Unary "UNARY" in unary;
+    92 MapCustom1 "MAP_CUSTOM1";
+    93 MapCustom2 "MAP_CUSTOM2";
+    94 MapCustom3 "MAP_CUSTOM3";
+    95 Custom "CUSTOM";
+    96 CrossEntropyLoss "CROSS_ENTROPY_LOSS";
+    97 CrossEntropyLossBack "CROSS_ENTROPY_LOSS_BACK";
+    98 OptStepAdamw "OPT_STEP_ADAMW";
+    99 OptStepSgd "OPT_STEP_SGD";
+    100 Glu "GLU" in glu;
+}
+
+impl OpCode {
+    /// The op's number on the wire.
+    pub const fn to_wire(self) -> u32 {
+        self as u32
+    }
+
+    /// Whether the op only re-describes memory and computes nothing.
+    pub const fn is_view(self) -> bool {
+        matches!(self, OpCode::None | OpCode::Reshape | OpCode::View | OpCode::Permute | OpCode::Transpose)
+    }
+}
+
+impl fmt::Debug for OpCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for OpCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_rows_of_protocol_7() {
+        assert_eq!(OpCode::ALL.len(), 101);
+        for (i, &op) in OpCode::ALL.iter().enumerate() {
+            assert_eq!(op.to_wire() as usize, i);
+            assert_eq!(OpCode::from_wire(i as u32), Some(op));
+        }
+        assert_eq!(OpCode::from_wire(101), None);
+        assert_eq!((OpCode::MulMat.to_wire(), OpCode::Rope.to_wire(), OpCode::Glu.to_wire()), (29, 48, 100));
+    }
+}
