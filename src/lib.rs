@@ -3,4 +3,5 @@
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("fanout needs a 64-bit little-endian target: the wire and the quantised formats are defined as such");
 
+pub mod rpc;
 pub mod tensor;

@@ -177,7 +177,8 @@ impl TensorDesc {
             return true;
         }
         let blocks = [self.ne[0] / self.dtype.block_len(), self.ne[1], self.ne[2], self.ne[3]];
-        let mut dims: Vec<(usize, usize)> = (0..DIMS).filter(|&d| blocks[d] > 1).map(|d| (self.nb[d], blocks[d])).collect();
+        let mut dims: Vec<(usize, usize)> =
+            (0..DIMS).filter(|&d| blocks[d] > 1).map(|d| (self.nb[d], blocks[d])).collect();
         dims.sort_unstable();
         let mut span = self.dtype.block_bytes();
         for (stride, count) in dims {
@@ -234,7 +235,10 @@ mod tests {
             ([1 << 32, 1 << 32, 1, 1], [0, 0, 0, 0]),
             ([2, 2, 2, 2], [1 << 62, 1 << 62, 1 << 62, 1 << 62]),
         ] {
-            assert!(matches!(TensorDesc::strided(DType::F32, ne, nb), Err(DescError::TooLarge { .. })), "{ne:?} {nb:?}");
+            assert!(
+                matches!(TensorDesc::strided(DType::F32, ne, nb), Err(DescError::TooLarge { .. })),
+                "{ne:?} {nb:?}"
+            );
         }
         assert!(matches!(TensorDesc::contiguous(DType::Q4_K, [128, 1, 1, 1]), Err(DescError::PartialBlock { .. })));
     }
