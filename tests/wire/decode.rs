@@ -6,7 +6,7 @@ const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 
 
 /// Reads `bytes` as a client's stream. Each request that is accepted must encode to the very bytes it came from.
 /// Returns how many there were, and the error that ended the stream if it did not end cleanly.
-pub fn requests(bytes: &[u8]) -> (usize, Option<WireError>) {
+pub(crate) fn requests(bytes: &[u8]) -> (usize, Option<WireError>) {
     let mut r = Reader::new(bytes);
     let mut accepted = 0;
     while r.left() > 0 {
@@ -36,7 +36,7 @@ fn one(r: &mut Reader<'_>) -> Result<Vec<u8>, WireError> {
 }
 
 /// Reads `body` as the response to `command`. What is accepted must encode to the same bytes, HELLO's padding aside.
-pub fn response(command: Command, body: &[u8]) -> Result<(), WireError> {
+pub(crate) fn response(command: Command, body: &[u8]) -> Result<(), WireError> {
     command.response_size(body.len() as u64, 1 << 20)?;
     let response = Response::decode(command, body)?;
     let mut encoded = Vec::new();

@@ -3,18 +3,18 @@
 use fanout::rpc::wire::*;
 use fastrand::Rng;
 
-pub const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
+pub(crate) const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
 
 /// What requests borrow.
-pub struct Store {
-    pub nodes: Vec<[u8; 8]>,
-    pub tensors: Vec<[u8; TENSOR_RECORD]>,
-    pub srcs: [[u8; TENSOR_RECORD]; MAX_SRC],
-    pub data: Vec<u8>,
+pub(crate) struct Store {
+    pub(crate) nodes: Vec<[u8; 8]>,
+    pub(crate) tensors: Vec<[u8; TENSOR_RECORD]>,
+    pub(crate) srcs: [[u8; TENSOR_RECORD]; MAX_SRC],
+    pub(crate) data: Vec<u8>,
 }
 
 impl Store {
-    pub fn new(rng: &mut Rng, nodes: usize, tensors: usize, data: usize) -> Store {
+    pub(crate) fn new(rng: &mut Rng, nodes: usize, tensors: usize, data: usize) -> Store {
         Store {
             nodes: (0..nodes).map(|_| rng.u64(..).to_le_bytes()).collect(),
             tensors: (0..tensors).map(|_| record(rng).encode()).collect(),
@@ -24,7 +24,7 @@ impl Store {
     }
 }
 
-pub fn record(rng: &mut Rng) -> TensorRecord {
+pub(crate) fn record(rng: &mut Rng) -> TensorRecord {
     TensorRecord {
         id: rng.u64(..),
         dtype: rng.u32(..),
@@ -43,7 +43,7 @@ pub fn record(rng: &mut Rng) -> TensorRecord {
     }
 }
 
-pub fn request<'a>(command: Command, rng: &mut Rng, store: &'a Store) -> Request<'a> {
+pub(crate) fn request<'a>(command: Command, rng: &mut Rng, store: &'a Store) -> Request<'a> {
     let device = rng.u32(..);
     let (size, offset, remote_ptr) = (rng.u64(..), rng.u64(..), rng.u64(..));
     let value = rng.u8(..);
@@ -63,7 +63,7 @@ pub fn request<'a>(command: Command, rng: &mut Rng, store: &'a Store) -> Request
         Command::GetTensor => Request::GetTensor(GetTensor { tensor, offset, size }),
         Command::CopyTensor => Request::CopyTensor(CopyTensor { src: tensor, dst: record(rng) }),
         Command::GraphCompute => {
-            Request::GraphCompute(GraphCompute::new(device, &store.nodes, &store.tensors).unwrap())
+            Request::GraphCompute(GraphCompute::new(device, &store.nodes, &store.tensors).expect("few enough"))
         }
         Command::GetDeviceMemory => Request::GetDeviceMemory(GetDeviceMemory { device }),
         Command::InitTensor => Request::InitTensor(InitTensor { tensor }),
@@ -76,15 +76,15 @@ pub fn request<'a>(command: Command, rng: &mut Rng, store: &'a Store) -> Request
 }
 
 /// The whole frame of `request`, split into its header and its body.
-pub fn frame(request: &Request<'_>) -> ([u8; REQUEST_HEADER], Vec<u8>) {
+pub(crate) fn frame(request: &Request<'_>) -> ([u8; REQUEST_HEADER], Vec<u8>) {
     let mut bytes = Vec::new();
     request.encode(&mut bytes);
     let body = bytes.split_off(REQUEST_HEADER);
-    (bytes.try_into().unwrap(), body)
+    (bytes.try_into().expect("split at the header"), body)
 }
 
 /// Fields of a request that can be missing, with their bytes.
-pub fn request_fields(command: Command, store: &Store) -> Vec<(&'static str, usize)> {
+pub(crate) fn request_fields(command: Command, store: &Store) -> Vec<(&'static str, usize)> {
     match command {
         Command::AllocBuffer => vec![("device", 4), ("size", 8)],
         Command::BufferGetBase | Command::FreeBuffer => vec![("remote_ptr", 8)],
@@ -112,7 +112,7 @@ pub fn request_fields(command: Command, store: &Store) -> Vec<(&'static str, usi
 }
 
 /// One response to each command that has one.
-pub fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> {
+pub(crate) fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> {
     let version = Version { major: rng.u8(..), minor: rng.u8(..), patch: rng.u8(..) };
     vec![
         Response::AllocBuffer(AllocBufferReply { remote_ptr: rng.u64(..), remote_size: rng.u64(..) }),
@@ -130,7 +130,7 @@ pub fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> {
 }
 
 /// Fields of a response that can be missing, with their bytes.
-pub fn response_fields(command: Command) -> &'static [(&'static str, usize)] {
+pub(crate) fn response_fields(command: Command) -> &'static [(&'static str, usize)] {
     match command {
         Command::AllocBuffer => &[("remote_ptr", 8), ("remote_size", 8)],
         Command::GetAlignment => &[("alignment", 8)],
@@ -146,7 +146,7 @@ pub fn response_fields(command: Command) -> &'static [(&'static str, usize)] {
 }
 
 /// The error for a message of these fields that ends after `len` bytes; `None` if all of them are there.
-pub fn truncation(fields: &[(&'static str, usize)], len: usize) -> Option<WireError> {
+pub(crate) fn truncation(fields: &[(&'static str, usize)], len: usize) -> Option<WireError> {
     let mut start = 0;
     for &(what, size) in fields {
         if len < start + size {

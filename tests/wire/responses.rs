@@ -10,7 +10,7 @@ fn body(response: &Response<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     response.encode(&mut bytes);
     let body = bytes.split_off(RESPONSE_HEADER);
-    let header = ResponseHeader::decode(bytes.first_chunk().unwrap());
+    let header = ResponseHeader::decode(bytes.first_chunk().expect("a whole header"));
     assert_eq!(header.size, body.len() as u64, "{}", response.command());
     assert_eq!(response.command().response_size(header.size, 1 << 20), Ok(body.len()));
     body
