@@ -7,4 +7,5 @@ pub mod cpu;
 pub mod device;
 pub mod graph;
 pub mod ops;
+pub mod rpc;
 pub mod tensor;

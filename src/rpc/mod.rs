@@ -1,0 +1,5 @@
+//! Devices over the network, by ggml's RPC protocol.
+//!
+//! `wire` knows bytes and no sockets; whoever moves the bytes lives beside it.
+
+pub mod wire;

@@ -1,0 +1,52 @@
+//! What must hold for any bytes at all. Shared by the fuzz target `decode` and the tests here.
+
+use fanout::rpc::wire::*;
+
+const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
+
+/// Reads `bytes` as a client's stream. Each request that is accepted must encode to the very bytes it came from.
+/// Returns how many there were, and the error that ended the stream if it did not end cleanly.
+pub(crate) fn requests(bytes: &[u8]) -> (usize, Option<WireError>) {
+    let mut r = Reader::new(bytes);
+    let mut accepted = 0;
+    while r.left() > 0 {
+        let start = bytes.len() - r.left();
+        match one(&mut r) {
+            Ok(encoded) => assert_eq!(encoded, &bytes[start..bytes.len() - r.left()]),
+            Err(error) => return (accepted, Some(error)),
+        }
+        accepted += 1;
+    }
+    (accepted, None)
+}
+
+fn one(r: &mut Reader<'_>) -> Result<Vec<u8>, WireError> {
+    let (command, mut body) = next_request(r, &LIMITS)?;
+    let request = Request::decode(command, body.rest(), &LIMITS)?;
+    assert_eq!(request.command(), command);
+    if let Request::GraphCompute(graph) = &request {
+        for (record, index) in graph.tensors().iter().zip(0..) {
+            assert!(record.name().len() <= 3 * MAX_NAME); // a replaced byte takes three
+            assert_eq!(graph.tensors().get(index), Some(record));
+        }
+    }
+    let mut encoded = Vec::new();
+    request.encode(&mut encoded);
+    Ok(encoded)
+}
+
+/// Reads `body` as the response to `command`. What is accepted must encode to the same bytes, HELLO's padding aside.
+pub(crate) fn response(command: Command, body: &[u8]) -> Result<(), WireError> {
+    command.response_size(body.len() as u64, 1 << 20)?;
+    let response = Response::decode(command, body)?;
+    let mut encoded = Vec::new();
+    response.encode(&mut encoded);
+    let (header, encoded) = encoded.split_at(RESPONSE_HEADER);
+    assert_eq!(header, (body.len() as u64).to_le_bytes());
+    let mut want = body.to_vec();
+    if let (Command::Hello, Some(padding)) = (command, want.get_mut(3)) {
+        *padding = 0;
+    }
+    assert_eq!(encoded, want);
+    Ok(())
+}

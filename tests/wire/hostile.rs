@@ -1,0 +1,108 @@
+//! Counts that promise too much, and bytes that are nearly right.
+
+use fanout::rpc::wire::*;
+use fastrand::Rng;
+
+use crate::{
+    decode::{requests, response},
+    inputs::{LIMITS, Store, request, responses},
+};
+
+#[test]
+fn graph_counts_cost_nothing() {
+    let unlimited = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
+    let body = |n_nodes: u32, ids: usize, n_tensors: u32, records: usize| {
+        [
+            &[0; 4][..],
+            &n_nodes.to_le_bytes(),
+            &vec![1; 8 * ids],
+            &n_tensors.to_le_bytes(),
+            &vec![2; TENSOR_RECORD * records],
+        ]
+        .concat()
+    };
+    let truncated = |what, need, have| WireError::Truncated { what, need, have };
+    let too_large = |what, have, limit| WireError::TooLarge { what, have, limit };
+    let max = u64::from(u32::MAX);
+    for (limits, body, want) in [
+        (unlimited, body(u32::MAX, 1, 0, 0), truncated("nodes", 8 * max, 12)),
+        (unlimited, body(1, 1, u32::MAX, 1), truncated("tensors", 296 * max, 296)),
+        (unlimited, body(u32::MAX, 0, u32::MAX, 0), truncated("nodes", 8 * max, 4)),
+        // 2^29 ids of 8 bytes: 0 in 32-bit arithmetic.
+        (unlimited, body(1 << 29, 0, 0, 0), truncated("nodes", 1 << 32, 4)),
+        (unlimited, body(2, 1, 0, 0), truncated("nodes", 16, 12)),
+        (unlimited, body(1, 1, 2, 1), truncated("tensors", 592, 296)),
+        (unlimited, body(1, 1, 1, 2), WireError::Trailing { what: "GRAPH_COMPUTE", extra: 296 }),
+        (LIMITS, body(u32::MAX, 1, 0, 0), too_large("n_nodes", max, 64)),
+        (LIMITS, body(65, 65, 0, 0), too_large("n_nodes", 65, 64)),
+        (LIMITS, body(64, 64, u32::MAX, 0), too_large("n_tensors", max, 128)),
+        (LIMITS, body(64, 64, 129, 129), too_large("n_tensors", 129, 128)),
+    ] {
+        assert_eq!(Request::decode(Command::GraphCompute, &body, &limits), Err(want));
+    }
+    assert!(Request::decode(Command::GraphCompute, &body(64, 64, 128, 128), &LIMITS).is_ok());
+    assert!(Request::decode(Command::GraphCompute, &body(0, 0, 0, 0), &LIMITS).is_ok());
+}
+
+/// Changes `bytes` as a careless or hostile peer might.
+fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    for _ in 0..rng.usize(0..4) {
+        let at = rng.usize(0..=bytes.len());
+        match rng.u8(0..6) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, rng.u8(..)),
+            2 => bytes.extend((0..rng.usize(0..40)).map(|_| rng.u8(..))),
+            3 => {
+                let value: u64 = [0, 1, 0xffff_ffff, 1 << 31, u64::MAX, 1 << 63, rng.u64(..)][rng.usize(0..7)];
+                let width = [4, 8][rng.usize(0..2)];
+                for (byte, new) in bytes.iter_mut().skip(at).zip(&value.to_le_bytes()[..width]) {
+                    *byte = *new;
+                }
+            }
+            _ => {
+                // Headers and counts decide most: aim at the first 32 bytes often.
+                let end = if rng.bool() { bytes.len() } else { bytes.len().min(32) };
+                if let Some(byte) = bytes[..end].get_mut(rng.usize(0..end.max(1))) {
+                    *byte ^= 1 << rng.u8(0..8);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mutated_requests_are_refused_or_canonical() {
+    let mut rng = Rng::with_seed(21);
+    let (mut accepted, mut refused) = (0, 0);
+    let mut bytes = Vec::new();
+    for round in 0..100_000 {
+        let (nodes, tensors, data) = (rng.usize(0..6), rng.usize(0..4), rng.usize(0..50));
+        let store = Store::new(&mut rng, nodes, tensors, data);
+        bytes.clear();
+        request(Command::ALL[round % Command::ALL.len()], &mut rng, &store).encode(&mut bytes);
+        mutate(&mut bytes, &mut rng);
+        let (count, rest) = requests(&bytes);
+        accepted += count;
+        refused += usize::from(rest.is_some());
+    }
+    assert!(accepted > 20_000 && refused > 20_000, "{accepted} accepted, {refused} refused: a one-sided test");
+}
+
+#[test]
+fn mutated_responses_are_refused_or_canonical() {
+    let mut rng = Rng::with_seed(22);
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..2_000 {
+        for sent in responses(&mut rng, &[5; 7]) {
+            let mut bytes = Vec::new();
+            sent.encode(&mut bytes);
+            let mut body = bytes.split_off(RESPONSE_HEADER);
+            mutate(&mut body, &mut rng);
+            match response(sent.command(), &body) {
+                Ok(()) => accepted += 1,
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(accepted > 2_000 && refused > 2_000, "{accepted} accepted, {refused} refused: a one-sided test");
+}

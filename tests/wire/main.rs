@@ -1,0 +1,9 @@
+//! The wire codec against the protocol's text: layouts, round trips, truncation, limits, hostile bytes.
+
+mod decode;
+mod headers;
+mod hostile;
+mod inputs;
+mod requests;
+mod responses;
+mod vectors;
