@@ -11,6 +11,7 @@
 
 use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
+use crossbeam::utils::CachePadded;
 use memmap2::MmapMut;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -32,7 +33,7 @@ impl HostMemory {
     /// Zeroed memory. Pages are taken from the system when first touched.
     pub(crate) fn zeroed(bytes: usize) -> std::io::Result<HostMemory> {
         if bytes == 0 {
-            return Ok(HostMemory { start: NonNull::dangling(), bytes, _map: None });
+            return Ok(HostMemory { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes, _map: None });
         }
         let mut map = MmapMut::map_anon(bytes)?;
         // Weights are read from end to end for each token: large pages spare the address translation. Advice only.
