@@ -6,7 +6,8 @@
     llama_client.py MODEL.gguf --rpc ... --compare      # both; exits 1 where the NMSE of the logits is too large
 
 The last line of stdout is one JSON object: load_s, prompt_tok_s, gen_tok_s, tokens, and with --compare nmse
-and same_tokens. With --progress each decoded token prints `token N` when it is there.
+and same_tokens. With --barrier the client prints `ready` once the model is loaded and goes on when a line
+comes on stdin, and each decoded token prints `token N` when it is there: so a test can run several side by side.
 """
 
 import argparse
@@ -61,6 +62,9 @@ def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarra
         verbose=args.verbose,
     )
     load_s = time.perf_counter() - start
+    if args.barrier:
+        print("ready", flush=True)
+        sys.stdin.readline()
     vocab = model.n_vocab()
     words = vocab - 259  # the tokens after the control and byte ones
     prompt = [1] + [(7919 * (i + args.seed) + 13) % words + 259 for i in range(args.prompt - 1)]
@@ -74,7 +78,7 @@ def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarra
         token = int(np.argmax(model.scores[model.n_tokens - 1]))
         tokens.append(token)
         model.eval([token])
-        if args.progress:
+        if args.barrier:
             print(f"token {n}", flush=True)
     gen_s = time.perf_counter() - start
     report = {
@@ -92,7 +96,7 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 def local_reference(out: str) -> None:
     """Run this command line's model on the local CPU, in a process that knows no RPC device, into `out`."""
-    argv = [a for a in sys.argv[1:] if a not in ("--compare", "--progress")]
+    argv = [a for a in sys.argv[1:] if a not in ("--compare", "--barrier")]
     subprocess.run([sys.executable, sys.argv[0], *argv, "--rpc", "", "--save", out], check=True, stdout=sys.stderr)
 
 
@@ -114,7 +118,7 @@ def main() -> None:
     p.add_argument("--flash-attn", action="store_true")
     p.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="quantised ones need --flash-attn")
     p.add_argument("--kv-on-host", action="store_true", help="keep the KV cache off the devices: many splits a token")
-    p.add_argument("--progress", action="store_true")
+    p.add_argument("--barrier", action="store_true", help="wait before the prompt, report each token")
     p.add_argument("--verbose", action="store_true")
     args = p.parse_args()
     report, logits = run(args, [e for e in args.rpc.split(",") if e])

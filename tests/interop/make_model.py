@@ -58,7 +58,7 @@ REQUANTISED = {
 TYPES = (*DIRECT, *REQUANTISED)
 
 
-def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
+def vocabulary(size: int) -> tuple[list[str], list[float], list[gguf.TokenType]]:
     """SentencePiece-style pieces, scores and kinds: 3 control tokens, 256 bytes, then filler words."""
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]

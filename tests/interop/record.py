@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,12 +32,19 @@ REQUEST, RESPONSE = 0, 1
 RECORD = struct.Struct("<IBQ")
 CLIENT_S = 300.0
 COMMANDS = (
-    "ALLOC_BUFFER GET_ALIGNMENT GET_MAX_SIZE BUFFER_GET_BASE FREE_BUFFER BUFFER_CLEAR SET_TENSOR SET_TENSOR_HASH "
-    "GET_TENSOR COPY_TENSOR GRAPH_COMPUTE GET_DEVICE_MEMORY INIT_TENSOR GET_ALLOC_SIZE HELLO DEVICE_COUNT "
-    "GRAPH_RECOMPUTE MEMSET_TENSOR"
-).split()
-SILENT = {"FREE_BUFFER", "BUFFER_CLEAR", "SET_TENSOR", "GRAPH_COMPUTE", "INIT_TENSOR", "GRAPH_RECOMPUTE"}
-SILENT.add("MEMSET_TENSOR")
+    *("ALLOC_BUFFER", "GET_ALIGNMENT", "GET_MAX_SIZE", "BUFFER_GET_BASE", "FREE_BUFFER", "BUFFER_CLEAR"),
+    *("SET_TENSOR", "SET_TENSOR_HASH", "GET_TENSOR", "COPY_TENSOR", "GRAPH_COMPUTE", "GET_DEVICE_MEMORY"),
+    *("INIT_TENSOR", "GET_ALLOC_SIZE", "HELLO", "DEVICE_COUNT", "GRAPH_RECOMPUTE", "MEMSET_TENSOR"),
+)
+SILENT = (
+    "FREE_BUFFER",
+    "BUFFER_CLEAR",
+    "SET_TENSOR",
+    "GRAPH_COMPUTE",
+    "INIT_TENSOR",
+    "GRAPH_RECOMPUTE",
+    "MEMSET_TENSOR",
+)
 
 
 class Recorder:
@@ -114,7 +122,7 @@ class Proxy:
             t.join(CLIENT_S)
 
 
-def records(path: Path):
+def records(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Yields (connection, direction, message) of a recording."""
     data = path.read_bytes()
     if data[:8] != MAGIC or struct.unpack_from("<I", data, 8)[0] != VERSION:
