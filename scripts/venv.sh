@@ -40,7 +40,7 @@ wanted=$(key)
 mkdir -p "$(dirname "$venv")"
 # Two runs at once must not build into the same place.
 if command -v flock >/dev/null; then
-    exec 9>"$venv.lock"
+    exec 9<"$(dirname "$venv")"
     flock 9
 fi
 

@@ -95,6 +95,12 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def resident(self) -> int:
+        """Resident memory of the process in bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found.group(1)) * 1024 if found else 0
+
     def wait_for_log(self, text: str, timeout_s: float) -> bool:
         """True once `text` stands in the log: its writer may run a moment behind the client's end."""
         deadline = time.monotonic() + timeout_s

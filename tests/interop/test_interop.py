@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from clients import Client, ClientError, Model, References, tail
+from load import IDLE, LoadError, killed_upload, latency
 from servers import ROOT, Server, ServerError, ours, peer
 
 DENSE = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
@@ -105,8 +106,8 @@ class Bench:
         start = time.monotonic()
         try:
             result = test()
-        except (ClientError, ServerError) as e:
-            result = Result(name, False, detail=str(e))
+        except (ClientError, ServerError, LoadError, OSError) as e:
+            result = Result(name, False, str(e).partition("\n")[0], detail=str(e))
         for server in servers:
             if not server.alive():
                 result.ok, result.note = False, "the server died"
@@ -227,13 +228,20 @@ def test_unsupported(bench: Bench, server: Server) -> Result:
     return Result(name, after.ok, after.note, after.nmse, after.same, after.detail)
 
 
+def test_load(name: str, measure: Callable[[Server], str], _: Bench, server: Server) -> Result:
+    """A bound that `measure` keeps or reports as broken."""
+    return Result(name, True, measure(server))
+
+
 def test_ours_only(bench: Bench) -> None:
     """What llama.cpp's own server, with one client at a time and every op, has no answer to."""
-    tests = {
+    tests: dict[str, Callable[[Bench, Server], Result]] = {
         f"{TOGETHER} clients at once": test_four_at_once,
         "kill -9 beside a decoding client": test_kill,
         "mamba is refused: SSM_CONV": test_unsupported,
     }
+    loads = {f"1 GiB upload, {IDLE} idle connections": latency, "killed in a 1 GiB upload": killed_upload}
+    tests |= {name: partial(test_load, name, measure) for name, measure in loads.items()}
     wanted = {name: test for name, test in tests.items() if bench.wants(name)}
     if bench.is_peer or not wanted:
         return
