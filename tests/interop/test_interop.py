@@ -12,6 +12,7 @@ import contextlib
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,6 +102,21 @@ class Bench:
     def wants(self, name: str) -> bool:
         return self.only in name
 
+    def with_servers(self, devices: str, count: int, use: Callable[[list[Server]], None]) -> None:
+        """Call `use` with running servers. One that does not start, or not end, is a failed row."""
+        try:
+            with contextlib.ExitStack() as stack:
+                use([stack.enter_context(self.start(devices)) for _ in range(count)])
+        except ServerError as e:
+            first = str(e).partition("\n")[0]
+            self.add(Result(f"server with -d {devices}", False, first, detail=str(e)))
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        print(row(result), flush=True)
+        if not result.ok:
+            print(result.detail, flush=True)
+
     def run(self, name: str, test: Callable[[], Result], servers: list[Server]) -> None:
         """Run one row; whatever goes wrong in it is that row's failure, with the servers' last words."""
         start = time.monotonic()
@@ -114,10 +130,7 @@ class Bench:
         result.seconds = time.monotonic() - start
         if not result.ok:
             result.detail += "".join(f"\n  server {s.endpoint}:\n{tail(s.log)}" for s in servers)
-        self.results.append(result)
-        print(row(result), flush=True)
-        if not result.ok:
-            print(result.detail, flush=True)
+        self.add(result)
 
 
 def row(r: Result) -> str:
@@ -155,10 +168,18 @@ def test_cases(bench: Bench, rows: list[Case]) -> None:
         if bench.wants(case.name) and not (bench.is_peer and case.devices > 1):
             placements.setdefault((case.servers, case.devices), []).append(case)
     for (count, devices), group in placements.items():
-        with contextlib.ExitStack() as stack:
-            servers = [stack.enter_context(bench.start(",".join(["CPU"] * devices))) for _ in range(count)]
-            for case in group:
-                bench.run(case.name, partial(run_case, bench, case, servers), servers)
+        waiting = deque(group)
+        before = 0
+        while waiting and len(waiting) != before:  # again with new servers where one died, unless none starts
+            before = len(waiting)
+            bench.with_servers(",".join(["CPU"] * devices), count, partial(run_group, bench, waiting))
+
+
+def run_group(bench: Bench, waiting: deque[Case], servers: list[Server]) -> None:
+    """Take cases off `waiting` while the servers live."""
+    while waiting and all(s.alive() for s in servers):
+        case = waiting.popleft()
+        bench.run(case.name, partial(run_case, bench, case, servers), servers)
 
 
 @contextlib.contextmanager
@@ -243,11 +264,13 @@ def test_ours_only(bench: Bench) -> None:
     loads = {f"1 GiB upload, {IDLE} idle connections": latency, "killed in a 1 GiB upload": killed_upload}
     tests |= {name: partial(test_load, name, measure) for name, measure in loads.items()}
     wanted = {name: test for name, test in tests.items() if bench.wants(name)}
-    if bench.is_peer or not wanted:
-        return
-    with bench.start("CPU") as server:
+    if not bench.is_peer:
         for name, test in wanted.items():
-            bench.run(name, partial(test, bench, server), [server])
+            bench.with_servers("CPU", 1, partial(run_alone, bench, name, test))
+
+
+def run_alone(bench: Bench, name: str, test: Callable[[Bench, Server], Result], servers: list[Server]) -> None:
+    bench.run(name, partial(test, bench, servers[0]), servers)
 
 
 def main() -> None:
