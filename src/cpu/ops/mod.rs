@@ -4,6 +4,7 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod math;
 
 use super::pool::Work;
 use crate::device::Unsupported;
