@@ -58,7 +58,7 @@ pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
 
 /// Sum in f64.
 pub(super) fn sum(x: &[f32]) -> f64 {
-    fold(x, |x| f64::from(x))
+    fold(x, f64::from)
 }
 
 /// Sum of squares: products in f32, sum in f64.
@@ -102,7 +102,7 @@ pub(super) fn max(x: &[f32]) -> f32 {
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
     let (a, s) = (x.abs(), x * x);
-    let mut p = -0.006_096_714_3;
+    let mut p = -0.006_096_714;
     for c in [0.020_997_178, -0.053_850_91, 0.133_327_7, -0.333_333_3] {
         p = p * s + c;
     }
@@ -130,7 +130,7 @@ pub(super) fn silu(x: f32) -> f32 {
 /// other devices and this one evaluate the formula.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
-    let y = x / (1.0 + exp(-1.595_769_1 * x * (1.0 + 0.044_715 * x * x)));
+    let y = x / (1.0 + exp(-1.595_769 * x * (1.0 + 0.044_715 * x * x)));
     if x <= -10.0 { 0.0 } else { y }
 }
 
