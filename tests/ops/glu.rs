@@ -49,13 +49,14 @@ fn compare(glu: Glu, a: (TensorDesc, u64), b: Option<(TensorDesc, u64)>, dst: Te
     let srcs: [Option<TensorId>; 2] = [Some(a_id), b_id];
     case.b.node_onto(glu, &srcs[..1 + usize::from(b.is_some())], y).unwrap();
     let case = case.build();
-    let (ne, ane, av) = (dst.ne(), a.0.ne(), case.values(a_id));
+    let (ne, ane) = (dst.ne(), a.0.ne());
+    let (av, bv) = (case.values(a_id), b_id.map(|b| case.values(b)));
     let want: Vec<f64> = (0..dst.elements())
         .map(|k| {
             let i = index(ne, k);
             let first = av[at(ane, i)];
-            let second = match b_id {
-                Some(b) => case.values(b)[k],
+            let second = match &bv {
+                Some(bv) => bv[k],
                 None => av[at(ane, [i[0] + ne[0], i[1], i[2], i[3]])],
             };
             if glu.swapped { oracle(glu.kind, second, first) } else { oracle(glu.kind, first, second) }

@@ -130,7 +130,7 @@ pub(super) fn silu(x: f32) -> f32 {
 /// other devices and this one evaluate the formula.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
-    let y = x / (1.0 + exp(-1.595_769 * x * (1.0 + 0.044_715 * x * x)));
+    let y = x / (1.0 + exp(-1.595_769_2 * x * (1.0 + 0.044_715 * x * x)));
     if x <= -10.0 { 0.0 } else { y }
 }
 
