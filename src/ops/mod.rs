@@ -12,6 +12,10 @@ mod table;
 mod words;
 
 pub mod binary;
+pub mod glu;
+pub mod norm;
+pub mod reduce;
+pub mod unary;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -139,4 +143,8 @@ macro_rules! families {
 
 families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
+    unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill];
+    glu: Glu [Glu];
+    reduce: Reduce [Sum, SumRows, Mean, Argmax];
+    norm: Norm [Norm, RmsNorm, L2Norm];
 }

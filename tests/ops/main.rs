@@ -5,3 +5,7 @@
 mod common;
 
 mod binary;
+mod glu;
+mod norm;
+mod reduce;
+mod unary;

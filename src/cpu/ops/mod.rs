@@ -4,6 +4,11 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod glu;
+mod math;
+mod norm;
+mod reduce;
+mod unary;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -89,6 +94,10 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
     let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
+        Op::Unary(op) => unary::select(*op, node),
+        Op::Glu(op) => glu::select(*op, node),
+        Op::Reduce(op) => reduce::select(*op, node),
+        Op::Norm(op) => norm::select(*op, node),
     }
 }
 
@@ -129,6 +138,40 @@ pub(super) fn pieces(
             let len = piece.min(n - i0);
             each([i0, i1, i2, i3], len);
             i0 += len;
+        }
+    }
+}
+
+/// The pieces of at most [`CHUNK`] elements of a tensor's rows, numbered in order, so that workers can share a tensor of
+/// few long rows as well as one of many short ones.
+pub(super) struct Pieces<'a> {
+    t: &'a TensorDesc,
+    per_row: usize,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn of(t: &'a TensorDesc) -> Pieces<'a> {
+        Pieces { t, per_row: t.ne()[0].div_ceil(CHUNK) }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.t.rows() * self.per_row
+    }
+
+    /// Index of piece `k`'s first element, and its length.
+    pub(super) fn get(&self, k: usize) -> ([usize; 4], usize) {
+        let [i1, i2, i3] = self.t.row_index(k / self.per_row);
+        let i0 = k % self.per_row * CHUNK;
+        ([i0, i1, i2, i3], CHUNK.min(self.t.ne()[0] - i0))
+    }
+
+    /// Calls `each(i, n)` for this worker's share of the pieces, as [`pieces`] does.
+    pub(super) fn share(&self, work: &Work<'_>, mut each: impl FnMut([usize; 4], usize)) {
+        for range in work.chunks(self.count(), rows_of(self.t, 4 * CHUNK)) {
+            for k in range {
+                let (i, n) = self.get(k);
+                each(i, n);
+            }
         }
     }
 }
