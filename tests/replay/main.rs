@@ -103,7 +103,13 @@ fn response(stream: &mut TcpStream, command: Command) -> Vec<u8> {
     body
 }
 
-fn compare(request: &Request<'_>, recorded: &Response<'_>, answer: &Response<'_>, t: &mut Translator, tally: &mut Tally) {
+fn compare(
+    request: &Request<'_>,
+    recorded: &Response<'_>,
+    answer: &Response<'_>,
+    t: &mut Translator,
+    tally: &mut Tally,
+) {
     match (request, recorded, answer) {
         (Request::AllocBuffer(_), Response::AllocBuffer(theirs), Response::AllocBuffer(ours)) => {
             assert!(ours.remote_ptr != 0 && ours.remote_size >= theirs.remote_size.min(ours.remote_size));

@@ -55,7 +55,8 @@ impl Translator {
             Request::CopyTensor(r) => (r.src, r.dst) = (self.tensor(&r.src), self.tensor(&r.dst)),
             Request::GraphCompute(graph) => {
                 let nodes: Vec<[u8; 8]> = graph.nodes().iter().map(u64::to_le_bytes).collect();
-                let tensors: Vec<[u8; TENSOR_RECORD]> = graph.tensors().iter().map(|t| self.tensor(&t).encode()).collect();
+                let tensors: Vec<[u8; TENSOR_RECORD]> =
+                    graph.tensors().iter().map(|t| self.tensor(&t).encode()).collect();
                 let graph = GraphCompute::new(graph.device(), &nodes, &tensors).expect("as many as recorded");
                 Request::GraphCompute(graph).encode(&mut frame);
                 return frame;
