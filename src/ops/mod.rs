@@ -12,6 +12,10 @@ mod table;
 mod words;
 
 pub mod binary;
+pub mod concat;
+pub mod copy;
+pub mod rows;
+pub mod sort;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -139,4 +143,8 @@ macro_rules! families {
 
 families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
+    copy: Copy [Dup, Cpy, Cont];
+    rows: Rows [GetRows, SetRows];
+    concat: Concat [Concat, Repeat];
+    sort: Sort [Argsort, TopK];
 }

@@ -5,3 +5,7 @@
 mod common;
 
 mod binary;
+mod concat;
+mod copy;
+mod rows;
+mod sort;

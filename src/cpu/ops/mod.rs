@@ -4,6 +4,10 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod concat;
+mod copy;
+mod rows;
+mod sort;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -89,6 +93,10 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
     let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
+        Op::Copy(_) => copy::select(node),
+        Op::Rows(op) => rows::select(*op, node),
+        Op::Concat(op) => concat::select(*op, node),
+        Op::Sort(op) => sort::select(*op, node),
     }
 }
 
