@@ -16,6 +16,10 @@ pub mod glu;
 pub mod norm;
 pub mod reduce;
 pub mod unary;
+pub mod concat;
+pub mod copy;
+pub mod rows;
+pub mod sort;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -147,4 +151,8 @@ families! {
     glu: Glu [Glu];
     reduce: Reduce [Sum, SumRows, Mean, Argmax];
     norm: Norm [Norm, RmsNorm, L2Norm];
+    copy: Copy [Dup, Cpy, Cont];
+    rows: Rows [GetRows, SetRows];
+    concat: Concat [Concat, Repeat];
+    sort: Sort [Argsort, TopK];
 }

@@ -9,3 +9,7 @@ mod glu;
 mod norm;
 mod reduce;
 mod unary;
+mod concat;
+mod copy;
+mod rows;
+mod sort;
