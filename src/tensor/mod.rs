@@ -3,6 +3,7 @@
 pub mod blocks;
 mod desc;
 mod dtype;
+pub mod quant;
 
 pub use desc::{DIMS, DescError, TensorDesc};
 pub use dtype::DType;
