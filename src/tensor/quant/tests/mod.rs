@@ -233,7 +233,7 @@ fn rounding_leaves_at_most_half_a_step() {
     }
 }
 
-/// Bounds on the relative squared error of gaussian values, as tight as each type allows.
+/// Bounds on the relative squared error of gaussian values: about a fifth above what the formulas and fits give.
 const NMSE: [(DType, f64); 12] = [
     (DType::Q4_0, 0.009),
     (DType::Q4_1, 0.0075),
@@ -242,11 +242,11 @@ const NMSE: [(DType, f64); 12] = [
     (DType::Q8_0, 4e-5),
     (DType::MXFP4, 0.015),
     (DType::IQ4_NL, 0.0075),
-    (DType::Q2_K, 0.1),
-    (DType::Q3_K, 0.03),
-    (DType::Q4_K, 0.006),
-    (DType::Q5_K, 0.002),
-    (DType::Q6_K, 0.0005),
+    (DType::Q2_K, 0.08),
+    (DType::Q3_K, 0.024),
+    (DType::Q4_K, 0.0055),
+    (DType::Q5_K, 0.0014),
+    (DType::Q6_K, 0.00035),
 ];
 
 #[test]
@@ -280,8 +280,8 @@ fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
 fn constant_and_zero_rows_keep_their_value() {
     for dtype in TYPES {
         for x in [0f32, 1.0, -1.0, 0.037, -500.0] {
-            // Half a unit of BF16's 8 bits; the other scales are halves; MXFP4 has two to four values per octave.
-            let tolerance = if dtype == DType::MXFP4 { 0.125 } else { 0.004 };
+            // Half a unit of the 8 bits of BF16, more than that of the f16 scales; MXFP4 ends at 12 of 16 units.
+            let tolerance = if dtype == DType::MXFP4 { 0.25 } else { 0.004 };
             for y in round_trip(dtype, &[x; 256]) {
                 assert!((y - x).abs() <= tolerance * x.abs(), "{dtype}: {x} became {y}");
             }
