@@ -12,6 +12,7 @@ mod table;
 mod words;
 
 pub mod binary;
+pub mod mul_mat;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -139,4 +140,5 @@ macro_rules! families {
 
 families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
+    mul_mat: MulMat [MulMat, MulMatId];
 }

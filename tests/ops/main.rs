@@ -5,3 +5,4 @@
 mod common;
 
 mod binary;
+mod mul_mat;

@@ -4,6 +4,7 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod mul_mat;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -86,9 +87,9 @@ impl Kernel {
 /// # Errors
 /// [`Unsupported`] names what the CPU lacks for it.
 pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
-    let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
+        Op::MulMat(op) => mul_mat::select(*op, node, path),
     }
 }
 
