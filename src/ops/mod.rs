@@ -20,6 +20,7 @@ pub mod concat;
 pub mod copy;
 pub mod rows;
 pub mod sort;
+pub mod mul_mat;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -155,4 +156,5 @@ families! {
     rows: Rows [GetRows, SetRows];
     concat: Concat [Concat, Repeat];
     sort: Sort [Argsort, TopK];
+    mul_mat: MulMat [MulMat, MulMatId];
 }

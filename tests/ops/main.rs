@@ -13,3 +13,4 @@ mod concat;
 mod copy;
 mod rows;
 mod sort;
+mod mul_mat;

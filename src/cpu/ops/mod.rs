@@ -13,6 +13,7 @@ mod concat;
 mod copy;
 mod rows;
 mod sort;
+mod mul_mat;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -95,7 +96,6 @@ impl Kernel {
 /// # Errors
 /// [`Unsupported`] names what the CPU lacks for it.
 pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
-    let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
         Op::Unary(op) => unary::select(*op, node),
@@ -106,6 +106,7 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
         Op::Rows(op) => rows::select(*op, node),
         Op::Concat(op) => concat::select(*op, node),
         Op::Sort(op) => sort::select(*op, node),
+        Op::MulMat(op) => mul_mat::select(*op, node, path),
     }
 }
 
