@@ -87,9 +87,10 @@ impl Server {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
-        let cache = config.cache.as_ref().map(|at| {
-            Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
-        });
+        let cache = config
+            .cache
+            .as_ref()
+            .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
         let cache = cache.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;

@@ -42,13 +42,8 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failur
         totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
     });
     let lanes = shared.devices.iter().map(|device| Lane { device, queue: None, programs: Programs::default() });
-    let mut session = Session {
-        shared,
-        connection,
-        account: Account::new(limit),
-        handles: Handles::new(),
-        lanes: lanes.collect(),
-    };
+    let mut session =
+        Session { shared, connection, account: Account::new(limit), handles: Handles::new(), lanes: lanes.collect() };
     session.serve()
 }
 
@@ -371,8 +366,7 @@ impl<'a> Session<'a> {
             let (program, bindings) = (found.program.clone(), Arc::clone(&found.bindings));
             return Ok(lane.queue(&self.account)?.run(&program, &bindings)?);
         }
-        let Request::GraphCompute(graph) =
-            Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
+        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
         else {
             return Err(DeviceError::Bug("a decoder that confuses commands".to_owned()).into());
         };
