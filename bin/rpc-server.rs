@@ -1,1 +1,227 @@
-fn main() {}
+//! Serves this machine's devices to fanout and llama.cpp clients.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use fanout::device::Device;
+use fanout::registry::{Options, Registry, RegistryError};
+use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Server, parse_bytes};
+use fanout::rpc::wire::PROTOCOL_VERSION;
+use log::LevelFilter;
+
+/// Examples, below the flags.
+const EXAMPLES: &str = "\
+Examples:
+  rpc-server                          serve the CPU to this machine only, on port 50052
+  rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
+  rpc-server -d CPU,CPU -t 8          two devices of 8 threads each on one endpoint
+  rpc-server --mem 32G --max-memory 16G
+                                      32 GiB in all, at most 16 GiB for one client
+  RUST_LOG=fanout=debug rpc-server    say more
+
+  llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
+
+The protocol has no authentication and no encryption: whoever reaches the port may use the devices.";
+
+/// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
+#[derive(Debug, Parser)]
+#[command(name = "rpc-server", version, after_help = EXAMPLES, max_term_width = 100)]
+struct Args {
+    /// Address or host name to listen on: IPv4, IPv6, or a name.
+    #[arg(short = 'H', long, default_value = "127.0.0.1")]
+    host: String,
+
+    /// Port to listen on; 0 for any free one.
+    #[arg(short, long, default_value_t = 50052)]
+    port: u16,
+
+    /// Devices to serve, by name or number, separated by commas; see --list-devices.
+    #[arg(short, long, value_name = "LIST", default_value = "CPU")]
+    device: String,
+
+    /// Threads of each CPU device [default: this machine's cores, shared among its CPU devices].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// Keep large tensors on disk, so that clients need not send them again.
+    #[arg(short, long)]
+    cache: bool,
+
+    /// Folder of the cache; implies --cache [default: $XDG_CACHE_HOME/fanout or ~/.cache/fanout].
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+
+    /// Largest size of the cache; the files used longest ago make room.
+    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
+    cache_size: u64,
+
+    /// Memory of each CPU device [default: what this machine has left, but for a sixteenth].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    mem: Option<u64>,
+
+    /// Device memory that one client may hold [default: all of it].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    max_memory: Option<u64>,
+
+    /// Connections at a time.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections)]
+    max_connections: usize,
+
+    /// Nodes of one graph.
+    #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes)]
+    max_nodes: u32,
+
+    /// Size of one message, at least 4K; tensor data does not count.
+    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = message_size)]
+    max_message: u64,
+
+    /// Seconds from a connection to the end of its HELLO.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    handshake_timeout: Duration,
+
+    /// Seconds that a message may pause half-way; between messages a client may be silent for ever.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    stall_timeout: Duration,
+
+    /// Print the devices of this machine and exit.
+    #[arg(long)]
+    list_devices: bool,
+
+    /// What to log: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<LevelFilter>,
+}
+
+fn message_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text).map_err(|e| e.to_string())?;
+    if bytes < MIN_MESSAGE { Err(format!("at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| "expected seconds, for example 10 or 0.5".to_owned())?;
+    let day = 24.0 * 3600.0;
+    if value > 0.0 && value <= day {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err("more than 0, up to a day".to_owned())
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log(args.log_level);
+    let registry = Registry::detect();
+    if args.list_devices {
+        for (number, entry) in registry.entries().iter().enumerate() {
+            println!("{number} {}: {}", entry.name, entry.description);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let options = Options { threads: args.threads.map(usize::from), memory: args.mem };
+    let devices = match registry.open(&args.device, &options) {
+        Ok(devices) => devices,
+        Err(e @ RegistryError::Unknown { .. }) => usage(&format!("--device: {e}")),
+        Err(e) => return fail(&e),
+    };
+    match serve(&args, devices) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => fail(&*e),
+    }
+}
+
+fn start_log(level: Option<LevelFilter>) {
+    let mut log = match level {
+        // What is asked for by name beats what the environment happens to hold.
+        Some(level) => {
+            let mut log = env_logger::Builder::new();
+            log.filter_level(level);
+            log
+        }
+        None => env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")),
+    };
+    log.format_target(false).init();
+}
+
+/// Ends with status 2, as for every wrong argument.
+fn usage(message: &str) -> ! {
+    Args::command().error(ErrorKind::InvalidValue, message).exit()
+}
+
+fn fail(e: &dyn Error) -> ExitCode {
+    eprintln!("rpc-server: {e}");
+    ExitCode::FAILURE
+}
+
+fn serve(args: &Args, devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
+    let mut config = Config {
+        max_connections: args.max_connections,
+        max_memory: args.max_memory,
+        limits: Config::limits(args.max_nodes, args.max_message),
+        handshake_timeout: args.handshake_timeout,
+        stall_timeout: args.stall_timeout,
+        ..Config::default()
+    };
+    if args.cache || args.cache_dir.is_some() {
+        let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
+        let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
+        config.cache = Some(CacheConfig { dir, max_bytes: args.cache_size });
+    }
+    let cache = config.cache.clone();
+    let server = Server::bind(&args.host, args.port, devices.clone(), config)?;
+    end_on_signals(server.handle())?;
+
+    let addr = server.local_addr();
+    println!(
+        "rpc-server {}, RPC protocol {}.{}",
+        env!("CARGO_PKG_VERSION"),
+        PROTOCOL_VERSION.major,
+        PROTOCOL_VERSION.minor
+    );
+    for (number, device) in devices.iter().enumerate() {
+        let (info, memory) = (device.info(), device.memory()?);
+        let (free, total) = (memory.free >> 20, memory.total >> 20);
+        println!("device {number}: {} ({}), {free} of {total} MiB free", info.name, info.description);
+    }
+    if let Some(cache) = cache {
+        println!("cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20);
+    }
+    if !addr.ip().is_loopback() {
+        println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");
+        println!("WARNING: whoever reaches it may use the devices. Never expose it to a network you do not trust.");
+    }
+    println!("listening on {addr}");
+    server.run();
+    log::info!("ended");
+    Ok(())
+}
+
+/// SIGINT and SIGTERM end the server in good order; a second one at once.
+#[cfg(unix)]
+fn end_on_signals(handle: Handle) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    use std::sync::atomic::AtomicBool;
+
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag unset, and sets it.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
+        signal_hook::flag::register(signal, Arc::clone(&asked))?;
+    }
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if signals.forever().next().is_some() {
+            handle.shutdown();
+        }
+    })?;
+    Ok(())
+}
+
+/// Elsewhere the system ends the process.
+#[cfg(not(unix))]
+fn end_on_signals(_: Handle) -> std::io::Result<()> {
+    Ok(())
+}

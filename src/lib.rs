@@ -85,5 +85,6 @@ pub mod cpu;
 pub mod device;
 pub mod graph;
 pub mod ops;
+pub mod registry;
 pub mod rpc;
 pub mod tensor;

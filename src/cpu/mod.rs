@@ -5,8 +5,10 @@ mod ops;
 mod pool;
 mod program;
 mod queue;
+mod system;
 
 pub use ops::Path;
+pub(crate) use system::available_memory;
 
 use crate::device::{
     Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Support,
@@ -69,7 +71,9 @@ impl Device for CpuDevice {
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
         let total = self.account.limit();
-        Ok(MemoryInfo { free: total.saturating_sub(self.account.used()), total })
+        let free = total.saturating_sub(self.account.used());
+        // Others use the machine too.
+        Ok(MemoryInfo { free: available_memory().map_or(free, |left| free.min(left)), total })
     }
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {

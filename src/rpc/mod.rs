@@ -2,4 +2,5 @@
 //!
 //! `wire` knows bytes and no sockets; whoever moves the bytes lives beside it.
 
+pub mod server;
 pub mod wire;

@@ -1,0 +1,202 @@
+//! One client's socket: frames in, replies out, and a deadline on each.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::rpc::wire::{REQUEST_HEADER, RESPONSE_HEADER, Response, ResponseHeader};
+
+/// Bytes read ahead: a header with a small body, or many of them, cost one read.
+const BUFFER: usize = 16 << 10;
+
+/// A reply with at most so many bytes of data is copied behind its header and leaves in one write.
+const JOINED: usize = 64 << 10;
+
+/// The first piece in which room for a body is made.
+const FIRST_PIECE: usize = 64 << 10;
+
+/// A connection that cannot go on.
+#[derive(Debug, Error)]
+pub(super) enum Broken {
+    #[error("the client went away in the middle of a message")]
+    Ended,
+    #[error("stalled: {what} within {after:?}")]
+    Stalled { what: &'static str, after: Duration },
+    #[error("connection lost: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A framed connection. `Arc`: the server holds the stream too, to close it.
+pub(super) struct Connection {
+    stream: Arc<TcpStream>,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    out: Vec<u8>,
+    stall: Duration,
+    /// The end of the handshake, as long as it lasts, and how long it may take.
+    handshake: Option<(Instant, Duration)>,
+}
+
+impl Connection {
+    /// A connection whose handshake must be done within `handshake` from now.
+    pub(super) fn new(stream: Arc<TcpStream>, handshake: Duration, stall: Duration) -> io::Result<Connection> {
+        stream.set_write_timeout(Some(positive(stall)))?;
+        Ok(Connection {
+            stream,
+            buffer: vec![0; BUFFER].into(),
+            start: 0,
+            end: 0,
+            out: Vec::new(),
+            stall,
+            handshake: Some((Instant::now() + handshake, handshake)),
+        })
+    }
+
+    /// The handshake is over: from now on only a message that has begun must go on.
+    pub(super) fn handshaken(&mut self) -> Result<(), Broken> {
+        self.handshake = None;
+        Ok(self.stream.set_read_timeout(Some(positive(self.stall)))?)
+    }
+
+    /// The next header; `None` when the client has closed the connection between two messages.
+    pub(super) fn header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, Broken> {
+        while self.start == self.end {
+            match self.fill() {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // Silence between messages is no fault, once the client has introduced itself.
+                Err(Broken::Stalled { .. }) if self.handshake.is_none() => {}
+                Err(Broken::Io(e)) if gone(&e) => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+        self.array().map(Some)
+    }
+
+    /// The next `N` bytes of a message.
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
+        let mut bytes = [0; N];
+        self.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `dst` with the next bytes of a message; large ones come straight from the socket.
+    pub(super) fn read_exact(&mut self, mut dst: &mut [u8]) -> Result<(), Broken> {
+        loop {
+            let n = dst.len().min(self.end - self.start);
+            dst[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
+            self.start += n;
+            dst = &mut dst[n..];
+            let got = match dst.len() {
+                0 => return Ok(()),
+                1..BUFFER => self.fill()?,
+                _ => {
+                    let got = self.receive(dst)?;
+                    dst = &mut dst[got..];
+                    got
+                }
+            };
+            if got == 0 {
+                return Err(Broken::Ended);
+            }
+        }
+    }
+
+    /// Reads a body of `len` bytes into a buffer that is kept for the next one. It grows as bytes arrive: never to more
+    /// than twice what is there.
+    pub(super) fn body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], Broken> {
+        let mut have = 0;
+        while have < len {
+            if into.len() == have {
+                let room = (2 * have).max(FIRST_PIECE).min(len);
+                into.reserve_exact(room - have);
+                into.resize(room, 0);
+            }
+            let until = into.len().min(len);
+            self.read_exact(&mut into[have..until])?;
+            have = until;
+        }
+        Ok(&into[..len])
+    }
+
+    /// Sends a whole reply in one write.
+    pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), Broken> {
+        self.out.clear();
+        response.encode(&mut self.out);
+        self.flush()
+    }
+
+    /// Sends the header of a reply of `size` bytes with the first of them; [`Connection::send_bytes`] sends the rest.
+    pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), Broken> {
+        let header: [u8; RESPONSE_HEADER] = ResponseHeader { size }.encode();
+        self.out.clear();
+        self.out.extend_from_slice(&header);
+        if first.len() <= JOINED {
+            self.out.extend_from_slice(first);
+            return self.flush();
+        }
+        self.flush()?;
+        self.send_bytes(first)
+    }
+
+    /// Sends bytes as they are.
+    pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        let sent = (&*self.stream).write_all(bytes);
+        sent.map_err(|e| self.broken(e, "the client took none of its reply"))
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        let sent = (&*self.stream).write_all(&self.out);
+        sent.map_err(|e| self.broken(e, "the client took none of its reply"))
+    }
+
+    /// Reads ahead into the empty buffer.
+    fn fill(&mut self) -> Result<usize, Broken> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let got = self.receive(&mut buffer);
+        self.buffer = buffer;
+        self.start = 0;
+        self.end = *got.as_ref().unwrap_or(&0);
+        got
+    }
+
+    fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Broken> {
+        loop {
+            if let Some((at, after)) = self.handshake {
+                // The whole handshake has one deadline, however slowly its bytes drip.
+                let left = at.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Broken::Stalled { what: "no complete HELLO", after });
+                }
+                self.stream.set_read_timeout(Some(positive(left)))?;
+            }
+            match (&*self.stream).read(dst) {
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if self.handshake.is_some() && timed_out(&e) => {}
+                got => return got.map_err(|e| self.broken(e, "no more bytes of the message")),
+            }
+        }
+    }
+
+    fn broken(&self, e: io::Error, what: &'static str) -> Broken {
+        if timed_out(&e) { Broken::Stalled { what, after: self.stall } } else { Broken::Io(e) }
+    }
+}
+
+/// The system refuses a timeout of zero.
+fn positive(timeout: Duration) -> Duration {
+    timeout.max(Duration::from_millis(1))
+}
+
+fn timed_out(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// How a client that is killed, or has not read everything, ends a connection.
+fn gone(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,46 @@
+//! Why a message is not served. Its text goes to the log, for whoever has to find out what the client did.
+
+use thiserror::Error;
+
+use super::connection::Broken;
+use crate::device::DeviceError;
+use crate::graph::validate::GraphError;
+use crate::rpc::wire::{Command, PROTOCOL_VERSION, WireError};
+use crate::tensor::DescError;
+
+#[derive(Debug, Error)]
+pub(super) enum Refusal {
+    /// The socket's end, not the message's fault.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error("malformed: {0}")]
+    Wire(#[from] WireError),
+    #[error("expected HELLO as the first message, got {0}")]
+    HelloFirst(Command),
+    #[error("the connection has had its HELLO")]
+    HelloAgain,
+    #[error("the client speaks a protocol before 4.0, this server {PROTOCOL_VERSION}: update llama.cpp there")]
+    OldClient,
+    #[error("no device {device}: there are {count}")]
+    Device { device: u32, count: usize },
+    #[error("no buffer has the handle {0:#x}, or it was freed")]
+    Buffer(u64),
+    #[error("address {data:#x} is outside its buffer of {size} bytes at {base:#x}")]
+    Address { data: u64, base: u64, size: u64 },
+    #[error("bytes {offset} + {len} of a tensor at {start} reach past its buffer of {size}")]
+    Range { start: u64, offset: u64, len: u64, size: u64 },
+    #[error("type number {0} is no tensor type")]
+    Type(u32),
+    #[error("impossible tensor: {0}")]
+    Desc(#[from] DescError),
+    #[error("tensor {name:?} has the address {data:#x} and no buffer")]
+    Stray { name: String, data: u64 },
+    #[error("tensor {name:?} lies on device {lies_on}, the graph runs on device {runs_on}")]
+    OtherDevice { name: String, lies_on: u32, runs_on: u32 },
+    #[error("invalid graph: {0}")]
+    Graph(#[from] GraphError),
+    #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
+    NoGraph(u32),
+    #[error("device: {0}")]
+    Failed(#[from] DeviceError),
+}

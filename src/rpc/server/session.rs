@@ -1,0 +1,386 @@
+//! One client's session: what each command does.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use log::{debug, info};
+
+use super::connection::{Broken, Connection};
+use super::handles::{Handles, Located, desc};
+use super::programs::Programs;
+use super::{Refusal, Shared, compile, listen};
+use crate::device::{Account, Device, DeviceError, Queue, Region, Source};
+use crate::rpc::wire::{
+    AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
+    MemsetTensor, PROTOCOL_VERSION, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
+};
+
+/// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
+const PIECE: u64 = 1 << 20;
+
+/// How a session ended that did nothing wrong.
+pub(super) enum End {
+    /// The client closed the connection.
+    Closed,
+    /// It did so before it said anything.
+    Silent,
+}
+
+/// A refusal and the command it answers, once that is known.
+type Failure = (Option<Command>, Refusal);
+
+/// Serves a connection to its end. Everything the client had is freed when this returns.
+pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failure> {
+    let config = &shared.config;
+    let connection = listen::configure(&stream)
+        .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
+        .map_err(|e| (None, Broken::Io(e).into()))?;
+    let limit = config.max_memory.unwrap_or_else(|| {
+        let totals = shared.devices.iter().filter_map(|device| device.memory().ok());
+        totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
+    });
+    let lanes = shared.devices.iter().map(|device| Lane { device, queue: None, programs: Programs::default() });
+    let mut session =
+        Session { shared, connection, account: Account::new(limit), handles: Handles::new(), lanes: lanes.collect() };
+    session.serve()
+}
+
+struct Session<'a> {
+    shared: &'a Shared,
+    connection: Connection,
+    account: Arc<Account>,
+    handles: Handles,
+    /// By the devices' positions.
+    lanes: Vec<Lane<'a>>,
+}
+
+/// A session's work on one device.
+struct Lane<'a> {
+    device: &'a Arc<dyn Device>,
+    /// Made for its first work: most connections only ask.
+    queue: Option<Box<dyn Queue>>,
+    programs: Programs,
+}
+
+impl Lane<'_> {
+    fn queue(&mut self, account: &Arc<Account>) -> Result<&mut Box<dyn Queue>, DeviceError> {
+        match &mut self.queue {
+            Some(queue) => Ok(queue),
+            none => Ok(none.insert(self.device.queue(account)?)),
+        }
+    }
+}
+
+impl<'a> Session<'a> {
+    fn serve(&mut self) -> Result<End, Failure> {
+        let mut body = Vec::new();
+        match self.connection.header().map_err(|e| (None, e.into()))? {
+            None => return Ok(End::Silent),
+            Some(header) => self.message(header, &mut body, Self::hello)?,
+        }
+        while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
+            self.message(header, &mut body, Self::command)?;
+        }
+        Ok(End::Closed)
+    }
+
+    fn message(
+        &mut self,
+        header: [u8; 9],
+        body: &mut Vec<u8>,
+        handle: fn(&mut Self, Command, usize, &mut Vec<u8>) -> Result<(), Refusal>,
+    ) -> Result<(), Failure> {
+        let header = RequestHeader::decode(&header).map_err(|e| (None, e.into()))?;
+        let done = header.body_len(&self.shared.config.limits).map_err(Refusal::from);
+        done.and_then(|len| handle(self, header.command, len, body)).map_err(|e| (Some(header.command), e))
+    }
+
+    fn hello(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {
+        if command != Command::Hello {
+            return Err(Refusal::HelloFirst(command));
+        }
+        self.connection.body(len, body)?;
+        self.connection.handshaken()?;
+        let current = len > 0;
+        let conn_caps = current.then_some([0; 24]);
+        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps }))?;
+        if current { Ok(()) } else { Err(Refusal::OldClient) }
+    }
+
+    fn command(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {
+        if command == Command::SetTensor {
+            return self.set_tensor(len);
+        }
+        let body = self.connection.body(len, body)?;
+        if command == Command::GraphCompute {
+            return self.graph_compute(body);
+        }
+        match Request::decode(command, body, &self.shared.config.limits)? {
+            Request::AllocBuffer(request) => self.alloc_buffer(&request),
+            Request::GetAlignment(request) => {
+                let alignment = self.lane(request.device)?.device.info().alignment;
+                self.reply(&Response::GetAlignment(alignment))
+            }
+            Request::GetMaxSize(request) => {
+                let max = self.lane(request.device)?.device.info().max_buffer;
+                self.reply(&Response::GetMaxSize(max))
+            }
+            Request::BufferGetBase(request) => {
+                let base = self.handles.get(request.remote_ptr)?.base;
+                self.reply(&Response::BufferGetBase(base))
+            }
+            Request::FreeBuffer(request) => {
+                let entry = self.handles.remove(request.remote_ptr)?;
+                self.lane(entry.device)?.programs.forget(entry.buffer.id());
+                Ok(())
+            }
+            Request::BufferClear(request) => {
+                let entry = self.handles.get(request.remote_ptr)?;
+                let (device, region) = (entry.device, entry.buffer.whole());
+                self.fill(device, region, request.value)
+            }
+            Request::SetTensorHash(request) => self.set_tensor_hash(&request),
+            Request::GetTensor(request) => self.get_tensor(&request),
+            Request::CopyTensor(request) => self.copy_tensor(&request),
+            Request::GetDeviceMemory(request) => self.device_memory(request.device),
+            Request::InitTensor(request) => self.init_tensor(&request),
+            Request::GetAllocSize(request) => {
+                let device = self.lane(request.device)?.device;
+                let size = device.alloc_size(&desc(&request.tensor)?);
+                self.reply(&Response::GetAllocSize(size))
+            }
+            Request::Hello(_) => Err(Refusal::HelloAgain),
+            // No session has more devices than its lanes, whose count came from memory.
+            Request::DeviceCount(_) => self.reply(&Response::DeviceCount(self.lanes.len() as u32)),
+            Request::GraphRecompute(request) => self.graph_recompute(request.device),
+            Request::MemsetTensor(request) => self.memset_tensor(&request),
+            Request::SetTensor(_) | Request::GraphCompute(_) => Err(DeviceError::Bug("unreachable".to_owned()).into()),
+        }
+    }
+
+    fn reply(&mut self, response: &Response<'_>) -> Result<(), Refusal> {
+        Ok(self.connection.send(response)?)
+    }
+
+    fn lane(&mut self, device: u32) -> Result<&mut Lane<'a>, Refusal> {
+        let count = self.lanes.len();
+        self.lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })
+    }
+
+    fn queue(&mut self, device: u32) -> Result<&mut Box<dyn Queue>, Refusal> {
+        let account = Arc::clone(&self.account);
+        Ok(self.lane(device)?.queue(&account)?)
+    }
+
+    fn alloc_buffer(&mut self, request: &AllocBuffer) -> Result<(), Refusal> {
+        let device = self.lane(request.device)?.device;
+        let max = self.shared.config.max_buffers;
+        let made = if self.handles.len() < max {
+            device.alloc(request.size, &self.account).map_err(|e| e.to_string())
+        } else {
+            Err(format!("the session has {max} buffers already"))
+        };
+        let made = made.and_then(|buffer| {
+            let handle = self.handles.insert(request.device, device.info().alignment, buffer);
+            handle.ok_or_else(|| "the session's addresses are used up".to_owned())
+        });
+        let reply = match made {
+            Ok(remote_ptr) => AllocBufferReply { remote_ptr, remote_size: request.size },
+            // No fault of the client's: the protocol has an answer for it.
+            Err(why) => {
+                info!("no buffer of {} bytes on {}: {why}", request.size, device.info().name);
+                AllocBufferReply { remote_ptr: 0, remote_size: 0 }
+            }
+        };
+        self.reply(&Response::AllocBuffer(reply))
+    }
+
+    fn device_memory(&mut self, device: u32) -> Result<(), Refusal> {
+        let memory = self.lane(device)?.device.memory()?;
+        let left = self.account.limit().saturating_sub(self.account.used());
+        let reply = DeviceMemoryReply { free: memory.free.min(left), total: memory.total };
+        self.reply(&Response::GetDeviceMemory(reply))
+    }
+
+    fn fill(&mut self, device: u32, region: Region, value: u8) -> Result<(), Refusal> {
+        if region.bytes() > 0 {
+            self.queue(device)?.fill(region, value)?;
+        }
+        Ok(())
+    }
+
+    fn memset_tensor(&mut self, request: &MemsetTensor) -> Result<(), Refusal> {
+        let tensor = self.handles.locate(&request.tensor)?;
+        let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
+        self.fill(device, region, request.value)
+    }
+
+    /// Clears what a device reserves behind a tensor's last byte, as far as it lies in the buffer.
+    fn init_tensor(&mut self, request: &InitTensor) -> Result<(), Refusal> {
+        let tensor = self.handles.locate(&request.tensor)?;
+        let device = tensor.entry.device;
+        let lane = self.lanes.get(device as usize).ok_or(Refusal::Device { device, count: self.lanes.len() })?;
+        let extent = tensor.desc.extent() as u64;
+        let reserved = lane.device.alloc_size(&tensor.desc).min(tensor.entry.buffer.bytes() - tensor.start);
+        let region = tensor.region(extent, reserved.saturating_sub(extent))?;
+        self.fill(device, region, 0)
+    }
+
+    /// Streams the data behind a SET_TENSOR's head to its place.
+    fn set_tensor(&mut self, len: usize) -> Result<(), Refusal> {
+        let head = SetTensorHead::decode(&self.connection.array::<SET_TENSOR_HEAD>()?)?;
+        let len = (len - SET_TENSOR_HEAD) as u64;
+        let tensor = self.handles.locate(&head.tensor)?;
+        let (device, region) = (tensor.entry.device, tensor.region(head.offset, len)?);
+        if len == 0 {
+            return Ok(());
+        }
+        let cache = self.shared.cache.as_ref().filter(|_| head.cache);
+        let mut keeper = cache.and_then(|cache| cache.keep(len));
+        let (lanes, connection) = (&mut self.lanes, &mut self.connection);
+        let count = lanes.len();
+        let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
+        let mut broken = None;
+        let done = lane.queue(&self.account)?.upload(
+            region,
+            Source::Writer(&mut |piece| {
+                connection.read_exact(piece).map_err(|e| {
+                    let text = io::Error::other(e.to_string());
+                    broken = Some(e);
+                    text
+                })?;
+                if let Some(keeper) = &mut keeper {
+                    keeper.update(piece);
+                }
+                Ok(())
+            }),
+        );
+        if let Some(broken) = broken {
+            return Err(broken.into());
+        }
+        done?;
+        if let Some(keeper) = keeper {
+            keeper.commit();
+        }
+        Ok(())
+    }
+
+    fn set_tensor_hash(&mut self, request: &SetTensorHash) -> Result<(), Refusal> {
+        let tensor = self.handles.locate(&request.tensor)?;
+        let extent = tensor.desc.extent() as u64;
+        // The message has no length: it is the rest of the tensor.
+        let len = extent.saturating_sub(request.offset);
+        let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
+        let found = self.from_cache(device, region, request.hash)?;
+        self.reply(&Response::SetTensorHash(found))
+    }
+
+    /// Fills a region with cached data. `false` may leave other bytes in it: the client writes it next.
+    fn from_cache(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
+        let Some(cache) = self.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
+        let Some(mut hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
+        let mut broken = None;
+        let done = self.queue(device)?.upload(
+            region,
+            Source::Writer(&mut |piece| {
+                hit.read(piece).map_err(|e| {
+                    let text = io::Error::other(e.to_string());
+                    broken = Some(e);
+                    text
+                })
+            }),
+        );
+        if let Some(e) = broken.or_else(|| done.is_ok().then(|| hit.verify().err()).flatten()) {
+            cache.drop_file(hash, &e);
+            return Ok(false);
+        }
+        done?;
+        debug!("{hash:016x} comes from the cache");
+        Ok(true)
+    }
+
+    fn get_tensor(&mut self, request: &GetTensor) -> Result<(), Refusal> {
+        let tensor = self.handles.locate(&request.tensor)?;
+        let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
+        if request.size == 0 {
+            return self.reply(&Response::GetTensor(&[]));
+        }
+        let patience = self.shared.config.device_timeout;
+        let (lanes, connection) = (&mut self.lanes, &mut self.connection);
+        let count = lanes.len();
+        let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
+        let queue = lane.queue(&self.account)?;
+        let mut piece = |at: u64| queue.download(region.part(at, PIECE.min(request.size - at))?);
+        let mut next = Some(piece(0)?);
+        let mut at = 0;
+        while let Some(ticket) = next.take() {
+            let after = at + PIECE.min(request.size - at);
+            if after < request.size {
+                next = Some(piece(after)?);
+            }
+            let bytes = ticket.wait(Some(Instant::now() + patience))?;
+            if at == 0 {
+                connection.send_first(request.size, &bytes)?;
+            } else {
+                connection.send_bytes(&bytes)?;
+            }
+            at = after;
+        }
+        Ok(())
+    }
+
+    fn copy_tensor(&mut self, request: &CopyTensor) -> Result<(), Refusal> {
+        let (src, dst) = (self.handles.locate(&request.src)?, self.handles.locate(&request.dst)?);
+        let whole = |tensor: &Located<'_>| tensor.region(0, tensor.desc.extent() as u64);
+        let (from, to) = (whole(&src)?, whole(&dst)?);
+        let (reads, writes) = (src.entry.device, dst.entry.device);
+        let copied = if from.bytes() != to.bytes() {
+            false
+        } else if from.bytes() == 0 {
+            true
+        } else if reads == writes {
+            self.queue(writes)?.copy_from(from, to, None)?
+        } else {
+            let ready = self.queue(reads)?.mark();
+            let queue = self.queue(writes)?;
+            let copied = queue.copy_from(from, to, Some(&ready))?;
+            // The source may be overwritten only after the copy has read it.
+            let read = queue.mark();
+            if copied {
+                self.queue(reads)?.wait(&read)?;
+            }
+            copied
+        };
+        self.reply(&Response::CopyTensor(copied))
+    }
+
+    /// Runs a graph. A body that was seen before costs its comparison and a submission.
+    fn graph_compute(&mut self, body: &[u8]) -> Result<(), Refusal> {
+        // The size in the header has been checked: there are four bytes.
+        let device = body.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        let count = self.lanes.len();
+        let lane = self.lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
+        if let Some(found) = lane.programs.find(body) {
+            let (program, bindings) = (found.program.clone(), Arc::clone(&found.bindings));
+            return Ok(lane.queue(&self.account)?.run(&program, &bindings)?);
+        }
+        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
+        else {
+            return Err(DeviceError::Bug("a decoder that confuses commands".to_owned()).into());
+        };
+        let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
+        lane.queue(&self.account)?.run(&program, &bindings)?;
+        lane.programs.store(body, program, bindings);
+        Ok(())
+    }
+
+    fn graph_recompute(&mut self, device: u32) -> Result<(), Refusal> {
+        let account = Arc::clone(&self.account);
+        let lane = self.lane(device)?;
+        let last = lane.programs.last().ok_or(Refusal::NoGraph(device))?;
+        let (program, bindings) = (last.program.clone(), Arc::clone(&last.bindings));
+        Ok(lane.queue(&account)?.run(&program, &bindings)?)
+    }
+}
