@@ -12,15 +12,15 @@ mod table;
 mod words;
 
 pub mod binary;
-pub mod glu;
-pub mod norm;
-pub mod reduce;
-pub mod unary;
 pub mod concat;
 pub mod copy;
+pub mod glu;
+pub mod mul_mat;
+pub mod norm;
+pub mod reduce;
 pub mod rows;
 pub mod sort;
-pub mod mul_mat;
+pub mod unary;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;

@@ -5,12 +5,12 @@
 mod common;
 
 mod binary;
-mod glu;
-mod norm;
-mod reduce;
-mod unary;
 mod concat;
 mod copy;
+mod glu;
+mod mul_mat;
+mod norm;
+mod reduce;
 mod rows;
 mod sort;
-mod mul_mat;
+mod unary;

@@ -4,16 +4,16 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
-mod glu;
-mod math;
-mod norm;
-mod reduce;
-mod unary;
 mod concat;
 mod copy;
+mod glu;
+mod math;
+mod mul_mat;
+mod norm;
+mod reduce;
 mod rows;
 mod sort;
-mod mul_mat;
+mod unary;
 
 use super::pool::Work;
 use crate::device::Unsupported;
