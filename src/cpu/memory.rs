@@ -294,6 +294,40 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Reads `out.len()` elements of a dense row from `i` on as they are. `T` stands for one block.
+    ///
+    /// # Panics
+    /// When blocks have another size than `T`, when rows are not dense, and as [`View::at`].
+    pub(crate) fn load_raw<T: bytemuck::AnyBitPattern>(&self, i: [usize; 4], out: &mut [T]) {
+        assert!(
+            self.dense() && size_of::<T>() == self.desc.dtype().block_bytes(),
+            "dense rows of {} bytes",
+            size_of::<T>()
+        );
+        if !out.is_empty() {
+            let p = self.at(i, out.len() * self.desc.dtype().block_len());
+            // SAFETY: `at` has checked as many blocks as `out` has, of equal size; any bytes make a `T`.
+            unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr().cast::<u8>(), size_of_val(out)) };
+        }
+    }
+
+    /// Writes elements of a dense row from `i` on as they are; the inverse of [`View::load_raw`].
+    ///
+    /// # Panics
+    /// As [`View::load_raw`].
+    pub(crate) fn store_raw<T: bytemuck::NoUninit>(&self, i: [usize; 4], values: &[T]) {
+        assert!(
+            self.dense() && size_of::<T>() == self.desc.dtype().block_bytes(),
+            "dense rows of {} bytes",
+            size_of::<T>()
+        );
+        if !values.is_empty() {
+            let p = self.at(i, values.len() * self.desc.dtype().block_len());
+            // SAFETY: `at` has checked as many blocks as `values` has, of equal size; this thread alone touches them.
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), p, size_of_val(values)) };
+        }
+    }
+
     /// The bytes of a dense row. Only for sources of ops that never work in place.
     ///
     /// # Panics

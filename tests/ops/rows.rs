@@ -117,10 +117,12 @@ fn set_rows_of_every_type() {
 
 #[test]
 fn set_rows_shares_lists_among_matrices() {
-    for lists in [[1, 1], [2, 1], [4, 3], [1, 3], [4, 1]] {
-        let set = Set { dst: DType::F16, src: DType::F32, ids: DType::I64, b: [1100, 3, 4, 3], rows: 9, lists };
-        let list: Vec<i64> = (0..3 * lists[0] * lists[1]).map(|k| (k * 4 % 9) as i64).collect();
-        set.run(&list);
+    for n in [1, 1100] {
+        for lists in [[1, 1], [2, 1], [4, 3], [1, 3], [4, 1]] {
+            let list: Vec<i64> = (0..3 * lists[0] * lists[1]).map(|k| (k * 4 % 9) as i64).collect();
+            let (dst, src, ids) = (DType::F16, DType::F32, DType::I64);
+            Set { dst, src, ids, b: [n, 3, 4, 3], rows: 9, lists }.run(&list);
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use crate::tensor::{DIMS, DType, TensorDesc};
 
 /// Elements of a tile, as wide as they come, where both tensors are dense along dimension 0.
 const DENSE_TILE: usize = 8 * CHUNK;
-/// Blocks along each side of a tile where one of them is not: all elements of a cache line are used while it is cached.
+/// Elements along each side of a tile where one of them is not: all elements of a cache line are used while it is
+/// cached.
 const SIDE: usize = 64;
 
 pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
@@ -22,8 +23,11 @@ pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
         return Ok(Kernel::new(0, |_| ()));
     }
     Ok(match Walk::new(src, node.dst) {
-        Walk::Tiles(src, dst) => Kernel::new(cost, move |w| tiles(w, step, &src, &dst)),
         Walk::Runs(src, dst) => Kernel::new(cost, move |w| runs(w, step, &src, &dst)),
+        Walk::Tiles(src, dst) => match crossed(&src, &dst).filter(|_| step.transposes()) {
+            Some(src) => Kernel::new(cost, move |w| transposed(w, step, &src, &dst)),
+            None => Kernel::new(cost, move |w| tiles(w, step, &src, &dst)),
+        },
     })
 }
 
@@ -50,6 +54,11 @@ impl Step {
             _ if dequantiser(src).is_some() && is_float(dst) => Some(Step::ViaF32),
             _ => None,
         }
+    }
+
+    /// Whether [`transposed`] knows this step.
+    fn transposes(self) -> bool {
+        matches!(self, Step::Raw | Step::ViaF32)
     }
 
     /// Copies `n` elements from `i` of `src` to `j` of `dst`, along dimension 0 of both; whole blocks. `values` is the
@@ -120,7 +129,7 @@ struct Loop {
 }
 
 /// Both tensors in one shape of at most four dimensions, in the order in which memory is walked best: first the one
-/// along which the destination is most dense, then the one along which the source is. `None` when there is no such
+/// along which the destination is most dense, then, unless that is the source's too, the one along which the source is. `None` when there is no such
 /// shape. Both have equal block lengths.
 fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
     let mut loops = common_loops(src, dst)?;
@@ -139,7 +148,7 @@ fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
         return None;
     }
     if let Some(densest) = (1..merged.len()).min_by_key(|&k| merged[k].src)
-        && merged[densest].src < merged[0].src
+        && merged[0].src > src.dtype().block_bytes().max(merged[densest].src)
     {
         merged[1..=densest].rotate_right(1);
     }
@@ -182,7 +191,7 @@ fn tiles(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
         let wide = n0.min(DENSE_TILE);
         (wide, (DENSE_TILE / wide).min(n1))
     } else {
-        (SIDE * src.dtype().block_len().max(dst.dtype().block_len()), SIDE.min(n1))
+        (SIDE.max(src.dtype().block_len()).max(dst.dtype().block_len()), SIDE.min(n1))
     };
     let (columns, bands) = (n0.div_ceil(wide), n1.div_ceil(high));
     let (to, from) = (work.dst().described(dst), work.src(0).described(src));
@@ -193,6 +202,56 @@ fn tiles(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
             for i1 in band * high..n1.min((band + 1) * high) {
                 let i = [i0, i1, i2, i3];
                 step.run((&to, i), (&from, i), wide.min(n0 - i0), &mut values);
+            }
+        }
+    }
+}
+
+/// The source with dimensions 0 and 1 exchanged, where plain elements are dense along dimension 1 of it and dimension 0
+/// of the destination.
+fn crossed(src: &TensorDesc, dst: &TensorDesc) -> Option<TensorDesc> {
+    let ([n0, n1, n2, n3], [b0, b1, b2, b3]) = (src.ne(), src.nb());
+    let plain = !src.dtype().is_block() && !dst.dtype().is_block();
+    let crossed = plain && dst.rows_dense() && !src.rows_dense() && b1 == src.dtype().block_bytes();
+    crossed.then(|| TensorDesc::strided(src.dtype(), [n1, n0, n2, n3], [b1, b0, b2, b3]).ok()).flatten()
+}
+
+/// Tiles that are read along the source's rows and written along the destination's, exchanged in between: strides of a
+/// power of two, which map to few places of a cache, then cost one access for a line and not one for an element. `src`
+/// is described with dimensions 0 and 1 exchanged.
+fn transposed(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
+    let (to, from) = (work.dst().described(dst), work.src(0).described(src));
+    match (step, dst.dtype().block_bytes()) {
+        (Step::Raw, 1) => exchange::<[u8; 1]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, 2) => exchange::<[u8; 2]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, 4) => exchange::<[u8; 4]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, _) => exchange::<[u8; 8]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        _ => exchange::<f32>(work, dst, |i, v| from.load(i, v), |i, v| to.store(i, v)),
+    }
+}
+
+fn exchange<T: Copy + bytemuck::Zeroable>(
+    work: &Work<'_>,
+    dst: &TensorDesc,
+    load: impl Fn([usize; DIMS], &mut [T]),
+    store: impl Fn([usize; DIMS], &[T]),
+) {
+    let [n0, n1, n2, n3] = dst.ne();
+    let (mut tile, mut row) = ([[T::zeroed(); SIDE]; SIDE], [T::zeroed(); SIDE]);
+    let (columns, bands) = (n0.div_ceil(SIDE), n1.div_ceil(SIDE));
+    for tiles in work.chunks(columns * bands * n2 * n3, DENSE_TILE / (SIDE * SIDE)) {
+        for t in tiles {
+            let (i0, i1) = (t % columns * SIDE, t / columns % bands * SIDE);
+            let (i2, i3) = (t / columns / bands % n2, t / columns / bands / n2);
+            let (wide, high) = (SIDE.min(n0 - i0), SIDE.min(n1 - i1));
+            for (x, column) in tile[..wide].iter_mut().enumerate() {
+                load([i1, i0 + x, i2, i3], &mut column[..high]);
+            }
+            for y in 0..high {
+                for (value, column) in row.iter_mut().zip(&tile) {
+                    *value = column[y];
+                }
+                store([i0, i1 + y, i2, i3], &row[..wide]);
             }
         }
     }
@@ -238,9 +297,11 @@ mod tests {
         // Heads merged: [64, 7 tokens, 3 heads] permuted from [64, 3, 7] into [192, 7].
         let (ne, src, _) = shape(walk(([64, 3, 7, 1], [4, 1792, 256, 5376]), [192, 7, 1, 1])).unwrap();
         assert_eq!((ne, src[..3].to_vec()), ([64, 3, 7, 1], vec![4, 1792, 256]));
-        // Transposed: the source's dense dimension comes second, wherever it was.
-        let (ne, src, dst) = shape(walk(([5, 3, 7, 1], [84, 28, 4, 420]), [5, 3, 7, 1])).unwrap();
-        assert_eq!((ne, src[1], dst[1]), ([15, 7, 1, 1], 4, 60));
+        // Transposed: the source's dense dimension comes second, wherever it was; the other two are one.
+        let (ne, src, dst) = shape(walk(([5, 3, 7, 1], [28, 140, 4, 420]), [5, 3, 7, 1])).unwrap();
+        assert_eq!((ne, src[..2].to_vec(), dst[..2].to_vec()), ([15, 7, 1, 1], vec![28, 4], vec![4, 60]));
+        let (ne, src, _) = shape(walk(([5, 3, 7, 1], [84, 28, 4, 420]), [5, 3, 7, 1])).unwrap();
+        assert_eq!((ne, src[..3].to_vec()), ([5, 7, 3, 1], vec![84, 4, 28]));
         // No common end of a row before the last.
         assert_eq!(shape(walk(([6, 4, 1, 1], [4, 32, 128, 128]), [8, 3, 1, 1])), None);
     }

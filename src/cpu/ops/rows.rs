@@ -23,6 +23,11 @@ pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
             }
             let step = Step::of(src, dst).ok_or_else(|| types(node))?;
             let cost = node.srcs.get(0).map_or(0, TensorDesc::elements);
+            // One element to a row: a transposed cache.
+            if step == Step::ViaF32 && node.dst.ne()[0] == 1 {
+                let columns = node.srcs.get(0).and_then(column).ok_or_else(|| types(node))?;
+                return Ok(Kernel::new(cost, move |w| set_elements(w, &columns)));
+            }
             Ok(Kernel::new(cost, move |w| set(w, step)))
         }
     }
@@ -82,6 +87,42 @@ fn set(work: &mut Work<'_>, step: Step) {
                     let i0 = piece * CHUNK;
                     let to = (&dst, [i0, row, i2, i3]);
                     step.run(to, (&b, [i0, i, i2, i3]), CHUNK.min(n - i0), &mut values);
+                }
+            }
+        }
+    }
+}
+
+/// Rows of one element, seen as the elements of one row.
+fn column(b: &TensorDesc) -> Option<TensorDesc> {
+    let ([_, r, n2, n3], [_, b1, b2, b3]) = (b.ne(), b.nb());
+    TensorDesc::strided(b.dtype(), [r, 1, n2, n3], [b1, 0, b2, b3]).ok()
+}
+
+/// As [`set`] for rows of one element; `b` is described by [`column`], so that values are converted together.
+fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
+    let (dst, ids) = (work.dst(), work.src(1));
+    if b.is_empty() {
+        return;
+    }
+    let (b, mut values) = (work.src(0).described(b), [0.0; CHUNK]);
+    let ([r, _, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
+    let [_, c1, c2, _] = ids.ne();
+    let (worker, workers) = (work.worker(), work.workers());
+    let together = OWNED / dst.desc().row_bytes();
+    for plane in 0..planes2 * planes3 {
+        let (i2, i3) = (plane % planes2, plane / planes2);
+        for start in (0..r).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(r - start)];
+            b.load([start, 0, i2, i3], values);
+            for (k, value) in values.iter().enumerate() {
+                let row = match row_of(OpCode::SetRows, ids.index([start + k, i2 % c1, i3 % c2, 0]), rows) {
+                    Ok(row) => row,
+                    Err(error) => return work.fail(error),
+                };
+                let group = plane.wrapping_mul(rows.div_ceil(together)).wrapping_add(row / together);
+                if owner(group, workers) == worker {
+                    dst.store([0, row, i2, i3], std::slice::from_ref(value));
                 }
             }
         }
