@@ -193,7 +193,7 @@ impl<'a> View<'a> {
         if self.dense() {
             if dtype == DType::F32 {
                 // SAFETY: `at` has checked `out.len()` elements of 4 bytes; `out` is a slice of the kernel's own.
-                unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr().cast::<u8>(), out.len() * 4) };
+                unsafe { copy_row(p, out.as_mut_ptr().cast::<u8>(), out.len() * 4) };
                 return;
             }
             let bytes = out.len() / dtype.block_len() * dtype.block_bytes();
@@ -225,7 +225,7 @@ impl<'a> View<'a> {
         let (dtype, p) = (self.desc.dtype(), self.at(i, values.len()));
         if self.dense() && dtype == DType::F32 {
             // SAFETY: `at` has checked the room; `values` is the kernel's own slice.
-            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), p, values.len() * 4) };
+            unsafe { copy_row(values.as_ptr().cast::<u8>(), p, values.len() * 4) };
             return;
         }
         let convert = quantiser(dtype).expect("a type that select has accepted");
@@ -370,6 +370,22 @@ unsafe fn move_blocks(from: *const u8, s: usize, to: *mut u8, d: usize, size: us
                 }
             }
         }
+    }
+}
+
+/// Copies bytes in pieces for which no memcpy takes `rep movsb`: on Zen that runs at 2 GB/s, a twentieth, when source and
+/// destination lie alike within their pages, which rows of 4096 bytes and scratch at the start of a page do.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy_row(from: *const u8, to: *mut u8, bytes: usize) {
+    const PIECE: usize = 2048;
+    let mut done = 0;
+    while done < bytes {
+        let n = PIECE.min(bytes - done);
+        // SAFETY: inside the ranges that the caller vouches for.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), n) };
+        done += n;
     }
 }
 
