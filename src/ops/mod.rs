@@ -12,6 +12,9 @@ mod table;
 mod words;
 
 pub mod binary;
+pub mod flash_attn;
+pub mod rope;
+pub mod softmax;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -139,4 +142,7 @@ macro_rules! families {
 
 families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
+    rope: Rope [Rope];
+    softmax: SoftMax [SoftMax];
+    flash_attn: FlashAttn [FlashAttnExt];
 }

@@ -5,3 +5,6 @@
 mod common;
 
 mod binary;
+mod flash_attn;
+mod rope;
+mod softmax;

@@ -4,6 +4,10 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod flash_attn;
+mod math;
+mod rope;
+mod softmax;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -89,6 +93,9 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
     let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
+        Op::Rope(op) => rope::select(*op, node),
+        Op::SoftMax(op) => softmax::select(*op, node),
+        Op::FlashAttn(op) => flash_attn::select(*op, node),
     }
 }
 
@@ -136,4 +143,14 @@ pub(super) fn pieces(
 /// Rows per chunk so that a chunk is about `items` elements.
 pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
     (items / t.ne()[0].max(1)).max(1)
+}
+
+/// The slope of query head `h` of `heads` that ALiBi gives the mask; 1 without it (`max_bias` ≤ 0).
+pub(super) fn alibi_slope(max_bias: f32, heads: usize, h: usize) -> f32 {
+    if max_bias <= 0.0 {
+        return 1.0;
+    }
+    let steps = 1 << heads.max(1).ilog2();
+    let base = |bias: f32| (-bias / steps as f32).exp2();
+    if h < steps { base(max_bias).powi(h as i32 + 1) } else { base(max_bias / 2.0).powi((2 * (h - steps) + 1) as i32) }
 }
