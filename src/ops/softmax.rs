@@ -49,8 +49,7 @@ impl Family for SoftMax {
                 "the mask repeats over heads and batches"
             );
         } else {
-            // Not `<= 0`: NaN biases nothing either way, and ggml lets it through.
-            ensure!(node, !(self.max_bias > 0.0), "ALiBi needs a mask");
+            ensure!(node, self.max_bias <= 0.0, "ALiBi needs a mask");
         }
         if let Some(sinks) = node.srcs.get(2) {
             ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");

@@ -260,8 +260,9 @@ fn parameters_survive_the_wire() {
 fn shapes_that_do_not_fit_are_refused() {
     use DType::{F16, F32};
     type Leaf = (DType, [usize; 4]);
+    type Refused = (&'static str, f32, [Leaf; 3], Option<Leaf>, Option<Leaf>);
     let (q, k, v) = ((F32, SMALL.q()), (F16, SMALL.k()), (F16, SMALL.v()));
-    let cases: [(&str, f32, [Leaf; 3], Option<Leaf>, Option<Leaf>); 10] = [
+    let cases: [Refused; 10] = [
         ("rows of k", 0.0, [q, (F16, [17, 70, 2, 2]), v], None, None),
         ("positions", 0.0, [q, k, (F16, [24, 71, 2, 2])], None, None),
         ("heads", 0.0, [q, (F16, [16, 70, 3, 2]), v], None, None),

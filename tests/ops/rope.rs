@@ -152,6 +152,23 @@ fn layouts() {
     }
 }
 
+/// The destination exactly on the factors: large enough that several threads see the node.
+#[test]
+fn onto_the_factors() {
+    let (n, op) = (8192, Rope::new(RopeMode::Neox, 8192));
+    let mut case = Case::new();
+    let x = case.leaf(DType::F32, [n, 1, 1, 1], &normal(5, n));
+    let p = case.indices(DType::I32, [1, 1, 1, 1], &[7]);
+    let factors = case.leaf(DType::F32, [n, 1, 1, 1], &uniform(6, n, 0.5, 4.0));
+    let dst = case.b.view(factors, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap(), 0).unwrap();
+    case.b.node_onto(op, &[Some(x), Some(p), Some(factors)], dst).unwrap();
+    let case = case.build();
+    let want = oracle(&op, &case.values(x), [n, 1, 1, 1], &[7], Some(&case.values(factors)));
+    for on in devices() {
+        assert_close(&case.run(on).values(dst), &want, 2e-6, 1e-4, on.name);
+    }
+}
+
 /// Any position is data.
 #[test]
 fn positions_at_the_ends() {

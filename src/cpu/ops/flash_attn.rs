@@ -135,7 +135,7 @@ impl Plan {
         };
         if plan.tiles() < ENOUGH_TILES {
             let parts = ENOUGH_TILES.div_ceil(plan.tiles().max(1)).min(k[1] / LEAST_PART).max(1);
-            plan.part = k[1].div_ceil(parts).next_multiple_of(BLOCK);
+            plan.part = k[1].div_ceil(parts).next_multiple_of(BLOCK).max(BLOCK);
             plan.parts = k[1].div_ceil(plan.part).max(1);
         }
         plan

@@ -21,10 +21,7 @@ pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
 fn rope(work: &mut Work<'_>, op: &Rope) {
     let (dst, x, positions) = (work.dst(), work.src(0), work.src(1));
     let (tables, factors) = work.take_local().split_at_mut(2 * op.pairs());
-    match work.optional(2) {
-        Some(view) => view.load([0; 4], factors),
-        None => factors.fill(1.0),
-    }
+    factors.fill(1.0);
     let angles = Angles::new(op);
     let tokens = dst.ne()[2];
     let mut current = None;
@@ -32,6 +29,12 @@ fn rope(work: &mut Work<'_>, op: &Rope) {
         for r in rows {
             let i = dst.desc().row_index(r);
             let (cos, sin) = tables.split_at_mut(op.pairs());
+            // Factors too are only read by whoever has rows to write: a dst of one row may lie on them.
+            if current.is_none()
+                && let Some(view) = work.optional(2)
+            {
+                view.load([0; 4], factors);
+            }
             if current != Some(i[1]) {
                 // Time, height, width, extra; only the first without sections.
                 let count = if op.mode.sections().is_some() { 4 } else { 1 };
