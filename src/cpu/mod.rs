@@ -6,6 +6,7 @@ mod pool;
 mod program;
 mod queue;
 mod system;
+mod simd;
 
 pub use ops::Path;
 pub(crate) use system::available_memory;

@@ -21,6 +21,9 @@ pub mod reduce;
 pub mod rows;
 pub mod sort;
 pub mod unary;
+pub mod flash_attn;
+pub mod rope;
+pub mod softmax;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -157,4 +160,7 @@ families! {
     concat: Concat [Concat, Repeat];
     sort: Sort [Argsort, TopK];
     mul_mat: MulMat [MulMat, MulMatId];
+    rope: Rope [Rope];
+    softmax: SoftMax [SoftMax];
+    flash_attn: FlashAttn [FlashAttnExt];
 }

@@ -14,3 +14,6 @@ mod reduce;
 mod rows;
 mod sort;
 mod unary;
+mod flash_attn;
+mod rope;
+mod softmax;

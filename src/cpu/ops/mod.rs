@@ -14,6 +14,9 @@ mod reduce;
 mod rows;
 mod sort;
 mod unary;
+mod flash_attn;
+mod rope;
+mod softmax;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -107,6 +110,9 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
         Op::Concat(op) => concat::select(*op, node),
         Op::Sort(op) => sort::select(*op, node),
         Op::MulMat(op) => mul_mat::select(*op, node, path),
+        Op::Rope(op) => rope::select(*op, node),
+        Op::SoftMax(op) => softmax::select(*op, node),
+        Op::FlashAttn(op) => flash_attn::select(*op, node),
     }
 }
 
@@ -188,4 +194,14 @@ impl<'a> Pieces<'a> {
 /// Rows per chunk so that a chunk is about `items` elements.
 pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
     (items / t.ne()[0].max(1)).max(1)
+}
+
+/// The slope of query head `h` of `heads` that ALiBi gives the mask; 1 without it (`max_bias` ≤ 0).
+pub(super) fn alibi_slope(max_bias: f32, heads: usize, h: usize) -> f32 {
+    if max_bias <= 0.0 {
+        return 1.0;
+    }
+    let steps = 1 << heads.max(1).ilog2();
+    let base = |bias: f32| (-bias / steps as f32).exp2();
+    if h < steps { base(max_bias).powi(h as i32 + 1) } else { base(max_bias / 2.0).powi((2 * (h - steps) + 1) as i32) }
 }
