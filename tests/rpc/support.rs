@@ -1,0 +1,351 @@
+//! A server in this process, a client that can say anything, and the server's log.
+
+use fanout::cpu::{CpuDevice, Path};
+use fanout::device::Device;
+use fanout::ops::OpCode;
+use fanout::rpc::server::{Config, Handle, Server};
+use fanout::rpc::wire::*;
+use fanout::tensor::{DType, TensorDesc};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, Once};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes; a test that waits so long has failed.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// Memory of a test's device: small, so that what is free does not depend on the machine.
+pub(crate) const MEMORY: u64 = 256 << 20;
+
+/// A deadline that must pass during a test.
+pub(crate) const SHORT: Duration = Duration::from_millis(100);
+
+/// A server in a thread; ended when dropped.
+pub(crate) struct TestServer {
+    pub(crate) addr: SocketAddr,
+    pub(crate) devices: Vec<Arc<dyn Device>>,
+    pub(crate) handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestServer {
+    pub(crate) fn start(config: Config) -> TestServer {
+        TestServer::with_devices(1, config)
+    }
+
+    pub(crate) fn with_devices(count: usize, config: Config) -> TestServer {
+        capture_log();
+        let device =
+            |i| CpuDevice::new(&format!("CPU{i}"), 2, Path::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
+        let devices: Vec<_> = (0..count).map(device).collect();
+        let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
+        let (addr, handle) = (server.local_addr(), server.handle());
+        let thread = std::thread::spawn(move || server.run());
+        TestServer { addr, devices, handle, thread: Some(thread) }
+    }
+
+    /// Bytes in use on a device.
+    pub(crate) fn used(&self, device: usize) -> u64 {
+        let memory = self.devices[device].memory().expect("memory");
+        memory.total - memory.free
+    }
+
+    /// Ends the server and waits for it.
+    pub(crate) fn stop(&mut self) {
+        self.handle.shutdown();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("a server that ends in order");
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.stop();
+        }
+    }
+}
+
+/// Waits until something is so that another thread brings about.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + WATCHDOG;
+    while !so() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A client: well-behaved calls, and the socket for the others.
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+    pub(crate) addr: SocketAddr,
+    since: Instant,
+}
+
+impl Client {
+    /// A connection without HELLO.
+    pub(crate) fn raw(server: &TestServer) -> Client {
+        // Bound before it connects, a port is no other living client's: the log is searched by it.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+        let since = Instant::now();
+        socket.connect(&server.addr.into()).expect("a connection");
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true).expect("a live socket");
+        stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
+        let addr = stream.local_addr().expect("bound");
+        Client { stream, addr, since }
+    }
+
+    /// A connection after its HELLO.
+    pub(crate) fn open(server: &TestServer) -> Client {
+        let mut client = Client::raw(server);
+        client.send(&hello());
+        let reply = client.reply(Command::Hello);
+        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]) });
+        assert_eq!(Response::decode(Command::Hello, &reply), Ok(want));
+        client
+    }
+
+    pub(crate) fn send(&mut self, request: &Request<'_>) {
+        self.write(&frame(request));
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the server reads");
+    }
+
+    /// The body of the next reply.
+    pub(crate) fn reply(&mut self, command: Command) -> Vec<u8> {
+        let mut header = [0; RESPONSE_HEADER];
+        self.stream.read_exact(&mut header).unwrap_or_else(|e| panic!("no reply to {command}: {e}"));
+        let size = ResponseHeader::decode(&header).size;
+        let mut body = vec![0; command.response_size(size, MEMORY).expect("a reply of the right size")];
+        self.stream.read_exact(&mut body).expect("a whole reply");
+        body
+    }
+
+    /// A request with a reply that is one number.
+    pub(crate) fn number(&mut self, request: &Request<'_>) -> u64 {
+        self.send(request);
+        let mut bytes = self.reply(request.command());
+        bytes.resize(8, 0);
+        u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+    }
+
+    /// That nothing is wrong on this connection: what came before has been taken, in order.
+    #[track_caller]
+    pub(crate) fn alive(&mut self) {
+        assert!(self.number(&Request::DeviceCount(DeviceCount {})) > 0);
+    }
+
+    pub(crate) fn try_alloc(&mut self, device: u32, size: u64) -> AllocBufferReply {
+        self.send(&Request::AllocBuffer(AllocBuffer { device, size }));
+        let body = self.reply(Command::AllocBuffer);
+        match Response::decode(Command::AllocBuffer, &body) {
+            Ok(Response::AllocBuffer(reply)) => reply,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A buffer with its base address.
+    pub(crate) fn alloc(&mut self, device: u32, size: u64) -> Memory {
+        let reply = self.try_alloc(device, size);
+        assert!(reply.remote_ptr != 0 && reply.remote_size >= size, "{reply:?}");
+        let base = self.number(&Request::BufferGetBase(BufferGetBase { remote_ptr: reply.remote_ptr }));
+        Memory { handle: reply.remote_ptr, base, size }
+    }
+
+    pub(crate) fn free(&mut self, memory: &Memory) {
+        self.send(&Request::FreeBuffer(FreeBuffer { remote_ptr: memory.handle }));
+    }
+
+    pub(crate) fn set(&mut self, tensor: &TensorRecord, offset: u64, data: &[u8]) {
+        let head = SetTensorHead { tensor: tensor.clone(), cache: false, offset };
+        self.send(&Request::SetTensor(SetTensor { head, data }));
+    }
+
+    pub(crate) fn get(&mut self, tensor: &TensorRecord, offset: u64, size: u64) -> Vec<u8> {
+        self.send(&get(tensor, offset, size));
+        let body = self.reply(Command::GetTensor);
+        assert_eq!(body.len() as u64, size);
+        body
+    }
+
+    pub(crate) fn set_floats(&mut self, tensor: &TensorRecord, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.set(tensor, 0, &bytes);
+    }
+
+    pub(crate) fn floats(&mut self, tensor: &TensorRecord) -> Vec<f32> {
+        let n = tensor.ne.iter().product::<u32>();
+        let bytes = self.get(tensor, 0, u64::from(n) * 4);
+        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    pub(crate) fn compute(&mut self, device: u32, nodes: &[u64], tensors: &[TensorRecord]) {
+        let body = graph(device, nodes, tensors);
+        self.write(&body);
+    }
+
+    /// Says that no more will come, as a client that is killed does.
+    pub(crate) fn hang_up(&self) {
+        self.stream.shutdown(Shutdown::Write).expect("a live socket");
+    }
+
+    /// Reads to the connection's end, which must come without any reply before it.
+    #[track_caller]
+    pub(crate) fn expect_closed(&mut self) {
+        let mut byte = [0];
+        match self.stream.read(&mut byte) {
+            Ok(0) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("expected the connection to be closed, got {other:?} {byte:?}"),
+        }
+    }
+
+    /// That the server has closed this connection with exactly one line in its log, which holds `parts`.
+    #[track_caller]
+    pub(crate) fn expect_refused(mut self, parts: &[&str]) {
+        self.expect_closed();
+        let lines = self.warnings();
+        assert!(lines.len() == 1 && parts.iter().all(|p| lines[0].contains(p)), "expected {parts:?} in {lines:#?}");
+    }
+
+    /// What the server logged about this client at level warn and worse. Complete once the connection is closed.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let start = format!("{}:", self.addr);
+        let lines = LINES.lock().expect("the log");
+        let ours = |(at, line): &&(Instant, String)| *at >= self.since && line.starts_with(&start);
+        lines.iter().filter(ours).map(|(_, line)| line.clone()).collect()
+    }
+}
+
+/// A buffer as its client knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) handle: u64,
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+}
+
+impl Memory {
+    /// A packed tensor at an offset.
+    pub(crate) fn tensor(&self, id: u64, dtype: DType, ne: [u32; 4], offset: u64) -> TensorRecord {
+        let desc = TensorDesc::contiguous(dtype, ne.map(|n| n as usize)).expect("a tensor");
+        TensorRecord {
+            id,
+            dtype: dtype.to_wire(),
+            buffer: self.handle,
+            ne,
+            nb: desc.nb().map(|n| n as u32),
+            data: self.base.wrapping_add(offset),
+            ..empty()
+        }
+    }
+
+    /// All of it, as bytes.
+    pub(crate) fn bytes(&self) -> TensorRecord {
+        self.tensor(1, DType::I8, [self.size as u32, 1, 1, 1], 0)
+    }
+
+    /// A row of floats at an offset.
+    pub(crate) fn floats(&self, id: u64, n: u32, offset: u64) -> TensorRecord {
+        self.tensor(id, DType::F32, [n, 1, 1, 1], offset)
+    }
+}
+
+/// A record of zeros.
+pub(crate) fn empty() -> TensorRecord {
+    TensorRecord::decode(&[0; TENSOR_RECORD])
+}
+
+/// `dst` as a node that computes `op` of sources.
+pub(crate) fn node(op: OpCode, mut dst: TensorRecord, srcs: &[&TensorRecord]) -> TensorRecord {
+    (dst.op, dst.flags) = (op.to_wire(), TensorRecord::FLAG_COMPUTE);
+    for (slot, src) in dst.src.iter_mut().zip(srcs) {
+        *slot = src.id;
+    }
+    dst
+}
+
+pub(crate) fn hello() -> Request<'static> {
+    Request::Hello(Hello { conn_caps: Some([0; 24]) })
+}
+
+pub(crate) fn get(tensor: &TensorRecord, offset: u64, size: u64) -> Request<'static> {
+    Request::GetTensor(GetTensor { tensor: tensor.clone(), offset, size })
+}
+
+pub(crate) fn copy(src: &TensorRecord, dst: &TensorRecord) -> Request<'static> {
+    Request::CopyTensor(CopyTensor { src: src.clone(), dst: dst.clone() })
+}
+
+pub(crate) fn frame(request: &Request<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    request.encode(&mut bytes);
+    bytes
+}
+
+/// The frame of a GRAPH_COMPUTE.
+pub(crate) fn graph(device: u32, nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
+    let nodes: Vec<_> = nodes.iter().map(|id| id.to_le_bytes()).collect();
+    let tensors: Vec<_> = tensors.iter().map(TensorRecord::encode).collect();
+    frame(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("few enough")))
+}
+
+/// `n` seeded bytes.
+pub(crate) fn noise(seed: u64, n: usize) -> Vec<u8> {
+    let mut bytes = vec![0; n];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// Seeded floats.
+pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| rng.f32() - 0.5).collect()
+}
+
+/// Resident memory of this process, server and all.
+#[cfg(target_os = "linux")]
+pub(crate) fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("statm") * 4096
+}
+
+static LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());
+
+struct Capture;
+
+impl Log for Capture {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            LINES.lock().expect("the log").push((Instant::now(), record.args().to_string()));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn capture_log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::set_logger(&Capture).expect("the only logger");
+        log::set_max_level(LevelFilter::Debug);
+    });
+}
+
+/// What the server logged at level warn and worse that holds a text.
+pub(crate) fn logged(text: &str) -> Vec<String> {
+    let lines = LINES.lock().expect("the log");
+    lines.iter().filter(|(_, line)| line.contains(text)).map(|(_, line)| line.clone()).collect()
+}
