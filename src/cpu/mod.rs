@@ -5,8 +5,8 @@ mod ops;
 mod pool;
 mod program;
 mod queue;
-mod system;
 mod simd;
+mod system;
 
 pub use ops::Path;
 pub(crate) use system::available_memory;

@@ -6,17 +6,17 @@
 mod binary;
 mod concat;
 mod copy;
+mod flash_attn;
 mod glu;
 mod math;
 mod mul_mat;
 mod norm;
 mod reduce;
+mod rope;
 mod rows;
+mod softmax;
 mod sort;
 mod unary;
-mod flash_attn;
-mod rope;
-mod softmax;
 
 use super::pool::Work;
 use crate::device::Unsupported;
