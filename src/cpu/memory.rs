@@ -157,11 +157,6 @@ impl<'a> View<'a> {
         self.desc.ne()
     }
 
-    /// Element type.
-    pub(crate) fn dtype(&self) -> DType {
-        self.desc.dtype()
-    }
-
     /// Address of element `i`, where `n` elements from it on along dimension 0 exist.
     ///
     /// # Panics

@@ -140,7 +140,9 @@ impl std::fmt::Display for Pretty<'_> {
 /// `ensure!(node, condition, "rule")`: returns the node's [`ShapeError`] when the condition does not hold.
 macro_rules! ensure {
     ($node:expr, $condition:expr, $rule:literal) => {
-        if !$condition {
+        // Not `if !`: a comparison with NaN holds neither way, and must then be refused.
+        if $condition {
+        } else {
             return Err($node.broken($rule));
         }
     };

@@ -213,7 +213,7 @@ fn encode(desc: &TensorDesc, values: &[f32]) -> Vec<u8> {
 /// `n` values, roughly normal with deviation 1, from a seed.
 pub fn normal(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
-    (0..n).map(|_| ((0..12).map(|_| rng.f32()).sum::<f32>() - 6.0)).collect()
+    (0..n).map(|_| (0..12).map(|_| rng.f32()).sum::<f32>() - 6.0).collect()
 }
 
 /// `n` values, uniform in `lo..hi`, from a seed.

@@ -36,13 +36,6 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
-/// `e^x` of each value, see [`exp`].
-pub(super) fn exp_all(x: &mut [f32]) {
-    for x in x {
-        *x = exp(*x);
-    }
-}
-
 /// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the middle of a softmax.
 pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
     let mut total = 0.0;
@@ -222,7 +215,7 @@ mod tests {
             let (mut y, mut z) = (x.clone(), x);
             assert!((exp_sum(&mut y, 2.0) - want).abs() <= 1e-6 * want, "exponentials of {n}");
             z.iter_mut().for_each(|z| *z -= 2.0);
-            exp_all(&mut z);
+            z.iter_mut().for_each(|z| *z = exp(*z));
             assert_eq!(y, z);
         }
         assert_eq!(max(&[f32::NAN, -3.0, f32::NAN]), -3.0);
