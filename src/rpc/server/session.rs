@@ -14,7 +14,8 @@ use super::{Refusal, Shared, compile, listen};
 use crate::device::{Account, Device, DeviceError, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
-    MemsetTensor, PROTOCOL_VERSION, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
+    MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
+    SetTensorHead,
 };
 
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
@@ -86,9 +87,10 @@ impl<'a> Session<'a> {
         Ok(End::Closed)
     }
 
+    /// Checks a header and hands its message on; every error is about this message's command.
     fn message(
         &mut self,
-        header: [u8; 9],
+        header: [u8; REQUEST_HEADER],
         body: &mut Vec<u8>,
         handle: fn(&mut Self, Command, usize, &mut Vec<u8>) -> Result<(), Refusal>,
     ) -> Result<(), Failure> {
@@ -273,12 +275,12 @@ impl<'a> Session<'a> {
         // The message has no length: it is the rest of the tensor.
         let len = extent.saturating_sub(request.offset);
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
-        let found = self.from_cache(device, region, request.hash)?;
+        let found = self.fill_cached(device, region, request.hash)?;
         self.reply(&Response::SetTensorHash(found))
     }
 
     /// Fills a region with cached data. `false` may leave other bytes in it: the client writes it next.
-    fn from_cache(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
+    fn fill_cached(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
         let Some(cache) = self.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
         let Some(mut hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
         let mut broken = None;
