@@ -114,7 +114,8 @@ fn a_client_that_takes_no_reply_is_closed() {
 
 #[test]
 fn the_handshake_has_a_deadline_however_it_drips() {
-    let server = TestServer::start(Config { handshake_timeout: SHORT, ..Config::default() });
+    let deadline = 4 * SHORT;
+    let server = TestServer::start(Config { handshake_timeout: deadline, ..Config::default() });
     let mut known = Client::open(&server);
     let mut silent = Client::raw(&server);
     let mut half = Client::raw(&server);
@@ -126,7 +127,7 @@ fn the_handshake_has_a_deadline_however_it_drips() {
             for byte in frame(&hello()) {
                 use std::io::{Read, Write};
                 // Each byte after a fraction of the deadline: the wait for a reply that does not come.
-                stream.set_read_timeout(Some(SHORT / 4)).expect("a live socket");
+                stream.set_read_timeout(Some(deadline / 4)).expect("a live socket");
                 if matches!(stream.read(&mut [0]), Ok(0)) || stream.write_all(&[byte]).is_err() {
                     break;
                 }

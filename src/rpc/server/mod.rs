@@ -158,7 +158,8 @@ impl Server {
 }
 
 fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
-    match session::run(shared, stream) {
+    debug!("{peer}: connected");
+    match session::run(shared, stream, peer) {
         Ok(session::End::Closed) => info!("{peer}: disconnected"),
         Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // Our own doing, said once for all.

@@ -1,7 +1,7 @@
 //! One client's session: what each command does.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ pub(super) enum End {
 type Failure = (Option<Command>, Refusal);
 
 /// Serves a connection to its end. Everything the client had is freed when this returns.
-pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failure> {
+pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
     let config = &shared.config;
     let connection = listen::configure(&stream)
         .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
@@ -43,13 +43,21 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failur
         totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
     });
     let lanes = shared.devices.iter().map(|device| Lane { device, queue: None, programs: Programs::default() });
-    let mut session =
-        Session { shared, connection, account: Account::new(limit), handles: Handles::new(), lanes: lanes.collect() };
+    let mut session = Session {
+        shared,
+        peer,
+        connection,
+        account: Account::new(limit),
+        handles: Handles::new(),
+        lanes: lanes.collect(),
+    };
     session.serve()
 }
 
 struct Session<'a> {
     shared: &'a Shared,
+    /// For the log.
+    peer: SocketAddr,
     connection: Connection,
     account: Arc<Account>,
     handles: Handles,
@@ -158,7 +166,7 @@ impl<'a> Session<'a> {
             Request::DeviceCount(_) => self.reply(&Response::DeviceCount(self.lanes.len() as u32)),
             Request::GraphRecompute(request) => self.graph_recompute(request.device),
             Request::MemsetTensor(request) => self.memset_tensor(&request),
-            Request::SetTensor(_) | Request::GraphCompute(_) => Err(DeviceError::Bug("unreachable".to_owned()).into()),
+            Request::SetTensor(_) | Request::GraphCompute(_) => Err(confused()),
         }
     }
 
@@ -192,7 +200,8 @@ impl<'a> Session<'a> {
             Ok(remote_ptr) => AllocBufferReply { remote_ptr, remote_size: request.size },
             // No fault of the client's: the protocol has an answer for it.
             Err(why) => {
-                info!("no buffer of {} bytes on {}: {why}", request.size, device.info().name);
+                let (peer, size, name) = (self.peer, request.size, &device.info().name);
+                info!("{peer}: no buffer of {size} bytes on {name}: {why}");
                 AllocBufferReply { remote_ptr: 0, remote_size: 0 }
             }
         };
@@ -299,7 +308,7 @@ impl<'a> Session<'a> {
             return Ok(false);
         }
         done?;
-        debug!("{hash:016x} comes from the cache");
+        debug!("{}: {hash:016x} comes from the cache", self.peer);
         Ok(true)
     }
 
@@ -370,7 +379,7 @@ impl<'a> Session<'a> {
         }
         let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
         else {
-            return Err(DeviceError::Bug("a decoder that confuses commands".to_owned()).into());
+            return Err(confused());
         };
         let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
         lane.queue(&self.account)?.run(&program, &bindings)?;
@@ -385,4 +394,8 @@ impl<'a> Session<'a> {
         let (program, bindings) = (last.program.clone(), Arc::clone(&last.bindings));
         Ok(lane.queue(&account)?.run(&program, &bindings)?)
     }
+}
+
+fn confused() -> Refusal {
+    DeviceError::Bug("the decoder took one command for another".to_owned()).into()
 }
