@@ -169,7 +169,6 @@ fn shutdown_closes_every_connection_and_ends() {
         assert_eq!(client.warnings(), Vec::<String>::new());
     }
     assert_eq!((server.handle.connections(), server.used(0)), (0, 0));
-    assert!(std::net::TcpStream::connect(server.addr).is_err());
 }
 
 #[test]
