@@ -1,4 +1,82 @@
 //! fanout: a tensor backend that pools devices, local and remote, behind one interface.
+//!
+//! It is two things: this crate, which a Rust LLM runtime links (tensors, compute graphs, devices), and the binary
+//! `rpc-server`, which exposes a host's devices on one endpoint to every llama.cpp client, over ggml's RPC protocol.
+//!
+//! # Vocabulary
+//! | ggml | here | meaning |
+//! |---|---|---|
+//! | device | [`device::Device`] | one CPU (later: one GPU, or one device behind an endpoint) |
+//! | buffer | [`device::Buffer`], [`device::Region`] | memory that a device owns; handles, never pointers |
+//! | backend, stream | [`device::Queue`] | in-order asynchronous work on one device |
+//! | event | [`device::Point`] | a moment on a queue; other queues and the host can wait for it |
+//! | cgraph, tensor, op_params | [`graph::Graph`], [`graph::TensorId`], [`ops::Op`] | an arena; ops are an enum with typed, validated parameters |
+//! | reg | [`registry`] | enumerates and names devices |
+//! | graph plan | [`device::Program`] | a graph prepared once on a device and run many times |
+//!
+//! # Layers
+//! Each may call what is below it, never above; `tests/layout.rs` holds this.
+//! ```text
+//! bin/rpc-server
+//!   rpc::server ── rpc::wire          registry
+//!        │   (as dyn Device)             │
+//!        └────────► device ◄──── cpu ◄───┘
+//!                     │           │
+//!                   graph ◄───────┤
+//!                     │           │
+//!                    ops ◄────────┘
+//!                     │
+//!                  tensor
+//! ```
+//!
+//! # Safety
+//! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
+//! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
+//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/memory.rs`, `cpu/pool.rs` and
+//! `cpu/simd/` only, where each block argues why it holds.
+//!
+//! # How to add an op
+//! 1. Give its row in the table of [`ops::OpCode`] a stem, and the family its variant with typed parameters and a shape
+//!    rule in `ops/<stem>.rs`.
+//! 2. Add its kernel in `cpu/ops/<stem>.rs`: `select` says which types it takes and returns what is launched.
+//! 3. Test it against an f64 oracle in `tests/ops/<stem>.rs`.
+//!
+//! The compiler and `tests/layout.rs` name what is missing.
+//!
+//! # Example
+//! ```
+//! use fanout::cpu::{CpuDevice, Path};
+//! use fanout::device::{Account, Device, Source};
+//! use fanout::graph::Builder;
+//! use fanout::ops::binary::Binary;
+//! use fanout::tensor::DType;
+//! use std::sync::Arc;
+//!
+//! // z = x * y, element by element.
+//! let mut b = Builder::new();
+//! let (x, y) = (b.leaf(DType::F32, [4, 1, 1, 1])?, b.leaf(DType::F32, [4, 1, 1, 1])?);
+//! let z = b.node(Binary::Mul, &[Some(x), Some(y)])?;
+//! let graph = Arc::new(b.build()?);
+//!
+//! let cpu = CpuDevice::new("CPU", 2, Path::Fast, 1 << 20)?;
+//! let account = Account::new(1 << 20);
+//! let program = cpu.prepare(Arc::clone(&graph))?;
+//! let memory = cpu.alloc(graph.slots()[0] as u64, &account)?;
+//! let region = |id| {
+//!     let tensor = graph.tensor(id).expect("a tensor of this graph");
+//!     let place = tensor.place.expect("the builder places every tensor");
+//!     memory.region(place.offset as u64, tensor.desc.extent() as u64)
+//! };
+//!
+//! let mut queue = cpu.queue(&account)?;
+//! let bytes = |v: [f32; 4]| v.map(f32::to_le_bytes).concat();
+//! queue.upload(region(x)?, Source::Borrowed(&bytes([1.0, 2.0, 3.0, 4.0])))?;
+//! queue.upload(region(y)?, Source::Borrowed(&bytes([10.0; 4])))?;
+//! queue.run(&program, &Arc::from([memory.whole()]))?;
+//! let result = queue.download(region(z)?)?.wait(None)?;
+//! assert_eq!(result, bytes([10.0, 20.0, 30.0, 40.0]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("fanout needs a 64-bit little-endian target: the wire and the quantised formats are defined as such");

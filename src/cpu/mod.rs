@@ -5,6 +5,7 @@ mod ops;
 mod pool;
 mod program;
 mod queue;
+mod simd;
 mod system;
 
 pub use ops::Path;

@@ -40,6 +40,11 @@ impl Builder {
         Builder::default()
     }
 
+    /// A tensor made so far.
+    pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
+        self.graph.tensor(id)
+    }
+
     /// A packed tensor that no node computes: a weight, an input, a cache.
     ///
     /// # Errors

@@ -12,6 +12,18 @@ mod table;
 mod words;
 
 pub mod binary;
+pub mod concat;
+pub mod copy;
+pub mod flash_attn;
+pub mod glu;
+pub mod mul_mat;
+pub mod norm;
+pub mod reduce;
+pub mod rope;
+pub mod rows;
+pub mod softmax;
+pub mod sort;
+pub mod unary;
 
 pub use node::{NodeView, Out, ShapeError, Sources};
 pub use table::OpCode;
@@ -139,4 +151,16 @@ macro_rules! families {
 
 families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
+    unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill];
+    glu: Glu [Glu];
+    reduce: Reduce [Sum, SumRows, Mean, Argmax];
+    norm: Norm [Norm, RmsNorm, L2Norm];
+    copy: Copy [Dup, Cpy, Cont];
+    rows: Rows [GetRows, SetRows];
+    concat: Concat [Concat, Repeat];
+    sort: Sort [Argsort, TopK];
+    mul_mat: MulMat [MulMat, MulMatId];
+    rope: Rope [Rope];
+    softmax: SoftMax [SoftMax];
+    flash_attn: FlashAttn [FlashAttnExt];
 }

@@ -1,1 +1,308 @@
 //! Quantisation blocks as they lie in memory and on the wire.
+//!
+//! Every struct has alignment 1, so a block can be read at any address. Field names and order are those of
+//! `OPS.md` section 3; `d` (and `dmin`, `m`) scale the codes, `lo`/`hi` are the nibbles of a byte.
+
+use super::DType;
+use bytemuck::{Pod, Zeroable};
+
+/// An IEEE half as two little-endian bytes, at any address.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct F16Bits(pub [u8; 2]);
+
+impl F16Bits {
+    /// From the 16 bits of the number.
+    pub const fn from_bits(bits: u16) -> Self {
+        F16Bits(bits.to_le_bytes())
+    }
+
+    /// The 16 bits of the number.
+    pub const fn to_bits(self) -> u16 {
+        u16::from_le_bytes(self.0)
+    }
+
+    /// Exact conversion. Free of calls and of branches on the magnitude, so that it inlines into block loops.
+    #[inline]
+    pub fn to_f32(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        // The exponent field is rebased by a product, which is exact and normalises subnormals by itself.
+        let rebase = f32::from_bits((127 + 112) << 23);
+        let magnitude = (f32::from_bits((bits & 0x7fff) << 13) * rebase).to_bits();
+        let special = if bits & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+        f32::from_bits((bits & 0x8000) << 16 | magnitude | special)
+    }
+
+    /// Rounds to nearest, ties to even; too large becomes infinite; NaN becomes the quiet NaN 0x7E00 with its sign.
+    #[inline]
+    pub fn from_f32(value: f32) -> Self {
+        Self::from_bits(canonical_nan(half::f16::from_f32(value).to_bits()))
+    }
+}
+
+/// Gives every half NaN the payload 0x200, which hardware conversions do not, so that all machines agree.
+#[inline]
+pub(super) const fn canonical_nan(bits: u16) -> u16 {
+    if bits & 0x7fff > 0x7c00 { bits & 0x8000 | 0x7e00 } else { bits }
+}
+
+/// A quantisation block that can be read from any bytes of its size.
+pub trait Block: Pod {
+    /// The element type whose rows are made of these blocks.
+    const DTYPE: DType;
+}
+
+/// The whole blocks at the start of `bytes`; a partial block at the end is left out.
+pub fn blocks<B: Block>(bytes: &[u8]) -> &[B] {
+    let whole = bytes.len() - bytes.len() % size_of::<B>();
+    bytemuck::cast_slice(&bytes[..whole])
+}
+
+/// As [`blocks`], for writing.
+pub fn blocks_mut<B: Block>(bytes: &mut [u8]) -> &mut [B] {
+    let whole = bytes.len() - bytes.len() % size_of::<B>();
+    bytemuck::cast_slice_mut(&mut bytes[..whole])
+}
+
+macro_rules! blocks {
+    ($($(#[$doc:meta])* $name:ident = $dtype:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $ty,)*
+        }
+
+        impl Block for $name {
+            const DTYPE: DType = DType::$dtype;
+        }
+
+        // A wrong size would shift every later block; alignment above 1 would make casts of wire bytes fail.
+        const _: () = assert!(size_of::<$name>() == DType::$dtype.block_bytes() && align_of::<$name>() == 1);
+    )*};
+}
+
+blocks! {
+    /// 32 elements of 4 bits: `(q - 8) * d`.
+    BlockQ4_0 = Q4_0 {
+        /// Scale.
+        d: F16Bits,
+        /// Codes of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 32 elements of 4 bits: `q * d + m`.
+    BlockQ4_1 = Q4_1 {
+        /// Scale.
+        d: F16Bits,
+        /// Minimum.
+        m: F16Bits,
+        /// Codes of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 32 elements of 5 bits: `(q - 16) * d`.
+    BlockQ5_0 = Q5_0 {
+        /// Scale.
+        d: F16Bits,
+        /// Fifth bits: bit j of this little-endian u32 belongs to element j.
+        qh: [u8; 4],
+        /// Low four bits of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 32 elements of 5 bits: `q * d + m`.
+    BlockQ5_1 = Q5_1 {
+        /// Scale.
+        d: F16Bits,
+        /// Minimum.
+        m: F16Bits,
+        /// Fifth bits: bit j of this little-endian u32 belongs to element j.
+        qh: [u8; 4],
+        /// Low four bits of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 32 elements of 8 bits: `q * d`.
+    BlockQ8_0 = Q8_0 {
+        /// Scale.
+        d: F16Bits,
+        /// Codes.
+        qs: [i8; 32],
+    }
+
+    /// 32 elements of 8 bits, `q * d`, with their sum: the partner of Q4_1 and Q5_1 in dot products.
+    BlockQ8_1 = Q8_1 {
+        /// Scale.
+        d: F16Bits,
+        /// `d` times the sum of the codes.
+        s: F16Bits,
+        /// Codes.
+        qs: [i8; 32],
+    }
+
+    /// 32 elements of 4 bits: `FP4[q] * 2^(e - 128)`.
+    BlockMxfp4 = MXFP4 {
+        /// Exponent of the scale (E8M0).
+        e: u8,
+        /// Codes of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 32 elements of 4 bits, non-linear: `IQ4_VALUES[q] * d`.
+    BlockIq4Nl = IQ4_NL {
+        /// Scale.
+        d: F16Bits,
+        /// Codes of elements j (lo) and j + 16 (hi).
+        qs: [u8; 16],
+    }
+
+    /// 256 elements of 2 bits in 16 sub-blocks: `d * scale * q - dmin * min`.
+    BlockQ2K = Q2_K {
+        /// Per sub-block of 16: scale (lo) and minimum (hi).
+        scales: [u8; 16],
+        /// Codes: 32 bytes per half; bits 2c, 2c+1 of byte l of half h are element 128h + 32c + l.
+        qs: [u8; 64],
+        /// Scale of the scales.
+        d: F16Bits,
+        /// Scale of the minima.
+        dmin: F16Bits,
+    }
+
+    /// 256 elements of 3 bits in 16 sub-blocks: `d * (scale - 32) * (q - 4)`.
+    BlockQ3K = Q3_K {
+        /// Third bits: bit 4h + c of byte l is element 128h + 32c + l.
+        hmask: [u8; 32],
+        /// Low two bits, placed as in [`BlockQ2K`].
+        qs: [u8; 64],
+        /// Sixteen 6-bit scales, see [`BlockQ3K::scales`].
+        scales: [u8; 12],
+        /// Scale of the scales.
+        d: F16Bits,
+    }
+
+    /// 256 elements of 4 bits in 8 sub-blocks: `d * scale * q - dmin * min`.
+    BlockQ4K = Q4_K {
+        /// Scale of the scales.
+        d: F16Bits,
+        /// Scale of the minima.
+        dmin: F16Bits,
+        /// Eight 6-bit scales and minima, see [`unpack_scales_mins`].
+        scales: [u8; 12],
+        /// Codes: byte l of the p-th 32 bytes holds elements 64p + l (lo) and 64p + 32 + l (hi).
+        qs: [u8; 128],
+    }
+
+    /// 256 elements of 5 bits in 8 sub-blocks: `d * scale * q - dmin * min`.
+    BlockQ5K = Q5_K {
+        /// Scale of the scales.
+        d: F16Bits,
+        /// Scale of the minima.
+        dmin: F16Bits,
+        /// Eight 6-bit scales and minima, see [`unpack_scales_mins`].
+        scales: [u8; 12],
+        /// Fifth bits: bit s of byte l is element 32s + l.
+        qh: [u8; 32],
+        /// Low four bits, placed as in [`BlockQ4K`].
+        qs: [u8; 128],
+    }
+
+    /// 256 elements of 6 bits in 16 sub-blocks: `d * scale * (q - 32)`.
+    BlockQ6K = Q6_K {
+        /// Low four bits: byte 64h + 32c + l (c = 0, 1) holds elements 128h + 32c + l (lo) and 64 further (hi).
+        ql: [u8; 128],
+        /// High two bits: bits 2c, 2c+1 of byte 32h + l are element 128h + 32c + l.
+        qh: [u8; 64],
+        /// Scale of each sub-block of 16.
+        scales: [i8; 16],
+        /// Scale of the scales.
+        d: F16Bits,
+    }
+
+    /// 256 elements of 8 bits, `q * d`, with their sums: the partner of K types in dot products.
+    BlockQ8K = Q8_K {
+        /// Scale: a little-endian f32, possibly negative.
+        d: [u8; 4],
+        /// Codes.
+        qs: [i8; 256],
+        /// Sums of each 16 codes: little-endian i16.
+        bsums: [[u8; 2]; 16],
+    }
+}
+
+/// Values of the 16 codes of IQ4_NL and IQ4_XS.
+pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Values of the 16 codes of MXFP4 and NVFP4: E2M1, doubled to be whole.
+pub const FP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+impl BlockMxfp4 {
+    /// What one unit of [`FP4_VALUES`] is worth: `2^(e - 128)`, which is subnormal for `e` below 2.
+    #[inline]
+    pub fn unit(&self) -> f32 {
+        let e = u32::from(self.e);
+        f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 })
+    }
+}
+
+impl BlockQ3K {
+    /// The sixteen scales, -32 to 31.
+    #[inline]
+    pub fn scales(&self) -> [i8; 16] {
+        std::array::from_fn(|s| {
+            let low = self.scales[s % 8] >> (4 * (s / 8)) & 15;
+            let high = self.scales[8 + s % 4] >> (2 * (s / 4)) & 3;
+            (low | high << 4) as i8 - 32
+        })
+    }
+
+    /// Inverse of [`BlockQ3K::scales`].
+    pub fn pack_scales(scales: &[i8; 16]) -> [u8; 12] {
+        let mut packed = [0; 12];
+        for (s, &scale) in scales.iter().enumerate() {
+            let bits = (scale.clamp(-32, 31) + 32) as u8;
+            packed[s % 8] |= (bits & 15) << (4 * (s / 8));
+            packed[8 + s % 4] |= (bits >> 4) << (2 * (s / 4));
+        }
+        packed
+    }
+}
+
+/// The 6-bit scales and minima of the eight sub-blocks of a Q4_K or Q5_K block.
+#[inline]
+pub fn unpack_scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let (mut scales, mut mins) = ([0; 8], [0; 8]);
+    for s in 0..4 {
+        // Twelve bytes hold sub-blocks 0 to 3 in their low six bits; 4 to 7 lie in nibbles and in the bits left over.
+        let (a, b, c) = (packed[s], packed[s + 4], packed[s + 8]);
+        scales[s] = a & 63;
+        mins[s] = b & 63;
+        scales[s + 4] = c & 15 | a >> 6 << 4;
+        mins[s + 4] = c >> 4 | b >> 6 << 4;
+    }
+    (scales, mins)
+}
+
+/// Inverse of [`unpack_scales_mins`]; values are taken modulo 64.
+pub fn pack_scales_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for s in 0..4 {
+        let (scale, min) = (scales[s + 4] & 63, mins[s + 4] & 63);
+        packed[s] = scales[s] & 63 | scale >> 4 << 6;
+        packed[s + 4] = mins[s] & 63 | min >> 4 << 6;
+        packed[s + 8] = scale & 15 | min << 4;
+    }
+    packed
+}
+
+impl BlockQ8K {
+    /// The scale.
+    pub fn scale(&self) -> f32 {
+        f32::from_le_bytes(self.d)
+    }
+
+    /// The sum of codes `16 * k` to `16 * k + 15`, for `k` below 16.
+    pub fn sum(&self, k: usize) -> i16 {
+        i16::from_le_bytes(self.bsums[k])
+    }
+}

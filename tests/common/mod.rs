@@ -131,6 +131,11 @@ impl Built {
         memory
     }
 
+    /// A leaf's blocks as they are, in logical order.
+    pub fn bytes(&self, id: TensorId) -> Vec<u8> {
+        bytes(&self.graph, &self.initial(), id)
+    }
+
     /// The values that a leaf really holds after rounding to its type, in logical order.
     pub fn values(&self, id: TensorId) -> Vec<f64> {
         decode(&self.graph, &self.initial(), id)
@@ -138,6 +143,11 @@ impl Built {
 }
 
 impl Outcome {
+    /// A tensor's blocks as they are, in logical order.
+    pub fn bytes(&self, id: TensorId) -> Vec<u8> {
+        bytes(&self.graph, &self.memory, id)
+    }
+
     /// A tensor's values in logical order (i0 fastest); I32 and I64 as numbers.
     pub fn values(&self, id: TensorId) -> Vec<f64> {
         decode(&self.graph, &self.memory, id)
@@ -155,6 +165,15 @@ fn for_each_block(desc: &TensorDesc, place: Place, mut each: impl FnMut(usize)) 
             }
         }
     }
+}
+
+fn bytes(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<u8> {
+    let t = graph.tensor(id).expect("a tensor");
+    let mut out = Vec::with_capacity(t.desc.dense_bytes());
+    for_each_block(&t.desc, t.place.expect("placed"), |at| {
+        out.extend_from_slice(&memory[at..at + t.desc.dtype().block_bytes()]);
+    });
+    out
 }
 
 fn decode(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<f64> {

@@ -5,3 +5,15 @@
 mod common;
 
 mod binary;
+mod concat;
+mod copy;
+mod flash_attn;
+mod glu;
+mod mul_mat;
+mod norm;
+mod reduce;
+mod rope;
+mod rows;
+mod softmax;
+mod sort;
+mod unary;

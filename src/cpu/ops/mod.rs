@@ -4,6 +4,19 @@
 //! "do you support this" and the thing that is launched, so that the two cannot drift apart.
 
 mod binary;
+mod concat;
+mod copy;
+mod flash_attn;
+mod glu;
+mod math;
+mod mul_mat;
+mod norm;
+mod reduce;
+mod rope;
+mod rows;
+mod softmax;
+mod sort;
+mod unary;
 
 use super::pool::Work;
 use crate::device::Unsupported;
@@ -86,9 +99,20 @@ impl Kernel {
 /// # Errors
 /// [`Unsupported`] names what the CPU lacks for it.
 pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
-    let _ = path;
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
+        Op::Unary(op) => unary::select(*op, node),
+        Op::Glu(op) => glu::select(*op, node),
+        Op::Reduce(op) => reduce::select(*op, node),
+        Op::Norm(op) => norm::select(*op, node),
+        Op::Copy(_) => copy::select(node),
+        Op::Rows(op) => rows::select(*op, node),
+        Op::Concat(op) => concat::select(*op, node),
+        Op::Sort(op) => sort::select(*op, node),
+        Op::MulMat(op) => mul_mat::select(*op, node, path),
+        Op::Rope(op) => rope::select(*op, node),
+        Op::SoftMax(op) => softmax::select(*op, node),
+        Op::FlashAttn(op) => flash_attn::select(*op, node),
     }
 }
 
@@ -133,7 +157,51 @@ pub(super) fn pieces(
     }
 }
 
+/// The pieces of at most [`CHUNK`] elements of a tensor's rows, numbered in order, so that workers can share a tensor of
+/// few long rows as well as one of many short ones.
+pub(super) struct Pieces<'a> {
+    t: &'a TensorDesc,
+    per_row: usize,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn of(t: &'a TensorDesc) -> Pieces<'a> {
+        Pieces { t, per_row: t.ne()[0].div_ceil(CHUNK) }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.t.rows() * self.per_row
+    }
+
+    /// Index of piece `k`'s first element, and its length.
+    pub(super) fn get(&self, k: usize) -> ([usize; 4], usize) {
+        let [i1, i2, i3] = self.t.row_index(k / self.per_row);
+        let i0 = k % self.per_row * CHUNK;
+        ([i0, i1, i2, i3], CHUNK.min(self.t.ne()[0] - i0))
+    }
+
+    /// Calls `each(i, n)` for this worker's share of the pieces, as [`pieces`] does.
+    pub(super) fn share(&self, work: &Work<'_>, mut each: impl FnMut([usize; 4], usize)) {
+        for range in work.chunks(self.count(), rows_of(self.t, 4 * CHUNK)) {
+            for k in range {
+                let (i, n) = self.get(k);
+                each(i, n);
+            }
+        }
+    }
+}
+
 /// Rows per chunk so that a chunk is about `items` elements.
 pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
     (items / t.ne()[0].max(1)).max(1)
+}
+
+/// The slope of query head `h` of `heads` that ALiBi gives the mask; 1 without it (`max_bias` ≤ 0).
+pub(super) fn alibi_slope(max_bias: f32, heads: usize, h: usize) -> f32 {
+    if max_bias <= 0.0 {
+        return 1.0;
+    }
+    let steps = 1 << heads.max(1).ilog2();
+    let base = |bias: f32| (-bias / steps as f32).exp2();
+    if h < steps { base(max_bias).powi(h as i32 + 1) } else { base(max_bias / 2.0).powi((2 * (h - steps) + 1) as i32) }
 }

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Makes or reuses the Python environment with a real llama.cpp client, and prints its python's path.
+#   FANOUT_VENV   where it lies (default: .venv in the repository); kept between runs
+#   PYTHON        the interpreter to make it with (default: python3)
+# The client is compiled for this CPU, about 10 CPU minutes, so an environment kept from another type of CPU,
+# another Python or other requirements is made anew. One that you made yourself and named by FANOUT_VENV is used as it is.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+requirements=$root/tests/interop/requirements.txt
+venv=${FANOUT_VENV:-$root/.venv}
+python=${PYTHON:-python3}
+stamp=$venv/fanout-stamp
+
+cpu_flags() {
+    if [[ -r /proc/cpuinfo ]]; then
+        grep -m1 -E '^(flags|Features)' /proc/cpuinfo || uname -m
+    else
+        sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m
+    fi
+}
+
+key() {
+    {
+        cpu_flags
+        "$python" -c 'import sys; print(sys.version_info[:3])'
+        cat "$requirements"
+    } | cksum
+}
+
+works() {
+    [[ -x $venv/bin/python ]] && "$venv/bin/python" - <<'PY' >/dev/null 2>&1
+import gguf, llama_cpp, numpy, pathlib
+assert llama_cpp.__version__ == "0.3.36"
+assert list((pathlib.Path(llama_cpp.__file__).parent / "lib").glob("libggml-rpc.*"))
+PY
+}
+
+wanted=$(key)
+mkdir -p "$(dirname "$venv")"
+# Two runs at once must not build into the same place.
+if command -v flock >/dev/null; then
+    exec 9<"$(dirname "$venv")"
+    flock 9
+fi
+
+if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && works; then
+    :
+elif [[ -n ${FANOUT_VENV:-} && ! -f $stamp ]] && works; then
+    :
+else
+    if [[ -e $venv && ! -f $venv/pyvenv.cfg ]]; then
+        echo "venv.sh: $venv exists and is no virtual environment" >&2
+        exit 1
+    fi
+    echo "venv.sh: building the llama.cpp client into $venv (about 10 CPU minutes)" >&2
+    rm -rf "$venv"
+    "$python" -m venv "$venv" >&2
+    jobs=$(getconf _NPROCESSORS_ONLN)
+    # No cache: a wheel built for another CPU would come back from it.
+    CMAKE_ARGS="-DGGML_RPC=ON -DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -r "$requirements" >&2
+    if ! works; then
+        echo "venv.sh: the client does not work after its build" >&2
+        exit 1
+    fi
+    echo "$wanted" >"$stamp"
+fi
+echo "$venv/bin/python"

@@ -1,0 +1,308 @@
+//! DUP, CPY, CONT: one walk over both tensors for every pair of layouts, and what to do with each piece of it.
+
+use super::{CHUNK, Kernel, is_float, types};
+use crate::cpu::memory::View;
+use crate::cpu::pool::Work;
+use crate::device::Unsupported;
+use crate::ops::NodeView;
+use crate::tensor::DType::{F32, I32};
+use crate::tensor::quant::{dequantiser, quantiser};
+use crate::tensor::{DIMS, DType, TensorDesc};
+
+/// Elements of a tile, as wide as they come, where both tensors are dense along dimension 0.
+const DENSE_TILE: usize = 8 * CHUNK;
+/// Elements along each side of a tile where one of them is not: all elements of a cache line are used while it is
+/// cached.
+const SIDE: usize = 64;
+
+pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
+    let Some(src) = node.srcs.get(0) else { return Err(types(node)) };
+    let step = Step::of(src.dtype(), node.dst.dtype()).ok_or_else(|| types(node))?;
+    let cost = node.dst.elements();
+    if cost == 0 {
+        return Ok(Kernel::new(0, |_| ()));
+    }
+    Ok(match Walk::new(src, node.dst) {
+        Walk::Runs(src, dst) => Kernel::new(cost, move |w| runs(w, step, &src, &dst)),
+        Walk::Tiles(src, dst) => match crossed(&src, &dst).filter(|_| step.transposes()) {
+            Some(src) => Kernel::new(cost, move |w| transposed(w, step, &src, &dst)),
+            None => Kernel::new(cost, move |w| tiles(w, step, &src, &dst)),
+        },
+    })
+}
+
+/// What happens to a run of elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Bytes of one type.
+    Raw,
+    /// From any type with a dequantiser to any with a quantiser.
+    ViaF32,
+    /// Floats to I32, towards zero; what does not fit saturates, NaN gives 0.
+    ToI32,
+    /// I32 to floats, rounded.
+    FromI32,
+}
+
+impl Step {
+    pub(super) fn of(src: DType, dst: DType) -> Option<Step> {
+        match (src, dst) {
+            _ if src == dst => Some(Step::Raw),
+            (_, I32) if is_float(src) => Some(Step::ToI32),
+            (I32, F32) => Some(Step::FromI32),
+            _ if is_float(src) && quantiser(dst).is_some() => Some(Step::ViaF32),
+            _ if dequantiser(src).is_some() && is_float(dst) => Some(Step::ViaF32),
+            _ => None,
+        }
+    }
+
+    /// Whether [`transposed`] knows this step.
+    fn transposes(self) -> bool {
+        matches!(self, Step::Raw | Step::ViaF32)
+    }
+
+    /// Copies `n` elements from `i` of `src` to `j` of `dst`, along dimension 0 of both; whole blocks. `values` is the
+    /// caller's because clearing it would take longer than a short run.
+    pub(super) fn run(
+        self,
+        (dst, j): (&View<'_>, [usize; DIMS]),
+        (src, i): (&View<'_>, [usize; DIMS]),
+        n: usize,
+        values: &mut [f32; CHUNK],
+    ) {
+        if self == Step::Raw {
+            return dst.copy(j, src, i, n);
+        }
+        for start in (0..n).step_by(CHUNK) {
+            let values = &mut values[..CHUNK.min(n - start)];
+            let along = |at: [usize; DIMS], k: usize| [at[0] + start + k, at[1], at[2], at[3]];
+            if self == Step::FromI32 {
+                for (k, v) in values.iter_mut().enumerate() {
+                    *v = src.index(along(i, k)) as f32;
+                }
+            } else {
+                src.load(along(i, 0), values);
+            }
+            if self == Step::ToI32 {
+                for (k, &v) in values.iter().enumerate() {
+                    dst.set_i32(along(j, k), v as i32);
+                }
+            } else {
+                dst.store(along(j, 0), values);
+            }
+        }
+    }
+}
+
+/// How two tensors with equally many elements are walked in step, described so that this is fast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Walk {
+    /// Equal shapes: tiles over dimensions 0 and 1.
+    Tiles(TensorDesc, TensorDesc),
+    /// Shapes whose rows end at different elements: runs up to the next end of a row of either.
+    Runs(TensorDesc, TensorDesc),
+}
+
+impl Walk {
+    fn new(src: &TensorDesc, dst: &TensorDesc) -> Walk {
+        let like = |t: &TensorDesc, ne| TensorDesc::contiguous(t.dtype(), ne).unwrap_or(*t);
+        if src.dtype().block_len() == dst.dtype().block_len() {
+            return aligned(src, dst).unwrap_or(Walk::Runs(*src, *dst));
+        }
+        // A block on one side, its elements on the other: dimension 0 stays what it is.
+        let (src, dst) = match (src.is_contiguous(), dst.is_contiguous()) {
+            (true, true) => (like(src, [src.elements(), 1, 1, 1]), like(dst, [src.elements(), 1, 1, 1])),
+            (true, false) if !src.dtype().is_block() => (like(src, dst.ne()), *dst),
+            (false, true) if !dst.dtype().is_block() => (*src, like(dst, src.ne())),
+            _ => (*src, *dst),
+        };
+        if src.same_shape(&dst) { Walk::Tiles(src, dst) } else { Walk::Runs(src, dst) }
+    }
+}
+
+/// A loop over blocks with its byte steps in both tensors.
+#[derive(Clone, Copy)]
+struct Loop {
+    count: usize,
+    src: usize,
+    dst: usize,
+}
+
+/// Both tensors in one shape of at most four dimensions, in the order in which memory is walked best: first the one
+/// along which the destination is most dense, then, unless that is the source's too, the one along which the source is. `None` when there is no such
+/// shape. Both have equal block lengths.
+fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
+    let mut loops = common_loops(src, dst)?;
+    loops.sort_by_key(|l| (l.dst, l.src));
+    let mut merged: Vec<Loop> = Vec::with_capacity(loops.len());
+    for next in loops {
+        match merged.last_mut() {
+            // A loop of count > 1 spans less than 2^62 bytes, so the step past its end fits.
+            Some(last) if next.src == last.src * last.count && next.dst == last.dst * last.count => {
+                last.count *= next.count;
+            }
+            _ => merged.push(next),
+        }
+    }
+    if merged.len() > DIMS {
+        return None;
+    }
+    if let Some(densest) = (1..merged.len()).min_by_key(|&k| merged[k].src)
+        && merged[0].src > src.dtype().block_bytes().max(merged[densest].src)
+    {
+        merged[1..=densest].rotate_right(1);
+    }
+    let describe = |t: &TensorDesc, step: fn(&Loop) -> usize| {
+        let (mut ne, mut nb) = ([t.dtype().block_len(), 1, 1, 1], [t.dtype().block_bytes(), 0, 0, 0]);
+        for (d, l) in merged.iter().enumerate() {
+            (ne[d], nb[d]) = (ne[d] * l.count, step(l));
+        }
+        TensorDesc::strided(t.dtype(), ne, nb).ok()
+    };
+    Some(Walk::Tiles(describe(src, |l| l.src)?, describe(dst, |l| l.dst)?))
+}
+
+/// The loops, innermost first, that walk both tensors' blocks in logical order; `None` when no dimension of the one
+/// ends where a dimension of the other does. Loops of count 1 are left out.
+fn common_loops(src: &TensorDesc, dst: &TensorDesc) -> Option<Vec<Loop>> {
+    let dims = |t: &TensorDesc| {
+        let (ne, nb, block) = (t.ne(), t.nb(), t.dtype().block_len());
+        [(ne[0] / block, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])].into_iter().filter(|d| d.0 > 1)
+    };
+    let (mut s, mut d) = (dims(src), dims(dst));
+    let (mut from, mut to) = (s.next(), d.next());
+    let mut loops = Vec::with_capacity(2 * DIMS);
+    while let (Some((sn, ss)), Some((dn, ds))) = (from, to) {
+        let count = sn.min(dn);
+        if !sn.is_multiple_of(count) || !dn.is_multiple_of(count) {
+            return None;
+        }
+        loops.push(Loop { count, src: ss, dst: ds });
+        from = if sn > count { Some((sn / count, ss * count)) } else { s.next() };
+        to = if dn > count { Some((dn / count, ds * count)) } else { d.next() };
+    }
+    Some(loops)
+}
+
+fn tiles(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
+    let mut values = [0.0; CHUNK];
+    let [n0, n1, n2, n3] = dst.ne();
+    let (wide, high) = if src.rows_dense() && dst.rows_dense() {
+        let wide = n0.min(DENSE_TILE);
+        (wide, (DENSE_TILE / wide).min(n1))
+    } else {
+        (SIDE.max(src.dtype().block_len()).max(dst.dtype().block_len()), SIDE.min(n1))
+    };
+    let (columns, bands) = (n0.div_ceil(wide), n1.div_ceil(high));
+    let (to, from) = (work.dst().described(dst), work.src(0).described(src));
+    for tiles in work.chunks(columns * bands * n2 * n3, (DENSE_TILE / (wide * high)).max(1)) {
+        for tile in tiles {
+            let (i0, band) = (tile % columns * wide, tile / columns % bands);
+            let (i2, i3) = (tile / columns / bands % n2, tile / columns / bands / n2);
+            for i1 in band * high..n1.min((band + 1) * high) {
+                let i = [i0, i1, i2, i3];
+                step.run((&to, i), (&from, i), wide.min(n0 - i0), &mut values);
+            }
+        }
+    }
+}
+
+/// The source with dimensions 0 and 1 exchanged, where plain elements are dense along dimension 1 of it and dimension 0
+/// of the destination.
+fn crossed(src: &TensorDesc, dst: &TensorDesc) -> Option<TensorDesc> {
+    let ([n0, n1, n2, n3], [b0, b1, b2, b3]) = (src.ne(), src.nb());
+    let plain = !src.dtype().is_block() && !dst.dtype().is_block();
+    let crossed = plain && dst.rows_dense() && !src.rows_dense() && b1 == src.dtype().block_bytes();
+    crossed.then(|| TensorDesc::strided(src.dtype(), [n1, n0, n2, n3], [b1, b0, b2, b3]).ok()).flatten()
+}
+
+/// Tiles that are read along the source's rows and written along the destination's, exchanged in between: strides of a
+/// power of two, which map to few places of a cache, then cost one access for a line and not one for an element. `src`
+/// is described with dimensions 0 and 1 exchanged.
+fn transposed(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
+    let (to, from) = (work.dst().described(dst), work.src(0).described(src));
+    match (step, dst.dtype().block_bytes()) {
+        (Step::Raw, 1) => exchange::<[u8; 1]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, 2) => exchange::<[u8; 2]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, 4) => exchange::<[u8; 4]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        (Step::Raw, _) => exchange::<[u8; 8]>(work, dst, |i, v| from.load_raw(i, v), |i, v| to.store_raw(i, v)),
+        _ => exchange::<f32>(work, dst, |i, v| from.load(i, v), |i, v| to.store(i, v)),
+    }
+}
+
+fn exchange<T: Copy + bytemuck::Zeroable>(
+    work: &Work<'_>,
+    dst: &TensorDesc,
+    load: impl Fn([usize; DIMS], &mut [T]),
+    store: impl Fn([usize; DIMS], &[T]),
+) {
+    let [n0, n1, n2, n3] = dst.ne();
+    let (mut tile, mut row) = ([[T::zeroed(); SIDE]; SIDE], [T::zeroed(); SIDE]);
+    let (columns, bands) = (n0.div_ceil(SIDE), n1.div_ceil(SIDE));
+    for tiles in work.chunks(columns * bands * n2 * n3, DENSE_TILE / (SIDE * SIDE)) {
+        for t in tiles {
+            let (i0, i1) = (t % columns * SIDE, t / columns % bands * SIDE);
+            let (i2, i3) = (t / columns / bands % n2, t / columns / bands / n2);
+            let (wide, high) = (SIDE.min(n0 - i0), SIDE.min(n1 - i1));
+            for (x, column) in tile[..wide].iter_mut().enumerate() {
+                load([i1, i0 + x, i2, i3], &mut column[..high]);
+            }
+            for y in 0..high {
+                for (value, column) in row.iter_mut().zip(&tile) {
+                    *value = column[y];
+                }
+                store([i0, i1 + y, i2, i3], &row[..wide]);
+            }
+        }
+    }
+}
+
+fn runs(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {
+    let mut values = [0.0; CHUNK];
+    let (to, from) = (work.dst().described(dst), work.src(0).described(src));
+    let block = src.dtype().block_len().max(dst.dtype().block_len());
+    let index = |t: &TensorDesc, k: usize| {
+        let n = t.ne()[0];
+        let [i1, i2, i3] = t.row_index(k / n);
+        [k % n, i1, i2, i3]
+    };
+    for blocks in work.chunks(dst.elements() / block, DENSE_TILE / block) {
+        let (mut k, end) = (blocks.start * block, blocks.end * block);
+        while k < end {
+            let (i, j) = (index(src, k), index(dst, k));
+            let n = (src.ne()[0] - i[0]).min(dst.ne()[0] - j[0]).min(end - k);
+            step.run((&to, j), (&from, i), n, &mut values);
+            k += n;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn walk(src: ([usize; 4], [usize; 4]), dst: [usize; 4]) -> Walk {
+        let src = TensorDesc::strided(F32, src.0, src.1).unwrap();
+        Walk::new(&src, &TensorDesc::contiguous(F32, dst).unwrap())
+    }
+
+    #[test]
+    fn shapes_are_brought_together() {
+        let shape = |w: Walk| match w {
+            Walk::Tiles(src, dst) => Some((src.ne(), src.nb(), dst.nb())),
+            Walk::Runs(..) => None,
+        };
+        // Packed into packed: one row, whatever the shapes.
+        assert_eq!(shape(walk(([6, 4, 5, 1], [4, 24, 96, 480]), [3, 8, 1, 5])).unwrap().0, [120, 1, 1, 1]);
+        // Heads merged: [64, 7 tokens, 3 heads] permuted from [64, 3, 7] into [192, 7].
+        let (ne, src, _) = shape(walk(([64, 3, 7, 1], [4, 1792, 256, 5376]), [192, 7, 1, 1])).unwrap();
+        assert_eq!((ne, src[..3].to_vec()), ([64, 3, 7, 1], vec![4, 1792, 256]));
+        // Transposed: the source's dense dimension comes second, wherever it was; the other two are one.
+        let (ne, src, dst) = shape(walk(([5, 3, 7, 1], [28, 140, 4, 420]), [5, 3, 7, 1])).unwrap();
+        assert_eq!((ne, src[..2].to_vec(), dst[..2].to_vec()), ([15, 7, 1, 1], vec![28, 4], vec![4, 60]));
+        let (ne, src, _) = shape(walk(([5, 3, 7, 1], [84, 28, 4, 420]), [5, 3, 7, 1])).unwrap();
+        assert_eq!((ne, src[..3].to_vec()), ([5, 7, 3, 1], vec![84, 4, 28]));
+        // No common end of a row before the last.
+        assert_eq!(shape(walk(([6, 4, 1, 1], [4, 32, 128, 128]), [8, 3, 1, 1])), None);
+    }
+}

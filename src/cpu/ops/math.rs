@@ -1,0 +1,274 @@
+//! Elementary functions of f32, written so that loops over slices vectorise: no branches, no calls, no table.
+//!
+//! Polynomials that are not Taylor series were interpolated at Chebyshev nodes in f64.
+
+/// `1.5 * 2^23`: adding it to a small float rounds that to an integer, which then stands in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// ln 2 in two parts; the high one has so few bits that its products with exponents are exact.
+const LN2_HI: f32 = 355.0 / 512.0;
+const LN2_LO: f32 = -2.121_944_4e-4;
+
+/// `e^x` within 2 ulp, down to subnormal results; 0 for -inf, inf for +inf, NaN for NaN.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    // Beyond these the result is 0 or inf. Comparisons rather than `max`: a NaN passes through.
+    let x = if x < -104.0 { -104.0 } else { x };
+    let x = if x > 89.0 { 89.0 } else { x };
+    // x = n ln 2 + r with |r| ≤ ln 2 / 2.
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * LN2_HI - n * LN2_LO;
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+        p = p * r + c;
+    }
+    let p = 1.0 + (r + r * r * p);
+    // 2^n in two factors, since n reaches beyond the exponents of normal floats on both sides.
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+/// `2^n` for -126 ≤ n ≤ 127; any number for other n (which only a NaN's bits can give).
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) << 23) as u32)
+}
+
+/// `e^x` of each value, see [`exp`].
+pub(super) fn exp_all(x: &mut [f32]) {
+    for x in x {
+        *x = exp(*x);
+    }
+}
+
+/// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the middle of a softmax.
+pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
+    let mut total = 0.0;
+    // In pieces, so that the sum finds its values in the first cache level.
+    for part in x.chunks_mut(super::CHUNK) {
+        for x in part.iter_mut() {
+            *x = exp(*x - shift);
+        }
+        total += sum(part);
+    }
+    total
+}
+
+/// Sum in f64.
+pub(super) fn sum(x: &[f32]) -> f64 {
+    fold(x, f64::from)
+}
+
+/// Sum of squares: products in f32, sum in f64.
+pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
+    fold(x, |x| f64::from(x * x))
+}
+
+/// Sum of `f(x)` on eight accumulators: one would make each addition wait for the one before.
+#[inline(always)]
+pub(super) fn fold(x: &[f32], f: impl Fn(f32) -> f64) -> f64 {
+    let mut lanes = [0.0; 8];
+    let (blocks, rest) = x.as_chunks::<8>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane += f(x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f(x);
+    }
+    lanes.iter().sum()
+}
+
+/// The largest value, -inf for none; NaNs are passed over.
+pub(super) fn max(x: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (blocks, rest) = x.as_chunks::<16>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane = larger(*lane, x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, x);
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+}
+
+/// Hyperbolic tangent within 4 ulp.
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> f32 {
+    let (a, s) = (x.abs(), x * x);
+    let mut p = -0.006_096_714;
+    for c in [0.020_997_178, -0.053_850_91, 0.133_327_7, -0.333_333_3] {
+        p = p * s + c;
+    }
+    let near = x * (1.0 + s * p);
+    let far = (1.0 - 2.0 / (exp(2.0 * a) + 1.0)).copysign(x);
+    if a < 0.625 { near } else { far }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x / (1 + e^-x)`.
+#[inline(always)]
+pub(super) fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// GELU by its tanh approximation, `x/2 (1 + tanh(sqrt(2/π) x (1 + 0.044715 x²)))`, computed as the equal
+/// `x sigmoid(2 ...)`, which does not cancel for negative x; 0 up to -10.
+///
+/// ggml's CPU takes f32 and f16 through a table over f16 (relative error up to 1e-3, the same shortcut at -10); its
+/// other devices and this one evaluate the formula.
+#[inline(always)]
+pub(super) fn gelu(x: f32) -> f32 {
+    let y = x / (1.0 + exp(-1.595_769_2 * x * (1.0 + 0.044_715 * x * x)));
+    if x <= -10.0 { 0.0 } else { y }
+}
+
+/// `x / (1 + e^(-1.702 x))`; as [`gelu`], without ggml's table.
+#[inline(always)]
+pub(super) fn gelu_quick(x: f32) -> f32 {
+    x / (1.0 + exp(-1.702 * x))
+}
+
+/// GELU by the error function, `x/2 (1 + erf(x / sqrt 2))`.
+#[inline(always)]
+pub(super) fn gelu_erf(x: f32) -> f32 {
+    let tail = 0.5 * x * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
+    if x > 0.0 { x - tail } else { tail }
+}
+
+/// `1 - erf(z)` for z ≥ 0 as `t e^(P(t) - z²)` with `t = 1 / (1 + z/2)`. The polynomial's relative error is 1e-7; rounding
+/// adds a few ulp, and as many as z² has units for large z.
+/// `1 - erf(z)` for z ≥ 0 as `t e^(P(t) - z²)` with `t = 1 / (1 + z/2)`, within 1e-6 of `e^(-z²)` times a few ulp of z².
+#[inline(always)]
+fn erfc(z: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.5 * z);
+    let mut p = 0.149_805_03;
+    for c in [
+        -0.707_060_73,
+        1.217_593,
+        -0.775_881_5,
+        -0.015_748_953,
+        -0.032_196_07,
+        0.045_663_726,
+        0.384_401_65,
+        0.998_883_8,
+        -1.265_459_8,
+    ] {
+        p = p * t + c;
+    }
+    t * exp(p - z * z)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Distance in units of the wanted value's last place (subnormals count from the smallest).
+    fn ulps(got: f32, want: f64) -> f64 {
+        let w = want as f32;
+        let ulp = if w == 0.0 { f64::from(f32::from_bits(1)) } else { f64::from(w.abs().next_up() - w.abs()) };
+        (f64::from(got) - want).abs() / ulp
+    }
+
+    /// Every `step`-th float of the range of bit patterns, both signs.
+    fn floats(below: f32, step: usize) -> impl Iterator<Item = f32> {
+        (0..below.to_bits()).step_by(step).map(f32::from_bits).flat_map(|x| [x, -x])
+    }
+
+    #[test]
+    fn exp_is_within_two_ulp_everywhere() {
+        for x in floats(88.722_84, 2003).chain(floats(104.5, 2003).filter(|x| *x < 0.0)) {
+            let error = ulps(exp(x), f64::from(x).exp());
+            assert!(error <= 2.0, "exp({x:e}) is off by {error} ulp");
+        }
+    }
+
+    #[test]
+    fn exp_of_the_extremes() {
+        let big = f32::MAX;
+        for (x, want) in [(f32::NEG_INFINITY, 0.0), (-big, 0.0), (-104.1, 0.0), (0.0, 1.0), (-0.0, 1.0)] {
+            assert_eq!(exp(x).to_bits(), f32::to_bits(want), "exp({x})");
+        }
+        for x in [f32::INFINITY, big, 88.723, 89.5, 200.0] {
+            assert_eq!(exp(x), f32::INFINITY, "exp({x})");
+        }
+        for bits in [0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xffff_ffff] {
+            assert!(exp(f32::from_bits(bits)).is_nan(), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn sums_and_maxima_of_any_length() {
+        for n in [0, 1, 7, 8, 9, 63, 64, 65, 1000] {
+            let x: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+            let want: f64 = x.iter().map(|&x| f64::from(x)).sum();
+            assert!((sum(&x) - want).abs() < 1e-9, "sum of {n}");
+            let want: f64 = x.iter().map(|&x| f64::from(x * x)).sum();
+            assert!((sum_of_squares(&x) - want).abs() < 1e-9, "squares of {n}");
+            let want = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(max(&x), want, "largest of {n}");
+            let want: f64 = x.iter().map(|&x| f64::from(x - 2.0).exp()).sum();
+            let (mut y, mut z) = (x.clone(), x);
+            assert!((exp_sum(&mut y, 2.0) - want).abs() <= 1e-6 * want, "exponentials of {n}");
+            z.iter_mut().for_each(|z| *z -= 2.0);
+            exp_all(&mut z);
+            assert_eq!(y, z);
+        }
+        assert_eq!(max(&[f32::NAN, -3.0, f32::NAN]), -3.0);
+    }
+
+    #[test]
+    fn tanh_is_within_four_ulp() {
+        for x in floats(20.0, 2003) {
+            let error = ulps(tanh(x), f64::from(x).tanh());
+            assert!(error <= 4.0, "tanh({x:e}) is off by {error} ulp");
+        }
+        assert_eq!((tanh(f32::INFINITY), tanh(f32::NEG_INFINITY)), (1.0, -1.0));
+        assert!(tanh(f32::NAN).is_nan() && tanh(-0.0).is_sign_negative());
+    }
+
+    /// erf by its series of positive terms `2/sqrt(π) e^(-x²) Σ 2^n x^(2n+1) / (2n+1)!!`.
+    fn erf(x: f64) -> f64 {
+        let (mut term, mut total, mut n) = (x, x, 1.0);
+        while term.abs() > total.abs() * 1e-17 {
+            term *= 2.0 * x * x / (2.0 * n + 1.0);
+            total += term;
+            n += 1.0;
+        }
+        std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * total
+    }
+
+    #[test]
+    fn the_activations_follow_their_formulas() {
+        type Case = (&'static str, fn(f32) -> f32, fn(f64) -> f64);
+        let cases: [Case; 5] = [
+            ("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+            ("silu", silu, |x| x / (1.0 + (-x).exp())),
+            ("gelu", gelu, |x| {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * x * (1.0 + 0.044715 * x * x)).tanh())
+            }),
+            ("gelu_quick", gelu_quick, |x| x / (1.0 + (-1.702 * x).exp())),
+            ("gelu_erf", gelu_erf, |x| 0.5 * x * (1.0 + erf(x / 2f64.sqrt()))),
+        ];
+        for (name, f, oracle) in cases {
+            for x in floats(12.0, 20_011) {
+                let (got, want) = (f64::from(f(x)), oracle(f64::from(x)));
+                assert!((got - want).abs() <= 1e-6 * want.abs() + 1e-7, "{name}({x:e}) is {got}, wanted {want}");
+            }
+            assert!(f(f32::NAN).is_nan(), "{name} of NaN");
+            assert!(f(f32::MAX) == f32::MAX || name == "sigmoid", "{name} of the largest");
+            assert!(f(f32::MIN) == 0.0, "{name} of the least");
+        }
+    }
+}

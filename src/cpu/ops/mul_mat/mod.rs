@@ -1,0 +1,41 @@
+//! MUL_MAT and MUL_MAT_ID.
+
+mod columns;
+mod exact;
+
+use super::{Kernel, Path, is_float, types, unsupported};
+use crate::cpu::pool::Work;
+use crate::device::Unsupported;
+use crate::ops::NodeView;
+use crate::ops::mul_mat::MulMat;
+use crate::tensor::DType;
+use crate::tensor::quant::dequantiser;
+use columns::Columns;
+
+pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
+    let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(types(node)) };
+    let rounded = is_float(a.dtype()) && is_float(b.dtype());
+    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
+        return Err(types(node));
+    }
+    let _ = path;
+    // One element of a meets each column in about a quarter of the time that an element-wise op takes for its own.
+    let cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
+    let routing = match (op.by_id, node.srcs.get(2)) {
+        (false, _) => 0,
+        (true, Some(ids)) => columns::routing_words(a, ids),
+        (true, None) => return Err(unsupported(node.op.code(), "no ids")),
+    };
+    let kernel = Kernel::new(cost, move |work| {
+        let (scratch, words) = work.take_local().split_at_mut(exact::SCRATCH);
+        if let Some(columns) = groups(op, work, bytemuck::cast_slice_mut(words)) {
+            exact::run(work, &columns, scratch);
+        }
+    });
+    Ok(kernel.with_local(exact::SCRATCH + routing))
+}
+
+/// The node's groups; `None` when it has failed.
+fn groups<'a>(op: MulMat, work: &Work<'_>, words: &'a mut [u32]) -> Option<Columns<'a>> {
+    if op.by_id { Columns::routed(work, words) } else { Some(Columns::planes(work.src(0).desc(), work.src(1).desc())) }
+}

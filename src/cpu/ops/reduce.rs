@@ -1,0 +1,85 @@
+//! SUM, SUM_ROWS, MEAN with f64 accumulators; ARGMAX.
+
+use super::{CHUNK, Kernel, Pieces, is_float, math, pieces, rows_of, types};
+use crate::cpu::pool::Work;
+use crate::device::Unsupported;
+use crate::ops::NodeView;
+use crate::ops::reduce::Reduce;
+use crate::tensor::DType::{F32, I32};
+
+/// Parts of a SUM that workers share: a fixed number, so that the result does not depend on how many workers there are.
+const PARTS: usize = 64;
+
+pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
+    let Some(x) = node.srcs.get(0) else { return Err(types(node)) };
+    let cost = x.elements();
+    Ok(match (op, x.dtype(), node.dst.dtype()) {
+        (Reduce::Sum, a, b) if is_float(a) && is_float(b) => {
+            Kernel::new(cost, sum).with_shared(PARTS * size_of::<f64>()).with_syncs(1)
+        }
+        (Reduce::SumRows, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, _| sum as f32)),
+        (Reduce::Mean, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, n| sum as f32 / n as f32)),
+        (Reduce::Argmax, F32, I32) => Kernel::new(cost, argmax),
+        _ => return Err(types(node)),
+    })
+}
+
+fn sum(work: &mut Work<'_>) {
+    let (dst, src, parts) = (work.dst(), work.src(0), work.shared());
+    let pieces = Pieces::of(src.desc());
+    let per_part = pieces.count().div_ceil(PARTS).max(1);
+    let mut x = [0.0; CHUNK];
+    for range in work.chunks(pieces.count(), per_part) {
+        let part = range.start / per_part;
+        let mut total = 0.0;
+        for k in range {
+            let (i, n) = pieces.get(k);
+            src.load(i, &mut x[..n]);
+            total += math::sum(&x[..n]);
+        }
+        parts.write(part * size_of::<f64>(), &[total]);
+    }
+    work.sync();
+    if work.worker() == 0 {
+        let parts = parts.read::<f64>(0, pieces.count().div_ceil(per_part));
+        dst.store([0; 4], &[parts.iter().sum::<f64>() as f32]);
+    }
+}
+
+fn sum_rows(work: &mut Work<'_>, finish: impl Fn(f64, usize) -> f32) {
+    let (dst, src) = (work.dst(), work.src(0));
+    let mut x = [0.0; CHUNK];
+    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+        for r in rows {
+            let mut total = 0.0;
+            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+                src.load(i, &mut x[..n]);
+                total += math::sum(&x[..n]);
+            });
+            let [i1, i2, i3] = dst.desc().row_index(r);
+            dst.store([0, i1, i2, i3], &[finish(total, src.ne()[0])]);
+        }
+    }
+}
+
+fn argmax(work: &mut Work<'_>) {
+    let (dst, src) = (work.dst(), work.src(0));
+    let mut x = [0.0; CHUNK];
+    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+        for r in rows {
+            let (mut best, mut index) = (f32::NEG_INFINITY, 0);
+            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+                let x = &mut x[..n];
+                src.load(i, x);
+                // Where the maximum lies matters only in the few pieces that raise it.
+                let max = math::max(x);
+                if max >= best
+                    && let Some(k) = x.iter().rposition(|&x| x == max)
+                {
+                    (best, index) = (max, i[0] + k);
+                }
+            });
+            dst.set_i32([r, 0, 0, 0], index as i32);
+        }
+    }
+}

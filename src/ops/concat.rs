@@ -1,0 +1,72 @@
+//! CONCAT: two tensors one after the other along a dimension; REPEAT: a tensor tiled.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DIMS;
+
+/// Tensors put together out of whole sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concat {
+    /// Source 0, then source 1, along a dimension; all other counts and the types are equal.
+    Concat {
+        /// The dimension, 0 (fastest) to 3.
+        dim: u8,
+    },
+    /// `dst[i] = a[i % ne]` in each dimension; the destination says how often.
+    Repeat,
+}
+
+impl Family for Concat {
+    fn code(&self) -> OpCode {
+        match self {
+            Concat::Concat { .. } => OpCode::Concat,
+            Concat::Repeat => OpCode::Repeat,
+        }
+    }
+
+    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+        if code == OpCode::Repeat {
+            return Ok(Concat::Repeat);
+        }
+        match words.int(0) {
+            dim @ 0..=3 => Ok(Concat::Concat { dim: dim as u8 }),
+            got => Err(ParamError::new(code, 0, "dim", got, "0 to 3")),
+        }
+    }
+
+    fn encode(&self) -> Words {
+        match *self {
+            Concat::Concat { dim } => Words::default().with_int(0, i32::from(dim)),
+            Concat::Repeat => Words::default(),
+        }
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        let a = srcs.need(0)?;
+        let Concat::Concat { dim } = *self else {
+            return Err(srcs.broken("only the destination says how often a tensor repeats"));
+        };
+        let (b, d) = (srcs.need(1)?, usize::from(dim));
+        ensure!(srcs, d < DIMS, "the dimension is 0 to 3");
+        ensure!(srcs, a.dtype() == b.dtype(), "a and b have one type");
+        ensure!(srcs, (0..DIMS).all(|k| k == d || a.ne()[k] == b.ne()[k]), "a and b differ along the dimension only");
+        let mut out = Out::like(a);
+        out.ne[d] = a.ne()[d].checked_add(b.ne()[d]).ok_or_else(|| srcs.broken("the sum of the counts fits"))?;
+        Ok(out)
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        match self {
+            Concat::Concat { .. } => node.dst_is(self.infer(&node.srcs)?),
+            Concat::Repeat => {
+                let a = node.src(0)?;
+                ensure!(node, a.dtype() == node.dst.dtype(), "dst has a's type");
+                ensure!(node, a.can_repeat_to(node.dst), "each of dst's counts is a multiple of a's");
+                Ok(())
+            }
+        }
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,97 @@
+//! FLASH_ATTN_EXT: attention in one op, without the matrix of scores.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// `softmax(scale * q k^T + slope(h) * mask) v` for each head.
+///
+/// q `[B, H, N, DK]`, k `[B, Hk, KV, DK]`, v `[B, Hv, KV, DV]`, rows dense; mask F16 `[B', H', ≥ N, KV]`, contiguous,
+/// repeated over heads and batches; sinks F32 `[H]`; dst F32 `[B, N, H, DV]`. Consecutive query heads share a head of
+/// k and v. Positions masked with -inf are skipped; a query with nothing left gives 0. Formula: `OPS.md`, entry
+/// FLASH_ATTN_EXT.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlashAttn {
+    /// Factor on the scores.
+    pub scale: f32,
+    /// ALiBi: above 0, the mask counts with a slope of its own for each head.
+    pub max_bias: f32,
+    /// Scores pass through `c tanh(s / c)`; 0 turns it off.
+    pub softcap: f32,
+    /// Accumulation in f32 is asked for, not merely allowed.
+    pub f32_accumulation: bool,
+    /// A promise that no mask row has more finite entries than this; 0 promises nothing.
+    pub n_kv_max: u32,
+}
+
+impl Family for FlashAttn {
+    fn code(&self) -> OpCode {
+        OpCode::FlashAttnExt
+    }
+
+    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+        let f32_accumulation = match words.int(3) {
+            0 => false,
+            10 => true,
+            other => return Err(ParamError::new(code, 3, "precision", other, "0 or 10")),
+        };
+        let n_kv_max = u32::try_from(words.int(4))
+            .map_err(|_| ParamError::new(code, 4, "n_kv_max", words.int(4), "a count, not negative"))?;
+        Ok(FlashAttn {
+            scale: words.float(0),
+            max_bias: words.float(1),
+            softcap: words.float(2),
+            f32_accumulation,
+            n_kv_max,
+        })
+    }
+
+    fn encode(&self) -> Words {
+        Words::default()
+            .with_float(0, self.scale)
+            .with_float(1, self.max_bias)
+            .with_float(2, self.softcap)
+            .with_int(3, if self.f32_accumulation { 10 } else { 0 })
+            .with_int(4, self.n_kv_max as i32)
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        let (q, v) = (srcs.need(0)?.ne(), srcs.need(2)?.ne());
+        Ok(Out { dtype: DType::F32, ne: [v[0], q[2], q[1], q[3]] })
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let (q, k, v) = (node.src(0)?, node.src(1)?, node.src(2)?);
+        node.dst_is(self.infer(&node.srcs)?)?;
+        ensure!(node, node.dst.is_contiguous(), "dst is contiguous");
+        ensure!(node, q.rows_dense() && k.rows_dense() && v.rows_dense(), "rows of q, k and v are dense");
+        let ([dk, n, heads, batches], kn, vn) = (q.ne(), k.ne(), v.ne());
+        ensure!(node, kn[0] == dk, "rows of q and k are equally long");
+        ensure!(node, kn[1] == vn[1], "k and v have equally many positions");
+        ensure!(node, kn[3] == batches && vn[3] == batches, "q, k and v have equally many batches");
+        ensure!(
+            node,
+            heads.is_multiple_of(kn[2]) && heads.is_multiple_of(vn[2]),
+            "q's heads are a multiple of k's and v's"
+        );
+        if let Some(mask) = node.srcs.get(3) {
+            let ne = mask.ne();
+            ensure!(node, mask.dtype() == DType::F16 && mask.is_contiguous(), "the mask is F16 and contiguous");
+            ensure!(node, ne[0] == kn[1] && ne[1] >= n, "the mask has an entry per position and a row per query");
+            ensure!(
+                node,
+                heads.is_multiple_of(ne[2]) && batches.is_multiple_of(ne[3]),
+                "the mask repeats over heads and batches"
+            );
+        } else {
+            ensure!(node, self.max_bias <= 0.0, "ALiBi needs a mask");
+        }
+        if let Some(sinks) = node.srcs.get(4) {
+            ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");
+        }
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,104 @@
+//! GLU: gated linear units, `activation(x) * gate` with both from one tensor or from two.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+
+/// A gated unit. Of one source `[ne3, ne2, ne1, 2 n]` the row's first half is x and its second half the gate g; of two
+/// sources `[ne3, ne2, ne1, n]` the first is x and the second g. The result is `[ne3, ne2, ne1, n]`, computed in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Glu {
+    /// The activation.
+    pub kind: Kind,
+    /// Of one source: the second half is x and the first half g.
+    pub swapped: bool,
+}
+
+/// The kinds of GLU, in the order of their numbers on the wire. GELU is evaluated directly, see
+/// [`super::unary::Kind::Gelu`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// `x > 0 ? x g : 0`.
+    Reglu,
+    /// `gelu(x) g`, GELU by its tanh approximation.
+    Geglu,
+    /// `silu(x) g`.
+    Swiglu,
+    /// `x' / (1 + e^(-alpha x')) (g' + 1)` with `x' = min(x, limit)` and `g'` clamped to ±limit (gpt-oss).
+    SwigluOai {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// Bound of both inputs.
+        limit: f32,
+    },
+    /// `gelu_erf(x) g`.
+    GegluErf,
+    /// `gelu_quick(x) g`.
+    GegluQuick,
+    /// `silu(x') g'` with `x' = min(x, limit)` and `g'` clamped to ±limit.
+    SwigluClamp {
+        /// Bound of both inputs.
+        limit: f32,
+    },
+}
+
+impl Family for Glu {
+    fn code(&self) -> OpCode {
+        OpCode::Glu
+    }
+
+    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+        let (alpha, limit) = (words.float(2), words.float(3));
+        let kind = match words.int(0) {
+            0 => Kind::Reglu,
+            1 => Kind::Geglu,
+            2 => Kind::Swiglu,
+            3 => Kind::SwigluOai { alpha, limit },
+            4 => Kind::GegluErf,
+            5 => Kind::GegluQuick,
+            6 => Kind::SwigluClamp { limit },
+            other => return Err(ParamError::new(code, 0, "kind", other, "0 to 6")),
+        };
+        let swapped = match words.int(1) {
+            0 => false,
+            1 => true,
+            other => return Err(ParamError::new(code, 1, "swapped", other, "0 or 1")),
+        };
+        Ok(Glu { kind, swapped })
+    }
+
+    fn encode(&self) -> Words {
+        let words = Words::default().with_int(1, i32::from(self.swapped));
+        match self.kind {
+            Kind::Reglu => words.with_int(0, 0),
+            Kind::Geglu => words.with_int(0, 1),
+            Kind::Swiglu => words.with_int(0, 2),
+            Kind::SwigluOai { alpha, limit } => words.with_int(0, 3).with_float(2, alpha).with_float(3, limit),
+            Kind::GegluErf => words.with_int(0, 4),
+            Kind::GegluQuick => words.with_int(0, 5),
+            Kind::SwigluClamp { limit } => words.with_int(0, 6).with_float(3, limit),
+        }
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        let mut out = Out::like(srcs.need(0)?);
+        if srcs.get(1).is_none() {
+            out.ne[0] /= 2;
+        }
+        Ok(out)
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let mut ne = node.src(0)?.ne();
+        if let Some(b) = node.srcs.get(1) {
+            ensure!(node, b.ne() == ne, "both sources have the same shape");
+            ensure!(node, !self.swapped, "halves of one source are swapped, two sources are not");
+        } else {
+            ne[0] /= 2;
+        }
+        ensure!(node, node.dst.ne() == ne, "dst has the shape of x");
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,65 @@
+//! SUM, SUM_ROWS, MEAN, ARGMAX: one value out of many.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// A reduction of a tensor `[ne3, ne2, ne1, ne0]`. None has parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    /// The sum of all elements, `[1, 1, 1, 1]`, accumulated in f64 and rounded once.
+    Sum,
+    /// The sum of each row, `[ne3, ne2, ne1, 1]`, accumulated in f64.
+    SumRows,
+    /// The mean of each row, `[ne3, ne2, ne1, 1]`: the f64 sum rounded to f32, then divided by `ne0` in f32.
+    Mean,
+    /// The index of the largest value of each row of a matrix `[1, 1, m, n]`, I32 `[1, 1, 1, m]`. Of several, the last;
+    /// NaN is never the largest; 0 when there is nothing else.
+    Argmax,
+}
+
+impl Family for Reduce {
+    fn code(&self) -> OpCode {
+        match self {
+            Reduce::Sum => OpCode::Sum,
+            Reduce::SumRows => OpCode::SumRows,
+            Reduce::Mean => OpCode::Mean,
+            Reduce::Argmax => OpCode::Argmax,
+        }
+    }
+
+    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+        Ok(match code {
+            OpCode::SumRows => Reduce::SumRows,
+            OpCode::Mean => Reduce::Mean,
+            OpCode::Argmax => Reduce::Argmax,
+            _ => Reduce::Sum,
+        })
+    }
+
+    fn encode(&self) -> Words {
+        Words::default()
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        let x = srcs.need(0)?;
+        let [_, n1, n2, n3] = x.ne();
+        Ok(match self {
+            Reduce::Sum => Out { dtype: x.dtype(), ne: [1; 4] },
+            Reduce::SumRows | Reduce::Mean => Out { dtype: DType::F32, ne: [1, n1, n2, n3] },
+            Reduce::Argmax => Out { dtype: DType::I32, ne: [n1, 1, 1, 1] },
+        })
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let [n, _, n2, n3] = node.src(0)?.ne();
+        if let Reduce::Argmax = self {
+            ensure!(node, n2 == 1 && n3 == 1, "the source is a matrix");
+            ensure!(node, i32::try_from(n).is_ok(), "an index within a row fits an I32");
+        }
+        node.dst_is(self.infer(&node.srcs)?)
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}

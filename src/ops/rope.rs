@@ -1,0 +1,204 @@
+//! ROPE: rotary position embedding.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// Which channels form a pair, and which position turns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeMode {
+    /// Neighbours `(2j, 2j+1)`.
+    Normal,
+    /// Halves `(j, j + n_dims/2)`.
+    Neox,
+    /// Halves; pairs take their position from four per token (time, height, width, extra) in consecutive sections.
+    Mrope([u32; 4]),
+    /// As [`RopeMode::Mrope`] over the whole row, pairs `(j, j + n_dims)`; frequencies restart in each section.
+    Vision([u32; 4]),
+    /// As [`RopeMode::Mrope`], with time, height and width interleaved instead of in sections.
+    Imrope([u32; 4]),
+}
+
+impl RopeMode {
+    /// The four section lengths, in pairs; `None` for a mode with one position per token.
+    pub fn sections(&self) -> Option<[u32; 4]> {
+        match *self {
+            RopeMode::Normal | RopeMode::Neox => None,
+            RopeMode::Mrope(s) | RopeMode::Vision(s) | RopeMode::Imrope(s) => Some(s),
+        }
+    }
+
+    fn to_wire(self) -> i32 {
+        match self {
+            RopeMode::Normal => 0,
+            RopeMode::Neox => 2,
+            RopeMode::Mrope(_) => 8,
+            RopeMode::Vision(_) => 24,
+            RopeMode::Imrope(_) => 40,
+        }
+    }
+}
+
+/// Rotates pairs of channels by angles that grow with the token's position.
+///
+/// x F32 or F16 `[batch, tokens, heads, ne0]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all
+/// times, then all heights, widths, extras); optionally F32 factors that divide each pair's frequency. Angles,
+/// including the YaRN correction (`ext_factor` ≠ 0), are those of `OPS.md`, entry ROPE.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// Pairing and positions.
+    pub mode: RopeMode,
+    /// Rotated channels: even, not 0.
+    pub n_dims: u32,
+    /// First rotated channel: even; 0 with [`RopeMode::Vision`].
+    pub n_offs: u32,
+    /// Context length of the training, for YaRN.
+    pub n_ctx_orig: i32,
+    /// Base of the frequencies.
+    pub freq_base: f32,
+    /// Factor on all angles.
+    pub freq_scale: f32,
+    /// Share of the unscaled angle in YaRN's mix; 0 turns the correction off.
+    pub ext_factor: f32,
+    /// Factor on the rotated values.
+    pub attn_factor: f32,
+    /// Turns over the training context above which YaRN keeps the unscaled angle.
+    pub beta_fast: f32,
+    /// Turns over the training context below which YaRN scales the angle fully.
+    pub beta_slow: f32,
+}
+
+impl Rope {
+    /// A plain rotation of the first `n_dims` channels: base 10000, no scaling.
+    pub fn new(mode: RopeMode, n_dims: u32) -> Rope {
+        Rope {
+            mode,
+            n_dims,
+            n_offs: 0,
+            n_ctx_orig: 0,
+            freq_base: 10000.0,
+            freq_scale: 1.0,
+            ext_factor: 0.0,
+            attn_factor: 1.0,
+            beta_fast: 0.0,
+            beta_slow: 0.0,
+        }
+    }
+
+    /// Pairs of channels that are rotated.
+    pub fn pairs(&self) -> usize {
+        let n = self.n_dims as usize;
+        if matches!(self.mode, RopeMode::Vision(_)) { n } else { n / 2 }
+    }
+}
+
+impl Family for Rope {
+    fn code(&self) -> OpCode {
+        OpCode::Rope
+    }
+
+    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+        let even = |word, name, expected| {
+            let value = words.int(word);
+            let error = || ParamError::new(code, word, name, value, expected);
+            u32::try_from(value).ok().filter(|v| v.is_multiple_of(2)).ok_or_else(error)
+        };
+        let n_dims = even(1, "n_dims", "an even number above 0")?;
+        if n_dims == 0 {
+            return Err(ParamError::new(code, 1, "n_dims", n_dims, "an even number above 0"));
+        }
+        let n_offs = even(15, "n_offs", "an even number, not negative")?;
+        let sections = || {
+            let mut sections = [0; 4];
+            for (k, section) in sections.iter_mut().enumerate() {
+                let value = words.int(11 + k);
+                let error = |_| ParamError::new(code, 11 + k, "sections", value, "a length, not negative");
+                *section = u32::try_from(value).map_err(error)?;
+            }
+            if sections[..3] == [0; 3] {
+                return Err(ParamError::new(code, 11, "sections", 0, "one of the first three above 0"));
+            }
+            Ok(sections)
+        };
+        let mode = match words.int(2) {
+            0 => RopeMode::Normal,
+            2 => RopeMode::Neox,
+            8 => RopeMode::Mrope(sections()?),
+            24 => RopeMode::Vision(sections()?),
+            40 => RopeMode::Imrope(sections()?),
+            other => return Err(ParamError::new(code, 2, "mode", other, "0, 2, 8, 24 or 40")),
+        };
+        if n_offs != 0 && matches!(mode, RopeMode::Vision(_)) {
+            return Err(ParamError::new(code, 15, "n_offs", n_offs, "0 with vision"));
+        }
+        Ok(Rope {
+            mode,
+            n_dims,
+            n_offs,
+            n_ctx_orig: words.int(4),
+            freq_base: words.float(5),
+            freq_scale: words.float(6),
+            ext_factor: words.float(7),
+            attn_factor: words.float(8),
+            beta_fast: words.float(9),
+            beta_slow: words.float(10),
+        })
+    }
+
+    fn encode(&self) -> Words {
+        let mut words = Words::default()
+            .with_int(1, self.n_dims as i32)
+            .with_int(2, self.mode.to_wire())
+            .with_int(4, self.n_ctx_orig)
+            .with_float(5, self.freq_base)
+            .with_float(6, self.freq_scale)
+            .with_float(7, self.ext_factor)
+            .with_float(8, self.attn_factor)
+            .with_float(9, self.beta_fast)
+            .with_float(10, self.beta_slow)
+            .with_int(15, self.n_offs as i32);
+        for (k, section) in self.mode.sections().unwrap_or_default().into_iter().enumerate() {
+            words = words.with_int(11 + k, section as i32);
+        }
+        words
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        Ok(Out::like(srcs.need(0)?))
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let (x, positions) = (node.src(0)?, node.src(1)?);
+        node.dst_is(Out::like(x))?;
+        ensure!(node, x.rows_dense() && node.dst.rows_dense(), "rows of x and dst are dense");
+        ensure!(node, matches!(x.dtype(), DType::F32 | DType::F16), "x is F32 or F16");
+        let [ne0, _, tokens, _] = x.ne();
+        // Ops made in process have not been through `decode`.
+        ensure!(node, self.n_dims > 0 && self.n_dims.is_multiple_of(2), "n_dims is even and above 0");
+        ensure!(node, self.n_offs.is_multiple_of(2), "n_offs is even");
+        let (n_dims, n_offs) = (self.n_dims as usize, self.n_offs as usize);
+        if let Some(sections) = self.mode.sections() {
+            ensure!(node, sections[..3] != [0; 3], "one of the first three sections is above 0");
+            let sum: u64 = sections.iter().map(|&s| u64::from(s)).sum();
+            ensure!(node, sum <= ne0 as u64, "sections together are no longer than a row");
+            ensure!(node, Some(positions.ne()[0]) == tokens.checked_mul(4), "there are four positions per token");
+        } else {
+            ensure!(node, positions.ne()[0] == tokens, "there is one position per token");
+        }
+        if matches!(self.mode, RopeMode::Vision(_)) {
+            ensure!(node, n_offs == 0 && ne0 / 2 == n_dims && ne0 % 2 == 0, "vision rotates the whole row");
+        } else {
+            ensure!(node, n_offs + n_dims <= ne0, "the rotated channels lie within the row");
+        }
+        ensure!(node, positions.dtype() == DType::I32 && positions.rows() == 1, "positions are an I32 vector");
+        if let Some(factors) = node.srcs.get(2) {
+            // A vector: were it to share dst's place, dst would be a single row, and factors are read before it is written.
+            ensure!(node, factors.dtype() == DType::F32 && factors.rows() == 1, "factors are an F32 vector");
+            ensure!(node, factors.ne()[0] >= self.pairs(), "there is a factor for each pair");
+        }
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}

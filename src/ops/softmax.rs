@@ -1,0 +1,63 @@
+//! SOFT_MAX: softmax over rows, with mask, ALiBi and sinks.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// `softmax(scale * x + slope(h) * mask)` over each row.
+///
+/// x F32 `[B, H, m, n]`; mask F16 or F32 `[B', H', ≥ m, n]`, repeated over heads and batches; sinks F32 `[H]`: one
+/// more logit per head that takes its share and gives no output. A row that is masked entirely, without a sink, is
+/// NaN. All are contiguous. Formula: `OPS.md`, entry SOFT_MAX.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftMax {
+    /// Factor on x.
+    pub scale: f32,
+    /// ALiBi: above 0, the mask counts with a slope of its own for each head.
+    pub max_bias: f32,
+}
+
+impl Family for SoftMax {
+    fn code(&self) -> OpCode {
+        OpCode::SoftMax
+    }
+
+    fn decode(_: OpCode, words: &Words) -> Result<Self, ParamError> {
+        Ok(SoftMax { scale: words.float(0), max_bias: words.float(1) })
+    }
+
+    fn encode(&self) -> Words {
+        Words::default().with_float(0, self.scale).with_float(1, self.max_bias)
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        Ok(Out::like(srcs.need(0)?))
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let x = node.src(0)?;
+        node.dst_is(Out::like(x))?;
+        ensure!(node, x.is_contiguous() && node.dst.is_contiguous(), "x and dst are contiguous");
+        let [n, m, heads, batches] = x.ne();
+        if let Some(mask) = node.srcs.get(1) {
+            let ne = mask.ne();
+            ensure!(node, matches!(mask.dtype(), DType::F16 | DType::F32), "the mask is F16 or F32");
+            ensure!(node, mask.is_contiguous(), "the mask is contiguous");
+            ensure!(node, ne[0] == n && ne[1] >= m, "the mask has x's row length and at least its rows");
+            ensure!(
+                node,
+                heads.is_multiple_of(ne[2]) && batches.is_multiple_of(ne[3]),
+                "the mask repeats over heads and batches"
+            );
+        } else {
+            ensure!(node, self.max_bias <= 0.0, "ALiBi needs a mask");
+        }
+        if let Some(sinks) = node.srcs.get(2) {
+            ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");
+        }
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,65 @@
+//! ARGSORT and TOP_K: the order of each row's values, as indices.
+
+use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use crate::tensor::DType;
+
+/// Indices of a row of values by size, as I32. NaNs are beyond the infinity of their sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// All indices in order; dst has the source's shape. Equal values come in order of their index (ggml: any order).
+    Argsort {
+        /// Largest first.
+        descending: bool,
+    },
+    /// Indices of the k largest, in any order: dst is `[ne3, ne2, ne1, k]`, and only it says k.
+    TopK,
+}
+
+impl Family for Sort {
+    fn code(&self) -> OpCode {
+        match self {
+            Sort::Argsort { .. } => OpCode::Argsort,
+            Sort::TopK => OpCode::TopK,
+        }
+    }
+
+    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+        if code == OpCode::TopK {
+            return Ok(Sort::TopK);
+        }
+        match words.int(0) {
+            order @ 0..=1 => Ok(Sort::Argsort { descending: order == 1 }),
+            got => Err(ParamError::new(code, 0, "order", got, "0 (ascending) or 1 (descending)")),
+        }
+    }
+
+    fn encode(&self) -> Words {
+        match *self {
+            Sort::Argsort { descending } => Words::default().with_int(0, i32::from(descending)),
+            Sort::TopK => Words::default(),
+        }
+    }
+
+    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+        match self {
+            Sort::Argsort { .. } => Ok(Out { dtype: DType::I32, ne: srcs.need(0)?.ne() }),
+            Sort::TopK => Err(srcs.broken("only the destination says k")),
+        }
+    }
+
+    fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
+        let (src, dst) = (node.src(0)?.ne(), node.dst.ne());
+        ensure!(node, node.dst.dtype() == DType::I32, "indices are I32");
+        ensure!(node, dst[1..] == src[1..], "one row of indices for each row of values");
+        ensure!(node, i32::try_from(src[0]).is_ok(), "indices of a row fit an i32");
+        match self {
+            Sort::Argsort { .. } => ensure!(node, dst[0] == src[0], "dst has the source's shape"),
+            Sort::TopK => ensure!(node, dst[0] <= src[0], "k is at most the length of a row"),
+        }
+        Ok(())
+    }
+
+    fn in_place(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,207 @@
+//! The device contract, on the CPU device: order, points, failures, memory.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+use fanout::cpu::{CpuDevice, Path};
+use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};
+use fanout::graph::{Builder, Graph};
+use fanout::ops::OpCode;
+use fanout::ops::binary::Binary;
+use fanout::tensor::DType;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const MEMORY: u64 = 1 << 30;
+
+fn device(threads: usize) -> Arc<CpuDevice> {
+    CpuDevice::new("CPU", threads, Path::Exact, MEMORY).unwrap()
+}
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(60))
+}
+
+/// x = x + x on `n` floats at the start of slot 0.
+fn doubling(n: usize) -> Arc<Graph> {
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
+    let desc = b.tensor(x).unwrap().desc;
+    let onto = b.view(x, desc, 0).unwrap();
+    b.node_onto(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
+    Arc::new(b.build().unwrap())
+}
+
+/// A graph that finds an expert id out of range while it runs.
+fn failing() -> Arc<Graph> {
+    let mut b = Builder::new();
+    let (x, bias) = (b.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), b.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
+    let ids = b.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
+    b.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
+    Arc::new(b.build().unwrap())
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn upload(queue: &mut dyn Queue, buffer: &Buffer, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    queue.upload(buffer.region(0, bytes.len() as u64).unwrap(), Source::Borrowed(&bytes)).unwrap();
+}
+
+fn first(queue: &mut dyn Queue, buffer: &Buffer) -> Result<f32, DeviceError> {
+    Ok(floats(&queue.download(buffer.region(0, 4)?)?.wait(soon())?)[0])
+}
+
+#[test]
+fn work_runs_in_the_order_submitted() {
+    let (device, account) = (device(3), Account::new(MEMORY));
+    let graph = doubling(40_000);
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let mut queue = device.queue(&account).unwrap();
+    upload(&mut *queue, &buffer, &[1.0; 40_000]);
+    for _ in 0..10 {
+        queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+    }
+    let early = queue.download(buffer.whole()).unwrap();
+    queue.fill(buffer.whole(), 0).unwrap();
+    let late = queue.download(buffer.region(0, 160_000).unwrap()).unwrap();
+    assert!(floats(&early.wait(soon()).unwrap())[..40_000].iter().all(|&v| v == 1024.0));
+    assert!(floats(&late.wait(soon()).unwrap()).iter().all(|&v| v == 0.0));
+}
+
+#[test]
+fn a_failure_sticks_and_spares_other_queues() {
+    let (device, account) = (device(2), Account::new(MEMORY));
+    let graph = failing();
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let (mut bad, mut good) = (device.queue(&account).unwrap(), device.queue(&account).unwrap());
+    bad.fill(buffer.whole(), 0xff).unwrap(); // ids of -1
+    bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
+    let expected = |e: &DeviceError| matches!(e, DeviceError::Data { op: OpCode::AddId, .. });
+    let point = bad.mark();
+    assert!(expected(&point.wait(soon()).unwrap_err()));
+    assert!(expected(&first(&mut *bad, &buffer).unwrap_err()));
+    assert!(expected(&bad.fill(buffer.whole(), 0).unwrap_err()));
+    good.fill(buffer.whole(), 0).unwrap();
+    assert_eq!(first(&mut *good, &buffer), Ok(0.0));
+}
+
+#[test]
+fn a_queue_waits_for_anothers_point() {
+    let (one, two) = (device(1), device(1));
+    let account = Account::new(MEMORY);
+    let (a, b) = (one.alloc(4, &account).unwrap(), two.alloc(4, &account).unwrap());
+    let (mut source, mut target) = (one.queue(&account).unwrap(), two.queue(&account).unwrap());
+    // The source is held up by a point that only this thread releases: the copy must wait for it.
+    let gate = fanout::device::Timeline::new();
+    source.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
+    upload(&mut *source, &a, &[7.0]);
+    let ready = source.mark();
+    assert!(target.copy_from(a.whole(), b.whole(), Some(&ready)).unwrap());
+    let copied = target.mark();
+    source.wait(&copied).unwrap();
+    upload(&mut *source, &a, &[8.0]); // write after read
+    assert_eq!((ready.poll(), copied.poll()), (Ok(false), Ok(false)));
+    gate.advance(1);
+    assert_eq!(first(&mut *target, &b), Ok(7.0));
+    assert_eq!(first(&mut *source, &a), Ok(8.0));
+}
+
+#[test]
+fn a_dropped_queue_releases_whoever_waits_for_it() {
+    let (device, account) = (device(1), Account::new(MEMORY));
+    let mut queue = device.queue(&account).unwrap();
+    let buffer = device.alloc(4, &account).unwrap();
+    let gate = fanout::device::Timeline::new();
+    queue.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
+    queue.fill(buffer.whole(), 1).unwrap();
+    let point = queue.mark();
+    drop(queue);
+    gate.advance(1);
+    assert_eq!(point.wait(soon()), Err(DeviceError::Lost));
+}
+
+#[test]
+fn memory_is_charged_zeroed_and_given_back() {
+    let device = CpuDevice::new("CPU", 1, Path::Exact, 1000).unwrap();
+    let (small, large) = (Account::new(600), Account::new(10_000));
+    let mut queue = device.queue(&large).unwrap();
+    let a = device.alloc(500, &small).unwrap();
+    assert_eq!(queue.download(a.whole()).unwrap().wait(soon()).unwrap(), vec![0; 500]);
+    assert!(matches!(device.alloc(200, &small), Err(DeviceError::OutOfMemory { asked: 200, left: 100, limit: 600 })));
+    assert!(matches!(device.alloc(501, &large), Err(DeviceError::OutOfMemory { asked: 501, left: 500, limit: 1000 })));
+    assert!(device.alloc(u64::MAX, &large).is_err());
+    assert_eq!(device.memory().unwrap().free, 500);
+    drop(a);
+    queue.mark().wait(soon()).unwrap();
+    assert_eq!((device.memory().unwrap().free, small.used(), large.used()), (1000, 0, 0));
+    assert_eq!(device.alloc(0, &small).unwrap().bytes(), 0);
+}
+
+#[test]
+fn bad_handles_are_errors() {
+    let (device, account) = (device(1), Account::new(MEMORY));
+    let graph = doubling(16);
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let (buffer, tiny) = (device.alloc(1 << 12, &account).unwrap(), device.alloc(8, &account).unwrap());
+    let mut queue = device.queue(&account).unwrap();
+    assert!(buffer.region(1 << 12, 1).is_err() && buffer.region(u64::MAX, 2).is_err());
+    assert!(buffer.whole().part(4000, 97).is_err());
+    for bindings in [vec![], vec![tiny.whole()], vec![buffer.whole(), buffer.whole()]] {
+        assert!(matches!(queue.run(&program, &bindings.into()), Err(DeviceError::Misuse(_))));
+    }
+    let misuse = |r: Result<(), DeviceError>| matches!(r, Err(DeviceError::Misuse(_)));
+    assert!(misuse(queue.upload(tiny.whole(), Source::Borrowed(&[0; 7]))));
+    assert!(misuse(queue.copy_from(tiny.whole(), buffer.whole(), None).map(drop)));
+    assert!(queue.run(&program, &Arc::from([buffer.whole()])).is_ok(), "misuse does not stick");
+}
+
+#[test]
+fn a_writer_fills_in_place_and_its_error_does_not_stick() {
+    let (device, account) = (device(1), Account::new(MEMORY));
+    let mut queue = device.queue(&account).unwrap();
+    let bytes = 3 << 20;
+    let buffer = device.alloc(bytes, &account).unwrap();
+    let mut next = 0u8;
+    let mut counting = |piece: &mut [u8]| {
+        next += 1;
+        piece.fill(next);
+        Ok(())
+    };
+    queue.upload(buffer.whole(), Source::Writer(&mut counting)).unwrap();
+    let got = queue.download(buffer.whole()).unwrap().wait(soon()).unwrap();
+    assert_eq!((got[0], got[1 << 20], got[got.len() - 1]), (1, 2, 3));
+    let mut broken = |_: &mut [u8]| Err(std::io::Error::other("cut off"));
+    for region in [buffer.whole(), buffer.region(0, 16).unwrap()] {
+        let error = queue.upload(region, Source::Writer(&mut broken)).unwrap_err();
+        assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
+    }
+    assert!(first(&mut *queue, &buffer).is_ok());
+}
+
+/// Many queues on one pool, graph by graph: every result is as if it had run alone.
+#[test]
+fn sessions_share_the_pool_in_turn() {
+    let (device, account) = (device(3), Account::new(MEMORY));
+    let graph = doubling(20_000);
+    let (tx, rx) = mpsc::channel();
+    for seed in 1..=8u8 {
+        let (device, account, graph, tx) = (Arc::clone(&device), Arc::clone(&account), Arc::clone(&graph), tx.clone());
+        std::thread::spawn(move || {
+            let program = device.prepare(Arc::clone(&graph)).unwrap();
+            let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+            let mut queue = device.queue(&account).unwrap();
+            upload(&mut *queue, &buffer, &vec![f32::from(seed); 20_000]);
+            for _ in 0..20 {
+                queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+            }
+            let got = floats(&queue.download(buffer.region(0, 80_000).unwrap()).unwrap().wait(soon()).unwrap());
+            tx.send(got.iter().all(|&v| v == f32::from(seed) * (1 << 20) as f32)).unwrap();
+        });
+    }
+    drop(tx);
+    let results: Vec<bool> = rx.iter().collect();
+    assert_eq!(results, vec![true; 8]);
+}

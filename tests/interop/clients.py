@@ -1,0 +1,160 @@
+"""Models, clients in processes of their own, and their references, for the tests and the benchmarks."""
+
+import json
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from servers import HERE
+
+MODEL_S = 900.0  # making a 1b model takes about a minute; the machine may be busy
+
+
+class ClientError(Exception):
+    """A client failed, hung, or did not do what the test relies on."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What make_model.py is to write."""
+
+    dtype: str
+    arch: str = "llama"
+    size: str = "tiny"
+
+    def __str__(self) -> str:
+        return f"{self.arch}-{self.size}-{self.dtype}"
+
+    def ensure(self, folder: Path) -> Path:
+        """The model's file in `folder`, made if absent."""
+        path = folder / f"{self}.gguf"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            argv = [sys.executable, str(HERE / "make_model.py"), "--size", self.size, "--arch", self.arch]
+            argv += ["--type", self.dtype, str(path)]
+            done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=MODEL_S)
+            if done.returncode != 0:
+                raise ClientError(f"make_model.py {self}:\n{tail(done.stderr)}")
+        return path
+
+
+def tail(text: str, lines: int = 12) -> str:
+    return "\n".join("    " + line for line in text.splitlines()[-lines:])
+
+
+class Client:
+    """A llama_client.py process; `with` makes sure that none outlives its test."""
+
+    def __init__(self, model: Path, options: list[str]):
+        argv = [sys.executable, str(HERE / "llama_client.py"), str(model), "--verbose", *options]
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._out: list[str] = []
+        self._err: list[str] = []
+        self._news: queue.Queue[str | None] = queue.Queue()
+        self._threads = [
+            threading.Thread(target=self._read_out, daemon=True),
+            threading.Thread(target=self._read_err, daemon=True),
+        ]
+        for t in self._threads:
+            t.start()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _read_out(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._out.append(line)
+            self._news.put(line)
+        self._news.put(None)
+
+    def _read_err(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self._err.append(line)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._err)
+
+    def rpc_buffers(self) -> set[str]:
+        """The remote devices that hold weights of the model, as the client's own log names them."""
+        return set(re.findall(r"(RPC\d+\[\S+\]) model buffer size", self.stderr))
+
+    def wait_for(self, line: str, timeout_s: float) -> None:
+        """Block until the client has printed `line`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                got = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ClientError(f"no `{line}` within {timeout_s:.0f} s") from None
+            if got is None:
+                raise ClientError(f"ended before `{line}`:\n{tail(self.stderr)}")
+            if got.strip() == line:
+                return
+
+    def go(self) -> None:
+        """Release a client that waits at its --barrier."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL: the client gets no chance to say goodbye."""
+        self._process.kill()
+        self._process.wait()
+
+    def exit_code(self, timeout_s: float) -> int:
+        """Wait for the end; negative is the signal that ended it."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ClientError(f"still running after {timeout_s:.0f} s:\n{tail(self.stderr)}") from None
+        for t in self._threads:
+            t.join()
+        return code
+
+    def report(self, timeout_s: float) -> dict:
+        """The JSON object that the client prints at its end. An NMSE above its bound is the caller's to judge."""
+        code = self.exit_code(timeout_s)
+        try:
+            return json.loads(self._out[-1])
+        except (IndexError, json.JSONDecodeError):
+            raise ClientError(f"client ended with {code}:\n{tail(self.stderr)}") from None
+
+
+class References:
+    """Local CPU runs, one for each model and set of options, kept in `folder`."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._known: dict[tuple[Path, tuple[str, ...]], Path] = {}
+
+    def get(self, model: Path, options: tuple[str, ...], timeout_s: float) -> Path:
+        """The .npz file of logits and tokens."""
+        key = (model, options)
+        if key not in self._known:
+            out = self._folder / f"reference-{len(self._known)}.npz"
+            with Client(model, [*options, "--save", str(out)]) as client:
+                client.report(timeout_s)
+            self._known[key] = out
+        return self._known[key]

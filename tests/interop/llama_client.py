@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""A real llama.cpp client: loads a GGUF model, evaluates a fixed prompt, decodes greedily, reports as JSON.
+
+    llama_client.py MODEL.gguf                          # local CPU
+    llama_client.py MODEL.gguf --rpc HOST:PORT,...      # every layer on the servers' devices
+    llama_client.py MODEL.gguf --rpc ... --compare      # both; exits 1 where the NMSE of the logits is too large
+
+The last line of stdout is one JSON object: load_s, prompt_tok_s, gen_tok_s, tokens, and with --compare nmse
+and same_tokens. With --barrier the client prints `ready` once the model is loaded and goes on when a line
+comes on stdin, and each decoded token prints `token N` when it is there: so a test can run several side by side.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import llama_cpp
+import numpy as np
+
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml type numbers
+
+
+def add_servers(endpoints: list[str]) -> None:
+    """Register every device of `endpoints` with ggml, so that the next model is offered them."""
+    lib = os.path.join(os.path.dirname(llama_cpp.__file__), "lib")
+    # libllama links against the .so.0 names; the plain .so files are copies that would load twice.
+    ggml = ctypes.CDLL(os.path.join(lib, "libggml.so.0"))
+    rpc = ctypes.CDLL(os.path.join(lib, "libggml-rpc.so.0"))
+    rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
+    rpc.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
+    ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    for endpoint in endpoints:
+        registry = rpc.ggml_backend_rpc_add_server(endpoint.encode())
+        if not registry:
+            sys.exit(f"no RPC server at {endpoint}")
+        ggml.ggml_backend_register(registry)
+
+
+def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarray]:
+    """Returns the report and the prompt's logits, f64 [tokens, vocab]."""
+    if endpoints:
+        add_servers(endpoints)
+    start = time.perf_counter()
+    model = llama_cpp.Llama(
+        args.model,
+        n_gpu_layers=999 if endpoints else 0,
+        n_ctx=args.context,
+        n_batch=args.batch,
+        n_ubatch=args.ubatch,
+        n_threads=args.threads,
+        n_threads_batch=args.threads,
+        flash_attn=args.flash_attn,
+        offload_kqv=not args.kv_on_host,
+        type_k=KV_TYPES[args.kv_type],
+        type_v=KV_TYPES[args.kv_type],
+        logits_all=True,
+        verbose=args.verbose,
+    )
+    load_s = time.perf_counter() - start
+    if args.barrier:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    vocab = model.n_vocab()
+    words = vocab - 259  # the tokens after the control and byte ones
+    prompt = [1] + [(7919 * (i + args.seed) + 13) % words + 259 for i in range(args.prompt - 1)]
+    start = time.perf_counter()
+    model.eval(prompt)
+    prompt_s = time.perf_counter() - start
+    logits = np.array(model.scores[: len(prompt)], dtype=np.float64)
+    tokens: list[int] = []
+    start = time.perf_counter()
+    for n in range(args.generate):
+        token = int(np.argmax(model.scores[model.n_tokens - 1]))
+        tokens.append(token)
+        model.eval([token])
+        if args.barrier:
+            print(f"token {n}", flush=True)
+    gen_s = time.perf_counter() - start
+    report = {
+        "load_s": round(load_s, 3),
+        "prompt_tok_s": round(len(prompt) / prompt_s, 2),
+        "gen_tok_s": round(args.generate / gen_s, 2),
+        "tokens": tokens,
+    }
+    return report, logits
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def local_reference(out: str) -> None:
+    """Run this command line's model on the local CPU, in a process that knows no RPC device, into `out`."""
+    argv = [a for a in sys.argv[1:] if a not in ("--compare", "--barrier")]
+    subprocess.run([sys.executable, sys.argv[0], *argv, "--rpc", "", "--save", out], check=True, stdout=sys.stderr)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model")
+    p.add_argument("--rpc", default="", help="comma-separated HOST:PORT list")
+    p.add_argument("--compare", action="store_true", help="also run on the local CPU and compare")
+    p.add_argument("--reference", help="compare with this file, which --save of a local run wrote")
+    p.add_argument("--save", help="write logits and tokens to this .npz file")
+    p.add_argument("--max-nmse", type=float, default=1e-3)
+    p.add_argument("--prompt", type=int, default=64, help="prompt length in tokens")
+    p.add_argument("--seed", type=int, default=0, help="another number, another prompt")
+    p.add_argument("--generate", type=int, default=16, help="tokens to decode")
+    p.add_argument("--context", type=int, default=1024)
+    p.add_argument("--batch", type=int, default=512)
+    p.add_argument("--ubatch", type=int, default=512)
+    p.add_argument("--threads", type=int, default=os.cpu_count())
+    p.add_argument("--flash-attn", action="store_true")
+    p.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="quantised ones need --flash-attn")
+    p.add_argument("--kv-on-host", action="store_true", help="keep the KV cache off the devices: many splits a token")
+    p.add_argument("--barrier", action="store_true", help="wait before the prompt, report each token")
+    p.add_argument("--verbose", action="store_true")
+    args = p.parse_args()
+    report, logits = run(args, [e for e in args.rpc.split(",") if e])
+    if args.save:
+        np.savez(args.save, logits=logits, tokens=report["tokens"])
+    if args.compare or args.reference:
+        with tempfile.TemporaryDirectory() as scratch:
+            reference = args.reference or os.path.join(scratch, "reference.npz")
+            if not args.reference:
+                local_reference(reference)
+            with np.load(reference) as want:
+                report["nmse"] = nmse(logits, want["logits"])
+                report["same_tokens"] = want["tokens"].tolist() == report["tokens"]
+    print(json.dumps(report))
+    if not report.get("nmse", 0.0) <= args.max_nmse:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

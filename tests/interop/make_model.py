@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Write a GGUF model with random weights and a byte-fallback vocabulary.
+
+The weights come from a seeded generator, so the same arguments always give the same file. Such a model
+generates noise, but every shape, operation and byte moved is that of a real one: micro serves recorded
+sessions, tiny the interop tests, 1b the benchmarks. The types that the gguf package cannot write (q2_k to
+q6_k, q4_k_m) are made from a temporary f16 file by llama.cpp's own quantiser.
+
+    make_model.py --size tiny --type f16 tiny-f16.gguf
+    make_model.py --arch qwen3moe --type q8_0 moe.gguf
+    make_model.py --size 1b --type q4_k_m 1b-q4_k_m.gguf
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Size:
+    """Dimensions of a model: widths in elements, `vocab` in tokens; `experts` only in a mixture of experts."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ff: int
+    vocab: int
+    experts: int = 8
+
+
+SIZES = {
+    "micro": Size(2, 64, 4, 2, 128, 320, experts=4),
+    "tiny": Size(2, 256, 8, 4, 512, 512),
+    "1b": Size(22, 2048, 32, 4, 5632, 32000),
+}
+ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba")
+EXPERTS_USED = 2
+DIRECT = {
+    name: gguf.GGMLQuantizationType[name.upper()]
+    for name in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+}
+# llama.cpp's name of the file type, and whether every matrix is to have that one type. The K types of the
+# tests are pure, so that each one is also an embedding and an output matrix; q4_k_m is the usual mixture.
+REQUANTISED = {
+    "q2_k": ("Q2_K", True),
+    "q3_k": ("Q3_K_M", True),
+    "q4_k": ("Q4_K_M", True),
+    "q5_k": ("Q5_K_M", True),
+    "q6_k": ("Q6_K", True),
+    "q4_k_m": ("Q4_K_M", False),
+}
+TYPES = (*DIRECT, *REQUANTISED)
+
+
+def vocabulary(size: int) -> tuple[list[str], list[float], list[gguf.TokenType]]:
+    """SentencePiece-style pieces, scores and kinds: 3 control tokens, 256 bytes, then filler words."""
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    pieces += ["\u2581", *letters]
+    for n in range(size - len(pieces)):
+        pieces.append("\u2581" + "".join(letters[n // 26**k % 26] for k in range(4)))
+    kinds += [gguf.TokenType.NORMAL] * (size - len(kinds))
+    scores = [0.0] * 259 + [-float(i) for i in range(size - 259)]
+    return pieces[:size], scores, kinds
+
+
+class Writer:
+    """A GGUF file under construction, with the random numbers that fill it."""
+
+    def __init__(self, path: str, arch: str, dtype: str, seed: int):
+        self.gguf = gguf.GGUFWriter(path, arch)
+        self.dtype = dtype
+        self.rng = np.random.default_rng(seed)
+
+    def matrix(self, name: str, rows: int, cols: int, experts: int = 0, dtype: str | None = None) -> None:
+        """A weight whose rows have unit expected norm, in the model's type unless `dtype` says otherwise."""
+        dtype = dtype or self.dtype
+        shape = (experts, rows, cols) if experts else (rows, cols)
+        data = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(cols**-0.5)
+        if dtype == "f32":
+            self.gguf.add_tensor(name, data)
+        elif dtype == "f16":
+            self.gguf.add_tensor(name, data.astype(np.float16))
+        else:
+            self.gguf.add_tensor(name, gguf.quants.quantize(data, DIRECT[dtype]), raw_dtype=DIRECT[dtype])
+
+    def vector(self, name: str, n: int, mean: float) -> None:
+        """An f32 vector, as norms and biases are in every file."""
+        self.gguf.add_tensor(name, (mean + 0.1 * self.rng.standard_normal(n)).astype(np.float32))
+
+    def finish(self) -> None:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+
+def add_vocabulary(w: gguf.GGUFWriter, size: int) -> None:
+    pieces, scores, kinds = vocabulary(size)
+    w.add_vocab_size(size)
+    w.add_tokenizer_model("llama")
+    w.add_token_list(pieces)
+    w.add_token_scores(scores)
+    w.add_token_types(kinds)
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
+    w.add_unk_token_id(0)
+
+
+def transformer_block(w: Writer, arch: str, size: Size, block: str) -> None:
+    width, ff, experts, head = size.width, size.ff, size.experts, size.width // size.heads
+    kv_width = head * size.kv_heads
+    w.vector(f"{block}.attn_norm.weight", width, 1.0)
+    w.matrix(f"{block}.attn_q.weight", width, width)
+    w.matrix(f"{block}.attn_k.weight", kv_width, width)
+    w.matrix(f"{block}.attn_v.weight", kv_width, width)
+    w.matrix(f"{block}.attn_output.weight", width, width)
+    if arch == "qwen2":
+        for part, n in (("q", width), ("k", kv_width), ("v", kv_width)):
+            w.vector(f"{block}.attn_{part}.bias", n, 0.0)
+    if arch.startswith("qwen3"):
+        w.vector(f"{block}.attn_q_norm.weight", head, 1.0)
+        w.vector(f"{block}.attn_k_norm.weight", head, 1.0)
+    w.vector(f"{block}.ffn_norm.weight", width, 1.0)
+    if arch == "qwen3moe":
+        w.matrix(f"{block}.ffn_gate_inp.weight", experts, width, dtype="f32")
+        w.matrix(f"{block}.ffn_gate_exps.weight", ff // 2, width, experts)
+        w.matrix(f"{block}.ffn_up_exps.weight", ff // 2, width, experts)
+        w.matrix(f"{block}.ffn_down_exps.weight", width, ff // 2, experts)
+    else:
+        w.matrix(f"{block}.ffn_gate.weight", ff, width)
+        w.matrix(f"{block}.ffn_up.weight", ff, width)
+        w.matrix(f"{block}.ffn_down.weight", width, ff)
+
+
+def mamba_block(w: Writer, size: Size, block: str) -> None:
+    """A state-space block: its convolution and scan are ops that no transformer uses."""
+    inner, state, kernel, rank = mamba_dims(size)
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    w.matrix(f"{block}.ssm_in.weight", 2 * inner, size.width)
+    w.matrix(f"{block}.ssm_conv1d.weight", inner, kernel, dtype="f32")
+    w.vector(f"{block}.ssm_conv1d.bias", inner, 0.0)
+    w.matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+    w.matrix(f"{block}.ssm_dt.weight", inner, rank, dtype="f32")
+    w.vector(f"{block}.ssm_dt.bias", inner, 0.0)
+    w.gguf.add_tensor(f"{block}.ssm_a", np.tile(-np.arange(1, state + 1, dtype=np.float32), (inner, 1)))
+    w.vector(f"{block}.ssm_d", inner, 1.0)
+    w.matrix(f"{block}.ssm_out.weight", size.width, inner)
+
+
+def mamba_dims(size: Size) -> tuple[int, int, int, int]:
+    """Inner width, state size, convolution kernel and rank of the time step."""
+    return 2 * size.width, 16, 4, max(1, size.width // 16)
+
+
+def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, seed: int) -> None:
+    """Write a model whose type the gguf package can produce."""
+    writer = Writer(path, arch, dtype, seed)
+    w = writer.gguf
+    w.add_name(f"random-{arch}-{dtype}")
+    w.add_context_length(context)
+    w.add_embedding_length(size.width)
+    w.add_block_count(size.layers)
+    w.add_layer_norm_rms_eps(1e-5)
+    if arch == "mamba":
+        inner, state, kernel, rank = mamba_dims(size)
+        w.add_feed_forward_length(0)
+        w.add_head_count(0)
+        w.add_ssm_inner_size(inner)
+        w.add_ssm_state_size(state)
+        w.add_ssm_conv_kernel(kernel)
+        w.add_ssm_time_step_rank(rank)
+    else:
+        head = size.width // size.heads
+        w.add_feed_forward_length(size.ff)
+        w.add_head_count(size.heads)
+        w.add_head_count_kv(size.kv_heads)
+        w.add_rope_dimension_count(head)
+        w.add_rope_freq_base(10000.0)
+        if arch.startswith("qwen3"):
+            w.add_key_length(head)
+            w.add_value_length(head)
+        if arch == "qwen3moe":
+            w.add_expert_count(size.experts)
+            w.add_expert_used_count(EXPERTS_USED)
+            w.add_expert_feed_forward_length(size.ff // 2)
+    add_vocabulary(w, size.vocab)
+    writer.matrix("token_embd.weight", size.vocab, size.width)
+    writer.vector("output_norm.weight", size.width, 1.0)
+    writer.matrix("output.weight", size.vocab, size.width)
+    for i in range(size.layers):
+        if arch == "mamba":
+            mamba_block(writer, size, f"blk.{i}")
+        else:
+            transformer_block(writer, arch, size, f"blk.{i}")
+    writer.finish()
+
+
+def requantise(source: str, path: str, dtype: str) -> None:
+    """Quantise the f16 model `source` into `path` with llama.cpp's own quantiser."""
+    import llama_cpp
+
+    ftype, pure = REQUANTISED[dtype]
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{ftype}")
+    params.pure = pure
+    params.nthread = os.cpu_count() or 1
+    code = llama_cpp.llama_model_quantize(source.encode(), path.encode(), params)
+    if code != 0:
+        sys.exit(f"llama_model_quantize to {dtype} failed with {code}")
+
+
+def make_model(path: str, size: str, arch: str, dtype: str, context: int = 4096, seed: int = 1) -> None:
+    """Write one model to `path`, which appears only once it is whole."""
+    folder = os.path.dirname(os.path.abspath(path))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+        whole = os.path.join(scratch, "model.gguf")
+        if dtype in DIRECT:
+            write_direct(whole, SIZES[size], arch, dtype, context, seed)
+        else:
+            source = os.path.join(scratch, "f16.gguf")
+            write_direct(source, SIZES[size], arch, "f16", context, seed)
+            requantise(source, whole, dtype)
+        os.replace(whole, path)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("out")
+    p.add_argument("--size", choices=SIZES, default="tiny")
+    p.add_argument("--arch", choices=ARCHS, default="llama")
+    p.add_argument("--type", choices=TYPES, default="f16", help="type of the weight matrices")
+    p.add_argument("--context", type=int, default=4096, help="context length in tokens")
+    p.add_argument("--seed", type=int, default=1)
+    a = p.parse_args()
+    make_model(a.out, a.size, a.arch, a.type, a.context, a.seed)
+
+
+if __name__ == "__main__":
+    main()

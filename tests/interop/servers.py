@@ -1,0 +1,137 @@
+"""Servers under test, as context managers: ours and llama.cpp's own. No fixed ports, no sleeps."""
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+START_S = 60.0  # a server that does not listen by then has failed
+STOP_S = 10.0  # from SIGTERM to the end of the process
+
+
+class ServerError(Exception):
+    """The server did not start, died, or did not end when told to."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """A server process, listening once entered; `endpoint` is its HOST:PORT and `log` all it has said."""
+
+    def __init__(self, argv: list[str], endpoint: str | None = None):
+        self.argv = argv
+        self.endpoint = endpoint or ""
+        self._lines: list[str] = []
+        self._news: queue.Queue[str | None] = queue.Queue()
+
+    def __enter__(self) -> "Server":
+        env = {**os.environ, "RUST_LOG": os.environ.get("RUST_LOG", "info")}
+        self._process = subprocess.Popen(
+            self.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            if self.endpoint:
+                self._wait_for_connect()
+            else:
+                self._wait_for_line()
+        except ServerError:
+            self._process.kill()
+            raise
+        return self
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._lines.append(line)
+            self._news.put(line)
+        self._news.put(None)
+
+    def _wait_for_line(self) -> None:
+        """Ours says where it listens, as port 0 leaves the choice to the system."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                line = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ServerError(f"no `listening on` within {START_S:.0f} s:\n{self.log}") from None
+            if line is None:
+                raise ServerError(f"{self.argv[0]} ended at start:\n{self.log}")
+            if found := re.search(r"listening on (\S+:\d+)", line):
+                self.endpoint = found.group(1)
+                return
+
+    def _wait_for_connect(self) -> None:
+        host, port = self.endpoint.rsplit(":", 1)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if not self.alive():
+                break
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.02)  # a poll with a deadline: this server does not say reliably when it is ready
+        raise ServerError(f"nothing listens on {self.endpoint}:\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def resident(self) -> int:
+        """Resident memory of the process in bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found.group(1)) * 1024 if found else 0
+
+    def wait_for_log(self, text: str, timeout_s: float) -> bool:
+        """True once `text` stands in the log: its writer may run a moment behind the client's end."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            if error is None:
+                raise ServerError(f"still running {STOP_S:.0f} s after SIGTERM:\n{self.log}") from None
+        self._reader.join()
+
+
+def ours(threads: int, devices: str = "CPU", binary: Path | None = None) -> Server:
+    """fanout's release binary on a port of the system's choice."""
+    binary = binary or ROOT / "target" / "release" / "rpc-server"
+    return Server([str(binary), "-H", "127.0.0.1", "-p", "0", "-t", str(threads), "-d", devices])
+
+
+def peer(threads: int) -> Server:
+    """llama.cpp's own server with its CPU device. It serves one client at a time."""
+    port = free_port()
+    argv = [sys.executable, str(HERE / "peer_server.py"), "--port", str(port), "--threads", str(threads)]
+    return Server(argv, endpoint=f"127.0.0.1:{port}")

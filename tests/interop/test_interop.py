@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""Real llama.cpp clients against our rpc-server: the logits must be those of llama.cpp's local CPU.
+
+    test_interop.py [--full] [--only TEXT] [--peer]
+
+Prints a table and exits 1 if any row fails. Every client is a process of its own with a deadline. --peer runs the
+rows that llama.cpp's own server can serve against that server, which tells a fault of ours from one of the test.
+"""
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from clients import Client, ClientError, Model, References, tail
+from load import IDLE, LoadError, killed_upload, latency
+from servers import ROOT, Server, ServerError, ours, peer
+
+DENSE = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+NMSE = 1e-3
+NMSE_QUANTISED_MOE = 1e-2  # a flipped expert alone costs llama.cpp's own server 2e-3
+CLIENT_S = 120.0
+TOGETHER = 4  # clients at once
+SURVIVOR_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """One client's run: the model, the client's options, and on how many servers and devices."""
+
+    name: str
+    model: Model
+    options: tuple[str, ...] = ()
+    bound: float = NMSE
+    servers: int = 1
+    devices: int = 1  # of each server
+    seconds: float = CLIENT_S
+
+
+@dataclass
+class Result:
+    """A row of the table."""
+
+    name: str
+    ok: bool
+    note: str = ""
+    nmse: float | None = None
+    same: bool | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def cases(full: bool) -> list[Case]:
+    fa = ("--flash-attn",)
+    rows = []
+    for dtype in DENSE:
+        rows.append(Case(f"llama {dtype}", Model(dtype)))
+        rows.append(Case(f"llama {dtype} flash-attn", Model(dtype), fa))
+    for arch in ("qwen2", "qwen3", "qwen3moe"):
+        for dtype in ("f32", "f16", "q4_0", "q8_0", "q4_k"):
+            flips = arch == "qwen3moe" and dtype.startswith("q")
+            bound = NMSE_QUANTISED_MOE if flips else NMSE
+            rows.append(Case(f"{arch} {dtype}", Model(dtype, arch), bound=bound))
+        rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
+    for dtype in ("f32", "q8_0"):
+        rows.append(Case(f"llama {dtype} KV on the host", Model(dtype), ("--kv-on-host",)))
+        rows.append(Case(f"llama {dtype} KV on the host flash-attn", Model(dtype), ("--kv-on-host", *fa)))
+        rows.append(Case(f"llama {dtype} q8_0 KV", Model(dtype), ("--kv-type", "q8_0", *fa)))
+        rows.append(Case(f"llama {dtype} small batches", Model(dtype), ("--ubatch", "24", "--batch", "48")))
+        rows.append(Case(f"llama {dtype} two servers", Model(dtype), servers=2))
+        rows.append(Case(f"llama {dtype} CPU,CPU", Model(dtype), devices=2))
+    rows.append(Case("qwen3moe f16 two servers", Model("f16", "qwen3moe"), servers=2))
+    if full:
+        short = ("--prompt", "32", "--generate", "8", "--context", "256")
+        rows.append(Case("llama 1b q4_0", Model("q4_0", size="1b"), short, seconds=900.0))
+        rows.append(Case("llama 1b q4_0 flash-attn", Model("q4_0", size="1b"), (*short, *fa), seconds=900.0))
+    return rows
+
+
+@dataclass
+class Bench:
+    """What all tests share: how to start a server, where models are, and the results so far."""
+
+    start: Callable[[str], Server]  # devices → server
+    references: References
+    scratch: Path
+    models: Path
+    is_peer: bool
+    only: str
+    results: list[Result] = field(default_factory=list)
+
+    def model(self, model: Model) -> Path:
+        """Small models are made anew, large ones kept."""
+        return model.ensure(self.scratch if model.size == "tiny" else self.models)
+
+    def wants(self, name: str) -> bool:
+        return self.only in name
+
+    def with_servers(self, devices: str, count: int, use: Callable[[list[Server]], None]) -> None:
+        """Call `use` with running servers. One that does not start, or not end, is a failed row."""
+        try:
+            with contextlib.ExitStack() as stack:
+                use([stack.enter_context(self.start(devices)) for _ in range(count)])
+        except ServerError as e:
+            first = str(e).partition("\n")[0]
+            self.add(Result(f"server with -d {devices}", False, first, detail=str(e)))
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        print(row(result), flush=True)
+        if not result.ok:
+            print(result.detail, flush=True)
+
+    def run(self, name: str, test: Callable[[], Result], servers: list[Server]) -> None:
+        """Run one row; whatever goes wrong in it is that row's failure, with the servers' last words."""
+        start = time.monotonic()
+        try:
+            result = test()
+        except (ClientError, ServerError, LoadError, OSError) as e:
+            result = Result(name, False, str(e).partition("\n")[0], detail=str(e))
+        for server in servers:
+            if not server.alive():
+                result.ok, result.note = False, "the server died"
+        result.seconds = time.monotonic() - start
+        if not result.ok:
+            result.detail += "".join(f"\n  server {s.endpoint}:\n{tail(s.log)}" for s in servers)
+        self.add(result)
+
+
+def row(r: Result) -> str:
+    error = "" if r.nmse is None else f"{r.nmse:.1e}"
+    same = {None: "", True: "same", False: "differ"}[r.same]
+    return f"{'ok' if r.ok else 'FAIL':4}  {r.name:38} {error:>8}  {same:6} {r.seconds:6.1f} s  {r.note}"
+
+
+def judge(case: Case, client: Client, report: dict) -> Result:
+    """Right logits, from the devices that the case is about."""
+    error, same = report["nmse"], report["same_tokens"]
+    notes = []
+    if not error <= case.bound:
+        notes.append(f"NMSE above {case.bound:.0e}")
+    if case.model.dtype == "f32" and "q8_0" not in case.options and not same:
+        notes.append("other greedy tokens than the local CPU")
+    buffers = client.rpc_buffers()
+    if len(buffers) != case.servers * case.devices:
+        notes.append(f"weights on {sorted(buffers)}")
+    return Result(case.name, not notes, "; ".join(notes), error, same, detail=tail(client.stderr) if notes else "")
+
+
+def run_case(bench: Bench, case: Case, servers: list[Server]) -> Result:
+    model = bench.model(case.model)
+    reference = bench.references.get(model, case.options, case.seconds)
+    endpoints = ",".join(s.endpoint for s in servers)
+    with Client(model, [*case.options, "--rpc", endpoints, "--reference", str(reference)]) as client:
+        return judge(case, client, client.report(case.seconds))
+
+
+def test_cases(bench: Bench, rows: list[Case]) -> None:
+    """All cases of the same placement share their servers, one session after the other."""
+    placements: dict[tuple[int, int], list[Case]] = {}
+    for case in rows:
+        if bench.wants(case.name) and not (bench.is_peer and case.devices > 1):
+            placements.setdefault((case.servers, case.devices), []).append(case)
+    for (count, devices), group in placements.items():
+        waiting = deque(group)
+        before = 0
+        while waiting and len(waiting) != before:  # again with new servers where one died, unless none starts
+            before = len(waiting)
+            bench.with_servers(",".join(["CPU"] * devices), count, partial(run_group, bench, waiting))
+
+
+def run_group(bench: Bench, waiting: deque[Case], servers: list[Server]) -> None:
+    """Take cases off `waiting` while the servers live."""
+    while waiting and all(s.alive() for s in servers):
+        case = waiting.popleft()
+        bench.run(case.name, partial(run_case, bench, case, servers), servers)
+
+
+@contextlib.contextmanager
+def at_barrier(bench: Bench, runs: list[tuple[Model, tuple[str, ...]]], server: Server) -> Iterator[list[Client]]:
+    """Clients that have all loaded their model on `server` and wait for the word."""
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(Client(bench.model(model), [*options, "--rpc", server.endpoint, "--barrier"]))
+            for model, options in runs
+        ]
+        for client in clients:
+            client.wait_for("ready", CLIENT_S)
+        yield clients
+
+
+def test_four_at_once(bench: Bench, server: Server) -> Result:
+    """Different models and prompts side by side: nobody sees another's data."""
+    name = f"{TOGETHER} clients at once"
+    specs = [Model("f32"), Model("q4_k"), Model("f16", "qwen3"), Model("q8_0")]
+    wanted = []
+    for seed, model in enumerate(specs):
+        options = ("--seed", str(seed + 1), "--generate", "64")
+        reference = bench.references.get(bench.model(model), options, CLIENT_S)
+        wanted.append((Case(name, model, options), reference))
+    runs = [(case.model, (*case.options, "--reference", str(reference))) for case, reference in wanted]
+    with at_barrier(bench, runs, server) as clients:
+        for client in clients:
+            client.go()
+        verdicts = [
+            judge(case, client, client.report(CLIENT_S)) for (case, _), client in zip(wanted, clients, strict=True)
+        ]
+    worst = max(verdicts, key=lambda r: r.nmse or 0.0)
+    failed = [f"{m}: {r.note}" for m, r in zip(specs, verdicts, strict=True) if not r.ok]
+    return Result(name, not failed, "; ".join(failed), worst.nmse, detail="".join(r.detail for r in verdicts))
+
+
+def test_kill(bench: Bench, server: Server) -> Result:
+    """`kill -9` of one decoding client leaves the tokens of another as they are alone."""
+    name = "kill -9 beside a decoding client"
+    survivor = (Model("f32"), ("--generate", str(SURVIVOR_TOKENS), "--seed", "7"))
+    victim = (Model("q8_0"), ("--generate", "900"))
+    with Client(bench.model(survivor[0]), [*survivor[1], "--rpc", server.endpoint]) as alone:
+        want = alone.report(CLIENT_S)["tokens"]
+    with at_barrier(bench, [survivor, victim], server) as (lives, dies):
+        lives.go()
+        dies.go()
+        lives.wait_for("token 2", CLIENT_S)
+        dies.wait_for("token 4", CLIENT_S)
+        overlap = lives.running() and dies.running()
+        dies.kill()
+        got = lives.report(CLIENT_S)["tokens"]
+    if not overlap:
+        return Result(name, False, "the two did not decode side by side")
+    return Result(name, got == want, same=got == want)
+
+
+def test_unsupported(bench: Bench, server: Server) -> Result:
+    """A state-space model is refused by the name of the op that is missing, and the server lives."""
+    name = "mamba is refused: SSM_CONV"
+    with Client(bench.model(Model("f32", "mamba")), ["--rpc", server.endpoint]) as client:
+        code = client.exit_code(CLIENT_S)
+    if code == 0:
+        return Result(name, False, "the client was served")
+    if not server.wait_for_log("SSM_CONV", timeout_s=5):
+        return Result(name, False, "the log does not name the op", detail=tail(client.stderr))
+    after = run_case(bench, Case("llama f32 after the refusal", Model("f32")), [server])
+    return Result(name, after.ok, after.note, after.nmse, after.same, after.detail)
+
+
+def test_load(name: str, measure: Callable[[Server], str], _: Bench, server: Server) -> Result:
+    """A bound that `measure` keeps or reports as broken."""
+    return Result(name, True, measure(server))
+
+
+def test_ours_only(bench: Bench) -> None:
+    """What llama.cpp's own server, with one client at a time and every op, has no answer to."""
+    tests: dict[str, Callable[[Bench, Server], Result]] = {
+        f"{TOGETHER} clients at once": test_four_at_once,
+        "kill -9 beside a decoding client": test_kill,
+        "mamba is refused: SSM_CONV": test_unsupported,
+    }
+    loads = {f"1 GiB upload, {IDLE} idle connections": latency, "killed in a 1 GiB upload": killed_upload}
+    tests |= {name: partial(test_load, name, measure) for name, measure in loads.items()}
+    wanted = {name: test for name, test in tests.items() if bench.wants(name)}
+    if not bench.is_peer:
+        for name, test in wanted.items():
+            bench.with_servers("CPU", 1, partial(run_alone, bench, name, test))
+
+
+def run_alone(bench: Bench, name: str, test: Callable[[Bench, Server], Result], servers: list[Server]) -> None:
+    bench.run(name, partial(test, bench, servers[0]), servers)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--full", action="store_true", help="also the 1b model")
+    p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
+    p.add_argument("--peer", action="store_true", help="against llama.cpp's own server")
+    p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
+    p.add_argument("--threads", type=int, default=2, help="of the server")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="where large models are kept")
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fanout-interop-") as scratch:
+        bench = Bench(
+            start=(lambda _: peer(a.threads)) if a.peer else (lambda devices: ours(a.threads, devices, a.binary)),
+            references=References(Path(scratch)),
+            scratch=Path(scratch),
+            models=a.models,
+            is_peer=a.peer,
+            only=a.only,
+        )
+        start = time.monotonic()
+        test_cases(bench, cases(a.full))
+        test_ours_only(bench)
+    failed = [r for r in bench.results if not r.ok]
+    print(f"{len(bench.results)} rows, {len(failed)} failed, {time.monotonic() - start:.0f} s")
+    for r in failed:
+        print(row(r))
+    if failed or not bench.results:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

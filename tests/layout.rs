@@ -1,0 +1,91 @@
+//! The house rules that the compiler does not hold: one stem per op family in every room, files of a size to read.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+use fanout::ops::OpCode;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// `<dir>/<stem>.rs` or a folder of that name.
+fn has(dir: &str, stem: &str) -> bool {
+    let base = root().join(dir);
+    base.join(format!("{stem}.rs")).is_file() || base.join(stem).join("mod.rs").is_file()
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn all_sources() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for dir in ["src", "bin", "tests"] {
+        sources(&root().join(dir), &mut found);
+    }
+    found
+}
+
+#[test]
+fn every_family_has_its_file_in_every_room() {
+    let stems: BTreeSet<_> = OpCode::ALL.iter().filter_map(|op| op.stem()).filter(|&s| s != "view").collect();
+    assert!(stems.len() >= 13);
+    let missing: Vec<_> = stems
+        .iter()
+        .flat_map(|stem| ["src/ops", "src/cpu/ops", "tests/ops"].map(|dir| (dir, *stem)))
+        .filter(|(dir, stem)| !has(dir, stem))
+        .collect();
+    assert!(missing.is_empty(), "no file for {missing:?}");
+}
+
+#[test]
+fn files_stay_short_enough_to_read() {
+    for path in all_sources() {
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= 550, "{} has {lines} lines: make a folder of the same name", path.display());
+    }
+}
+
+/// `unsafe` stands only where the design allows it.
+#[test]
+fn unsafe_code_stays_in_its_modules() {
+    let allowed = ["src/cpu/memory", "src/cpu/pool", "src/cpu/simd"];
+    for path in all_sources() {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
+        let text = fs::read_to_string(&path).unwrap();
+        let lifts = text.contains(concat!("allow(", "unsafe_code)"));
+        assert!(!lifts || allowed.iter().any(|a| name.starts_with(a)), "{name} lifts the ban on unsafe code");
+    }
+}
+
+/// Layers call downwards only.
+#[test]
+fn rooms_know_only_what_is_below_them() {
+    let rules: &[(&str, &[&str])] = &[
+        ("src/tensor", &["crate::ops", "crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
+        ("src/ops", &["crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
+        ("src/graph", &["crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
+        ("src/device", &["crate::cpu", "crate::rpc", "crate::registry"]),
+        ("src/cpu", &["crate::rpc", "crate::registry", "std::net", "socket2"]),
+        ("src/rpc/wire", &["std::net", "std::io", "socket2", "crate::cpu", "crate::device", "crate::graph"]),
+        ("src/rpc/server", &["crate::cpu"]),
+    ];
+    for path in all_sources() {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
+        let text = fs::read_to_string(&path).unwrap();
+        for (room, forbidden) in rules.iter().filter(|(room, _)| name.starts_with(room)) {
+            for word in *forbidden {
+                assert!(!text.contains(word), "{name} in {room} mentions {word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+use crate::common::{Built, Case, Subject, at, devices, index, nmse, normal};
+use fanout::device::DeviceError;
+use fanout::graph::TensorId;
+use fanout::ops::mul_mat::{Hint, MulMat, Precision};
+use fanout::ops::{Family, Op, OpCode, Words};
+use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K};
+use fanout::tensor::DType::{Q6_K, Q8_0};
+use fanout::tensor::TensorDesc;
+
+const FLOATS: [DType; 3] = [F32, F16, BF16];
+const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+
+/// MUL_MAT by its formula.
+fn oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4]) -> Vec<f64> {
+    let dn = [an[1], bn[1], bn[2], bn[3]];
+    (0..dn.iter().product())
+        .map(|i| {
+            let [m, n, i2, i3] = index(dn, i);
+            let x = at(an, [0, m, i2 / (bn[2] / an[2]), i3 / (bn[3] / an[3])]);
+            let y = at(bn, [0, n, i2, i3]);
+            (0..an[0]).map(|k| a[x + k] * b[y + k]).sum()
+        })
+        .collect()
+}
+
+/// The error that a device may make: f32 rounding, or that of activations rounded to 8 bits.
+fn bound(on: &Subject, a: DType) -> f64 {
+    if on.fast && a.is_block() { 1e-4 } else { 1e-10 }
+}
+
+#[track_caller]
+fn check(case: &Built, dst: TensorId, want: &[f64], a: DType, what: &str) {
+    for on in devices() {
+        let error = nmse(&case.run(on).values(dst), want);
+        assert!(error <= bound(on, a), "{what}, {a}, {}: NMSE {error:e}", on.name);
+    }
+}
+
+/// Packed sources of these shapes.
+#[track_caller]
+fn packed(ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
+    let mut case = Case::new();
+    let a = case.leaf(ta, an, &normal(11, an.iter().product()));
+    let b = case.leaf(tb, bn, &normal(12, bn.iter().product()));
+    let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+    let case = case.build();
+    let want = oracle(&case.values(a), an, &case.values(b), bn);
+    check(&case, dst, &want, ta, &format!("{an:?} {tb} {bn:?}"));
+}
+
+/// Row lengths for a type: one block, and odd numbers of them.
+fn lengths(dtype: DType) -> [usize; 3] {
+    if dtype.is_block() { [1, 3, 9].map(|blocks| blocks * dtype.block_len()) } else { [1, 37, 300] }
+}
+
+#[test]
+fn every_type_and_length() {
+    for t in FLOATS.into_iter().chain(BLOCKS) {
+        for k in lengths(t) {
+            for (m, n) in [(1, 1), (5, 1), (67, 2), (3, 3), (64, 4), (5, 5), (67, 17)] {
+                packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn many_columns() {
+    for t in FLOATS.into_iter().chain(BLOCKS) {
+        for (k, m, n) in [(256, 67, 8), (512, 40, 64), (256, 9, 130)] {
+            packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+        }
+    }
+    packed(Q4_K, [256, 70, 1, 1], F32, [256, 1030, 1, 1]);
+    packed(F16, [1100, 35, 1, 1], F32, [1100, 530, 1, 1]);
+}
+
+#[test]
+fn float_sources() {
+    for ta in FLOATS {
+        for tb in FLOATS {
+            for n in [1, 6, 19] {
+                packed(ta, [70, 13, 1, 1], tb, [70, n, 1, 1]);
+            }
+        }
+    }
+}
+
+/// Consecutive planes of b share one of a.
+#[test]
+fn planes_are_shared_by_division() {
+    for t in [F32, F16, Q4_0, Q8_0] {
+        for (planes_a, planes_b) in [([2, 1], [6, 1]), ([2, 3], [4, 6]), ([1, 1], [3, 2])] {
+            for n in [1, 4] {
+                packed(t, [64, 10, planes_a[0], planes_a[1]], F32, [64, n, planes_b[0], planes_b[1]]);
+            }
+        }
+    }
+}
+
+/// A leaf of these strides.
+fn strided(case: &mut Case, dtype: DType, ne: [usize; 4], nb: [usize; 4], seed: u64) -> TensorId {
+    case.leaf_of(TensorDesc::strided(dtype, ne, nb).unwrap(), &normal(seed, ne.iter().product()))
+}
+
+/// Caches and heads as attention permutes them: nb2 < nb1; rows with gaps; rows of blocks at odd addresses.
+#[test]
+fn layouts() {
+    let (heads, kv, d) = (2, 40, 32);
+    for (t, n) in [F32, F16, BF16, Q4_0, Q8_0].into_iter().flat_map(|t| [1, 3, 9].map(|n| (t, n))) {
+        let row = t.row_bytes(d).unwrap();
+        for nb in [
+            [t.block_bytes(), heads * row, row, kv * heads * row],
+            [t.block_bytes(), heads * row + 7, row + 3, 9999],
+            [t.block_bytes(), row + 1, kv * (row + 1) + 5, 0],
+        ] {
+            let (an, bn) = ([d, kv, heads, 1], [d, n, 2 * heads, 1]);
+            let mut case = Case::new();
+            let a = strided(&mut case, t, an, nb, 21);
+            let b = strided(&mut case, F32, bn, [4, 8 * heads * d, 4 * d, 8 * heads * d * n], 22);
+            // A view that starts at an odd address.
+            let bytes = case.b.leaf(DType::I8, [9999, 1, 1, 1]).unwrap();
+            let desc = TensorDesc::contiguous(F32, [kv, n, 2 * heads, 1]).unwrap();
+            let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+            let odd = (desc.extent() < 9000).then(|| case.b.view(bytes, desc, 1).unwrap());
+            if let Some(odd) = odd {
+                case.b.node_onto(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
+            }
+            let case = case.build();
+            let want = oracle(&case.values(a), an, &case.values(b), bn);
+            for dst in [Some(dst), odd].into_iter().flatten() {
+                check(&case, dst, &want, t, &format!("{nb:?} x {n}"));
+            }
+        }
+    }
+}
+
+/// Blocks at an odd address, through a view of bytes.
+#[test]
+fn unaligned_blocks() {
+    for t in BLOCKS {
+        let an = [512, 9, 1, 1];
+        let mut case = Case::new();
+        let desc = TensorDesc::contiguous(t, an).unwrap();
+        let values = normal(31, 512 * 9);
+        let mut bytes = vec![0; desc.extent()];
+        fanout::tensor::quant::quantiser(t).unwrap()(&values, &mut bytes);
+        bytes.insert(0, 0xee);
+        let raw = case.raw(DType::I8, [bytes.len(), 1, 1, 1], bytes);
+        let a = case.b.view(raw, desc, 1).unwrap();
+        let (one, many) =
+            (case.leaf(F32, [512, 1, 1, 1], &normal(32, 512)), case.leaf(F32, [512, 11, 1, 1], &normal(33, 512 * 11)));
+        let nodes = [one, many].map(|b| (b, case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap()));
+        let case = case.build();
+        for (b, dst) in nodes {
+            let bn = case.graph.tensor(b).unwrap().desc.ne();
+            check(&case, dst, &oracle(&case.values(a), an, &case.values(b), bn), t, "at an odd address");
+        }
+    }
+}
+
+/// MUL_MAT_ID by its formula.
+fn routed(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i64], used: usize) -> Vec<f64> {
+    let dn = [an[1], used, bn[2], 1];
+    (0..dn.iter().product())
+        .map(|i| {
+            let [m, e, t, _] = index(dn, i);
+            let x = at(an, [0, m, ids[t * used + e] as usize, 0]);
+            let y = at(bn, [0, e % bn[1], t, 0]);
+            (0..an[0]).map(|k| a[x + k] * b[y + k]).sum()
+        })
+        .collect()
+}
+
+#[test]
+fn experts() {
+    let (experts, used) = (7, 4);
+    for t in [F32, F16, Q4_0, Q8_0, MXFP4, Q4_K, Q6_K] {
+        for (rows, tokens) in [(1, 1), (used, 1), (1, 3), (2, 33), (used, 40)] {
+            let (an, bn) = ([256, 37, experts, 1], [256, rows, tokens, 1]);
+            // Experts repeat within a token, one is never used, one is used by every token.
+            let ids: Vec<i64> = (0..used * tokens).map(|s| if s % 4 == 0 { 2 } else { (s * s % 6) as i64 }).collect();
+            // Of a wider tensor, as the first columns of a sorted one are.
+            let wide: Vec<i64> =
+                ids.chunks(used).flat_map(|row| row.iter().copied().chain([i64::from(i32::MIN); 3])).collect();
+            let mut case = Case::new();
+            let a = case.leaf(t, an, &normal(41, 256 * 37 * experts));
+            let b = case.leaf(F32, bn, &normal(42, 256 * rows * tokens));
+            let sorted = case.indices(DType::I32, [used + 3, tokens, 1, 1], &wide);
+            let row = (used + 3) * 4;
+            let chosen = TensorDesc::strided(DType::I32, [used, tokens, 1, 1], [4, row, row, row]).unwrap();
+            let chosen = case.b.view(sorted, chosen, 0).unwrap();
+            let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(chosen)]).unwrap();
+            let case = case.build();
+            let want = routed(&case.values(a), an, &case.values(b), bn, &ids, used);
+            check(&case, dst, &want, t, &format!("{rows} rows, {tokens} tokens"));
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_is_not_there_is_refused() {
+    for (t, bad) in [F32, Q4_0].into_iter().flat_map(|t| [-1, 4, i64::from(i32::MIN)].map(|bad| (t, bad))) {
+        let mut case = Case::new();
+        let a = case.leaf(t, [32, 300, 4, 1], &normal(43, 32 * 1200));
+        let b = case.leaf(F32, [32, 1, 20, 1], &normal(44, 640));
+        let ids: Vec<i64> = (0..40).map(|s| if s == 33 { bad } else { s % 4 }).collect();
+        let ids = case.indices(DType::I32, [2, 20, 1, 1], &ids);
+        case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
+        let case = case.build();
+        for on in devices() {
+            let error = case.try_run(on).err();
+            assert!(matches!(error, Some(DeviceError::Data { op: OpCode::MulMatId, .. })), "{bad}: {error:?}");
+        }
+    }
+}
+
+/// An infinite or undefined activation shows in its own column and nowhere else.
+#[test]
+fn what_is_not_finite_stays_visible() {
+    for (t, bad) in [F32, Q4_0, Q8_0, Q6_K].into_iter().flat_map(|t| [f32::INFINITY, f32::NAN].map(|bad| (t, bad))) {
+        for n in [2, 12] {
+            let mut case = Case::new();
+            let a = case.leaf(t, [256, 20, 1, 1], &normal(51, 256 * 20));
+            let mut values = normal(52, 256 * n);
+            values[256 + 100] = bad;
+            let b = case.leaf(F32, [256, n, 1, 1], &values);
+            let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+            let case = case.build();
+            for on in devices() {
+                let got = case.run(on).values(dst);
+                assert!(got[20..40].iter().all(|v| !v.is_finite()), "{t} {bad} {}", on.name);
+                assert!(got[..20].iter().chain(&got[40..]).all(|v| v.is_finite()), "{t} {bad} {}", on.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_survive_and_others_are_refused() {
+    use Precision::{Any, Bf16, F16, F32, Q4, Q8};
+    for (by_id, accumulate, hint, round) in [
+        (false, Any, Hint::None, Any),
+        (false, F32, Hint::Hadamard, Q8),
+        (false, Bf16, Hint::None, F16),
+        (true, Q4, Hint::None, Bf16),
+    ] {
+        let op = MulMat { by_id, accumulate, hint, round };
+        assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op.into()));
+    }
+    for (code, word, value) in [
+        (OpCode::MulMat, 0, 1),
+        (OpCode::MulMat, 0, -10),
+        (OpCode::MulMat, 1, 2),
+        (OpCode::MulMatId, 1, 1),
+        (OpCode::MulMat, 3, 11),
+    ] {
+        let error = Op::decode(code, &Words::default().with_int(word, value)).unwrap_err();
+        assert_eq!((error.op, error.word), (code, word));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let i32s = |ne| Some((DType::I32, ne));
+    for (op, an, bn, ids) in [
+        (MulMat::PLAIN, [8, 4, 1, 1], [9, 2, 1, 1], None),
+        (MulMat::PLAIN, [8, 4, 2, 1], [8, 2, 3, 1], None),
+        (MulMat::PLAIN, [8, 4, 1, 2], [8, 2, 1, 3], None),
+        (MulMat::PLAIN, [8, 4, 0, 1], [8, 2, 1, 1], None),
+        (MulMat::BY_ID, [8, 4, 3, 1], [8, 1, 5, 1], None),
+        (MulMat::BY_ID, [8, 4, 3, 1], [8, 1, 5, 1], Some((F32, [2, 5, 1, 1]))),
+        (MulMat::BY_ID, [8, 4, 3, 1], [8, 1, 5, 1], i32s([2, 4, 1, 1])),
+        (MulMat::BY_ID, [8, 4, 3, 1], [8, 2, 5, 1], i32s([3, 5, 1, 1])),
+        (MulMat::BY_ID, [8, 4, 3, 2], [8, 2, 5, 1], i32s([2, 5, 1, 1])),
+        (MulMat::BY_ID, [8, 4, 3, 1], [8, 0, 5, 1], i32s([2, 5, 1, 1])),
+    ] {
+        let mut case = Case::new();
+        let (a, b) = (case.b.leaf(F32, an).unwrap(), case.b.leaf(F32, bn).unwrap());
+        let ids = ids.map(|(t, ne)| case.b.leaf(t, ne).unwrap());
+        let made = case.b.node(op, &[Some(a), Some(b), ids]);
+        let refused = made.is_err() || case.b.build().is_err();
+        assert!(refused, "{op:?} {an:?} {bn:?}");
+    }
+}

@@ -1,0 +1,230 @@
+use crate::common::{Case, assert_close, devices, normal, rounding, uniform};
+use fanout::ops::unary::{Kind, Unary};
+use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::tensor::{DType, TensorDesc};
+
+const XIELU: Kind = Kind::Xielu { alpha_n: 0.9, alpha_p: 0.7, beta: 0.5, eps: -1e-6 };
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// erf by its series of positive terms `2/sqrt(π) e^(-x²) Σ 2^n x^(2n+1) / (2n+1)!!`.
+pub fn erf(x: f64) -> f64 {
+    let (mut term, mut total, mut n) = (x, x, 1.0);
+    while term.abs() > total.abs() * 1e-17 {
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        total += term;
+        n += 1.0;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * total
+}
+
+pub fn kind_oracle(kind: Kind, x: f64) -> f64 {
+    match kind {
+        Kind::Abs => x.abs(),
+        Kind::Sgn => match x {
+            x if x > 0.0 => 1.0,
+            x if x < 0.0 => -1.0,
+            _ => 0.0,
+        },
+        Kind::Neg => -x,
+        Kind::Step => f64::from(u8::from(x > 0.0)),
+        Kind::Tanh => x.tanh(),
+        Kind::Elu => x.max(0.0) + x.min(0.0).exp_m1(),
+        Kind::Relu => x.max(0.0),
+        Kind::Sigmoid => sigmoid(x),
+        Kind::Gelu => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * x * (1.0 + 0.044_715 * x * x)).tanh()),
+        Kind::GeluQuick => x * sigmoid(1.702 * x),
+        Kind::Silu => x * sigmoid(x),
+        Kind::HardSwish => x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+        Kind::HardSigmoid => ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+        Kind::Exp => x.exp(),
+        Kind::Expm1 => x.exp_m1(),
+        Kind::Softplus => x.exp().ln_1p(),
+        Kind::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        Kind::Xielu { alpha_n, alpha_p, beta, eps } => {
+            let [alpha_n, alpha_p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(f64::from);
+            let curve = if x > 0.0 { alpha_p * x * x } else { (x.min(eps).exp() - 1.0 - x) * alpha_n };
+            curve + beta * x
+        }
+        Kind::Floor => x.floor(),
+        Kind::Ceil => x.ceil(),
+        Kind::Round => x.round(),
+        Kind::Trunc => x.trunc(),
+    }
+}
+
+fn oracle(op: Unary, x: f64) -> f64 {
+    match op {
+        Unary::Sqr => x * x,
+        Unary::Sqrt => x.sqrt(),
+        Unary::Kind(kind) => kind_oracle(kind, x),
+        Unary::Scale { scale, bias } => x * f64::from(scale) + f64::from(bias),
+        Unary::Clamp { min, max } => x.min(f64::from(max)).max(f64::from(min)),
+        Unary::Fill { value } => f64::from(value),
+    }
+}
+
+fn ops() -> Vec<Unary> {
+    let kinds = Kind::ALL.map(|kind| if matches!(kind, Kind::Xielu { .. }) { XIELU } else { kind });
+    let mut all = kinds.map(Unary::Kind).to_vec();
+    all.extend([
+        Unary::Sqr,
+        Unary::Sqrt,
+        Unary::Scale { scale: 0.125, bias: 0.0 },
+        Unary::Scale { scale: -1.5, bias: 2.25 },
+        Unary::Clamp { min: -0.5, max: 1.5 },
+        Unary::Clamp { min: 1.0, max: -1.0 },
+        Unary::Fill { value: -3.5 },
+    ]);
+    all
+}
+
+/// All ops on one source, compared with the oracle; `make` makes the destination of each.
+fn compare(dx: TensorDesc, values: &[f32], ops: &[Unary], dst: impl Fn(&TensorDesc) -> TensorDesc, in_place: bool) {
+    for &op in ops {
+        let mut case = Case::new();
+        let x = case.leaf_of(dx, values);
+        let out = dst(&dx);
+        let y = if in_place { case.b.view(x, dx, 0).unwrap() } else { case.b.leaf_of(out).unwrap() };
+        case.b.node_onto(op, &[Some(x)], y).unwrap();
+        let case = case.build();
+        let want: Vec<f64> = case.values(x).into_iter().map(|x| oracle(op, x)).collect();
+        for on in devices() {
+            let what = format!("{op:?} {dx:?} -> {} {}", out.dtype(), on.name);
+            assert_close(&case.run(on).values(y), &want, rounding(out.dtype()), 3e-7, &what);
+        }
+    }
+}
+
+fn packed(dtype: DType, ne: [usize; 4]) -> TensorDesc {
+    TensorDesc::contiguous(dtype, ne).unwrap()
+}
+
+#[test]
+fn every_op_over_its_range() {
+    for (n, spread) in [(1, 1.0), (999, 1.0), (6000, 12.0)] {
+        let x = uniform(1, n, -spread, spread);
+        let (roots, others): (Vec<_>, Vec<_>) = ops().into_iter().partition(|op| *op == Unary::Sqrt);
+        compare(packed(DType::F32, [n, 1, 1, 1]), &x, &others, |x| *x, false);
+        let x: Vec<f32> = x.iter().map(|x| x.abs()).collect();
+        compare(packed(DType::F32, [n, 1, 1, 1]), &x, &roots, |x| *x, false);
+    }
+}
+
+#[test]
+fn shapes() {
+    let some = [Unary::Sqr, Unary::Kind(Kind::Silu), Unary::Fill { value: 0.5 }];
+    for ne in [[1, 50, 3, 2], [7, 3, 5, 2], [1024, 3, 1, 1], [1025, 2, 2, 1], [5000, 5, 1, 1], [64, 400, 2, 1]] {
+        compare(packed(DType::F32, ne), &normal(2, ne.iter().product()), &some, |x| *x, false);
+    }
+}
+
+#[test]
+fn types() {
+    use DType::{BF16, F16, F32};
+    let ne = [65, 3, 2, 1];
+    let x: Vec<f32> = normal(3, 390).iter().map(|x| x.abs() + 0.01).collect();
+    for (a, b) in [(F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, F16), (F32, BF16)] {
+        compare(packed(a, ne), &x, &ops(), |_| packed(b, ne), false);
+    }
+}
+
+#[test]
+fn layouts() {
+    let ne = [6, 4, 3, 2];
+    let desc = |nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
+    let (padded, permuted) = (desc([4, 40, 200, 800]), desc([4, 72, 24, 288]));
+    let (transposed, repeated) = (desc([16, 4, 96, 288]), desc([4, 0, 24, 72]));
+    let some = [Unary::Sqr, Unary::Kind(Kind::Gelu), Unary::Scale { scale: 2.0, bias: 1.0 }];
+    let x = normal(4, 144);
+    for (from, to) in [(padded, permuted), (permuted, transposed), (transposed, padded), (repeated, padded)] {
+        compare(from, &x, &some, |_| to, false);
+    }
+    for at in [padded, permuted, transposed, packed(DType::F32, ne), packed(DType::F16, ne)] {
+        compare(at, &x, &ops()[..4], |x| *x, true);
+        compare(at, &x, &some, |x| *x, true);
+        compare(at, &x, &[Unary::Fill { value: 4.0 }, Unary::Clamp { min: 0.0, max: 0.5 }], |x| *x, true);
+    }
+}
+
+/// Halves, signs and overflow, where f64 agrees with f32; infinities and NaN, where the formula decides.
+#[test]
+fn corners() {
+    const INF: f32 = f32::INFINITY;
+    const NAN: f32 = f32::NAN;
+    let finite = [-100.0, -10.5, -2.5, -0.5, -0.0, 0.0, 0.5, 1.5, 20.5, 100.0];
+    let ends = [-INF, INF, NAN];
+    let cases = [
+        (Unary::Kind(Kind::Round), ends),
+        (Unary::Kind(Kind::Floor), ends),
+        (Unary::Kind(Kind::Ceil), ends),
+        (Unary::Kind(Kind::Trunc), ends),
+        (Unary::Kind(Kind::Abs), [INF, INF, NAN]),
+        (Unary::Kind(Kind::Sgn), [-1.0, 1.0, 0.0]),
+        (Unary::Kind(Kind::Step), [0.0, 1.0, 0.0]),
+        (Unary::Kind(Kind::Relu), [0.0, INF, 0.0]),
+        (Unary::Kind(Kind::Elu), [-1.0, INF, NAN]),
+        (Unary::Kind(Kind::Exp), [0.0, INF, NAN]),
+        (Unary::Kind(Kind::Expm1), [-1.0, INF, NAN]),
+        (Unary::Kind(Kind::Sigmoid), [0.0, 1.0, NAN]),
+        (Unary::Kind(Kind::Softplus), [0.0, INF, NAN]),
+        (Unary::Kind(Kind::Tanh), [-1.0, 1.0, NAN]),
+        (Unary::Kind(Kind::Gelu), [0.0, INF, NAN]),
+        (Unary::Kind(Kind::Silu), [NAN, INF, NAN]),
+        (Unary::Clamp { min: -1.0, max: 2.0 }, [-1.0, 2.0, 2.0]),
+        (Unary::Scale { scale: 2.0, bias: -1.0 }, ends),
+        (Unary::Fill { value: INF }, [INF, INF, INF]),
+    ];
+    let x = [&finite[..], &ends].concat();
+    for (op, at_ends) in cases {
+        let mut want: Vec<f64> = finite.iter().map(|&x| f64::from(oracle(op, f64::from(x)) as f32)).collect();
+        want.extend(at_ends.map(f64::from));
+        let mut case = Case::new();
+        let x = case.leaf(DType::F32, [x.len(), 1, 1, 1], &x);
+        let y = case.b.node(op, &[Some(x)]).unwrap();
+        let case = case.build();
+        for on in devices() {
+            assert_close(&case.run(on).values(y), &want, 3e-7, 3e-7, &format!("{op:?} {}", on.name));
+        }
+    }
+}
+
+#[test]
+fn parameters() {
+    for op in ops() {
+        let op = Op::from(op);
+        assert_eq!(Op::decode(op.code(), &op.encode()), Ok(Some(op)));
+    }
+    let words = Words::default().with_int(0, 17).with_float(1, 0.9).with_float(2, 0.7).with_float(3, 0.5);
+    assert_eq!(Op::from(Unary::Kind(XIELU)).encode(), words.with_float(4, -1e-6));
+    for (k, kind) in Kind::ALL.into_iter().enumerate() {
+        let words = Words::default().with_int(0, k as i32);
+        assert_eq!(Op::decode(OpCode::Unary, &words), Ok(Some(Unary::Kind(kind).into())));
+    }
+    for kind in [-1, 22, i32::MAX, i32::MIN] {
+        let error = Op::decode(OpCode::Unary, &Words::default().with_int(0, kind)).unwrap_err();
+        assert_eq!((error.word, error.name, error.got), (0, "kind", kind.to_string()));
+    }
+}
+
+#[test]
+fn rules() {
+    let mut case = Case::new();
+    assert!(case.b.node(Unary::Sqr, &[]).is_err(), "no source");
+    let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
+    case.b.node_as(Unary::Sqr, &[Some(x)], Out { dtype: DType::F32, ne: [24, 1, 1, 1] }).unwrap();
+    assert!(case.b.build().is_err(), "another shape");
+    let mut case = Case::new();
+    let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
+    let shifted = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 0).unwrap();
+    let onto = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 32).unwrap();
+    case.b.node_onto(Unary::Sqr, &[Some(shifted)], onto).unwrap();
+    assert!(case.b.build().is_err(), "onto half of the source");
+    let mut case = Case::new();
+    let x = case.indices(DType::I32, [8, 1, 1, 1], &[0; 8]);
+    case.b.node(Unary::Kind(Kind::Abs), &[Some(x)]).unwrap();
+    let case = case.build();
+    assert!(devices()[0].device.prepare(case.graph).is_err(), "integers");
+}

@@ -1,0 +1,69 @@
+//! Recorded handles and addresses → those that our server gave for the same requests.
+
+use fanout::rpc::wire::{GraphCompute, Request, SetTensor, TENSOR_RECORD, TensorRecord};
+use std::collections::HashMap;
+
+#[derive(Default)]
+pub(crate) struct Translator {
+    buffers: HashMap<u64, Buffer>,
+}
+
+struct Buffer {
+    ours: u64,
+    size: u64,
+    recorded_base: u64,
+    our_base: u64,
+}
+
+impl Translator {
+    pub(crate) fn allocated(&mut self, recorded: u64, ours: u64, size: u64) {
+        self.buffers.insert(recorded, Buffer { ours, size, recorded_base: 0, our_base: 0 });
+    }
+
+    pub(crate) fn based(&mut self, recorded: u64, recorded_base: u64, our_base: u64) {
+        let buffer = self.buffers.get_mut(&recorded).expect("a buffer that was allocated");
+        (buffer.recorded_base, buffer.our_base) = (recorded_base, our_base);
+    }
+
+    fn handle(&self, recorded: u64) -> u64 {
+        self.buffers.get(&recorded).map_or(recorded, |b| b.ours)
+    }
+
+    fn tensor(&self, t: &TensorRecord) -> TensorRecord {
+        let mut t = t.clone();
+        if let Some(b) = self.buffers.get(&t.buffer) {
+            let offset = t.data.wrapping_sub(b.recorded_base);
+            assert!(offset <= b.size, "{} lies {offset} bytes into a buffer of {}", t.name(), b.size);
+            (t.buffer, t.data) = (b.ours, b.our_base + offset);
+        }
+        t
+    }
+
+    /// The frame to send instead of a recorded request.
+    pub(crate) fn request(&self, request: &Request<'_>) -> Vec<u8> {
+        let mut frame = Vec::new();
+        let mut request = request.clone();
+        match &mut request {
+            Request::BufferGetBase(r) => r.remote_ptr = self.handle(r.remote_ptr),
+            Request::FreeBuffer(r) => r.remote_ptr = self.handle(r.remote_ptr),
+            Request::BufferClear(r) => r.remote_ptr = self.handle(r.remote_ptr),
+            Request::SetTensor(SetTensor { head, .. }) => head.tensor = self.tensor(&head.tensor),
+            Request::SetTensorHash(r) => r.tensor = self.tensor(&r.tensor),
+            Request::GetTensor(r) => r.tensor = self.tensor(&r.tensor),
+            Request::InitTensor(r) => r.tensor = self.tensor(&r.tensor),
+            Request::MemsetTensor(r) => r.tensor = self.tensor(&r.tensor),
+            Request::CopyTensor(r) => (r.src, r.dst) = (self.tensor(&r.src), self.tensor(&r.dst)),
+            Request::GraphCompute(graph) => {
+                let nodes: Vec<[u8; 8]> = graph.nodes().iter().map(u64::to_le_bytes).collect();
+                let tensors: Vec<[u8; TENSOR_RECORD]> =
+                    graph.tensors().iter().map(|t| self.tensor(&t).encode()).collect();
+                let graph = GraphCompute::new(graph.device(), &nodes, &tensors).expect("as many as recorded");
+                Request::GraphCompute(graph).encode(&mut frame);
+                return frame;
+            }
+            _ => {}
+        }
+        request.encode(&mut frame);
+        frame
+    }
+}
