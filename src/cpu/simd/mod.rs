@@ -1,3 +1,119 @@
-//! Hot inner loops in the widest instructions that the processor has, chosen at run time.
+//! Hot inner loops in the widest instructions that the processor has, chosen at run time: the small f32 products of
+//! attention ([`vec`]), and here the vector kernels of matrix products.
+//!
+//! A product packs its columns once ([`Packing`]): as f32 for float weights, as 8-bit codes with scales for block types.
+//! Few columns meet each row of weights where it lies ([`Kernels::dot`]); for many, sixteen rows at a time are expanded
+//! into a *strip* ([`Kernels::expand`]), in which one vector holds the same elements of eight rows, and which then meets
+//! all columns ([`Kernels::tile`]).
+#![allow(unsafe_code)] // one of the modules that DESIGN names
 
+mod packing;
 pub(crate) mod vec;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(crate) use packing::{PIECE, Packing};
+
+use crate::tensor::DType;
+
+/// Rows of a strip.
+pub(crate) const STRIP: usize = 16;
+
+/// Most columns that one call of [`Kernels::tile`] takes.
+pub(crate) const MAX_TILE: usize = 6;
+
+/// Sums of a tile: one column each.
+pub(crate) type Sums = [f32; STRIP];
+
+type Dot = unsafe fn(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]);
+type Expand = unsafe fn(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]);
+type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]);
+
+/// The kernels for rows of one type.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    dtype: DType,
+    packing: Packing,
+    /// Bytes of a strip per padded element.
+    strip: usize,
+    /// Most columns of a tile, at most [`MAX_TILE`].
+    columns: usize,
+    dot: Dot,
+    expand: Expand,
+    tile: Tile,
+}
+
+impl Kernels {
+    /// The fastest kernels that this processor has for rows of `dtype`; `None` when it has none.
+    pub(crate) fn of(dtype: DType) -> Option<Kernels> {
+        Self::available(dtype).map(|(_, kernels)| kernels).next()
+    }
+
+    /// All kernels that this processor has for rows of `dtype`, with the names of their instruction sets, fastest first.
+    fn available(dtype: DType) -> impl Iterator<Item = (&'static str, Kernels)> {
+        #[cfg(target_arch = "x86_64")]
+        let all = x86::available(dtype);
+        #[cfg(not(target_arch = "x86_64"))]
+        let all = [None::<(&'static str, Kernels)>; 1];
+        all.into_iter().flatten()
+    }
+
+    /// How columns are packed for these kernels.
+    pub(crate) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Bytes of a strip of rows of `k` elements.
+    pub(crate) fn strip_bytes(&self, k: usize) -> usize {
+        self.packing.padded(k).saturating_mul(self.strip)
+    }
+
+    /// Most columns that [`Kernels::tile`] takes at once.
+    pub(crate) fn tile_columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The products of a dense row of `k` elements with packed columns, one `out` each.
+    ///
+    /// # Panics
+    /// When lengths do not fit `k`: a bug of the caller.
+    pub(crate) fn dot(&self, k: usize, row: &[u8], columns: &[&[u8]], out: &mut [f32]) {
+        self.check(k, &[row], columns);
+        assert_eq!(columns.len(), out.len(), "a sum per column");
+        // SAFETY: these kernels exist only on processors with their instructions (`available`), and lengths fit.
+        unsafe { (self.dot)(row, columns, self.packing.padded(k), out) };
+    }
+
+    /// Expands sixteen rows of `k` elements into a strip of [`Kernels::strip_bytes`], at a multiple of 32 bytes.
+    ///
+    /// # Panics
+    /// When lengths do not fit `k`: a bug of the caller.
+    pub(crate) fn expand(&self, k: usize, rows: &[&[u8]; STRIP], strip: &mut [u8]) {
+        self.check(k, rows, &[]);
+        assert_eq!(strip.len(), self.strip_bytes(k), "bytes of a strip");
+        // SAFETY: as in `dot`.
+        unsafe { (self.expand)(rows, self.packing.padded(k), strip) };
+    }
+
+    /// The products of a strip with 1 to [`Kernels::tile_columns`] packed columns, one `out` each.
+    ///
+    /// # Panics
+    /// When lengths do not fit `k`: a bug of the caller.
+    pub(crate) fn tile(&self, k: usize, strip: &[u8], columns: &[&[u8]], out: &mut [Sums]) {
+        self.check(k, &[], columns);
+        assert_eq!(strip.len(), self.strip_bytes(k), "bytes of a strip");
+        assert!(columns.len() == out.len() && (1..=self.columns).contains(&columns.len()), "columns of a tile");
+        // SAFETY: as in `dot`.
+        unsafe { (self.tile)(strip, columns, self.packing.padded(k), out) };
+    }
+
+    fn check(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]]) {
+        let bytes = self.dtype.row_bytes(k);
+        assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows of {k} elements");
+        let bytes = self.packing.column_bytes(k);
+        assert!(columns.iter().all(|column| column.len() == bytes), "columns of {k} elements");
+    }
+}
+
+#[cfg(test)]
+mod tests;

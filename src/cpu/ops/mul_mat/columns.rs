@@ -94,6 +94,14 @@ impl<'a> Columns<'a> {
         }
     }
 
+    /// Most columns of a group, or more.
+    pub(super) fn most(&self) -> usize {
+        match self {
+            Columns::Planes { .. } => self.count(0),
+            Columns::Routed { experts, .. } => (0..experts.len()).map(|g| self.count(g)).max().unwrap_or(0),
+        }
+    }
+
     /// The plane `[i2, i3]` of a.
     pub(super) fn matrix(&self, group: usize) -> [usize; 2] {
         match self {

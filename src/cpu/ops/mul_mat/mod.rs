@@ -2,9 +2,11 @@
 
 mod columns;
 mod exact;
+mod fast;
 
 use super::{Kernel, Path, is_float, types, unsupported};
 use crate::cpu::pool::Work;
+use crate::cpu::simd::Kernels;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::mul_mat::MulMat;
@@ -18,7 +20,6 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
     if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
         return Err(types(node));
     }
-    let _ = path;
     // One element of a meets each column in about a quarter of the time that an element-wise op takes for its own.
     let cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
     let routing = match (op.by_id, node.srcs.get(2)) {
@@ -26,13 +27,29 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
         (true, Some(ids)) => columns::routing_words(a, ids),
         (true, None) => return Err(unsupported(node.op.code(), "no ids")),
     };
+    let vector = match path {
+        Path::Exact => None,
+        Path::Fast => Kernels::of(a.dtype()),
+    };
+    let Some(kernels) = vector else {
+        let kernel = Kernel::new(cost, move |work| {
+            let (scratch, words) = work.take_local().split_at_mut(exact::SCRATCH);
+            if let Some(columns) = groups(op, work, bytemuck::cast_slice_mut(words)) {
+                exact::run(work, &columns, scratch);
+            }
+        });
+        return Ok(kernel.with_local(exact::SCRATCH + routing));
+    };
+    let (k, floats) = (a.ne()[0], fast::scratch(&kernels, a.ne()[0]));
     let kernel = Kernel::new(cost, move |work| {
-        let (scratch, words) = work.take_local().split_at_mut(exact::SCRATCH);
+        let (scratch, words) = work.take_local().split_at_mut(floats);
+        fast::pack(work, &kernels, scratch);
         if let Some(columns) = groups(op, work, bytemuck::cast_slice_mut(words)) {
-            exact::run(work, &columns, scratch);
+            fast::run(work, &kernels, &columns, scratch);
         }
     });
-    Ok(kernel.with_local(exact::SCRATCH + routing))
+    let kernel = kernel.with_local(floats.saturating_add(routing)).with_syncs(fast::SYNCS);
+    Ok(kernel.with_shared(fast::shared(&kernels, k, b.rows())))
 }
 
 /// The node's groups; `None` when it has failed.

@@ -1,0 +1,139 @@
+//! Products by vector kernels: columns packed once per node, rows of a in units that workers claim.
+
+use super::columns::Columns;
+use crate::cpu::memory::View;
+use crate::cpu::pool::Work;
+use crate::cpu::simd::{Kernels, MAX_TILE, PIECE, STRIP};
+
+/// Up to this many columns, rows are read where they lie: expanding them costs more than reading them again.
+const FEW: usize = 8;
+
+/// Rows of a in a unit.
+const ROWS: usize = 2 * STRIP;
+
+/// Columns in a unit: many enough that expanding the rows for them does not matter.
+const COLUMNS: usize = 512;
+
+/// Multiplications worth claiming at once.
+const GRAIN: usize = 1 << 16;
+
+/// Synchronisations of [`run`].
+pub(super) const SYNCS: usize = 1;
+
+/// Floats of scratch for each worker in [`run`], a multiple of 16 (so that what follows is aligned too).
+pub(super) fn scratch(kernels: &Kernels, k: usize) -> usize {
+    (ROWS / STRIP).saturating_mul(kernels.strip_bytes(k) / 4).max(PIECE)
+}
+
+/// Bytes of shared scratch for [`run`]: the packed rows of b.
+pub(super) fn shared(kernels: &Kernels, k: usize, rows: usize) -> usize {
+    kernels.packing().column_bytes(k).saturating_mul(rows)
+}
+
+/// Packs this worker's part of the columns, and waits for those of the others.
+pub(super) fn pack(work: &Work<'_>, kernels: &Kernels, scratch: &mut [f32]) {
+    let (b, shared, packing) = (work.src(1), work.shared(), kernels.packing());
+    let k = b.ne()[0];
+    let (pieces, bytes) = (k.div_ceil(PIECE), packing.column_bytes(k));
+    for unit in work.chunks(b.desc().rows() * pieces, (2 * PIECE / k).max(1)).flatten() {
+        let (row, first) = (unit / pieces, unit % pieces * PIECE);
+        let values = &mut scratch[..PIECE.min(k - first)];
+        let [i1, i2, i3] = b.desc().row_index(row);
+        b.load([first, i1, i2, i3], values);
+        packing.pack(k, first, values, |at, bytes_of| shared.write(row * bytes + at, bytes_of));
+    }
+    work.sync();
+}
+
+/// Computes the parts of the product that this worker gets.
+pub(super) fn run(work: &Work<'_>, kernels: &Kernels, columns: &Columns<'_>, scratch: &mut [f32]) {
+    let [k, m, ..] = work.src(0).ne();
+    let most = columns.most();
+    let (blocks, spans) = (m.div_ceil(ROWS), most.div_ceil(COLUMNS));
+    let cost = ROWS.min(m).saturating_mul(k).saturating_mul(most.min(COLUMNS));
+    let product = Product { work, kernels, columns, a: work.src(0), dst: work.dst(), k };
+    for unit in work.chunks(columns.groups() * blocks * spans, (GRAIN / cost.max(1)).max(1)).flatten() {
+        // Units of the same rows are neighbours last: workers that run side by side share columns.
+        let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
+        let (row, first) = (rest % blocks * ROWS, rest / blocks * COLUMNS);
+        let (rows, count) = (ROWS.min(m - row), columns.count(group));
+        let span = first..count.min(first + COLUMNS);
+        if count <= FEW {
+            product.few(group, row, rows);
+        } else if !span.is_empty() {
+            product.many(group, row, rows, span, scratch);
+        }
+    }
+}
+
+struct Product<'a> {
+    work: &'a Work<'a>,
+    kernels: &'a Kernels,
+    columns: &'a Columns<'a>,
+    a: View<'a>,
+    dst: View<'a>,
+    k: usize,
+}
+
+impl Product<'_> {
+    /// Column `c` of a group, packed.
+    fn packed(&self, group: usize, c: usize) -> &[u8] {
+        let ([i1, i2, i3], bn) = (self.columns.column(group, c).b, self.work.src(1).ne());
+        let bytes = self.kernels.packing().column_bytes(self.k);
+        self.work.shared().read(((i3 * bn[2] + i2) * bn[1] + i1) * bytes, bytes)
+    }
+
+    fn store(&self, group: usize, c: usize, row: usize, values: &[f32]) {
+        let [i1, i2, i3] = self.columns.column(group, c).dst;
+        self.dst.store([row, i1, i2, i3], values);
+    }
+
+    /// Rows by few columns: each row once, where it lies.
+    fn few(&self, group: usize, row: usize, rows: usize) {
+        let [i2, i3] = self.columns.matrix(group);
+        let count = self.columns.count(group);
+        let mut packed: [&[u8]; FEW] = [&[]; FEW];
+        for (c, packed) in packed[..count].iter_mut().enumerate() {
+            *packed = self.packed(group, c);
+        }
+        let mut sums = [[0f32; ROWS]; FEW];
+        for r in 0..rows {
+            let mut out = [0f32; FEW];
+            self.kernels.dot(self.k, self.a.row([row + r, i2, i3]), &packed[..count], &mut out[..count]);
+            for c in 0..count {
+                sums[c][r] = out[c];
+            }
+        }
+        for c in 0..count {
+            self.store(group, c, row, &sums[c][..rows]);
+        }
+    }
+
+    /// Rows by many columns: expanded once, then met by tiles of columns.
+    fn many(&self, group: usize, row: usize, rows: usize, span: std::ops::Range<usize>, scratch: &mut [f32]) {
+        let [i2, i3] = self.columns.matrix(group);
+        let bytes = self.kernels.strip_bytes(self.k);
+        let strips = &mut bytemuck::cast_slice_mut::<_, u8>(scratch)[..rows.div_ceil(STRIP) * bytes];
+        for (s, strip) in strips.chunks_exact_mut(bytes).enumerate() {
+            // Rows beyond the last stand for nothing: any will do.
+            let at = |r: usize| self.a.row([row + (s * STRIP + r).min(rows - 1), i2, i3]);
+            self.kernels.expand(self.k, &std::array::from_fn(at), strip);
+        }
+        let tile = self.kernels.tile_columns();
+        for first in span.clone().step_by(tile) {
+            let count = tile.min(span.end - first);
+            let mut packed: [&[u8]; MAX_TILE] = [&[]; MAX_TILE];
+            for (c, packed) in packed[..count].iter_mut().enumerate() {
+                *packed = self.packed(group, first + c);
+            }
+            for (s, strip) in strips.chunks_exact(bytes).enumerate() {
+                let mut sums = [[0f32; STRIP]; MAX_TILE];
+                self.kernels.tile(self.k, strip, &packed[..count], &mut sums[..count]);
+                let left = STRIP.min(rows - s * STRIP);
+                for c in 0..count {
+                    self.store(group, first + c, row + s * STRIP, &sums[c][..left]);
+                }
+            }
+        }
+    }
+}

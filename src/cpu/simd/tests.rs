@@ -1,0 +1,154 @@
+//! Every kernel that this machine has, against sums in f64 of the values that rows and columns stand for.
+
+use super::{Kernels, PIECE, STRIP};
+use crate::tensor::DType;
+use crate::tensor::quant::{dequantiser, quantiser};
+
+fn types() -> impl Iterator<Item = (DType, &'static str, Kernels)> {
+    DType::ALL.iter().flat_map(|&t| Kernels::available(t).map(move |(name, kernels)| (t, name, kernels)))
+}
+
+fn values(rng: &mut fastrand::Rng, n: usize) -> Vec<f32> {
+    (0..n).map(|_| (0..6).map(|_| rng.f32()).sum::<f32>() * 2.0 - 6.0).collect()
+}
+
+/// A row of `k` random values in a type: its bytes and what they stand for.
+fn row(rng: &mut fastrand::Rng, dtype: DType, k: usize) -> (Vec<u8>, Vec<f32>) {
+    let (mut bytes, mut real) = (vec![0; dtype.row_bytes(k).unwrap()], vec![0.0; k]);
+    quantiser(dtype).unwrap()(&values(rng, k), &mut bytes);
+    dequantiser(dtype).unwrap()(&bytes, &mut real);
+    (bytes, real)
+}
+
+fn pack(kernels: &Kernels, values: &[f32]) -> Vec<u8> {
+    // Old contents must not matter.
+    let mut column = vec![0xa5; kernels.packing().column_bytes(values.len())];
+    for (i, piece) in values.chunks(PIECE).enumerate() {
+        kernels
+            .packing()
+            .pack(values.len(), i * PIECE, piece, |at, bytes| column[at..at + bytes.len()].copy_from_slice(bytes));
+    }
+    column
+}
+
+fn product(x: &[f32], y: &[f32]) -> f64 {
+    x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+}
+
+fn lengths(dtype: DType) -> Vec<usize> {
+    if dtype.is_block() {
+        [1, 3, 8, 9, 35].iter().map(|n| n * dtype.block_len()).collect()
+    } else {
+        vec![1, 8, 9, 16, 23, 1100]
+    }
+}
+
+/// Squared error allowed, relative to the squared length of the vectors: the rounding of columns to 8 bits, or of f32.
+fn close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
+    let error = f64::from(got) - product(x, y);
+    error * error <= product(x, x) * product(y, y) * if dtype.is_block() { 4e-4 } else { 1e-12 }
+}
+
+#[test]
+fn rows_meet_few_columns() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    for (t, name, kernels) in types() {
+        for k in lengths(t) {
+            for n in [1, 2, 3, 4, 5, 8] {
+                let (bytes, real) = row(&mut rng, t, k);
+                let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
+                let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
+                let mut out = vec![f32::NAN; n];
+                kernels.dot(k, &bytes, &packed.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
+                for (got, column) in out.iter().zip(&columns) {
+                    assert!(close(t, *got, &real, column), "{t} {name} k={k} n={n}: {got}");
+                }
+            }
+        }
+    }
+}
+
+/// Strips give what dots give: they read the same packed columns.
+#[test]
+fn strips_meet_tiles_of_columns() {
+    let mut rng = fastrand::Rng::with_seed(2);
+    for (t, name, kernels) in types() {
+        for k in lengths(t) {
+            let rows: Vec<_> = (0..STRIP).map(|_| row(&mut rng, t, k)).collect();
+            let mut strip = vec![f32::NAN; kernels.strip_bytes(k) / 4 + 8];
+            let skip = bytemuck::cast_slice::<_, u8>(&strip).as_ptr().align_offset(32);
+            let strip = &mut bytemuck::cast_slice_mut(&mut strip)[skip..][..kernels.strip_bytes(k)];
+            kernels.expand(k, &std::array::from_fn(|r| rows[r].0.as_slice()), strip);
+            for n in 1..=kernels.tile_columns() {
+                let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
+                let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
+                let packed: Vec<_> = packed.iter().map(Vec::as_slice).collect();
+                let mut out = vec![[f32::NAN; STRIP]; n];
+                kernels.tile(k, strip, &packed, &mut out);
+                for (r, (bytes, real)) in rows.iter().enumerate() {
+                    let mut dots = vec![0.0; n];
+                    kernels.dot(k, bytes, &packed, &mut dots);
+                    for c in 0..n {
+                        let (tile, dot) = (out[c][r], dots[c]);
+                        assert!(close(t, tile, real, &columns[c]), "{t} {name} k={k} n={n}: {tile}");
+                        let scale = product(real, real).sqrt() * product(&columns[c], &columns[c]).sqrt();
+                        let difference = f64::from(tile - dot).abs();
+                        assert!(difference <= 1e-5 * scale, "{t} {name} k={k} n={n}: {tile} and {dot}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The largest codes and column values everywhere: nothing may saturate or overflow on the way.
+#[test]
+fn extremes_do_not_overflow() {
+    for (t, name, kernels) in types().filter(|(t, ..)| t.is_block()) {
+        let k = 512;
+        for fill in [0x00, 0x7f, 0x80, 0xff] {
+            let mut bytes = vec![fill; t.row_bytes(k).unwrap()];
+            tame(t, &mut bytes);
+            let mut real = vec![0.0; k];
+            dequantiser(t).unwrap()(&bytes, &mut real);
+            for y in [1.0, -1.0] {
+                let column = vec![y; k];
+                let packed = pack(&kernels, &column);
+                let (mut dot, mut out) = ([f32::NAN], [[f32::NAN; STRIP]]);
+                kernels.dot(k, &bytes, &[&packed], &mut dot);
+                let mut strip = vec![0f32; kernels.strip_bytes(k) / 4 + 8];
+                let skip = bytemuck::cast_slice::<_, u8>(&strip).as_ptr().align_offset(32);
+                let strip = &mut bytemuck::cast_slice_mut(&mut strip)[skip..][..kernels.strip_bytes(k)];
+                kernels.expand(k, &[&bytes; STRIP], strip);
+                kernels.tile(k, strip, &[&packed], &mut out);
+                let want = product(&real, &column);
+                // Codes with an offset cancel: what is left is exact to f32 rounding of the largest part.
+                let size = 256.0 * real.iter().fold(1.0, |max: f32, x| max.max(x.abs())) * k as f32;
+                for got in [dot[0], out[0][0], out[0][15]] {
+                    let error = (f64::from(got) - want).abs();
+                    assert!(error <= 1e-6 * f64::from(size), "{t} {name} {fill:#x} {y}: {got}, wanted {want}");
+                }
+            }
+        }
+    }
+}
+
+/// Replaces the scales of filled blocks by 1.
+fn tame(dtype: DType, bytes: &mut [u8]) {
+    let at: &[usize] = match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::Q6_K => &[208],
+        _ => &[0],
+    };
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &at in at {
+            if dtype == DType::MXFP4 {
+                block[at] = 128;
+            } else {
+                block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Products of block types with columns of codes.
+//!
+//! Everything is `sum over sub-blocks of scale * column scale * (integer sum) + bias * (column sum)`.
+
+use super::format::{Format, Products, horizontal_sum, transpose};
+use crate::cpu::simd::{STRIP, Sums};
+use std::arch::x86_64::*;
+
+/// Bytes of 256 elements of the largest type: room for the end of a row.
+const LARGEST: usize = 8 * 34;
+
+/// The parts of a packed column; see [`crate::cpu::simd::Packing::Codes`].
+#[derive(Clone, Copy)]
+struct Column {
+    codes: *const i8,
+    scales: *const f32,
+    sums: *const f32,
+}
+
+impl Column {
+    /// # Safety
+    /// A packed column of `padded` elements.
+    #[inline(always)]
+    unsafe fn new(bytes: &[u8], padded: usize) -> Column {
+        let codes = bytes.as_ptr();
+        // SAFETY: the parts follow each other in the column.
+        unsafe {
+            let scales = codes.add(padded);
+            Column { codes: codes.cast(), scales: scales.cast(), sums: scales.add(padded / 8).cast() }
+        }
+    }
+}
+
+/// Calls `each` with the superblocks of a row of whole blocks: the last one may be a copy, filled up with zeros.
+#[inline(always)]
+fn superblocks<F: Format>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
+    let chunks = row.chunks_exact(F::BYTES);
+    let (whole, rest) = (chunks.len(), chunks.remainder());
+    for (s, block) in chunks.enumerate() {
+        each(s, block.as_ptr());
+    }
+    if !rest.is_empty() {
+        let mut last = [0; LARGEST];
+        last[..rest.len()].copy_from_slice(rest);
+        each(whole, last.as_ptr());
+    }
+}
+
+/// Products of a row with any number of columns.
+///
+/// # Safety
+/// The instructions of `P`, AVX2, FMA and F16C; `columns` are packed for `F` with `padded` elements, as many as the row has
+/// with its padding; `out` is as long as `columns`.
+#[inline(always)]
+pub(super) unsafe fn dot<F: Format, P: Products>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+    for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match *columns {
+                [a] => dot_columns::<F, P, 1>(row, [a], padded, out),
+                [a, b] => dot_columns::<F, P, 2>(row, [a, b], padded, out),
+                [a, b, c] => dot_columns::<F, P, 3>(row, [a, b, c], padded, out),
+                [a, b, c, d] => dot_columns::<F, P, 4>(row, [a, b, c, d], padded, out),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`dot`].
+#[inline(always)]
+unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
+    row: &[u8],
+    columns: [&[u8]; C],
+    padded: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: superblock s of the row meets elements 256 s and on of the columns, which are there since row and columns
+    // have equally many. Codes of a superblock are read inside it (`Format`).
+    unsafe {
+        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        // Two sums each, so that one product need not wait for the one before.
+        let mut sums = [[_mm256_setzero_ps(); 2]; C];
+        superblocks::<F>(row, |s, p| {
+            let affine = F::scales(p);
+            // What a block's products are scaled with: all lanes, or one half for each sub-block of 16.
+            let mut scales = [[[0f32; 8]; 2]; C];
+            for c in 0..C {
+                let d = columns[c].scales.add(8 * s);
+                if F::SUB == 32 {
+                    let scale = _mm256_mul_ps(affine[0].scale, _mm256_loadu_ps(d));
+                    _mm256_storeu_ps(scales[c][0].as_mut_ptr(), scale);
+                    if F::TOP.is_some() {
+                        let sum = _mm256_loadu_ps(columns[c].sums.add(8 * s));
+                        sums[c][0] = _mm256_fmadd_ps(affine[0].bias, sum, sums[c][0]);
+                    }
+                } else {
+                    for g in 0..2 {
+                        let d = _mm256_broadcast_ps(&d.add(4 * g).cast::<__m128>().read_unaligned());
+                        _mm256_storeu_ps(scales[c][g].as_mut_ptr(), _mm256_mul_ps(affine[g].scale, d));
+                        let sum = _mm256_loadu_ps(columns[c].sums.add(16 * s + 8 * g));
+                        sums[c][g] = _mm256_fmadd_ps(affine[g].bias, sum, sums[c][g]);
+                    }
+                }
+            }
+            for j in 0..8 {
+                let codes = F::codes(p, j);
+                for c in 0..C {
+                    let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
+                    let zero = _mm256_setzero_si256();
+                    let sum = match F::TOP {
+                        Some(_) => P::add(zero, codes, y),
+                        // The sign moves over to the column.
+                        None => P::add(zero, _mm256_abs_epi8(codes), _mm256_sign_epi8(y, codes)),
+                    };
+                    let scale = if F::SUB == 32 {
+                        _mm256_broadcast_ss(&scales[c][0][j])
+                    } else {
+                        let group = _mm256_loadu_ps(scales[c][j / 4].as_ptr());
+                        match j % 4 {
+                            0 => _mm256_permute_ps::<0x00>(group),
+                            1 => _mm256_permute_ps::<0x55>(group),
+                            2 => _mm256_permute_ps::<0xaa>(group),
+                            _ => _mm256_permute_ps::<0xff>(group),
+                        }
+                    };
+                    sums[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, sums[c][j % 2]);
+                }
+            }
+        });
+        for c in 0..C {
+            out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+        }
+    }
+}
+
+/// How a type's codes lie in a strip. Codes of signed types are raised by 128, and their bias takes that back.
+#[derive(Clone, Copy)]
+pub(super) enum Codes {
+    /// Bytes whose products with codes of columns can be summed in 16 bits, this many times.
+    Narrow { run: usize },
+    /// High and low nibbles apart, each in groups of four: [`Codes::Narrow`] twice.
+    Split,
+    /// Bytes of any size, for exact products.
+    Exact,
+}
+
+impl Codes {
+    /// The layout that suits a format and a way to multiply.
+    const fn of<F: Format, P: Products>() -> Codes {
+        match F::TOP {
+            _ if P::EXACT => Codes::Exact,
+            None => Codes::Split,
+            // A sum of `run` products of two: 2 * run * top * 128 must stay below 2^15.
+            Some(..=15) => Codes::Narrow { run: 8 },
+            Some(..=31) => Codes::Narrow { run: 4 },
+            Some(_) => Codes::Narrow { run: 2 },
+        }
+    }
+
+    /// Bytes per element.
+    const fn bytes(self) -> usize {
+        if matches!(self, Codes::Split) { 2 } else { 1 }
+    }
+}
+
+/// Bytes of a strip per padded element: codes, then f32 scales and biases of each sub-block.
+pub(super) const fn strip_bytes<F: Format, P: Products>() -> usize {
+    STRIP * Codes::of::<F, P>().bytes() + 2 * STRIP * 4 / F::SUB
+}
+
+/// Expands sixteen rows. In a strip, codes come in groups of four elements of all rows; scales and biases by sub-block,
+/// sixteen of each.
+///
+/// # Safety
+/// The instructions of `P`, AVX2, FMA and F16C; rows of equal length, `padded` elements with their padding; a strip of
+/// [`strip_bytes`] per padded element, 32-byte aligned.
+#[inline(always)]
+pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]) {
+    let layout = Codes::of::<F, P>();
+    let mut last = [[0; LARGEST]; 8];
+    for half in 0..2 {
+        let rows: [&[u8]; 8] = std::array::from_fn(|r| rows[8 * half + r]);
+        let whole = rows[0].len() / F::BYTES * F::BYTES;
+        for (last, row) in last.iter_mut().zip(rows) {
+            last[..row.len() - whole].copy_from_slice(&row[whole..]);
+        }
+        for s in 0..padded / 256 {
+            let at: [*const u8; 8] = std::array::from_fn(|r| match rows[r].get(s * F::BYTES..(s + 1) * F::BYTES) {
+                Some(block) => block.as_ptr(),
+                None => last[r].as_ptr(),
+            });
+            // SAFETY: superblocks are whole, or copies with padding. In the strip, superblock s takes 256 of `padded`
+            // elements in each part; `half` chooses half of every sixteen.
+            unsafe {
+                let codes = strip.as_mut_ptr().add(256 * s * STRIP * layout.bytes() + 32 * half);
+                let scales = strip.as_mut_ptr().add(padded * STRIP * layout.bytes()).cast::<f32>();
+                let biases = scales.add(padded / F::SUB * STRIP);
+                let affine = at.map(|p| F::scales(p));
+                for g in 0..32 / F::SUB {
+                    let scale = transpose(affine.map(|a| a[g].scale));
+                    let bias = match F::TOP {
+                        Some(_) => transpose(affine.map(|a| a[g].bias)),
+                        None => scale.map(|scale| _mm256_mul_ps(scale, _mm256_set1_ps(-128.0))),
+                    };
+                    for i in 0..8 {
+                        let to = STRIP * (256 / F::SUB * s + 8 * g + i) + 8 * half;
+                        _mm256_store_ps(scales.add(to), scale[i]);
+                        _mm256_store_ps(biases.add(to), bias[i]);
+                    }
+                }
+                for j in 0..8 {
+                    let mut block = at.map(|p| F::codes(p, j));
+                    if F::TOP.is_none() {
+                        block = block.map(|b| _mm256_xor_si256(b, _mm256_set1_epi8(-128)));
+                    }
+                    let codes = codes.add(64 * 8 * j * layout.bytes());
+                    if let Codes::Split = layout {
+                        let low = _mm256_set1_epi8(15);
+                        let high = block.map(|b| _mm256_and_si256(_mm256_srli_epi16::<4>(b), low));
+                        store_groups(codes, 128, high);
+                        store_groups(codes.add(64), 128, block.map(|b| _mm256_and_si256(b, low)));
+                    } else {
+                        store_groups(codes, 64, block);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Stores eight rows of eight 32-bit groups as eight groups of eight rows, `step` bytes apart.
+///
+/// # Safety
+/// AVX2, and room for that.
+#[inline(always)]
+unsafe fn store_groups(to: *mut u8, step: usize, rows: [__m256i; 8]) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        for (i, group) in transpose(rows.map(|r| _mm256_castsi256_ps(r))).into_iter().enumerate() {
+            _mm256_store_ps(to.add(step * i).cast(), group);
+        }
+    }
+}
+
+/// Products of a strip with 1 to 4 columns.
+///
+/// # Safety
+/// As [`expand`], with a strip from it, and columns and sums as for [`dot`].
+#[inline(always)]
+pub(super) unsafe fn tile<F: Format, P: Products>(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match *columns {
+            [a] => tile_columns::<F, P, 1>(strip, [a], padded, out),
+            [a, b] => tile_columns::<F, P, 2>(strip, [a, b], padded, out),
+            [a, b, c] => tile_columns::<F, P, 3>(strip, [a, b, c], padded, out),
+            [a, b, c, d] => tile_columns::<F, P, 4>(strip, [a, b, c, d], padded, out),
+            _ => {}
+        }
+    }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
+    strip: &[u8],
+    columns: [&[u8]; C],
+    padded: usize,
+    out: &mut [Sums],
+) {
+    let layout = Codes::of::<F, P>();
+    // SAFETY: sub-block b of the strip meets elements SUB * b and on of the columns, all of which have `padded`.
+    unsafe {
+        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        let mut codes = strip.as_ptr();
+        let mut scales = codes.add(padded * STRIP * layout.bytes()).cast::<f32>();
+        let mut biases = scales.add(padded / F::SUB * STRIP);
+        let mut totals = [[_mm256_setzero_ps(); 2]; C];
+        for s in 0..padded / (8 * F::SUB) {
+            // Eight sub-blocks in the order of the strip's scales.
+            for i in 0..8 {
+                let sub = if F::SUB == 32 { i } else { i % 4 * 2 + i / 4 };
+                let (block, k) = (8 * s + i, 8 * F::SUB * s + F::SUB * sub);
+                let x = codes.add(F::SUB * sub * STRIP * layout.bytes());
+                let y = columns.map(|c| c.codes.add(k));
+                let sums = match layout {
+                    Codes::Narrow { run } => narrow::<C>(x, 64, y, F::SUB, run),
+                    Codes::Exact => exact::<P, C>(x, y, F::SUB),
+                    Codes::Split => {
+                        let (high, low) =
+                            (narrow::<C>(x, 128, y, F::SUB, 8), narrow::<C>(x.add(64), 128, y, F::SUB, 8));
+                        std::array::from_fn(|c| {
+                            [0, 1].map(|r| _mm256_add_epi32(_mm256_slli_epi32::<4>(high[c][r]), low[c][r]))
+                        })
+                    }
+                };
+                let scale = [0, 8].map(|r| _mm256_load_ps(scales.add(STRIP * i + r)));
+                for c in 0..C {
+                    let d = _mm256_set1_ps(*columns[c].scales.add(k / 32));
+                    for r in 0..2 {
+                        let sum = _mm256_cvtepi32_ps(sums[c][r]);
+                        totals[c][r] = _mm256_fmadd_ps(_mm256_mul_ps(scale[r], d), sum, totals[c][r]);
+                    }
+                }
+                let bias = [0, 8].map(|r| _mm256_load_ps(biases.add(STRIP * i + r)));
+                for c in 0..C {
+                    let sum = _mm256_set1_ps(*columns[c].sums.add(block));
+                    for r in 0..2 {
+                        totals[c][r] = _mm256_fmadd_ps(bias[r], sum, totals[c][r]);
+                    }
+                }
+            }
+            codes = codes.add(8 * F::SUB * STRIP * layout.bytes());
+            scales = scales.add(8 * STRIP);
+            biases = biases.add(8 * STRIP);
+        }
+        for c in 0..C {
+            for r in 0..2 {
+                _mm256_storeu_ps(out[c][8 * r..].as_mut_ptr(), totals[c][r]);
+            }
+        }
+    }
+}
+
+/// Four elements of a column in every lane.
+#[inline(always)]
+unsafe fn spread(p: *const i8) -> __m256i {
+    // SAFETY: the caller vouches for 4 bytes and for AVX2.
+    unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
+}
+
+/// Sums of products of `n` elements, by column and half of the strip, whose groups are `step` bytes apart; `run` products
+/// of two add up in 16 bits.
+///
+/// # Safety
+/// AVX2; `n` elements of strip and columns; `run` as [`Codes`] allows.
+#[inline(always)]
+unsafe fn narrow<const C: usize>(
+    x: *const u8,
+    step: usize,
+    y: [*const i8; C],
+    n: usize,
+    run: usize,
+) -> [[__m256i; 2]; C] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let run = if run < n / 4 { run } else { n / 4 };
+        let mut sums = [[_mm256_setzero_si256(); 2]; C];
+        for part in 0..n / 4 / run {
+            let mut short = [[_mm256_setzero_si256(); 2]; C];
+            for q in part * run..(part + 1) * run {
+                let x = [0, 32].map(|r| _mm256_load_si256(x.add(step * q + r).cast()));
+                for c in 0..C {
+                    let y = spread(y[c].add(4 * q));
+                    for r in 0..2 {
+                        short[c][r] = _mm256_add_epi16(short[c][r], _mm256_maddubs_epi16(x[r], y));
+                    }
+                }
+            }
+            for c in 0..C {
+                for r in 0..2 {
+                    let wider = _mm256_madd_epi16(short[c][r], _mm256_set1_epi16(1));
+                    sums[c][r] = _mm256_add_epi32(sums[c][r], wider);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// As [`narrow`], with exact products.
+///
+/// # Safety
+/// The instructions of `P`; `n` elements of strip and columns.
+#[inline(always)]
+unsafe fn exact<P: Products, const C: usize>(x: *const u8, y: [*const i8; C], n: usize) -> [[__m256i; 2]; C] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut sums = [[_mm256_setzero_si256(); 2]; C];
+        for q in 0..n / 4 {
+            let x = [0, 32].map(|r| _mm256_load_si256(x.add(64 * q + r).cast()));
+            for c in 0..C {
+                let y = spread(y[c].add(4 * q));
+                for r in 0..2 {
+                    sums[c][r] = P::add(sums[c][r], x[r], y);
+                }
+            }
+        }
+        sums
+    }
+}

@@ -1,0 +1,208 @@
+//! Products of F32, F16 and BF16 rows with columns of f32.
+
+use super::format::{horizontal_sum, transpose};
+use crate::cpu::simd::{Kernels, Packing, STRIP, Sums};
+use crate::tensor::DType;
+use std::arch::x86_64::*;
+
+/// A float type, eight elements at a time.
+trait Float {
+    const BYTES: usize;
+
+    /// Eight elements as f32.
+    ///
+    /// # Safety
+    /// AVX2 and F16C; eight elements at `p`.
+    unsafe fn load(p: *const u8) -> __m256;
+}
+
+struct F32;
+struct F16;
+struct Bf16;
+
+impl Float for F32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm256_loadu_ps(p.cast()) }
+    }
+}
+
+impl Float for F16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+}
+
+impl Float for Bf16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+}
+
+/// The kernels for a float type.
+///
+/// # Safety of their use
+/// They need AVX2, FMA and F16C.
+pub(super) fn kernels(dtype: DType) -> Option<Kernels> {
+    match dtype {
+        DType::F32 => Some(of::<F32>(dtype)),
+        DType::F16 => Some(of::<F16>(dtype)),
+        DType::BF16 => Some(of::<Bf16>(dtype)),
+        _ => None,
+    }
+}
+
+fn of<F: Float>(dtype: DType) -> Kernels {
+    Kernels { dtype, packing: Packing::Floats, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
+}
+
+/// Calls `each` with the address of every eight elements, the last ones a copy filled up with zeros.
+#[inline(always)]
+fn eights<F: Float>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
+    let chunks = row.chunks_exact(8 * F::BYTES);
+    let (whole, rest) = (chunks.len(), chunks.remainder());
+    for (i, chunk) in chunks.enumerate() {
+        each(i, chunk.as_ptr());
+    }
+    if !rest.is_empty() {
+        let mut last = [0; 32];
+        last[..rest.len()].copy_from_slice(rest);
+        each(whole, last.as_ptr());
+    }
+}
+
+/// # Safety
+/// AVX2, FMA and F16C; columns of `padded` f32, as many as the row has elements with its padding; `out` as long as
+/// `columns`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], _padded: usize, out: &mut [f32]) {
+    for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match *columns {
+                [a] => dot_columns::<F, 1>(row, [a], out),
+                [a, b] => dot_columns::<F, 2>(row, [a, b], out),
+                [a, b, c] => dot_columns::<F, 3>(row, [a, b, c], out),
+                [a, b, c, d] => dot_columns::<F, 4>(row, [a, b, c, d], out),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`dot`].
+#[inline(always)]
+unsafe fn dot_columns<F: Float, const C: usize>(row: &[u8], columns: [&[u8]; C], out: &mut [f32]) {
+    // SAFETY: eight number i of the row meets elements 8 i and on of the columns, which are padded to whole eights.
+    unsafe {
+        let columns = columns.map(|c| c.as_ptr().cast::<f32>());
+        // Two sums each, so that one product need not wait for the one before.
+        let mut sums = [[_mm256_setzero_ps(); 2]; C];
+        let chunks = row.chunks_exact(16 * F::BYTES);
+        let (whole, rest) = (chunks.len(), chunks.remainder());
+        for (i, chunk) in chunks.enumerate() {
+            for h in 0..2 {
+                let x = F::load(chunk.as_ptr().add(8 * h * F::BYTES));
+                for c in 0..C {
+                    let y = _mm256_loadu_ps(columns[c].add(16 * i + 8 * h));
+                    sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+                }
+            }
+        }
+        eights::<F>(rest, |i, p| {
+            let x = F::load(p);
+            for c in 0..C {
+                let y = _mm256_loadu_ps(columns[c].add(16 * whole + 8 * i));
+                sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+            }
+        });
+        for c in 0..C {
+            out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+        }
+    }
+}
+
+/// # Safety
+/// AVX2, FMA and F16C; rows of equal length; a strip of sixteen f32 per padded element, 32-byte aligned.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn expand<F: Float>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]) {
+    let to = strip.as_mut_ptr().cast::<f32>();
+    let mut last = [[0; 32]; 8];
+    for half in 0..2 {
+        let rows: [&[u8]; 8] = std::array::from_fn(|r| rows[8 * half + r]);
+        let whole = rows[0].len() / (8 * F::BYTES) * (8 * F::BYTES);
+        for (last, row) in last.iter_mut().zip(rows) {
+            last[..row.len() - whole].copy_from_slice(&row[whole..]);
+        }
+        for i in 0..padded / 8 {
+            let at: [*const u8; 8] =
+                std::array::from_fn(|r| match rows[r].get(8 * i * F::BYTES..8 * (i + 1) * F::BYTES) {
+                    Some(eight) => eight.as_ptr(),
+                    None => last[r].as_ptr(),
+                });
+            // SAFETY: eights are whole, or copies with padding; element k takes floats 16 k and on of the strip, of
+            // which `half` chooses half.
+            unsafe {
+                for (k, eight) in transpose(at.map(|p| F::load(p))).into_iter().enumerate() {
+                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eight);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// AVX2, FMA and F16C; a strip from [`expand`]; 1 to 6 columns of `padded` f32; `out` as long as `columns`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match *columns {
+            [a] => tile_columns::<1>(strip, [a], padded, out),
+            [a, b] => tile_columns::<2>(strip, [a, b], padded, out),
+            [a, b, c] => tile_columns::<3>(strip, [a, b, c], padded, out),
+            [a, b, c, d] => tile_columns::<4>(strip, [a, b, c, d], padded, out),
+            [a, b, c, d, e] => tile_columns::<5>(strip, [a, b, c, d, e], padded, out),
+            [a, b, c, d, e, f] => tile_columns::<6>(strip, [a, b, c, d, e, f], padded, out),
+            _ => {}
+        }
+    }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn tile_columns<const C: usize>(strip: &[u8], columns: [&[u8]; C], padded: usize, out: &mut [Sums]) {
+    // SAFETY: element k takes floats 16 k and on of the strip and float k of the columns.
+    unsafe {
+        let x = strip.as_ptr().cast::<f32>();
+        let columns = columns.map(|c| c.as_ptr().cast::<f32>());
+        let mut totals = [[_mm256_setzero_ps(); 2]; C];
+        for k in 0..padded {
+            let x = [0, 8].map(|r| _mm256_load_ps(x.add(STRIP * k + r)));
+            for c in 0..C {
+                let y = _mm256_broadcast_ss(&*columns[c].add(k));
+                for r in 0..2 {
+                    totals[c][r] = _mm256_fmadd_ps(x[r], y, totals[c][r]);
+                }
+            }
+        }
+        for c in 0..C {
+            for r in 0..2 {
+                _mm256_storeu_ps(out[c][8 * r..].as_mut_ptr(), totals[c][r]);
+            }
+        }
+    }
+}

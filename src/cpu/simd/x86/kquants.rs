@@ -1,0 +1,123 @@
+//! Superblocks of 256 elements with quantised scales: Q2_K to Q6_K.
+
+use super::format::{Affine, Format};
+use crate::tensor::DType;
+use std::arch::x86_64::*;
+
+/// A half at any address, in all lanes.
+#[inline(always)]
+unsafe fn half(p: *const u8) -> __m256 {
+    // SAFETY: the caller vouches for 2 bytes and for F16C.
+    unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
+}
+
+/// 32 bytes shifted right by `by`, masked.
+#[inline(always)]
+unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
+    // SAFETY: the caller vouches for 32 bytes and for AVX2. Bits from the neighbouring byte are above the mask.
+    unsafe {
+        let bytes = _mm256_loadu_si256(p.cast());
+        _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(by as i32)), _mm256_set1_epi8(mask))
+    }
+}
+
+/// Scales of sixteen sub-blocks, in the order of [`Format::scales`].
+#[inline(always)]
+unsafe fn sixteen(scales: __m128i) -> [__m256; 2] {
+    // SAFETY: registers only; the caller vouches for AVX2.
+    unsafe {
+        let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        let scales = _mm_shuffle_epi8(scales, order);
+        let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(scales));
+        [low, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(scales, scales)))]
+    }
+}
+
+/// Scales and minima of Q4_K and Q5_K.
+#[inline(always)]
+unsafe fn eight(p: *const u8) -> Affine {
+    const SIX: u32 = 0x3f3f_3f3f;
+    const FOUR: u32 = 0x0f0f_0f0f;
+    const TWO: u32 = 0x0303_0303;
+    // SAFETY: d, dmin and 12 bytes of scales start the block; the caller vouches for AVX2 and F16C.
+    unsafe {
+        let word = |i: usize| p.add(4 + 4 * i).cast::<u32>().read_unaligned();
+        let (a, b, c) = (word(0), word(1), word(2));
+        let scales = u64::from(a & SIX) | u64::from((c & FOUR) | (a >> 6 & TWO) << 4) << 32;
+        let mins = u64::from(b & SIX) | u64::from((c >> 4 & FOUR) | (b >> 6 & TWO) << 4) << 32;
+        let widen = |x: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64)));
+        let minus = _mm256_xor_ps(half(p.add(2)), _mm256_set1_ps(-0.0));
+        Affine { scale: _mm256_mul_ps(half(p), widen(scales)), bias: _mm256_mul_ps(minus, widen(mins)) }
+    }
+}
+
+macro_rules! superblock {
+    ($name:ident, sub $sub:literal, top $top:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
+        #[allow(non_camel_case_types)] // the field's own name
+        pub(super) struct $name;
+
+        impl Format for $name {
+            const DTYPE: DType = DType::$name;
+            const SUB: usize = $sub;
+            const TOP: Option<i32> = Some($top);
+
+            #[inline(always)]
+            unsafe fn scales($p: *const u8) -> [Affine; 2] {
+                // SAFETY: a block lies at `p`; offsets are those of its fields.
+                unsafe { $scales }
+            }
+
+            #[inline(always)]
+            unsafe fn codes($p: *const u8, $j: usize) -> __m256i {
+                // SAFETY: as above; j is below 8.
+                unsafe { $codes }
+            }
+        }
+    };
+}
+
+superblock!(Q2_K, sub 16, top 3, |p, j|
+    scales {
+        let both = _mm_loadu_si128(p.cast());
+        let low = _mm_set1_epi8(15);
+        let scales = sixteen(_mm_and_si128(both, low));
+        let mins = sixteen(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
+        let (d, minus) = (half(p.add(80)), _mm256_xor_ps(half(p.add(82)), _mm256_set1_ps(-0.0)));
+        [0, 1].map(|g| Affine { scale: _mm256_mul_ps(d, scales[g]), bias: _mm256_mul_ps(minus, mins[g]) })
+    },
+    codes field(p.add(16 + 32 * (j / 4)), 2 * (j % 4), 3));
+
+superblock!(Q3_K, sub 16, top 7, |p, j|
+scales {
+    let word = |i: usize| p.add(96 + 4 * i).cast::<u32>().read_unaligned();
+    let (a, b, c) = (word(0), word(1), word(2));
+    let six = |low: u32, high: u32| ((low & 0x0f0f_0f0f) | (high & 0x0303_0303) << 4) as i32;
+    let scales = _mm_setr_epi32(six(a, c), six(b, c >> 2), six(a >> 4, c >> 4), six(b >> 4, c >> 6));
+    let d = half(p.add(108));
+    sixteen(_mm_sub_epi8(scales, _mm_set1_epi8(32))).map(|s| Affine::offset(_mm256_mul_ps(d, s), 4.0))
+},
+codes {
+    let high = _mm256_slli_epi16::<2>(field(p, j, 1));
+    _mm256_or_si256(field(p.add(32 + 32 * (j / 4)), 2 * (j % 4), 3), high)
+});
+
+superblock!(Q4_K, sub 32, top 15, |p, j|
+    scales [eight(p), Affine::none()],
+    codes field(p.add(16 + 32 * (j / 2)), 4 * (j % 2), 15));
+
+superblock!(Q5_K, sub 32, top 31, |p, j|
+scales [eight(p), Affine::none()],
+codes {
+    let high = _mm256_slli_epi16::<4>(field(p.add(16), j, 1));
+    _mm256_or_si256(field(p.add(48 + 32 * (j / 2)), 4 * (j % 2), 15), high)
+});
+
+superblock!(Q6_K, sub 16, top 63, |p, j|
+scales {
+    let d = half(p.add(208));
+    sixteen(_mm_loadu_si128(p.add(192).cast())).map(|s| Affine::offset(_mm256_mul_ps(d, s), 32.0))
+},
+codes {
+    let high = _mm256_slli_epi16::<4>(field(p.add(128 + 32 * (j / 4)), 2 * (j % 4), 3));
+    _mm256_or_si256(field(p.add(64 * (j / 4) + 32 * (j % 2)), 4 * (j % 4 / 2), 15), high)
+});
