@@ -121,8 +121,11 @@ mod tests {
             return;
         }
         for host in ["::1", "[::1]", "::"] {
-            let addr = listen(host, 0).unwrap().local_addr().unwrap();
+            let listener = listen(host, 0).unwrap();
+            let addr = listener.local_addr().unwrap();
             TcpStream::connect(reachable(addr)).unwrap();
+            let over_ipv4 = TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port()));
+            assert_eq!(over_ipv4.is_ok(), host == "::", "{host} serves IPv4");
         }
     }
 }
