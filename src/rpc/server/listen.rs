@@ -124,8 +124,9 @@ mod tests {
             let listener = listen(host, 0).unwrap();
             let addr = listener.local_addr().unwrap();
             TcpStream::connect(reachable(addr)).unwrap();
-            let over_ipv4 = TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port()));
-            assert_eq!(over_ipv4.is_ok(), host == "::", "{host} serves IPv4");
+            if host == "::" {
+                TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port())).unwrap();
+            }
         }
     }
 }
