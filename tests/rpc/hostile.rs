@@ -1,1 +1,310 @@
-//! hostile
+//! Messages that no honest client sends: each closes its own connection, with one line in the log, and nothing else.
+
+use crate::support::*;
+use fanout::ops::OpCode;
+use fanout::rpc::server::Config;
+use fanout::rpc::wire::*;
+use fanout::tensor::DType;
+
+/// One well-formed request of every command but HELLO.
+fn requests(memory: &Memory) -> Vec<(Command, Vec<u8>)> {
+    let tensor = memory.bytes();
+    let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
+    let srcs = [[0; TENSOR_RECORD]; MAX_SRC];
+    let remote_ptr = memory.handle;
+    let (a, b) = (memory.floats(1, 4, 0), memory.floats(2, 4, 16));
+    let sum = node(OpCode::Add, memory.floats(3, 4, 32), &[&a, &b]);
+    let requests = [
+        Request::AllocBuffer(AllocBuffer { device: 0, size: 64 }),
+        Request::GetAlignment(GetAlignment { device: 0 }),
+        Request::GetMaxSize(GetMaxSize { device: 0 }),
+        Request::BufferGetBase(BufferGetBase { remote_ptr }),
+        Request::FreeBuffer(FreeBuffer { remote_ptr }),
+        Request::BufferClear(BufferClear { remote_ptr, value: 1 }),
+        Request::SetTensor(SetTensor { head, data: &[1; 64] }),
+        Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset: 0, hash: 1 }),
+        get(&tensor, 0, 64),
+        copy(&a, &b),
+        Request::GetDeviceMemory(GetDeviceMemory { device: 0 }),
+        Request::InitTensor(InitTensor { tensor: tensor.clone() }),
+        Request::GetAllocSize(GetAllocSize { device: 0, tensor: tensor.clone(), srcs: &srcs }),
+        Request::DeviceCount(DeviceCount {}),
+        Request::GraphRecompute(GraphRecompute { device: 0 }),
+        Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size: 64, value: 1 }),
+    ];
+    let mut all: Vec<_> = requests.iter().map(|request| (request.command(), frame(request))).collect();
+    all.push((Command::GraphCompute, graph(0, &[3], &[a, b, sum])));
+    assert_eq!(all.len() + 1, Command::ALL.len());
+    all
+}
+
+/// A server with a bystander that must not notice anything, and a fresh client with a buffer for each attack.
+struct Scene {
+    server: TestServer,
+    bystander: Client,
+    memory: Memory,
+    data: Vec<u8>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let server = TestServer::with_devices(2, Config::default());
+        let mut bystander = Client::open(&server);
+        let (memory, data) = (bystander.alloc(0, 4096), noise(5, 4096));
+        bystander.set(&memory.bytes(), 0, &data);
+        Scene { server, bystander, memory, data }
+    }
+
+    fn attacker(&self) -> (Client, Memory) {
+        let mut client = Client::open(&self.server);
+        let memory = client.alloc(0, 4096);
+        (client, memory)
+    }
+
+    fn end(mut self) {
+        assert_eq!(self.bystander.get(&self.memory.bytes(), 0, 4096), self.data);
+        eventually("attackers leave nothing", || self.server.used(0) == 4096 && self.server.used(1) == 0);
+    }
+}
+
+#[test]
+fn messages_cut_short_at_any_length() {
+    let scene = Scene::new();
+    for (command, whole) in requests(&Memory { handle: 1, base: 1, size: 64 }) {
+        let n = whole.len();
+        for len in [1, 2, 8, 9, 10, n / 2, n - 1] {
+            if len >= n {
+                continue;
+            }
+            let (mut client, memory) = scene.attacker();
+            let (_, whole) = requests(&memory).into_iter().find(|r| r.0 == command).expect("the same request");
+            client.write(&whole[..len]);
+            client.hang_up();
+            client.expect_refused(&["in the middle of a message"]);
+        }
+    }
+    scene.end();
+}
+
+#[test]
+fn headers_that_promise_what_no_message_has() {
+    let scene = Scene::new();
+    for &command in Command::ALL {
+        let of_graph = 12 + 8 * (1 << 40);
+        for size in [1, u64::from(u32::MAX), of_graph, 1 << 62, u64::MAX - 8, u64::MAX] {
+            // The one command whose data may be of any length is refused for where it should go: see below.
+            if command == Command::SetTensor && (SET_TENSOR_HEAD as u64..1 << 63).contains(&size) {
+                continue;
+            }
+            let (mut client, _) = scene.attacker();
+            client.write(&RequestHeader { command, size }.encode());
+            client.expect_refused(&[command.name(), "malformed"]);
+        }
+    }
+    for number in [18, 19, 255] {
+        let (mut client, _) = scene.attacker();
+        client.write(&[number, 0, 0, 0, 0, 0, 0, 0, 0]);
+        client.expect_refused(&[&format!("unknown command {number}")]);
+    }
+    scene.end();
+}
+
+#[test]
+fn uploads_past_the_end_are_refused_before_their_data() {
+    let scene = Scene::new();
+    for (offset, len) in
+        [(0, 4097), (4096, 1), (4097, 0), (1, 1 << 40), (u64::MAX, 1), (u64::MAX, 0), (1 << 63, 1 << 62)]
+    {
+        let (mut client, memory) = scene.attacker();
+        let mut bytes = Vec::new();
+        let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset };
+        head.encode(len, &mut bytes).expect("a legal length");
+        client.write(&bytes);
+        client.expect_refused(&["SET_TENSOR", "reach past its buffer of 4096"]);
+    }
+    let (mut client, memory) = scene.attacker();
+    let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset: 0 };
+    let mut bytes = frame(&Request::SetTensor(SetTensor { head, data: &[] }));
+    bytes[REQUEST_HEADER + TENSOR_RECORD] = 2;
+    client.write(&bytes);
+    client.expect_refused(&["SET_TENSOR", "malformed: cache_flag"]);
+    scene.end();
+}
+
+#[test]
+fn handles_devices_and_ranges_that_are_not_there() {
+    let scene = Scene::new();
+    type Attack = fn(&Memory) -> Request<'static>;
+    fn changed(memory: &Memory, change: fn(&mut TensorRecord)) -> TensorRecord {
+        let mut tensor = memory.bytes();
+        change(&mut tensor);
+        tensor
+    }
+    fn fill(tensor: TensorRecord, offset: u64, size: u64) -> Request<'static> {
+        Request::MemsetTensor(MemsetTensor { tensor, offset, size, value: 0 })
+    }
+    fn sized(device: u32, tensor: TensorRecord) -> Request<'static> {
+        Request::GetAllocSize(GetAllocSize { device, tensor, srcs: &[[0; TENSOR_RECORD]; MAX_SRC] })
+    }
+    const NO_BUFFER: &str = "no buffer has the handle";
+    const NO_DEVICE: &str = "there are 2";
+    const OUTSIDE: &str = "outside its buffer";
+    const PAST: &str = "reach past its buffer";
+    let attacks: &[(&str, Attack)] = &[
+        (NO_BUFFER, |_| Request::BufferGetBase(BufferGetBase { remote_ptr: 0 })),
+        (NO_BUFFER, |m| Request::BufferGetBase(BufferGetBase { remote_ptr: m.handle + 1 })),
+        (NO_BUFFER, |_| Request::FreeBuffer(FreeBuffer { remote_ptr: u64::MAX })),
+        (NO_BUFFER, |m| Request::FreeBuffer(FreeBuffer { remote_ptr: m.base })),
+        (NO_BUFFER, |_| Request::BufferClear(BufferClear { remote_ptr: 0, value: 0 })),
+        (NO_BUFFER, |m| get(&changed(m, |t| t.buffer = 0), 0, 1)),
+        (NO_BUFFER, |m| get(&changed(m, |t| t.buffer = u64::MAX), 0, 1)),
+        (NO_BUFFER, |m| copy(&m.bytes(), &changed(m, |t| t.buffer += 1))),
+        (NO_BUFFER, |m| copy(&changed(m, |t| t.buffer += 1), &m.bytes())),
+        (NO_DEVICE, |_| Request::AllocBuffer(AllocBuffer { device: 2, size: 0 })),
+        (NO_DEVICE, |_| Request::GetAlignment(GetAlignment { device: u32::MAX })),
+        (NO_DEVICE, |_| Request::GetMaxSize(GetMaxSize { device: 2 })),
+        (NO_DEVICE, |_| Request::GetDeviceMemory(GetDeviceMemory { device: 2 })),
+        (NO_DEVICE, |_| Request::GraphRecompute(GraphRecompute { device: 2 })),
+        (NO_DEVICE, |m| sized(2, m.bytes())),
+        (OUTSIDE, |m| get(&changed(m, |t| t.data = 0), 0, 1)),
+        (OUTSIDE, |m| get(&changed(m, |t| t.data -= 1), 0, 1)),
+        (OUTSIDE, |m| get(&changed(m, |t| t.data = u64::MAX), 0, 1)),
+        (OUTSIDE, |m| get(&changed(m, |t| t.data += 4097), 0, 1)),
+        (PAST, |m| get(&m.bytes(), 0, 4097)),
+        (PAST, |m| get(&m.bytes(), 4097, 0)),
+        (PAST, |m| get(&m.bytes(), u64::MAX, 2)),
+        (PAST, |m| get(&m.bytes(), 2, u64::MAX)),
+        (PAST, |m| get(&changed(m, |t| t.data += 4096), 0, 0)),
+        (PAST, |m| get(&changed(m, |t| t.ne[1] = 2), 0, 1)),
+        (PAST, |m| get(&changed(m, |t| t.nb[0] = 2), 0, 1)),
+        (PAST, |m| fill(m.bytes(), 4000, 97)),
+        (PAST, |m| fill(m.bytes(), u64::MAX, u64::MAX)),
+        (PAST, |m| Request::InitTensor(InitTensor { tensor: changed(m, |t| t.data += 1) })),
+        (PAST, |m| copy(&m.bytes(), &changed(m, |t| t.data += 1))),
+        (PAST, |m| copy(&changed(m, |t| t.data += 1), &m.bytes())),
+        (PAST, |m| Request::SetTensorHash(SetTensorHash { tensor: m.bytes(), offset: u64::MAX, hash: 0 })),
+        ("type number 4 is no tensor type", |m| get(&changed(m, |t| t.dtype = 4), 0, 1)),
+        ("type number 4294967295", |m| sized(0, changed(m, |t| t.dtype = u32::MAX))),
+        ("not a whole number of Q4_0 blocks", |m| {
+            sized(0, changed(m, |t| (t.dtype, t.ne[0]) = (DType::Q4_0.to_wire(), 33)))
+        }),
+        ("more than 2^62 bytes", |m| sized(0, changed(m, |t| t.ne = [u32::MAX; 4]))),
+        ("more than 2^62 bytes", |m| get(&changed(m, |t| (t.ne, t.nb) = ([u32::MAX; 4], [u32::MAX; 4])), 0, 1)),
+    ];
+    for (reason, attack) in attacks {
+        let (mut client, memory) = scene.attacker();
+        let request = attack(&memory);
+        client.send(&request);
+        client.expect_refused(&[request.command().name(), reason]);
+    }
+    scene.end();
+}
+
+/// `c = a + b` in a buffer of 4096 bytes; ids 1, 2, 3.
+fn sum(memory: &Memory) -> [TensorRecord; 3] {
+    let (a, b) = (memory.floats(1, 64, 0), memory.floats(2, 64, 256));
+    let c = node(OpCode::Add, memory.floats(3, 64, 512), &[&a, &b]);
+    [a, b, c]
+}
+
+#[test]
+fn graphs_that_no_device_should_see() {
+    let scene = Scene::new();
+    type Attack = fn(&mut Vec<u64>, &mut Vec<TensorRecord>);
+    let attacks: &[(&str, Attack)] = &[
+        ("two tensors with id 0x1", |_, t| t[1].id = 1),
+        ("node 0x3 is listed twice", |n, _| n.push(3)),
+        ("node 0x9 is not among", |n, _| n.push(9)),
+        ("source 0x9 is not among", |_, t| t[2].src[0] = 9),
+        ("ADD: source 0 is computed by a later node", |_, t| t[2].src[0] = 3),
+        ("is computed by a later node", |n, t| {
+            // Each reads what the other writes.
+            t[0].op = OpCode::Add.to_wire();
+            t[0].flags = TensorRecord::FLAG_COMPUTE;
+            (t[0].src[0], t[0].src[1]) = (3, 2);
+            n.insert(0, 1);
+        }),
+        ("op number 101 is not one of", |_, t| t[2].op = 101),
+        ("op number 4294967295", |_, t| t[2].op = u32::MAX),
+        ("op FLASH_ATTN_BACK is not supported", |_, t| t[2].op = OpCode::FlashAttnBack.to_wire()),
+        ("type number 31 is no tensor type", |_, t| t[2].dtype = 31),
+        ("type number 1000", |_, t| t[0].dtype = 1000),
+        ("ADD: source 1 is missing", |_, t| t[2].src[1] = 0),
+        ("ADD", |_, t| t[1].ne[0] = 65),
+        ("2^62 bytes", |_, t| t[0].ne = [u32::MAX; 4]),
+        ("spans 256 bytes of a buffer of 4096", |_, t| t[2].data += 4096 - 512),
+        ("of a buffer of 4096", |_, t| t.iter_mut().for_each(|t| (t.ne[1], t.nb[1]) = (2, u32::MAX))),
+        ("of a buffer of 4096", |_, t| {
+            for t in t {
+                t.ne[1] = 17;
+            }
+        }),
+        ("overlap", |_, t| (t[2].ne[1], t[2].nb[1], t[0].ne[1], t[0].nb[1]) = (4, 0, 4, 256)),
+        ("overlaps source 0", |_, t| t[2].data -= 508),
+        ("outside its buffer", |_, t| t[0].data += 1 << 40),
+        ("outside its buffer", |_, t| t[2].data = 1),
+        ("no buffer has the handle", |_, t| t[1].buffer = 77),
+        ("lives on no buffer", |_, t| (t[1].buffer, t[1].data) = (0, 0)),
+        ("has the address", |_, t| t[1].buffer = 0),
+    ];
+    for (reason, attack) in attacks {
+        let (mut client, memory) = scene.attacker();
+        let (mut nodes, mut tensors) = (vec![3], sum(&memory).to_vec());
+        client.compute(0, &nodes, &tensors);
+        client.alive();
+        attack(&mut nodes, &mut tensors);
+        client.compute(0, &nodes, &tensors);
+        client.expect_refused(&["GRAPH_COMPUTE", reason]);
+    }
+    let (mut client, memory) = scene.attacker();
+    let other = client.alloc(1, 4096);
+    let [_, b, c] = sum(&memory);
+    let mut a = other.floats(1, 64, 0);
+    a.name[..6].copy_from_slice(b"cached");
+    client.compute(0, &[3], &[a, b, c]);
+    client.expect_refused(&["GRAPH_COMPUTE", "\"cached\" lies on device 1, the graph runs on device 0"]);
+    let (mut client, memory) = scene.attacker();
+    client.compute(5, &[3], &sum(&memory));
+    client.expect_refused(&["GRAPH_COMPUTE", "no device 5"]);
+    scene.end();
+}
+
+#[test]
+fn graphs_whose_counts_lie() {
+    let scene = Scene::new();
+    let whole = graph(0, &[3], &sum(&scene.memory));
+    let counts = [REQUEST_HEADER + 4, REQUEST_HEADER + 8 + 8];
+    for at in counts {
+        for lie in [0, 2, 4, 1000, u32::MAX / 8, u32::MAX] {
+            let mut bytes = whole.clone();
+            bytes[at..at + 4].copy_from_slice(&lie.to_le_bytes());
+            let (mut client, _) = scene.attacker();
+            client.write(&bytes);
+            client.expect_refused(&["GRAPH_COMPUTE", "malformed"]);
+        }
+    }
+    scene.end();
+}
+
+#[test]
+fn seeded_garbage() {
+    let scene = Scene::new();
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..300 {
+        let (mut client, memory) = scene.attacker();
+        let mut all = requests(&memory);
+        let (_, bytes) = &mut all[rng.usize(..17)];
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = if rng.bool() { rng.u8(..) } else { 0xff };
+        }
+        // It may be harmless, or promise more than comes: either way it ends here.
+        client.write(bytes);
+        client.hang_up();
+        let mut rest = Vec::new();
+        let _ = std::io::Read::read_to_end(&mut client.stream, &mut rest);
+        assert!(client.warnings().len() <= 1);
+    }
+    assert_eq!(logged("bug in fanout"), Vec::<String>::new());
+    scene.end();
+}

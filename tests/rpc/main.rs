@@ -1,9 +1,11 @@
 //! The server over loopback: what it serves, what it refuses, and that one client never feels another.
+#![allow(clippy::panic)] // how a helper says that a test has failed
 
 mod cache;
 mod commands;
 mod graphs;
 mod hostile;
 mod limits;
+mod program;
 mod sessions;
 mod support;

@@ -200,18 +200,24 @@ impl Client {
     /// Reads to the connection's end, which must come without any reply before it.
     #[track_caller]
     pub(crate) fn expect_closed(&mut self) {
+        let closed = self.wait_closed();
+        assert!(closed.is_ok(), "expected the connection to be closed: {closed:?}");
+    }
+
+    fn wait_closed(&mut self) -> Result<(), String> {
         let mut byte = [0];
         match self.stream.read(&mut byte) {
-            Ok(0) => {}
-            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
-            other => panic!("expected the connection to be closed, got {other:?} {byte:?}"),
+            Ok(0) => Ok(()),
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => Ok(()),
+            other => Err(format!("{other:?} {byte:?}")),
         }
     }
 
     /// That the server has closed this connection with exactly one line in its log, which holds `parts`.
     #[track_caller]
     pub(crate) fn expect_refused(mut self, parts: &[&str]) {
-        self.expect_closed();
+        let closed = self.wait_closed();
+        assert!(closed.is_ok(), "expected to be refused with {parts:?}: {closed:?}");
         let lines = self.warnings();
         assert!(lines.len() == 1 && parts.iter().all(|p| lines[0].contains(p)), "expected {parts:?} in {lines:#?}");
     }
@@ -309,13 +315,6 @@ pub(crate) fn noise(seed: u64, n: usize) -> Vec<u8> {
 pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| rng.f32() - 0.5).collect()
-}
-
-/// Resident memory of this process, server and all.
-#[cfg(target_os = "linux")]
-pub(crate) fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("procfs");
-    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("statm") * 4096
 }
 
 static LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());

@@ -48,7 +48,7 @@ impl Cache {
         let cache = Cache { dir: config.dir.clone(), max_bytes: config.max_bytes, total: Mutex::new(0) };
         for (path, _, modified) in cache.files(UNFINISHED)? {
             if modified.elapsed().is_ok_and(|age| age > STALE) {
-                fs::remove_file(path)?;
+                remove_if_there(&path);
             }
         }
         *cache.total() = cache.files(KEPT)?.iter().map(|(_, bytes, _)| bytes).sum();
@@ -76,9 +76,7 @@ impl Cache {
     pub(super) fn drop_file(&self, fnv: u64, why: &io::Error) {
         let path = self.path(fnv);
         warn!("cache: {} is dropped: {why}", path.display());
-        if let Err(e) = fs::remove_file(&path) {
-            warn!("cache: cannot remove {}: {e}", path.display());
-        }
+        remove_if_there(&path);
     }
 
     /// Begins to keep `len` bytes that are about to come; `None` if they are not worth it or cannot be kept.
@@ -114,12 +112,11 @@ impl Cache {
                     break;
                 }
                 info!("cache: {} makes room", path.display());
-                fs::remove_file(path)?;
+                remove_if_there(&path);
                 *total -= bytes;
             }
-            Ok(())
         });
-        if let Err(e) | Ok(Err::<(), io::Error>(e)) = removed {
+        if let Err(e) = removed {
             warn!("cache: cannot make room in {}: {e}", self.dir.display());
         }
     }
@@ -250,6 +247,7 @@ impl Drop for Keeper<'_> {
     }
 }
 
+/// Another server, or another session, may have been faster.
 fn remove_if_there(path: &Path) {
     if let Err(e) = fs::remove_file(path)
         && e.kind() != io::ErrorKind::NotFound

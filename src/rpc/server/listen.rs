@@ -121,8 +121,12 @@ mod tests {
             return;
         }
         for host in ["::1", "[::1]", "::"] {
-            let addr = listen(host, 0).unwrap().local_addr().unwrap();
+            let listener = listen(host, 0).unwrap();
+            let addr = listener.local_addr().unwrap();
             TcpStream::connect(reachable(addr)).unwrap();
+            if host == "::" {
+                TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port())).unwrap();
+            }
         }
     }
 }

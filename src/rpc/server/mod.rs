@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use log::{debug, error, info, warn};
+use log::{debug, error, warn};
 
 use crate::device::Device;
 use cache::Cache;
@@ -158,8 +158,9 @@ impl Server {
 }
 
 fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
-    match session::run(shared, stream) {
-        Ok(session::End::Closed) => info!("{peer}: disconnected"),
+    debug!("{peer}: connected");
+    match session::run(shared, stream, peer) {
+        Ok(session::End::Closed) => debug!("{peer}: disconnected"),
         Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // Our own doing, said once for all.
         Err(_) if shared.stopping() => debug!("{peer}: closed by shutdown"),

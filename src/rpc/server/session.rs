@@ -1,7 +1,7 @@
 //! One client's session: what each command does.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +14,8 @@ use super::{Refusal, Shared, compile, listen};
 use crate::device::{Account, Device, DeviceError, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
-    MemsetTensor, PROTOCOL_VERSION, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
+    MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
+    SetTensorHead,
 };
 
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
@@ -32,7 +33,7 @@ pub(super) enum End {
 type Failure = (Option<Command>, Refusal);
 
 /// Serves a connection to its end. Everything the client had is freed when this returns.
-pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failure> {
+pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
     let config = &shared.config;
     let connection = listen::configure(&stream)
         .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
@@ -42,13 +43,21 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>) -> Result<End, Failur
         totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
     });
     let lanes = shared.devices.iter().map(|device| Lane { device, queue: None, programs: Programs::default() });
-    let mut session =
-        Session { shared, connection, account: Account::new(limit), handles: Handles::new(), lanes: lanes.collect() };
+    let mut session = Session {
+        shared,
+        peer,
+        connection,
+        account: Account::new(limit),
+        handles: Handles::new(),
+        lanes: lanes.collect(),
+    };
     session.serve()
 }
 
 struct Session<'a> {
     shared: &'a Shared,
+    /// For the log.
+    peer: SocketAddr,
     connection: Connection,
     account: Arc<Account>,
     handles: Handles,
@@ -86,9 +95,10 @@ impl<'a> Session<'a> {
         Ok(End::Closed)
     }
 
+    /// Checks a header and hands its message on; every error is about this message's command.
     fn message(
         &mut self,
-        header: [u8; 9],
+        header: [u8; REQUEST_HEADER],
         body: &mut Vec<u8>,
         handle: fn(&mut Self, Command, usize, &mut Vec<u8>) -> Result<(), Refusal>,
     ) -> Result<(), Failure> {
@@ -156,7 +166,7 @@ impl<'a> Session<'a> {
             Request::DeviceCount(_) => self.reply(&Response::DeviceCount(self.lanes.len() as u32)),
             Request::GraphRecompute(request) => self.graph_recompute(request.device),
             Request::MemsetTensor(request) => self.memset_tensor(&request),
-            Request::SetTensor(_) | Request::GraphCompute(_) => Err(DeviceError::Bug("unreachable".to_owned()).into()),
+            Request::SetTensor(_) | Request::GraphCompute(_) => Err(confused()),
         }
     }
 
@@ -190,7 +200,8 @@ impl<'a> Session<'a> {
             Ok(remote_ptr) => AllocBufferReply { remote_ptr, remote_size: request.size },
             // No fault of the client's: the protocol has an answer for it.
             Err(why) => {
-                info!("no buffer of {} bytes on {}: {why}", request.size, device.info().name);
+                let (peer, size, name) = (self.peer, request.size, &device.info().name);
+                info!("{peer}: no buffer of {size} bytes on {name}: {why}");
                 AllocBufferReply { remote_ptr: 0, remote_size: 0 }
             }
         };
@@ -273,12 +284,12 @@ impl<'a> Session<'a> {
         // The message has no length: it is the rest of the tensor.
         let len = extent.saturating_sub(request.offset);
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
-        let found = self.from_cache(device, region, request.hash)?;
+        let found = self.fill_cached(device, region, request.hash)?;
         self.reply(&Response::SetTensorHash(found))
     }
 
     /// Fills a region with cached data. `false` may leave other bytes in it: the client writes it next.
-    fn from_cache(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
+    fn fill_cached(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
         let Some(cache) = self.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
         let Some(mut hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
         let mut broken = None;
@@ -297,7 +308,7 @@ impl<'a> Session<'a> {
             return Ok(false);
         }
         done?;
-        debug!("{hash:016x} comes from the cache");
+        debug!("{}: {hash:016x} comes from the cache", self.peer);
         Ok(true)
     }
 
@@ -368,7 +379,7 @@ impl<'a> Session<'a> {
         }
         let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
         else {
-            return Err(DeviceError::Bug("a decoder that confuses commands".to_owned()).into());
+            return Err(confused());
         };
         let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
         lane.queue(&self.account)?.run(&program, &bindings)?;
@@ -383,4 +394,8 @@ impl<'a> Session<'a> {
         let (program, bindings) = (last.program.clone(), Arc::clone(&last.bindings));
         Ok(lane.queue(&account)?.run(&program, &bindings)?)
     }
+}
+
+fn confused() -> Refusal {
+    DeviceError::Bug("the decoder took one command for another".to_owned()).into()
 }

@@ -1,0 +1,166 @@
+//! The binary: what it prints, how it ends, and what it holds of memory under attack.
+
+use crate::support::*;
+use fanout::rpc::wire::*;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command as Process, Output, Stdio};
+
+struct Running {
+    child: Child,
+    /// What it printed up to the line that says where it listens.
+    banner: String,
+    addr: String,
+}
+
+fn program(args: &[&str]) -> Process {
+    let mut process = Process::new(env!("CARGO_BIN_EXE_rpc-server"));
+    process.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
+    process
+}
+
+fn start(args: &[&str]) -> Running {
+    let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+    let mut server = Running { child, banner: String::new(), addr: String::new() };
+    let mut stdout = BufReader::new(server.child.stdout.take().expect("a pipe"));
+    while server.addr.is_empty() {
+        let mut line = String::new();
+        assert!(stdout.read_line(&mut line).expect("text") > 0, "ended after {:?}", server.banner);
+        server.banner.push_str(&line);
+        server.addr = line.strip_prefix("listening on ").unwrap_or_default().trim().to_owned();
+    }
+    server
+}
+
+fn ended(args: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = program(args).output().expect("started");
+    (status.code(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+}
+
+impl Running {
+    fn connect(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.addr).expect("a connection");
+        stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
+        stream.write_all(&frame(&hello())).expect("the server reads");
+        stream.read_exact(&mut [0; 36]).expect("a HELLO");
+        stream
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_says_what_it_serves() {
+    let server = start(&["-p", "0", "-d", "CPU,0", "-t", "1", "--mem", "64M"]);
+    let version = format!("rpc-server {}, RPC protocol 7.0\n", env!("CARGO_PKG_VERSION"));
+    assert!(server.banner.starts_with(&version), "{}", server.banner);
+    for line in ["device 0: CPU0 (1 threads), 64 of 64 MiB free", "device 1: CPU1 (1 threads), 64 of 64 MiB free"] {
+        assert!(server.banner.contains(line), "{}", server.banner);
+    }
+    assert!(!server.banner.contains("WARNING"), "{}", server.banner);
+    let open = start(&["-H", "0.0.0.0", "-p", "0", "-t", "1", "--mem", "64M"]);
+    assert!(open.banner.contains("WARNING") && open.banner.contains("authentication"), "{}", open.banner);
+}
+
+#[test]
+fn wrong_arguments_end_with_2_and_other_failures_with_1() {
+    for (args, says) in [
+        (&["-d", "CUDA7"][..], "no device \"CUDA7\"; there are: 0 CPU"),
+        (&["--mem", "much"], "expected a size such as"),
+        (&["--max-message", "1K"], "at least 4096 bytes"),
+        (&["--stall-timeout", "0"], "more than 0"),
+        (&["--port", "65536"], "65536"),
+        (&["--what"], "--what"),
+    ] {
+        let (code, text) = ended(args);
+        assert!(code == Some(2) && text.contains(says), "{args:?}: {code:?} {text}");
+    }
+    let server = start(&["-p", "0", "-t", "1", "--mem", "64M"]);
+    let (_, port) = server.addr.rsplit_once(':').expect("a port");
+    let (code, text) = ended(&["-p", port, "-t", "1", "--mem", "64M"]);
+    assert!(code == Some(1) && text.contains(&format!("cannot listen on {}", server.addr)), "{code:?} {text}");
+    let (code, text) = ended(&["-H", "192.0.2.1", "-t", "1", "--mem", "64M"]);
+    assert!(code == Some(1) && text.contains("192.0.2.1"), "{code:?} {text}");
+    for (args, says) in [("--list-devices", "0 CPU:"), ("--version", env!("CARGO_PKG_VERSION")), ("--help", "Examples")]
+    {
+        let (code, text) = ended(&[args]);
+        assert!(code == Some(0) && text.contains(says), "{args}: {code:?} {text}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn signals_end_it_in_order() {
+    for signal in ["-INT", "-TERM"] {
+        let mut server = start(&["-p", "0", "-t", "1", "--mem", "64M"]);
+        let mut client = server.connect();
+        let killed = Process::new("kill").args([signal, &server.child.id().to_string()]).status().expect("kill");
+        assert!(killed.success());
+        assert_eq!(client.read(&mut [0]).expect("an orderly end"), 0);
+        assert_eq!(server.child.wait().expect("ended").code(), Some(0), "{signal}");
+    }
+}
+
+/// A header's promise must cost nothing, however many clients make one at once.
+#[cfg(target_os = "linux")]
+#[test]
+fn promises_cost_no_memory() {
+    let server = start(&["-p", "0", "-t", "1", "--mem", "8G", "--log-level", "off"]);
+    let resident = || {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.child.id())).expect("procfs");
+        statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("statm") * 4096
+    };
+    let mut quiet = server.connect();
+    let before = resident();
+    let attackers: Vec<_> = (0..64)
+        .map(|i| {
+            let mut client = server.connect();
+            let attack = match i % 8 {
+                // A graph just within the limit, of which little comes.
+                0..4 => {
+                    let size = 12 + 8 * ((30 << 20) / 8);
+                    let mut bytes = RequestHeader { command: Command::GraphCompute, size }.encode().to_vec();
+                    bytes.extend([0; 1000]);
+                    bytes
+                }
+                // A buffer, and an upload that stops at its start: it may cost the pages that it has touched.
+                4 => {
+                    client
+                        .write_all(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: 128 << 20 })))
+                        .expect("the server reads");
+                    let mut reply = [0; 24];
+                    client.read_exact(&mut reply).expect("a reply");
+                    let remote_ptr = u64::from_le_bytes(*reply[8..].first_chunk().expect("24 bytes"));
+                    client
+                        .write_all(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr })))
+                        .expect("the server reads");
+                    let mut reply = [0; 16];
+                    client.read_exact(&mut reply).expect("a reply");
+                    let base = u64::from_le_bytes(*reply[8..].first_chunk().expect("16 bytes"));
+                    let memory = Memory { handle: remote_ptr, base, size: 128 << 20 };
+                    let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset: 0 };
+                    let mut bytes = Vec::new();
+                    head.encode(memory.size, &mut bytes).expect("a size");
+                    bytes.extend([1; 1000]);
+                    bytes
+                }
+                _ => RequestHeader { command: Command::SetTensor, size: u64::MAX }.encode().to_vec(),
+            };
+            client.write_all(&attack).expect("the server reads");
+            client
+        })
+        .collect();
+    // Each is at work on its promise by now, or has been refused; the server answers on.
+    for _ in 0..10 {
+        quiet.write_all(&frame(&Request::DeviceCount(DeviceCount {}))).expect("the server reads");
+        quiet.read_exact(&mut [0; 12]).expect("an answer");
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 32 << 20, "{} MiB more", grown >> 20);
+    drop(attackers);
+}
