@@ -2,7 +2,7 @@
 //!
 //! Everything is `sum over sub-blocks of scale * column scale * (integer sum) + bias * (column sum)`.
 
-use super::format::{Format, Products, horizontal_sum, transpose};
+use super::format::{Affine, Format, Products, horizontal_sum, transpose, unroll};
 use crate::cpu::simd::{STRIP, Sums};
 use std::arch::x86_64::*;
 
@@ -18,6 +18,8 @@ struct Column {
 }
 
 impl Column {
+    const NONE: Column = Column { codes: std::ptr::null(), scales: std::ptr::null(), sums: std::ptr::null() };
+
     /// # Safety
     /// A packed column of `padded` elements.
     #[inline(always)]
@@ -28,21 +30,6 @@ impl Column {
             let scales = codes.add(padded);
             Column { codes: codes.cast(), scales: scales.cast(), sums: scales.add(padded / 8).cast() }
         }
-    }
-}
-
-/// Calls `each` with the superblocks of a row of whole blocks: the last one may be a copy, filled up with zeros.
-#[inline(always)]
-fn superblocks<F: Format>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
-    let chunks = row.chunks_exact(F::BYTES);
-    let (whole, rest) = (chunks.len(), chunks.remainder());
-    for (s, block) in chunks.enumerate() {
-        each(s, block.as_ptr());
-    }
-    if !rest.is_empty() {
-        let mut last = [0; LARGEST];
-        last[..rest.len()].copy_from_slice(rest);
-        each(whole, last.as_ptr());
     }
 }
 
@@ -77,12 +64,21 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
     out: &mut [f32],
 ) {
     // SAFETY: superblock s of the row meets elements 256 s and on of the columns, which are there since row and columns
-    // have equally many. Codes of a superblock are read inside it (`Format`).
+    // have equally many; the last one may be a copy, filled up with zeros. Codes are read inside it (`Format`).
     unsafe {
-        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        let mut parts = [Column::NONE; C];
+        for c in 0..C {
+            parts[c] = Column::new(columns[c], padded);
+        }
+        let columns = parts;
         // Two sums each, so that one product need not wait for the one before.
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        superblocks::<F>(row, |s, p| {
+        // No closures here and below: one that is not inlined would be compiled without the instructions.
+        let (whole, mut last) = (row.len() / F::BYTES, [0; LARGEST]);
+        let rest = &row[whole * F::BYTES..];
+        last[..rest.len()].copy_from_slice(rest);
+        for s in 0..padded / 256 {
+            let p = if s < whole { row.as_ptr().add(s * F::BYTES) } else { last.as_ptr() };
             let affine = F::scales(p);
             // What a block's products are scaled with: all lanes, or one half for each sub-block of 16.
             let mut scales = [[[0f32; 8]; 2]; C];
@@ -104,7 +100,7 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
                     }
                 }
             }
-            for j in 0..8 {
+            unroll!(j in [0 1 2 3 4 5 6 7] {
                 let codes = F::codes(p, j);
                 for c in 0..C {
                     let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
@@ -127,8 +123,8 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
                     };
                     sums[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, sums[c][j % 2]);
                 }
-            }
-        });
+            });
+        }
         for c in 0..C {
             out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
         }
@@ -197,34 +193,47 @@ pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padde
                 let codes = strip.as_mut_ptr().add(256 * s * STRIP * layout.bytes() + 32 * half);
                 let scales = strip.as_mut_ptr().add(padded * STRIP * layout.bytes()).cast::<f32>();
                 let biases = scales.add(padded / F::SUB * STRIP);
-                let affine = at.map(|p| F::scales(p));
+                let mut affine = [[Affine::none(); 2]; 8];
+                for r in 0..8 {
+                    affine[r] = F::scales(at[r]);
+                }
                 for g in 0..32 / F::SUB {
-                    let scale = transpose(affine.map(|a| a[g].scale));
-                    let bias = match F::TOP {
-                        Some(_) => transpose(affine.map(|a| a[g].bias)),
-                        None => scale.map(|scale| _mm256_mul_ps(scale, _mm256_set1_ps(-128.0))),
-                    };
+                    let (mut scale, mut bias) = ([_mm256_setzero_ps(); 8], [_mm256_setzero_ps(); 8]);
+                    for r in 0..8 {
+                        scale[r] = affine[r][g].scale;
+                        bias[r] = match F::TOP {
+                            Some(_) => affine[r][g].bias,
+                            None => _mm256_mul_ps(scale[r], _mm256_set1_ps(-128.0)),
+                        };
+                    }
+                    let (scale, bias) = (transpose(scale), transpose(bias));
                     for i in 0..8 {
                         let to = STRIP * (256 / F::SUB * s + 8 * g + i) + 8 * half;
                         _mm256_store_ps(scales.add(to), scale[i]);
                         _mm256_store_ps(biases.add(to), bias[i]);
                     }
                 }
-                for j in 0..8 {
-                    let mut block = at.map(|p| F::codes(p, j));
-                    if F::TOP.is_none() {
-                        block = block.map(|b| _mm256_xor_si256(b, _mm256_set1_epi8(-128)));
+                unroll!(j in [0 1 2 3 4 5 6 7] {
+                    let mut block = [_mm256_setzero_si256(); 8];
+                    for r in 0..8 {
+                        block[r] = F::codes(at[r], j);
+                        if F::TOP.is_none() {
+                            block[r] = _mm256_xor_si256(block[r], _mm256_set1_epi8(-128));
+                        }
                     }
                     let codes = codes.add(64 * 8 * j * layout.bytes());
                     if let Codes::Split = layout {
-                        let low = _mm256_set1_epi8(15);
-                        let high = block.map(|b| _mm256_and_si256(_mm256_srli_epi16::<4>(b), low));
+                        let mut high = block;
+                        for r in 0..8 {
+                            high[r] = _mm256_and_si256(_mm256_srli_epi16::<4>(block[r]), _mm256_set1_epi8(15));
+                            block[r] = _mm256_and_si256(block[r], _mm256_set1_epi8(15));
+                        }
                         store_groups(codes, 128, high);
-                        store_groups(codes.add(64), 128, block.map(|b| _mm256_and_si256(b, low)));
+                        store_groups(codes.add(64), 128, block);
                     } else {
                         store_groups(codes, 64, block);
                     }
-                }
+                });
             }
         }
     }
@@ -238,8 +247,13 @@ pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padde
 unsafe fn store_groups(to: *mut u8, step: usize, rows: [__m256i; 8]) {
     // SAFETY: as the caller vouches.
     unsafe {
-        for (i, group) in transpose(rows.map(|r| _mm256_castsi256_ps(r))).into_iter().enumerate() {
-            _mm256_store_ps(to.add(step * i).cast(), group);
+        let mut groups = [_mm256_setzero_ps(); 8];
+        for r in 0..8 {
+            groups[r] = _mm256_castsi256_ps(rows[r]);
+        }
+        let groups = transpose(groups);
+        for i in 0..8 {
+            _mm256_store_ps(to.add(step * i).cast(), groups[i]);
         }
     }
 }
@@ -274,7 +288,11 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
     let layout = Codes::of::<F, P>();
     // SAFETY: sub-block b of the strip meets elements SUB * b and on of the columns, all of which have `padded`.
     unsafe {
-        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        let mut parts = [Column::NONE; C];
+        for c in 0..C {
+            parts[c] = Column::new(columns[c], padded);
+        }
+        let columns = parts;
         let mut codes = strip.as_ptr();
         let mut scales = codes.add(padded * STRIP * layout.bytes()).cast::<f32>();
         let mut biases = scales.add(padded / F::SUB * STRIP);
@@ -285,19 +303,26 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
                 let sub = if F::SUB == 32 { i } else { i % 4 * 2 + i / 4 };
                 let (block, k) = (8 * s + i, 8 * F::SUB * s + F::SUB * sub);
                 let x = codes.add(F::SUB * sub * STRIP * layout.bytes());
-                let y = columns.map(|c| c.codes.add(k));
+                let mut y = [std::ptr::null(); C];
+                for c in 0..C {
+                    y[c] = columns[c].codes.add(k);
+                }
                 let sums = match layout {
                     Codes::Narrow { run } => narrow::<C>(x, 64, y, F::SUB, run),
                     Codes::Exact => exact::<P, C>(x, y, F::SUB),
                     Codes::Split => {
-                        let (high, low) =
-                            (narrow::<C>(x, 128, y, F::SUB, 8), narrow::<C>(x.add(64), 128, y, F::SUB, 8));
-                        std::array::from_fn(|c| {
-                            [0, 1].map(|r| _mm256_add_epi32(_mm256_slli_epi32::<4>(high[c][r]), low[c][r]))
-                        })
+                        let mut sums = narrow::<C>(x, 128, y, F::SUB, 8);
+                        let low = narrow::<C>(x.add(64), 128, y, F::SUB, 8);
+                        for c in 0..C {
+                            for r in 0..2 {
+                                sums[c][r] = _mm256_add_epi32(_mm256_slli_epi32::<4>(sums[c][r]), low[c][r]);
+                            }
+                        }
+                        sums
                     }
                 };
-                let scale = [0, 8].map(|r| _mm256_load_ps(scales.add(STRIP * i + r)));
+                let [low, high] = two(scales.add(STRIP * i).cast());
+                let scale = [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)];
                 for c in 0..C {
                     let d = _mm256_set1_ps(*columns[c].scales.add(k / 32));
                     for r in 0..2 {
@@ -305,7 +330,8 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
                         totals[c][r] = _mm256_fmadd_ps(_mm256_mul_ps(scale[r], d), sum, totals[c][r]);
                     }
                 }
-                let bias = [0, 8].map(|r| _mm256_load_ps(biases.add(STRIP * i + r)));
+                let [low, high] = two(biases.add(STRIP * i).cast());
+                let bias = [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)];
                 for c in 0..C {
                     let sum = _mm256_set1_ps(*columns[c].sums.add(block));
                     for r in 0..2 {
@@ -323,6 +349,13 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
             }
         }
     }
+}
+
+/// Two aligned vectors.
+#[inline(always)]
+unsafe fn two(p: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller vouches for 64 bytes, aligned, and for AVX2.
+    unsafe { [_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())] }
 }
 
 /// Four elements of a column in every lane.
@@ -352,7 +385,7 @@ unsafe fn narrow<const C: usize>(
         for part in 0..n / 4 / run {
             let mut short = [[_mm256_setzero_si256(); 2]; C];
             for q in part * run..(part + 1) * run {
-                let x = [0, 32].map(|r| _mm256_load_si256(x.add(step * q + r).cast()));
+                let x = two(x.add(step * q));
                 for c in 0..C {
                     let y = spread(y[c].add(4 * q));
                     for r in 0..2 {
@@ -381,7 +414,7 @@ unsafe fn exact<P: Products, const C: usize>(x: *const u8, y: [*const i8; C], n:
     unsafe {
         let mut sums = [[_mm256_setzero_si256(); 2]; C];
         for q in 0..n / 4 {
-            let x = [0, 32].map(|r| _mm256_load_si256(x.add(64 * q + r).cast()));
+            let x = two(x.add(64 * q));
             for c in 0..C {
                 let y = spread(y[c].add(4 * q));
                 for r in 0..2 {

@@ -67,34 +67,19 @@ fn of<F: Float>(dtype: DType) -> Kernels {
     Kernels { dtype, packing: Packing::Floats, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
 }
 
-/// Calls `each` with the address of every eight elements, the last ones a copy filled up with zeros.
-#[inline(always)]
-fn eights<F: Float>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
-    let chunks = row.chunks_exact(8 * F::BYTES);
-    let (whole, rest) = (chunks.len(), chunks.remainder());
-    for (i, chunk) in chunks.enumerate() {
-        each(i, chunk.as_ptr());
-    }
-    if !rest.is_empty() {
-        let mut last = [0; 32];
-        last[..rest.len()].copy_from_slice(rest);
-        each(whole, last.as_ptr());
-    }
-}
-
 /// # Safety
 /// AVX2, FMA and F16C; columns of `padded` f32, as many as the row has elements with its padding; `out` as long as
 /// `columns`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], _padded: usize, out: &mut [f32]) {
+unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
     for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
         // SAFETY: as the caller vouches.
         unsafe {
             match *columns {
-                [a] => dot_columns::<F, 1>(row, [a], out),
-                [a, b] => dot_columns::<F, 2>(row, [a, b], out),
-                [a, b, c] => dot_columns::<F, 3>(row, [a, b, c], out),
-                [a, b, c, d] => dot_columns::<F, 4>(row, [a, b, c, d], out),
+                [a] => dot_columns::<F, 1>(row, [a], padded, out),
+                [a, b] => dot_columns::<F, 2>(row, [a, b], padded, out),
+                [a, b, c] => dot_columns::<F, 3>(row, [a, b, c], padded, out),
+                [a, b, c, d] => dot_columns::<F, 4>(row, [a, b, c, d], padded, out),
                 _ => {}
             }
         }
@@ -104,30 +89,28 @@ unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], _padded: usize, out: &mut
 /// # Safety
 /// As [`dot`].
 #[inline(always)]
-unsafe fn dot_columns<F: Float, const C: usize>(row: &[u8], columns: [&[u8]; C], out: &mut [f32]) {
+unsafe fn dot_columns<F: Float, const C: usize>(row: &[u8], columns: [&[u8]; C], padded: usize, out: &mut [f32]) {
     // SAFETY: eight number i of the row meets elements 8 i and on of the columns, which are padded to whole eights.
     unsafe {
         let columns = columns.map(|c| c.as_ptr().cast::<f32>());
         // Two sums each, so that one product need not wait for the one before.
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        let chunks = row.chunks_exact(16 * F::BYTES);
-        let (whole, rest) = (chunks.len(), chunks.remainder());
-        for (i, chunk) in chunks.enumerate() {
-            for h in 0..2 {
-                let x = F::load(chunk.as_ptr().add(8 * h * F::BYTES));
-                for c in 0..C {
-                    let y = _mm256_loadu_ps(columns[c].add(16 * i + 8 * h));
-                    sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+        // No closures: one that is not inlined would be compiled without the instructions.
+        let (whole, mut last) = (row.len() / (8 * F::BYTES), [0; 32]);
+        let rest = &row[8 * F::BYTES * whole..];
+        last[..rest.len()].copy_from_slice(rest);
+        for i in 0..padded / 8 {
+            let p = if i < whole { row.as_ptr().add(8 * F::BYTES * i) } else { last.as_ptr() };
+            let x = F::load(p);
+            for c in 0..C {
+                let y = _mm256_loadu_ps(columns[c].add(8 * i));
+                if i % 2 == 0 {
+                    sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+                } else {
+                    sums[c][1] = _mm256_fmadd_ps(x, y, sums[c][1]);
                 }
             }
         }
-        eights::<F>(rest, |i, p| {
-            let x = F::load(p);
-            for c in 0..C {
-                let y = _mm256_loadu_ps(columns[c].add(16 * whole + 8 * i));
-                sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
-            }
-        });
         for c in 0..C {
             out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
         }
@@ -155,8 +138,13 @@ unsafe fn expand<F: Float>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8
             // SAFETY: eights are whole, or copies with padding; element k takes floats 16 k and on of the strip, of
             // which `half` chooses half.
             unsafe {
-                for (k, eight) in transpose(at.map(|p| F::load(p))).into_iter().enumerate() {
-                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eight);
+                let mut eights = [_mm256_setzero_ps(); 8];
+                for r in 0..8 {
+                    eights[r] = F::load(at[r]);
+                }
+                let eights = transpose(eights);
+                for k in 0..8 {
+                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eights[k]);
                 }
             }
         }
@@ -191,7 +179,7 @@ unsafe fn tile_columns<const C: usize>(strip: &[u8], columns: [&[u8]; C], padded
         let columns = columns.map(|c| c.as_ptr().cast::<f32>());
         let mut totals = [[_mm256_setzero_ps(); 2]; C];
         for k in 0..padded {
-            let x = [0, 8].map(|r| _mm256_load_ps(x.add(STRIP * k + r)));
+            let x = [_mm256_load_ps(x.add(STRIP * k)), _mm256_load_ps(x.add(STRIP * k + 8))];
             for c in 0..C {
                 let y = _mm256_broadcast_ss(&*columns[c].add(k));
                 for r in 0..2 {
