@@ -68,20 +68,22 @@ fn of<F: Float>(dtype: DType) -> Kernels {
 }
 
 /// # Safety
-/// AVX2, FMA and F16C; columns of `padded` f32, as many as the row has elements with its padding; `out` as long as
-/// `columns`.
+/// AVX2, FMA and F16C; columns of `padded` f32, as many as the rows have elements with their padding; room in `out` for
+/// all sums, `out[c * rows.len() + r]`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
-    for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
+unsafe fn dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+    let mut done = 0;
+    while done < columns.len() {
+        let out = &mut out[done * rows.len()..];
         // SAFETY: as the caller vouches.
         unsafe {
-            match *columns {
-                [a] => dot_columns::<F, 1>(row, [a], padded, out),
-                [a, b] => dot_columns::<F, 2>(row, [a, b], padded, out),
-                [a, b, c] => dot_columns::<F, 3>(row, [a, b, c], padded, out),
-                [a, b, c, d] => dot_columns::<F, 4>(row, [a, b, c, d], padded, out),
-                _ => {}
-            }
+            done += match columns[done..] {
+                [a, b, c, d, ..] => dot_columns::<F, 4>(rows, [a, b, c, d], padded, out),
+                [a, b, c] => dot_columns::<F, 3>(rows, [a, b, c], padded, out),
+                [a, b] => dot_columns::<F, 2>(rows, [a, b], padded, out),
+                [a] => dot_columns::<F, 1>(rows, [a], padded, out),
+                [] => 1,
+            };
         }
     }
 }
@@ -89,32 +91,46 @@ unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut 
 /// # Safety
 /// As [`dot`].
 #[inline(always)]
-unsafe fn dot_columns<F: Float, const C: usize>(row: &[u8], columns: [&[u8]; C], padded: usize, out: &mut [f32]) {
-    // SAFETY: eight number i of the row meets elements 8 i and on of the columns, which are padded to whole eights.
+unsafe fn dot_columns<F: Float, const C: usize>(
+    rows: &[&[u8]],
+    columns: [&[u8]; C],
+    padded: usize,
+    out: &mut [f32],
+) -> usize {
+    // SAFETY: eight number i of a row meets elements 8 i and on of the columns, which are padded to whole eights; the last
+    // one may be a copy, filled up with zeros.
     unsafe {
-        let columns = columns.map(|c| c.as_ptr().cast::<f32>());
-        // Two sums each, so that one product need not wait for the one before.
-        let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        // No closures: one that is not inlined would be compiled without the instructions.
-        let (whole, mut last) = (row.len() / (8 * F::BYTES), [0; 32]);
-        let rest = &row[8 * F::BYTES * whole..];
-        last[..rest.len()].copy_from_slice(rest);
-        for i in 0..padded / 8 {
-            let p = if i < whole { row.as_ptr().add(8 * F::BYTES * i) } else { last.as_ptr() };
-            let x = F::load(p);
-            for c in 0..C {
-                let y = _mm256_loadu_ps(columns[c].add(8 * i));
-                if i % 2 == 0 {
-                    sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
-                } else {
-                    sums[c][1] = _mm256_fmadd_ps(x, y, sums[c][1]);
+        for r in 0..rows.len() {
+            let row = rows[r];
+            let (whole, mut last) = (row.len() / (8 * F::BYTES), [0; 32]);
+            let rest = &row[8 * F::BYTES * whole..];
+            if !rest.is_empty() {
+                last[..rest.len()].copy_from_slice(rest);
+            }
+            // Two sums each, so that one product need not wait for the one before.
+            let mut sums = [[_mm256_setzero_ps(); 2]; C];
+            for i in 0..whole / 2 {
+                for h in 0..2 {
+                    let x = F::load(row.as_ptr().add(8 * F::BYTES * (2 * i + h)));
+                    for c in 0..C {
+                        let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(16 * i + 8 * h));
+                        sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+                    }
                 }
             }
-        }
-        for c in 0..C {
-            out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+            for i in whole / 2 * 2..padded / 8 {
+                let x = F::load(if i < whole { row.as_ptr().add(8 * F::BYTES * i) } else { last.as_ptr() });
+                for c in 0..C {
+                    let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(8 * i));
+                    sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+                }
+            }
+            for c in 0..C {
+                out[c * rows.len() + r] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+            }
         }
     }
+    C
 }
 
 /// # Safety
