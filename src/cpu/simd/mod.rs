@@ -25,7 +25,7 @@ pub(crate) const MAX_TILE: usize = 6;
 /// Sums of a tile: one column each.
 pub(crate) type Sums = [f32; STRIP];
 
-type Dot = unsafe fn(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]);
+type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]);
 type Expand = unsafe fn(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]);
 type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]);
 
@@ -73,15 +73,15 @@ impl Kernels {
         self.columns
     }
 
-    /// The products of a dense row of `k` elements with packed columns, one `out` each.
+    /// The products of dense rows of `k` elements with packed columns: `out[c * rows.len() + r]`.
     ///
     /// # Panics
     /// When lengths do not fit `k`: a bug of the caller.
-    pub(crate) fn dot(&self, k: usize, row: &[u8], columns: &[&[u8]], out: &mut [f32]) {
-        self.check(k, &[row], columns);
-        assert_eq!(columns.len(), out.len(), "a sum per column");
+    pub(crate) fn dot(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]], out: &mut [f32]) {
+        self.check(k, rows, columns);
+        assert_eq!(rows.len() * columns.len(), out.len(), "a sum per row and column");
         // SAFETY: these kernels exist only on processors with their instructions (`available`), and lengths fit.
-        unsafe { (self.dot)(row, columns, self.packing.padded(k), out) };
+        unsafe { (self.dot)(rows, columns, self.packing.padded(k), out) };
     }
 
     /// Expands sixteen rows of `k` elements into a strip of [`Kernels::strip_bytes`], at a multiple of 32 bytes.

@@ -55,13 +55,14 @@ fn rows_meet_few_columns() {
     for (t, name, kernels) in types() {
         for k in lengths(t) {
             for n in [1, 2, 3, 4, 5, 8] {
-                let (bytes, real) = row(&mut rng, t, k);
+                let rows: [_; 3] = std::array::from_fn(|_| row(&mut rng, t, k));
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
-                let mut out = vec![f32::NAN; n];
-                kernels.dot(k, &bytes, &packed.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut out);
-                for (got, column) in out.iter().zip(&columns) {
-                    assert!(close(t, *got, &real, column), "{t} {name} k={k} n={n}: {got}");
+                let mut out = vec![f32::NAN; 3 * n];
+                let packed: Vec<_> = packed.iter().map(Vec::as_slice).collect();
+                kernels.dot(k, &std::array::from_fn::<_, 3, _>(|r| rows[r].0.as_slice()), &packed, &mut out);
+                for (i, &got) in out.iter().enumerate() {
+                    assert!(close(t, got, &rows[i % 3].1, &columns[i / 3]), "{t} {name} k={k} n={n}: {got}");
                 }
             }
         }
@@ -87,7 +88,7 @@ fn strips_meet_tiles_of_columns() {
                 kernels.tile(k, strip, &packed, &mut out);
                 for (r, (bytes, real)) in rows.iter().enumerate() {
                     let mut dots = vec![0.0; n];
-                    kernels.dot(k, bytes, &packed, &mut dots);
+                    kernels.dot(k, &[bytes], &packed, &mut dots);
                     for c in 0..n {
                         let (tile, dot) = (out[c][r], dots[c]);
                         assert!(close(t, tile, real, &columns[c]), "{t} {name} k={k} n={n}: {tile}");
@@ -115,7 +116,7 @@ fn extremes_do_not_overflow() {
                 let column = vec![y; k];
                 let packed = pack(&kernels, &column);
                 let (mut dot, mut out) = ([f32::NAN], [[f32::NAN; STRIP]]);
-                kernels.dot(k, &bytes, &[&packed], &mut dot);
+                kernels.dot(k, &[&bytes], &[&packed], &mut dot);
                 let mut strip = vec![0f32; kernels.strip_bytes(k) / 4 + 8];
                 let skip = bytemuck::cast_slice::<_, u8>(&strip).as_ptr().align_offset(32);
                 let strip = &mut bytemuck::cast_slice_mut(&mut strip)[skip..][..kernels.strip_bytes(k)];

@@ -96,16 +96,15 @@ impl Product<'_> {
         for (c, packed) in packed[..count].iter_mut().enumerate() {
             *packed = self.packed(group, c);
         }
-        let mut sums = [[0f32; ROWS]; FEW];
-        for r in 0..rows {
-            let mut out = [0f32; FEW];
-            self.kernels.dot(self.k, self.a.row([row + r, i2, i3]), &packed[..count], &mut out[..count]);
-            for c in 0..count {
-                sums[c][r] = out[c];
-            }
+        let mut slices: [&[u8]; ROWS] = [&[]; ROWS];
+        for (r, slice) in slices[..rows].iter_mut().enumerate() {
+            *slice = self.a.row([row + r, i2, i3]);
         }
-        for c in 0..count {
-            self.store(group, c, row, &sums[c][..rows]);
+        let mut sums = [0f32; ROWS * FEW];
+        let sums = &mut sums[..rows * count];
+        self.kernels.dot(self.k, &slices[..rows], &packed[..count], sums);
+        for (c, sums) in sums.chunks_exact(rows).enumerate() {
+            self.store(group, c, row, sums);
         }
     }
 

@@ -2,9 +2,10 @@
 //!
 //! Everything is `sum over sub-blocks of scale * column scale * (integer sum) + bias * (column sum)`.
 
-use super::format::{Format, Products, horizontal_sum, transpose};
+use super::format::{Affine, Format, Products, horizontal_sum, transpose, unroll};
 use crate::cpu::simd::{STRIP, Sums};
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 /// Bytes of 256 elements of the largest type: room for the end of a row.
 const LARGEST: usize = 8 * 34;
@@ -18,6 +19,8 @@ struct Column {
 }
 
 impl Column {
+    const NONE: Column = Column { codes: std::ptr::null(), scales: std::ptr::null(), sums: std::ptr::null() };
+
     /// # Safety
     /// A packed column of `padded` elements.
     #[inline(always)]
@@ -31,38 +34,25 @@ impl Column {
     }
 }
 
-/// Calls `each` with the superblocks of a row of whole blocks: the last one may be a copy, filled up with zeros.
-#[inline(always)]
-fn superblocks<F: Format>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
-    let chunks = row.chunks_exact(F::BYTES);
-    let (whole, rest) = (chunks.len(), chunks.remainder());
-    for (s, block) in chunks.enumerate() {
-        each(s, block.as_ptr());
-    }
-    if !rest.is_empty() {
-        let mut last = [0; LARGEST];
-        last[..rest.len()].copy_from_slice(rest);
-        each(whole, last.as_ptr());
-    }
-}
-
-/// Products of a row with any number of columns.
+/// Products of rows with any number of columns: `out[c * rows.len() + r]`.
 ///
 /// # Safety
-/// The instructions of `P`, AVX2, FMA and F16C; `columns` are packed for `F` with `padded` elements, as many as the row has
-/// with its padding; `out` is as long as `columns`.
+/// The instructions of `P`, AVX2, FMA and F16C; columns are packed for `F` with `padded` elements, as many as the rows have
+/// with their padding; `out` has room for all.
 #[inline(always)]
-pub(super) unsafe fn dot<F: Format, P: Products>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
-    for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
+pub(super) unsafe fn dot<F: Format, P: Products>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+    let mut done = 0;
+    while done < columns.len() {
+        let out = &mut out[done * rows.len()..];
         // SAFETY: as the caller vouches.
         unsafe {
-            match *columns {
-                [a] => dot_columns::<F, P, 1>(row, [a], padded, out),
-                [a, b] => dot_columns::<F, P, 2>(row, [a, b], padded, out),
-                [a, b, c] => dot_columns::<F, P, 3>(row, [a, b, c], padded, out),
-                [a, b, c, d] => dot_columns::<F, P, 4>(row, [a, b, c, d], padded, out),
-                _ => {}
-            }
+            done += match columns[done..] {
+                [a, b, c, d, ..] => dot_columns::<F, P, 4>(rows, [a, b, c, d], padded, out),
+                [a, b, c] => dot_columns::<F, P, 3>(rows, [a, b, c], padded, out),
+                [a, b] => dot_columns::<F, P, 2>(rows, [a, b], padded, out),
+                [a] => dot_columns::<F, P, 1>(rows, [a], padded, out),
+                [] => 1,
+            };
         }
     }
 }
@@ -71,18 +61,50 @@ pub(super) unsafe fn dot<F: Format, P: Products>(row: &[u8], columns: &[&[u8]], 
 /// As [`dot`].
 #[inline(always)]
 unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
-    row: &[u8],
+    rows: &[&[u8]],
     columns: [&[u8]; C],
     padded: usize,
     out: &mut [f32],
-) {
-    // SAFETY: superblock s of the row meets elements 256 s and on of the columns, which are there since row and columns
-    // have equally many. Codes of a superblock are read inside it (`Format`).
+) -> usize {
+    let mut last = [0; LARGEST];
+    // SAFETY: the parts of a packed column; sums of row r go to element r of each column's `out`.
     unsafe {
-        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        let mut parts = [Column::NONE; C];
+        for c in 0..C {
+            parts[c] = Column::new(columns[c], padded);
+        }
+        for r in 0..rows.len() {
+            let whole = rows[r].len() / F::BYTES;
+            let rest = &rows[r][whole * F::BYTES..];
+            if !rest.is_empty() {
+                last[..rest.len()].copy_from_slice(rest);
+            }
+            let sums = dot_row::<F, P, C>(rows[r].as_ptr(), whole, last.as_ptr(), parts, padded);
+            for c in 0..C {
+                out[c * rows.len() + r] = sums[c];
+            }
+        }
+    }
+    C
+}
+
+/// # Safety
+/// As [`dot`], for a row of `whole` superblocks and, if `padded` says so, one at `last`.
+#[inline(always)]
+unsafe fn dot_row<F: Format, P: Products, const C: usize>(
+    row: *const u8,
+    whole: usize,
+    last: *const u8,
+    columns: [Column; C],
+    padded: usize,
+) -> [f32; C] {
+    // SAFETY: superblock s of the row meets elements 256 s and on of the columns, which are there since row and columns
+    // have equally many. Codes are read inside their superblock (`Format`).
+    unsafe {
         // Two sums each, so that one product need not wait for the one before.
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        superblocks::<F>(row, |s, p| {
+        for s in 0..padded / 256 {
+            let p = if s < whole { row.add(s * F::BYTES) } else { last };
             let affine = F::scales(p);
             // What a block's products are scaled with: all lanes, or one half for each sub-block of 16.
             let mut scales = [[[0f32; 8]; 2]; C];
@@ -104,7 +126,7 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
                     }
                 }
             }
-            for j in 0..8 {
+            unroll!(j in [0 1 2 3 4 5 6 7] {
                 let codes = F::codes(p, j);
                 for c in 0..C {
                     let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
@@ -127,20 +149,25 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
                     };
                     sums[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, sums[c][j % 2]);
                 }
-            }
-        });
+            });
+        }
+        let mut out = [0.0; C];
         for c in 0..C {
             out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
         }
+        out
     }
 }
 
-/// How a type's codes lie in a strip. Codes of signed types are raised by 128, and their bias takes that back.
+/// How a type's codes lie in a strip, and how many products add up without overflow. Codes of signed types are raised by
+/// 128, and their bias takes that back.
 #[derive(Clone, Copy)]
-pub(super) enum Codes {
-    /// Bytes whose products with codes of columns can be summed in 16 bits, this many times.
-    Narrow { run: usize },
-    /// High and low nibbles apart, each in groups of four: [`Codes::Narrow`] twice.
+enum Codes {
+    /// Bytes; the products of a sub-block add up in 16 bits.
+    Bytes,
+    /// Bytes; only two products of two add up in 16 bits.
+    Pairs,
+    /// High and low nibbles apart, as in [`Codes::Bytes`], in groups of four by turns.
     Split,
     /// Bytes of any size, for exact products.
     Exact,
@@ -152,10 +179,9 @@ impl Codes {
         match F::TOP {
             _ if P::EXACT => Codes::Exact,
             None => Codes::Split,
-            // A sum of `run` products of two: 2 * run * top * 128 must stay below 2^15.
-            Some(..=15) => Codes::Narrow { run: 8 },
-            Some(..=31) => Codes::Narrow { run: 4 },
-            Some(_) => Codes::Narrow { run: 2 },
+            // One lane sums SUB / 2 products of codes with -128 to 127.
+            Some(top) if F::SUB as i32 / 2 * top * 128 < 1 << 15 => Codes::Bytes,
+            Some(_) => Codes::Pairs,
         }
     }
 
@@ -197,34 +223,47 @@ pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padde
                 let codes = strip.as_mut_ptr().add(256 * s * STRIP * layout.bytes() + 32 * half);
                 let scales = strip.as_mut_ptr().add(padded * STRIP * layout.bytes()).cast::<f32>();
                 let biases = scales.add(padded / F::SUB * STRIP);
-                let affine = at.map(|p| F::scales(p));
+                let mut affine = [[Affine::none(); 2]; 8];
+                for r in 0..8 {
+                    affine[r] = F::scales(at[r]);
+                }
                 for g in 0..32 / F::SUB {
-                    let scale = transpose(affine.map(|a| a[g].scale));
-                    let bias = match F::TOP {
-                        Some(_) => transpose(affine.map(|a| a[g].bias)),
-                        None => scale.map(|scale| _mm256_mul_ps(scale, _mm256_set1_ps(-128.0))),
-                    };
+                    let (mut scale, mut bias) = ([_mm256_setzero_ps(); 8], [_mm256_setzero_ps(); 8]);
+                    for r in 0..8 {
+                        scale[r] = affine[r][g].scale;
+                        bias[r] = match F::TOP {
+                            Some(_) => affine[r][g].bias,
+                            None => _mm256_mul_ps(scale[r], _mm256_set1_ps(-128.0)),
+                        };
+                    }
+                    let (scale, bias) = (transpose(scale), transpose(bias));
                     for i in 0..8 {
                         let to = STRIP * (256 / F::SUB * s + 8 * g + i) + 8 * half;
                         _mm256_store_ps(scales.add(to), scale[i]);
                         _mm256_store_ps(biases.add(to), bias[i]);
                     }
                 }
-                for j in 0..8 {
-                    let mut block = at.map(|p| F::codes(p, j));
-                    if F::TOP.is_none() {
-                        block = block.map(|b| _mm256_xor_si256(b, _mm256_set1_epi8(-128)));
+                unroll!(j in [0 1 2 3 4 5 6 7] {
+                    let mut block = [_mm256_setzero_si256(); 8];
+                    for r in 0..8 {
+                        block[r] = F::codes(at[r], j);
+                        if F::TOP.is_none() {
+                            block[r] = _mm256_xor_si256(block[r], _mm256_set1_epi8(-128));
+                        }
                     }
                     let codes = codes.add(64 * 8 * j * layout.bytes());
                     if let Codes::Split = layout {
-                        let low = _mm256_set1_epi8(15);
-                        let high = block.map(|b| _mm256_and_si256(_mm256_srli_epi16::<4>(b), low));
+                        let mut high = block;
+                        for r in 0..8 {
+                            high[r] = _mm256_and_si256(_mm256_srli_epi16::<4>(block[r]), _mm256_set1_epi8(15));
+                            block[r] = _mm256_and_si256(block[r], _mm256_set1_epi8(15));
+                        }
                         store_groups(codes, 128, high);
-                        store_groups(codes.add(64), 128, block.map(|b| _mm256_and_si256(b, low)));
+                        store_groups(codes.add(64), 128, block);
                     } else {
                         store_groups(codes, 64, block);
                     }
-                }
+                });
             }
         }
     }
@@ -238,8 +277,13 @@ pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padde
 unsafe fn store_groups(to: *mut u8, step: usize, rows: [__m256i; 8]) {
     // SAFETY: as the caller vouches.
     unsafe {
-        for (i, group) in transpose(rows.map(|r| _mm256_castsi256_ps(r))).into_iter().enumerate() {
-            _mm256_store_ps(to.add(step * i).cast(), group);
+        let mut groups = [_mm256_setzero_ps(); 8];
+        for r in 0..8 {
+            groups[r] = _mm256_castsi256_ps(rows[r]);
+        }
+        let groups = transpose(groups);
+        for i in 0..8 {
+            _mm256_store_ps(to.add(step * i).cast(), groups[i]);
         }
     }
 }
@@ -274,30 +318,46 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
     let layout = Codes::of::<F, P>();
     // SAFETY: sub-block b of the strip meets elements SUB * b and on of the columns, all of which have `padded`.
     unsafe {
-        let columns = columns.map(|bytes| Column::new(bytes, padded));
+        let mut parts = [Column::NONE; C];
+        for c in 0..C {
+            parts[c] = Column::new(columns[c], padded);
+        }
+        let columns = parts;
         let mut codes = strip.as_ptr();
         let mut scales = codes.add(padded * STRIP * layout.bytes()).cast::<f32>();
         let mut biases = scales.add(padded / F::SUB * STRIP);
         let mut totals = [[_mm256_setzero_ps(); 2]; C];
+        // The sums of a sub-block fill the registers: the compiler must neither unroll their loop, which it would do with
+        // a count that it knows, nor keep the totals in registers meanwhile.
+        let groups = black_box(F::SUB / 4);
         for s in 0..padded / (8 * F::SUB) {
             // Eight sub-blocks in the order of the strip's scales.
             for i in 0..8 {
                 let sub = if F::SUB == 32 { i } else { i % 4 * 2 + i / 4 };
                 let (block, k) = (8 * s + i, 8 * F::SUB * s + F::SUB * sub);
                 let x = codes.add(F::SUB * sub * STRIP * layout.bytes());
-                let y = columns.map(|c| c.codes.add(k));
+                let mut y = [std::ptr::null(); C];
+                for c in 0..C {
+                    y[c] = columns[c].codes.add(k);
+                }
+                black_box(&mut totals);
                 let sums = match layout {
-                    Codes::Narrow { run } => narrow::<C>(x, 64, y, F::SUB, run),
-                    Codes::Exact => exact::<P, C>(x, y, F::SUB),
+                    Codes::Bytes => bytes::<C>(x, 64, y, groups, 1),
+                    Codes::Pairs => pairs::<C>(x, y, groups),
+                    Codes::Exact => exact::<P, C>(x, y, groups),
                     Codes::Split => {
-                        let (high, low) =
-                            (narrow::<C>(x, 128, y, F::SUB, 8), narrow::<C>(x.add(64), 128, y, F::SUB, 8));
-                        std::array::from_fn(|c| {
-                            [0, 1].map(|r| _mm256_add_epi32(_mm256_slli_epi32::<4>(high[c][r]), low[c][r]))
-                        })
+                        let mut sums = bytes::<C>(x, 128, y, groups, 16);
+                        let low = bytes::<C>(x.add(64), 128, y, groups, 1);
+                        for c in 0..C {
+                            for r in 0..2 {
+                                sums[c][r] = _mm256_add_epi32(sums[c][r], low[c][r]);
+                            }
+                        }
+                        sums
                     }
                 };
-                let scale = [0, 8].map(|r| _mm256_load_ps(scales.add(STRIP * i + r)));
+                let [low, high] = two(scales.add(STRIP * i).cast());
+                let scale = [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)];
                 for c in 0..C {
                     let d = _mm256_set1_ps(*columns[c].scales.add(k / 32));
                     for r in 0..2 {
@@ -305,7 +365,8 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
                         totals[c][r] = _mm256_fmadd_ps(_mm256_mul_ps(scale[r], d), sum, totals[c][r]);
                     }
                 }
-                let bias = [0, 8].map(|r| _mm256_load_ps(biases.add(STRIP * i + r)));
+                let [low, high] = two(biases.add(STRIP * i).cast());
+                let bias = [_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)];
                 for c in 0..C {
                     let sum = _mm256_set1_ps(*columns[c].sums.add(block));
                     for r in 0..2 {
@@ -325,6 +386,13 @@ unsafe fn tile_columns<F: Format, P: Products, const C: usize>(
     }
 }
 
+/// Two aligned vectors.
+#[inline(always)]
+unsafe fn two(p: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller vouches for 64 bytes, aligned, and for AVX2.
+    unsafe { [_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())] }
+}
+
 /// Four elements of a column in every lane.
 #[inline(always)]
 unsafe fn spread(p: *const i8) -> __m256i {
@@ -332,38 +400,56 @@ unsafe fn spread(p: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
 }
 
-/// Sums of products of `n` elements, by column and half of the strip, whose groups are `step` bytes apart; `run` products
-/// of two add up in 16 bits.
+/// `weight` times the sums of products of `n` groups of four elements, by column and half of the strip, whose groups are
+/// `step` bytes apart.
 ///
 /// # Safety
-/// AVX2; `n` elements of strip and columns; `run` as [`Codes`] allows.
+/// AVX2; `n` groups in strip and columns; products add up in 16 bits.
 #[inline(always)]
-unsafe fn narrow<const C: usize>(
+unsafe fn bytes<const C: usize>(
     x: *const u8,
     step: usize,
     y: [*const i8; C],
     n: usize,
-    run: usize,
+    weight: i16,
 ) -> [[__m256i; 2]; C] {
     // SAFETY: as the caller vouches.
     unsafe {
-        let run = if run < n / 4 { run } else { n / 4 };
         let mut sums = [[_mm256_setzero_si256(); 2]; C];
-        for part in 0..n / 4 / run {
-            let mut short = [[_mm256_setzero_si256(); 2]; C];
-            for q in part * run..(part + 1) * run {
-                let x = [0, 32].map(|r| _mm256_load_si256(x.add(step * q + r).cast()));
-                for c in 0..C {
-                    let y = spread(y[c].add(4 * q));
-                    for r in 0..2 {
-                        short[c][r] = _mm256_add_epi16(short[c][r], _mm256_maddubs_epi16(x[r], y));
-                    }
+        for q in 0..n {
+            let x = two(x.add(step * q));
+            for c in 0..C {
+                let y = spread(y[c].add(4 * q));
+                for r in 0..2 {
+                    sums[c][r] = _mm256_add_epi16(sums[c][r], _mm256_maddubs_epi16(x[r], y));
                 }
             }
+        }
+        for c in 0..C {
+            for r in 0..2 {
+                sums[c][r] = _mm256_madd_epi16(sums[c][r], _mm256_set1_epi16(weight));
+            }
+        }
+        sums
+    }
+}
+
+/// As [`bytes`], where only two products of two add up in 16 bits; `n` is even.
+///
+/// # Safety
+/// As [`bytes`].
+#[inline(always)]
+unsafe fn pairs<const C: usize>(x: *const u8, y: [*const i8; C], n: usize) -> [[__m256i; 2]; C] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut sums = [[_mm256_setzero_si256(); 2]; C];
+        for q in 0..n / 2 {
+            let (first, second) = (two(x.add(128 * q)), two(x.add(128 * q + 64)));
             for c in 0..C {
+                let (a, b) = (spread(y[c].add(8 * q)), spread(y[c].add(8 * q + 4)));
                 for r in 0..2 {
-                    let wider = _mm256_madd_epi16(short[c][r], _mm256_set1_epi16(1));
-                    sums[c][r] = _mm256_add_epi32(sums[c][r], wider);
+                    let both = _mm256_add_epi16(_mm256_maddubs_epi16(first[r], a), _mm256_maddubs_epi16(second[r], b));
+                    sums[c][r] = _mm256_add_epi32(sums[c][r], _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
                 }
             }
         }
@@ -371,17 +457,17 @@ unsafe fn narrow<const C: usize>(
     }
 }
 
-/// As [`narrow`], with exact products.
+/// As [`bytes`], with exact products.
 ///
 /// # Safety
-/// The instructions of `P`; `n` elements of strip and columns.
+/// The instructions of `P`; `n` groups in strip and columns.
 #[inline(always)]
 unsafe fn exact<P: Products, const C: usize>(x: *const u8, y: [*const i8; C], n: usize) -> [[__m256i; 2]; C] {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [[_mm256_setzero_si256(); 2]; C];
-        for q in 0..n / 4 {
-            let x = [0, 32].map(|r| _mm256_load_si256(x.add(64 * q + r).cast()));
+        for q in 0..n {
+            let x = two(x.add(64 * q));
             for c in 0..C {
                 let y = spread(y[c].add(4 * q));
                 for r in 0..2 {

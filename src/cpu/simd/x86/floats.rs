@@ -67,36 +67,23 @@ fn of<F: Float>(dtype: DType) -> Kernels {
     Kernels { dtype, packing: Packing::Floats, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
 }
 
-/// Calls `each` with the address of every eight elements, the last ones a copy filled up with zeros.
-#[inline(always)]
-fn eights<F: Float>(row: &[u8], mut each: impl FnMut(usize, *const u8)) {
-    let chunks = row.chunks_exact(8 * F::BYTES);
-    let (whole, rest) = (chunks.len(), chunks.remainder());
-    for (i, chunk) in chunks.enumerate() {
-        each(i, chunk.as_ptr());
-    }
-    if !rest.is_empty() {
-        let mut last = [0; 32];
-        last[..rest.len()].copy_from_slice(rest);
-        each(whole, last.as_ptr());
-    }
-}
-
 /// # Safety
-/// AVX2, FMA and F16C; columns of `padded` f32, as many as the row has elements with its padding; `out` as long as
-/// `columns`.
+/// AVX2, FMA and F16C; columns of `padded` f32, as many as the rows have elements with their padding; room in `out` for
+/// all sums, `out[c * rows.len() + r]`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], _padded: usize, out: &mut [f32]) {
-    for (columns, out) in columns.chunks(4).zip(out.chunks_mut(4)) {
+unsafe fn dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+    let mut done = 0;
+    while done < columns.len() {
+        let out = &mut out[done * rows.len()..];
         // SAFETY: as the caller vouches.
         unsafe {
-            match *columns {
-                [a] => dot_columns::<F, 1>(row, [a], out),
-                [a, b] => dot_columns::<F, 2>(row, [a, b], out),
-                [a, b, c] => dot_columns::<F, 3>(row, [a, b, c], out),
-                [a, b, c, d] => dot_columns::<F, 4>(row, [a, b, c, d], out),
-                _ => {}
-            }
+            done += match columns[done..] {
+                [a, b, c, d, ..] => dot_columns::<F, 4>(rows, [a, b, c, d], padded, out),
+                [a, b, c] => dot_columns::<F, 3>(rows, [a, b, c], padded, out),
+                [a, b] => dot_columns::<F, 2>(rows, [a, b], padded, out),
+                [a] => dot_columns::<F, 1>(rows, [a], padded, out),
+                [] => 1,
+            };
         }
     }
 }
@@ -104,34 +91,46 @@ unsafe fn dot<F: Float>(row: &[u8], columns: &[&[u8]], _padded: usize, out: &mut
 /// # Safety
 /// As [`dot`].
 #[inline(always)]
-unsafe fn dot_columns<F: Float, const C: usize>(row: &[u8], columns: [&[u8]; C], out: &mut [f32]) {
-    // SAFETY: eight number i of the row meets elements 8 i and on of the columns, which are padded to whole eights.
+unsafe fn dot_columns<F: Float, const C: usize>(
+    rows: &[&[u8]],
+    columns: [&[u8]; C],
+    padded: usize,
+    out: &mut [f32],
+) -> usize {
+    // SAFETY: eight number i of a row meets elements 8 i and on of the columns, which are padded to whole eights; the last
+    // one may be a copy, filled up with zeros.
     unsafe {
-        let columns = columns.map(|c| c.as_ptr().cast::<f32>());
-        // Two sums each, so that one product need not wait for the one before.
-        let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        let chunks = row.chunks_exact(16 * F::BYTES);
-        let (whole, rest) = (chunks.len(), chunks.remainder());
-        for (i, chunk) in chunks.enumerate() {
-            for h in 0..2 {
-                let x = F::load(chunk.as_ptr().add(8 * h * F::BYTES));
-                for c in 0..C {
-                    let y = _mm256_loadu_ps(columns[c].add(16 * i + 8 * h));
-                    sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+        for r in 0..rows.len() {
+            let row = rows[r];
+            let (whole, mut last) = (row.len() / (8 * F::BYTES), [0; 32]);
+            let rest = &row[8 * F::BYTES * whole..];
+            if !rest.is_empty() {
+                last[..rest.len()].copy_from_slice(rest);
+            }
+            // Two sums each, so that one product need not wait for the one before.
+            let mut sums = [[_mm256_setzero_ps(); 2]; C];
+            for i in 0..whole / 2 {
+                for h in 0..2 {
+                    let x = F::load(row.as_ptr().add(8 * F::BYTES * (2 * i + h)));
+                    for c in 0..C {
+                        let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(16 * i + 8 * h));
+                        sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+                    }
                 }
             }
-        }
-        eights::<F>(rest, |i, p| {
-            let x = F::load(p);
-            for c in 0..C {
-                let y = _mm256_loadu_ps(columns[c].add(16 * whole + 8 * i));
-                sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+            for i in whole / 2 * 2..padded / 8 {
+                let x = F::load(if i < whole { row.as_ptr().add(8 * F::BYTES * i) } else { last.as_ptr() });
+                for c in 0..C {
+                    let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(8 * i));
+                    sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+                }
             }
-        });
-        for c in 0..C {
-            out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+            for c in 0..C {
+                out[c * rows.len() + r] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
+            }
         }
     }
+    C
 }
 
 /// # Safety
@@ -155,8 +154,13 @@ unsafe fn expand<F: Float>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8
             // SAFETY: eights are whole, or copies with padding; element k takes floats 16 k and on of the strip, of
             // which `half` chooses half.
             unsafe {
-                for (k, eight) in transpose(at.map(|p| F::load(p))).into_iter().enumerate() {
-                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eight);
+                let mut eights = [_mm256_setzero_ps(); 8];
+                for r in 0..8 {
+                    eights[r] = F::load(at[r]);
+                }
+                let eights = transpose(eights);
+                for k in 0..8 {
+                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eights[k]);
                 }
             }
         }
@@ -191,7 +195,7 @@ unsafe fn tile_columns<const C: usize>(strip: &[u8], columns: [&[u8]; C], padded
         let columns = columns.map(|c| c.as_ptr().cast::<f32>());
         let mut totals = [[_mm256_setzero_ps(); 2]; C];
         for k in 0..padded {
-            let x = [0, 8].map(|r| _mm256_load_ps(x.add(STRIP * k + r)));
+            let x = [_mm256_load_ps(x.add(STRIP * k)), _mm256_load_ps(x.add(STRIP * k + 8))];
             for c in 0..C {
                 let y = _mm256_broadcast_ss(&*columns[c].add(k));
                 for r in 0..2 {

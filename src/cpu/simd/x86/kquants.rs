@@ -33,6 +33,23 @@ unsafe fn sixteen(scales: __m128i) -> [__m256; 2] {
     }
 }
 
+/// Sixteen scales times `d`, of codes with an offset.
+#[inline(always)]
+unsafe fn offset_pair(d: __m256, scales: [__m256; 2], zero: f32) -> [Affine; 2] {
+    // SAFETY: registers only; the caller vouches for AVX2.
+    unsafe {
+        let [low, high] = scales;
+        [Affine::offset(_mm256_mul_ps(d, low), zero), Affine::offset(_mm256_mul_ps(d, high), zero)]
+    }
+}
+
+/// Eight bytes as f32.
+#[inline(always)]
+unsafe fn widen(bytes: u64) -> __m256 {
+    // SAFETY: registers only; the caller vouches for AVX2.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))) }
+}
+
 /// Scales and minima of Q4_K and Q5_K.
 #[inline(always)]
 unsafe fn eight(p: *const u8) -> Affine {
@@ -45,7 +62,6 @@ unsafe fn eight(p: *const u8) -> Affine {
         let (a, b, c) = (word(0), word(1), word(2));
         let scales = u64::from(a & SIX) | u64::from((c & FOUR) | (a >> 6 & TWO) << 4) << 32;
         let mins = u64::from(b & SIX) | u64::from((c >> 4 & FOUR) | (b >> 6 & TWO) << 4) << 32;
-        let widen = |x: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64)));
         let minus = _mm256_xor_ps(half(p.add(2)), _mm256_set1_ps(-0.0));
         Affine { scale: _mm256_mul_ps(half(p), widen(scales)), bias: _mm256_mul_ps(minus, widen(mins)) }
     }
@@ -83,7 +99,10 @@ superblock!(Q2_K, sub 16, top 3, |p, j|
         let scales = sixteen(_mm_and_si128(both, low));
         let mins = sixteen(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
         let (d, minus) = (half(p.add(80)), _mm256_xor_ps(half(p.add(82)), _mm256_set1_ps(-0.0)));
-        [0, 1].map(|g| Affine { scale: _mm256_mul_ps(d, scales[g]), bias: _mm256_mul_ps(minus, mins[g]) })
+        [
+            Affine { scale: _mm256_mul_ps(d, scales[0]), bias: _mm256_mul_ps(minus, mins[0]) },
+            Affine { scale: _mm256_mul_ps(d, scales[1]), bias: _mm256_mul_ps(minus, mins[1]) },
+        ]
     },
     codes field(p.add(16 + 32 * (j / 4)), 2 * (j % 4), 3));
 
@@ -94,7 +113,7 @@ scales {
     let six = |low: u32, high: u32| ((low & 0x0f0f_0f0f) | (high & 0x0303_0303) << 4) as i32;
     let scales = _mm_setr_epi32(six(a, c), six(b, c >> 2), six(a >> 4, c >> 4), six(b >> 4, c >> 6));
     let d = half(p.add(108));
-    sixteen(_mm_sub_epi8(scales, _mm_set1_epi8(32))).map(|s| Affine::offset(_mm256_mul_ps(d, s), 4.0))
+    offset_pair(d, sixteen(_mm_sub_epi8(scales, _mm_set1_epi8(32))), 4.0)
 },
 codes {
     let high = _mm256_slli_epi16::<2>(field(p, j, 1));
@@ -115,7 +134,7 @@ codes {
 superblock!(Q6_K, sub 16, top 63, |p, j|
 scales {
     let d = half(p.add(208));
-    sixteen(_mm_loadu_si128(p.add(192).cast())).map(|s| Affine::offset(_mm256_mul_ps(d, s), 32.0))
+    offset_pair(d, sixteen(_mm_loadu_si128(p.add(192).cast())), 32.0)
 },
 codes {
     let high = _mm256_slli_epi16::<4>(field(p.add(128 + 32 * (j / 4)), 2 * (j % 4), 3));

@@ -68,9 +68,9 @@ macro_rules! block_kernels {
             /// # Safety
             /// As [`blocks::dot`].
             #[target_feature(enable = $features)]
-            unsafe fn dot<F: Format>(row: &[u8], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+            unsafe fn dot<F: Format>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
                 // SAFETY: as the caller vouches; this function has the instructions.
-                unsafe { blocks::dot::<F, $products>(row, columns, padded, out) }
+                unsafe { blocks::dot::<F, $products>(rows, columns, padded, out) }
             }
 
             /// # Safety
