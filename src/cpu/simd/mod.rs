@@ -12,6 +12,7 @@ pub(crate) mod vec;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use packing::Rounding;
 pub(crate) use packing::{PIECE, Packing};
 
 use crate::tensor::DType;

@@ -1,30 +1,48 @@
 //! Columns as the kernels read them.
+//!
+//! They are rounded as ggml's CPU rounds them, to the partner type of the weights (`OPS.md` sections 29 and 3.2): so a
+//! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
 pub(crate) const PIECE: usize = 1024;
 
-/// Elements that share a scale in [`Packing::Codes`].
+/// Elements of a block of [`Packing::Codes`], each with a scale.
 const BLOCK: usize = 32;
+
+/// Elements of a super-block: the K types' columns have one scale for all of its blocks.
+const SUPER: usize = 256;
+
+/// To which type the values of [`Packing::Floats`] are rounded: that of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rounding {
+    F32,
+    F16,
+    BF16,
+}
 
 /// How the columns of a product are laid out.
 ///
 /// Columns are padded with zeros, to whole vectors or, for codes, to 256 elements: the kernels know no other length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Packing {
-    /// f32 values.
-    Floats,
+    /// f32 values, rounded to the weights' type.
+    Floats(Rounding),
     /// One i8 code per element, then one f32 scale per 32 elements, then the f32 sum of each `sub` values (which meets
     /// the bias of the weights' sub-blocks). `sub` is 32, or 16 with each eight sums in the order 0 2 4 6 1 3 5 7, in
-    /// which the kernels hold the scales of 16-element sub-blocks.
-    Codes { sub: usize },
+    /// which the kernels hold the scales of 16-element sub-blocks. With `shared`, the eight blocks of 256 elements have
+    /// the same scale.
+    Codes { sub: usize, shared: bool },
 }
 
 impl Packing {
     /// Elements of a column of `k`, with its padding.
     pub(crate) fn padded(self, k: usize) -> usize {
         k.next_multiple_of(match self {
-            Packing::Floats => 8,
-            Packing::Codes { .. } => 256,
+            Packing::Floats(_) => 8,
+            Packing::Codes { .. } => SUPER,
         })
     }
 
@@ -32,8 +50,8 @@ impl Packing {
     pub(crate) fn column_bytes(self, k: usize) -> usize {
         let n = self.padded(k);
         match self {
-            Packing::Floats => n.saturating_mul(4),
-            Packing::Codes { sub } => n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * 4),
+            Packing::Floats(_) => n.saturating_mul(4),
+            Packing::Codes { sub, .. } => n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * 4),
         }
     }
 
@@ -44,21 +62,31 @@ impl Packing {
         debug_assert!(first.is_multiple_of(PIECE) && values.len() == PIECE.min(k - first), "a piece");
         let n = self.padded(k);
         match self {
-            Packing::Floats => {
-                write(first * 4, bytemuck::cast_slice(values));
+            Packing::Floats(rounding) => {
+                let mut rounded = [0f32; PIECE];
+                let rounded = &mut rounded[..values.len()];
+                rounding.apply(values, rounded);
+                write(first * 4, bytemuck::cast_slice(rounded));
                 let padding = n - k;
                 if first + values.len() == k && padding > 0 {
                     write(k * 4, &[0; 32][..padding * 4]);
                 }
             }
-            Packing::Codes { sub } => {
+            Packing::Codes { sub, shared } => {
                 let mut padded = [0f32; PIECE];
                 padded[..values.len()].copy_from_slice(values);
                 let len = values.len().next_multiple_of(256);
                 let (mut codes, mut scales, mut sums) = ([0i8; PIECE], [0f32; PIECE / BLOCK], [0f32; PIECE / 16]);
+                let mut scale = Scale::default();
                 for (b, block) in padded[..len].as_chunks::<BLOCK>().0.iter().enumerate() {
                     let codes: &mut [i8; BLOCK] = &mut codes.as_chunks_mut().0[b];
-                    let d = quantise(block, codes);
+                    if !shared {
+                        scale = Scale::of_block(block);
+                    } else if b % (SUPER / BLOCK) == 0 {
+                        scale = Scale::of_super_block(&padded[b * BLOCK..][..SUPER]);
+                    }
+                    scale.quantise(block, codes);
+                    let d = scale.step;
                     let [low, high] = sums_of_codes(codes).map(|sum| sum as f32 * d);
                     scales[b] = d;
                     if sub == BLOCK {
@@ -77,9 +105,68 @@ impl Packing {
     }
 }
 
-/// Codes -127 to 127 of 32 values, and their scale. A value that is not finite makes the scale not finite.
+impl Rounding {
+    fn apply(self, values: &[f32], rounded: &mut [f32]) {
+        match self {
+            Rounding::F32 => rounded.copy_from_slice(values),
+            Rounding::F16 => {
+                let mut halves = [f16::ZERO; PIECE];
+                let halves = &mut halves[..values.len()];
+                halves.convert_from_f32_slice(values);
+                halves.convert_to_f32_slice(rounded);
+            }
+            Rounding::BF16 => {
+                for (rounded, &x) in rounded.iter_mut().zip(values) {
+                    *rounded = bf16::from_f32(x).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// What a code stands for, and its inverse (0 where that would overflow: such columns are zero for all purposes).
+#[derive(Clone, Copy, Default)]
+struct Scale {
+    step: f32,
+    inverse: f32,
+}
+
+impl Scale {
+    /// The largest magnitude gets code 127 or -127; the step is an f16. (Q8_0)
+    fn of_block(values: &[f32; BLOCK]) -> Scale {
+        let largest = magnitude(values);
+        let step = largest / 127.0;
+        let half = f16::from_f32(step).to_f32();
+        // Beyond f16's range ggml's step is 0 or infinite; there is no need for that.
+        let step = if half > 0.0 && half.is_finite() { half } else { step };
+        let usable = largest > 1e-35 && largest.is_finite();
+        Scale { step, inverse: if usable { 127.0 / largest } else { 0.0 } }
+    }
+
+    /// The value of largest magnitude, the first of equals, gets code -127. (Q8_K)
+    fn of_super_block(values: &[f32]) -> Scale {
+        let largest = magnitude(values);
+        if !(largest > 1e-35 && largest.is_finite()) {
+            return Scale { step: largest, inverse: 0.0 };
+        }
+        let extreme = values.iter().copied().find(|x| x.abs() == largest).unwrap_or(largest);
+        let inverse = -127.0 / extreme;
+        Scale { step: 1.0 / inverse, inverse }
+    }
+
+    #[inline]
+    fn quantise(self, values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) {
+        // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        for (code, &x) in codes.iter_mut().zip(values) {
+            *code = (x * self.inverse + ROUND).to_bits() as i8;
+        }
+    }
+}
+
+/// The largest magnitude; not finite when any value is not. Of a whole number of eights.
 #[inline]
-fn quantise(values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> f32 {
+fn magnitude(values: &[f32]) -> f32 {
     // Magnitudes compare as integers, where NaN is largest. In lanes, so that it vectorises.
     let mut lanes = [0i32; 8];
     for chunk in values.as_chunks::<8>().0 {
@@ -87,15 +174,7 @@ fn quantise(values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> f32 {
             lanes[l] = lanes[l].max((chunk[l].to_bits() & 0x7fff_ffff) as i32);
         }
     }
-    let largest = f32::from_bits(lanes.iter().fold(0, |max, &m| max.max(m)) as u32);
-    // Below, the inverse would overflow; products with such columns are zero for all purposes.
-    let inverse = if largest > 1e-35 && largest.is_finite() { 127.0 / largest } else { 0.0 };
-    // Adding 1.5 * 2^23 leaves the nearest whole number in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    for (code, &x) in codes.iter_mut().zip(values) {
-        *code = (x * inverse + ROUND).to_bits() as i8;
-    }
-    largest / 127.0
+    f32::from_bits(lanes.iter().fold(0, |max, &m| max.max(m)) as u32)
 }
 
 /// Sums of the first and the second 16 codes.

@@ -1,7 +1,7 @@
 //! Products of F32, F16 and BF16 rows with columns of f32.
 
 use super::format::{horizontal_sum, transpose};
-use crate::cpu::simd::{Kernels, Packing, STRIP, Sums};
+use crate::cpu::simd::{Kernels, Packing, Rounding, STRIP, Sums};
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
@@ -56,15 +56,16 @@ impl Float for Bf16 {
 /// They need AVX2, FMA and F16C.
 pub(super) fn kernels(dtype: DType) -> Option<Kernels> {
     match dtype {
-        DType::F32 => Some(of::<F32>(dtype)),
-        DType::F16 => Some(of::<F16>(dtype)),
-        DType::BF16 => Some(of::<Bf16>(dtype)),
+        DType::F32 => Some(of::<F32>(dtype, Rounding::F32)),
+        DType::F16 => Some(of::<F16>(dtype, Rounding::F16)),
+        DType::BF16 => Some(of::<Bf16>(dtype, Rounding::BF16)),
         _ => None,
     }
 }
 
-fn of<F: Float>(dtype: DType) -> Kernels {
-    Kernels { dtype, packing: Packing::Floats, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
+fn of<F: Float>(dtype: DType, rounding: Rounding) -> Kernels {
+    let packing = Packing::Floats(rounding);
+    Kernels { dtype, packing, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
 }
 
 /// # Safety

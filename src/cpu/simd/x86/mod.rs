@@ -56,7 +56,7 @@ macro_rules! block_kernels {
             fn of<F: Format>() -> Kernels {
                 Kernels {
                     dtype: F::DTYPE,
-                    packing: Packing::Codes { sub: F::SUB },
+                    packing: Packing::Codes { sub: F::SUB, shared: F::DTYPE.block_len() == 256 },
                     strip: blocks::strip_bytes::<F, $products>(),
                     columns: 4,
                     dot: dot::<F>,
