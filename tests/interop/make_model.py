@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import gguf
 import numpy as np
+from archs import ARCHS as FURTHER
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ SIZES = {
     "tiny": Size(2, 256, 8, 4, 512, 512),
     "1b": Size(22, 2048, 32, 4, 5632, 32000),
 }
-ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba")
+ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)
 EXPERTS_USED = 2
 DIRECT = {
     name: gguf.GGMLQuantizationType[name.upper()]
-    for name in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    for name in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
 }
 # llama.cpp's name of the file type, and whether every matrix is to have that one type. The K types of the
 # tests are pure, so that each one is also an embedding and an output matrix; q4_k_m is the usual mixture.
@@ -161,15 +162,29 @@ def mamba_dims(size: Size) -> tuple[int, int, int, int]:
     return 2 * size.width, 16, 4, max(1, size.width // 16)
 
 
+def attention_keys(w: gguf.GGUFWriter, size: Size, head: int | None, rotated: int | None, kv_heads: int) -> None:
+    """Hyperparameters of attention; `head` channels, where that is not width / heads, of which some are rotated."""
+    w.add_feed_forward_length(size.ff)
+    w.add_head_count(size.heads)
+    w.add_head_count_kv(kv_heads)
+    w.add_rope_dimension_count(rotated or head or size.width // size.heads)
+    w.add_rope_freq_base(10000.0)
+    if head:
+        w.add_key_length(head)
+        w.add_value_length(head)
+
+
 def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, seed: int) -> None:
     """Write a model whose type the gguf package can produce."""
-    writer = Writer(path, arch, dtype, seed)
+    further = FURTHER.get(arch)
+    writer = Writer(path, further.name if further else arch, dtype, seed)
     w = writer.gguf
-    w.add_name(f"random-{arch}-{dtype}")
+    w.add_name("random")  # llama.cpp looks for names like phi-3 in it
     w.add_context_length(context)
     w.add_embedding_length(size.width)
     w.add_block_count(size.layers)
     w.add_layer_norm_rms_eps(1e-5)
+    w.add_layer_norm_eps(1e-5)
     if arch == "mamba":
         inner, state, kernel, rank = mamba_dims(size)
         w.add_feed_forward_length(0)
@@ -178,13 +193,12 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
         w.add_ssm_state_size(state)
         w.add_ssm_conv_kernel(kernel)
         w.add_ssm_time_step_rank(rank)
+    elif further:
+        attention_keys(w, size, further.head, further.rotated, 1 if arch == "deepseek2" else size.kv_heads)
+        further.keys(w, size)
     else:
+        attention_keys(w, size, None, None, size.kv_heads)
         head = size.width // size.heads
-        w.add_feed_forward_length(size.ff)
-        w.add_head_count(size.heads)
-        w.add_head_count_kv(size.kv_heads)
-        w.add_rope_dimension_count(head)
-        w.add_rope_freq_base(10000.0)
         if arch.startswith("qwen3"):
             w.add_key_length(head)
             w.add_value_length(head)
@@ -195,9 +209,15 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
     add_vocabulary(w, size.vocab)
     writer.matrix("token_embd.weight", size.vocab, size.width)
     writer.vector("output_norm.weight", size.width, 1.0)
-    writer.matrix("output.weight", size.vocab, size.width)
+    if not (further and further.tied):
+        writer.matrix("output.weight", size.vocab, size.width)
+    if further and further.biased:
+        writer.vector("output_norm.bias", size.width, 0.0)
+        writer.vector("output.bias", size.vocab, 0.0)
     for i in range(size.layers):
-        if arch == "mamba":
+        if further:
+            further.block(writer, size, f"blk.{i}", i)
+        elif arch == "mamba":
             mamba_block(writer, size, f"blk.{i}")
         else:
             transformer_block(writer, arch, size, f"blk.{i}")

@@ -68,6 +68,13 @@ def cases(full: bool) -> list[Case]:
             bound = NMSE_QUANTISED_MOE if flips else NMSE
             rows.append(Case(f"{arch} {dtype}", Model(dtype, arch), bound=bound))
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
+    # Further graphs, and what each adds: see archs.py. Quantised deepseek2 flips experts, then groups of them.
+    for arch in ("gpt-oss", "deepseek2", "gemma2", "gemma3", "phi2", "phi3", "mixtral"):
+        rows.append(Case(f"{arch} f32", Model("f32", arch)))
+        rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
+    rows.append(Case("gpt-oss q8_0, mxfp4 experts", Model("q8_0", "gpt-oss"), bound=NMSE_QUANTISED_MOE))
+    rows.append(Case("mixtral q4_0", Model("q4_0", "mixtral"), bound=NMSE_QUANTISED_MOE))
+    rows.append(Case("deepseek2 f16 KV on the host", Model("f16", "deepseek2"), ("--kv-on-host",)))
     for dtype in ("f32", "q8_0"):
         rows.append(Case(f"llama {dtype} KV on the host", Model(dtype), ("--kv-on-host",)))
         rows.append(Case(f"llama {dtype} KV on the host flash-attn", Model(dtype), ("--kv-on-host", *fa)))
