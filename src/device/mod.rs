@@ -11,8 +11,9 @@
 //! shapes and check what is data (row indices) while they run.
 //!
 //! # Failures
-//! Submitting returns before the work is done. A failure sticks to the queue and is returned by whoever waits next;
-//! nothing after it runs. Only [`Ticket`]s and [`Point`]s block, always with a deadline.
+//! Submitting returns before the work is done; it waits only for room among what was submitted before, and a large
+//! upload for all of that. A failure sticks to the queue and is returned to whoever submits or waits next; nothing
+//! after it runs. [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
 mod account;
 mod memory;
@@ -127,8 +128,9 @@ pub enum DeviceError {
 pub enum Source<'a> {
     /// Copied before the call returns.
     Borrowed(&'a [u8]),
-    /// Fills the destination in place, piece by piece, before the call returns. The queue has finished all earlier
-    /// work by then. An error leaves the pieces written so far in place and does not stick to the queue.
+    /// Called before the call returns: for a small destination once, otherwise piece by piece to fill it in place when
+    /// the queue has finished all earlier work. An error leaves the pieces written so far in place and does not stick to
+    /// the queue.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>),
 }
 
