@@ -20,6 +20,9 @@ pub(crate) const STRIP: usize = 16;
 /// Most columns that one call of [`Kernels::tile`] takes.
 pub(crate) const MAX_TILE: usize = 6;
 
+/// Most columns for which rows are read where they lie.
+pub(crate) const MAX_FEW: usize = 12;
+
 /// Sums of a tile: one column each.
 pub(crate) type Sums = [f32; STRIP];
 
@@ -32,6 +35,8 @@ type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut 
 pub(crate) struct Kernels {
     dtype: DType,
     packing: Packing,
+    /// Most columns that are met sooner by rows where they lie than by strips, at most [`MAX_FEW`]; measured.
+    few: usize,
     /// Bytes of a strip per padded element.
     strip: usize,
     /// Most columns of a tile, at most [`MAX_TILE`].
@@ -64,6 +69,11 @@ impl Kernels {
     /// Bytes of a strip of rows of `k` elements.
     pub(crate) fn strip_bytes(&self, k: usize) -> usize {
         self.packing.padded(k).saturating_mul(self.strip)
+    }
+
+    /// Most columns for which [`Kernels::dot`] is faster than strips, at most [`MAX_FEW`].
+    pub(crate) fn few(&self) -> usize {
+        self.few
     }
 
     /// Most columns that [`Kernels::tile`] takes at once.
