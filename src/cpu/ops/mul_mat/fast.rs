@@ -5,8 +5,18 @@ use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Kernels, MAX_FEW, MAX_TILE, PIECE, STRIP};
 
-/// Rows of a in a unit.
-const ROWS: usize = 2 * STRIP;
+/// Most rows of a in a unit.
+const MAX_ROWS: usize = 8 * STRIP;
+
+/// Rows of a in a unit, for rows of `k` elements: strips stay in the second cache level, and short rows (heads of
+/// attention) come in numbers that make claiming a unit worth while.
+fn unit_rows(k: usize) -> usize {
+    match k {
+        ..=128 => MAX_ROWS,
+        129..=8192 => 2 * STRIP,
+        _ => STRIP,
+    }
+}
 
 /// Columns in a unit: many enough that expanding the rows for them does not matter.
 const COLUMNS: usize = 512;
@@ -19,7 +29,7 @@ pub(super) const SYNCS: usize = 1;
 
 /// Floats of scratch for each worker in [`run`], a multiple of 16 (so that what follows is aligned too).
 pub(super) fn scratch(kernels: &Kernels, k: usize) -> usize {
-    (ROWS / STRIP).saturating_mul(kernels.strip_bytes(k) / 4).max(PIECE)
+    (unit_rows(k) / STRIP).saturating_mul(kernels.strip_bytes(k) / 4).max(PIECE)
 }
 
 /// Bytes of shared scratch for [`run`]: the packed rows of b.
@@ -46,14 +56,15 @@ pub(super) fn pack(work: &Work<'_>, kernels: &Kernels, scratch: &mut [f32]) {
 pub(super) fn run(work: &Work<'_>, kernels: &Kernels, columns: &Columns<'_>, scratch: &mut [f32]) {
     let [k, m, ..] = work.src(0).ne();
     let most = columns.most();
-    let (blocks, spans) = (m.div_ceil(ROWS), most.div_ceil(COLUMNS));
-    let cost = ROWS.min(m).saturating_mul(k).saturating_mul(most.min(COLUMNS));
+    let unit_rows = unit_rows(k);
+    let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(COLUMNS));
+    let cost = unit_rows.min(m).saturating_mul(k).saturating_mul(most.min(COLUMNS));
     let product = Product { work, kernels, columns, a: work.src(0), dst: work.dst(), k };
     for unit in work.chunks(columns.groups() * blocks * spans, (GRAIN / cost.max(1)).max(1)).flatten() {
         // Units of the same rows are neighbours last: workers that run side by side share columns.
         let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
-        let (row, first) = (rest % blocks * ROWS, rest / blocks * COLUMNS);
-        let (rows, count) = (ROWS.min(m - row), columns.count(group));
+        let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMNS);
+        let (rows, count) = (unit_rows.min(m - row), columns.count(group));
         let span = first..count.min(first + COLUMNS);
         if count <= kernels.few() {
             product.few(group, row, rows);
@@ -100,11 +111,11 @@ impl Product<'_> {
         let (mut chosen, mut packed): ([Column; MAX_FEW], [&[u8]; MAX_FEW]) = Default::default();
         let (chosen, packed) = (&mut chosen[..count], &mut packed[..count]);
         self.choose(group, 0, chosen, packed);
-        let mut slices: [&[u8]; ROWS] = [&[]; ROWS];
+        let mut slices: [&[u8]; MAX_ROWS] = [&[]; MAX_ROWS];
         for (r, slice) in slices[..rows].iter_mut().enumerate() {
             *slice = self.a.row([row + r, i2, i3]);
         }
-        let mut sums = [0f32; ROWS * MAX_FEW];
+        let mut sums = [0f32; MAX_ROWS * MAX_FEW];
         let sums = &mut sums[..rows * count];
         self.kernels.dot(self.k, &slices[..rows], packed, sums);
         for (column, sums) in chosen.iter().zip(sums.chunks_exact(rows)) {
@@ -127,16 +138,19 @@ impl Product<'_> {
         }
         let tile = self.kernels.tile_columns();
         let (mut chosen, mut packed): ([Column; MAX_TILE], [&[u8]; MAX_TILE]) = Default::default();
+        let mut sums = [[0f32; MAX_ROWS]; MAX_TILE];
         for first in span.clone().step_by(tile) {
             let count = tile.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
             for (s, strip) in strips.chunks_exact(bytes).enumerate() {
-                let mut sums = [[0f32; STRIP]; MAX_TILE];
-                self.kernels.tile(self.k, strip, &packed[..count], &mut sums[..count]);
-                let left = STRIP.min(rows - s * STRIP);
-                for (column, sums) in chosen[..count].iter().zip(&sums) {
-                    self.store(column, row + s * STRIP, &sums[..left]);
+                let mut tile = [[0f32; STRIP]; MAX_TILE];
+                self.kernels.tile(self.k, strip, &packed[..count], &mut tile[..count]);
+                for c in 0..count {
+                    sums[c].as_chunks_mut().0[s] = tile[c];
                 }
+            }
+            for (column, sums) in chosen[..count].iter().zip(&sums) {
+                self.store(column, row, &sums[..rows]);
             }
         }
     }
