@@ -57,7 +57,7 @@ impl Kernels {
         #[cfg(target_arch = "x86_64")]
         let all = x86::available(dtype);
         #[cfg(not(target_arch = "x86_64"))]
-        let all = [None::<(&'static str, Kernels)>; 1];
+        let all = [None::<(&'static str, Kernels)>; 1].map(|none| none.filter(|(_, k)| k.dtype == dtype));
         all.into_iter().flatten()
     }
 
