@@ -23,9 +23,15 @@ fn oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4]) -> Vec<f64> {
         .collect()
 }
 
-/// The error that a device may make: f32 rounding, or that of activations rounded to 8 bits.
+/// The error that a device may make: f32 rounding, or that of activations rounded to the partner type of the weights.
 fn bound(on: &Subject, a: DType) -> f64 {
-    if on.fast && a.is_block() { 1e-4 } else { 1e-10 }
+    match a {
+        _ if !on.fast => 1e-10,
+        DType::F16 => 3e-7,
+        DType::BF16 => 2e-5,
+        _ if a.is_block() => 1e-4,
+        _ => 1e-10,
+    }
 }
 
 #[track_caller]

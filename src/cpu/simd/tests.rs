@@ -50,8 +50,8 @@ fn close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
     let error = f64::from(got) - product(x, y);
     let rounding = match dtype {
         DType::F32 => 1e-12,
-        DType::F16 => 1e-7,
-        DType::BF16 => 8e-6,
+        DType::F16 => 3e-7,
+        DType::BF16 => 2e-5,
         _ => 4e-4,
     };
     error * error <= product(x, x) * product(y, y) * rounding
