@@ -33,6 +33,11 @@ type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut
 type Expand = unsafe fn(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]);
 type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]);
 
+/// The instruction set of the kernels that this processor gets, for people.
+pub(crate) fn instruction_set() -> &'static str {
+    Kernels::available(DType::Q8_0).map(|(name, _)| name).next().unwrap_or("portable code")
+}
+
 /// The kernels for rows of one type.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
