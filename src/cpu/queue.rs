@@ -210,7 +210,6 @@ impl Worker {
                 }
             }
         }
-        self.timeline.fail(DeviceError::Lost);
     }
 
     fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
@@ -246,6 +245,13 @@ impl Worker {
         let locals = self.locals.at_least(locals, &self.account)?;
         let shared = self.shared.at_least(shared, &self.account)?;
         code.run(self.device.pool(), bindings, locals, shared, &self.abort)
+    }
+}
+
+impl Drop for Worker {
+    /// However the thread ends, by a panic too: whoever waits for a point is told.
+    fn drop(&mut self) {
+        self.timeline.fail(DeviceError::Lost);
     }
 }
 

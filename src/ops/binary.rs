@@ -69,7 +69,8 @@ impl Family for Binary {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
-        true
+    fn in_place(&self, i: usize) -> bool {
+        // The rows of ADD_ID's bias are read for any row of dst, also after others have been written.
+        i == 0 || *self != Binary::AddId
     }
 }

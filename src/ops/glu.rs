@@ -98,7 +98,7 @@ impl Family for Glu {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _: usize) -> bool {
         false
     }
 }

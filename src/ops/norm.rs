@@ -58,7 +58,7 @@ impl Family for Norm {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _: usize) -> bool {
         true
     }
 }

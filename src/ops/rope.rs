@@ -198,7 +198,7 @@ impl Family for Rope {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _: usize) -> bool {
         true
     }
 }

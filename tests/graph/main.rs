@@ -151,6 +151,15 @@ fn in_place_is_exact_or_refused() {
     assert!(validate(&[3], &records).is_ok(), "ADD onto its first source");
     records[2].place = records[1].place;
     assert!(validate(&[3], &records).is_ok(), "ADD onto its second source");
+    // ADD_ID reads any row of its bias for any row of the destination: only the first source may be written over.
+    let mut ids = tensor(4, [4, 1, 1, 1], 1024);
+    ids.dtype = DType::I32.to_wire();
+    records[2].op = OpCode::AddId.to_wire();
+    records[2].srcs[2] = 4;
+    records.push(ids);
+    assert!(matches!(validate(&[3], &records), Err(GraphError::Overlap { op: OpCode::AddId, index: 1 })));
+    records[2].place = records[0].place;
+    assert!(validate(&[3], &records).is_ok(), "ADD_ID onto its first source");
 }
 
 #[test]
