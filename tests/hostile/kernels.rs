@@ -2,7 +2,7 @@
 //!
 //! `HOSTILE_CASES=100000 HOSTILE_SEED=7 cargo test --release --test hostile` tries more of them.
 
-use crate::maker::{Maker, SLOT, SLOTS, Script};
+use crate::maker::{Maker, SLOTS, Script};
 use crate::mutate::mutate;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceError, Source};
@@ -57,7 +57,7 @@ fn graphs_that_pass_the_door_run_and_touch_nothing_else() {
             mutate(&mut script, &mut rng);
         }
         let count = counts.entry(op).or_default();
-        let graph = match foreign(&script.listed, &script.records, vec![SLOT; SLOTS]) {
+        let graph = match foreign(&script.listed, &script.records, vec![script.size; SLOTS]) {
             Ok(graph) => Arc::new(graph),
             Err(e) => {
                 assert!(!e.to_string().is_empty());
@@ -95,7 +95,7 @@ struct Memory {
 
 impl Memory {
     fn new(graph: &Graph, script: &Script, rng: &mut Rng) -> Memory {
-        let (mut before, mut writable) = (vec![vec![0; SLOT]; SLOTS], vec![vec![false; SLOT]; SLOTS]);
+        let (mut before, mut writable) = (vec![vec![0; script.size]; SLOTS], vec![vec![false; script.size]; SLOTS]);
         before.iter_mut().for_each(|bytes| rng.fill(bytes));
         let sane = rng.bool();
         if sane {
@@ -123,6 +123,23 @@ impl Memory {
             each_block(dst, |slot, at| writable[slot][at..at + dst.desc.dtype().block_bytes()].fill(true));
         }
         Memory { before, writable, sane }
+    }
+
+    /// Slot and offset of a byte that has changed and should not have.
+    fn trespass(&self, after: &[Vec<u8>]) -> Option<(usize, usize)> {
+        const PIECE: usize = 1024;
+        for (slot, (before, after)) in self.before.iter().zip(after).enumerate() {
+            for (piece, (was, is)) in before.chunks(PIECE).zip(after.chunks(PIECE)).enumerate() {
+                // Most pieces are equal, and that is quickly seen.
+                let changed = || (0..was.len()).find(|&k| was[k] != is[k] && !self.writable[slot][piece * PIECE + k]);
+                if was != is
+                    && let Some(k) = changed()
+                {
+                    return Some((slot, piece * PIECE + k));
+                }
+            }
+        }
+        None
     }
 }
 
@@ -177,15 +194,12 @@ impl Bench {
         for (name, device) in &self.devices {
             let (outcome, after) = run(device, graph, memory);
             match &outcome {
-                Ok(()) | Err(DeviceError::Data { .. } | DeviceError::Unsupported(_) | DeviceError::OutOfMemory { .. }) => {}
+                Ok(())
+                | Err(DeviceError::Data { .. } | DeviceError::Unsupported(_) | DeviceError::OutOfMemory { .. }) => {}
                 Err(e) => wrong(&format!("{name}: {e}")),
             }
-            for (slot, (before, after)) in memory.before.iter().zip(&after).enumerate() {
-                for (at, (was, is)) in before.iter().zip(after).enumerate() {
-                    if was != is && !memory.writable[slot][at] {
-                        wrong(&format!("{name}: byte {at} of slot {slot} is no destination's and has changed"));
-                    }
-                }
+            if let Some((slot, at)) = memory.trespass(&after) {
+                wrong(&format!("{name}: byte {at} of slot {slot} is no destination's and has changed"));
             }
             outcomes.push((outcome, after));
         }
@@ -236,7 +250,11 @@ fn work(graph: &Graph) -> usize {
     let of = |id| graph.tensor(id).map_or(0, |t| t.desc.elements());
     let nodes = graph.nodes().iter().map(|node| match node.op.code() {
         OpCode::MulMat | OpCode::MulMatId | OpCode::FlashAttnExt => {
-            let rows = node.srcs.iter().flatten().map(|&id| graph.tensor(id).map_or(0, |t| t.desc.ne()[0].max(t.desc.ne()[1])));
+            let rows = node
+                .srcs
+                .iter()
+                .flatten()
+                .map(|&id| graph.tensor(id).map_or(0, |t| t.desc.ne()[0].max(t.desc.ne()[1])));
             of(node.dst).saturating_mul(rows.max().unwrap_or(1))
         }
         _ => of(node.dst),
@@ -250,7 +268,8 @@ fn disjoint(graph: &Graph, wrong: &dyn Fn(&str)) {
     for node in graph.nodes() {
         let dst = graph.tensor(node.dst).expect("a destination");
         let size = dst.desc.dtype().block_bytes();
-        let (mut written, mut blocks) = (vec![vec![false; SLOT]; SLOTS], Vec::new());
+        let mut written: Vec<_> = graph.slots().iter().map(|&n| vec![false; n]).collect();
+        let mut blocks = Vec::new();
         each_block(dst, |slot, at| {
             for byte in &mut written[slot][at..at + size] {
                 if std::mem::replace(byte, true) {
@@ -279,7 +298,8 @@ fn disjoint(graph: &Graph, wrong: &dyn Fn(&str)) {
 fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, memory: &Memory) -> (Result<(), DeviceError>, Vec<Vec<u8>>) {
     let account = Account::new(64 << 20);
     let deadline = Some(Instant::now() + WATCHDOG);
-    let buffers: Vec<_> = (0..SLOTS).map(|_| device.alloc(SLOT as u64, &account).expect("memory")).collect();
+    let buffers: Vec<_> =
+        memory.before.iter().map(|b| device.alloc(b.len() as u64, &account).expect("memory")).collect();
     let queue = || device.queue(&account).expect("a queue");
     let mut first = queue();
     for (buffer, bytes) in buffers.iter().zip(&memory.before) {

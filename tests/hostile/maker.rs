@@ -8,8 +8,10 @@ use fastrand::Rng;
 
 use DType::{BF16, F16, F32, I32, I64};
 
-/// Bytes of each buffer: whole pages, so that what is read past the end of one may fault.
-pub(crate) const SLOT: usize = 64 << 10;
+/// Bytes of each buffer of a large case, whose nodes are large enough to be shared by workers, and of the others. Whole
+/// pages, so that what is read past the end of one may fault.
+const LARGE: usize = 256 << 10;
+const SMALL: usize = 64 << 10;
 
 /// Buffers of a case.
 pub(crate) const SLOTS: usize = 2;
@@ -19,6 +21,8 @@ const FLAG_COMPUTE: i32 = 16;
 /// A peer's graph.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
+    /// Bytes of each slot.
+    pub(crate) size: usize,
     pub(crate) listed: Vec<u64>,
     pub(crate) records: Vec<ForeignTensor>,
     /// Records that hold indices, and how many things there are to index.
@@ -64,7 +68,8 @@ impl Draft {
 impl Maker<'_> {
     /// A graph of one to three nodes, the last of which is `op`.
     pub(crate) fn script(rng: &mut Rng, op: OpCode, others: &[OpCode]) -> Script {
-        let script = Script { listed: Vec::new(), records: Vec::new(), indices: Vec::new() };
+        let size = if rng.u8(..4) == 0 { LARGE } else { SMALL };
+        let script = Script { size, listed: Vec::new(), records: Vec::new(), indices: Vec::new() };
         let mut maker = Maker { rng, script, free: [0; SLOTS] };
         for _ in 0..[0, 0, 0, 1, 2][maker.rng.usize(..5)] {
             let other = others[maker.rng.usize(..others.len())];
@@ -90,7 +95,8 @@ impl Maker<'_> {
     /// A row length for these types.
     fn row(&mut self, types: &[DType]) -> usize {
         let block = types.iter().map(|t| t.block_len()).max().unwrap_or(1);
-        let n: usize = self.pick(&[1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 96, 100, 255, 256, 257, 768, 1024, 1025, 2050, 4100]);
+        let n: usize = self
+            .pick(&[1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 96, 100, 255, 256, 257, 768, 1024, 1025, 2050, 4100]);
         n.div_ceil(block).min(if block > 1 { 2048 / block } else { n }) * block
     }
 
@@ -107,8 +113,10 @@ impl Maker<'_> {
         self.shrunk(ne, 3000)
     }
 
-    /// The shape with its outer counts cut until it has at most `most` elements, if one row has.
+    /// The shape with its outer counts cut until it has at most `most` elements (many more in a large case), if one row
+    /// has.
     fn shrunk(&mut self, mut ne: [usize; 4], most: usize) -> [usize; 4] {
+        let most = most * self.script.size / SMALL * self.script.size / SMALL;
         while ne.iter().product::<usize>() > most && ne[1..].iter().any(|&n| n > 1) {
             let d = self.rng.usize(1..4);
             ne[d] = (ne[d] / 2).max(1);
@@ -181,20 +189,21 @@ impl Maker<'_> {
     fn place(&mut self, extent: usize) -> Place {
         let align = self.pick(&[64, 64, 64, 64, 4, 2, 1]);
         let slot = self.rng.usize(..SLOTS);
-        if self.one_in(8) && self.free[slot] + extent <= SLOT {
+        if self.one_in(8) && self.free[slot] + extent <= self.script.size {
             // Nothing behind it.
-            let offset = SLOT - extent;
-            self.free[slot] = SLOT;
+            let offset = self.script.size - extent;
+            self.free[slot] = self.script.size;
             return Place { slot: slot as u32, offset };
         }
         for slot in [slot, (slot + 1) % SLOTS] {
-            let offset = self.free[slot].next_multiple_of(align) + if align < 64 { self.rng.usize(..2) * align } else { 0 };
-            if offset + extent <= SLOT {
+            let offset =
+                self.free[slot].next_multiple_of(align) + if align < 64 { self.rng.usize(..2) * align } else { 0 };
+            if offset + extent <= self.script.size {
                 self.free[slot] = offset + extent;
                 return Place { slot: slot as u32, offset };
             }
         }
-        Place { slot: slot as u32, offset: self.rng.usize(..SLOT) }
+        Place { slot: slot as u32, offset: self.rng.usize(..self.script.size) }
     }
 
     fn record(&mut self, dtype: DType, ne: [usize; 4], nb: [usize; 4], place: Place) -> usize {
@@ -230,8 +239,7 @@ impl Maker<'_> {
     fn node(&mut self, op: OpCode) {
         let draft = self.draft(op);
         let same = |t: &ForeignTensor| t.dtype == draft.dtype.to_wire() && t.ne.map(|n| n as usize) == draft.ne;
-        let fitting: Vec<_> =
-            draft.srcs.iter().flatten().copied().filter(|&s| same(&self.script.records[s])).collect();
+        let fitting: Vec<_> = draft.srcs.iter().flatten().copied().filter(|&s| same(&self.script.records[s])).collect();
         let dst = if let Some(onto) = draft.onto {
             let target = self.script.records[onto].clone();
             self.record(draft.dtype, draft.ne, target.nb.map(|n| n as usize), target.place.unwrap_or_else(nowhere))
@@ -521,7 +529,8 @@ impl Maker<'_> {
 
     fn flash_attn(&mut self) -> Draft {
         let (tk, tv) = (self.weight(), self.weight());
-        let width = |m: &mut Self, t: DType| if t.is_block() { t.block_len() } else { m.pick(&[1, 3, 8, 16, 40, 64, 65]) };
+        let width =
+            |m: &mut Self, t: DType| if t.is_block() { t.block_len() } else { m.pick(&[1, 3, 8, 16, 40, 64, 65]) };
         let (dk, dv) = (width(self, tk), width(self, tv));
         let (kv_heads, batches) = (self.pick(&[1, 1, 2]), self.pick(&[1, 1, 2]));
         let heads = kv_heads * self.pick(&[1, 2, 3, 4, 8]);

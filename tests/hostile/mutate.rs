@@ -1,6 +1,6 @@
 //! What a careless or hostile peer does to a plausible graph.
 
-use crate::maker::{SLOT, SLOTS, Script};
+use crate::maker::{SLOTS, Script};
 use fanout::graph::Place;
 use fastrand::Rng;
 
@@ -19,7 +19,7 @@ impl Script {
 /// Changes one thing.
 pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
     let ids = script.records.len() as u64 + 2;
-    let nodes = script.listed.len();
+    let (size, nodes) = (script.size, script.listed.len());
     let at = rng.usize(..script.records.len());
     let node = script.node(rng);
     let record = &mut script.records[at];
@@ -38,7 +38,7 @@ pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
             script.records[node].params[rng.usize(..16)] =
                 [0, 1, 2, 3, -1, i32::MAX, i32::MIN, f32::NAN.to_bits() as i32, rng.i32(..)][rng.usize(..9)];
         }
-        10 => record.place = Some(Place { slot: rng.u32(..SLOTS as u32 + 1), offset: rng.usize(..=SLOT) }),
+        10 => record.place = Some(Place { slot: rng.u32(..SLOTS as u32 + 1), offset: rng.usize(..=size) }),
         11 => {
             if let Some(place) = &mut record.place {
                 place.offset = place.offset.wrapping_add_signed(rng.isize(-9..=9));
@@ -47,16 +47,15 @@ pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
         12 => {
             // Where another tensor lies, or nearly.
             let other = script.records[rng.usize(..at + 1)].place;
-            script.records[at].place = other.map(|p| Place { offset: p.offset + rng.usize(..2) * rng.usize(..200), ..p });
+            script.records[at].place =
+                other.map(|p| Place { offset: p.offset + rng.usize(..2) * rng.usize(..200), ..p });
         }
         13 => record.place = if rng.bool() { None } else { Some(Place { slot: rng.u32(..), offset: usize::MAX }) },
         14 => {
             let slot = rng.usize(..10);
             script.records[node].srcs[slot] = rng.u64(..ids);
         }
-        15 => {
-            script.records[node].srcs[rng.usize(..3)] = 0;
-        }
+        15 => script.records[node].srcs[rng.usize(..3)] = 0,
         16 => script.listed.insert(rng.usize(..=nodes), rng.u64(..ids)),
         _ => record.op = rng.u32(..103),
     }
