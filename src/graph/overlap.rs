@@ -76,7 +76,7 @@ pub(super) fn conflict(graph: &Graph, node: &Node) -> Option<usize> {
         let src = graph.tensor((*id)?)?;
         let allowed = match overlap(dst, src) {
             Overlap::Disjoint => true,
-            Overlap::Exact => node.op.in_place() || node.op.writes_onto(i),
+            Overlap::Exact => node.op.in_place(i) || node.op.writes_onto(i),
             Overlap::Partial => false,
         };
         (!allowed).then_some(i)

@@ -69,7 +69,8 @@ impl Family for Binary {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
-        true
+    fn in_place(&self, i: usize) -> bool {
+        // ADD_ID reads rows of b that another row of dst, perhaps another worker's, lies on.
+        *self != Binary::AddId || i == 0
     }
 }

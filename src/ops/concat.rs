@@ -66,7 +66,7 @@ impl Family for Concat {
         }
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

@@ -65,7 +65,7 @@ impl Family for Copy {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         true
     }
 

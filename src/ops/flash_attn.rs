@@ -91,7 +91,7 @@ impl Family for FlashAttn {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

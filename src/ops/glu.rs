@@ -98,7 +98,7 @@ impl Family for Glu {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

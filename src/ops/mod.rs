@@ -60,8 +60,8 @@ pub trait Family: Sized {
     /// [`ShapeError`] names the rule that does not hold.
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError>;
 
-    /// Whether the destination may lie exactly on a source of the same layout.
-    fn in_place(&self) -> bool;
+    /// Whether the destination may lie exactly on source `i`, where that has the same layout.
+    fn in_place(&self, i: usize) -> bool;
 
     /// Whether source `i` only names the memory that the destination writes (CPY's and SET_ROWS' target).
     fn writes_onto(&self, _i: usize) -> bool {
@@ -118,9 +118,9 @@ macro_rules! families {
                 match self { $(Op::$family(f) => f.check(node),)+ }
             }
 
-            /// Whether the destination may lie exactly on a source of the same layout.
-            pub fn in_place(&self) -> bool {
-                match self { $(Op::$family(f) => f.in_place(),)+ }
+            /// Whether the destination may lie exactly on source `i`, where that has the same layout.
+            pub fn in_place(&self, i: usize) -> bool {
+                match self { $(Op::$family(f) => f.in_place(i),)+ }
             }
 
             /// Whether source `i` only names the memory that the destination writes.

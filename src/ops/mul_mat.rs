@@ -121,7 +121,7 @@ impl Family for MulMat {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

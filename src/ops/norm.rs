@@ -58,7 +58,7 @@ impl Family for Norm {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         true
     }
 }

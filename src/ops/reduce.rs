@@ -59,7 +59,7 @@ impl Family for Reduce {
         node.dst_is(self.infer(&node.srcs)?)
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

@@ -198,7 +198,7 @@ impl Family for Rope {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         true
     }
 }

@@ -57,7 +57,7 @@ impl Family for SoftMax {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         true
     }
 }

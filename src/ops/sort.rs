@@ -59,7 +59,7 @@ impl Family for Sort {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         false
     }
 }

@@ -191,7 +191,7 @@ impl Family for Unary {
         Ok(())
     }
 
-    fn in_place(&self) -> bool {
+    fn in_place(&self, _i: usize) -> bool {
         true
     }
 }

@@ -151,6 +151,13 @@ fn in_place_is_exact_or_refused() {
     assert!(validate(&[3], &records).is_ok(), "ADD onto its first source");
     records[2].place = records[1].place;
     assert!(validate(&[3], &records).is_ok(), "ADD onto its second source");
+    // ADD_ID reads any row of its second source for each row that it writes.
+    let ids = ForeignTensor { dtype: DType::I32.to_wire(), ..tensor(4, [4, 1, 1, 1], 1024) };
+    records[2] = node(3, OpCode::AddId, &[1, 2, 4], [8, 4, 1, 1], 0);
+    records.push(ids);
+    assert!(validate(&[3], &records).is_ok(), "ADD_ID onto its first source");
+    records[2].place = records[1].place;
+    assert!(matches!(validate(&[3], &records), Err(GraphError::Overlap { op: OpCode::AddId, index: 1 })));
 }
 
 #[test]

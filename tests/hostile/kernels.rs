@@ -286,7 +286,7 @@ fn disjoint(graph: &Graph, wrong: &dyn Fn(&str)) {
                 others.push((slot, at));
             });
             let same = src.desc.dtype() == dst.desc.dtype() && blocks == others;
-            let allowed = node.op.writes_onto(index) || (node.op.in_place() && same);
+            let allowed = node.op.writes_onto(index) || (node.op.in_place(index) && same);
             if shared && !allowed {
                 wrong(&format!("{}: source {index} shares bytes with the destination", node.op.code()));
             }
