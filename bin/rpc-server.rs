@@ -79,7 +79,7 @@ struct Args {
     max_nodes: u32,
 
     /// Size of one message, at least 4K; tensor data does not count.
-    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = message_size)]
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = message_size)]
     max_message: u64,
 
     /// Seconds from a connection to the end of its HELLO.
