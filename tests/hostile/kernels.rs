@@ -4,6 +4,7 @@
 
 use crate::maker::{Maker, SLOTS, Script};
 use crate::mutate::mutate;
+use crate::setting;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceError, Source};
 use fanout::graph::validate::foreign;
@@ -36,10 +37,6 @@ struct Count {
 
 fn ops() -> Vec<OpCode> {
     OpCode::ALL.iter().copied().filter(|op| op.stem().is_some_and(|stem| stem != "view")).collect()
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
 #[test]

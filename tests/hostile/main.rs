@@ -4,3 +4,10 @@
 mod kernels;
 mod maker;
 mod mutate;
+mod session;
+mod sessions;
+
+/// A number from the environment, for longer runs by hand.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
+}
