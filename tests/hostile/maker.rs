@@ -248,7 +248,8 @@ impl Maker<'_> {
             let target = self.script.records[source].clone();
             self.record(draft.dtype, draft.ne, target.nb.map(|n| n as usize), target.place.unwrap_or_else(nowhere))
         } else {
-            let nb = self.strides(draft.dtype, draft.ne, draft.packed || self.script.records.len() % 2 == 0, true);
+            let nb =
+                self.strides(draft.dtype, draft.ne, draft.packed || self.script.records.len().is_multiple_of(2), true);
             let extent = TensorDesc::strided(draft.dtype, draft.ne, nb).map_or(1 << 20, |t| t.extent());
             let place = self.place(extent);
             self.record(draft.dtype, draft.ne, nb, place)

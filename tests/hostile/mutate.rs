@@ -48,7 +48,7 @@ pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
             // Where another tensor lies, or nearly.
             let other = script.records[rng.usize(..at + 1)].place;
             script.records[at].place =
-                other.map(|p| Place { offset: p.offset + rng.usize(..2) * rng.usize(..200), ..p });
+                other.map(|p| Place { offset: p.offset.wrapping_add(rng.usize(..2) * rng.usize(..200)), ..p });
         }
         13 => record.place = if rng.bool() { None } else { Some(Place { slot: rng.u32(..), offset: usize::MAX }) },
         14 => {
