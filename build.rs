@@ -1,4 +1,4 @@
-//! Tells the crate which revision it is built from, for `rpc-server --version`.
+//! Tells the crate its version with the revision it is built from, for `rpc-server --version`.
 
 use std::process::Command;
 
@@ -14,6 +14,8 @@ fn main() {
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|p| std::path::Path::new(p).exists()) {
         println!("cargo::rerun-if-changed={log}");
     }
+    let version = env!("CARGO_PKG_VERSION");
     // A crate built outside a checkout (from crates.io) has no revision: its version says it all.
-    println!("cargo::rustc-env=FANOUT_REVISION={}", git(&["rev-parse", "--short=9", "HEAD"]).unwrap_or_default());
+    let version = git(&["rev-parse", "--short=9", "HEAD"]).map_or(version.to_owned(), |r| format!("{version} ({r})"));
+    println!("cargo::rustc-env=FANOUT_VERSION={version}");
 }

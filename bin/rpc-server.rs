@@ -13,6 +13,9 @@ use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Server, pars
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
+/// The crate's version with the revision it was built from, where that is known.
+const VERSION: &str = fanout::VERSION;
+
 /// Examples, below the flags.
 const EXAMPLES: &str = "\
 Examples:
@@ -29,7 +32,7 @@ The protocol has no authentication and no encryption: whoever reaches the port m
 
 /// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
-#[command(name = "rpc-server", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "rpc-server", version = VERSION, after_help = EXAMPLES, max_term_width = 100)]
 struct Args {
     /// Address or host name to listen on: IPv4, IPv6, or a name.
     #[arg(short = 'H', long, default_value = "127.0.0.1")]
@@ -76,7 +79,7 @@ struct Args {
     max_nodes: u32,
 
     /// Size of one message, at least 4K; tensor data does not count.
-    #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = message_size)]
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = message_size)]
     max_message: u64,
 
     /// Seconds from a connection to the end of its HELLO.
@@ -175,12 +178,7 @@ fn serve(args: &Args, devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error
     end_on_signals(server.handle())?;
 
     let addr = server.local_addr();
-    println!(
-        "rpc-server {}, RPC protocol {}.{}",
-        env!("CARGO_PKG_VERSION"),
-        PROTOCOL_VERSION.major,
-        PROTOCOL_VERSION.minor
-    );
+    println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
     for (number, device) in devices.iter().enumerate() {
         let (info, memory) = (device.info(), device.memory()?);
         let (free, total) = (memory.free >> 20, memory.total >> 20);

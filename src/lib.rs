@@ -88,3 +88,6 @@ pub mod ops;
 pub mod registry;
 pub mod rpc;
 pub mod tensor;
+
+/// This build: the crate's version and, in a checkout, the revision.
+pub const VERSION: &str = env!("FANOUT_VERSION");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::cpu::{CpuDevice, Path, available_memory};
+use crate::cpu::{CpuDevice, Path, available_memory, instruction_set};
 use crate::device::Device;
 
 /// The memory of the CPU where the system does not say what it has.
@@ -63,7 +63,7 @@ impl Registry {
         let cores = cores();
         let memory =
             available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
-        let description = format!("this machine's processors: {cores} threads, {memory}");
+        let description = format!("this machine's processors: {cores} threads, {}, {memory}", instruction_set());
         Registry { entries: vec![Entry { name: "CPU".to_owned(), description }] }
     }
 

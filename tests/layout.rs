@@ -82,6 +82,8 @@ fn rooms_know_only_what_is_below_them() {
     for path in all_sources() {
         let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
         let text = fs::read_to_string(&path).unwrap();
+        // Unit tests may reach for a real device.
+        let text = text.split("#[cfg(test)]").next().unwrap();
         for (room, forbidden) in rules.iter().filter(|(room, _)| name.starts_with(room)) {
             for word in *forbidden {
                 assert!(!text.contains(word), "{name} in {room} mentions {word}");

@@ -5,6 +5,8 @@ mod ops;
 mod pool;
 mod program;
 mod queue;
+// Architectures without kernels of their own use the exact path.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod simd;
 mod system;
 
@@ -45,7 +47,7 @@ impl CpuDevice {
         let threads = threads.max(1);
         let info = DeviceInfo {
             name: name.to_owned(),
-            description: format!("{threads} threads"),
+            description: format!("{}, {}", counted(threads), instruction_set()),
             kind: DeviceKind::Cpu,
             alignment: ALIGNMENT,
             max_buffer: memory,
@@ -57,6 +59,15 @@ impl CpuDevice {
     fn pool(&self) -> &Pool {
         &self.pool
     }
+}
+
+/// The vector instructions that products use on this machine, for people.
+pub(crate) fn instruction_set() -> &'static str {
+    simd::instruction_set()
+}
+
+fn counted(threads: usize) -> String {
+    format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
 impl fmt::Debug for CpuDevice {

@@ -230,6 +230,139 @@ blocks! {
     }
 }
 
+// Types that are carried and copied as they are so far: no conversion reads these structs yet.
+blocks! {
+    /// 128 elements of one bit: `d` or `-d`.
+    BlockQ1_0 = Q1_0 {
+        /// Scale.
+        d: F16Bits,
+        /// Bit j % 8 of byte j / 8: set is plus.
+        qs: [u8; 16],
+    }
+
+    /// 64 elements of 2 bits: `(q - 1) * d`.
+    BlockQ2_0 = Q2_0 {
+        /// Scale.
+        d: F16Bits,
+        /// Four codes a byte, lowest bits first.
+        qs: [u8; 16],
+    }
+
+    /// 64 elements of 4 bits with a scale per 16.
+    BlockNvfp4 = NVFP4 {
+        /// Unsigned E4M3 scales.
+        d: [u8; 4],
+        /// Eight bytes per 16 elements: the first eight lo, the others hi.
+        qs: [u8; 32],
+    }
+
+    /// 256 ternary elements, five to a byte.
+    BlockTq1_0 = TQ1_0 {
+        /// Five base-3 digits a byte.
+        qs: [u8; 48],
+        /// Four base-3 digits a byte.
+        qh: [u8; 4],
+        /// Scale.
+        d: F16Bits,
+    }
+
+    /// 256 ternary elements of 2 bits.
+    BlockTq2_0 = TQ2_0 {
+        /// Four codes a byte.
+        qs: [u8; 64],
+        /// Scale.
+        d: F16Bits,
+    }
+
+    /// 256 elements: eights out of a grid of 256, with signs.
+    BlockIq2Xxs = IQ2_XXS {
+        /// Scale.
+        d: F16Bits,
+        /// Per 32 elements: four grid indices, then 28 sign bits and a 4-bit scale; little-endian words of 16 bits.
+        qs: [[u8; 2]; 32],
+    }
+
+    /// 256 elements: eights out of a grid of 512, with signs.
+    BlockIq2Xs = IQ2_XS {
+        /// Scale.
+        d: F16Bits,
+        /// Per eight elements: 9 bits of grid index, 7 of signs; little-endian.
+        qs: [[u8; 2]; 32],
+        /// Two 4-bit scales per 32 elements.
+        scales: [u8; 8],
+    }
+
+    /// 256 elements: eights out of a grid of 1024, with signs.
+    BlockIq2S = IQ2_S {
+        /// Scale.
+        d: F16Bits,
+        /// Low bytes of the grid indices.
+        qs: [u8; 32],
+        /// A sign byte per eight elements.
+        signs: [u8; 32],
+        /// High two bits of the grid indices.
+        qh: [u8; 8],
+        /// Two 4-bit scales per 32 elements.
+        scales: [u8; 8],
+    }
+
+    /// 256 elements: fours out of a grid of 256, with signs.
+    BlockIq3Xxs = IQ3_XXS {
+        /// Scale.
+        d: F16Bits,
+        /// Grid indices.
+        qs: [u8; 64],
+        /// Per 32 elements: 28 sign bits and a 4-bit scale, little-endian.
+        scales_and_signs: [[u8; 4]; 8],
+    }
+
+    /// 256 elements: fours out of a grid of 512, with signs.
+    BlockIq3S = IQ3_S {
+        /// Scale.
+        d: F16Bits,
+        /// Low bytes of the grid indices.
+        qs: [u8; 64],
+        /// Ninth bits of the grid indices.
+        qh: [u8; 8],
+        /// A sign byte per eight elements.
+        signs: [u8; 32],
+        /// A 4-bit scale per 32 elements.
+        scales: [u8; 4],
+    }
+
+    /// 256 elements: eights out of a ternary grid of 2048, shifted.
+    BlockIq1S = IQ1_S {
+        /// Scale.
+        d: F16Bits,
+        /// Low bytes of the grid indices.
+        qs: [u8; 32],
+        /// Per 32 elements: high index bits, a 3-bit scale, the sign of the shift; little-endian.
+        qh: [[u8; 2]; 8],
+    }
+
+    /// 256 elements: eights out of a ternary grid of 2048, shifted per eight.
+    BlockIq1M = IQ1_M {
+        /// Low bytes of the grid indices.
+        qs: [u8; 32],
+        /// Per eight elements a nibble: high index bits and the sign of the shift.
+        qh: [u8; 16],
+        /// 3-bit scales; the top nibbles of the four 16-bit words make up the f16 scale of all.
+        scales: [u8; 8],
+    }
+
+    /// 256 elements of 4 bits through [`IQ4_VALUES`], with 6-bit scales per 32.
+    BlockIq4Xs = IQ4_XS {
+        /// Scale.
+        d: F16Bits,
+        /// High two bits of the scales, little-endian.
+        scales_h: [u8; 2],
+        /// Low four bits of the scales.
+        scales_l: [u8; 4],
+        /// Sixteen bytes per 32 elements: the first sixteen lo, the others hi.
+        qs: [u8; 128],
+    }
+}
+
 /// Values of the 16 codes of IQ4_NL and IQ4_XS.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 

@@ -23,6 +23,9 @@ pub(crate) const STRIP: usize = 16;
 /// Most columns that one call of [`Kernels::tile`] takes.
 pub(crate) const MAX_TILE: usize = 6;
 
+/// Most columns for which rows are read where they lie.
+pub(crate) const MAX_FEW: usize = 12;
+
 /// Sums of a tile: one column each.
 pub(crate) type Sums = [f32; STRIP];
 
@@ -30,11 +33,18 @@ type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut
 type Expand = unsafe fn(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]);
 type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]);
 
+/// The instruction set of the kernels that this processor gets, for people.
+pub(crate) fn instruction_set() -> &'static str {
+    Kernels::available(DType::Q8_0).map(|(name, _)| name).next().unwrap_or("portable code")
+}
+
 /// The kernels for rows of one type.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     dtype: DType,
     packing: Packing,
+    /// Most columns that are met sooner by rows where they lie than by strips, at most [`MAX_FEW`]; measured.
+    few: usize,
     /// Bytes of a strip per padded element.
     strip: usize,
     /// Most columns of a tile, at most [`MAX_TILE`].
@@ -55,7 +65,7 @@ impl Kernels {
         #[cfg(target_arch = "x86_64")]
         let all = x86::available(dtype);
         #[cfg(not(target_arch = "x86_64"))]
-        let all = [None::<(&'static str, Kernels)>; 1];
+        let all = [None::<(&'static str, Kernels)>; 1].map(|none| none.filter(|(_, k)| k.dtype == dtype));
         all.into_iter().flatten()
     }
 
@@ -69,29 +79,34 @@ impl Kernels {
         self.packing.padded(k).saturating_mul(self.strip)
     }
 
+    /// Most columns for which [`Kernels::dot`] is faster than strips, at most [`MAX_FEW`].
+    pub(crate) fn few(&self) -> usize {
+        self.few
+    }
+
     /// Most columns that [`Kernels::tile`] takes at once.
     pub(crate) fn tile_columns(&self) -> usize {
         self.columns
     }
 
-    /// The products of dense rows of `k` elements with packed columns: `out[c * rows.len() + r]`.
+    /// The products of dense rows of `k` elements with packed columns (at a multiple of 4 bytes): `out[c * rows.len() + r]`.
     ///
     /// # Panics
-    /// When lengths do not fit `k`: a bug of the caller.
+    /// When lengths or alignments do not fit: a bug of the caller.
     pub(crate) fn dot(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]], out: &mut [f32]) {
         self.check(k, rows, columns);
         assert_eq!(rows.len() * columns.len(), out.len(), "a sum per row and column");
-        // SAFETY: these kernels exist only on processors with their instructions (`available`), and lengths fit.
+        // SAFETY: these kernels exist only on processors with their instructions (`available`); lengths and alignments fit.
         unsafe { (self.dot)(rows, columns, self.packing.padded(k), out) };
     }
 
     /// Expands sixteen rows of `k` elements into a strip of [`Kernels::strip_bytes`], at a multiple of 32 bytes.
     ///
     /// # Panics
-    /// When lengths do not fit `k`: a bug of the caller.
+    /// When lengths or alignments do not fit: a bug of the caller.
     pub(crate) fn expand(&self, k: usize, rows: &[&[u8]; STRIP], strip: &mut [u8]) {
         self.check(k, rows, &[]);
-        assert_eq!(strip.len(), self.strip_bytes(k), "bytes of a strip");
+        self.check_strip(k, strip);
         // SAFETY: as in `dot`.
         unsafe { (self.expand)(rows, self.packing.padded(k), strip) };
     }
@@ -99,10 +114,10 @@ impl Kernels {
     /// The products of a strip with 1 to [`Kernels::tile_columns`] packed columns, one `out` each.
     ///
     /// # Panics
-    /// When lengths do not fit `k`: a bug of the caller.
+    /// When lengths or alignments do not fit: a bug of the caller.
     pub(crate) fn tile(&self, k: usize, strip: &[u8], columns: &[&[u8]], out: &mut [Sums]) {
         self.check(k, &[], columns);
-        assert_eq!(strip.len(), self.strip_bytes(k), "bytes of a strip");
+        self.check_strip(k, strip);
         assert!(columns.len() == out.len() && (1..=self.columns).contains(&columns.len()), "columns of a tile");
         // SAFETY: as in `dot`.
         unsafe { (self.tile)(strip, columns, self.packing.padded(k), out) };
@@ -112,7 +127,12 @@ impl Kernels {
         let bytes = self.dtype.row_bytes(k);
         assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows of {k} elements");
         let bytes = self.packing.column_bytes(k);
-        assert!(columns.iter().all(|column| column.len() == bytes), "columns of {k} elements");
+        let fits = |column: &&[u8]| column.len() == bytes && column.as_ptr().cast::<f32>().is_aligned();
+        assert!(columns.iter().all(fits), "aligned columns of {k} elements");
+    }
+
+    fn check_strip(&self, k: usize, strip: &[u8]) {
+        assert!(strip.len() == self.strip_bytes(k) && strip.as_ptr().addr().is_multiple_of(32), "an aligned strip");
     }
 }
 

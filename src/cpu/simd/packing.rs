@@ -56,8 +56,7 @@ impl Packing {
     }
 
     /// Packs the elements from `first` on, a multiple of [`PIECE`], of a column of `k`: all that are left, or a piece.
-    /// `write(offset, bytes)` gets the parts of the packed column. The values are read only; their padding is not
-    /// needed.
+    /// `write(offset, bytes)` gets the parts of the packed column, which together leave no byte of it out.
     pub(crate) fn pack(self, k: usize, first: usize, values: &[f32], mut write: impl FnMut(usize, &[u8])) {
         debug_assert!(first.is_multiple_of(PIECE) && values.len() == PIECE.min(k - first), "a piece");
         let n = self.padded(k);

@@ -37,7 +37,7 @@ impl Default for Config {
             max_connections: 1024,
             max_memory: None,
             max_buffers: 1 << 16,
-            limits: Config::limits(1 << 16, 32 << 20),
+            limits: Config::limits(1 << 15, 16 << 20),
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
             device_timeout: Duration::from_secs(600),

@@ -10,8 +10,12 @@ use crate::device::{Program, Region};
 /// Programs kept per device: more than any client alternates between.
 const MAX_PROGRAMS: usize = 32;
 
-/// Bytes of bodies kept per device. The newest is kept whatever its size, which the limits of messages bound.
+/// Bytes of host memory that the programs of a device take, about. The newest is kept whatever its size, which the limits
+/// of messages and nodes bound.
 const MAX_BYTES: usize = 32 << 20;
+
+/// Bytes that a prepared node takes, about: its descriptors, its kernel, its place in the graph.
+const NODE_BYTES: usize = 1 << 10;
 
 /// A program with everything to run it.
 pub(super) struct Stored {
@@ -33,6 +37,16 @@ pub(super) struct Programs {
     clock: u64,
 }
 
+impl Stored {
+    fn bytes(&self) -> usize {
+        bytes(&self.body, &self.program)
+    }
+}
+
+fn bytes(body: &[u8], program: &Program) -> usize {
+    body.len() + program.graph().nodes().len() * NODE_BYTES
+}
+
 impl Programs {
     /// The program of an earlier message with the same body; it is the last one from now on.
     pub(super) fn find(&mut self, body: &[u8]) -> Option<&Stored> {
@@ -46,10 +60,10 @@ impl Programs {
 
     /// Keeps a new program, which is the last one from now on; the ones used longest ago make room.
     pub(super) fn store(&mut self, body: &[u8], program: Program, bindings: Arc<[Region]>) -> &Stored {
-        let mut bytes = self.stored.iter().map(|s| s.body.len()).sum::<usize>();
-        while !self.stored.is_empty() && (self.stored.len() >= MAX_PROGRAMS || bytes + body.len() > MAX_BYTES) {
+        let mut total = bytes(body, &program) + self.stored.iter().map(Stored::bytes).sum::<usize>();
+        while !self.stored.is_empty() && (self.stored.len() >= MAX_PROGRAMS || total > MAX_BYTES) {
             let oldest = (0..self.stored.len()).min_by_key(|&i| self.stored[i].used).unwrap_or(0);
-            bytes -= self.stored.swap_remove(oldest).body.len();
+            total -= self.stored.swap_remove(oldest).bytes();
         }
         self.clock += 1;
         self.stored.push(Stored { key: self.clock, body: body.into(), then: 0, used: 0, program, bindings });
@@ -92,7 +106,9 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, Path};
     use crate::device::{Account, Device};
-    use crate::graph::Graph;
+    use crate::graph::{Builder, Graph};
+    use crate::ops::unary::Unary;
+    use crate::tensor::DType;
 
     fn program(device: &CpuDevice) -> (Program, Arc<[Region]>, u64) {
         let buffer = device.alloc(64, &Account::new(64)).unwrap();
@@ -135,5 +151,24 @@ mod tests {
         assert!(programs.find(&[0]).is_some() && programs.find(&[1]).is_none() && programs.find(&[2]).is_some());
         add(&mut programs, &vec![7; MAX_BYTES + 1]);
         assert!(programs.stored.len() == 1 && programs.last().is_some());
+    }
+
+    #[test]
+    fn nodes_count_and_not_only_bodies() {
+        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
+        let (nodes, mut builder) = (MAX_BYTES / NODE_BYTES / 4, Builder::new());
+        let (x, y) = (builder.leaf(DType::F32, [1; 4]).unwrap(), builder.leaf(DType::F32, [1; 4]).unwrap());
+        for _ in 0..nodes {
+            builder.node_onto(Unary::Sqr, &[Some(x)], y).unwrap();
+        }
+        let graph = Arc::new(builder.build().unwrap());
+        let buffer = device.alloc(graph.slots()[0] as u64, &Account::new(1 << 20)).unwrap();
+        let (program, bindings) = (device.prepare(graph).unwrap(), Arc::<[Region]>::from([buffer.whole()]));
+        let mut programs = Programs::default();
+        for i in 0..5 {
+            programs.store(&[i], program.clone(), Arc::clone(&bindings));
+        }
+        assert_eq!(programs.stored.len(), 3, "four would be over the limit by their bodies");
+        assert!(programs.find(&[1]).is_none() && programs.find(&[2]).is_some() && programs.find(&[4]).is_some());
     }
 }

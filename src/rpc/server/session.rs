@@ -21,6 +21,9 @@ use crate::rpc::wire::{
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
 const PIECE: u64 = 1 << 20;
 
+/// The largest buffer for bodies that is kept between messages: one graph, once, is no reason to hold more.
+const KEPT_BODY: usize = 8 << 20;
+
 /// How a session ended that did nothing wrong.
 pub(super) enum End {
     /// The client closed the connection.
@@ -104,7 +107,11 @@ impl<'a> Session<'a> {
     ) -> Result<(), Failure> {
         let header = RequestHeader::decode(&header).map_err(|e| (None, e.into()))?;
         let done = header.body_len(&self.shared.config.limits).map_err(Refusal::from);
-        done.and_then(|len| handle(self, header.command, len, body)).map_err(|e| (Some(header.command), e))
+        let done = done.and_then(|len| handle(self, header.command, len, body));
+        if body.capacity() > KEPT_BODY {
+            *body = Vec::new();
+        }
+        done.map_err(|e| (Some(header.command), e))
     }
 
     fn hello(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {

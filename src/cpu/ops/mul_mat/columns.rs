@@ -18,7 +18,7 @@ pub(super) enum Columns<'a> {
 }
 
 /// A column: the rows of b and of the destination, as `[i1, i2, i3]`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Column {
     pub(super) b: [usize; 3],
     pub(super) dst: [usize; 3],

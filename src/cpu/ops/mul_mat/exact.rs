@@ -21,7 +21,7 @@ pub(super) fn run(work: &Work<'_>, columns: &Columns<'_>, scratch: &mut [f32]) {
         let (group, row) = (unit / blocks, unit % blocks * ROWS);
         let (rows, count, [i2, i3]) = (ROWS.min(m - row), columns.count(group), columns.matrix(group));
         for first in (0..count).step_by(COLUMNS) {
-            let mut chosen = [Column { b: [0; 3], dst: [0; 3] }; COLUMNS];
+            let mut chosen = [Column::default(); COLUMNS];
             let chosen = &mut chosen[..COLUMNS.min(count - first)];
             for (c, column) in chosen.iter_mut().enumerate() {
                 *column = columns.column(group, first + c);

@@ -2,7 +2,7 @@
 //!
 //! Everything is `sum over sub-blocks of scale * column scale * (integer sum) + bias * (column sum)`.
 
-use super::format::{Affine, Format, Products, horizontal_sum, transpose, unroll};
+use super::format::{AHEAD, Affine, Format, Products, horizontal_sum, transpose, unroll};
 use crate::cpu::simd::{STRIP, Sums};
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -103,11 +103,14 @@ unsafe fn dot_row<F: Format, P: Products, const C: usize>(
     unsafe {
         // Two sums each, so that one product need not wait for the one before.
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
+        // What a block's products are scaled with: all lanes, or one half for each sub-block of 16.
+        let mut scales = [[[0f32; 8]; 2]; C];
         for s in 0..padded / 256 {
             let p = if s < whole { row.add(s * F::BYTES) } else { last };
+            for line in 0..F::BYTES.div_ceil(64) {
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(AHEAD + 64 * line).cast());
+            }
             let affine = F::scales(p);
-            // What a block's products are scaled with: all lanes, or one half for each sub-block of 16.
-            let mut scales = [[[0f32; 8]; 2]; C];
             for c in 0..C {
                 let d = columns[c].scales.add(8 * s);
                 if F::SUB == 32 {
@@ -126,6 +129,8 @@ unsafe fn dot_row<F: Format, P: Products, const C: usize>(
                     }
                 }
             }
+            // Loads spread a scale over all lanes for nothing. The compiler would keep them in a register and shuffle.
+            black_box(&mut scales);
             unroll!(j in [0 1 2 3 4 5 6 7] {
                 let codes = F::codes(p, j);
                 for c in 0..C {
@@ -207,22 +212,23 @@ pub(super) unsafe fn expand<F: Format, P: Products>(rows: &[&[u8]; STRIP], padde
     let layout = Codes::of::<F, P>();
     let mut last = [[0; LARGEST]; 8];
     for half in 0..2 {
-        let rows: [&[u8]; 8] = std::array::from_fn(|r| rows[8 * half + r]);
-        let whole = rows[0].len() / F::BYTES * F::BYTES;
-        for (last, row) in last.iter_mut().zip(rows) {
-            last[..row.len() - whole].copy_from_slice(&row[whole..]);
+        let rows = &rows[8 * half..8 * half + 8];
+        let whole = rows[0].len() / F::BYTES;
+        for r in 0..8 {
+            let rest = &rows[r][whole * F::BYTES..];
+            last[r][..rest.len()].copy_from_slice(rest);
         }
         for s in 0..padded / 256 {
-            let at: [*const u8; 8] = std::array::from_fn(|r| match rows[r].get(s * F::BYTES..(s + 1) * F::BYTES) {
-                Some(block) => block.as_ptr(),
-                None => last[r].as_ptr(),
-            });
             // SAFETY: superblocks are whole, or copies with padding. In the strip, superblock s takes 256 of `padded`
             // elements in each part; `half` chooses half of every sixteen.
             unsafe {
                 let codes = strip.as_mut_ptr().add(256 * s * STRIP * layout.bytes() + 32 * half);
                 let scales = strip.as_mut_ptr().add(padded * STRIP * layout.bytes()).cast::<f32>();
                 let biases = scales.add(padded / F::SUB * STRIP);
+                let mut at = [std::ptr::null(); 8];
+                for r in 0..8 {
+                    at[r] = if s < whole { rows[r].as_ptr().add(s * F::BYTES) } else { last[r].as_ptr() };
+                }
                 let mut affine = [[Affine::none(); 2]; 8];
                 for r in 0..8 {
                     affine[r] = F::scales(at[r]);

@@ -1,6 +1,6 @@
 //! Products of F32, F16 and BF16 rows with columns of f32.
 
-use super::format::{horizontal_sum, transpose};
+use super::format::{AHEAD, horizontal_sum, transpose};
 use crate::cpu::simd::{Kernels, Packing, Rounding, STRIP, Sums};
 use crate::tensor::DType;
 use std::arch::x86_64::*;
@@ -64,8 +64,16 @@ pub(super) fn kernels(dtype: DType) -> Option<Kernels> {
 }
 
 fn of<F: Float>(dtype: DType, rounding: Rounding) -> Kernels {
-    let packing = Packing::Floats(rounding);
-    Kernels { dtype, packing, strip: STRIP * 4, columns: 6, dot: dot::<F>, expand: expand::<F>, tile }
+    Kernels {
+        dtype,
+        packing: Packing::Floats(rounding),
+        few: 12,
+        strip: STRIP * 4,
+        columns: 6,
+        dot: dot::<F>,
+        expand: expand::<F>,
+        tile,
+    }
 }
 
 /// # Safety
@@ -111,6 +119,7 @@ unsafe fn dot_columns<F: Float, const C: usize>(
             // Two sums each, so that one product need not wait for the one before.
             let mut sums = [[_mm256_setzero_ps(); 2]; C];
             for i in 0..whole / 2 {
+                _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(16 * F::BYTES * i + AHEAD).cast());
                 for h in 0..2 {
                     let x = F::load(row.as_ptr().add(8 * F::BYTES * (2 * i + h)));
                     for c in 0..C {
@@ -141,23 +150,20 @@ unsafe fn expand<F: Float>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8
     let to = strip.as_mut_ptr().cast::<f32>();
     let mut last = [[0; 32]; 8];
     for half in 0..2 {
-        let rows: [&[u8]; 8] = std::array::from_fn(|r| rows[8 * half + r]);
-        let whole = rows[0].len() / (8 * F::BYTES) * (8 * F::BYTES);
-        for (last, row) in last.iter_mut().zip(rows) {
-            last[..row.len() - whole].copy_from_slice(&row[whole..]);
+        let rows = &rows[8 * half..8 * half + 8];
+        let whole = rows[0].len() / (8 * F::BYTES);
+        for r in 0..8 {
+            let rest = &rows[r][whole * 8 * F::BYTES..];
+            last[r][..rest.len()].copy_from_slice(rest);
         }
         for i in 0..padded / 8 {
-            let at: [*const u8; 8] =
-                std::array::from_fn(|r| match rows[r].get(8 * i * F::BYTES..8 * (i + 1) * F::BYTES) {
-                    Some(eight) => eight.as_ptr(),
-                    None => last[r].as_ptr(),
-                });
             // SAFETY: eights are whole, or copies with padding; element k takes floats 16 k and on of the strip, of
             // which `half` chooses half.
             unsafe {
                 let mut eights = [_mm256_setzero_ps(); 8];
                 for r in 0..8 {
-                    eights[r] = F::load(at[r]);
+                    eights[r] =
+                        F::load(if i < whole { rows[r].as_ptr().add(8 * F::BYTES * i) } else { last[r].as_ptr() });
                 }
                 let eights = transpose(eights);
                 for k in 0..8 {

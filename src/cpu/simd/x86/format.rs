@@ -6,6 +6,9 @@
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
+/// How far ahead of their use rows are asked for: more than memory's latency takes, far less than a cache holds.
+pub(super) const AHEAD: usize = 2048;
+
 /// A type whose elements are `scale * code + bias` by sub-block, seen in superblocks of 256 elements.
 ///
 /// # Safety

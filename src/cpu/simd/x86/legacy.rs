@@ -100,8 +100,9 @@ const FP4_CODES: [i8; 16] = {
 unsafe fn units(p: *const u8) -> __m256 {
     // SAFETY: the first byte of each block; the caller vouches for AVX2.
     unsafe {
-        let at = |j: usize| i32::from(*p.add(j * 17));
-        let e = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+        let at = |j: usize| u64::from(*p.add(j * 17)) << (8 * j);
+        let bytes = (at(0) | at(1)) | (at(2) | at(3)) | ((at(4) | at(5)) | (at(6) | at(7)));
+        let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64));
         // Subnormal for 0 and 1.
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
         let small = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), e);

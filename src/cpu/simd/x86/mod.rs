@@ -57,6 +57,7 @@ macro_rules! block_kernels {
                 Kernels {
                     dtype: F::DTYPE,
                     packing: Packing::Codes { sub: F::SUB, shared: F::DTYPE.block_len() == 256 },
+                    few: 6,
                     strip: blocks::strip_bytes::<F, $products>(),
                     columns: 4,
                     dot: dot::<F>,

@@ -1,0 +1,13 @@
+//! No peer can crash, hang or corrupt: seeded graphs of every op, and seeded byte streams, half right and half wrong.
+#![allow(clippy::panic)] // how a helper says that a test has failed
+
+mod kernels;
+mod maker;
+mod mutate;
+mod session;
+mod sessions;
+
+/// A number from the environment, for longer runs by hand.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
+}

@@ -1,0 +1,392 @@
+//! Any bytes as choices of a hostile client: sequences of messages, most of them right, some of them bent. Shared by the
+//! fuzz target `session` and the seeded test here.
+
+use fanout::cpu::{CpuDevice, Path};
+use fanout::device::Device;
+use fanout::ops::OpCode;
+use fanout::rpc::server::{Config, Server};
+use fanout::rpc::wire::*;
+use fanout::tensor::{DType, TensorDesc};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+/// Longer than any attack takes; one that takes longer hangs the server.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Device memory of a session, and the most that a buffer of the attacker has.
+const SESSION_MEMORY: u64 = 4 << 20;
+const LARGEST: u64 = 1 << 16;
+
+/// Where the server's first buffer of a session lies, how buffers are aligned, and what is free behind each.
+const FIRST_BASE: u64 = 1 << 44;
+const PAGE: u64 = 4096;
+const GUARD: u64 = 1 << 16;
+
+/// A panic anywhere in the process: the server survives its own, and tells nobody but its log.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// A server in this process, and a client of it that behaves.
+pub(crate) struct Target {
+    addr: SocketAddr,
+    devices: Vec<Arc<dyn Device>>,
+    bystander: Client,
+}
+
+impl Target {
+    pub(crate) fn new() -> Target {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let report = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                PANICKED.store(true, Ordering::SeqCst);
+                report(info);
+            }));
+        });
+        let device = |k| CpuDevice::new(k, 2, Path::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
+        let devices = vec![device("CPU0"), device("CPU1")];
+        let config = Config { max_memory: Some(SESSION_MEMORY), ..Config::default() };
+        let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
+        let addr = server.local_addr();
+        // It serves until the process ends.
+        std::thread::spawn(move || server.run());
+        let bystander = Client::open(addr);
+        Target { addr, devices, bystander }
+    }
+
+    /// Plays one client whose every choice comes from `bytes`, then asks the bystander how it feels. Returns the bytes of its
+    /// replies.
+    pub(crate) fn attack(&mut self, bytes: &[u8]) -> usize {
+        let stream = Attacker::new(bytes).stream();
+        let mut socket = connect(self.addr);
+        let mut writer = socket.try_clone().expect("a live socket");
+        let total = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // The server may well close it half-way.
+                let _ = writer.write_all(&stream);
+                let _ = writer.shutdown(Shutdown::Write);
+            });
+            let (mut reply, mut total) = (vec![0; 1 << 16], 0);
+            loop {
+                match socket.read(&mut reply) {
+                    Ok(0) => return total,
+                    Ok(n) => total += n,
+                    Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return total,
+                    Err(e) => panic!("neither served nor closed after {total} bytes: {e}"),
+                }
+            }
+        });
+        self.bystander.works();
+        assert!(!PANICKED.load(Ordering::SeqCst), "the server has panicked");
+        total
+    }
+
+    /// That no attacker has left anything behind on the devices.
+    pub(crate) fn end(self) {
+        drop(self.bystander);
+        let until = Instant::now() + WATCHDOG;
+        let used =
+            || self.devices.iter().map(|d| d.memory().map_or(0, |m| m.total.saturating_sub(m.free))).sum::<u64>();
+        while used() > 0 {
+            assert!(Instant::now() < until, "{} bytes are still in use", used());
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn connect(addr: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(addr).expect("a connection");
+    stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
+    stream.set_write_timeout(Some(WATCHDOG)).expect("a live socket");
+    stream.set_nodelay(true).expect("a live socket");
+    stream
+}
+
+fn frame(request: &Request<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    request.encode(&mut bytes);
+    bytes
+}
+
+fn hello() -> Vec<u8> {
+    frame(&Request::Hello(Hello { conn_caps: Some([0; 24]) }))
+}
+
+/// The frame of a graph.
+fn graph(device: u32, nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
+    let nodes: Vec<_> = nodes.iter().map(|id| id.to_le_bytes()).collect();
+    let tensors: Vec<_> = tensors.iter().map(TensorRecord::encode).collect();
+    frame(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("few enough")))
+}
+
+fn record(id: u64, buffer: u64, data: u64, dtype: DType, ne: [u32; 4]) -> TensorRecord {
+    let nb = TensorDesc::default_strides(dtype, ne.map(|n| n as usize)).unwrap_or([0; 4]);
+    let zero = TensorRecord::decode(&[0; TENSOR_RECORD]);
+    TensorRecord { id, dtype: dtype.to_wire(), buffer, ne, nb: nb.map(|n| n as u32), data, ..zero }
+}
+
+fn node(mut dst: TensorRecord, op: OpCode, srcs: &[u64]) -> TensorRecord {
+    (dst.op, dst.flags) = (op.to_wire(), TensorRecord::FLAG_COMPUTE);
+    dst.src[..srcs.len()].copy_from_slice(srcs);
+    dst
+}
+
+/// A client that adds two vectors again and again.
+struct Client {
+    stream: TcpStream,
+    handle: u64,
+    base: u64,
+    round: u32,
+}
+
+impl Client {
+    fn open(addr: SocketAddr) -> Client {
+        let mut client = Client { stream: connect(addr), handle: 0, base: 0, round: 0 };
+        client.say(&hello(), 28);
+        let made = client.say(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: PAGE })), 16);
+        client.handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
+        let base = client.say(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: client.handle })), 8);
+        client.base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
+        assert_eq!((client.handle, client.base), (1, FIRST_BASE), "attackers count on the same");
+        client
+    }
+
+    /// Sends a request; the `n` bytes of its reply.
+    fn say(&mut self, request: &[u8], n: usize) -> Vec<u8> {
+        self.stream.write_all(request).expect("the server reads");
+        let mut reply = vec![0; RESPONSE_HEADER + n];
+        self.stream.read_exact(&mut reply).expect("the server answers");
+        reply.split_off(RESPONSE_HEADER)
+    }
+
+    fn works(&mut self) {
+        self.round += 1;
+        let (x, ne) = (self.round as f32, [16, 1, 1, 1]);
+        let tensor = |id: u64| record(id, self.handle, self.base + 64 * id, DType::F32, ne);
+        let (a, b, c) = (tensor(1), tensor(2), node(tensor(3), OpCode::Add, &[1, 2]));
+        let set = |tensor: &TensorRecord, data: &[u8]| {
+            let head = SetTensorHead { tensor: tensor.clone(), cache: false, offset: 0 };
+            frame(&Request::SetTensor(SetTensor { head, data }))
+        };
+        let bytes = x.to_le_bytes().repeat(16);
+        let get = frame(&Request::GetTensor(GetTensor { tensor: c.clone(), offset: 0, size: 64 }));
+        let all = [set(&a, &bytes), set(&b, &bytes), graph(0, &[3], &[a, b, c]), get].concat();
+        assert_eq!(self.say(&all, 64), (2.0 * x).to_le_bytes().repeat(16));
+    }
+}
+
+/// Choices out of bytes; all 0 once they are used up.
+struct Choices<'a>(&'a [u8]);
+
+impl Choices<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::from(u16::from_le_bytes([self.byte(), if n > 256 { self.byte() } else { 0 }])) % n.max(1)
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// A number at which arithmetic breaks, or any.
+    fn extreme(&mut self) -> u64 {
+        let all =
+            [0, 1, 2, 4095, 4097, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, 1 << 63, u64::MAX - 7, u64::MAX];
+        match self.below(16) {
+            k if k < all.len() => all[k],
+            _ => self.word(),
+        }
+    }
+
+    fn one_in(&mut self, n: u8) -> bool {
+        self.byte() % n == n - 1
+    }
+}
+
+struct Attacker<'a> {
+    choices: Choices<'a>,
+    /// Handles and addresses that the server must have given out by now.
+    buffers: Vec<(u64, u64, u64)>,
+    handles: u64,
+    base: u64,
+    used: u64,
+}
+
+impl Attacker<'_> {
+    fn new(bytes: &[u8]) -> Attacker<'_> {
+        Attacker { choices: Choices(bytes), buffers: Vec::new(), handles: 0, base: FIRST_BASE, used: 0 }
+    }
+
+    /// Everything that this client ever says.
+    fn stream(mut self) -> Vec<u8> {
+        let mut stream = if self.choices.one_in(32) { Vec::new() } else { hello() };
+        for _ in 0..64 {
+            if self.choices.0.is_empty() {
+                break;
+            }
+            let mut message = self.message();
+            if self.choices.one_in(12) {
+                self.bend(&mut message);
+            }
+            stream.extend(message);
+        }
+        stream
+    }
+
+    fn message(&mut self) -> Vec<u8> {
+        if self.buffers.is_empty() {
+            return self.alloc();
+        }
+        let device =
+            if self.choices.one_in(24) { self.choices.extreme() as u32 } else { self.choices.below(8) as u32 / 7 };
+        let remote_ptr = self.buffer().0;
+        let (srcs, data) = ([[1; TENSOR_RECORD]; MAX_SRC], [7; 300]);
+        match self.choices.below(24) {
+            0..2 => self.alloc(),
+            2..8 => self.graph(),
+            8 => frame(&Request::GraphRecompute(GraphRecompute { device })),
+            9..11 => {
+                let (tensor, offset, n) = (self.tensor(1), self.small(), self.choices.below(300));
+                let head = SetTensorHead { tensor, cache: self.choices.one_in(2), offset };
+                frame(&Request::SetTensor(SetTensor { head, data: &data[..n] }))
+            }
+            11..13 => {
+                let (tensor, offset, size) = (self.tensor(1), self.small(), self.small());
+                frame(&Request::GetTensor(GetTensor { tensor, offset, size }))
+            }
+            13 => {
+                let (src, dst) = (self.tensor(1), self.tensor(2));
+                frame(&Request::CopyTensor(CopyTensor { src, dst }))
+            }
+            14 => {
+                let (tensor, offset, size) = (self.tensor(1), self.small(), self.small());
+                frame(&Request::MemsetTensor(MemsetTensor { tensor, offset, size, value: self.choices.byte() }))
+            }
+            15 => frame(&Request::BufferClear(BufferClear { remote_ptr, value: self.choices.byte() })),
+            16 => {
+                self.buffers.retain(|b| b.0 != remote_ptr);
+                frame(&Request::FreeBuffer(FreeBuffer { remote_ptr }))
+            }
+            17 => frame(&Request::InitTensor(InitTensor { tensor: self.tensor(1) })),
+            18 => frame(&Request::GetAllocSize(GetAllocSize { device, tensor: self.tensor(1), srcs: &srcs })),
+            19 => {
+                let (tensor, offset, hash) = (self.tensor(1), self.small(), self.choices.word());
+                frame(&Request::SetTensorHash(SetTensorHash { tensor, offset, hash }))
+            }
+            20 => frame(&Request::GetDeviceMemory(GetDeviceMemory { device })),
+            21 => frame(&Request::BufferGetBase(BufferGetBase { remote_ptr })),
+            22 => [
+                frame(&Request::DeviceCount(DeviceCount {})),
+                frame(&Request::GetAlignment(GetAlignment { device })),
+                frame(&Request::GetMaxSize(GetMaxSize { device })),
+            ]
+            .concat(),
+            _ => {
+                let command = Command::ALL[self.choices.below(Command::ALL.len())];
+                RequestHeader { command, size: self.choices.extreme() }.encode().to_vec()
+            }
+        }
+    }
+
+    fn alloc(&mut self) -> Vec<u8> {
+        let size = match self.choices.below(8) {
+            0 => self.choices.extreme(),
+            1 => self.choices.below(5000) as u64,
+            2 => 0,
+            _ => PAGE << self.choices.below(5),
+        };
+        if size <= LARGEST && self.used + size <= SESSION_MEMORY {
+            self.handles += 1;
+            self.buffers.push((self.handles, self.base, size));
+            self.used += size;
+            self.base = (self.base + size + GUARD).next_multiple_of(PAGE);
+        }
+        let device = self.choices.below(16) as u32 / 15;
+        frame(&Request::AllocBuffer(AllocBuffer { device, size: if size > LARGEST { u64::MAX - size } else { size } }))
+    }
+
+    /// Handle, address and size of a buffer; now and then of none.
+    fn buffer(&mut self) -> (u64, u64, u64) {
+        if self.choices.one_in(40) {
+            return (self.choices.extreme(), self.choices.extreme(), PAGE);
+        }
+        let k = self.choices.below(self.buffers.len());
+        self.buffers.get(k).copied().unwrap_or((1, FIRST_BASE, PAGE))
+    }
+
+    fn small(&mut self) -> u64 {
+        if self.choices.one_in(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
+    }
+
+    /// A tensor that mostly lies in a buffer.
+    fn tensor(&mut self, id: u64) -> TensorRecord {
+        let (handle, base, size) = self.buffer();
+        let types = [DType::F32, DType::F32, DType::F32, DType::F16, DType::I32, DType::Q8_0, DType::Q4_K];
+        let dtype = types[self.choices.below(types.len())];
+        let n = [1, 2, 4, 8][self.choices.below(4)];
+        let n = if dtype.is_block() { dtype.block_len() as u32 } else { n };
+        let ne = [n, 1 + self.choices.below(3) as u32, 1 + self.choices.below(12) as u32 / 11, 1];
+        let offset = 64 * self.choices.below(48) as u64;
+        let mut tensor = record(id, handle, base.wrapping_add(offset.min(size)), dtype, ne);
+        match self.choices.below(48) {
+            0 => tensor.ne[self.choices.below(4)] = self.choices.extreme() as u32,
+            1 => tensor.nb[self.choices.below(4)] = self.choices.extreme() as u32,
+            2 => tensor.dtype = self.choices.extreme() as u32,
+            3 => tensor.data = self.choices.extreme(),
+            4 => tensor.id = self.choices.extreme(),
+            _ => {}
+        }
+        tensor
+    }
+
+    /// A few nodes over tensors of one buffer and shape.
+    fn graph(&mut self) -> Vec<u8> {
+        let mut tensors = vec![self.tensor(1)];
+        let like = tensors[0].clone();
+        let mut listed = Vec::new();
+        let ops: Vec<_> = OpCode::ALL.iter().filter(|op| op.stem().is_some_and(|stem| stem != "view")).collect();
+        for id in 2..4 + self.choices.below(4) as u64 {
+            let mut tensor = if self.choices.one_in(6) { self.tensor(id) } else { TensorRecord { id, ..like.clone() } };
+            tensor.data = like.data.wrapping_add(512 * id);
+            if self.choices.one_in(3) {
+                tensors.push(tensor);
+                continue;
+            }
+            let op = if self.choices.one_in(2) { OpCode::Add } else { *ops[self.choices.below(ops.len())] };
+            let source = |me: &mut Self| 1 + me.choices.below(id as usize - 1) as u64;
+            let srcs = [source(self), source(self), source(self)];
+            let count = if op == OpCode::Add { 2 } else { 1 + self.choices.below(3) };
+            let mut dst = node(tensor, op, &srcs[..count]);
+            if self.choices.one_in(8) {
+                dst.op_params[self.choices.below(16)] = self.choices.extreme() as i32;
+            }
+            tensors.push(dst);
+            listed.push(id);
+        }
+        graph(0, &listed, &tensors)
+    }
+
+    /// What a broken client, or a clever one, does to a frame.
+    fn bend(&mut self, bytes: &mut Vec<u8>) {
+        let at = self.choices.below(bytes.len());
+        match self.choices.below(6) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, self.choices.byte()),
+            2 => bytes[at] ^= 1 << self.choices.below(8),
+            3 => bytes[at] = self.choices.byte(),
+            4 => {
+                for (byte, new) in bytes[at..].iter_mut().zip(self.choices.extreme().to_le_bytes()) {
+                    *byte = new;
+                }
+            }
+            _ => bytes[0] = self.choices.byte(),
+        }
+    }
+}

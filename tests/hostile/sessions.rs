@@ -1,0 +1,36 @@
+//! The body of the fuzz target `session` over seeded choices.
+//!
+//! `HOSTILE_SESSIONS=100000 HOSTILE_SEED=7 cargo test --release --test hostile sessions` tries more of them.
+
+use crate::session::Target;
+use crate::setting;
+use fastrand::Rng;
+
+/// Resident memory of this process, in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of that name");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn sessions_of_any_bytes_leave_the_server_as_it_was() {
+    let (sessions, mut rng) = (setting("HOSTILE_SESSIONS", 400), Rng::with_seed(setting("HOSTILE_SEED", 1)));
+    let mut target = Target::new();
+    #[cfg(target_os = "linux")]
+    let before = resident();
+    let mut served = 0;
+    for _ in 0..sessions {
+        let mut bytes = vec![0; rng.usize(..1200)];
+        rng.fill(&mut bytes);
+        served += target.attack(&bytes);
+    }
+    println!("{served}");
+    target.end();
+    #[cfg(target_os = "linux")]
+    {
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 64 << 20, "{} MiB more", grown >> 20);
+    }
+}
