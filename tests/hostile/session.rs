@@ -217,25 +217,37 @@ struct Attacker<'a> {
     handles: u64,
     base: u64,
     used: u64,
+    /// Messages left in which nothing is wrong, so that what follows meets a session with a history.
+    careful: usize,
+    /// Whether device 0 has a last graph, as far as the attacker knows.
+    computed: bool,
 }
 
 impl Attacker<'_> {
     fn new(bytes: &[u8]) -> Attacker<'_> {
-        Attacker { choices: Choices(bytes), buffers: Vec::new(), handles: 0, base: FIRST_BASE, used: 0 }
+        let (mut choices, base) = (Choices(bytes), FIRST_BASE);
+        let careful = choices.below(40);
+        Attacker { choices, buffers: Vec::new(), handles: 0, base, used: 0, careful, computed: false }
+    }
+
+    /// Whether something is wrong here: never while careful, else once in `n` times.
+    fn slip(&mut self, n: u8) -> bool {
+        self.careful == 0 && self.choices.one_in(n)
     }
 
     /// Everything that this client ever says.
     fn stream(mut self) -> Vec<u8> {
-        let mut stream = if self.choices.one_in(32) { Vec::new() } else { hello() };
+        let mut stream = if self.slip(16) { Vec::new() } else { hello() };
         for _ in 0..64 {
             if self.choices.0.is_empty() {
                 break;
             }
             let mut message = self.message();
-            if self.choices.one_in(12) {
+            if self.slip(12) {
                 self.bend(&mut message);
             }
             stream.extend(message);
+            self.careful = self.careful.saturating_sub(1);
         }
         stream
     }
@@ -244,14 +256,13 @@ impl Attacker<'_> {
         if self.buffers.is_empty() {
             return self.alloc();
         }
-        let device =
-            if self.choices.one_in(24) { self.choices.extreme() as u32 } else { self.choices.below(8) as u32 / 7 };
+        let device = if self.slip(24) { self.choices.extreme() as u32 } else { 0 };
         let remote_ptr = self.buffer().0;
         let (srcs, data) = ([[1; TENSOR_RECORD]; MAX_SRC], [7; 300]);
         match self.choices.below(24) {
             0..2 => self.alloc(),
             2..8 => self.graph(),
-            8 => frame(&Request::GraphRecompute(GraphRecompute { device })),
+            8 if self.computed || self.slip(4) => frame(&Request::GraphRecompute(GraphRecompute { device })),
             9..11 => {
                 let (tensor, offset, n) = (self.tensor(1), self.small(), self.choices.below(300));
                 let head = SetTensorHead { tensor, cache: self.choices.one_in(2), offset };
@@ -271,6 +282,7 @@ impl Attacker<'_> {
             }
             15 => frame(&Request::BufferClear(BufferClear { remote_ptr, value: self.choices.byte() })),
             16 => {
+                self.computed = false;
                 self.buffers.retain(|b| b.0 != remote_ptr);
                 frame(&Request::FreeBuffer(FreeBuffer { remote_ptr }))
             }
@@ -288,19 +300,21 @@ impl Attacker<'_> {
                 frame(&Request::GetMaxSize(GetMaxSize { device })),
             ]
             .concat(),
-            _ => {
+            23 if self.slip(2) => {
                 let command = Command::ALL[self.choices.below(Command::ALL.len())];
                 RequestHeader { command, size: self.choices.extreme() }.encode().to_vec()
             }
+            _ => frame(&Request::GetMaxSize(GetMaxSize { device })),
         }
     }
 
     fn alloc(&mut self) -> Vec<u8> {
-        let size = match self.choices.below(8) {
-            0 => self.choices.extreme(),
-            1 => self.choices.below(5000) as u64,
-            2 => 0,
-            _ => PAGE << self.choices.below(5),
+        let odd = self.slip(3);
+        let size = match self.choices.below(4) {
+            0 if odd => self.choices.extreme(),
+            1 if odd => self.choices.below(5000) as u64,
+            2 if odd => 0,
+            k => 2 * PAGE << k,
         };
         if size <= LARGEST && self.used + size <= SESSION_MEMORY {
             self.handles += 1;
@@ -308,13 +322,13 @@ impl Attacker<'_> {
             self.used += size;
             self.base = (self.base + size + GUARD).next_multiple_of(PAGE);
         }
-        let device = self.choices.below(16) as u32 / 15;
+        let device = u32::from(self.slip(16));
         frame(&Request::AllocBuffer(AllocBuffer { device, size: if size > LARGEST { u64::MAX - size } else { size } }))
     }
 
     /// Handle, address and size of a buffer; now and then of none.
     fn buffer(&mut self) -> (u64, u64, u64) {
-        if self.choices.one_in(40) {
+        if self.slip(40) {
             return (self.choices.extreme(), self.choices.extreme(), PAGE);
         }
         let k = self.choices.below(self.buffers.len());
@@ -322,20 +336,23 @@ impl Attacker<'_> {
     }
 
     fn small(&mut self) -> u64 {
-        if self.choices.one_in(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
+        if self.slip(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
     }
 
     /// A tensor that mostly lies in a buffer.
     fn tensor(&mut self, id: u64) -> TensorRecord {
         let (handle, base, size) = self.buffer();
         let types = [DType::F32, DType::F32, DType::F32, DType::F16, DType::I32, DType::Q8_0, DType::Q4_K];
-        let dtype = types[self.choices.below(types.len())];
+        let dtype = types[self.choices.below(if self.careful > 0 { 3 } else { types.len() })];
         let n = [1, 2, 4, 8][self.choices.below(4)];
         let n = if dtype.is_block() { dtype.block_len() as u32 } else { n };
         let ne = [n, 1 + self.choices.below(3) as u32, 1 + self.choices.below(12) as u32 / 11, 1];
         let offset = 64 * self.choices.below(48) as u64;
         let mut tensor = record(id, handle, base.wrapping_add(offset.min(size)), dtype, ne);
-        match self.choices.below(48) {
+        if !self.slip(8) {
+            return tensor;
+        }
+        match self.choices.below(6) {
             0 => tensor.ne[self.choices.below(4)] = self.choices.extreme() as u32,
             1 => tensor.nb[self.choices.below(4)] = self.choices.extreme() as u32,
             2 => tensor.dtype = self.choices.extreme() as u32,
@@ -351,25 +368,29 @@ impl Attacker<'_> {
         let mut tensors = vec![self.tensor(1)];
         let like = tensors[0].clone();
         let mut listed = Vec::new();
+        let simple = [OpCode::Add, OpCode::Mul, OpCode::Sqr, OpCode::Scale, OpCode::SoftMax, OpCode::Cont];
         let ops: Vec<_> = OpCode::ALL.iter().filter(|op| op.stem().is_some_and(|stem| stem != "view")).collect();
         for id in 2..4 + self.choices.below(4) as u64 {
-            let mut tensor = if self.choices.one_in(6) { self.tensor(id) } else { TensorRecord { id, ..like.clone() } };
+            let mut tensor = if self.slip(6) { self.tensor(id) } else { TensorRecord { id, ..like.clone() } };
             tensor.data = like.data.wrapping_add(512 * id);
             if self.choices.one_in(3) {
                 tensors.push(tensor);
                 continue;
             }
-            let op = if self.choices.one_in(2) { OpCode::Add } else { *ops[self.choices.below(ops.len())] };
+            let any = self.slip(4);
+            let op = if any { *ops[self.choices.below(ops.len())] } else { simple[self.choices.below(6)] };
             let source = |me: &mut Self| 1 + me.choices.below(id as usize - 1) as u64;
             let srcs = [source(self), source(self), source(self)];
-            let count = if op == OpCode::Add { 2 } else { 1 + self.choices.below(3) };
+            let two = matches!(op, OpCode::Add | OpCode::Mul);
+            let count = if any { self.choices.below(4) } else { 1 + usize::from(two) };
             let mut dst = node(tensor, op, &srcs[..count]);
-            if self.choices.one_in(8) {
+            if self.slip(8) {
                 dst.op_params[self.choices.below(16)] = self.choices.extreme() as i32;
             }
             tensors.push(dst);
             listed.push(id);
         }
+        self.computed = true;
         graph(0, &listed, &tensors)
     }
 
