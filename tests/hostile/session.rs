@@ -314,7 +314,7 @@ impl Attacker<'_> {
             0 if odd => self.choices.extreme(),
             1 if odd => self.choices.below(5000) as u64,
             2 if odd => 0,
-            k => 2 * PAGE << k,
+            k => (2 * PAGE) << k,
         };
         if size <= LARGEST && self.used + size <= SESSION_MEMORY {
             self.handles += 1;
