@@ -107,6 +107,26 @@ impl Products for Vnni {
     }
 }
 
+/// The same sums by AVX2, to test the kernels that are built on them where the instruction is missing.
+#[cfg(test)]
+pub(super) struct EmulatedVnni;
+
+#[cfg(test)]
+impl Products for EmulatedVnni {
+    const EXACT: bool = true;
+
+    #[inline(always)]
+    unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i {
+        // SAFETY: registers only; the caller vouches for AVX2.
+        unsafe {
+            let low = _mm256_set1_epi16(0xff);
+            let even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(s)));
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), _mm256_srai_epi16::<8>(s));
+            _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
+        }
+    }
+}
+
 /// The sum of eight lanes.
 #[inline(always)]
 pub(super) unsafe fn horizontal_sum(x: __m256) -> f32 {

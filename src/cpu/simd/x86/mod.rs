@@ -12,7 +12,7 @@ use format::Format;
 use std::arch::is_x86_feature_detected;
 
 /// Kernels for a type on this processor, fastest first.
-pub(super) fn available(dtype: DType) -> [Option<(&'static str, Kernels)>; 3] {
+pub(super) fn available(dtype: DType) -> [Option<(&'static str, Kernels)>; 4] {
     let base = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     let vl = base && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl");
     let vex = base && is_x86_feature_detected!("avxvnni");
@@ -23,7 +23,19 @@ pub(super) fn available(dtype: DType) -> [Option<(&'static str, Kernels)>; 3] {
         named(vl, "AVX512-VNNI", vnni_vl::kernels),
         named(vex, "AVX-VNNI", vnni::kernels),
         named(base, "AVX2", |dtype| avx2::kernels(dtype).or_else(|| floats::kernels(dtype))),
+        named(base, "emulated VNNI", emulated),
     ]
+}
+
+/// The kernels of VNNI without its instruction: for tests, which so cover them on every machine.
+#[cfg(test)]
+fn emulated(dtype: DType) -> Option<Kernels> {
+    emulated_vnni::kernels(dtype)
+}
+
+#[cfg(not(test))]
+fn emulated(_: DType) -> Option<Kernels> {
+    None
 }
 
 /// The kernels of block types, compiled for one instruction set.
@@ -96,3 +108,5 @@ macro_rules! block_kernels {
 block_kernels!(avx2, Avx2, "avx2,fma,f16c");
 block_kernels!(vnni_vl, VnniVl, "avx2,fma,f16c,avx512vnni,avx512vl");
 block_kernels!(vnni, Vnni, "avx2,fma,f16c,avxvnni");
+#[cfg(test)]
+block_kernels!(emulated_vnni, EmulatedVnni, "avx2,fma,f16c");
