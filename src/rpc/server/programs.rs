@@ -35,6 +35,8 @@ pub(super) struct Programs {
     /// The one that ran last.
     last: Option<u64>,
     clock: u64,
+    /// Bytes of programs that were dropped here and may wait in the queue yet.
+    dropped: usize,
 }
 
 impl Stored {
@@ -60,10 +62,12 @@ impl Programs {
 
     /// Keeps a new program, which is the last one from now on; the ones used longest ago make room.
     pub(super) fn store(&mut self, body: &[u8], program: Program, bindings: Arc<[Region]>) -> &Stored {
-        let mut total = bytes(body, &program) + self.stored.iter().map(Stored::bytes).sum::<usize>();
+        let mut total = bytes(body, &program) + self.bytes();
         while !self.stored.is_empty() && (self.stored.len() >= MAX_PROGRAMS || total > MAX_BYTES) {
             let oldest = (0..self.stored.len()).min_by_key(|&i| self.stored[i].used).unwrap_or(0);
-            total -= self.stored.swap_remove(oldest).bytes();
+            let bytes = self.stored.swap_remove(oldest).bytes();
+            total -= bytes;
+            self.dropped += bytes;
         }
         self.clock += 1;
         self.stored.push(Stored { key: self.clock, body: body.into(), then: 0, used: 0, program, bindings });
@@ -79,7 +83,24 @@ impl Programs {
 
     /// Drops the programs that touch a buffer.
     pub(super) fn forget(&mut self, buffer: u64) {
+        let before = self.bytes();
         self.stored.retain(|s| s.bindings.iter().all(|region| region.buffer().id() != buffer));
+        self.dropped += before - self.bytes();
+    }
+
+    /// Whether programs dropped since [`Programs::settle`] are so large that the queue, which may hold them all, should
+    /// be waited for.
+    pub(super) fn unsettled(&self) -> bool {
+        self.dropped > MAX_BYTES
+    }
+
+    /// All work submitted so far is done: what was dropped is gone.
+    pub(super) fn settle(&mut self) {
+        self.dropped = 0;
+    }
+
+    fn bytes(&self) -> usize {
+        self.stored.iter().map(Stored::bytes).sum()
     }
 
     fn use_now(&mut self, at: usize) {
@@ -170,5 +191,11 @@ mod tests {
         }
         assert_eq!(programs.stored.len(), 3, "four would be over the limit by their bodies");
         assert!(programs.find(&[1]).is_none() && programs.find(&[2]).is_some() && programs.find(&[4]).is_some());
+        assert!(!programs.unsettled(), "two quarters have been dropped");
+        programs.store(&[5], program.clone(), Arc::clone(&bindings));
+        programs.forget(buffer.id());
+        assert!(programs.unsettled(), "and four more");
+        programs.settle();
+        assert!(!programs.unsettled());
     }
 }

@@ -388,6 +388,12 @@ impl<'a> Session<'a> {
         else {
             return Err(confused());
         };
+        if lane.programs.unsettled() {
+            // Programs are host memory that no account pays for: a queue full of them must not hold what was dropped.
+            let until = Instant::now() + self.shared.config.device_timeout;
+            lane.queue(&self.account)?.mark().wait(Some(until))?;
+            lane.programs.settle();
+        }
         let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
         lane.queue(&self.account)?.run(&program, &bindings)?;
         lane.programs.store(body, program, bindings);
