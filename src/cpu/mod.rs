@@ -8,6 +8,8 @@ mod queue;
 // Architectures without kernels of their own use the exact path.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod simd;
+#[allow(dead_code)] // until products and buffers use it
+mod strip;
 mod system;
 
 pub use ops::Path;
