@@ -218,11 +218,11 @@ unsafe fn runs<L: Lanes, F: Format, const S: usize, const C: usize>(
         let mut partial = [[L::zero(); S]; C];
         unroll!(g in [0 1 2 3 4 5 6 7] {
             if g < F::SUB / 4 {
-                if g > 0 && g % length == 0 {
+                if g > 0 && g.is_multiple_of(length) {
                     partial = [[L::zero(); S]; C];
                 }
                 add_group::<L, F, S, C>(&mut partial, strips, columns, k, chunk, part, g, mask, shift);
-                if (g + 1) % length == 0 || g + 1 == F::SUB / 4 {
+                if (g + 1).is_multiple_of(length) || g + 1 == F::SUB / 4 {
                     for c in 0..C {
                         for s in 0..S {
                             sums[c][s] = L::add(sums[c][s], L::widen(partial[c][s], weight));
