@@ -4,7 +4,7 @@ mod columns;
 mod exact;
 mod fast;
 
-use super::{Kernel, Path, is_float, types, unsupported};
+use super::{Kernel, Path, is_float, takes_strips, types, unsupported};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::Kernels;
 use crate::device::Unsupported;
@@ -49,7 +49,8 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
         }
     });
     let kernel = kernel.with_local(floats.saturating_add(routing)).with_syncs(fast::SYNCS);
-    Ok(kernel.with_shared(fast::shared(&kernels, k, b.rows())))
+    let kernel = kernel.with_shared(fast::shared(&kernels, k, b.rows()));
+    Ok(if takes_strips(a.dtype(), path) { kernel.wants_strips() } else { kernel })
 }
 
 /// The node's groups; `None` when it has failed.
