@@ -97,6 +97,11 @@ impl Marks {
         self.stamp
     }
 
+    #[cfg(test)]
+    pub(super) fn packed(&self) -> &[Span] {
+        &self.packed
+    }
+
     fn packed_at(&self, range: &Range<usize>) -> Range<usize> {
         let first = self.packed.partition_point(|mark| mark.range.end <= range.start);
         let count = self.packed[first..].partition_point(|mark| mark.range.start < range.end);
