@@ -70,8 +70,8 @@
 //!
 //! let mut queue = cpu.queue(&account)?;
 //! let bytes = |v: [f32; 4]| v.map(f32::to_le_bytes).concat();
-//! queue.upload(region(x)?, Source::Borrowed(&bytes([1.0, 2.0, 3.0, 4.0])))?;
-//! queue.upload(region(y)?, Source::Borrowed(&bytes([10.0; 4])))?;
+//! queue.upload(region(x)?, None, Source::Borrowed(&bytes([1.0, 2.0, 3.0, 4.0])))?;
+//! queue.upload(region(y)?, None, Source::Borrowed(&bytes([10.0; 4])))?;
 //! queue.run(&program, &Arc::from([memory.whole()]))?;
 //! let result = queue.download(region(z)?)?.wait(None)?;
 //! assert_eq!(result, bytes([10.0, 20.0, 30.0, 40.0]));

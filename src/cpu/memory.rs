@@ -9,6 +9,7 @@
 //!    disjoint), and nodes are separated by barriers.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
+use super::strip::{STRIP, unpack_row};
 use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
 use crossbeam::utils::CachePadded;
@@ -90,8 +91,8 @@ impl HostMemory {
         true
     }
 
-    /// Lets `fill` write a part of the memory in place, in pieces of at most `piece` bytes. The caller has waited for
-    /// all work that touches the part.
+    /// Lets `fill` rewrite a part of the memory in place, in pieces of at most `piece` bytes. The caller has waited for
+    /// all work that touches the part, or keeps it off.
     pub(crate) fn stream(
         &self,
         offset: usize,
@@ -104,7 +105,7 @@ impl HostMemory {
         while done < bytes {
             let n = piece.min(bytes - done);
             // SAFETY: in bounds by `part`, and nobody else touches the part: all queued work that does has finished, and
-            // its only submitter is the caller, who is here.
+            // its only submitter is the caller, who is here; or the caller holds the lock of `super::layout` alone.
             fill(unsafe { std::slice::from_raw_parts_mut(start.add(done), n) })?;
             done += n;
         }
@@ -125,13 +126,25 @@ impl HostMemory {
 pub(crate) struct View<'a> {
     start: *mut u8,
     desc: &'a TensorDesc,
+    /// Whether rows lie interleaved, sixteen to a strip.
+    strips: bool,
     _memory: PhantomData<&'a HostMemory>,
 }
 
 impl<'a> View<'a> {
     /// A tensor at an offset of a memory; `None` when it does not lie inside.
     pub(crate) fn new(memory: &'a HostMemory, offset: usize, desc: &'a TensorDesc) -> Option<View<'a>> {
-        Some(View { start: memory.part(offset, desc.extent())?, desc, _memory: PhantomData })
+        Some(View { start: memory.part(offset, desc.extent())?, desc, strips: false, _memory: PhantomData })
+    }
+
+    /// The same tensor, whose rows lie in strips: it is packed, and `ne[1]` is a multiple of [`STRIP`].
+    pub(crate) fn in_strips(self) -> View<'a> {
+        View { strips: true, ..self }
+    }
+
+    /// Whether the rows lie in strips. Then [`View::strip`] and [`View::load_row`] alone read them, and nobody writes.
+    pub(crate) fn packed(&self) -> bool {
+        self.strips
     }
 
     /// The same memory from the same first byte on, described otherwise. `desc` must list the very bytes that this view
@@ -144,7 +157,7 @@ impl<'a> View<'a> {
         'a: 'b,
     {
         assert!(desc.extent() <= self.desc.extent(), "{desc:?} inside {:?}", self.desc);
-        View { start: self.start, desc, _memory: PhantomData }
+        View { start: self.start, desc, strips: self.strips, _memory: PhantomData }
     }
 
     /// Its type, shape and strides.
@@ -160,8 +173,13 @@ impl<'a> View<'a> {
     /// Address of element `i`, where `n` elements from it on along dimension 0 exist.
     ///
     /// # Panics
-    /// When they do not, or do not start and end on whole blocks: a bug in a kernel.
+    /// When they do not, or do not start and end on whole blocks, or lie in strips: a bug in a kernel.
     fn at(&self, i: [usize; 4], n: usize) -> *mut u8 {
+        assert!(!self.strips, "rows of their own");
+        self.place(i, n)
+    }
+
+    fn place(&self, i: [usize; 4], n: usize) -> *mut u8 {
         let (ne, nb, block) = (self.desc.ne(), self.desc.nb(), self.desc.dtype().block_len());
         assert!(
             n > 0 && i[0] <= ne[0] && n <= ne[0] - i[0] && i[1] < ne[1] && i[2] < ne[2] && i[3] < ne[3],
@@ -333,6 +351,31 @@ impl<'a> View<'a> {
         // SAFETY: the row is checked and dense; the memory lives for 'a, and no thread writes a source of this node
         // before the barrier that ends it (discipline 2).
         unsafe { std::slice::from_raw_parts(p, self.desc.row_bytes()) }
+    }
+
+    /// The strip of rows `i[0]` to `i[0] + 15` of a tensor whose rows lie in strips: the bytes of sixteen rows.
+    ///
+    /// # Panics
+    /// When they do not, when `i[0]` is no multiple of 16, and as [`View::at`].
+    pub(crate) fn strip(&self, i: [usize; 3]) -> &'a [u8] {
+        assert!(self.strips && i[0].is_multiple_of(STRIP), "a strip from row {} on", i[0]);
+        let p = self.place([0, i[0], i[1], i[2]], self.desc.ne()[0]);
+        // SAFETY: the tensor is packed and `ne[1]` is a multiple of 16: sixteen rows from `i[0]` on exist and follow each
+        // other. No thread writes a tensor in strips; who would convert it waits for the program's end.
+        unsafe { std::slice::from_raw_parts(p, STRIP * self.desc.row_bytes()) }
+    }
+
+    /// Copies the bytes of a dense row out, from a strip or from where they lie.
+    ///
+    /// # Panics
+    /// When `out` has another length, and as [`View::row`].
+    pub(crate) fn load_row(&self, i: [usize; 3], out: &mut [u8]) {
+        if self.strips {
+            let first = i[0] / STRIP * STRIP;
+            unpack_row(self.desc.dtype(), self.strip([first, i[1], i[2]]), i[0] - first, out);
+        } else {
+            out.copy_from_slice(self.row(i));
+        }
     }
 }
 

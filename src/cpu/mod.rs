@@ -1,5 +1,6 @@
 //! The CPU device: an asynchronous queue over a hot thread pool.
 
+mod layout;
 mod memory;
 mod ops;
 mod pool;
@@ -8,7 +9,6 @@ mod queue;
 // Architectures without kernels of their own use the exact path.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod simd;
-#[allow(dead_code)] // until products and buffers use it
 mod strip;
 mod system;
 
@@ -20,8 +20,8 @@ use crate::device::{
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
-use crate::tensor::TensorDesc;
-use memory::HostMemory;
+use crate::tensor::{DType, TensorDesc};
+use layout::Memory;
 use pool::Pool;
 use std::fmt;
 use std::sync::Arc;
@@ -58,6 +58,11 @@ impl CpuDevice {
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
     }
 
+    /// Whether a tensor is packed into strips as it is uploaded: one that products are likely to read.
+    fn packs(&self, tensor: &TensorDesc) -> bool {
+        ops::takes_strips(tensor.dtype(), self.path) && tensor.dtype() != DType::F32
+    }
+
     fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -92,7 +97,7 @@ impl Device for CpuDevice {
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
-        let memory = usize::try_from(bytes).ok().and_then(|n| HostMemory::zeroed(n).ok());
+        let memory = usize::try_from(bytes).ok().and_then(|n| Memory::zeroed(n).ok());
         let left = self.account.limit().saturating_sub(self.account.used());
         let memory = memory.ok_or(DeviceError::OutOfMemory { asked: bytes, left, limit: self.account.limit() })?;
         Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))

@@ -1,15 +1,16 @@
 //! A graph made ready for the CPU: one kernel per node, and the executor that runs them.
 
+use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
 use super::pool::{Member, Pool, Team, Work, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Place, TensorId};
-use crate::ops::{MAX_SRC, OpCode};
+use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) struct Code {
     steps: Vec<Step>,
@@ -17,6 +18,17 @@ pub(super) struct Code {
     locals: usize,
     floats: usize,
     shared: usize,
+    /// By slot.
+    needs: Vec<Needs>,
+    /// By slot: where its region started in the last run and in which state its memory then was.
+    settled: Mutex<Vec<Option<(usize, u64)>>>,
+}
+
+/// The memories of a run, held.
+struct Bound<'a> {
+    held: Vec<Held<'a>>,
+    /// By slot: which of them, and where the region starts.
+    slots: Vec<(usize, usize)>,
 }
 
 struct Step {
@@ -32,15 +44,25 @@ struct Operand {
 }
 
 impl Operand {
-    /// The operand in the bound memories (each with the offset where its region starts); `None` when it does not fit.
-    fn view<'a>(&'a self, bound: &[(&'a HostMemory, usize)]) -> Option<View<'a>> {
-        let &(memory, base) = bound.get(self.place.slot as usize)?;
-        View::new(memory, base.checked_add(self.place.offset)?, &self.desc)
+    /// The operand in the bound memories; `None` when it does not fit.
+    fn view<'a>(&'a self, bound: &'a Bound<'_>, access: Access) -> Option<View<'a>> {
+        let &(held, base) = bound.slots.get(self.place.slot as usize)?;
+        let offset = base.checked_add(self.place.offset)?;
+        bound.held.get(held)?.view(offset, &self.desc, access != Access::Plain)
     }
 }
 
 impl Code {
     pub(super) fn new(graph: &Arc<Graph>, path: Path, workers: usize) -> Result<Code, DeviceError> {
+        Code::of(graph, workers, |node| ops::select(node, path))
+    }
+
+    /// As [`Code::new`], with kernels of the caller's choice.
+    pub(super) fn of(
+        graph: &Arc<Graph>,
+        workers: usize,
+        select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
+    ) -> Result<Code, DeviceError> {
         let operand = |id: TensorId| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let place = tensor.place.ok_or(DeviceError::Misuse("a node without memory"))?;
@@ -48,19 +70,28 @@ impl Code {
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared) = (0, 0);
+        let mut uses = Uses::new(graph.slots().len());
         for node in graph.nodes() {
             let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
-            let kernel = ops::select(&view, path)?;
+            let kernel = select(&view)?;
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-            let srcs = node.srcs[..used].iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
-            steps.push(Step { code: node.op.code(), kernel, dst: operand(node.dst)?, srcs });
+            let srcs = node.srcs[..used].iter().map(|id| id.map(operand).transpose());
+            let (dst, srcs) = (operand(node.dst)?, srcs.collect::<Result<Vec<_>, _>>()?);
+            uses.add(dst.place, &dst.desc, Access::Plain);
+            for (i, src) in srcs.iter().enumerate() {
+                if let Some(src) = src {
+                    uses.add(src.place, &src.desc, kernel.access(i));
+                }
+            }
+            steps.push(Step { code: node.op.code(), kernel, dst, srcs });
         }
         let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;
         locals.checked_add(shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
-        Ok(Code { steps, locals, floats, shared })
+        let settled = Mutex::new(vec![None; graph.slots().len()]);
+        Ok(Code { steps, locals, floats, shared, needs: uses.needs(), settled })
     }
 
     /// Bytes of scratch for the workers' own parts, and for the shared part.
@@ -77,24 +108,43 @@ impl Code {
         shared: &HostMemory,
         abort: &AtomicBool,
     ) -> Result<(), DeviceError> {
-        let memories = bindings
-            .iter()
-            .map(|r| Some((r.buffer().memory::<HostMemory>()?, r.offset() as usize)))
-            .collect::<Option<Vec<_>>>()
-            .ok_or(DeviceError::Misuse("a binding lies on another device"))?;
+        let bound = self.bind(pool, bindings)?;
         let team = Team::new(pool.workers(), abort);
         let locals = Locals::new(locals, self.floats);
-        run_team(pool, &team, &locals, &|member, local| self.work(member, local, Shared::new(shared), &memories));
+        run_team(pool, &team, &locals, &|member, local| self.work(member, local, Shared::new(shared), &bound));
         team.failure().map_or(Ok(()), Err)
     }
 
-    fn work<'a>(
-        &'a self,
-        member: &Member<'a>,
-        local: &mut [f32],
-        shared: Shared<'a>,
-        bound: &'a [(&'a HostMemory, usize)],
-    ) {
+    /// Holds the bound memories for a run, each once and in order, with the layouts that the nodes need.
+    fn bind<'a>(&self, pool: &Pool, bindings: &'a [Region]) -> Result<Bound<'a>, DeviceError> {
+        let mut regions = Vec::with_capacity(bindings.len());
+        for (slot, region) in bindings.iter().enumerate().take(self.needs.len()) {
+            let memory = region.buffer().memory::<Memory>();
+            let memory = memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?;
+            regions.push((memory, slot, region.offset() as usize));
+        }
+        regions.sort_unstable_by(|a, b| in_order(a.0, b.0));
+        let mut bound = Bound { held: Vec::new(), slots: vec![(0, 0); regions.len()] };
+        for of_one in regions.chunk_by(|a, b| std::ptr::eq(a.0, b.0)) {
+            // This lock is never held while another one is waited for.
+            let settled = |&(_, slot, base): &(_, usize, usize)| {
+                lock(&self.settled)[slot].and_then(|(at, stamp)| (at == base).then_some(stamp))
+            };
+            let stamp = settled(&of_one[0]).filter(|stamp| of_one.iter().all(|r| settled(r) == Some(*stamp)));
+            let needs = of_one.iter().map(|&(_, slot, base)| (&self.needs[slot], base));
+            let held = of_one[0].0.hold(needs, stamp, pool)?;
+            for &(_, slot, base) in of_one {
+                if stamp != Some(held.stamp()) {
+                    lock(&self.settled)[slot] = Some((base, held.stamp()));
+                }
+                bound.slots[slot] = (bound.held.len(), base);
+            }
+            bound.held.push(held);
+        }
+        Ok(bound)
+    }
+
+    fn work<'a>(&'a self, member: &Member<'a>, local: &mut [f32], shared: Shared<'a>, bound: &'a Bound<'a>) {
         let mut shared_before = false;
         for step in &self.steps {
             let alone = step.kernel.alone();
@@ -125,14 +175,14 @@ impl Code {
         alone: bool,
         local: &mut [f32],
         shared: Shared<'a>,
-        bound: &'a [(&'a HostMemory, usize)],
+        bound: &'a Bound<'a>,
     ) {
         let mut srcs = [None; MAX_SRC];
-        for (slot, operand) in srcs.iter_mut().zip(&step.srcs) {
-            *slot = operand.as_ref().and_then(|operand| operand.view(bound));
+        for (i, (slot, operand)) in srcs.iter_mut().zip(&step.srcs).enumerate() {
+            *slot = operand.as_ref().and_then(|operand| operand.view(bound, step.kernel.access(i)));
         }
         let outside = DeviceError::Misuse("a binding is smaller than its slot");
-        let Some(dst) = step.dst.view(bound) else { return member.fail(outside) };
+        let Some(dst) = step.dst.view(bound, Access::Plain) else { return member.fail(outside) };
         if step.srcs.iter().zip(&srcs).any(|(operand, view)| operand.is_some() && view.is_none()) {
             return member.fail(outside);
         }
@@ -145,4 +195,9 @@ impl Code {
             member.fail(DeviceError::Bug(format!("the kernel of {} panicked: {text}", step.code)));
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Entries are copied in whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

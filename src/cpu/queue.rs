@@ -1,11 +1,13 @@
 //! The CPU's queue: commands run in order on a thread of the queue's own, which is worker 0 of the pool.
 
 use super::CpuDevice;
+use super::layout::{Fill, Memory};
 use super::memory::HostMemory;
 use super::program::Code;
 use crate::device::{
     Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, TicketSender, Timeline,
 };
+use crate::tensor::TensorDesc;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +19,11 @@ const DEPTH: usize = 64;
 /// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place.
 const STAGED_MAX: usize = 256 << 10;
 
-/// Piece in which a writer fills memory in place.
-const PIECE: usize = 1 << 20;
-
 /// Longest wait for earlier work before an upload in place.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) struct CpuQueue {
+    device: Arc<CpuDevice>,
     commands: Sender<Command>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ impl CpuQueue {
         let (commands, inbox) = bounded(DEPTH);
         let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
         let worker = Worker {
-            device,
+            device: Arc::clone(&device),
             account,
             timeline: Arc::clone(&timeline),
             abort: Arc::clone(&abort),
@@ -58,7 +58,7 @@ impl CpuQueue {
             .name("cpu-queue".to_owned())
             .spawn(move || worker.serve(&inbox))
             .map_err(|e| DeviceError::Bug(format!("cannot start a queue's thread: {e}")))?;
-        Ok(CpuQueue { commands, timeline, abort, marked: 0, dirty: false })
+        Ok(CpuQueue { device, commands, timeline, abort, marked: 0, dirty: false })
     }
 
     fn submit(&mut self, command: Command) -> Result<(), DeviceError> {
@@ -68,15 +68,27 @@ impl CpuQueue {
         self.dirty = true;
         self.commands.send(command).map_err(|_| DeviceError::Lost)
     }
+
+    /// Writes a region when all earlier work is done.
+    fn upload_in_place(
+        &mut self,
+        dst: &Region,
+        tensor: Option<&TensorDesc>,
+        fill: &mut Fill<'_>,
+    ) -> Result<(), DeviceError> {
+        self.mark().wait(Some(Instant::now() + PATIENCE))?;
+        let tensor = tensor.filter(|tensor| self.device.packs(tensor));
+        host(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, fill)
+    }
 }
 
-fn host(region: &Region) -> Result<&HostMemory, DeviceError> {
+fn host(region: &Region) -> Result<&Memory, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
 impl Queue for CpuQueue {
-    fn upload(&mut self, dst: Region, src: Source<'_>) -> Result<(), DeviceError> {
-        let memory = host(&dst)?;
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        host(&dst)?;
         match src {
             Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
                 Err(DeviceError::Misuse("an upload's length is not its region's"))
@@ -84,21 +96,18 @@ impl Queue for CpuQueue {
             Source::Borrowed(bytes) if bytes.len() <= STAGED_MAX => {
                 self.submit(Command::Upload { bytes: bytes.to_vec(), dst })
             }
-            Source::Borrowed(bytes) => {
-                self.mark().wait(Some(Instant::now() + PATIENCE))?;
-                if memory.write(dst.offset() as usize, bytes) { Ok(()) } else { Err(OUTSIDE) }
-            }
+            Source::Borrowed(mut bytes) => self.upload_in_place(&dst, tensor, &mut |piece| {
+                let (next, rest) = bytes.split_at(piece.len());
+                piece.copy_from_slice(next);
+                bytes = rest;
+                Ok(())
+            }),
             Source::Writer(fill) if dst.bytes() <= STAGED_MAX as u64 => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
                 self.submit(Command::Upload { bytes, dst })
             }
-            Source::Writer(fill) => {
-                self.mark().wait(Some(Instant::now() + PATIENCE))?;
-                memory
-                    .stream(dst.offset() as usize, dst.bytes() as usize, PIECE, fill)
-                    .map_err(|e| DeviceError::Source(e.to_string()))
-            }
+            Source::Writer(fill) => self.upload_in_place(&dst, tensor, fill),
         }
     }
 
@@ -160,8 +169,6 @@ impl Drop for CpuQueue {
     }
 }
 
-const OUTSIDE: DeviceError = DeviceError::Misuse("a region reaches past the end of its memory");
-
 /// Scratch memory of a queue; grows to what its programs need, and is charged to the queue's account.
 #[derive(Default)]
 struct Scratch(Option<(HostMemory, Charge)>);
@@ -181,7 +188,7 @@ impl Scratch {
             })?;
             self.0 = Some((memory, charge));
         }
-        self.0.as_ref().map(|(m, _)| m).ok_or(OUTSIDE)
+        self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Lost)
     }
 }
 
@@ -214,21 +221,19 @@ impl Worker {
 
     fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
         match command {
-            Command::Upload { dst, bytes } => inside(host(&dst)?.write(dst.offset() as usize, &bytes)),
+            Command::Upload { dst, bytes } => host(&dst)?.write(dst.offset() as usize, &bytes),
             Command::Download { src, to } => {
                 let bytes = host(&src)?.read(src.offset() as usize, src.bytes() as usize);
-                to.send(bytes.ok_or(OUTSIDE));
+                to.send(bytes);
                 Ok(())
             }
-            Command::Fill { dst, value } => {
-                inside(host(&dst)?.fill(dst.offset() as usize, dst.bytes() as usize, value))
-            }
+            Command::Fill { dst, value } => host(&dst)?.fill(dst.offset() as usize, dst.bytes() as usize, value),
             Command::Copy { src, dst, after } => {
                 if let Some(point) = after {
                     point.wait(None)?;
                 }
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                inside(host(&dst)?.copy_from(to, host(&src)?, from, src.bytes() as usize))
+                host(&dst)?.copy_from(to, host(&src)?, from, src.bytes() as usize)
             }
             Command::Run { program, bindings } => self.run(&program, &bindings),
             Command::Wait(point) => point.wait(None),
@@ -253,8 +258,4 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Lost);
     }
-}
-
-fn inside(ok: bool) -> Result<(), DeviceError> {
-    if ok { Ok(()) } else { Err(OUTSIDE) }
 }

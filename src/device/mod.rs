@@ -129,8 +129,7 @@ pub enum Source<'a> {
     /// Copied before the call returns.
     Borrowed(&'a [u8]),
     /// Called before the call returns: for a small destination once, otherwise piece by piece to fill it in place when
-    /// the queue has finished all earlier work. An error leaves the pieces written so far in place and does not stick to
-    /// the queue.
+    /// the queue has finished all earlier work. An error does not stick to the queue and leaves any bytes in the region.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>),
 }
 
@@ -173,12 +172,14 @@ pub trait Device: Send + Sync + Debug {
 /// In-order asynchronous work on one device. Dropping a queue abandons what it has not started, and stops what runs at
 /// the next node; memory stays valid until then.
 pub trait Queue: Send {
-    /// Writes bytes to a region, in order with the queue's other work.
+    /// Writes bytes to a region, in order with the queue's other work. `tensor` describes what the region is, where it
+    /// is all of one tensor; the device may then hold it in a layout of its own, which nobody can tell. It promises
+    /// nothing: other accesses to the same bytes, of other types and shapes, see what was uploaded.
     ///
     /// # Errors
     /// [`DeviceError::Misuse`] when the lengths differ; [`DeviceError::Source`] when a writer fails; the queue's
     /// sticky failure.
-    fn upload(&mut self, dst: Region, src: Source<'_>) -> Result<(), DeviceError>;
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError>;
 
     /// Reads a region, in order with the queue's other work.
     ///

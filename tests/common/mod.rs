@@ -116,7 +116,7 @@ impl Built {
         let memory = self.initial();
         let buffer = on.device.alloc(memory.len() as u64, &account)?;
         let mut queue = on.device.queue(&account)?;
-        queue.upload(buffer.whole(), Source::Borrowed(&memory))?;
+        queue.upload(buffer.whole(), None, Source::Borrowed(&memory))?;
         queue.run(&program, &Arc::from([buffer.whole()]))?;
         let memory = queue.download(buffer.whole())?.wait(deadline)?;
         Ok(Outcome { graph: Arc::clone(&self.graph), memory })

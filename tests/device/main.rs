@@ -45,7 +45,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 fn upload(queue: &mut dyn Queue, buffer: &Buffer, values: &[f32]) {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    queue.upload(buffer.region(0, bytes.len() as u64).unwrap(), Source::Borrowed(&bytes)).unwrap();
+    queue.upload(buffer.region(0, bytes.len() as u64).unwrap(), None, Source::Borrowed(&bytes)).unwrap();
 }
 
 fn first(queue: &mut dyn Queue, buffer: &Buffer) -> Result<f32, DeviceError> {
@@ -153,7 +153,7 @@ fn bad_handles_are_errors() {
         assert!(matches!(queue.run(&program, &bindings.into()), Err(DeviceError::Misuse(_))));
     }
     let misuse = |r: Result<(), DeviceError>| matches!(r, Err(DeviceError::Misuse(_)));
-    assert!(misuse(queue.upload(tiny.whole(), Source::Borrowed(&[0; 7]))));
+    assert!(misuse(queue.upload(tiny.whole(), None, Source::Borrowed(&[0; 7]))));
     assert!(misuse(queue.copy_from(tiny.whole(), buffer.whole(), None).map(drop)));
     assert!(queue.run(&program, &Arc::from([buffer.whole()])).is_ok(), "misuse does not stick");
 }
@@ -170,12 +170,12 @@ fn a_writer_fills_in_place_and_its_error_does_not_stick() {
         piece.fill(next);
         Ok(())
     };
-    queue.upload(buffer.whole(), Source::Writer(&mut counting)).unwrap();
+    queue.upload(buffer.whole(), None, Source::Writer(&mut counting)).unwrap();
     let got = queue.download(buffer.whole()).unwrap().wait(soon()).unwrap();
     assert_eq!((got[0], got[1 << 20], got[got.len() - 1]), (1, 2, 3));
     let mut broken = |_: &mut [u8]| Err(std::io::Error::other("cut off"));
     for region in [buffer.whole(), buffer.region(0, 16).unwrap()] {
-        let error = queue.upload(region, Source::Writer(&mut broken)).unwrap_err();
+        let error = queue.upload(region, None, Source::Writer(&mut broken)).unwrap_err();
         assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
     }
     assert!(first(&mut *queue, &buffer).is_ok());

@@ -300,7 +300,7 @@ fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, memory: &Memory) -> (Result<
     let queue = || device.queue(&account).expect("a queue");
     let mut first = queue();
     for (buffer, bytes) in buffers.iter().zip(&memory.before) {
-        first.upload(buffer.whole(), Source::Borrowed(bytes)).expect("an upload");
+        first.upload(buffer.whole(), None, Source::Borrowed(bytes)).expect("an upload");
     }
     first.mark().wait(deadline).expect("uploads");
     let bindings: Vec<_> = buffers.iter().map(|b| b.whole()).collect();

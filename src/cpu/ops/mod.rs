@@ -18,7 +18,9 @@ mod softmax;
 mod sort;
 mod unary;
 
+use super::layout::Access;
 use super::pool::Work;
+use super::simd::Kernels;
 use crate::device::Unsupported;
 use crate::ops::{NodeView, Op, OpCode};
 use crate::tensor::{DType, TensorDesc};
@@ -46,13 +48,14 @@ pub(super) struct Kernel {
     local: usize,
     shared: usize,
     syncs: usize,
+    first: Access,
 }
 
 impl Kernel {
     /// A kernel and its cost in element operations (one read, computed and written f32 is about 1). Every worker of the
     /// node calls `run`; it takes its part from [`Work::chunks`].
     pub(super) fn new(cost: usize, run: impl Fn(&mut Work<'_>) + Send + Sync + 'static) -> Kernel {
-        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0 }
+        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0, first: Access::Plain }
     }
 
     /// Floats of scratch for each worker, from [`Work::take_local`].
@@ -71,6 +74,23 @@ impl Kernel {
     pub(super) fn with_syncs(mut self, syncs: usize) -> Kernel {
         self.syncs = syncs;
         self
+    }
+
+    /// It reads source 0 as well when its rows lie in strips ([`View::packed`](super::memory::View::packed)).
+    pub(super) fn reads_strips(mut self) -> Kernel {
+        self.first = Access::Either;
+        self
+    }
+
+    /// As [`Kernel::reads_strips`], and that is faster.
+    pub(super) fn wants_strips(mut self) -> Kernel {
+        self.first = Access::Strips;
+        self
+    }
+
+    /// How it reads source `i`.
+    pub(super) fn access(&self, i: usize) -> Access {
+        if i == 0 { self.first } else { Access::Plain }
     }
 
     pub(super) fn run(&self, work: &mut Work<'_>) {
@@ -114,6 +134,11 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
         Op::SoftMax(op) => softmax::select(*op, node),
         Op::FlashAttn(op) => flash_attn::select(*op, node),
     }
+}
+
+/// Whether products on `path` read weights of this type from strips.
+pub(super) fn takes_strips(dtype: DType, path: Path) -> bool {
+    path == Path::Fast && Kernels::of(dtype).is_some()
 }
 
 /// The error that a node's types are not among those its kernel takes.

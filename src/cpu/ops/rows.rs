@@ -2,12 +2,14 @@
 
 use super::copy::Step;
 use super::{CHUNK, Kernel, rows_of, types};
+use crate::cpu::layout::in_strips;
 use crate::cpu::pool::Work;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::rows::Rows;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::{F16, F32};
-use crate::tensor::TensorDesc;
+use crate::tensor::quant::dequantiser;
+use crate::tensor::{DType, TensorDesc};
 
 pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let Some(src) = node.srcs.get(0).map(TensorDesc::dtype) else { return Err(types(node)) };
@@ -15,7 +17,12 @@ pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
     match op {
         Rows::GetRows => {
             let step = Step::of(src, dst).ok_or_else(|| types(node))?;
-            Ok(Kernel::new(node.dst.elements(), move |w| get(w, step)))
+            let kernel = Kernel::new(node.dst.elements(), move |w| get(w, step));
+            // A table that products read too: tied embeddings.
+            Ok(match node.srcs.get(0).filter(|table| step == Step::ViaF32 && in_strips(table)) {
+                Some(table) => kernel.with_local(table.row_bytes().div_ceil(4)).reads_strips(),
+                None => kernel,
+            })
         }
         Rows::SetRows => {
             if !matches!(src, F32 | F16) {
@@ -46,16 +53,31 @@ fn get(work: &mut Work<'_>, step: Step) {
     if dst.desc().is_empty() {
         return;
     }
-    let mut values = [0.0; CHUNK];
+    let (mut values, local) = ([0.0; CHUNK], work.take_local());
     let ([n, rows, ..], desc) = (table.ne(), dst.desc());
     for range in work.chunks(desc.rows(), rows_of(desc, 4 * CHUNK)) {
         for r in range {
             let [i, j, l] = desc.row_index(r);
             match row_of(OpCode::GetRows, ids.index([i, j, l, 0]), rows) {
+                Ok(row) if table.packed() => {
+                    let bytes = &mut bytemuck::cast_slice_mut(local)[..table.desc().row_bytes()];
+                    table.load_row([row, j, l], bytes);
+                    expand(table.desc().dtype(), bytes, &mut values, |i0, values| dst.store([i0, i, j, l], values));
+                }
                 Ok(row) => step.run((&dst, [0, i, j, l]), (&table, [0, row, j, l]), n, &mut values),
                 Err(error) => return work.fail(error),
             }
         }
+    }
+}
+
+/// Calls `each` for the values of a row, some whole blocks at a time, with the index of the first one.
+fn expand(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each: impl FnMut(usize, &[f32])) {
+    let convert = dequantiser(dtype).expect("a type that select has accepted");
+    for (k, blocks) in row.chunks(CHUNK / dtype.block_len() * dtype.block_bytes()).enumerate() {
+        let values = &mut values[..blocks.len() / dtype.block_bytes() * dtype.block_len()];
+        convert(blocks, values);
+        each(k * CHUNK, values);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::rpc::wire::{
     MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
     SetTensorHead,
 };
+use crate::tensor::TensorDesc;
 
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
 const PIECE: u64 = 1 << 20;
@@ -261,8 +262,10 @@ impl<'a> Session<'a> {
         let count = lanes.len();
         let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
         let mut broken = None;
+        let whole = tensor.desc;
         let done = lane.queue(&self.account)?.upload(
             region,
+            (head.offset == 0 && len == whole.extent() as u64).then_some(&whole),
             Source::Writer(&mut |piece| {
                 connection.read_exact(piece).map_err(|e| {
                     let text = io::Error::other(e.to_string());
@@ -291,17 +294,25 @@ impl<'a> Session<'a> {
         // The message has no length: it is the rest of the tensor.
         let len = extent.saturating_sub(request.offset);
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
-        let found = self.fill_cached(device, region, request.hash)?;
+        let whole = (request.offset == 0).then_some(tensor.desc);
+        let found = self.fill_cached(device, region, whole.as_ref(), request.hash)?;
         self.reply(&Response::SetTensorHash(found))
     }
 
     /// Fills a region with cached data. `false` may leave other bytes in it: the client writes it next.
-    fn fill_cached(&mut self, device: u32, region: Region, hash: u64) -> Result<bool, Refusal> {
+    fn fill_cached(
+        &mut self,
+        device: u32,
+        region: Region,
+        tensor: Option<&TensorDesc>,
+        hash: u64,
+    ) -> Result<bool, Refusal> {
         let Some(cache) = self.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
         let Some(mut hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
         let mut broken = None;
         let done = self.queue(device)?.upload(
             region,
+            tensor,
             Source::Writer(&mut |piece| {
                 hit.read(piece).map_err(|e| {
                     let text = io::Error::other(e.to_string());

@@ -125,7 +125,8 @@ impl Product<'_> {
             let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMNS);
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
             let span = first..count.min(first + COLUMNS);
-            if count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k) {
+            let few = count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k);
+            if few && !self.a.packed() {
                 self.by_rows(group, rows, span);
             } else {
                 self.by_strips(group, rows, span, staging);
@@ -179,11 +180,9 @@ impl Product<'_> {
         let (kernels, k) = (&self.plan.kernels, self.plan.k);
         let mut strips: [&[u8]; MAX_ROWS / STRIP] = [&[]; MAX_ROWS / STRIP];
         let strips = &mut strips[..rows.len().div_ceil(STRIP)];
-        let staging = bytemuck::cast_slice_mut::<_, u8>(staging);
-        for ((s, strip), room) in strips.iter_mut().enumerate().zip(staging.chunks_exact_mut(kernels.strip_bytes(k))) {
-            let row = rows.start + s * STRIP;
-            self.pack_strip(group, row, rows.end, room);
-            *strip = room;
+        let room = bytemuck::cast_slice_mut::<_, u8>(staging).chunks_exact_mut(kernels.strip_bytes(k));
+        for ((strip, room), row) in strips.iter_mut().zip(room).zip(rows.clone().step_by(STRIP)) {
+            *strip = self.strip(group, row, rows.end, room);
         }
         let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
         let (mut chosen, mut packed): ([Column; MAX_TILE], [&[u8]; MAX_TILE]) = Default::default();
@@ -207,14 +206,18 @@ impl Product<'_> {
         }
     }
 
-    /// The strip of the rows from `row` on, below `end`.
-    fn pack_strip(&self, group: usize, row: usize, end: usize, room: &mut [u8]) {
+    /// The strip of the rows from `row` on, below `end`: where it lies, or packed into `room`.
+    fn strip<'r>(&'r self, group: usize, row: usize, end: usize, room: &'r mut [u8]) -> &'r [u8] {
         let [i2, i3] = self.columns.matrix(group);
+        if self.a.packed() {
+            return self.a.strip([row, i2, i3]);
+        }
         let mut slices: [&[u8]; STRIP] = [&[]; STRIP];
         for (r, slice) in slices.iter_mut().enumerate() {
             // Rows beyond the last stand for nothing: any will do.
             *slice = self.a.row([(row + r).min(end - 1), i2, i3]);
         }
         strip::pack(self.a.desc().dtype(), &slices, room);
+        room
     }
 }

@@ -4,7 +4,7 @@ mod columns;
 mod exact;
 mod fast;
 
-use super::{Kernel, Path, is_float, types, unsupported};
+use super::{Kernel, Path, is_float, takes_strips, types, unsupported};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::Kernels;
 use crate::device::Unsupported;
@@ -48,7 +48,8 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
         plan.run(work, scratch, || groups(op, work, bytemuck::cast_slice_mut(words)));
     });
     let kernel = kernel.with_local(plan.local().saturating_add(routing)).with_syncs(plan.syncs());
-    Ok(kernel.with_shared(plan.shared()))
+    let kernel = kernel.with_shared(plan.shared());
+    Ok(if takes_strips(a.dtype(), path) { kernel.wants_strips() } else { kernel })
 }
 
 /// The node's groups; `None` when it has failed.
