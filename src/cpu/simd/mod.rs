@@ -9,11 +9,13 @@
 
 mod packing;
 pub(crate) mod vec;
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use packing::Rounding;
 pub(crate) use packing::{PIECE, Packing};
+pub(crate) use wide::{Level, Wide, widest};
 
 use crate::tensor::DType;
 
