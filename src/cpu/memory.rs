@@ -227,6 +227,28 @@ impl<'a> View<'a> {
         }
     }
 
+    /// As many elements as `buffer` has, from `i` on along dimension 0, as f32: where they lie if they are such, else
+    /// converted into `buffer`. A kernel that works in place is done with them before it writes there, and hands them to
+    /// no function that writes there.
+    ///
+    /// # Panics
+    /// As [`View::load`].
+    pub(crate) fn fetch<'b>(&self, i: [usize; 4], buffer: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        if self.desc.dtype() == DType::F32 && self.dense() && !buffer.is_empty() {
+            let p = self.at(i, buffer.len()).cast::<f32>();
+            if p.is_aligned() {
+                // SAFETY: `at` has checked the elements, which lie dense and aligned and live for 'a; no other thread
+                // writes them while this one reads (discipline 2 and 3), and this one does so afterwards.
+                return unsafe { std::slice::from_raw_parts(p, buffer.len()) };
+            }
+        }
+        self.load(i, buffer);
+        buffer
+    }
+
     /// Writes f32 values from `i` on along dimension 0, converted to the tensor's type. Whole blocks only.
     ///
     /// # Panics

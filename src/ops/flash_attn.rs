@@ -1,5 +1,6 @@
 //! FLASH_ATTN_EXT: attention in one op, without the matrix of scores.
 
+use super::softmax::check_mask;
 use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
 use crate::tensor::DType;
 
@@ -73,22 +74,8 @@ impl Family for FlashAttn {
             heads.is_multiple_of(kn[2]) && heads.is_multiple_of(vn[2]),
             "q's heads are a multiple of k's and v's"
         );
-        if let Some(mask) = node.srcs.get(3) {
-            let ne = mask.ne();
-            ensure!(node, mask.dtype() == DType::F16 && mask.is_contiguous(), "the mask is F16 and contiguous");
-            ensure!(node, ne[0] == kn[1] && ne[1] >= n, "the mask has an entry per position and a row per query");
-            ensure!(
-                node,
-                heads.is_multiple_of(ne[2]) && batches.is_multiple_of(ne[3]),
-                "the mask repeats over heads and batches"
-            );
-        } else {
-            ensure!(node, self.max_bias <= 0.0, "ALiBi needs a mask");
-        }
-        if let Some(sinks) = node.srcs.get(4) {
-            ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");
-        }
-        Ok(())
+        ensure!(node, node.srcs.get(3).is_none_or(|mask| mask.dtype() == DType::F16), "the mask is F16");
+        check_mask(node, 3, [kn[1], n, heads, batches], self.max_bias)
     }
 
     fn in_place(&self, _: usize) -> bool {

@@ -1,7 +1,7 @@
 //! SOFT_MAX: softmax over rows, with mask, ALiBi and sinks.
 
 use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
-use crate::tensor::DType;
+use crate::tensor::{DIMS, DType};
 
 /// `softmax(scale * x + slope(h) * mask)` over each row.
 ///
@@ -37,27 +37,37 @@ impl Family for SoftMax {
         let x = node.src(0)?;
         node.dst_is(Out::like(x))?;
         ensure!(node, x.is_contiguous() && node.dst.is_contiguous(), "x and dst are contiguous");
-        let [n, m, heads, batches] = x.ne();
-        if let Some(mask) = node.srcs.get(1) {
-            let ne = mask.ne();
-            ensure!(node, matches!(mask.dtype(), DType::F16 | DType::F32), "the mask is F16 or F32");
-            ensure!(node, mask.is_contiguous(), "the mask is contiguous");
-            ensure!(node, ne[0] == n && ne[1] >= m, "the mask has x's row length and at least its rows");
-            ensure!(
-                node,
-                heads.is_multiple_of(ne[2]) && batches.is_multiple_of(ne[3]),
-                "the mask repeats over heads and batches"
-            );
-        } else {
-            ensure!(node, self.max_bias <= 0.0, "ALiBi needs a mask");
-        }
-        if let Some(sinks) = node.srcs.get(2) {
-            ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");
-        }
-        Ok(())
+        check_mask(node, 1, x.ne(), self.max_bias)
     }
 
     fn in_place(&self, _: usize) -> bool {
         true
     }
+}
+
+/// The rules of masks, ALiBi and sinks for scores of the shape `[n, m, heads, batches]` (fastest first), here and in
+/// attention: the mask is source `i` and the sinks are the next.
+pub(super) fn check_mask(
+    node: &NodeView<'_>,
+    i: usize,
+    [n, m, heads, batches]: [usize; DIMS],
+    max_bias: f32,
+) -> Result<(), ShapeError> {
+    if let Some(mask) = node.srcs.get(i) {
+        let ne = mask.ne();
+        ensure!(node, matches!(mask.dtype(), DType::F16 | DType::F32), "the mask is F16 or F32");
+        ensure!(node, mask.is_contiguous(), "the mask is contiguous");
+        ensure!(node, ne[0] == n && ne[1] >= m, "the mask has an entry per score and at least as many rows");
+        ensure!(
+            node,
+            heads.is_multiple_of(ne[2]) && batches.is_multiple_of(ne[3]),
+            "the mask repeats over heads and batches"
+        );
+    } else {
+        ensure!(node, max_bias <= 0.0, "ALiBi needs a mask");
+    }
+    if let Some(sinks) = node.srcs.get(i + 1) {
+        ensure!(node, sinks.dtype() == DType::F32 && sinks.ne() == [heads, 1, 1, 1], "sinks are F32, one per head");
+    }
+    Ok(())
 }

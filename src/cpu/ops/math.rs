@@ -2,6 +2,8 @@
 //!
 //! Polynomials that are not Taylor series were interpolated at Chebyshev nodes in f64.
 
+use crate::cpu::simd::{Level, Wide, widest};
+
 /// `1.5 * 2^23`: adding it to a small float rounds that to an integer, which then stands in the low mantissa bits.
 const ROUND: f32 = 12_582_912.0;
 
@@ -36,59 +38,212 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
+/// Replaces each `x` by `f(x)`.
+#[inline(always)]
+pub(super) fn update(x: &mut [f32], f: impl Fn(f32) -> f32) {
+    for x in x {
+        *x = f(*x);
+    }
+}
+
+/// `out = f(x, y)`, element by element.
+#[inline(always)]
+pub(super) fn zip(out: &mut [f32], x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
+    for ((out, x), y) in out.iter_mut().zip(x).zip(y) {
+        *out = f(*x, *y);
+    }
+}
+
 /// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the middle of a softmax.
 pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
-    let mut total = 0.0;
-    // In pieces, so that the sum finds its values in the first cache level.
-    for part in x.chunks_mut(super::CHUNK) {
-        for x in part.iter_mut() {
-            *x = exp(*x - shift);
+    struct ExpSum<'a>(&'a mut [f32], f32);
+    impl Wide for ExpSum<'_> {
+        type Out = f64;
+        #[inline(always)]
+        fn run<L: Level>(self) -> f64 {
+            let shift = self.1;
+            let mut total = 0.0;
+            // In pieces, so that the sum finds its values in the first cache level.
+            for part in self.0.chunks_mut(super::CHUNK) {
+                update(part, |x| exp(x - shift));
+                total += total_of(part);
+            }
+            total
         }
-        total += sum(part);
     }
-    total
+    widest(ExpSum(x, shift))
+}
+
+/// Multiplies each `x` by `factor`.
+pub(super) fn scale(x: &mut [f32], factor: f32) {
+    struct Scale<'a>(&'a mut [f32], f32);
+    impl Wide for Scale<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<L: Level>(self) {
+            update(self.0, |x| x * self.1);
+        }
+    }
+    widest(Scale(x, factor));
+}
+
+/// Multiplies each `x` by its `y`.
+pub(super) fn multiply(x: &mut [f32], y: &[f32]) {
+    struct Multiply<'a>(&'a mut [f32], &'a [f32]);
+    impl Wide for Multiply<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<L: Level>(self) {
+            for (x, y) in self.0.iter_mut().zip(self.1) {
+                *x *= *y;
+            }
+        }
+    }
+    widest(Multiply(x, y));
+}
+
+/// `out = x + y`.
+pub(super) fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
+    struct Add<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
+    impl Wide for Add<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<L: Level>(self) {
+            zip(self.0, self.1, self.2, |x, y| x + y);
+        }
+    }
+    widest(Add(out, x, y));
 }
 
 /// Sum in f64.
 pub(super) fn sum(x: &[f32]) -> f64 {
-    fold(x, f64::from)
+    struct Sum<'a>(&'a [f32]);
+    impl Wide for Sum<'_> {
+        type Out = f64;
+        #[inline(always)]
+        fn run<L: Level>(self) -> f64 {
+            total_of(self.0)
+        }
+    }
+    widest(Sum(x))
 }
 
-/// Sum of squares: products in f32, sum in f64.
-pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
-    fold(x, |x| f64::from(x * x))
+/// Sum of the squares of `x - shift`: products in f32, sum in f64.
+pub(super) fn sum_of_squares(x: &[f32], shift: f32) -> f64 {
+    struct Squares<'a>(&'a [f32], f32);
+    impl Wide for Squares<'_> {
+        type Out = f64;
+        #[inline(always)]
+        fn run<L: Level>(self) -> f64 {
+            let (mut total, mut squares) = (0.0, [0.0; super::CHUNK]);
+            for x in self.0.chunks(super::CHUNK) {
+                let squares = &mut squares[..x.len()];
+                zip(squares, x, x, |x, _| (x - self.1) * (x - self.1));
+                total += total_of(squares);
+            }
+            total
+        }
+    }
+    widest(Squares(x, shift))
 }
 
-/// Sum of `f(x)` on eight accumulators: one would make each addition wait for the one before.
+/// Sum in f64 on many accumulators: one would make each addition wait for the one before. Nothing but the conversion
+/// stands in the loop: the compiler vectorises no more than that.
 #[inline(always)]
-pub(super) fn fold(x: &[f32], f: impl Fn(f32) -> f64) -> f64 {
-    let mut lanes = [0.0; 8];
-    let (blocks, rest) = x.as_chunks::<8>();
+fn total_of(x: &[f32]) -> f64 {
+    let mut lanes = [0.0; 32];
+    let (blocks, rest) = x.as_chunks::<32>();
     for block in blocks {
         for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane += f(x);
+            *lane += f64::from(x);
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += f(x);
+        *lane += f64::from(x);
     }
     lanes.iter().sum()
 }
 
 /// The largest value, -inf for none; NaNs are passed over.
 pub(super) fn max(x: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (blocks, rest) = x.as_chunks::<16>();
+    struct Max<'a>(&'a [f32]);
+    impl Wide for Max<'_> {
+        type Out = f32;
+        #[inline(always)]
+        fn run<L: Level>(self) -> f32 {
+            largest(self.0)
+        }
+    }
+    widest(Max(x))
+}
+
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 64];
+    let (blocks, rest) = x.as_chunks::<64>();
     for block in blocks {
         for (lane, &x) in lanes.iter_mut().zip(block) {
-            *lane = larger(*lane, x);
+            *lane = if x > *lane { x } else { *lane };
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = larger(*lane, x);
+        *lane = if x > *lane { x } else { *lane };
     }
-    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+    let mut most = f32::NEG_INFINITY;
+    for lane in lanes {
+        most = if lane > most { lane } else { most };
+    }
+    most
+}
+
+/// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.
+pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut [f32]) {
+    struct CosSin<'a>(&'a [f32], f32, &'a mut [f32], &'a mut [f32]);
+    impl Wide for CosSin<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<L: Level>(self) {
+            for ((angle, cos), sin) in self.0.iter().zip(self.2).zip(self.3) {
+                let (c, s) = cos_sin_of(*angle);
+                (*cos, *sin) = (c * self.1, s * self.1);
+            }
+        }
+    }
+    // Beyond this the reduction loses bits that f32 shows; no position of a model comes near.
+    const FAR: f32 = 1e8;
+    widest(CosSin(angles, magnitude, cos, sin));
+    for ((angle, cos), sin) in angles.iter().zip(cos).zip(sin) {
+        if angle.abs() > FAR {
+            (*cos, *sin) = (angle.cos() * magnitude, angle.sin() * magnitude);
+        }
+    }
+}
+
+#[inline(always)]
+fn cos_sin_of(x: f32) -> (f32, f32) {
+    use std::f64::consts::{FRAC_2_PI, FRAC_PI_2};
+    /// As [`super::ROUND`], for f64.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    /// π/2 beyond what an f64 holds of it.
+    const REST: f64 = 6.123_233_995_736_766e-17;
+    let x = f64::from(x);
+    let shifted = x * FRAC_2_PI + ROUND;
+    let n = shifted - ROUND;
+    let r = x - n * FRAC_PI_2 - n * REST;
+    let s = r * r;
+    let (mut p, mut q) = (1.0 / 362_880.0, -1.0 / 3_628_800.0);
+    for c in [-1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0] {
+        p = p * s + c;
+    }
+    for c in [1.0 / 40_320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5] {
+        q = q * s + c;
+    }
+    let (sin, cos) = ((r + r * s * p) as f32, (1.0 + s * q) as f32);
+    // The quarter turns stand in the low bits.
+    let quarters = shifted.to_bits() as u32;
+    let (cos, sin) = if quarters & 1 == 0 { (cos, sin) } else { (sin, cos) };
+    let flip = |x: f32, when: u32| f32::from_bits(x.to_bits() ^ (when & 2) << 30);
+    (flip(cos, quarters.wrapping_add(1)), flip(sin, quarters))
 }
 
 /// Hyperbolic tangent within 4 ulp.
@@ -142,7 +297,6 @@ pub(super) fn gelu_erf(x: f32) -> f32 {
 
 /// `1 - erf(z)` for z ≥ 0 as `t e^(P(t) - z²)` with `t = 1 / (1 + z/2)`. The polynomial's relative error is 1e-7; rounding
 /// adds a few ulp, and as many as z² has units for large z.
-/// `1 - erf(z)` for z ≥ 0 as `t e^(P(t) - z²)` with `t = 1 / (1 + z/2)`, within 1e-6 of `e^(-z²)` times a few ulp of z².
 #[inline(always)]
 fn erfc(z: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.5 * z);
@@ -208,7 +362,7 @@ mod tests {
             let want: f64 = x.iter().map(|&x| f64::from(x)).sum();
             assert!((sum(&x) - want).abs() < 1e-9, "sum of {n}");
             let want: f64 = x.iter().map(|&x| f64::from(x * x)).sum();
-            assert!((sum_of_squares(&x) - want).abs() < 1e-9, "squares of {n}");
+            assert!((sum_of_squares(&x, 0.0) - want).abs() < 1e-9, "squares of {n}");
             let want = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert_eq!(max(&x), want, "largest of {n}");
             let want: f64 = x.iter().map(|&x| f64::from(x - 2.0).exp()).sum();
@@ -219,6 +373,20 @@ mod tests {
             assert_eq!(y, z);
         }
         assert_eq!(max(&[f32::NAN, -3.0, f32::NAN]), -3.0);
+    }
+
+    #[test]
+    fn cosines_and_sines_are_within_two_ulp() {
+        let angles: Vec<f32> = floats(2e8, 5003).chain((0..4000).map(|i| i as f32 * 0.785_398_2)).collect();
+        let (mut cos, mut sin) = (vec![0.0; angles.len()], vec![0.0; angles.len()]);
+        cos_sin(&angles, 1.0, &mut cos, &mut sin);
+        for ((&x, &c), &s) in angles.iter().zip(&cos).zip(&sin) {
+            // Near a zero the wanted value has more bits than the reduced angle.
+            let close = |got: f32, want: f64| ulps(got, want) <= 2.0 || (f64::from(got) - want).abs() < 2e-8;
+            assert!(close(c, f64::from(x).cos()) && close(s, f64::from(x).sin()), "{x:e}: {c} {s}");
+        }
+        cos_sin(&[f32::INFINITY, f32::NAN], 1.0, &mut cos[..2], &mut sin[..2]);
+        assert!(cos[..2].iter().chain(&sin[..2]).all(|x| x.is_nan()));
     }
 
     #[test]

@@ -182,16 +182,22 @@ pub(super) fn pieces(
     }
 }
 
-/// The pieces of at most [`CHUNK`] elements of a tensor's rows, numbered in order, so that workers can share a tensor of
+/// The pieces of at most [`CHUNK`] (or fewer) elements of a tensor's rows, numbered in order, so that workers can share a tensor of
 /// few long rows as well as one of many short ones.
 pub(super) struct Pieces<'a> {
     t: &'a TensorDesc,
+    piece: usize,
     per_row: usize,
 }
 
 impl<'a> Pieces<'a> {
     pub(super) fn of(t: &'a TensorDesc) -> Pieces<'a> {
-        Pieces { t, per_row: t.ne()[0].div_ceil(CHUNK) }
+        Pieces::by(t, CHUNK)
+    }
+
+    /// Pieces of at most `piece` elements.
+    pub(super) fn by(t: &'a TensorDesc, piece: usize) -> Pieces<'a> {
+        Pieces { t, piece, per_row: t.ne()[0].div_ceil(piece) }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -201,13 +207,13 @@ impl<'a> Pieces<'a> {
     /// Index of piece `k`'s first element, and its length.
     pub(super) fn get(&self, k: usize) -> ([usize; 4], usize) {
         let [i1, i2, i3] = self.t.row_index(k / self.per_row);
-        let i0 = k % self.per_row * CHUNK;
-        ([i0, i1, i2, i3], CHUNK.min(self.t.ne()[0] - i0))
+        let i0 = k % self.per_row * self.piece;
+        ([i0, i1, i2, i3], self.piece.min(self.t.ne()[0] - i0))
     }
 
     /// Calls `each(i, n)` for this worker's share of the pieces, as [`pieces`] does.
     pub(super) fn share(&self, work: &Work<'_>, mut each: impl FnMut([usize; 4], usize)) {
-        for range in work.chunks(self.count(), rows_of(self.t, 4 * CHUNK)) {
+        for range in work.chunks(self.count(), (4 * CHUNK / self.piece.min(self.t.ne()[0]).max(1)).max(1)) {
             for k in range {
                 let (i, n) = self.get(k);
                 each(i, n);

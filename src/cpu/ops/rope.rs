@@ -1,8 +1,8 @@
 //! ROPE: one table of angles per token, used for all its heads.
 
-use super::{CHUNK, Kernel, rows_of, types};
-use crate::cpu::memory::View;
+use super::{CHUNK, Kernel, math, rows_of, types};
 use crate::cpu::pool::Work;
+use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::rope::{Rope, RopeMode};
@@ -13,40 +13,79 @@ pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
     if !matches!(node.dst.dtype(), F32 | F16) {
         return Err(types(node));
     }
-    // Cosines and sines of all pairs, then the pairs' factors.
-    let local = 3 * op.pairs();
-    Ok(Kernel::new(node.dst.elements().saturating_mul(4), move |w| rope(w, &op)).with_local(local))
+    let kernel = Kernel::new(node.dst.elements().saturating_mul(4), move |w| rope(w, &op));
+    Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])))
+}
+
+/// Floats that rotating rows of `n` takes.
+fn scratch(op: &Rope, n: usize) -> usize {
+    n.saturating_add(Turns::scratch(op, n))
 }
 
 fn rope(work: &mut Work<'_>, op: &Rope) {
-    let (dst, x, positions) = (work.dst(), work.src(0), work.src(1));
-    let (tables, factors) = work.take_local().split_at_mut(2 * op.pairs());
-    factors.fill(1.0);
-    let angles = Angles::new(op);
-    let tokens = dst.ne()[2];
-    let mut current = None;
+    let (dst, local) = (work.dst(), work.take_local());
+    let (out, rest) = local.split_at_mut(dst.ne()[0]);
+    let mut turns = Turns::new(work, op, rest);
     for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 16 * CHUNK)) {
         for r in rows {
-            let i = dst.desc().row_index(r);
-            let (cos, sin) = tables.split_at_mut(op.pairs());
-            // Factors too are only read by whoever has rows to write: a dst of one row may lie on them.
-            if current.is_none()
-                && let Some(view) = work.optional(2)
-            {
-                view.load([0; 4], factors);
-            }
-            if current != Some(i[1]) {
-                // Time, height, width, extra; only the first without sections.
-                let count = if op.mode.sections().is_some() { 4 } else { 1 };
-                let mut at = [0.0; 4];
-                for (k, at) in at[..count].iter_mut().enumerate() {
-                    *at = positions.index([k * tokens + i[1], 0, 0, 0]) as f32;
-                }
-                angles.fill(at, factors, cos, sin);
-                current = Some(i[1]);
-            }
-            rotate_row(op, &dst, &x, i, cos, sin);
+            let [i1, i2, i3] = dst.desc().row_index(r);
+            turns.turn(work, [i1, i2, i3], out);
+            dst.store([0, i1, i2, i3], out);
         }
+    }
+}
+
+/// Turns rows of source 0 by the positions of source 1.
+struct Turns<'a> {
+    op: &'a Rope,
+    angles: Angles<'a>,
+    /// The token that cosines and sines are those of.
+    token: Option<usize>,
+    cos: &'a mut [f32],
+    sin: &'a mut [f32],
+    factors: &'a mut [f32],
+    angle: &'a mut [f32],
+    row: &'a mut [f32],
+}
+
+impl<'a> Turns<'a> {
+    /// Floats of scratch for rows of `n`.
+    fn scratch(op: &Rope, n: usize) -> usize {
+        n.saturating_add(op.pairs().saturating_mul(4))
+    }
+
+    fn new(work: &Work<'_>, op: &'a Rope, scratch: &'a mut [f32]) -> Turns<'a> {
+        let (row, rest) = scratch.split_at_mut(work.src(0).ne()[0]);
+        let (cos, rest) = rest.split_at_mut(op.pairs());
+        let (sin, rest) = rest.split_at_mut(op.pairs());
+        let (factors, angle) = rest.split_at_mut(op.pairs());
+        Turns { op, angles: Angles::new(op), token: None, cos, sin, factors, angle, row }
+    }
+
+    /// Row `i` of x, turned, into `out`. All of it is read before anything is returned: dst may lie where x does.
+    fn turn(&mut self, work: &Work<'_>, i: [usize; 3], out: &mut [f32]) {
+        let op = self.op;
+        if self.token.is_none() {
+            // Factors too are only read by whoever has rows to write: a dst of one row may lie on them.
+            self.factors.fill(1.0);
+            if let Some(view) = work.optional(2) {
+                view.load([0; 4], self.factors);
+            }
+        }
+        if self.token != Some(i[1]) {
+            // Time, height, width, extra; only the first without sections.
+            let (positions, tokens) = (work.src(1), work.src(0).ne()[2]);
+            let count = if op.mode.sections().is_some() { 4 } else { 1 };
+            let mut at = [0.0; 4];
+            for (k, at) in at[..count].iter_mut().enumerate() {
+                *at = positions.index([k * tokens + i[1], 0, 0, 0]) as f32;
+            }
+            self.angles.fill(at, self.factors, self.angle);
+            math::cos_sin(self.angle, self.angles.magnitude, self.cos, self.sin);
+            self.token = Some(i[1]);
+        }
+        let x = work.src(0).fetch([0, i[0], i[1], i[2]], self.row);
+        widest(Rotate { op, x, out, cos: self.cos, sin: self.sin });
     }
 }
 
@@ -71,14 +110,14 @@ impl<'a> Angles<'a> {
         Angles { op, step: op.freq_base.powf(-2.0 / n), ramp, magnitude: op.attn_factor * yarn }
     }
 
-    /// Cosines and sines of a token's pairs, magnitude included. The angles are running f32 products, as ggml's are: at
-    /// late positions a power per pair gives visibly different ones.
-    fn fill(&self, at: [f32; 4], factors: &[f32], cos: &mut [f32], sin: &mut [f32]) {
+    /// Angles of a token's pairs. They are running f32 products, as ggml's are: at late positions a power per pair gives
+    /// visibly different ones.
+    fn fill(&self, at: [f32; 4], factors: &[f32], angles: &mut [f32]) {
         let mut running = at;
         let sections = self.op.mode.sections().map(|s| s.map(|n| n as usize));
         let period = sections.map_or(0, |s| s.iter().sum());
         let mut sector = 0;
-        for (j, ((cos, sin), factor)) in cos.iter_mut().zip(sin).zip(factors).enumerate() {
+        for (j, (out, factor)) in angles.iter_mut().zip(factors).enumerate() {
             let mut axis = 0;
             if let Some([t, h, w, _]) = sections {
                 let starts = [0, t, t + h, t + h + w];
@@ -98,8 +137,7 @@ impl<'a> Angles<'a> {
                 };
                 sector = (sector + 1) % period;
             }
-            let angle = self.corrected(j, running[axis] / factor);
-            (*cos, *sin) = (angle.cos() * self.magnitude, angle.sin() * self.magnitude);
+            *out = self.corrected(j, running[axis] / factor);
             for angle in &mut running {
                 *angle *= self.step;
             }
@@ -119,36 +157,37 @@ impl<'a> Angles<'a> {
     }
 }
 
-/// Rotates one row's pairs and copies the channels outside. Both channels of a pair are read before either is written,
-/// for x may lie where dst does.
-fn rotate_row(op: &Rope, dst: &View<'_>, x: &View<'_>, [i1, i2, i3]: [usize; 3], cos: &[f32], sin: &[f32]) {
-    let (pairs, start, n) = (op.pairs(), op.n_offs as usize, dst.ne()[0]);
-    let end = start + 2 * pairs;
-    let (mut a, mut b) = ([0.0; CHUNK], [0.0; CHUNK]);
-    for first in (0..pairs).step_by(CHUNK / 2) {
-        let len = (pairs - first).min(CHUNK / 2);
-        let (cos, sin) = (&cos[first..first + len], &sin[first..first + len]);
+/// Rotates one row's pairs and copies the channels outside.
+struct Rotate<'a> {
+    op: &'a Rope,
+    x: &'a [f32],
+    out: &'a mut [f32],
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Wide for Rotate<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Level>(self) {
+        let Rotate { op, x, out, cos, sin } = self;
+        let (pairs, start) = (op.pairs(), op.n_offs as usize);
+        let end = start + 2 * pairs;
+        out[..start].copy_from_slice(&x[..start]);
+        out[end..].copy_from_slice(&x[end..]);
+        let (x, out) = (&x[start..end], &mut out[start..end]);
         if op.mode == RopeMode::Normal {
-            let (at, ab) = ([start + 2 * first, i1, i2, i3], &mut a[..2 * len]);
-            x.load(at, ab);
-            for ((pair, cos), sin) in ab.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-                *pair = [pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos];
+            let (x, out) = (x.as_chunks::<2>().0, out.as_chunks_mut::<2>().0);
+            for (((out, x), cos), sin) in out.iter_mut().zip(x).zip(cos).zip(sin) {
+                *out = [x[0] * cos - x[1] * sin, x[0] * sin + x[1] * cos];
             }
-            dst.store(at, ab);
         } else {
-            let (at, bt) = ([start + first, i1, i2, i3], [start + pairs + first, i1, i2, i3]);
-            let (a, b) = (&mut a[..len], &mut b[..len]);
-            x.load(at, a);
-            x.load(bt, b);
-            for (((a, b), cos), sin) in a.iter_mut().zip(b.iter_mut()).zip(cos).zip(sin) {
-                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+            let ((a, b), (p, q)) = (x.split_at(pairs), out.split_at_mut(pairs));
+            let (cos, sin) = (&cos[..pairs], &sin[..pairs]);
+            for j in 0..pairs {
+                (p[j], q[j]) = (a[j] * cos[j] - b[j] * sin[j], a[j] * sin[j] + b[j] * cos[j]);
             }
-            dst.store(at, a);
-            dst.store(bt, b);
         }
-    }
-    dst.copy([0, i1, i2, i3], x, [0, i1, i2, i3], start);
-    if end < n {
-        dst.copy([end, i1, i2, i3], x, [end, i1, i2, i3], n - end);
     }
 }

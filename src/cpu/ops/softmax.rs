@@ -1,7 +1,9 @@
-//! SOFT_MAX: three passes over each row, with the destination as the place of what lies between them.
+//! SOFT_MAX: three passes over each row, which is kept between them, or lies in the destination when it is too long.
 
+use super::norm::KEPT;
 use super::{CHUNK, Kernel, alibi_slope, math, pieces, rows_of, types};
 use crate::cpu::pool::Work;
+use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::softmax::SoftMax;
@@ -11,13 +13,17 @@ pub(super) fn select(op: SoftMax, node: &NodeView<'_>) -> Result<Kernel, Unsuppo
     if node.dst.dtype() != F32 || node.srcs.get(0).is_some_and(|x| x.dtype() != F32) {
         return Err(types(node));
     }
-    Ok(Kernel::new(node.dst.elements().saturating_mul(4), move |w| softmax(w, op)))
+    let local = 3 * node.dst.ne()[0].min(KEPT);
+    Ok(Kernel::new(node.dst.elements().saturating_mul(4), move |w| softmax(w, op)).with_local(local))
 }
 
 fn softmax(work: &mut Work<'_>, op: SoftMax) {
     let (dst, x, mask) = (work.dst(), work.src(0), work.optional(1));
-    let (t, heads) = (dst.desc(), dst.ne()[2]);
-    let (mut z, mut m) = ([0.0; CHUNK], [0.0; CHUNK]);
+    let (t, heads, [n, ..]) = (dst.desc(), dst.ne()[2], dst.ne());
+    let local = work.take_local();
+    let (z, rest) = local.split_at_mut(n.min(KEPT));
+    let (x_buffer, mask_buffer) = rest.split_at_mut(n.min(KEPT));
+    let (piece, whole) = (z.len(), z.len() == n);
     for rows in work.chunks(t.rows(), rows_of(t, 4 * CHUNK)) {
         for r in rows {
             let h = t.row_index(r)[1];
@@ -29,39 +35,60 @@ fn softmax(work: &mut Work<'_>, op: SoftMax) {
             });
             // Logits. Each piece of x and of the mask is read before dst, which may lie on either, is written there.
             let mut top = sink.unwrap_or(f32::NEG_INFINITY);
-            pieces(t, r..r + 1, CHUNK, |i, n| {
-                let z = &mut z[..n];
-                x.load(i, z);
-                if let Some(mask) = mask {
-                    let (m, ne) = (&mut m[..n], mask.ne());
-                    mask.load([i[0], i[1], i[2] % ne[2], i[3] % ne[3]], m);
-                    for (z, m) in z.iter_mut().zip(m) {
-                        *z = *z * op.scale + slope * *m;
-                    }
-                } else {
-                    for z in z.iter_mut() {
-                        *z *= op.scale;
-                    }
+            pieces(t, r..r + 1, piece, |i, n| {
+                let (z, x) = (&mut z[..n], x.fetch(i, &mut x_buffer[..n]));
+                let mask = mask.as_ref().map(|mask| {
+                    let ne = mask.ne();
+                    mask.fetch([i[0], i[1], i[2] % ne[2], i[3] % ne[3]], &mut mask_buffer[..n])
+                });
+                top = top.max(widest(Logits { z, x, mask, scale: op.scale, slope }));
+                if !whole {
+                    dst.store(i, z);
                 }
-                top = top.max(math::max(z));
-                dst.store(i, z);
             });
             let mut sum = sink.map_or(0.0, |sink| f64::from(math::exp(sink - top)));
-            pieces(t, r..r + 1, CHUNK, |i, n| {
+            pieces(t, r..r + 1, piece, |i, n| {
                 let z = &mut z[..n];
-                dst.load(i, z);
+                if !whole {
+                    dst.load(i, z);
+                }
                 sum += math::exp_sum(z, top);
-                dst.store(i, z);
+                if !whole {
+                    dst.store(i, z);
+                }
             });
             let factor = (1.0 / sum) as f32;
-            pieces(t, r..r + 1, CHUNK, |i, n| {
+            pieces(t, r..r + 1, piece, |i, n| {
                 let z = &mut z[..n];
-                dst.load(i, z);
-                for z in z.iter_mut() {
-                    *z *= factor;
+                if !whole {
+                    dst.load(i, z);
                 }
+                math::scale(z, factor);
                 dst.store(i, z);
             });
         }
+    }
+}
+
+/// `z = x scale + slope mask`, and the largest of them.
+struct Logits<'a> {
+    z: &'a mut [f32],
+    x: &'a [f32],
+    mask: Option<&'a [f32]>,
+    scale: f32,
+    slope: f32,
+}
+
+impl Wide for Logits<'_> {
+    type Out = f32;
+
+    #[inline(always)]
+    fn run<L: Level>(self) -> f32 {
+        let Logits { z, x, mask, scale, slope } = self;
+        match mask {
+            Some(mask) => math::zip(z, x, mask, |x, m| x * scale + slope * m),
+            None => math::zip(z, x, x, |x, _| x * scale),
+        }
+        math::largest(z)
     }
 }

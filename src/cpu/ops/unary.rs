@@ -2,6 +2,7 @@
 
 use super::{CHUNK, Kernel, Pieces, is_float, math, types};
 use crate::cpu::pool::Work;
+use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::unary::{Kind, Unary};
@@ -14,65 +15,86 @@ pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupport
     }
     let n = dst.elements();
     Ok(match op {
-        Unary::Sqr => map(n, |x| x * x),
-        Unary::Sqrt => map(n, f32::sqrt),
-        Unary::Scale { scale, bias: 0.0 } => map(n, move |x| x * scale),
-        Unary::Scale { scale, bias } => map(n, move |x| x * scale + bias),
-        Unary::Clamp { min, max } => map(n, move |x| {
-            let x = if x < max { x } else { max };
-            if x > min { x } else { min }
-        }),
         Unary::Fill { value } => Kernel::new(n, move |w| fill(w, value)),
-        Unary::Kind(kind) => select_kind(kind, n),
+        _ => Kernel::new(n.saturating_mul(cost(op)), move |w| map(w, op)).with_local(CHUNK),
     })
 }
 
-fn select_kind(kind: Kind, n: usize) -> Kernel {
-    let hard_sigmoid = |x: f32| ((x + 3.0) / 6.0).clamp(0.0, 1.0);
-    // What an exponential costs beside a load and a store.
-    let e = n * 4;
-    match kind {
-        Kind::Abs => map(n, f32::abs),
-        Kind::Sgn => map(n, |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0))),
-        Kind::Neg => map(n, |x| -x),
-        Kind::Step => map(n, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-        Kind::Tanh => map(e, math::tanh),
-        Kind::Elu => map(e, |x| if x > 0.0 { x } else { x.exp_m1() }),
-        Kind::Relu => map(n, |x| if x > 0.0 { x } else { 0.0 }),
-        Kind::Sigmoid => map(e, math::sigmoid),
-        Kind::Gelu => map(e, math::gelu),
-        Kind::GeluQuick => map(e, math::gelu_quick),
-        Kind::Silu => map(e, math::silu),
-        Kind::HardSwish => map(n, move |x| x * hard_sigmoid(x)),
-        Kind::HardSigmoid => map(n, hard_sigmoid),
-        Kind::Exp => map(e, math::exp),
-        Kind::Expm1 => map(e, |x| math::exp(x) - 1.0),
-        Kind::Softplus => map(e, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
-        Kind::GeluErf => map(e, math::gelu_erf),
-        Kind::Xielu { alpha_n, alpha_p, beta, eps } => map(e, move |x| {
-            let curve = if x > 0.0 { alpha_p * x * x } else { (x.min(eps).exp_m1() - x) * alpha_n };
-            curve + beta * x
-        }),
-        Kind::Floor => map(n, f32::floor),
-        Kind::Ceil => map(n, f32::ceil),
-        Kind::Round => map(n, f32::round),
-        Kind::Trunc => map(n, f32::trunc),
+/// What the op costs beside a load and a store.
+fn cost(op: Unary) -> usize {
+    use Kind::{Elu, Exp, Expm1, Gelu, GeluErf, GeluQuick, Sigmoid, Silu, Softplus, Tanh, Xielu};
+    match op {
+        Unary::Kind(Tanh | Elu | Sigmoid | Gelu | GeluQuick | Silu | Exp | Expm1 | Softplus | GeluErf) => 4,
+        Unary::Kind(Xielu { .. }) => 4,
+        _ => 1,
     }
 }
 
-fn map(cost: usize, f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Kernel {
-    Kernel::new(cost, move |work| {
-        let (dst, src) = (work.dst(), work.src(0));
-        let mut x = [0.0; CHUNK];
-        Pieces::of(dst.desc()).share(work, |i, n| {
-            let x = &mut x[..n];
-            src.load(i, x);
-            for x in x.iter_mut() {
-                *x = f(*x);
+/// Values through the op.
+struct Map<'a> {
+    op: Unary,
+    x: &'a mut [f32],
+}
+
+impl Wide for Map<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Level>(self) {
+        let x = self.x;
+        let hard_sigmoid = |x: f32| ((x + 3.0) / 6.0).clamp(0.0, 1.0);
+        let kind = match self.op {
+            Unary::Sqr => return math::update(x, |x| x * x),
+            Unary::Sqrt => return math::update(x, f32::sqrt),
+            Unary::Scale { scale, bias: 0.0 } => return math::update(x, |x| x * scale),
+            Unary::Scale { scale, bias } => return math::update(x, |x| x * scale + bias),
+            Unary::Clamp { min, max } => {
+                return math::update(x, |x| {
+                    let x = if x < max { x } else { max };
+                    if x > min { x } else { min }
+                });
             }
-            dst.store(i, x);
-        });
-    })
+            Unary::Fill { value } => return x.fill(value),
+            Unary::Kind(kind) => kind,
+        };
+        match kind {
+            Kind::Abs => math::update(x, f32::abs),
+            Kind::Sgn => math::update(x, |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0))),
+            Kind::Neg => math::update(x, |x| -x),
+            Kind::Step => math::update(x, |x| if x > 0.0 { 1.0 } else { 0.0 }),
+            Kind::Tanh => math::update(x, math::tanh),
+            Kind::Elu => math::update(x, |x| if x > 0.0 { x } else { x.exp_m1() }),
+            Kind::Relu => math::update(x, |x| if x > 0.0 { x } else { 0.0 }),
+            Kind::Sigmoid => math::update(x, math::sigmoid),
+            Kind::Gelu => math::update(x, math::gelu),
+            Kind::GeluQuick => math::update(x, math::gelu_quick),
+            Kind::Silu => math::update(x, math::silu),
+            Kind::HardSwish => math::update(x, |x| x * hard_sigmoid(x)),
+            Kind::HardSigmoid => math::update(x, hard_sigmoid),
+            Kind::Exp => math::update(x, math::exp),
+            Kind::Expm1 => math::update(x, |x| math::exp(x) - 1.0),
+            Kind::Softplus => math::update(x, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
+            Kind::GeluErf => math::update(x, math::gelu_erf),
+            Kind::Xielu { alpha_n, alpha_p, beta, eps } => math::update(x, |x| {
+                let curve = if x > 0.0 { alpha_p * x * x } else { (x.min(eps).exp_m1() - x) * alpha_n };
+                curve + beta * x
+            }),
+            Kind::Floor => math::update(x, f32::floor),
+            Kind::Ceil => math::update(x, f32::ceil),
+            Kind::Round => math::update(x, f32::round),
+            Kind::Trunc => math::update(x, f32::trunc),
+        }
+    }
+}
+
+fn map(work: &mut Work<'_>, op: Unary) {
+    let (dst, src, buffer) = (work.dst(), work.src(0), work.take_local());
+    Pieces::of(dst.desc()).share(work, |i, n| {
+        let x = &mut buffer[..n];
+        src.load(i, x);
+        widest(Map { op, x: &mut *x });
+        dst.store(i, x);
+    });
 }
 
 fn fill(work: &mut Work<'_>, value: f32) {

@@ -13,10 +13,12 @@ mod formats;
 mod lanes;
 mod packing;
 pub(crate) mod vec;
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use packing::{PIECE, Packing};
+pub(crate) use wide::{Level, Wide, widest};
 
 use super::strip::{self, STRIP};
 use crate::tensor::DType;

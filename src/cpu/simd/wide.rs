@@ -1,0 +1,69 @@
+//! Loops that the compiler vectorises, compiled once for each width of vectors and chosen at run time.
+//!
+//! Without this, everything but hand-written kernels gets the vectors that every processor of the architecture has: four
+//! floats on x86-64. The results do not depend on the choice: no operation is contracted or reordered.
+
+/// A loop. `run` and all it calls in its loop are `#[inline(always)]` or closures made inside it: what is not inlined into
+/// a caller with wide vectors does not get them.
+pub(crate) trait Wide {
+    /// What the loop returns.
+    type Out;
+
+    /// The loop. `L` makes closures in it types of their own for each width, so that each has a single caller and is
+    /// inlined there.
+    fn run<L: Level>(self) -> Self::Out;
+}
+
+/// A width of vectors.
+pub(crate) trait Level {}
+
+struct Portable;
+impl Level for Portable {}
+
+/// Runs a loop on the widest vectors that the processor has.
+#[inline]
+pub(crate) fn widest<W: Wide>(task: W) -> W::Out {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if x86::has_avx512() {
+            // SAFETY: the processor has the features.
+            return unsafe { x86::avx512(task) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { x86::avx2(task) };
+        }
+    }
+    task.run::<Portable>()
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Level, Wide};
+
+    struct Avx2;
+    struct Avx512;
+    impl Level for Avx2 {}
+    impl Level for Avx512 {}
+
+    pub(super) fn has_avx512() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+    }
+
+    /// # Safety
+    /// The processor has the features.
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+    pub(super) unsafe fn avx512<W: Wide>(task: W) -> W::Out {
+        task.run::<Avx512>()
+    }
+
+    /// # Safety
+    /// The processor has the feature.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn avx2<W: Wide>(task: W) -> W::Out {
+        task.run::<Avx2>()
+    }
+}
