@@ -4,6 +4,7 @@
 //! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
 
 use super::formats::{self, Format};
+use super::wide::{Level, Wide, widest};
 use crate::tensor::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -160,42 +161,8 @@ impl Packing {
                 }
             }
             Packing::Codes { sub, shared, wholes } => {
-                let mut padded = [0f32; PIECE];
-                padded[..values.len()].copy_from_slice(values);
-                let len = values.len().next_multiple_of(256);
-                let (mut codes, mut scales, mut sums) = ([0i8; PIECE], [0f32; PIECE / BLOCK], [0f32; PIECE / 16]);
-                let (mut starts, mut pairs) = ([0i32; PIECE / 16], [0i16; PIECE / 16]);
-                let mut scale = Scale::default();
-                for (b, block) in padded[..len].as_chunks::<BLOCK>().0.iter().enumerate() {
-                    let codes: &mut [i8; BLOCK] = &mut codes.as_chunks_mut().0[b];
-                    if !shared {
-                        scale = Scale::of_block(block);
-                    } else if b % (SUPER / BLOCK) == 0 {
-                        scale = Scale::of_super_block(&padded[b * BLOCK..][..SUPER]);
-                    }
-                    scale.quantise(block, codes);
-                    let d = scale.step;
-                    let whole = sums_of_codes(codes);
-                    let [low, high] = whole.map(|sum| sum as f32 * d);
-                    scales[b] = d;
-                    let numbers = if sub == BLOCK { &[whole[0] + whole[1]][..] } else { &whole };
-                    for (i, &sum) in numbers.iter().enumerate() {
-                        let number = b * numbers.len() + i;
-                        match wholes {
-                            Wholes::None => {}
-                            Wholes::Starts(zero) => starts[number] = -zero * sum,
-                            // At most 32 codes of 7 bits and a sign.
-                            Wholes::Pairs => pairs[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
-                        }
-                    }
-                    if sub == BLOCK {
-                        sums[b] = low + high;
-                    } else {
-                        // Blocks 4g to 4g + 3: first halves, then second halves.
-                        sums[b / 4 * 8 + b % 4] = low;
-                        sums[b / 4 * 8 + b % 4 + 4] = high;
-                    }
-                }
+                let len = values.len().next_multiple_of(SUPER);
+                let Quantised { codes, scales, sums, starts, pairs } = widest(Quantise { values, sub, shared, wholes });
                 write(first, bytemuck::cast_slice(&codes[..len]));
                 write(n + first / BLOCK * 4, bytemuck::cast_slice(&scales[..len / BLOCK]));
                 let end = n + n / BLOCK * 4 + n / sub * 4;
@@ -206,6 +173,76 @@ impl Packing {
                     Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&pairs[..len / sub])),
                 }
             }
+        }
+    }
+}
+
+/// A piece of a column of codes; what its length does not need is left over.
+struct Quantised {
+    codes: [i8; PIECE],
+    scales: [f32; PIECE / BLOCK],
+    sums: [f32; PIECE / 16],
+    starts: [i32; PIECE / 16],
+    pairs: [i16; PIECE / 16],
+}
+
+/// Rounds a piece of a column to codes; see [`Packing::Codes`].
+struct Quantise<'a> {
+    values: &'a [f32],
+    sub: usize,
+    shared: bool,
+    wholes: Wholes,
+}
+
+impl Wide for Quantise<'_> {
+    type Out = Quantised;
+
+    #[inline(always)]
+    fn run<L: Level>(self) -> Quantised {
+        let mut padded = [0f32; PIECE];
+        padded[..self.values.len()].copy_from_slice(self.values);
+        let len = self.values.len().next_multiple_of(SUPER);
+        let mut out = Quantised {
+            codes: [0; PIECE],
+            scales: [0.0; PIECE / BLOCK],
+            sums: [0.0; PIECE / 16],
+            starts: [0; PIECE / 16],
+            pairs: [0; PIECE / 16],
+        };
+        let mut scale = Scale::default();
+        for (b, block) in padded[..len].as_chunks::<BLOCK>().0.iter().enumerate() {
+            let codes: &mut [i8; BLOCK] = &mut out.codes.as_chunks_mut().0[b];
+            if !self.shared {
+                scale = Scale::of_block(block);
+            } else if b % (SUPER / BLOCK) == 0 {
+                scale = Scale::of_super_block(&padded[b * BLOCK..][..SUPER]);
+            }
+            scale.quantise(block, codes);
+            let [low, high] = sums_of_codes(codes);
+            out.scales[b] = scale.step;
+            if self.sub == BLOCK {
+                out.sums[b] = low as f32 * scale.step + high as f32 * scale.step;
+                out.whole(self.wholes, b, low + high);
+            } else {
+                // Blocks 4g to 4g + 3: first halves, then second halves.
+                out.sums[b / 4 * 8 + b % 4] = low as f32 * scale.step;
+                out.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * scale.step;
+                out.whole(self.wholes, 2 * b, low);
+                out.whole(self.wholes, 2 * b + 1, high);
+            }
+        }
+        out
+    }
+}
+
+impl Quantised {
+    #[inline(always)]
+    fn whole(&mut self, wholes: Wholes, number: usize, sum: i32) {
+        match wholes {
+            Wholes::None => {}
+            Wholes::Starts(zero) => self.starts[number] = -zero * sum,
+            // At most 32 codes of 7 bits and a sign.
+            Wholes::Pairs => self.pairs[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
         }
     }
 }
@@ -238,6 +275,7 @@ struct Scale {
 
 impl Scale {
     /// The largest magnitude gets code 127 or -127; the step is an f16. (Q8_0)
+    #[inline(always)]
     fn of_block(values: &[f32; BLOCK]) -> Scale {
         let largest = magnitude(values);
         let step = largest / 127.0;
@@ -249,6 +287,7 @@ impl Scale {
     }
 
     /// The value of largest magnitude, the first of equals, gets code -127. (Q8_K)
+    #[inline(always)]
     fn of_super_block(values: &[f32]) -> Scale {
         let largest = magnitude(values);
         if !(largest > 1e-35 && largest.is_finite()) {
@@ -259,7 +298,7 @@ impl Scale {
         Scale { step: 1.0 / inverse, inverse }
     }
 
-    #[inline]
+    #[inline(always)]
     fn quantise(self, values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) {
         // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the low bits.
         const ROUND: f32 = 12_582_912.0;
@@ -269,13 +308,13 @@ impl Scale {
     }
 }
 
-/// The largest magnitude; not finite when any value is not. Of a whole number of eights.
-#[inline]
+/// The largest magnitude; not finite when any value is not. Of a whole number of sixteens.
+#[inline(always)]
 fn magnitude(values: &[f32]) -> f32 {
     // Magnitudes compare as integers, where NaN is largest. In lanes, so that it vectorises.
-    let mut lanes = [0i32; 8];
-    for chunk in values.as_chunks::<8>().0 {
-        for l in 0..8 {
+    let mut lanes = [0i32; 16];
+    for chunk in values.as_chunks::<16>().0 {
+        for l in 0..16 {
             lanes[l] = lanes[l].max((chunk[l].to_bits() & 0x7fff_ffff) as i32);
         }
     }
@@ -283,7 +322,7 @@ fn magnitude(values: &[f32]) -> f32 {
 }
 
 /// Sums of the first and the second 16 codes.
-#[inline]
+#[inline(always)]
 fn sums_of_codes(codes: &[i8; BLOCK]) -> [i32; 2] {
     let halves = codes.as_chunks::<16>().0;
     [0, 1].map(|h| halves[h].iter().map(|&q| i32::from(q)).sum())
