@@ -2,40 +2,157 @@
 //! attention ([`vec`]), and here the vector kernels of matrix products.
 //!
 //! A product packs its columns once ([`Packing`]): as f32 for float weights, as 8-bit codes with scales for block types.
-//! Few columns meet each row of weights where it lies ([`Kernels::dot`]); for many, sixteen rows at a time are expanded
-//! into a *strip* ([`Kernels::expand`]), in which one vector holds the same elements of eight rows, and which then meets
-//! all columns ([`Kernels::tile`]).
+//! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose
+//! vectors hold the same elements of sixteen rows ([`Kernels::tile`]); few columns meet rows that are no strips where they
+//! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
+mod codes;
+mod floats;
+mod formats;
+mod lanes;
 mod packing;
 pub(crate) mod vec;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use packing::Rounding;
 pub(crate) use packing::{PIECE, Packing};
 
+use super::strip::{self, STRIP};
 use crate::tensor::DType;
 
-/// Rows of a strip.
-pub(crate) const STRIP: usize = 16;
+/// Most strips that one call of [`Kernels::tile`] takes.
+pub(crate) const MAX_STRIPS: usize = 2;
 
 /// Most columns that one call of [`Kernels::tile`] takes.
-pub(crate) const MAX_TILE: usize = 6;
+pub(crate) const MAX_TILE: usize = 8;
 
-/// Most columns for which rows are read where they lie.
+/// Most columns for which rows that are no strips are read where they lie.
 pub(crate) const MAX_FEW: usize = 12;
 
-/// Sums of a tile: one column each.
+/// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
 
 type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]);
-type Expand = unsafe fn(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]);
-type Tile = unsafe fn(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]);
+type Tile = unsafe fn(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]);
 
+/// `unroll!(j in [0 1 2] { ... })`: the body once for each number.
+macro_rules! unroll {
+    ($j:ident in [$($n:literal)*] $body:block) => {
+        $({
+            let $j: usize = $n;
+            $body
+        })*
+    };
+}
+use unroll;
+
+/// The kernels of block types' strips for lanes `$lanes`, `$strips` strips at a time by the numbers of columns in the list,
+/// largest first; `$target` gives them the instructions.
+macro_rules! code_tiles {
+    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal)*] $(, #[$target:meta])?) => {
+        mod $name {
+            use $crate::cpu::simd::formats::{self, Format};
+            use $crate::cpu::simd::packing::{Packing, Parts};
+            use $crate::cpu::simd::{Sums, Tile, codes};
+            use $crate::tensor::DType;
+
+            /// The products of a block type's strips. They need the instruction set.
+            pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
+                Some(match dtype {
+                    DType::Q4_0 => tile::<formats::Q4_0>,
+                    DType::Q4_1 => tile::<formats::Q4_1>,
+                    DType::Q5_0 => tile::<formats::Q5_0>,
+                    DType::Q5_1 => tile::<formats::Q5_1>,
+                    DType::Q8_0 => tile::<formats::Q8_0>,
+                    DType::IQ4_NL => tile::<formats::IQ4_NL>,
+                    DType::MXFP4 => tile::<formats::MXFP4>,
+                    DType::Q2_K => tile::<formats::Q2_K>,
+                    DType::Q3_K => tile::<formats::Q3_K>,
+                    DType::Q4_K => tile::<formats::Q4_K>,
+                    DType::Q5_K => tile::<formats::Q5_K>,
+                    DType::Q6_K => tile::<formats::Q6_K>,
+                    _ => return None,
+                })
+            }
+
+            /// # Safety
+            /// As [`codes::tile`].
+            $(#[$target])?
+            unsafe fn tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+                let strips = strips.as_chunks().0[0];
+                let padded = Packing::codes::<F>().padded(k);
+                let mut done = 0;
+                while done < columns.len() {
+                    let out = &mut out[done * $strips..];
+                    $(if columns.len() - done >= $columns {
+                        let mut parts = [Parts::NONE; $columns];
+                        for c in 0..$columns {
+                            parts[c] = Parts::new(columns[done + c], padded, F::SUB);
+                        }
+                        // SAFETY: as the caller vouches; this function has the instructions.
+                        unsafe { codes::tile::<$lanes, F, $strips, $columns>(strips, parts, k, out) };
+                        done += $columns;
+                        continue;
+                    })*
+                }
+            }
+        }
+    };
+}
+use code_tiles;
+
+/// As [`code_tiles`], of float types.
+macro_rules! float_tiles {
+    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal)*] $(, #[$target:meta])?) => {
+        mod $name {
+            use $crate::cpu::simd::{Sums, Tile, floats};
+            use $crate::tensor::DType;
+
+            /// The products of a float type's strips. They need the instruction set.
+            pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
+                Some(match dtype {
+                    DType::F32 => tile::<floats::F32>,
+                    DType::F16 => tile::<floats::F16>,
+                    DType::BF16 => tile::<floats::BF16>,
+                    _ => return None,
+                })
+            }
+
+            /// # Safety
+            /// As [`floats::tile`].
+            $(#[$target])?
+            unsafe fn tile<F: floats::Float>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+                let strips = strips.as_chunks().0[0];
+                let mut done = 0;
+                while done < columns.len() {
+                    let out = &mut out[done * $strips..];
+                    $(if columns.len() - done >= $columns {
+                        let mut starts = [std::ptr::null(); $columns];
+                        for c in 0..$columns {
+                            starts[c] = columns[done + c].as_ptr().cast();
+                        }
+                        // SAFETY: as the caller vouches; this function has the instructions.
+                        unsafe { floats::tile::<$lanes, F, $strips, $columns>(strips, starts, k, out) };
+                        done += $columns;
+                        continue;
+                    })*
+                }
+            }
+        }
+    };
+}
+use float_tiles;
+
+#[cfg(test)]
+code_tiles!(portable_codes, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
+#[cfg(test)]
+code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 1, [2 1]);
+#[cfg(test)]
+float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
 /// The instruction set of the kernels that this processor gets, for people.
 pub(crate) fn instruction_set() -> &'static str {
-    Kernels::available(DType::Q8_0).map(|(name, _)| name).next().unwrap_or("portable code")
+    Kernels::available(DType::Q8_0).first().map_or("portable code", |(name, _)| name)
 }
 
 /// The kernels for rows of one type.
@@ -43,30 +160,30 @@ pub(crate) fn instruction_set() -> &'static str {
 pub(crate) struct Kernels {
     dtype: DType,
     packing: Packing,
-    /// Most columns that are met sooner by rows where they lie than by strips, at most [`MAX_FEW`]; measured.
-    few: usize,
-    /// Bytes of a strip per padded element.
-    strip: usize,
-    /// Most columns of a tile, at most [`MAX_TILE`].
+    strips: usize,
     columns: usize,
     dot: Dot,
-    expand: Expand,
     tile: Tile,
 }
 
 impl Kernels {
     /// The fastest kernels that this processor has for rows of `dtype`; `None` when it has none.
     pub(crate) fn of(dtype: DType) -> Option<Kernels> {
-        Self::available(dtype).map(|(_, kernels)| kernels).next()
+        Self::available(dtype).first().map(|(_, kernels)| *kernels)
     }
 
     /// All kernels that this processor has for rows of `dtype`, with the names of their instruction sets, fastest first.
-    fn available(dtype: DType) -> impl Iterator<Item = (&'static str, Kernels)> {
+    fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
         #[cfg(target_arch = "x86_64")]
         let all = x86::available(dtype);
         #[cfg(not(target_arch = "x86_64"))]
-        let all = [None::<(&'static str, Kernels)>; 1].map(|none| none.filter(|(_, k)| k.dtype == dtype));
-        all.into_iter().flatten()
+        let all = Vec::new();
+        all
+    }
+
+    /// Kernels of which `tile` takes `strips` strips, and best `columns` columns, at once.
+    fn new(dtype: DType, dot: Dot, tile: Tile, strips: usize, columns: usize) -> Option<Kernels> {
+        Some(Kernels { dtype, packing: Packing::of(dtype)?, strips, columns, dot, tile })
     }
 
     /// How columns are packed for these kernels.
@@ -74,17 +191,17 @@ impl Kernels {
         self.packing
     }
 
-    /// Bytes of a strip of rows of `k` elements.
-    pub(crate) fn strip_bytes(&self, k: usize) -> usize {
-        self.packing.padded(k).saturating_mul(self.strip)
-    }
-
-    /// Most columns for which [`Kernels::dot`] is faster than strips, at most [`MAX_FEW`].
+    /// Most columns for which [`Kernels::dot`] is faster than packing strips for them, at most [`MAX_FEW`].
     pub(crate) fn few(&self) -> usize {
-        self.few
+        if self.dtype.is_block() { 4 } else { MAX_FEW }
     }
 
-    /// Most columns that [`Kernels::tile`] takes at once.
+    /// Strips that [`Kernels::tile`] takes at once, at most [`MAX_STRIPS`].
+    pub(crate) fn strips(&self) -> usize {
+        self.strips
+    }
+
+    /// Columns that [`Kernels::tile`] best takes at once, at most [`MAX_TILE`].
     pub(crate) fn tile_columns(&self) -> usize {
         self.columns
     }
@@ -100,27 +217,28 @@ impl Kernels {
         unsafe { (self.dot)(rows, columns, self.packing.padded(k), out) };
     }
 
-    /// Expands sixteen rows of `k` elements into a strip of [`Kernels::strip_bytes`], at a multiple of 32 bytes.
-    ///
-    /// # Panics
-    /// When lengths or alignments do not fit: a bug of the caller.
-    pub(crate) fn expand(&self, k: usize, rows: &[&[u8]; STRIP], strip: &mut [u8]) {
-        self.check(k, rows, &[]);
-        self.check_strip(k, strip);
-        // SAFETY: as in `dot`.
-        unsafe { (self.expand)(rows, self.packing.padded(k), strip) };
+    /// Bytes of a strip of rows of `k` elements.
+    pub(crate) fn strip_bytes(&self, k: usize) -> usize {
+        self.dtype.row_bytes(k).unwrap_or(0).saturating_mul(STRIP)
     }
 
-    /// The products of a strip with 1 to [`Kernels::tile_columns`] packed columns, one `out` each.
+    /// Whether rows of `k` elements have strips.
+    pub(crate) fn has_strips(&self, k: usize) -> bool {
+        strip::packs(self.dtype, k)
+    }
+
+    /// The products of [`Kernels::strips`] strips of rows of `k` elements with packed columns: `out[c * strips + s]`.
     ///
     /// # Panics
     /// When lengths or alignments do not fit: a bug of the caller.
-    pub(crate) fn tile(&self, k: usize, strip: &[u8], columns: &[&[u8]], out: &mut [Sums]) {
+    pub(crate) fn tile(&self, k: usize, strips: &[&[u8]], columns: &[&[u8]], out: &mut [Sums]) {
         self.check(k, &[], columns);
-        self.check_strip(k, strip);
-        assert!(columns.len() == out.len() && (1..=self.columns).contains(&columns.len()), "columns of a tile");
+        assert!(self.has_strips(k) && strips.len() == self.strips, "strips of {k} elements");
+        assert!(strips.iter().all(|strip| strip.len() == self.strip_bytes(k)), "strips of {k} elements");
+        assert_eq!(strips.len() * columns.len(), out.len(), "sums per strip and column");
+        let starts = [strips[0].as_ptr(), strips[strips.len() - 1].as_ptr()];
         // SAFETY: as in `dot`.
-        unsafe { (self.tile)(strip, columns, self.packing.padded(k), out) };
+        unsafe { (self.tile)(&starts[..strips.len()], columns, k, out) };
     }
 
     fn check(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]]) {
@@ -129,10 +247,6 @@ impl Kernels {
         let bytes = self.packing.column_bytes(k);
         let fits = |column: &&[u8]| column.len() == bytes && column.as_ptr().cast::<f32>().is_aligned();
         assert!(columns.iter().all(fits), "aligned columns of {k} elements");
-    }
-
-    fn check_strip(&self, k: usize, strip: &[u8]) {
-        assert!(strip.len() == self.strip_bytes(k) && strip.as_ptr().addr().is_multiple_of(32), "an aligned strip");
     }
 }
 

@@ -3,6 +3,8 @@
 //! They are rounded as ggml's CPU rounds them, to the partner type of the weights (`OPS.md` sections 29 and 3.2): so a
 //! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
 
+use super::formats::{self, Format};
+use crate::tensor::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -31,13 +33,97 @@ pub(crate) enum Packing {
     /// f32 values, rounded to the weights' type.
     Floats(Rounding),
     /// One i8 code per element, then one f32 scale per 32 elements, then the f32 sum of each `sub` values (which meets
-    /// the bias of the weights' sub-blocks). `sub` is 32, or 16 with each eight sums in the order 0 2 4 6 1 3 5 7, in
-    /// which the kernels hold the scales of 16-element sub-blocks. With `shared`, the eight blocks of 256 elements have
-    /// the same scale.
-    Codes { sub: usize, shared: bool },
+    /// the bias of the weights' sub-blocks), then whole numbers for the same. `sub` is 32, or 16 with each eight f32 sums
+    /// in the order 0 2 4 6 1 3 5 7, in which kernels for rows hold the scales of 16-element sub-blocks. With `shared`,
+    /// the eight blocks of 256 elements have the same scale.
+    Codes { sub: usize, shared: bool, wholes: Wholes },
+}
+
+/// What strips need of the sums of each `sub` codes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wholes {
+    /// Nothing.
+    None,
+    /// i32: the sum times minus the weights' code for 0, where sums of products start.
+    Starts(i32),
+    /// i16: minus the sum, each four in the order 0 2 1 3, in which bytes of minima become pairs.
+    Pairs,
+}
+
+impl Wholes {
+    /// Bytes for each sum.
+    const fn bytes(self) -> usize {
+        match self {
+            Wholes::None => 0,
+            Wholes::Starts(_) => 4,
+            Wholes::Pairs => 2,
+        }
+    }
+}
+
+/// The parts of a packed column of codes.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) codes: *const i8,
+    pub(super) scales: *const f32,
+    pub(super) sums: *const f32,
+    pub(super) wholes: *const u8,
+}
+
+impl Parts {
+    pub(super) const NONE: Parts =
+        Parts { codes: std::ptr::null(), scales: std::ptr::null(), sums: std::ptr::null(), wholes: std::ptr::null() };
+
+    /// The parts of a column of `padded` elements with a sum for each `sub`.
+    ///
+    /// # Panics
+    /// When the column is shorter.
+    pub(super) fn new(column: &[u8], padded: usize, sub: usize) -> Parts {
+        let (codes, rest) = column.split_at(padded);
+        let (scales, rest) = rest.split_at(padded / BLOCK * 4);
+        let (sums, wholes) = rest.split_at(padded / sub * 4);
+        Parts {
+            codes: codes.as_ptr().cast(),
+            scales: scales.as_ptr().cast(),
+            sums: sums.as_ptr().cast(),
+            wholes: wholes.as_ptr(),
+        }
+    }
 }
 
 impl Packing {
+    /// How columns for weights of a type are packed; `None` for types without kernels.
+    pub(super) fn of(dtype: DType) -> Option<Packing> {
+        Some(match dtype {
+            DType::F32 => Packing::Floats(Rounding::F32),
+            DType::F16 => Packing::Floats(Rounding::F16),
+            DType::BF16 => Packing::Floats(Rounding::BF16),
+            DType::Q4_0 => Self::codes::<formats::Q4_0>(),
+            DType::Q4_1 => Self::codes::<formats::Q4_1>(),
+            DType::Q5_0 => Self::codes::<formats::Q5_0>(),
+            DType::Q5_1 => Self::codes::<formats::Q5_1>(),
+            DType::Q8_0 => Self::codes::<formats::Q8_0>(),
+            DType::IQ4_NL => Self::codes::<formats::IQ4_NL>(),
+            DType::MXFP4 => Self::codes::<formats::MXFP4>(),
+            DType::Q2_K => Self::codes::<formats::Q2_K>(),
+            DType::Q3_K => Self::codes::<formats::Q3_K>(),
+            DType::Q4_K => Self::codes::<formats::Q4_K>(),
+            DType::Q5_K => Self::codes::<formats::Q5_K>(),
+            DType::Q6_K => Self::codes::<formats::Q6_K>(),
+            _ => return None,
+        })
+    }
+
+    pub(super) const fn codes<F: Format>() -> Packing {
+        let shared = F::DTYPE.block_len() == SUPER;
+        let wholes = match (F::BIASED, shared) {
+            (false, _) => Wholes::Starts(F::ZERO),
+            (true, true) => Wholes::Pairs,
+            (true, false) => Wholes::None,
+        };
+        Packing::Codes { sub: F::SUB, shared, wholes }
+    }
+
     /// Elements of a column of `k`, with its padding.
     pub(crate) fn padded(self, k: usize) -> usize {
         k.next_multiple_of(match self {
@@ -51,12 +137,14 @@ impl Packing {
         let n = self.padded(k);
         match self {
             Packing::Floats(_) => n.saturating_mul(4),
-            Packing::Codes { sub, .. } => n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * 4),
+            Packing::Codes { sub, wholes, .. } => {
+                n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * (4 + wholes.bytes())).next_multiple_of(32)
+            }
         }
     }
 
     /// Packs the elements from `first` on, a multiple of [`PIECE`], of a column of `k`: all that are left, or a piece.
-    /// `write(offset, bytes)` gets the parts of the packed column, which together leave no byte of it out.
+    /// `write(offset, bytes)` gets the parts of the packed column, which together leave no byte of it out that is read.
     pub(crate) fn pack(self, k: usize, first: usize, values: &[f32], mut write: impl FnMut(usize, &[u8])) {
         debug_assert!(first.is_multiple_of(PIECE) && values.len() == PIECE.min(k - first), "a piece");
         let n = self.padded(k);
@@ -71,11 +159,12 @@ impl Packing {
                     write(k * 4, &[0; 32][..padding * 4]);
                 }
             }
-            Packing::Codes { sub, shared } => {
+            Packing::Codes { sub, shared, wholes } => {
                 let mut padded = [0f32; PIECE];
                 padded[..values.len()].copy_from_slice(values);
                 let len = values.len().next_multiple_of(256);
                 let (mut codes, mut scales, mut sums) = ([0i8; PIECE], [0f32; PIECE / BLOCK], [0f32; PIECE / 16]);
+                let (mut starts, mut pairs) = ([0i32; PIECE / 16], [0i16; PIECE / 16]);
                 let mut scale = Scale::default();
                 for (b, block) in padded[..len].as_chunks::<BLOCK>().0.iter().enumerate() {
                     let codes: &mut [i8; BLOCK] = &mut codes.as_chunks_mut().0[b];
@@ -86,8 +175,19 @@ impl Packing {
                     }
                     scale.quantise(block, codes);
                     let d = scale.step;
-                    let [low, high] = sums_of_codes(codes).map(|sum| sum as f32 * d);
+                    let whole = sums_of_codes(codes);
+                    let [low, high] = whole.map(|sum| sum as f32 * d);
                     scales[b] = d;
+                    let numbers = if sub == BLOCK { &[whole[0] + whole[1]][..] } else { &whole };
+                    for (i, &sum) in numbers.iter().enumerate() {
+                        let number = b * numbers.len() + i;
+                        match wholes {
+                            Wholes::None => {}
+                            Wholes::Starts(zero) => starts[number] = -zero * sum,
+                            // At most 32 codes of 7 bits and a sign.
+                            Wholes::Pairs => pairs[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
+                        }
+                    }
                     if sub == BLOCK {
                         sums[b] = low + high;
                     } else {
@@ -98,7 +198,13 @@ impl Packing {
                 }
                 write(first, bytemuck::cast_slice(&codes[..len]));
                 write(n + first / BLOCK * 4, bytemuck::cast_slice(&scales[..len / BLOCK]));
-                write(n + n / BLOCK * 4 + first / sub * 4, bytemuck::cast_slice(&sums[..len / sub]));
+                let end = n + n / BLOCK * 4 + n / sub * 4;
+                write(end - (n - first) / sub * 4, bytemuck::cast_slice(&sums[..len / sub]));
+                match wholes {
+                    Wholes::None => {}
+                    Wholes::Starts(_) => write(end + first / sub * 4, bytemuck::cast_slice(&starts[..len / sub])),
+                    Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&pairs[..len / sub])),
+                }
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Every kernel that this machine has, against sums in f64 of the values that rows and columns stand for.
 
-use super::{Kernels, PIECE, STRIP};
+use super::{Kernels, PIECE};
+use crate::cpu::strip::{self, STRIP};
 use crate::tensor::DType;
 use crate::tensor::quant::{dequantiser, quantiser};
 
 fn types() -> impl Iterator<Item = (DType, &'static str, Kernels)> {
-    DType::ALL.iter().flat_map(|&t| Kernels::available(t).map(move |(name, kernels)| (t, name, kernels)))
+    DType::ALL.iter().flat_map(|&t| Kernels::available(t).into_iter().map(move |(name, kernels)| (t, name, kernels)))
 }
 
 fn values(rng: &mut fastrand::Rng, n: usize) -> Vec<f32> {
@@ -77,29 +78,36 @@ fn rows_meet_few_columns() {
     }
 }
 
+/// A strip of these rows.
+fn strip(dtype: DType, rows: &[&[u8]; STRIP]) -> Vec<u8> {
+    let mut strip = vec![0; STRIP * rows[0].len()];
+    strip::pack(dtype, rows, &mut strip);
+    strip
+}
+
 /// Strips give what dots give: they read the same packed columns.
 #[test]
 fn strips_meet_tiles_of_columns() {
     let mut rng = fastrand::Rng::with_seed(2);
     for (t, name, kernels) in types() {
-        for k in lengths(t) {
-            let rows: Vec<_> = (0..STRIP).map(|_| row(&mut rng, t, k)).collect();
-            let mut strip = vec![f32::NAN; kernels.strip_bytes(k) / 4 + 8];
-            let skip = bytemuck::cast_slice::<_, u8>(&strip).as_ptr().align_offset(32);
-            let strip = &mut bytemuck::cast_slice_mut(&mut strip)[skip..][..kernels.strip_bytes(k)];
-            kernels.expand(k, &std::array::from_fn(|r| rows[r].0.as_slice()), strip);
+        for k in lengths(t).into_iter().filter(|&k| kernels.has_strips(k)) {
+            let (rows, rows_too): (Vec<_>, Vec<_>) =
+                (0..STRIP).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
+            let rows = [rows, rows_too];
+            let strips = [0, 1].map(|s| strip(t, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
             for n in 1..=kernels.tile_columns() {
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
                 let packed: Vec<_> = packed.iter().map(|c| bytemuck::cast_slice(c)).collect();
-                let mut out = vec![[f32::NAN; STRIP]; n];
-                kernels.tile(k, strip, &packed, &mut out);
-                for (r, (bytes, real)) in rows.iter().enumerate() {
-                    let mut dots = vec![0.0; n];
+                let at_once = kernels.strips();
+                let mut out = vec![[f32::NAN; STRIP]; n * at_once];
+                kernels.tile(k, &[&strips[0][..], &strips[1]][..at_once], &packed, &mut out);
+                for (i, (bytes, real)) in rows[..at_once].iter().flatten().enumerate() {
+                    let (s, r, mut dots) = (i / STRIP, i % STRIP, vec![0.0; n]);
                     kernels.dot(k, &[bytes], &packed, &mut dots);
                     for c in 0..n {
-                        let (tile, dot) = (out[c][r], dots[c]);
-                        assert!(close(t, tile, real, &columns[c]), "{t} {name} k={k} n={n}: {tile}");
+                        let (tile, dot) = (out[c * at_once + s][r], dots[c]);
+                        assert!(close(t, tile, real, &columns[c]), "{t} {name} k={k} n={n} s={s} r={r} c={c}: {tile}");
                         let scale = product(real, real).sqrt() * product(&columns[c], &columns[c]).sqrt();
                         let difference = f64::from(tile - dot).abs();
                         assert!(difference <= 1e-5 * scale, "{t} {name} k={k} n={n}: {tile} and {dot}");
@@ -124,13 +132,10 @@ fn extremes_do_not_overflow() {
                 let column = vec![y; k];
                 let packed = pack(&kernels, &column);
                 let packed: &[u8] = bytemuck::cast_slice(&packed);
-                let (mut dot, mut out) = ([f32::NAN], [[f32::NAN; STRIP]]);
+                let (mut dot, mut out) = ([f32::NAN], vec![[f32::NAN; STRIP]; kernels.strips()]);
                 kernels.dot(k, &[&bytes], &[packed], &mut dot);
-                let mut strip = vec![0f32; kernels.strip_bytes(k) / 4 + 8];
-                let skip = bytemuck::cast_slice::<_, u8>(&strip).as_ptr().align_offset(32);
-                let strip = &mut bytemuck::cast_slice_mut(&mut strip)[skip..][..kernels.strip_bytes(k)];
-                kernels.expand(k, &[&bytes; STRIP], strip);
-                kernels.tile(k, strip, &[packed], &mut out);
+                let strip = strip(t, &[&bytes; STRIP]);
+                kernels.tile(k, &vec![&strip[..]; kernels.strips()], &[packed], &mut out);
                 let want = product(&real, &column);
                 // Codes with an offset cancel: what is left is exact to f32 rounding of the largest part.
                 let size = 256.0 * real.iter().fold(1.0, |max: f32, x| max.max(x.abs())) * k as f32;

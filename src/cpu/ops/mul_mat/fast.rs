@@ -3,92 +3,141 @@
 use super::columns::{Column, Columns};
 use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
-use crate::cpu::simd::{Kernels, MAX_FEW, MAX_TILE, PIECE, STRIP};
+use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, PIECE, Sums};
+use crate::cpu::strip::{self, STRIP};
+use crate::tensor::TensorDesc;
+use std::ops::Range;
 
 /// Most rows of a in a unit.
-const MAX_ROWS: usize = 8 * STRIP;
+const MAX_ROWS: usize = 16 * STRIP;
 
-/// Rows of a in a unit, for rows of `k` elements: strips stay in the second cache level, and short rows (heads of
-/// attention) come in numbers that make claiming a unit worth while.
-fn unit_rows(k: usize) -> usize {
-    match k {
-        ..=128 => MAX_ROWS,
-        129..=8192 => 2 * STRIP,
-        _ => STRIP,
-    }
-}
+/// Bytes of a's rows in a unit that meets few columns: small enough to even out cores of different speed.
+const FEW_BYTES: usize = 128 << 10;
 
-/// Columns in a unit: many enough that expanding the rows for them does not matter.
+/// Bytes of a's rows in a unit that meets many columns: they stay in the second cache level while all columns pass.
+const MANY_BYTES: usize = 512 << 10;
+
+/// Columns from which on a unit counts as one that meets many.
+const MANY: usize = 32;
+
+/// Columns in a unit: many enough that reading the rows for them does not matter.
 const COLUMNS: usize = 512;
 
 /// Multiplications worth claiming at once.
 const GRAIN: usize = 1 << 16;
 
-/// Synchronisations of [`run`].
-pub(super) const SYNCS: usize = 1;
+/// Bytes of packed columns that each worker rather packs for itself than waits for: less than a barrier's time.
+const OWN_BYTES: usize = 8 << 10;
 
-/// Floats of scratch for each worker in [`run`], a multiple of 16 (so that what follows is aligned too).
-pub(super) fn scratch(kernels: &Kernels, k: usize) -> usize {
-    (unit_rows(k) / STRIP).saturating_mul(kernels.strip_bytes(k) / 4).max(PIECE)
+/// How a node is divided and where its packed columns lie: what can be told from its shapes.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    kernels: Kernels,
+    k: usize,
+    /// Rows of a in a unit.
+    unit: usize,
+    /// Bytes of all packed columns.
+    packed: usize,
+    /// Floats of scratch for values on their way into columns, or rows on their way into strips.
+    staging: usize,
 }
 
-/// Bytes of shared scratch for [`run`]: the packed rows of b.
-pub(super) fn shared(kernels: &Kernels, k: usize, rows: usize) -> usize {
-    kernels.packing().column_bytes(k).saturating_mul(rows)
-}
-
-/// Packs this worker's part of the columns, and waits for those of the others.
-pub(super) fn pack(work: &Work<'_>, kernels: &Kernels, scratch: &mut [f32]) {
-    let (b, shared, packing) = (work.src(1), work.shared(), kernels.packing());
-    let k = b.ne()[0];
-    let (pieces, bytes) = (k.div_ceil(PIECE), packing.column_bytes(k));
-    for unit in work.chunks(b.desc().rows() * pieces, (2 * PIECE / k).max(1)).flatten() {
-        let (row, first) = (unit / pieces, unit % pieces * PIECE);
-        let values = &mut scratch[..PIECE.min(k - first)];
-        let [i1, i2, i3] = b.desc().row_index(row);
-        b.load([first, i1, i2, i3], values);
-        packing.pack(k, first, values, |at, bytes_of| shared.write(row * bytes + at, bytes_of));
+impl Plan {
+    pub(super) fn new(kernels: Kernels, a: &TensorDesc, b: &TensorDesc, columns: usize) -> Plan {
+        let [k, m, ..] = a.ne();
+        let bytes = if columns < MANY { FEW_BYTES } else { MANY_BYTES };
+        let step = kernels.strips() * STRIP;
+        let unit = (bytes / a.row_bytes().max(1)).min(m) / step * step;
+        let unit = unit.clamp(step, MAX_ROWS);
+        let packed = kernels.packing().column_bytes(k).saturating_mul(b.rows());
+        let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
+        Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
     }
-    work.sync();
-}
 
-/// Computes the parts of the product that this worker gets.
-pub(super) fn run(work: &Work<'_>, kernels: &Kernels, columns: &Columns<'_>, scratch: &mut [f32]) {
-    let [k, m, ..] = work.src(0).ne();
-    let most = columns.most();
-    let unit_rows = unit_rows(k);
-    let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(COLUMNS));
-    let cost = unit_rows.min(m).saturating_mul(k).saturating_mul(most.min(COLUMNS));
-    let product = Product { work, kernels, columns, a: work.src(0), dst: work.dst(), k };
-    for unit in work.chunks(columns.groups() * blocks * spans, (GRAIN / cost.max(1)).max(1)).flatten() {
-        // Units of the same rows are neighbours last: workers that run side by side share columns.
-        let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
-        let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMNS);
-        let (rows, count) = (unit_rows.min(m - row), columns.count(group));
-        let span = first..count.min(first + COLUMNS);
-        if count <= kernels.few() {
-            product.few(group, row, rows);
-        } else if !span.is_empty() {
-            product.many(group, row, rows, span, scratch);
+    /// Whether each worker packs all columns for itself.
+    fn own(&self) -> bool {
+        self.packed <= OWN_BYTES
+    }
+
+    /// Synchronisations of [`Plan::pack`].
+    pub(super) fn syncs(&self) -> usize {
+        usize::from(!self.own())
+    }
+
+    /// Floats of scratch for each worker.
+    pub(super) fn local(&self) -> usize {
+        self.staging.saturating_add(if self.own() { self.packed / 4 } else { 0 })
+    }
+
+    /// Bytes of shared scratch.
+    pub(super) fn shared(&self) -> usize {
+        if self.own() { 0 } else { self.packed }
+    }
+
+    /// Packs the columns, or this worker's part of them and waits for those of the others; then computes the parts of the
+    /// product that this worker gets.
+    pub(super) fn run<'w>(&self, work: &Work<'_>, scratch: &mut [f32], groups: impl FnOnce() -> Option<Columns<'w>>) {
+        let (staging, own) = scratch.split_at_mut(self.staging);
+        let (own, shared): (&mut [u8], _) = (bytemuck::cast_slice_mut(own), work.shared());
+        let (b, packing) = (work.src(1), self.kernels.packing());
+        let (pieces, bytes) = (self.k.div_ceil(PIECE), packing.column_bytes(self.k));
+        let mut pack = |unit: usize, write: &mut dyn FnMut(usize, &[u8])| {
+            let (row, first) = (unit / pieces, unit % pieces * PIECE);
+            let values = &mut staging[..PIECE.min(self.k - first)];
+            let [i1, i2, i3] = b.desc().row_index(row);
+            b.load([first, i1, i2, i3], values);
+            packing.pack(self.k, first, values, |at, part| write(row * bytes + at, part));
+        };
+        let units = b.desc().rows() * pieces;
+        if self.own() {
+            let mut write = |at: usize, part: &[u8]| own[at..at + part.len()].copy_from_slice(part);
+            (0..units).for_each(|unit| pack(unit, &mut write));
+        } else {
+            let mut write = |at: usize, part: &[u8]| shared.write(at, part);
+            work.chunks(units, (2 * PIECE / self.k).max(1)).flatten().for_each(|unit| pack(unit, &mut write));
+            work.sync();
         }
+        let packed = if self.own() { &*own } else { shared.read(0, self.packed) };
+        let Some(columns) = groups() else { return };
+        Product { work, plan: *self, columns, a: work.src(0), dst: work.dst(), packed }.run(staging);
     }
 }
 
 struct Product<'a> {
     work: &'a Work<'a>,
-    kernels: &'a Kernels,
-    columns: &'a Columns<'a>,
+    plan: Plan,
+    columns: Columns<'a>,
     a: View<'a>,
     dst: View<'a>,
-    k: usize,
+    /// All rows of b, packed.
+    packed: &'a [u8],
 }
 
 impl Product<'_> {
+    fn run(&self, staging: &mut [f32]) {
+        let (m, most, unit_rows) = (self.a.ne()[1], self.columns.most(), self.plan.unit);
+        let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(COLUMNS));
+        let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(most.min(COLUMNS));
+        let grain = (GRAIN / cost.max(1)).max(1);
+        for unit in self.work.chunks(self.columns.groups() * blocks * spans, grain).flatten() {
+            // Units of the same rows are neighbours last: workers that run side by side share columns.
+            let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
+            let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMNS);
+            let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
+            let span = first..count.min(first + COLUMNS);
+            if count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k) {
+                self.by_rows(group, rows, span);
+            } else {
+                self.by_strips(group, rows, span, staging);
+            }
+        }
+    }
+
     /// A column, packed.
     fn packed(&self, column: &Column) -> &[u8] {
         let ([i1, i2, i3], bn) = (column.b, self.work.src(1).ne());
-        let bytes = self.kernels.packing().column_bytes(self.k);
-        self.work.shared().read(((i3 * bn[2] + i2) * bn[1] + i1) * bytes, bytes)
+        let bytes = self.plan.kernels.packing().column_bytes(self.plan.k);
+        &self.packed[((i3 * bn[2] + i2) * bn[1] + i1) * bytes..][..bytes]
     }
 
     fn store(&self, column: &Column, row: usize, values: &[f32]) {
@@ -104,54 +153,68 @@ impl Product<'_> {
         }
     }
 
-    /// Rows by few columns: each row once, where it lies.
-    fn few(&self, group: usize, row: usize, rows: usize) {
+    /// Rows where they lie.
+    fn by_rows(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
         let [i2, i3] = self.columns.matrix(group);
-        let count = self.columns.count(group);
-        let (mut chosen, mut packed): ([Column; MAX_FEW], [&[u8]; MAX_FEW]) = Default::default();
-        let (chosen, packed) = (&mut chosen[..count], &mut packed[..count]);
-        self.choose(group, 0, chosen, packed);
         let mut slices: [&[u8]; MAX_ROWS] = [&[]; MAX_ROWS];
-        for (r, slice) in slices[..rows].iter_mut().enumerate() {
-            *slice = self.a.row([row + r, i2, i3]);
+        let slices = &mut slices[..rows.len()];
+        for (row, slice) in rows.clone().zip(&mut *slices) {
+            *slice = self.a.row([row, i2, i3]);
         }
+        let (mut chosen, mut packed): ([Column; MAX_FEW], [&[u8]; MAX_FEW]) = Default::default();
         let mut sums = [0f32; MAX_ROWS * MAX_FEW];
-        let sums = &mut sums[..rows * count];
-        self.kernels.dot(self.k, &slices[..rows], packed, sums);
-        for (column, sums) in chosen.iter().zip(sums.chunks_exact(rows)) {
-            self.store(column, row, sums);
+        for first in span.clone().step_by(MAX_FEW) {
+            let count = MAX_FEW.min(span.end - first);
+            self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
+            let sums = &mut sums[..rows.len() * count];
+            self.plan.kernels.dot(self.plan.k, slices, &packed[..count], sums);
+            for (column, sums) in chosen[..count].iter().zip(sums.chunks_exact(rows.len())) {
+                self.store(column, rows.start, sums);
+            }
         }
     }
 
-    /// Rows by many columns: expanded once, then met by tiles of columns.
-    fn many(&self, group: usize, row: usize, rows: usize, span: std::ops::Range<usize>, scratch: &mut [f32]) {
-        let [i2, i3] = self.columns.matrix(group);
-        let bytes = self.kernels.strip_bytes(self.k);
-        let strips = &mut bytemuck::cast_slice_mut::<_, u8>(scratch)[..rows.div_ceil(STRIP) * bytes];
-        for (s, strip) in strips.chunks_exact_mut(bytes).enumerate() {
-            let mut slices: [&[u8]; STRIP] = [&[]; STRIP];
-            for (r, slice) in slices.iter_mut().enumerate() {
-                // Rows beyond the last stand for nothing: any will do.
-                *slice = self.a.row([row + (s * STRIP + r).min(rows - 1), i2, i3]);
-            }
-            self.kernels.expand(self.k, &slices, strip);
+    /// Rows in strips.
+    fn by_strips(&self, group: usize, rows: Range<usize>, span: Range<usize>, staging: &mut [f32]) {
+        let (kernels, k) = (&self.plan.kernels, self.plan.k);
+        let mut strips: [&[u8]; MAX_ROWS / STRIP] = [&[]; MAX_ROWS / STRIP];
+        let strips = &mut strips[..rows.len().div_ceil(STRIP)];
+        let staging = bytemuck::cast_slice_mut::<_, u8>(staging);
+        for ((s, strip), room) in strips.iter_mut().enumerate().zip(staging.chunks_exact_mut(kernels.strip_bytes(k))) {
+            let row = rows.start + s * STRIP;
+            self.pack_strip(group, row, rows.end, room);
+            *strip = room;
         }
-        let tile = self.kernels.tile_columns();
+        let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
         let (mut chosen, mut packed): ([Column; MAX_TILE], [&[u8]; MAX_TILE]) = Default::default();
         let mut sums = [[0f32; MAX_ROWS]; MAX_TILE];
+        let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
         for first in span.clone().step_by(tile) {
             let count = tile.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
-            for (s, strip) in strips.chunks_exact(bytes).enumerate() {
-                let mut tile = [[0f32; STRIP]; MAX_TILE];
-                self.kernels.tile(self.k, strip, &packed[..count], &mut tile[..count]);
-                for c in 0..count {
-                    sums[c].as_chunks_mut().0[s] = tile[c];
+            for (p, some) in strips.chunks(at_once).enumerate() {
+                // The last strip may stand alone: it meets the columns twice.
+                let pair = [some[0], some[some.len() - 1]];
+                let out = &mut out[..count * at_once];
+                kernels.tile(k, &pair[..at_once], &packed[..count], out);
+                for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
+                    sums.as_chunks_mut().0[p * at_once..][..some.len()].copy_from_slice(&out[..some.len()]);
                 }
             }
             for (column, sums) in chosen[..count].iter().zip(&sums) {
-                self.store(column, row, &sums[..rows]);
+                self.store(column, rows.start, &sums[..rows.len()]);
             }
         }
+    }
+
+    /// The strip of the rows from `row` on, below `end`.
+    fn pack_strip(&self, group: usize, row: usize, end: usize, room: &mut [u8]) {
+        let [i2, i3] = self.columns.matrix(group);
+        let mut slices: [&[u8]; STRIP] = [&[]; STRIP];
+        for (r, slice) in slices.iter_mut().enumerate() {
+            // Rows beyond the last stand for nothing: any will do.
+            *slice = self.a.row([(row + r).min(end - 1), i2, i3]);
+        }
+        strip::pack(self.a.desc().dtype(), &slices, room);
     }
 }

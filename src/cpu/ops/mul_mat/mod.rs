@@ -40,17 +40,16 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
         });
         return Ok(kernel.with_local(exact::SCRATCH + routing));
     };
-    let (k, floats) = (a.ne()[0], fast::scratch(&kernels, a.ne()[0]));
+    // Rows of b that one matrix of a meets, at most.
+    let columns = if op.by_id { b.rows() } else { b.rows() / (a.ne()[2] * a.ne()[3]).max(1) };
+    let plan = fast::Plan::new(kernels, a, b, columns);
     let kernel = Kernel::new(cost, move |work| {
-        let (scratch, words) = work.take_local().split_at_mut(floats);
-        fast::pack(work, &kernels, scratch);
-        if let Some(columns) = groups(op, work, bytemuck::cast_slice_mut(words)) {
-            fast::run(work, &kernels, &columns, scratch);
-        }
+        let (scratch, words) = work.take_local().split_at_mut(plan.local());
+        plan.run(work, scratch, || groups(op, work, bytemuck::cast_slice_mut(words)));
     });
-    let kernel = kernel.with_local(floats.saturating_add(routing)).with_syncs(fast::SYNCS);
-    let kernel = kernel.with_shared(fast::shared(&kernels, k, b.rows()));
-    Ok(if takes_strips(a.dtype(), path) { kernel.wants_strips() } else { kernel })
+    let kernel = kernel.with_local(plan.local().saturating_add(routing)).with_syncs(plan.syncs());
+    let kernel = kernel.with_shared(plan.shared());
+    Ok(if takes_strips(a, path) { kernel.wants_strips() } else { kernel })
 }
 
 /// The node's groups; `None` when it has failed.

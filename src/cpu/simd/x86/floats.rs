@@ -1,7 +1,7 @@
-//! Products of F32, F16 and BF16 rows with columns of f32.
+//! Products of F32, F16 and BF16 rows, where they lie, with columns of f32.
 
-use super::format::{AHEAD, horizontal_sum, transpose};
-use crate::cpu::simd::{Kernels, Packing, Rounding, STRIP, Sums};
+use super::format::{AHEAD, horizontal_sum};
+use crate::cpu::simd::Dot;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
@@ -50,29 +50,13 @@ impl Float for Bf16 {
     }
 }
 
-/// The kernels for a float type.
-///
-/// # Safety of their use
-/// They need AVX2, FMA and F16C.
-pub(super) fn kernels(dtype: DType) -> Option<Kernels> {
+/// The products of a float type's rows; they need AVX2, FMA and F16C.
+pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
     match dtype {
-        DType::F32 => Some(of::<F32>(dtype, Rounding::F32)),
-        DType::F16 => Some(of::<F16>(dtype, Rounding::F16)),
-        DType::BF16 => Some(of::<Bf16>(dtype, Rounding::BF16)),
+        DType::F32 => Some(dot::<F32>),
+        DType::F16 => Some(dot::<F16>),
+        DType::BF16 => Some(dot::<Bf16>),
         _ => None,
-    }
-}
-
-fn of<F: Float>(dtype: DType, rounding: Rounding) -> Kernels {
-    Kernels {
-        dtype,
-        packing: Packing::Floats(rounding),
-        few: 12,
-        strip: STRIP * 4,
-        columns: 6,
-        dot: dot::<F>,
-        expand: expand::<F>,
-        tile,
     }
 }
 
@@ -141,79 +125,4 @@ unsafe fn dot_columns<F: Float, const C: usize>(
         }
     }
     C
-}
-
-/// # Safety
-/// AVX2, FMA and F16C; rows of equal length; a strip of sixteen f32 per padded element, 32-byte aligned.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn expand<F: Float>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]) {
-    let to = strip.as_mut_ptr().cast::<f32>();
-    let mut last = [[0; 32]; 8];
-    for half in 0..2 {
-        let rows = &rows[8 * half..8 * half + 8];
-        let whole = rows[0].len() / (8 * F::BYTES);
-        for r in 0..8 {
-            let rest = &rows[r][whole * 8 * F::BYTES..];
-            last[r][..rest.len()].copy_from_slice(rest);
-        }
-        for i in 0..padded / 8 {
-            // SAFETY: eights are whole, or copies with padding; element k takes floats 16 k and on of the strip, of
-            // which `half` chooses half.
-            unsafe {
-                let mut eights = [_mm256_setzero_ps(); 8];
-                for r in 0..8 {
-                    eights[r] =
-                        F::load(if i < whole { rows[r].as_ptr().add(8 * F::BYTES * i) } else { last[r].as_ptr() });
-                }
-                let eights = transpose(eights);
-                for k in 0..8 {
-                    _mm256_store_ps(to.add(STRIP * (8 * i + k) + 8 * half), eights[k]);
-                }
-            }
-        }
-    }
-}
-
-/// # Safety
-/// AVX2, FMA and F16C; a strip from [`expand`]; 1 to 6 columns of `padded` f32; `out` as long as `columns`.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        match *columns {
-            [a] => tile_columns::<1>(strip, [a], padded, out),
-            [a, b] => tile_columns::<2>(strip, [a, b], padded, out),
-            [a, b, c] => tile_columns::<3>(strip, [a, b, c], padded, out),
-            [a, b, c, d] => tile_columns::<4>(strip, [a, b, c, d], padded, out),
-            [a, b, c, d, e] => tile_columns::<5>(strip, [a, b, c, d, e], padded, out),
-            [a, b, c, d, e, f] => tile_columns::<6>(strip, [a, b, c, d, e, f], padded, out),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn tile_columns<const C: usize>(strip: &[u8], columns: [&[u8]; C], padded: usize, out: &mut [Sums]) {
-    // SAFETY: element k takes floats 16 k and on of the strip and float k of the columns.
-    unsafe {
-        let x = strip.as_ptr().cast::<f32>();
-        let columns = columns.map(|c| c.as_ptr().cast::<f32>());
-        let mut totals = [[_mm256_setzero_ps(); 2]; C];
-        for k in 0..padded {
-            let x = [_mm256_load_ps(x.add(STRIP * k)), _mm256_load_ps(x.add(STRIP * k + 8))];
-            for c in 0..C {
-                let y = _mm256_broadcast_ss(&*columns[c].add(k));
-                for r in 0..2 {
-                    totals[c][r] = _mm256_fmadd_ps(x[r], y, totals[c][r]);
-                }
-            }
-        }
-        for c in 0..C {
-            for r in 0..2 {
-                _mm256_storeu_ps(out[c][8 * r..].as_mut_ptr(), totals[c][r]);
-            }
-        }
-    }
 }

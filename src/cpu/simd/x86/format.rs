@@ -1,7 +1,7 @@
 //! What the kernels need to know of a block type, and the ways to multiply codes.
 //!
 //! Kernels here have no closures around instructions: one that is not inlined would be compiled without them, and call
-//! each. Loops whose counters choose instructions are unrolled by [`unroll`].
+//! each. Loops whose counters choose instructions are unrolled by [`crate::cpu::simd::unroll`].
 
 use crate::tensor::DType;
 use std::arch::x86_64::*;
@@ -137,38 +137,3 @@ pub(super) unsafe fn horizontal_sum(x: __m256) -> f32 {
         _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps::<1>(x, x)))
     }
 }
-
-/// Transposes eight rows of eight 32-bit elements.
-#[inline(always)]
-pub(super) unsafe fn transpose(rows: [__m256; 8]) -> [__m256; 8] {
-    // SAFETY: registers only; the caller vouches for AVX2.
-    unsafe {
-        let mut out = rows;
-        let mut quads = rows;
-        for i in 0..2 {
-            let [a, b, c, d] = [rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]];
-            let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-            quads[4 * i] = _mm256_shuffle_ps::<0x44>(ab, cd);
-            quads[4 * i + 1] = _mm256_shuffle_ps::<0xee>(ab, cd);
-            let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-            quads[4 * i + 2] = _mm256_shuffle_ps::<0x44>(ab, cd);
-            quads[4 * i + 3] = _mm256_shuffle_ps::<0xee>(ab, cd);
-        }
-        for i in 0..4 {
-            out[i] = _mm256_permute2f128_ps::<0x20>(quads[i], quads[i + 4]);
-            out[i + 4] = _mm256_permute2f128_ps::<0x31>(quads[i], quads[i + 4]);
-        }
-        out
-    }
-}
-
-/// `unroll!(j in [0 1 2] { ... })`: the body once for each number.
-macro_rules! unroll {
-    ($j:ident in [$($n:literal)*] $body:block) => {
-        $({
-            let $j: usize = $n;
-            $body
-        })*
-    };
-}
-pub(super) use unroll;

@@ -1,81 +1,74 @@
-//! Kernels for x86-64: AVX2 with FMA and F16C, and the same with VNNI's dot products in two encodings.
+//! Kernels for x86-64: AVX2 with FMA and F16C, the same with VNNI, and AVX-512.
 
 mod blocks;
 mod floats;
 mod format;
 mod kquants;
+mod lanes;
 mod legacy;
 
-use super::{Kernels, Packing};
+#[cfg(test)]
+use format::EmulatedVnni;
+use format::{Avx2, Vnni};
+use lanes::{Narrow, Wide};
+
+use super::{Dot, Kernels, Tile, code_tiles, float_tiles};
 use crate::tensor::DType;
-use format::Format;
 use std::arch::is_x86_feature_detected;
 
 /// Kernels for a type on this processor, fastest first.
-pub(super) fn available(dtype: DType) -> [Option<(&'static str, Kernels)>; 4] {
+pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
     let base = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    let vl = base && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl");
-    let vex = base && is_x86_feature_detected!("avxvnni");
-    let named = |has: bool, name, kernels: fn(DType) -> Option<Kernels>| {
-        if has { kernels(dtype).map(|k| (name, k)) } else { None }
+    let vnni = base && is_x86_feature_detected!("avxvnni");
+    let wide = base && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+    let wide_vnni = wide && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl");
+    let mut all = Vec::new();
+    let mut add = |has: bool, name, set: Option<(Dot, Tile)>, strips, columns| {
+        if let Some((dot, tile)) = set.filter(|_| has) {
+            all.extend(Kernels::new(dtype, dot, tile, strips, columns).map(|kernels| (name, kernels)));
+        }
     };
-    [
-        named(vl, "AVX512-VNNI", vnni_vl::kernels),
-        named(vex, "AVX-VNNI", vnni::kernels),
-        named(base, "AVX2", |dtype| avx2::kernels(dtype).or_else(|| floats::kernels(dtype))),
-        named(base, "emulated VNNI", emulated),
-    ]
+    let floats = floats::dot_of(dtype);
+    add(wide_vnni, "AVX512-VNNI", vnni_vl::dot_of(dtype).zip(wide_codes::tile_of(dtype)), 2, 6);
+    add(vnni, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_codes::tile_of(dtype)), 1, 4);
+    add(wide, "AVX-512", floats.zip(wide_floats::tile_of(dtype)), 2, 8);
+    add(base, "AVX2", avx2::dot_of(dtype).zip(avx2_codes::tile_of(dtype)), 1, 4);
+    add(base, "AVX2", floats.zip(avx2_floats::tile_of(dtype)), 1, 6);
+    #[cfg(test)]
+    {
+        // The kernels of VNNI without its instruction, and of nothing at all: so every machine tests them.
+        add(base, "emulated VNNI", emulated_vnni::dot_of(dtype).zip(emulated_codes::tile_of(dtype)), 1, 4);
+        add(base, "portable", avx2::dot_of(dtype).zip(super::portable_codes::tile_of(dtype)), 2, 4);
+        add(base, "portable, in pairs", avx2::dot_of(dtype).zip(super::portable_pairs::tile_of(dtype)), 1, 4);
+        add(base, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
+    }
+    all
 }
 
-/// The kernels of VNNI without its instruction: for tests, which so cover them on every machine.
-#[cfg(test)]
-fn emulated(dtype: DType) -> Option<Kernels> {
-    emulated_vnni::kernels(dtype)
-}
-
-#[cfg(not(test))]
-fn emulated(_: DType) -> Option<Kernels> {
-    None
-}
-
-/// The kernels of block types, compiled for one instruction set.
-macro_rules! block_kernels {
+/// The products of block types' rows where they lie, compiled for one instruction set.
+macro_rules! row_kernels {
     ($module:ident, $products:ident, $features:literal) => {
         mod $module {
-            use super::format::$products;
-            use super::{DType, Format, Kernels, Packing, blocks, kquants, legacy};
-            use crate::cpu::simd::{STRIP, Sums};
+            use super::format::{Format, $products};
+            use super::{DType, Dot, blocks, kquants, legacy};
 
-            /// The kernels for a block type. They need the instruction set.
-            pub(super) fn kernels(dtype: DType) -> Option<Kernels> {
+            /// The products of a block type's rows. They need the instruction set.
+            pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
                 Some(match dtype {
-                    DType::Q4_0 => of::<legacy::Q4_0>(),
-                    DType::Q4_1 => of::<legacy::Q4_1>(),
-                    DType::Q5_0 => of::<legacy::Q5_0>(),
-                    DType::Q5_1 => of::<legacy::Q5_1>(),
-                    DType::Q8_0 => of::<legacy::Q8_0>(),
-                    DType::IQ4_NL => of::<legacy::IQ4_NL>(),
-                    DType::MXFP4 => of::<legacy::MXFP4>(),
-                    DType::Q2_K => of::<kquants::Q2_K>(),
-                    DType::Q3_K => of::<kquants::Q3_K>(),
-                    DType::Q4_K => of::<kquants::Q4_K>(),
-                    DType::Q5_K => of::<kquants::Q5_K>(),
-                    DType::Q6_K => of::<kquants::Q6_K>(),
+                    DType::Q4_0 => dot::<legacy::Q4_0>,
+                    DType::Q4_1 => dot::<legacy::Q4_1>,
+                    DType::Q5_0 => dot::<legacy::Q5_0>,
+                    DType::Q5_1 => dot::<legacy::Q5_1>,
+                    DType::Q8_0 => dot::<legacy::Q8_0>,
+                    DType::IQ4_NL => dot::<legacy::IQ4_NL>,
+                    DType::MXFP4 => dot::<legacy::MXFP4>,
+                    DType::Q2_K => dot::<kquants::Q2_K>,
+                    DType::Q3_K => dot::<kquants::Q3_K>,
+                    DType::Q4_K => dot::<kquants::Q4_K>,
+                    DType::Q5_K => dot::<kquants::Q5_K>,
+                    DType::Q6_K => dot::<kquants::Q6_K>,
                     _ => return None,
                 })
-            }
-
-            fn of<F: Format>() -> Kernels {
-                Kernels {
-                    dtype: F::DTYPE,
-                    packing: Packing::Codes { sub: F::SUB, shared: F::DTYPE.block_len() == 256 },
-                    few: 6,
-                    strip: blocks::strip_bytes::<F, $products>(),
-                    columns: 4,
-                    dot: dot::<F>,
-                    expand: expand::<F>,
-                    tile: tile::<F>,
-                }
             }
 
             /// # Safety
@@ -85,28 +78,22 @@ macro_rules! block_kernels {
                 // SAFETY: as the caller vouches; this function has the instructions.
                 unsafe { blocks::dot::<F, $products>(rows, columns, padded, out) }
             }
-
-            /// # Safety
-            /// As [`blocks::expand`].
-            #[target_feature(enable = $features)]
-            unsafe fn expand<F: Format>(rows: &[&[u8]; STRIP], padded: usize, strip: &mut [u8]) {
-                // SAFETY: as the caller vouches; this function has the instructions.
-                unsafe { blocks::expand::<F, $products>(rows, padded, strip) }
-            }
-
-            /// # Safety
-            /// As [`blocks::tile`].
-            #[target_feature(enable = $features)]
-            unsafe fn tile<F: Format>(strip: &[u8], columns: &[&[u8]], padded: usize, out: &mut [Sums]) {
-                // SAFETY: as the caller vouches; this function has the instructions.
-                unsafe { blocks::tile::<F, $products>(strip, columns, padded, out) }
-            }
         }
     };
 }
 
-block_kernels!(avx2, Avx2, "avx2,fma,f16c");
-block_kernels!(vnni_vl, VnniVl, "avx2,fma,f16c,avx512vnni,avx512vl");
-block_kernels!(vnni, Vnni, "avx2,fma,f16c,avxvnni");
+row_kernels!(avx2, Avx2, "avx2,fma,f16c");
+row_kernels!(vnni_vl, VnniVl, "avx2,fma,f16c,avx512vnni,avx512vl");
+row_kernels!(vnni, Vnni, "avx2,fma,f16c,avxvnni");
 #[cfg(test)]
-block_kernels!(emulated_vnni, EmulatedVnni, "avx2,fma,f16c");
+row_kernels!(emulated_vnni, EmulatedVnni, "avx2,fma,f16c");
+
+code_tiles!(avx2_codes, super::Narrow<super::Avx2>, 1, [4 2 1], #[target_feature(enable = "avx2,fma,f16c")]);
+code_tiles!(vnni_codes, super::Narrow<super::Vnni>, 1, [4 2 1], #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
+code_tiles!(wide_codes, super::Wide, 2, [6 4 2 1],
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]);
+#[cfg(test)]
+code_tiles!(emulated_codes, super::Narrow<super::EmulatedVnni>, 1, [4 2 1],
+    #[target_feature(enable = "avx2,fma,f16c")]);
+float_tiles!(avx2_floats, super::Narrow<super::Avx2>, 1, [6 4 2 1], #[target_feature(enable = "avx2,fma,f16c")]);
+float_tiles!(wide_floats, super::Wide, 2, [8 4 2 1], #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]);

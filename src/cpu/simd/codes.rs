@@ -1,0 +1,285 @@
+//! Products of strips of block types with columns of codes.
+//!
+//! Everything is `sum over sub-blocks of scale * column scale * (sum of code products) + bias * (column sum)`, where sums of
+//! codes with an offset start at what the offset takes away.
+
+use super::formats::{Format, Scales};
+use super::lanes::Lanes;
+use super::packing::Parts;
+use super::{Sums, unroll};
+use std::hint::black_box;
+
+/// How far ahead of its use a strip is asked for when it meets few columns: more than memory's latency takes, far less
+/// than a cache holds.
+const AHEAD: usize = 4096;
+
+/// Groups of four elements whose products [`Lanes::multiply`] can sum before [`Lanes::widen`]; 0 when not even one.
+const fn run(top: i32) -> usize {
+    // Two products each lane and group, of codes with -128 at worst.
+    let groups = 32767 / (2 * top * 128);
+    if groups >= 8 { 8 } else { groups as usize }
+}
+
+/// Products of `S` strips of `k` elements with `C` packed columns: `out[c * S + s]`.
+///
+/// # Safety
+/// The instructions of `L`; strips of 16 rows of `F`; columns packed for it, of at least `k` elements; `out` has room.
+#[inline(always)]
+pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
+    strips: [*const u8; S],
+    columns: [Parts; C],
+    k: usize,
+    out: &mut [Sums],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let totals = if F::DTYPE.block_len() == 32 {
+            legacy::<L, F, S, C>(strips, columns, k / 32)
+        } else {
+            superblocks::<L, F, S, C>(strips, columns, k / 256)
+        };
+        for c in 0..C {
+            for s in 0..S {
+                L::store(out[c * S + s].as_mut_ptr(), totals[c][s]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`tile`], for `blocks` blocks of 32 elements.
+#[inline(always)]
+unsafe fn legacy<L: Lanes, F: Format, const S: usize, const C: usize>(
+    mut strips: [*const u8; S],
+    columns: [Parts; C],
+    blocks: usize,
+) -> [[L::Float; S]; C] {
+    // SAFETY: block b of the strips meets elements 32 b and on of the columns, all of which are there.
+    unsafe {
+        let mut totals = [[L::zeros(); S]; C];
+        for b in 0..blocks {
+            ask::<L, F, S, C>(strips);
+            if !L::EXACT {
+                // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
+                black_box(&mut totals);
+            }
+            let sums = sub_block::<L, F, S, C>(strips, columns, 32 * b, b, 0, 0);
+            for s in 0..S {
+                let scales = F::scales::<L>(strips[s]);
+                for c in 0..C {
+                    let scale = L::times(scales.d, L::spread_float(columns[c].scales.add(b)));
+                    totals[c][s] = L::fused(L::to_float(sums[c][s]), scale, totals[c][s]);
+                    if F::BIASED {
+                        totals[c][s] = L::fused(scales.m, L::spread_float(columns[c].sums.add(b)), totals[c][s]);
+                    }
+                }
+                strips[s] = strips[s].add(F::BYTES);
+            }
+        }
+        totals
+    }
+}
+
+/// # Safety
+/// As [`tile`], for `blocks` blocks of 256 elements, for each of which a column has one scale.
+#[inline(always)]
+unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
+    mut strips: [*const u8; S],
+    columns: [Parts; C],
+    blocks: usize,
+) -> [[L::Float; S]; C] {
+    let subs = 256 / F::SUB;
+    // SAFETY: block b of the strips meets elements 256 b and on of the columns, all of which are there; sub-blocks are
+    // below `subs`, their groups of four below SUB / 4.
+    unsafe {
+        let mut totals = [[L::zeros(); S]; C];
+        for b in 0..blocks {
+            ask::<L, F, S, C>(strips);
+            // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
+            black_box(&mut totals);
+            let mut scales = [F::scales::<L>(strips[0]); S];
+            for s in 1..S {
+                scales[s] = F::scales::<L>(strips[s]);
+            }
+            // Bytes of scales are reached by number: they must lie in memory, and no loop over them be unrolled.
+            black_box(&mut scales);
+            let mut inner = [[L::zeros(); S]; C];
+            for chunk in 0..black_box(subs / F::PARTS) {
+                unroll!(part in [0 1 2 3] {
+                    if part < F::PARTS {
+                        let sub = F::sub(chunk, part);
+                        let k = 256 * b + F::SUB * sub;
+                        let sums = sub_block::<L, F, S, C>(strips, columns, k, subs * b + sub, chunk, part);
+                        for s in 0..S {
+                            let scale = L::to_float(L::signed_byte(scales[s].scales[sub / 4], (sub % 4) as u32));
+                            for c in 0..C {
+                                inner[c][s] = L::fused(L::to_float(sums[c][s]), scale, inner[c][s]);
+                            }
+                        }
+                    }
+                });
+            }
+            for s in 0..S {
+                for c in 0..C {
+                    let d = L::spread_float(columns[c].scales.add(8 * b));
+                    let mut total = L::times(scales[s].d, inner[c][s]);
+                    if F::BIASED {
+                        let mins = minima::<L>(&scales[s], columns[c].wholes.add(2 * subs * b), subs);
+                        // Packed with a minus.
+                        total = L::fused(scales[s].m, L::to_float(mins), total);
+                    }
+                    totals[c][s] = L::fused(d, total, totals[c][s]);
+                }
+                strips[s] = strips[s].add(F::BYTES);
+            }
+        }
+        totals
+    }
+}
+
+/// Sums of the products of minima with the column's sums of their sub-blocks, which lie in pairs of i16: 0 2, 1 3, and on.
+///
+/// # Safety
+/// The instructions of `L`; `subs` sums at `sums`.
+#[inline(always)]
+unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs: usize) -> L::Int {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let low = L::and(L::bytes(255), L::right(L::bytes(255), 24));
+        let low = L::or(low, L::left(low, 16));
+        let mut total = L::zero();
+        for i in 0..subs / 4 {
+            let (even, odd) = (L::and(scales.mins[i], low), L::and(L::right(scales.mins[i], 8), low));
+            total = L::multiply_pairs(total, even, L::spread(sums.add(8 * i)));
+            total = L::multiply_pairs(total, odd, L::spread(sums.add(8 * i + 4)));
+        }
+        total
+    }
+}
+
+/// Sums of code products of one sub-block, which starts at element `k` of the columns and is their `number`th.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn sub_block<L: Lanes, F: Format, const S: usize, const C: usize>(
+    strips: [*const u8; S],
+    columns: [Parts; C],
+    k: usize,
+    number: usize,
+    chunk: usize,
+    part: usize,
+) -> [[L::Int; S]; C] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut sums = [[L::zero(); S]; C];
+        if F::ZERO != 0 {
+            for c in 0..C {
+                sums[c] = [L::spread(columns[c].wholes.add(4 * number)); S];
+            }
+        }
+        if L::EXACT {
+            // Nibbles of the same bytes follow each other.
+            unroll!(i in [0 1 2 3 4 5 6 7] {
+                if i < F::SUB / 4 {
+                    let g = if F::SUB == 32 && F::PARTS == 1 { i / 2 + 4 * (i % 2) } else { i };
+                    add_group::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, g, u8::MAX, 0);
+                }
+            });
+        } else if F::TOP < 128 {
+            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, u8::MAX, 0, 1, run(F::TOP));
+        } else {
+            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, 15, 4, 16, run(15));
+            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, 15, 0, 1, run(15));
+        }
+        sums
+    }
+}
+
+/// Adds `weight` times the products of a sub-block, of its codes' bits `shift` and on under `mask`, in runs of `length` groups.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn runs<L: Lanes, F: Format, const S: usize, const C: usize>(
+    sums: &mut [[L::Int; S]; C],
+    strips: [*const u8; S],
+    columns: [Parts; C],
+    k: usize,
+    chunk: usize,
+    part: usize,
+    mask: u8,
+    shift: u32,
+    weight: i16,
+    length: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut partial = [[L::zero(); S]; C];
+        unroll!(g in [0 1 2 3 4 5 6 7] {
+            if g < F::SUB / 4 {
+                if g > 0 && g.is_multiple_of(length) {
+                    partial = [[L::zero(); S]; C];
+                }
+                add_group::<L, F, S, C>(&mut partial, strips, columns, k, chunk, part, g, mask, shift);
+                if (g + 1).is_multiple_of(length) || g + 1 == F::SUB / 4 {
+                    for c in 0..C {
+                        for s in 0..S {
+                            sums[c][s] = L::add(sums[c][s], L::widen(partial[c][s], weight));
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Adds the products of group `g`.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn add_group<L: Lanes, F: Format, const S: usize, const C: usize>(
+    sums: &mut [[L::Int; S]; C],
+    strips: [*const u8; S],
+    columns: [Parts; C],
+    k: usize,
+    chunk: usize,
+    part: usize,
+    g: usize,
+    mask: u8,
+    shift: u32,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut codes = [L::zero(); S];
+        for s in 0..S {
+            codes[s] = F::codes::<L>(strips[s], chunk, part, g);
+            if mask != u8::MAX {
+                codes[s] = L::and(if shift == 0 { codes[s] } else { L::right(codes[s], shift) }, L::bytes(mask));
+            }
+        }
+        for c in 0..C {
+            let y = L::spread(columns[c].codes.add(k + 4 * g).cast());
+            for s in 0..S {
+                sums[c][s] = L::multiply(sums[c][s], codes[s], y);
+            }
+        }
+    }
+}
+
+/// Asks for the strips' bytes that come next, where columns are too few to hide memory's latency.
+///
+/// # Safety
+/// The instructions of `L`.
+#[inline(always)]
+unsafe fn ask<L: Lanes, F: Format, const S: usize, const C: usize>(strips: [*const u8; S]) {
+    if C <= 2 {
+        for s in 0..S {
+            for line in 0..F::BYTES.div_ceil(64) {
+                // SAFETY: as the caller vouches.
+                unsafe { L::prefetch(strips[s].wrapping_add(AHEAD + 64 * line)) };
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Products of strips of F32, F16 and BF16 with columns of f32.
+
+use super::Sums;
+use super::lanes::Lanes;
+use crate::tensor::DType;
+
+/// How far ahead of its use a strip is asked for when it meets few columns.
+const AHEAD: usize = 4096;
+
+/// A float type in strips.
+///
+/// # Safety
+/// The function needs the instructions of `L`, and element `k` of sixteen rows in the strip at `p`.
+pub(super) trait Float {
+    /// The type.
+    const DTYPE: DType;
+
+    /// Element `k` of sixteen rows.
+    unsafe fn load<L: Lanes>(p: *const u8, k: usize) -> L::Float;
+}
+
+pub(super) struct F32;
+pub(super) struct F16;
+pub(super) struct BF16;
+
+impl Float for F32 {
+    const DTYPE: DType = DType::F32;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8, k: usize) -> L::Float {
+        // SAFETY: as the caller vouches.
+        unsafe { L::load_floats(p.add(64 * k).cast()) }
+    }
+}
+
+impl Float for F16 {
+    const DTYPE: DType = DType::F16;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8, k: usize) -> L::Float {
+        // SAFETY: as the caller vouches.
+        unsafe { L::load_halves(p.add(32 * k)) }
+    }
+}
+
+impl Float for BF16 {
+    const DTYPE: DType = DType::BF16;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8, k: usize) -> L::Float {
+        // SAFETY: as the caller vouches. Two elements share a lane, and the high half of an f32 is the bf16.
+        unsafe {
+            let pair = L::load(p.add(64 * (k / 2)));
+            let high = L::left(L::bytes(255), 16);
+            L::as_float(if k.is_multiple_of(2) { L::left(pair, 16) } else { L::and(pair, high) })
+        }
+    }
+}
+
+/// Products of `S` strips of `k` elements with `C` columns: `out[c * S + s]`.
+///
+/// # Safety
+/// The instructions of `L`; strips of 16 rows of `F`, which has them for this `k`; columns of at least `k` f32; `out` has
+/// room.
+#[inline(always)]
+pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
+    strips: [*const u8; S],
+    columns: [*const f32; C],
+    k: usize,
+    out: &mut [Sums],
+) {
+    // SAFETY: elements below k are there in strips and columns.
+    unsafe {
+        // Two sums each, so that with few columns one product need not wait for the one before.
+        let (mut even, mut odd) = ([[L::zeros(); S]; C], [[L::zeros(); S]; C]);
+        for pair in 0..k / 2 {
+            if C <= 2 {
+                for s in 0..S {
+                    L::prefetch(strips[s].wrapping_add(32 * F::DTYPE.block_bytes() * pair + AHEAD));
+                }
+            }
+            add::<L, F, S, C>(&mut even, strips, columns, 2 * pair);
+            if C * S <= 4 {
+                add::<L, F, S, C>(&mut odd, strips, columns, 2 * pair + 1);
+            } else {
+                add::<L, F, S, C>(&mut even, strips, columns, 2 * pair + 1);
+            }
+        }
+        if k % 2 == 1 {
+            add::<L, F, S, C>(&mut even, strips, columns, k - 1);
+        }
+        for c in 0..C {
+            for s in 0..S {
+                L::store(out[c * S + s].as_mut_ptr(), L::sum(even[c][s], odd[c][s]));
+            }
+        }
+    }
+}
+
+/// Adds the products of element `k`.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn add<L: Lanes, F: Float, const S: usize, const C: usize>(
+    sums: &mut [[L::Float; S]; C],
+    strips: [*const u8; S],
+    columns: [*const f32; C],
+    k: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut x = [L::zeros(); S];
+        for s in 0..S {
+            x[s] = F::load::<L>(strips[s], k);
+        }
+        for c in 0..C {
+            let y = L::spread_float(columns[c].add(k));
+            for s in 0..S {
+                sums[c][s] = L::fused(x[s], y, sums[c][s]);
+            }
+        }
+    }
+}

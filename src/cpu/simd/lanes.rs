@@ -1,0 +1,182 @@
+//! Sixteen lanes of 32 bits, one for each row of a strip: the few operations that products need, by instruction set.
+//!
+//! Kernels are written once over [`Lanes`] and compiled for each set. There are no closures around these operations: one
+//! that is not inlined would be compiled without the instructions, and call each.
+
+/// An instruction set's sixteen lanes.
+///
+/// # Safety
+/// All functions need the instructions that the type stands for; those with a pointer, as many readable bytes as they say.
+pub(super) trait Lanes {
+    /// Sixteen 32-bit lanes of bytes or whole numbers.
+    type Int: Copy;
+    /// Sixteen f32.
+    type Float: Copy;
+
+    /// Whether [`Lanes::multiply`] sums exactly, in 32 bits, products of any codes. If not, it sums in pairs of 16 bits,
+    /// as many products as fit (see `run` in [`super::codes`]), which [`Lanes::widen`] turns into 32.
+    const EXACT: bool;
+
+    unsafe fn zero() -> Self::Int;
+    /// 64 bytes.
+    unsafe fn load(p: *const u8) -> Self::Int;
+    /// 4 bytes in every lane.
+    unsafe fn spread(p: *const u8) -> Self::Int;
+    /// Every byte.
+    unsafe fn bytes(value: u8) -> Self::Int;
+    unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
+    unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Lanes shifted; bits that cross from byte to byte are the caller's to mask.
+    unsafe fn left(a: Self::Int, by: u32) -> Self::Int;
+    unsafe fn right(a: Self::Int, by: u32) -> Self::Int;
+    /// Byte `b` of each lane, as a signed number.
+    unsafe fn signed_byte(a: Self::Int, b: u32) -> Self::Int;
+    unsafe fn add(a: Self::Int, b: Self::Int) -> Self::Int;
+    unsafe fn subtract_bytes(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Entries of a table that bytes below 16 choose.
+    unsafe fn look_up(table: &[u8; 16], codes: Self::Int) -> Self::Int;
+
+    /// `sums` and the products of four unsigned codes of each lane with four signed ones.
+    unsafe fn multiply(sums: Self::Int, codes: Self::Int, y: Self::Int) -> Self::Int;
+    /// Sums of [`Lanes::multiply`], times `weight` where that is not [`Lanes::EXACT`], in 32 bits.
+    unsafe fn widen(sums: Self::Int, weight: i16) -> Self::Int;
+    /// `sums` and the products of two i16 of each lane.
+    unsafe fn multiply_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int;
+
+    unsafe fn zeros() -> Self::Float;
+    unsafe fn to_float(a: Self::Int) -> Self::Float;
+    /// The bits of an f32 in every lane.
+    unsafe fn as_float(a: Self::Int) -> Self::Float;
+    /// 16 f32.
+    unsafe fn load_floats(p: *const f32) -> Self::Float;
+    /// 16 halves.
+    unsafe fn load_halves(p: *const u8) -> Self::Float;
+    /// One f32 in every lane.
+    unsafe fn spread_float(p: *const f32) -> Self::Float;
+    unsafe fn times(a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a * b + c`.
+    unsafe fn fused(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    unsafe fn sum(a: Self::Float, b: Self::Float) -> Self::Float;
+    /// Writes 16 f32.
+    unsafe fn store(p: *mut f32, a: Self::Float);
+
+    /// Asks for the cache line at `p`, which need not exist.
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// Lanes of plain Rust: what the other sets are tested against. Products are summed as AVX2 does with `EXACT` false.
+#[cfg(test)]
+pub(super) struct Portable<const EXACT: bool>;
+
+#[cfg(test)]
+#[allow(clippy::missing_safety_doc)]
+impl<const EXACT: bool> Lanes for Portable<EXACT> {
+    type Int = [u32; 16];
+    type Float = [f32; 16];
+    const EXACT: bool = EXACT;
+
+    unsafe fn zero() -> [u32; 16] {
+        [0; 16]
+    }
+    unsafe fn load(p: *const u8) -> [u32; 16] {
+        // SAFETY: the caller vouches for 64 bytes.
+        unsafe { p.cast::<[u32; 16]>().read_unaligned() }
+    }
+    unsafe fn spread(p: *const u8) -> [u32; 16] {
+        // SAFETY: the caller vouches for 4 bytes.
+        [unsafe { p.cast::<u32>().read_unaligned() }; 16]
+    }
+    unsafe fn bytes(value: u8) -> [u32; 16] {
+        [u32::from_le_bytes([value; 4]); 16]
+    }
+    unsafe fn and(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| a[l] & b[l])
+    }
+    unsafe fn or(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| a[l] | b[l])
+    }
+    unsafe fn left(a: [u32; 16], by: u32) -> [u32; 16] {
+        a.map(|a| a << by)
+    }
+    unsafe fn right(a: [u32; 16], by: u32) -> [u32; 16] {
+        a.map(|a| a >> by)
+    }
+    unsafe fn signed_byte(a: [u32; 16], b: u32) -> [u32; 16] {
+        a.map(|a| ((a << (24 - 8 * b)) as i32 >> 24) as u32)
+    }
+    unsafe fn add(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| a[l].wrapping_add(b[l]))
+    }
+    unsafe fn subtract_bytes(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| {
+            let (a, b) = (a[l].to_le_bytes(), b[l].to_le_bytes());
+            u32::from_le_bytes(std::array::from_fn(|i| a[i].wrapping_sub(b[i])))
+        })
+    }
+    unsafe fn look_up(table: &[u8; 16], codes: [u32; 16]) -> [u32; 16] {
+        codes.map(|c| u32::from_le_bytes(c.to_le_bytes().map(|c| table[usize::from(c)])))
+    }
+    unsafe fn multiply(sums: [u32; 16], codes: [u32; 16], y: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| {
+            let (u, s) = (codes[l].to_le_bytes(), y[l].to_le_bytes());
+            let p: [i32; 4] = std::array::from_fn(|i| i32::from(u[i]) * i32::from(s[i] as i8));
+            if EXACT {
+                return sums[l].wrapping_add(p.iter().sum::<i32>() as u32);
+            }
+            let half = |h: u32| {
+                let sum = (sums[l] >> (16 * h)) as i16;
+                let pair = p[2 * h as usize] + p[2 * h as usize + 1];
+                let pair = i16::try_from(pair).expect("a pair of products fits");
+                u32::from(sum.checked_add(pair).expect("a run of products fits") as u16) << (16 * h)
+            };
+            half(0) | half(1)
+        })
+    }
+    unsafe fn widen(sums: [u32; 16], weight: i16) -> [u32; 16] {
+        if EXACT {
+            return sums;
+        }
+        sums.map(|s| ((i32::from(s as i16) + i32::from((s >> 16) as i16)) * i32::from(weight)) as u32)
+    }
+    unsafe fn multiply_pairs(sums: [u32; 16], a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|l| {
+            let half = |h: u32| i32::from((a[l] >> (16 * h)) as i16) * i32::from((b[l] >> (16 * h)) as i16);
+            sums[l].wrapping_add((half(0) + half(1)) as u32)
+        })
+    }
+    unsafe fn zeros() -> [f32; 16] {
+        [0.0; 16]
+    }
+    unsafe fn to_float(a: [u32; 16]) -> [f32; 16] {
+        a.map(|a| a as i32 as f32)
+    }
+    unsafe fn as_float(a: [u32; 16]) -> [f32; 16] {
+        a.map(f32::from_bits)
+    }
+    unsafe fn load_floats(p: *const f32) -> [f32; 16] {
+        // SAFETY: the caller vouches for 64 bytes.
+        unsafe { p.cast::<[f32; 16]>().read_unaligned() }
+    }
+    unsafe fn load_halves(p: *const u8) -> [f32; 16] {
+        // SAFETY: the caller vouches for 32 bytes.
+        unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(|bits| half::f16::from_bits(bits).to_f32())
+    }
+    unsafe fn spread_float(p: *const f32) -> [f32; 16] {
+        // SAFETY: the caller vouches for 4 bytes.
+        [unsafe { p.read_unaligned() }; 16]
+    }
+    unsafe fn times(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|l| a[l] * b[l])
+    }
+    unsafe fn fused(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|l| a[l].mul_add(b[l], c[l]))
+    }
+    unsafe fn sum(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|l| a[l] + b[l])
+    }
+    unsafe fn store(p: *mut f32, a: [f32; 16]) {
+        // SAFETY: the caller vouches for room for 64 bytes.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(a) }
+    }
+    unsafe fn prefetch(_: *const u8) {}
+}
