@@ -60,7 +60,7 @@ impl CpuDevice {
 
     /// Whether a tensor is packed into strips as it is uploaded: one that products are likely to read.
     fn packs(&self, tensor: &TensorDesc) -> bool {
-        ops::takes_strips(tensor.dtype(), self.path) && tensor.dtype() != DType::F32
+        ops::takes_strips(tensor, self.path) && tensor.dtype() != DType::F32
     }
 
     fn pool(&self) -> &Pool {

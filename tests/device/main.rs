@@ -6,7 +6,7 @@ use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
-use fanout::tensor::DType;
+use fanout::tensor::{DType, TensorDesc};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -179,6 +179,37 @@ fn a_writer_fills_in_place_and_its_error_does_not_stick() {
         assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
     }
     assert!(first(&mut *queue, &buffer).is_ok());
+}
+
+/// However a device holds a tensor that it was told of, every part of it reads as it was sent.
+#[test]
+fn a_whole_tensor_reads_back_as_any_bytes() {
+    for (path, dtype, ne) in [
+        (Path::Fast, DType::Q4_0, [512, 1024, 1, 1]),
+        (Path::Fast, DType::F16, [256, 64, 16, 1]),
+        (Path::Exact, DType::Q6_K, [256, 2048, 1, 1]),
+    ] {
+        let (device, account) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), Account::new(MEMORY));
+        let mut queue = device.queue(&account).unwrap();
+        let tensor = TensorDesc::contiguous(dtype, ne).unwrap();
+        let buffer = device.alloc(tensor.extent() as u64 + 64, &account).unwrap();
+        let region = buffer.region(64, tensor.extent() as u64).unwrap();
+        let mut rng = fastrand::Rng::with_seed(11);
+        let mut bytes: Vec<u8> = (0..tensor.extent()).map(|_| rng.u8(..)).collect();
+        queue.upload(region.clone(), Some(&tensor), Source::Borrowed(&bytes)).unwrap();
+        assert!(queue.download(region.clone()).unwrap().wait(soon()).unwrap() == bytes, "{dtype}");
+        bytes.reverse();
+        let mut rest = &bytes[..];
+        let mut fill = |piece: &mut [u8]| {
+            piece.copy_from_slice(&rest[..piece.len()]);
+            rest = &rest[piece.len()..];
+            Ok(())
+        };
+        queue.upload(region.clone(), Some(&tensor), Source::Writer(&mut fill)).unwrap();
+        let part = queue.download(region.part(12_345, 678).unwrap()).unwrap().wait(soon()).unwrap();
+        assert!(part == bytes[12_345..12_345 + 678], "{dtype}");
+        assert!(queue.download(region).unwrap().wait(soon()).unwrap() == bytes, "{dtype}");
+    }
 }
 
 /// Many queues on one pool, graph by graph: every result is as if it had run alone.

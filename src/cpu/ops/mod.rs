@@ -136,9 +136,9 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
     }
 }
 
-/// Whether products on `path` read weights of this type from strips.
-pub(super) fn takes_strips(dtype: DType, path: Path) -> bool {
-    path == Path::Fast && Kernels::of(dtype).is_some()
+/// Whether products on `path` read this weight from strips.
+pub(super) fn takes_strips(weight: &TensorDesc, path: Path) -> bool {
+    path == Path::Fast && Kernels::of(weight.dtype()).is_some_and(|k| k.has_strips(weight.ne()[0]))
 }
 
 /// The error that a node's types are not among those its kernel takes.

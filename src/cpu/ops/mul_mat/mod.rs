@@ -49,7 +49,7 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
     });
     let kernel = kernel.with_local(plan.local().saturating_add(routing)).with_syncs(plan.syncs());
     let kernel = kernel.with_shared(plan.shared());
-    Ok(if takes_strips(a.dtype(), path) { kernel.wants_strips() } else { kernel })
+    Ok(if takes_strips(a, path) { kernel.wants_strips() } else { kernel })
 }
 
 /// The node's groups; `None` when it has failed.
