@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // calling functions with target features, and an empty asm!: each argues below
 
 /// What a peak is a peak of.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// f32 products added to f32 sums.
@@ -19,6 +20,7 @@ pub enum Kind {
 type Loop = unsafe fn(rounds: u64);
 
 /// A loop of one kind of product.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct Peak {
     /// The instruction, for people.
     pub name: &'static str,
