@@ -130,7 +130,8 @@ pub struct Case {
 impl Case {
     /// A name to filter by.
     pub fn name(&self) -> String {
-        format!("{} {} {}", self.op, self.dtype, self.shape)
+        // With a space at the end too: `by 1 ` is not `by 128`.
+        format!("{} {} {} ", self.op, self.dtype, self.shape)
     }
 
     pub fn draft(&self) -> Result<Draft, BuildError> {
