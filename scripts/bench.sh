@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Benchmarks; each prints ratios against a peer, or against a roof of this machine, measured in the same run.
-#   scripts/bench.sh model [options]   1b models: our rpc-server, llama.cpp's own and llama.cpp alone in turn, with the same
-#                                      client: decode, prompt, load
-#   scripts/bench.sh wire [options]    messages: round trip, upload, download, what a server adds to a tiny model's token,
-#                                      several clients at once, an idle server
-#   scripts/bench.sh ops [options]     each op and type on shapes of a real model, beside what memory and vector units can do
-#   scripts/bench.sh floors [options]  bytes and operations of each 1b model over the roofs that `ops --json` has written
-# Each lists its options with --help, writes what it measured with --json FILE, and with --smoke only shows that it works.
+#   scripts/bench.sh model [options]     1b models: our rpc-server, llama.cpp's own and llama.cpp alone in turn, with the same
+#                                        client: decode, prompt, load
+#   scripts/bench.sh wire [options]      messages: round trip, upload, download, what a server adds to a tiny model's token,
+#                                        several clients at once, an idle server
+#   scripts/bench.sh ops [options]       each op and type on shapes of a real model, beside what memory and vector units
+#                                        can do
+#   scripts/bench.sh peer-ops [options]  the same products on llama.cpp's CPU device
+#   scripts/bench.sh floors [options]    bytes and operations of each 1b model over the roofs that `ops --json` wrote
+# Each lists its options with --help. All but `floors` write what they measured with --json FILE; `model`, `wire` and `ops`
+# only show that they work with --smoke.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,13 +26,13 @@ ops)
     shift
     exec cargo bench --bench ops -- "$@"
     ;;
-floors)
+peer-ops | floors)
     shift
     python=$(scripts/venv.sh)
-    exec "$python" scripts/bench/floors.py "$@"
+    exec "$python" "scripts/bench/${mode/-/_}.py" "$@"
     ;;
 *)
-    sed -n '2,9s/^# \{0,1\}//p' scripts/bench.sh >&2
+    sed -n '2,13s/^# \{0,1\}//p' scripts/bench.sh >&2
     exit 2
     ;;
 esac
