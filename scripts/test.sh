@@ -8,4 +8,5 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 step cargo fmt --check
 step cargo clippy --locked --all-targets -- -D warnings
 step cargo test --locked
+step cargo test --locked --bench ops
 RUSTDOCFLAGS="-D warnings" step cargo doc --locked --no-deps

@@ -1,59 +1,88 @@
 #!/usr/bin/env python3
-"""Prompt and decode speed of 1b models on our rpc-server and on llama.cpp's own, in turn, with the same client.
+"""Prompt, decode and load of 1b models on our rpc-server, on llama.cpp's own and in llama.cpp alone, with the same client.
 
-Each measurement starts its server, runs one client, and stops the server, so that only one of the two is there;
-the order alternates from round to round. Prints medians in tokens per second and the ratio ours / llama.cpp's of
-the two medians, with the lowest and highest ratio of a single round in brackets.
+Each measurement starts its server, runs one client, and stops the server, so that only one of them is there; another
+side comes first from round to round. Prints medians (tokens per second; load in seconds) and the ratios ours /
+llama.cpp's server and ours / llama.cpp alone of the medians, with the lowest and highest ratio of a single round in
+brackets; and whether what must hold does: decode and prompt at least 1.2 times its server's, decode at least 0.95 of
+llama.cpp alone, load at most 0.9 times its server's. With --check the program ends with 1 where something does not.
+
+The files are read once before, so that no side loads from disk. A virtual machine may give out memory that it has never
+used 10 times slower than memory it has used, so as much as a model takes is used once before, too.
 """
 
 import argparse
-import json
 import os
-import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "interop"))
+from common import ROOT, Bound, Spread, finish, ratio, rotated, warn_if_busy
 
-from clients import Client, ClientError, Model  # noqa: E402
-from servers import ServerError, ours, peer  # noqa: E402
+from clients import Client, ClientError, Model  # isort: skip
+from servers import ServerError, ours, peer  # isort: skip
 
 TYPES = ("q4_0", "q8_0", "q4_k_m", "f16")
-SPEEDS = {"prompt": "prompt_tok_s", "decode": "gen_tok_s"}
+SIDES = ("ours", "peer", "local")
+MEASURES = {"prompt": "prompt_tok_s", "decode": "gen_tok_s", "load": "load_s"}
 CLIENT_S = 1800.0
+PIECE = 1 << 24
+
+Runs = dict[str, list[dict[str, float]]]
 
 
 def measure(side: str, model: Path, options: list[str], a: argparse.Namespace) -> dict[str, float]:
-    """One client on a fresh server: tokens per second of prompt and decode."""
-    server = ours(a.threads, binary=a.binary) if side == "ours" else peer(a.threads)
-    with server, Client(model, [*options, "--rpc", server.endpoint]) as client:
-        report = client.report(CLIENT_S)
-        if not client.rpc_buffers():
-            raise ClientError("the model did not run on the server")
-    return {speed: report[key] for speed, key in SPEEDS.items()}
+    """One client, on a fresh server or alone."""
+    if side == "local":
+        with Client(model, options) as client:
+            report = client.report(CLIENT_S)
+    else:
+        server = ours(a.threads, binary=a.binary) if side == "ours" else peer(a.threads)
+        with server, Client(model, [*options, "--rpc", server.endpoint]) as client:
+            report = client.report(CLIENT_S)
+            if not client.rpc_buffers():
+                raise ClientError("the model did not run on the server")
+    return {measure: report[key] for measure, key in MEASURES.items()}
 
 
-def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """For each speed: the two medians, their ratio, and the extremes of the rounds' own ratios."""
+def settle(model: Path) -> None:
+    """Bring the file into the page cache, and use as much memory once as a server will."""
+    used = bytearray()
+    with model.open("rb") as file:
+        while piece := file.read(PIECE):
+            used += piece
+
+
+def summary(runs: Runs) -> dict[str, dict[str, Spread]]:
+    """For each measure: the sides, and our ratio to the others."""
     out = {}
-    for speed in SPEEDS:
-        mine, theirs = ([run[speed] for run in runs[side]] for side in ("ours", "peer"))
-        each = [m / t for m, t in zip(mine, theirs, strict=True)]
-        medians = statistics.median(mine), statistics.median(theirs)
-        ratio = medians[0] / medians[1]
-        out[speed] = {"ours": medians[0], "peer": medians[1], "ratio": ratio, "min": min(each), "max": max(each)}
+    for measure in MEASURES:
+        values = {side: [run[measure] for run in runs[side]] for side in SIDES}
+        out[measure] = {side: Spread.of(values[side]) for side in SIDES}
+        out[measure] |= {f"to {side}": ratio(values["ours"], values[side]) for side in SIDES[1:]}
     return out
 
 
-def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
-    lines = [f"{'model':10} {'':8} {'ours':>8} {'llama.cpp':>10}  ratio"]
-    for model, speeds in results.items():
-        for speed, r in speeds.items():
-            extremes = f"[{r['min']:.2f}-{r['max']:.2f}]"
-            lines.append(f"{model:10} {speed:8} {r['ours']:8.2f} {r['peer']:10.2f}  {r['ratio']:5.2f} {extremes}")
+def table(results: dict[str, dict[str, dict[str, Spread]]]) -> str:
+    lines = [f"{'model':10} {'':8} {'ours':>8} {'its server':>10} {'ratio':>6} {'':11} {'alone':>8} {'ratio':>6}"]
+    for model, measures in results.items():
+        for measure, r in measures.items():
+            line = f"{model:10} {measure:8} {r['ours'].median:8.2f}"
+            for side, width in (("peer", 10), ("local", 8)):
+                to = r[f"to {side}"]
+                line += f" {r[side].median:{width}.2f} {to.median:6.2f} {f'[{to.low:.2f}-{to.high:.2f}]':11}"
+            lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+def bounds(results: dict[str, dict[str, dict[str, Spread]]]) -> list[Bound]:
+    out = []
+    for model, r in results.items():
+        out.append(Bound(f"{model} decode / its server's", r["decode"]["to peer"].median, least=1.2))
+        out.append(Bound(f"{model} prompt / its server's", r["prompt"]["to peer"].median, least=1.2))
+        out.append(Bound(f"{model} decode / llama.cpp alone", r["decode"]["to local"].median, least=0.95))
+        out.append(Bound(f"{model} load / its server's", r["load"]["to peer"].median, most=0.9))
+    return out
 
 
 def main() -> None:
@@ -67,24 +96,31 @@ def main() -> None:
     p.add_argument("--flash-attn", action="store_true")
     p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
     p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
+    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
     p.add_argument("--json", type=Path, help="write every measurement and the summary here")
+    p.add_argument("--smoke", action="store_true", help="one round of a tiny model: that it works, not how fast")
     a = p.parse_args()
+    if a.smoke:
+        a.size, a.types, a.rounds, a.prompt, a.generate = "tiny", "q4_0", 1, 16, 4
     options = ["--prompt", str(a.prompt), "--generate", str(a.generate), "--threads", str(a.threads)]
     options += ["--flash-attn"] if a.flash_attn else []
+    warn_if_busy()
     files = {dtype: Model(dtype, size=a.size).ensure(a.models) for dtype in a.types.split(",")}
-    runs: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[str, Runs] = defaultdict(lambda: defaultdict(list))
     for n in range(a.rounds):
         for dtype, path in files.items():
-            for side in ("ours", "peer") if n % 2 == 0 else ("peer", "ours"):
-                speeds = measure(side, path, options, a)
-                runs[dtype][side].append(speeds)
-                shown = ", ".join(f"{speed} {value:.2f} tok/s" for speed, value in speeds.items())
+            settle(path)
+            for side in rotated(SIDES, n):
+                measured = measure(side, path, options, a)
+                runs[dtype][side].append(measured)
+                shown = ", ".join(f"{name} {value:.2f}" for name, value in measured.items())
                 print(f"round {n + 1} {dtype} {side}: {shown}", file=sys.stderr, flush=True)
     results = {dtype: summary(sides) for dtype, sides in runs.items()}
-    print(f"{a.size}, {a.threads} threads, prompt {a.prompt}, decode {a.generate}, medians of {a.rounds} (tok/s)")
+    print(
+        f"{a.size}, {a.threads} threads, prompt {a.prompt}, decode {a.generate}, medians of {a.rounds} (tok/s, load s)"
+    )
     print(table(results))
-    if a.json:
-        a.json.write_text(json.dumps({"options": options, "summary": results, "runs": runs}, indent=2) + "\n")
+    finish(bounds(results), a.check, a.json, {"options": options, "summary": results, "runs": runs})
 
 
 if __name__ == "__main__":

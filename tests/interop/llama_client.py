@@ -6,8 +6,9 @@
     llama_client.py MODEL.gguf --rpc ... --compare      # both; exits 1 where the NMSE of the logits is too large
 
 The last line of stdout is one JSON object: load_s, prompt_tok_s, gen_tok_s, tokens, and with --compare nmse
-and same_tokens. With --barrier the client prints `ready` once the model is loaded and goes on when a line
-comes on stdin, and each decoded token prints `token N` when it is there: so a test can run several side by side.
+and same_tokens; with --times also gen_at: when decoding began and each token was there, in seconds of the clock that
+all processes of the machine share. With --barrier the client prints `ready` once the model is loaded and goes on when
+a line comes on stdin, and each decoded token prints `token N` when it is there: so a test can run several side by side.
 """
 
 import argparse
@@ -73,20 +74,22 @@ def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarra
     prompt_s = time.perf_counter() - start
     logits = np.array(model.scores[: len(prompt)], dtype=np.float64)
     tokens: list[int] = []
-    start = time.perf_counter()
+    times = [time.monotonic()]
     for n in range(args.generate):
         token = int(np.argmax(model.scores[model.n_tokens - 1]))
         tokens.append(token)
         model.eval([token])
-        if args.barrier:
+        times.append(time.monotonic())
+        if args.barrier and not args.times:
             print(f"token {n}", flush=True)
-    gen_s = time.perf_counter() - start
     report = {
         "load_s": round(load_s, 3),
         "prompt_tok_s": round(len(prompt) / prompt_s, 2),
-        "gen_tok_s": round(args.generate / gen_s, 2),
+        "gen_tok_s": round(args.generate / (times[-1] - times[0]), 2),
         "tokens": tokens,
     }
+    if args.times:
+        report["gen_at"] = times
     return report, logits
 
 
@@ -119,6 +122,7 @@ def main() -> None:
     p.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="quantised ones need --flash-attn")
     p.add_argument("--kv-on-host", action="store_true", help="keep the KV cache off the devices: many splits a token")
     p.add_argument("--barrier", action="store_true", help="wait before the prompt, report each token")
+    p.add_argument("--times", action="store_true", help="report when each token was there, and do not print it")
     p.add_argument("--verbose", action="store_true")
     args = p.parse_args()
     report, logits = run(args, [e for e in args.rpc.split(",") if e])

@@ -1,4 +1,4 @@
-"""The few messages of protocol 7.0 that the load tests send themselves, where a llama.cpp client is too coarse."""
+"""The few messages of protocol 7.0 that tests and benchmarks send themselves, where a llama.cpp client is too coarse."""
 
 import socket
 import struct
@@ -54,6 +54,18 @@ class RawClient:
 
     def download(self, tensor: bytes, offset: int, size: int) -> bytes:
         return self.ask(GET_TENSOR, tensor + struct.pack("<QQ", offset, size))
+
+    def download_into(self, tensor: bytes, offset: int, out: memoryview) -> None:
+        """As `download`, without a copy of our own: for measurements."""
+        body = tensor + struct.pack("<QQ", offset, len(out))
+        self.socket.sendall(struct.pack("<BQ", GET_TENSOR, len(body)) + body)
+        if struct.unpack("<Q", self._read(8))[0] != len(out):
+            raise ConnectionError("another number of bytes than asked for")
+        while out:
+            got = self.socket.recv_into(out)
+            if not got:
+                raise ConnectionError(f"closed by the server, {len(out)} bytes short")
+            out = out[got:]
 
 
 def vector(buffer: int, address: int, elements: int) -> bytes:

@@ -101,6 +101,11 @@ class Server:
         found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
         return int(found.group(1)) * 1024 if found else 0
 
+    def cpu_seconds(self) -> float:
+        """Processor time that the threads it has now have used."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
     def wait_for_log(self, text: str, timeout_s: float) -> bool:
         """True once `text` stands in the log: its writer may run a moment behind the client's end."""
         deadline = time.monotonic() + timeout_s

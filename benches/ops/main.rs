@@ -1,0 +1,93 @@
+//! Times every op of the CPU device on the shapes of a real model, beside the roofs of this machine.
+//!
+//! `cargo bench --bench ops -- --filter "MUL_MAT Q4_0"`; `--help` lists the options. As a test (`cargo test --bench ops`)
+//! it runs each case once at a small size.
+#![allow(missing_docs, unreachable_pub)] // a program, not an interface
+
+mod cases;
+mod peaks;
+mod report;
+mod roofs;
+mod run;
+
+use cases::Sizes;
+use clap::Parser;
+use report::{Rate, Row};
+use roofs::Machine;
+use run::Bench;
+use std::error::Error;
+use std::path::PathBuf;
+
+/// Times the ops of the CPU device on shapes of an 8B model. A row tells the time of one node: median, 10th and 90th
+/// percentile; operations (a multiplication and an addition are two) and bytes (each read and written once) per second;
+/// and the roof that bounds it with the share of it that was reached.
+#[derive(Parser)]
+#[command(name = "ops")]
+struct Args {
+    /// Only cases whose `op type shape` contains this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+
+    /// Threads of the device and of the roofs [default: all cores].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Seconds per case.
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    seconds: f64,
+
+    /// Write everything measured here.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Small sizes and few runs: that everything works, not how fast.
+    #[arg(long)]
+    smoke: bool,
+
+    /// Cargo's word that this is a benchmark and not a test.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let smoke = args.smoke || !args.bench;
+    let threads = match args.threads {
+        Some(n) => n.max(1),
+        None => std::thread::available_parallelism()?.get(),
+    };
+    let sizes = if smoke { Sizes::SMOKE } else { Sizes::MODEL };
+    let (seconds, samples) = if smoke { (0.0, 1) } else { (args.seconds, 9) };
+    let mut bench = Bench::new(threads)?;
+    let device = bench.description().to_owned();
+    println!("fanout {}, {device}", fanout::VERSION);
+    let mut machine = Machine::new(threads, sizes.cold, smoke)?;
+    let mut roofs = Vec::new();
+    for roof in machine.all() {
+        roofs.push(Rate { roof, name: machine.name(roof), rate: machine.median(roof, samples) });
+    }
+    println!("{}\n\n{}", roofs.iter().map(Rate::line).collect::<Vec<_>>().join("\n"), report::header());
+    let mut rows = Vec::new();
+    for case in cases::all(&sizes).into_iter().filter(|case| case.name().contains(&args.filter)) {
+        let bounds = report::bounds(&case, &machine);
+        let mut rates = vec![Vec::new(); bounds.len()];
+        let pause = || bounds.iter().zip(&mut rates).for_each(|(&roof, rates)| rates.push(machine.sample(roof)));
+        let times = bench.time(&case, seconds, pause).map_err(|e| format!("{}: {e}", case.name()))?;
+        let median = |mut rates: Vec<f64>| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        };
+        let rates = bounds.iter().zip(rates);
+        let rates = rates.map(|(&roof, rates)| Rate { roof, name: machine.name(roof), rate: median(rates) });
+        let row = Row::new(case, times, &rates.collect::<Vec<_>>());
+        println!("{}", row.line());
+        rows.push(row);
+    }
+    if rows.is_empty() {
+        return Err(format!("no case contains `{}`", args.filter).into());
+    }
+    if let Some(path) = args.json {
+        std::fs::write(path, report::json(&device, &roofs, &rows))?;
+    }
+    Ok(())
+}

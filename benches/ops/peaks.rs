@@ -1,0 +1,121 @@
+//! How many multiplications the vector units can do: loops of nothing but the instructions that products are made of.
+//!
+//! Each loop keeps [`CHAINS`] sums in registers, more than latency times throughput of the instruction, so that the
+//! units are never waited for. Sums are given to [`black_box`] at the end, by value: they must not live in memory.
+#![allow(unsafe_code)] // calling functions with target features, and an empty asm!: each argues below
+
+/// What a peak is a peak of.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// f32 products added to f32 sums.
+    F32,
+    /// bf16 products added to f32 sums.
+    Bf16,
+    /// 8-bit products added to 32-bit sums.
+    Int8,
+}
+
+/// Does so many rounds. The processor must have the instructions.
+type Loop = unsafe fn(rounds: u64);
+
+/// A loop of one kind of product.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub struct Peak {
+    /// The instruction, for people.
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Multiplications and additions of one round.
+    pub ops: u64,
+    run: Loop,
+}
+
+impl Peak {
+    /// Does `rounds` rounds.
+    pub fn run(&self, rounds: u64) {
+        // SAFETY: `available`, which alone makes peaks, lists those whose instructions it has detected.
+        unsafe { (self.run)(rounds) }
+    }
+}
+
+/// The loops that this processor can run; none where the crate has no kernels of its own.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn available() -> Vec<Peak> {
+    Vec::new()
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::available;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Kind, Loop, Peak};
+    use std::arch::asm;
+    use std::arch::is_x86_feature_detected as has;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    /// Sums in registers: AVX2 has sixteen in all, and FMA needs two a cycle over four cycles, VNNI over five.
+    const CHAINS: usize = 12;
+
+    pub fn available() -> Vec<Peak> {
+        let lanes = |bytes: u64, each: u64| CHAINS as u64 * bytes / each * 2;
+        let (avx2, f512) = (has!("avx2") && has!("fma"), has!("avx512f"));
+        let (vnni, vl) = (has!("avx512vnni") && f512, has!("avx512vnni") && has!("avx512vl"));
+        let all: [(bool, &'static str, Kind, u64, Loop); 7] = [
+            (avx2, "f32 FMA ymm", Kind::F32, lanes(32, 4), fma_ymm),
+            (f512, "f32 FMA zmm", Kind::F32, lanes(64, 4), fma_zmm),
+            (has!("avx512bf16") && f512, "bf16 dot zmm", Kind::Bf16, lanes(64, 2), bf16_zmm),
+            (avx2, "int8 maddubs ymm", Kind::Int8, lanes(32, 1), maddubs_ymm),
+            (has!("avxvnni"), "int8 AVX-VNNI ymm", Kind::Int8, lanes(32, 1), vnni_vex_ymm),
+            (vl, "int8 AVX512-VNNI ymm", Kind::Int8, lanes(32, 1), vnni_ymm),
+            (vnni, "int8 AVX512-VNNI zmm", Kind::Int8, lanes(64, 1), vnni_zmm),
+        ];
+        let present = all.into_iter().filter(|(has, ..)| *has);
+        present.map(|(_, name, kind, ops, run)| Peak { name, kind, ops, run }).collect()
+    }
+
+    /// A function of `$features` that repeats `$step` on each of its sums.
+    macro_rules! peak {
+        ($name:ident, $features:literal, $zero:expr, $operand:expr, |$sum:ident, $a:pat_param, $b:pat_param| $step:expr) => {
+            #[target_feature(enable = $features)]
+            fn $name(rounds: u64) {
+                let ($a, $b) = (black_box($operand), black_box($operand));
+                let mut sums = [$zero; CHAINS];
+                for _ in 0..rounds {
+                    for sum in &mut sums {
+                        let $sum = *sum;
+                        *sum = $step;
+                    }
+                }
+                black_box(sums);
+            }
+        };
+    }
+
+    // A factor below 1: the sums stay finite, and neither zero nor subnormal.
+    peak!(fma_ymm, "avx2,fma", _mm256_setzero_ps(), _mm256_set1_ps(0.5), |s, a, b| _mm256_fmadd_ps(s, a, b));
+    peak!(fma_zmm, "avx512f", _mm512_setzero_ps(), _mm512_set1_ps(0.5), |s, a, b| _mm512_fmadd_ps(s, a, b));
+    peak!(
+        bf16_zmm,
+        "avx512f,avx512bf16",
+        _mm512_setzero_ps(),
+        _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5), _mm512_set1_ps(0.5)),
+        |s, a, b| _mm512_dpbf16_ps(s, a, b)
+    );
+    // Before VNNI an 8-bit dot product takes three instructions, of which two would be lifted out of the loop.
+    peak!(maddubs_ymm, "avx2", _mm256_setzero_si256(), _mm256_set1_epi8(1), |s, mut a, b| {
+        // SAFETY: no instruction at all: it only hides from the compiler that `a` is always the same.
+        unsafe { asm!("/* {0} */", inout(ymm_reg) a, options(nomem, nostack, preserves_flags)) };
+        _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), b))
+    });
+    peak!(vnni_vex_ymm, "avxvnni", _mm256_setzero_si256(), _mm256_set1_epi8(1), |s, a, b| {
+        _mm256_dpbusd_avx_epi32(s, a, b)
+    });
+    peak!(vnni_ymm, "avx512vnni,avx512vl", _mm256_setzero_si256(), _mm256_set1_epi8(1), |s, a, b| {
+        _mm256_dpbusd_epi32(s, a, b)
+    });
+    peak!(vnni_zmm, "avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(1), |s, a, b| {
+        _mm512_dpbusd_epi32(s, a, b)
+    });
+}

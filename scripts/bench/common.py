@@ -1,0 +1,71 @@
+"""What the benchmarks share: the way to the interop modules, medians with spreads, bounds that must hold."""
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "interop"))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of repeated measurements: the median, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> "Spread":
+        values = list(values)
+        return Spread(statistics.median(values), min(values), max(values))
+
+
+def ratio(mine: list[float], theirs: list[float]) -> Spread:
+    """Of the two medians, with the lowest and highest ratio of a single round."""
+    each = [m / t for m, t in zip(mine, theirs, strict=True)]
+    return Spread(statistics.median(mine) / statistics.median(theirs), min(each), max(each))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Something that must hold."""
+
+    what: str
+    value: float
+    least: float | None = None
+    most: float | None = None
+
+    def holds(self) -> bool:
+        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+
+    def __str__(self) -> str:
+        wanted = f">= {self.least:g}" if self.most is None else f"<= {self.most:g}"
+        return f"{'ok  ' if self.holds() else 'FAIL'} {self.what}: {self.value:.3g} ({wanted})"
+
+
+def finish(bounds: list[Bound], check: bool, path: Path | None, measured: Mapping) -> None:
+    """Write the JSON and print the bounds; with `check` a broken one ends the program with 1."""
+    if path:
+        whole = {**measured, "bounds": [asdict(b) | {"holds": b.holds()} for b in bounds]}
+        path.write_text(json.dumps(whole, indent=2, default=lambda s: asdict(s)) + "\n")
+    print("\n".join(str(b) for b in bounds))
+    if check and not all(b.holds() for b in bounds):
+        sys.exit(1)
+
+
+def rotated(sides: tuple[str, ...], n: int) -> tuple[str, ...]:
+    """Another side first in each round: what comes first may find the machine in another state."""
+    return sides[n % len(sides) :] + sides[: n % len(sides)]
+
+
+def warn_if_busy() -> None:
+    """Threads that wait for each other between two tokens lose a time slice each where others use the cores."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"the machine is busy (load average {load:.2f}): ratios will not mean much", file=sys.stderr)

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""What messages cost, on our rpc-server and on llama.cpp's own, in turn, from outside.
+
+1. Bare sockets: DEVICE_COUNT round trips; 1 GiB up and down in one message and in pieces of 1 MiB, onto memory that the
+   server has used before ("first": onto memory it has not); SET_TENSORs of 64 bytes, each sent for itself. Python's own
+   part of a round trip and of a small message is some microseconds, the same on both sides.
+2. A tiny model through llama.cpp's client, each token of which is nearly nothing but messages: what a server *adds* is
+   the median time of a token with it less the median time without any server.
+3. Several clients decoding at once on our server: tokens of all per second, while all of them decode, over those of one.
+4. The processor time of our server while a client that has loaded a model does nothing.
+
+Prints medians with the lowest and the highest round in brackets, and whether what must hold does: what we add at most
+0.6 of what llama.cpp's server adds, the most clients together at least 0.9 of one, idle below 0.5 % of a core. With
+--check the program ends with 1 where something does not.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import statistics
+import struct
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from common import ROOT, Bound, Spread, finish, ratio, rotated, warn_if_busy
+
+from clients import Client, ClientError, Model  # isort: skip
+from raw import SET_TENSOR, RawClient, vector  # isort: skip
+from servers import Server, ServerError, ours, peer  # isort: skip
+
+CLIENT_S = 300.0
+PIECE = 1 << 20
+SMALL = 64
+LOWER_IS_BETTER = ("round trip p50 (us)", "round trip p99 (us)")
+
+Values = dict[str, float]
+
+
+def start(side: str, a: argparse.Namespace) -> Server:
+    return ours(a.threads, binary=a.binary) if side == "ours" else peer(a.threads)
+
+
+def sockets(server: Server, a: argparse.Namespace) -> Values:
+    """Round trips and transfers of one connection."""
+    out: Values = {}
+    with RawClient(server.endpoint) as client:
+        times = []
+        for _ in range(a.round_trips):
+            begin = time.perf_counter()
+            client.device_count()
+            times.append(time.perf_counter() - begin)
+        hundredths = statistics.quantiles(times, n=100)
+        out["round trip p50 (us)"], out["round trip p99 (us)"] = (hundredths[i] * 1e6 for i in (49, 98))
+        size = a.transfer << 20
+        buffer, base = client.alloc(size)
+        tensor = vector(buffer, base, size // 4)
+        pieces = [vector(buffer, base + at, PIECE // 4) for at in range(0, size, PIECE)]
+        chunk = os.urandom(PIECE)
+
+        def up(tensors: list[bytes], each: int) -> float:
+            """GB/s of SET_TENSORs of `each` bytes; the answer to the last message says that they have arrived."""
+            begin = time.perf_counter()
+            for record in tensors:
+                client.upload_header(record, each)
+                for _ in range(each // PIECE):
+                    client.socket.sendall(chunk)
+            if client.download(tensor, size - SMALL, SMALL) != chunk[-SMALL:]:
+                raise ClientError("the upload came back changed")
+            return size / (time.perf_counter() - begin) / 1e9
+
+        def down(tensors: list[bytes], each: int) -> float:
+            begin = time.perf_counter()
+            for record in tensors:
+                client.download_into(record, 0, into[:each])
+            return size / (time.perf_counter() - begin) / 1e9
+
+        into = memoryview(bytearray(size))
+        out["upload, first (GB/s)"] = up([tensor], size)
+        out["upload (GB/s)"] = up([tensor], size)
+        out["upload, 1 MiB each (GB/s)"] = up(pieces, PIECE)
+        down([tensor], size)  # so that our own memory is no fresher than it will be
+        out["download (GB/s)"] = down([tensor], size)
+        out["download, 1 MiB each (GB/s)"] = down(pieces, PIECE)
+        record = vector(buffer, base, SMALL // 4)
+        message = struct.pack("<BQ", SET_TENSOR, len(record) + 9 + SMALL) + record + bytes(9) + chunk[:SMALL]
+        begin = time.perf_counter()
+        for _ in range(a.small):
+            client.socket.sendall(message)
+        client.device_count()
+        out["small uploads (1000/s)"] = a.small / (time.perf_counter() - begin) / 1e3
+    return out
+
+
+def token_ms(side: str, model: Path, a: argparse.Namespace) -> float:
+    """Median time of a token of one client, on a fresh server or alone."""
+    options = ["--prompt", "16", "--generate", str(a.generate), "--threads", str(a.threads), "--times"]
+    if side == "local":
+        with Client(model, options) as client:
+            at = client.report(CLIENT_S)["gen_at"]
+    else:
+        with start(side, a) as server, Client(model, [*options, "--rpc", server.endpoint]) as client:
+            at = client.report(CLIENT_S)["gen_at"]
+            if not client.rpc_buffers():
+                raise ClientError("the model did not run on the server")
+    return statistics.median(after - before for before, after in itertools.pairwise(at)) * 1e3
+
+
+def together(model: Path, count: int, a: argparse.Namespace) -> float:
+    """Tokens per second of `count` clients on one server while all of them decode."""
+    options = ["--prompt", "16", "--generate", str(a.generate), "--threads", "1", "--times", "--barrier"]
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(start("ours", a))
+        each = [[*options, "--seed", str(n), "--rpc", server.endpoint] for n in range(count)]
+        clients = [stack.enter_context(Client(model, options)) for options in each]
+        for client in clients:
+            client.wait_for("ready", CLIENT_S)
+        for client in clients:
+            client.go()
+        reports = [client.report(CLIENT_S)["gen_at"] for client in clients]
+    begin, end = max(at[0] for at in reports), min(at[-1] for at in reports)
+    if end <= begin:
+        raise ClientError("the clients did not decode at the same time: more tokens are needed")
+    return sum(begin < t <= end for at in reports for t in at) / (end - begin)
+
+
+def idle(model: Path, a: argparse.Namespace) -> float:
+    """Share of a core, in percent, that a server uses which has worked and has an open session."""
+    options = ["--prompt", "16", "--generate", "16", "--threads", "1"]
+    with start("ours", a) as server:
+        options += ["--rpc", server.endpoint]
+        with Client(model, options) as client:
+            client.report(CLIENT_S)
+        with Client(model, [*options, "--barrier"]) as client:
+            client.wait_for("ready", CLIENT_S)
+            time.sleep(0.2)  # the session's last work and the time that threads stay hot are not idleness
+            begin, used = time.monotonic(), server.cpu_seconds()
+            time.sleep(a.idle)
+            return 100 * (server.cpu_seconds() - used) / (time.monotonic() - begin)
+
+
+def short(value: float) -> str:
+    """Three digits, or all that stand before the point."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def shown(s: Spread) -> str:
+    return f"{short(s.median)} [{short(s.low)}-{short(s.high)}]"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of the server, and of the tiny model's client")
+    p.add_argument("--types", default="f32,q4_0", help="comma-separated types of the tiny model")
+    p.add_argument("--generate", type=int, default=300, help="tokens of each client")
+    p.add_argument("--clients", default="1,2,4", help="numbers of clients at once")
+    p.add_argument("--clients-size", default="tiny", help="their model's size, of make_model.py")
+    p.add_argument("--clients-type", default="q4_0", help="and the type of its weights")
+    p.add_argument("--transfer", type=int, default=1024, metavar="MIB", help="size of uploads and downloads")
+    p.add_argument("--round-trips", type=int, default=5000)
+    p.add_argument("--small", type=int, default=50_000, help="small uploads")
+    p.add_argument("--idle", type=float, default=4.0, metavar="S", help="seconds to watch an idle server")
+    p.add_argument("--only", choices=("sockets", "tiny", "clients", "idle"), help="only this part")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
+    p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
+    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
+    p.add_argument("--json", type=Path, help="write every measurement and the summary here")
+    p.add_argument("--smoke", action="store_true", help="as little as possible: that it works, not how fast")
+    a = p.parse_args()
+    if a.smoke:
+        a.rounds, a.types, a.generate, a.clients, a.transfer = 1, "q4_0", 40, "1,2", 8
+        a.round_trips, a.small, a.idle = 200, 500, 0.2
+    warn_if_busy()
+    parts = (a.only,) if a.only else ("sockets", "tiny", "clients", "idle")
+    counts = [int(n) for n in a.clients.split(",")]
+    runs: dict = {part: defaultdict(lambda: defaultdict(list)) for part in parts}
+    for n in range(a.rounds):
+        print(f"round {n + 1} of {a.rounds}", file=sys.stderr, flush=True)
+        if "sockets" in parts:
+            for side in rotated(("ours", "peer"), n):
+                with start(side, a) as server:
+                    for name, value in sockets(server, a).items():
+                        runs["sockets"][name][side].append(value)
+        if "tiny" in parts:
+            for dtype in a.types.split(","):
+                model = Model(dtype).ensure(a.models)
+                for side in rotated(("ours", "peer", "local"), n):
+                    runs["tiny"][dtype][side].append(token_ms(side, model, a))
+        if "clients" in parts:
+            model = Model(a.clients_type, size=a.clients_size).ensure(a.models)
+            for count in rotated(tuple(counts), n):
+                runs["clients"]["tok/s"][count].append(together(model, count, a))
+        if "idle" in parts:
+            runs["idle"]["percent"]["ours"].append(idle(Model("q4_0").ensure(a.models), a))
+    report(runs, a)
+
+
+def report(runs: dict, a: argparse.Namespace) -> None:
+    """Tables of what was measured, the bounds, the JSON."""
+    bounds, summary = [], {}
+    if found := runs.get("sockets"):
+        print(f"{'':28} {'ours':24} {'llama.cpp':24} {'ratio':>6}")
+        for name, sides in found.items():
+            both, to = {side: Spread.of(values) for side, values in sides.items()}, ratio(sides["ours"], sides["peer"])
+            better = "  (lower is better)" if name in LOWER_IS_BETTER else ""
+            print(f"{name:28} {shown(both['ours']):24} {shown(both['peer']):24} {to.median:6.2f}{better}")
+            summary[name] = both | {"ratio": to}
+    for dtype, sides in runs.get("tiny", {}).items():
+        each = {side: Spread.of(values) for side, values in sides.items()}
+        added = {side: each[side].median - each["local"].median for side in ("ours", "peer")}
+        print(f"tiny {dtype}, ms per token: " + ", ".join(f"{side} {shown(s)}" for side, s in each.items()))
+        print(f"tiny {dtype}, added to it: ours {added['ours']:.3f} ms, llama.cpp's server {added['peer']:.3f} ms")
+        share = added["ours"] / added["peer"] if added["peer"] > 0 else float("nan")
+        bounds.append(Bound(f"tiny {dtype}: what we add to a token / what its server adds", share, most=0.6))
+        summary[f"tiny {dtype} (ms per token)"] = each | {"added": added}
+    if "clients" in runs:
+        found = runs["clients"]["tok/s"]
+        model = f"{a.clients_size} {a.clients_type}"
+        for count in sorted(found):
+            total = Spread.of(found[count])
+            summary[f"{count} clients of {model} (tok/s)"] = total
+            print(f"{count} clients of {model}, tok/s of all: {shown(total)}")
+        one, most = min(found), max(found)
+        what = f"{most} clients of {model} / {one}"
+        bounds.append(Bound(what, ratio(found[most], found[one]).median, least=0.9))
+    if "idle" in runs:
+        percent = Spread.of(runs["idle"]["percent"]["ours"])
+        summary["idle (% of a core)"] = percent
+        bounds.append(Bound("idle server with an open session, % of a core", percent.median, most=0.5))
+    finish(bounds, a.check, a.json, {"summary": summary, "runs": runs})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ClientError, ServerError, OSError) as e:
+        sys.exit(str(e))
