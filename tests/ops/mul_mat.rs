@@ -87,6 +87,20 @@ fn many_columns() {
     packed(F16, [64, 300, 2, 1], F32, [64, 7, 6, 1]);
 }
 
+/// Weights large enough for a device to hold them in a layout of its own, of an odd number of sixteens of rows.
+#[test]
+fn large_weights() {
+    for t in FLOATS.into_iter().chain(BLOCKS) {
+        for (k, n) in [(256, 1), (512, 3), (768, 9)] {
+            let rows = (64 << 10) / t.row_bytes(k).unwrap();
+            packed(t, [k, rows / 32 * 32 + 48, 1, 1], F32, [k, n, 1, 1]);
+        }
+    }
+    // Planes, shared by division.
+    packed(Q5_0, [96, 336, 3, 1], F32, [96, 2, 6, 1]);
+    packed(BF16, [70, 336, 2, 1], F32, [70, 7, 2, 1]);
+}
+
 #[test]
 fn float_sources() {
     for ta in FLOATS {
