@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use log::{debug, info};
 
@@ -11,7 +11,7 @@ use super::connection::{Broken, Connection};
 use super::handles::{Handles, Located, desc};
 use super::programs::Programs;
 use super::{Refusal, Shared, compile, listen};
-use crate::device::{Account, Device, DeviceError, Queue, Region, Source};
+use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
     MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
@@ -20,6 +20,10 @@ use crate::rpc::wire::{
 
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
 const PIECE: u64 = 1 << 20;
+
+/// How long a program may keep the session from its next message: longer than a token takes, shorter than anyone who
+/// hangs up would wait for us to see it.
+const RUN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The largest buffer for bodies that is kept between messages: one graph, once, is no reason to hold more.
 const KEPT_BODY: usize = 8 << 20;
@@ -382,7 +386,7 @@ impl<'a> Session<'a> {
         let lane = self.lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
         if let Some(found) = lane.programs.find(body) {
             let (program, bindings) = (found.program.clone(), Arc::clone(&found.bindings));
-            return Ok(lane.queue(&self.account)?.run(&program, &bindings)?);
+            return self.run(device, &program, &bindings);
         }
         let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
         else {
@@ -395,17 +399,23 @@ impl<'a> Session<'a> {
             lane.programs.settle();
         }
         let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
-        lane.queue(&self.account)?.run(&program, &bindings)?;
-        lane.programs.store(body, program, bindings);
-        Ok(())
+        lane.programs.store(body, program.clone(), Arc::clone(&bindings));
+        self.run(device, &program, &bindings)
     }
 
     fn graph_recompute(&mut self, device: u32) -> Result<(), Refusal> {
-        let account = Arc::clone(&self.account);
-        let lane = self.lane(device)?;
-        let last = lane.programs.last().ok_or(Refusal::NoGraph(device))?;
+        let last = self.lane(device)?.programs.last().ok_or(Refusal::NoGraph(device))?;
         let (program, bindings) = (last.program.clone(), Arc::clone(&last.bindings));
-        Ok(lane.queue(&account)?.run(&program, &bindings)?)
+        self.run(device, &program, &bindings)
+    }
+
+    /// Runs a program on this thread while it is short and no other device waits for our next message; else it is handed
+    /// over.
+    fn run(&mut self, device: u32, program: &Program, bindings: &Arc<[Region]>) -> Result<(), Refusal> {
+        let others = (0..).zip(&self.lanes).any(|(at, lane)| at != device && lane.queue.is_some());
+        let queue = self.queue(device)?;
+        let done = if others { queue.run(program, bindings) } else { queue.run_here(program, bindings, RUN_PATIENCE) };
+        Ok(done?)
     }
 }
 
