@@ -29,7 +29,7 @@ struct Step {
     code: OpCode,
     kernel: Kernel,
     dst: Operand,
-    srcs: Vec<Option<Operand>>,
+    srcs: Box<[Option<Operand>]>,
 }
 
 struct Operand {
