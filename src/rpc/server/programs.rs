@@ -185,7 +185,7 @@ mod tests {
     fn the_longest_unused_makes_room() {
         let (device, mut programs) = (cpu(), Programs::default());
         let (program, bindings, _) = program(&device);
-        let mut add = |programs: &mut Programs, body: &[u8], bytes| {
+        let add = |programs: &mut Programs, body: &[u8], bytes| {
             let full = programs.make_room(bytes);
             programs.store(0, body.into(), bytes, program.clone(), Arc::clone(&bindings));
             full
