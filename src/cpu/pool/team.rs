@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What the workers of one run share.
 pub(crate) struct Team<'a> {
-    /// Workers that are in; only the leader changes it, and only while all of them wait at a barrier.
+    /// Workers that are in; changes only while all of them are at a barrier.
     members: CachePadded<AtomicUsize>,
-    /// Members but the leader that have come to the barrier.
+    /// Members that have come to the barrier.
     arrived: CachePadded<AtomicUsize>,
     /// The phase that the last barrier has opened.
     phase: CachePadded<AtomicUsize>,
@@ -79,7 +79,7 @@ impl<'a> Team<'a> {
         if !admitted() {
             return None;
         }
-        // The leader writes them again only after a barrier that this member has come to.
+        // They are written again only at a barrier that this member has come to.
         let (step, phase) = (self.entry.0.load(Ordering::Relaxed), self.entry.1.load(Ordering::Relaxed));
         Some((Member { team: self, rank, phase: Cell::new(phase) }, step))
     }
@@ -124,7 +124,7 @@ impl Member<'_> {
         self.team.fail(error);
     }
 
-    /// Waits for all members before `step`, and lets in those who have come since. `pause` is asked on the leader only;
+    /// Waits for all members before `step`, and lets in those who have come since. `pause` is asked on whoever comes last;
     /// once it says yes, this returns false to everyone: the step is left for another run.
     pub(crate) fn meet(&self, step: usize, pause: impl FnOnce() -> bool) -> bool {
         let team = self.team;
@@ -148,17 +148,16 @@ impl Member<'_> {
         self.barrier(|_| {});
     }
 
-    /// `between` is called on the leader while all others wait, with the phase that begins.
+    /// `between` is called on the member that comes last, while all others wait, with the phase that begins.
     fn barrier(&self, between: impl FnOnce(usize)) {
         let (team, phase) = (self.team, self.phase.get() + 1);
         self.phase.set(phase);
-        if self.rank > 0 {
-            team.arrived.fetch_add(1, Ordering::Release);
+        // Nobody changes it before this member has arrived.
+        let members = team.members.load(Ordering::Relaxed);
+        if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 < members {
             spin_until(|| team.phase.load(Ordering::Acquire) == phase);
             return;
         }
-        let others = team.members.load(Ordering::Relaxed) - 1;
-        spin_until(|| team.arrived.load(Ordering::Acquire) == others);
         team.arrived.store(0, Ordering::Relaxed);
         team.claims.store(0, Ordering::Relaxed);
         between(phase);
