@@ -3,14 +3,18 @@
 use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
-use super::pool::{Member, Pool, Team, Work, run_team};
+use super::pool::{Ask, Member, Pool, Team, Work, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Place, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Programs below this cost (see [`Kernel::new`]) are small: about a millisecond on one processor.
+const SMALL: usize = 1 << 22;
 
 pub(super) struct Code {
     steps: Vec<Step>,
@@ -18,6 +22,8 @@ pub(super) struct Code {
     locals: usize,
     floats: usize,
     shared: usize,
+    /// Of all steps together.
+    cost: usize,
     /// By slot.
     needs: Vec<Needs>,
     /// By slot: where its region started in the last run and in which state its memory then was.
@@ -35,7 +41,7 @@ struct Step {
     code: OpCode,
     kernel: Kernel,
     dst: Operand,
-    srcs: Vec<Option<Operand>>,
+    srcs: Box<[Option<Operand>]>,
 }
 
 struct Operand {
@@ -69,16 +75,17 @@ impl Code {
             Ok::<_, DeviceError>(Operand { desc: tensor.desc, place })
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
-        let (mut floats, mut shared) = (0, 0);
+        let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
         let mut uses = Uses::new(graph.slots().len());
         for node in graph.nodes() {
             let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let kernel = select(&view)?;
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
+            cost = cost.saturating_add(kernel.cost());
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
             let srcs = node.srcs[..used].iter().map(|id| id.map(operand).transpose());
-            let (dst, srcs) = (operand(node.dst)?, srcs.collect::<Result<Vec<_>, _>>()?);
+            let (dst, srcs) = (operand(node.dst)?, srcs.collect::<Result<Box<[_]>, _>>()?);
             uses.add(dst.place, &dst.desc, Access::Plain);
             for (i, src) in srcs.iter().enumerate() {
                 if let Some(src) = src {
@@ -91,7 +98,7 @@ impl Code {
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;
         locals.checked_add(shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
         let settled = Mutex::new(vec![None; graph.slots().len()]);
-        Ok(Code { steps, locals, floats, shared, needs: uses.needs(), settled })
+        Ok(Code { steps, locals, floats, shared, cost, needs: uses.needs(), settled })
     }
 
     /// Bytes of scratch for the workers' own parts, and for the shared part.
@@ -99,20 +106,36 @@ impl Code {
         (self.locals, self.shared)
     }
 
-    /// Runs all nodes on the pool, in order.
+    /// Runs the nodes from `first` on, in order. With a deadline it does not wait for the pool, and stops at the first
+    /// barrier behind it. The node to go on with; `None` when all have run.
     pub(super) fn run(
         &self,
         pool: &Pool,
         bindings: &[Region],
-        locals: &HostMemory,
-        shared: &HostMemory,
+        scratch: (&HostMemory, &HostMemory),
         abort: &AtomicBool,
-    ) -> Result<(), DeviceError> {
+        first: usize,
+        until: Option<Instant>,
+    ) -> Result<Option<usize>, DeviceError> {
         let bound = self.bind(pool, bindings)?;
-        let team = Team::new(pool.workers(), abort);
-        let locals = Locals::new(locals, self.floats);
-        run_team(pool, &team, &locals, &|member, local| self.work(member, local, Shared::new(shared), &bound));
-        team.failure().map_or(Ok(()), Err)
+        let team = Team::new(abort);
+        let (locals, shared) = (Locals::new(scratch.0, self.floats), Shared::new(scratch.1));
+        let ask = match until {
+            _ if self.cost < SMALL => Ask::Small,
+            Some(_) => Ask::Try,
+            None => Ask::Wait,
+        };
+        let paused_at = AtomicUsize::new(usize::MAX);
+        let ran = run_team(pool, ask, &team, &locals, first, &|member, first, local| {
+            if let Some(step) = self.work(member, first, local, shared, &bound, until) {
+                paused_at.store(step, Ordering::Relaxed);
+            }
+        });
+        if let Some(failure) = team.failure() {
+            return Err(failure);
+        }
+        let next = if ran { paused_at.into_inner() } else { first };
+        Ok((next < self.steps.len()).then_some(next))
     }
 
     /// Holds the bound memories for a run, each once and in order, with the layouts that the nodes need.
@@ -144,28 +167,41 @@ impl Code {
         Ok(bound)
     }
 
-    fn work<'a>(&'a self, member: &Member<'a>, local: &mut [f32], shared: Shared<'a>, bound: &'a Bound<'a>) {
+    /// One member's part; the step that is left when the run pauses.
+    fn work<'a>(
+        &'a self,
+        member: &Member<'a>,
+        first: usize,
+        local: &mut [f32],
+        shared: Shared<'a>,
+        bound: &'a Bound<'a>,
+        until: Option<Instant>,
+    ) -> Option<usize> {
+        let late = || until.is_some_and(|until| Instant::now() > until);
         let mut shared_before = false;
-        for step in &self.steps {
+        for (at, step) in self.steps.iter().enumerate().skip(first) {
             let alone = step.kernel.alone();
-            // Two nodes that worker 0 runs alone follow each other without meeting the others.
-            if !alone || shared_before {
-                member.sync();
+            // Two nodes that the leader runs alone follow each other without meeting the others. A worker comes in
+            // behind the barrier of its first step.
+            let met = at == first && !member.first();
+            if (!alone || shared_before) && !met && !member.meet(at, late) {
+                return Some(at);
             }
             shared_before = !alone;
             if alone && !member.first() {
                 continue;
             }
             let syncs = if alone { 0 } else { step.kernel.syncs() };
-            let until = member.phase() + syncs;
+            let last = member.phase() + syncs;
             if !member.stopping() {
                 self.step(step, member, alone, local, shared, bound);
             }
             // A worker that stopped early, or whose kernel panicked, still meets the others as often as they expect.
-            while member.phase() < until {
+            while member.phase() < last {
                 member.sync();
             }
         }
+        None
     }
 
     fn step<'a>(

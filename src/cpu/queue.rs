@@ -1,4 +1,9 @@
-//! The CPU's queue: commands run in order on a thread of the queue's own, which is worker 0 of the pool.
+//! The CPU's queue: commands run in order, on a thread of the queue's own or on the submitter's.
+//!
+//! Whoever holds the queue's [`Executor`] runs commands. While nothing is pending that is the submitter: what is small is
+//! done at once, and so is a program that the submitter would only wait for. Anything else is handed with the executor
+//! to the queue's thread, which gives it back when it has nothing left. So a decoding client's token (small uploads, a
+//! short program, a small download) costs no hand-over at all.
 
 use super::CpuDevice;
 use super::layout::{Fill, Memory};
@@ -8,27 +13,35 @@ use crate::device::{
     Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, TicketSender, Timeline,
 };
 use crate::tensor::TensorDesc;
-use crossbeam::channel::{Receiver, Sender, bounded};
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Commands that may wait in a queue. Together with [`STAGED_MAX`] this bounds what a session can pile up.
+/// Commands that may wait in a queue.
 const DEPTH: usize = 64;
 
-/// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place.
-const STAGED_MAX: usize = 256 << 10;
+/// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place. Also the
+/// most bytes that a command moves on the submitter's thread.
+const SMALL: usize = 256 << 10;
+
+/// Bytes of uploads that may wait in a queue's commands.
+const STAGED: usize = 4 << 20;
 
 /// Longest wait for earlier work before an upload in place.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
-    commands: Sender<Command>,
+    line: Arc<Line>,
+    /// Here while nothing is pending, unless the thread has not given it back yet: see [`CpuQueue::idle`].
+    executor: Option<Box<Executor>>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
+    /// Where the bytes of a small upload arrive, at most [`SMALL`].
+    staging: Vec<u8>,
     marked: u64,
-    /// Whether anything was submitted since the last mark.
+    /// Whether anything was handed to the thread since the last mark.
     dirty: bool,
 }
 
@@ -37,16 +50,112 @@ enum Command {
     Download { src: Region, to: TicketSender },
     Fill { dst: Region, value: u8 },
     Copy { src: Region, dst: Region, after: Option<Point> },
-    Run { program: Program, bindings: Arc<[Region]> },
+    Run { program: Program, bindings: Arc<[Region]>, first: usize },
     Wait(Point),
     Mark(u64),
 }
 
+impl Command {
+    /// Bytes that it holds itself.
+    fn staged(&self) -> usize {
+        if let Command::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+
+    /// Whether it is done in no time.
+    fn small(&self) -> bool {
+        let few = |region: &Region| region.bytes() <= SMALL as u64;
+        match self {
+            Command::Upload { .. } | Command::Mark(_) => true,
+            Command::Download { src: region, .. } | Command::Fill { dst: region, .. } => few(region),
+            Command::Copy { dst, after, .. } => few(dst) && after.as_ref().is_none_or(reached),
+            Command::Run { .. } => false,
+            Command::Wait(point) => reached(point),
+        }
+    }
+}
+
+fn reached(point: &Point) -> bool {
+    point.poll() == Ok(true)
+}
+
+/// Commands on their way to the queue's thread, and the executor on its way to or from it.
+#[derive(Default)]
+struct Line {
+    state: Mutex<State>,
+    /// For the thread: there is a command, or there will be no more.
+    news: Condvar,
+    /// For the submitter: there is room again.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    pending: VecDeque<Command>,
+    /// Bytes that the pending commands hold.
+    staged: usize,
+    /// With the first pending command it comes, and goes when the last one is done.
+    executor: Option<Box<Executor>>,
+    /// Whether the thread waits for news, and the submitter for room: otherwise nobody need be woken.
+    sleeps: bool,
+    crowded: bool,
+    /// The submitter or the thread is gone.
+    ended: bool,
+}
+
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Changes are single steps: a panic elsewhere cannot have left it torn.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self) {
+        let mut held: Option<Box<Executor>> = None;
+        let mut state = self.lock();
+        while !state.ended {
+            let Some(command) = state.pending.pop_front() else {
+                state.executor = held.take().or(state.executor.take());
+                state.sleeps = true;
+                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.sleeps = false;
+                continue;
+            };
+            state.staged -= command.staged();
+            held = held.or(state.executor.take());
+            if std::mem::take(&mut state.crowded) {
+                self.room.notify_one();
+            }
+            drop(state);
+            let Some(executor) = &mut held else { return };
+            executor.obey(command);
+            state = self.lock();
+        }
+    }
+}
+
+/// The queue's thread. However it ends, by a panic too, the submitter does not wait for it.
+struct Thread(Arc<Line>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.ended = true;
+        // Whoever waits for their bytes is told.
+        state.pending.clear();
+        state.executor = None;
+        drop(state);
+        self.0.room.notify_one();
+    }
+}
+
 impl CpuQueue {
     pub(super) fn new(device: Arc<CpuDevice>, account: Arc<Account>) -> Result<CpuQueue, DeviceError> {
-        let (commands, inbox) = bounded(DEPTH);
-        let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
-        let worker = Worker {
+        let (line, timeline, abort) = (Arc::<Line>::default(), Timeline::new(), Arc::new(AtomicBool::new(false)));
+        let thread = Thread(Arc::clone(&line));
+        std::thread::Builder::new()
+            .name("cpu-queue".to_owned())
+            .spawn(move || thread.0.serve())
+            .map_err(|e| DeviceError::Bug(format!("cannot start a queue's thread: {e}")))?;
+        let executor = Executor {
             device: Arc::clone(&device),
             account,
             timeline: Arc::clone(&timeline),
@@ -54,19 +163,87 @@ impl CpuQueue {
             locals: Scratch::default(),
             shared: Scratch::default(),
         };
-        std::thread::Builder::new()
-            .name("cpu-queue".to_owned())
-            .spawn(move || worker.serve(&inbox))
-            .map_err(|e| DeviceError::Bug(format!("cannot start a queue's thread: {e}")))?;
-        Ok(CpuQueue { device, commands, timeline, abort, marked: 0, dirty: false })
+        Ok(CpuQueue {
+            device,
+            line,
+            executor: Some(Box::new(executor)),
+            timeline,
+            abort,
+            staging: Vec::new(),
+            marked: 0,
+            dirty: false,
+        })
     }
 
-    fn submit(&mut self, command: Command) -> Result<(), DeviceError> {
-        if let Some(failure) = self.timeline.failure() {
-            return Err(failure);
+    /// The executor, if everything submitted so far is done.
+    fn idle(&mut self) -> Option<&mut Executor> {
+        if self.executor.is_none() {
+            let mut state = self.line.lock();
+            if state.pending.is_empty() {
+                self.executor = state.executor.take();
+            }
         }
+        self.executor.as_deref_mut()
+    }
+
+    /// Runs a command: here and now if it is small and nothing is before it, else on the queue's thread.
+    fn submit(&mut self, command: Command) -> Result<(), DeviceError> {
+        self.unbroken()?;
+        if command.small()
+            && let Some(executor) = self.idle()
+        {
+            executor.obey(command);
+            return self.unbroken();
+        }
+        self.hand_over(command)
+    }
+
+    fn unbroken(&self) -> Result<(), DeviceError> {
+        self.timeline.failure().map_or(Ok(()), Err)
+    }
+
+    fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
+        let line = &*self.line;
+        let mut state = line.lock();
+        while state.pending.len() >= DEPTH || (state.staged > 0 && state.staged + command.staged() > STAGED) {
+            if state.ended {
+                break;
+            }
+            state.crowded = true;
+            state = line.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.ended {
+            return Err(DeviceError::Lost);
+        }
+        if let Some(executor) = self.executor.take() {
+            state.executor = Some(executor);
+        }
+        state.staged += command.staged();
+        state.pending.push_back(command);
         self.dirty = true;
-        self.commands.send(command).map_err(|_| DeviceError::Lost)
+        let wake = state.sleeps;
+        drop(state);
+        if wake {
+            line.news.notify_one();
+        }
+        Ok(())
+    }
+
+    fn check(program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+        if program.code::<Code>().is_none() {
+            return Err(DeviceError::Misuse("a program of another kind of device"));
+        }
+        let slots = program.graph().slots();
+        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
+        if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
+    }
+
+    /// Writes a small region: at once, or in its turn.
+    fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        if self.idle().is_some() {
+            return host(&dst)?.write(dst.offset() as usize, bytes);
+        }
+        self.submit(Command::Upload { dst, bytes: bytes.to_vec() })
     }
 
     /// Writes a region when all earlier work is done.
@@ -89,30 +266,43 @@ fn host(region: &Region) -> Result<&Memory, DeviceError> {
 impl Queue for CpuQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
         host(&dst)?;
+        let small = dst.bytes() <= SMALL as u64;
+        if let Source::Borrowed(bytes) = &src
+            && bytes.len() as u64 != dst.bytes()
+        {
+            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+        }
+        self.unbroken()?;
+        if small {
+            return match src {
+                Source::Borrowed(bytes) => self.upload_small(dst, bytes),
+                Source::Writer(fill) => {
+                    let mut staging = std::mem::take(&mut self.staging);
+                    staging.resize(dst.bytes() as usize, 0);
+                    let filled = fill(&mut staging).map_err(|e| DeviceError::Source(e.to_string()));
+                    let done = filled.and_then(|()| self.upload_small(dst, &staging));
+                    self.staging = staging;
+                    done
+                }
+            };
+        }
         match src {
-            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                Err(DeviceError::Misuse("an upload's length is not its region's"))
-            }
-            Source::Borrowed(bytes) if bytes.len() <= STAGED_MAX => {
-                self.submit(Command::Upload { bytes: bytes.to_vec(), dst })
-            }
             Source::Borrowed(mut bytes) => self.upload_in_place(&dst, tensor, &mut |piece| {
                 let (next, rest) = bytes.split_at(piece.len());
                 piece.copy_from_slice(next);
                 bytes = rest;
                 Ok(())
             }),
-            Source::Writer(fill) if dst.bytes() <= STAGED_MAX as u64 => {
-                let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
-                self.submit(Command::Upload { bytes, dst })
-            }
             Source::Writer(fill) => self.upload_in_place(&dst, tensor, fill),
         }
     }
 
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        host(&src)?;
+        let memory = host(&src)?;
+        self.unbroken()?;
+        if src.bytes() <= SMALL as u64 && self.idle().is_some() {
+            return memory.read(src.offset() as usize, src.bytes() as usize).map(Ticket::ready);
+        }
         let (to, ticket) = Ticket::new();
         self.submit(Command::Download { src, to })?;
         Ok(ticket)
@@ -136,23 +326,27 @@ impl Queue for CpuQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        if program.code::<Code>().is_none() {
-            return Err(DeviceError::Misuse("a program of another kind of device"));
+        CpuQueue::check(program, bindings)?;
+        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first: 0 })
+    }
+
+    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
+        CpuQueue::check(program, bindings)?;
+        self.unbroken()?;
+        let mut first = Some(0);
+        if let Some(executor) = self.idle() {
+            first = executor.guard(|me| me.run(program, bindings, 0, Some(Instant::now() + patience)))?;
         }
-        let slots = program.graph().slots();
-        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if !fits {
-            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
-        }
-        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings) })
+        let Some(first) = first else { return Ok(()) };
+        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
     }
 
     fn mark(&mut self) -> Point {
         if self.dirty {
             self.marked += 1;
-            self.dirty = false;
             // When the thread is gone, the timeline already carries the failure that waiting for the point returns.
-            let _ = self.commands.send(Command::Mark(self.marked));
+            let _ = self.submit(Command::Mark(self.marked));
+            self.dirty = false;
         }
         Point::new(&self.timeline, self.marked)
     }
@@ -166,6 +360,10 @@ impl Drop for CpuQueue {
     fn drop(&mut self) {
         // The thread ends by itself: at the next node, or when it sees that there will be no more commands.
         self.abort.store(true, Ordering::Relaxed);
+        let mut state = self.line.lock();
+        state.ended = true;
+        drop(state);
+        self.line.news.notify_one();
     }
 }
 
@@ -192,7 +390,8 @@ impl Scratch {
     }
 }
 
-struct Worker {
+/// What runs commands. However it ends, by a panic too, whoever waits for a point is told.
+struct Executor {
     device: Arc<CpuDevice>,
     account: Arc<Account>,
     timeline: Arc<Timeline>,
@@ -201,22 +400,22 @@ struct Worker {
     shared: Scratch,
 }
 
-impl Worker {
-    fn serve(mut self, inbox: &Receiver<Command>) {
-        while let Ok(command) = inbox.recv() {
-            if self.abort.load(Ordering::Relaxed) {
-                break;
-            }
-            if let Err(error) = self.execute(command) {
-                self.timeline.fail(error.clone());
-                // Nothing after a failure runs; whoever waits for bytes learns why.
-                for command in inbox {
-                    if let Command::Download { to, .. } = command {
-                        to.send(Err(error.clone()));
-                    }
-                }
+impl Executor {
+    /// Runs a command. Nothing runs after a failure; whoever waits for bytes learns why.
+    fn obey(&mut self, command: Command) {
+        match (self.timeline.failure(), command) {
+            (Some(failure), Command::Download { to, .. }) => to.send(Err(failure)),
+            (Some(_), _) => {}
+            (None, command) => {
+                // The timeline has it.
+                let _ = self.guard(|me| me.execute(command));
             }
         }
+    }
+
+    /// Makes a failure stick.
+    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        work(self).inspect_err(|error| self.timeline.fail(error.clone()))
     }
 
     fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
@@ -235,7 +434,7 @@ impl Worker {
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
                 host(&dst)?.copy_from(to, host(&src)?, from, src.bytes() as usize)
             }
-            Command::Run { program, bindings } => self.run(&program, &bindings),
+            Command::Run { program, bindings, first } => self.run(&program, &bindings, first, None).map(drop),
             Command::Wait(point) => point.wait(None),
             Command::Mark(seq) => {
                 self.timeline.advance(seq);
@@ -244,17 +443,23 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+    /// Runs a program from its node `first` on; the node to go on with where the deadline came first.
+    fn run(
+        &mut self,
+        program: &Program,
+        bindings: &[Region],
+        first: usize,
+        until: Option<Instant>,
+    ) -> Result<Option<usize>, DeviceError> {
         let code = program.code::<Code>().ok_or(DeviceError::Misuse("a program of another kind of device"))?;
         let (locals, shared) = code.scratch();
         let locals = self.locals.at_least(locals, &self.account)?;
         let shared = self.shared.at_least(shared, &self.account)?;
-        code.run(self.device.pool(), bindings, locals, shared, &self.abort)
+        code.run(self.device.pool(), bindings, (locals, shared), &self.abort, first, until)
     }
 }
 
-impl Drop for Worker {
-    /// However the thread ends, by a panic too: whoever waits for a point is told.
+impl Drop for Executor {
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Lost);
     }

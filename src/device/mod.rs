@@ -11,7 +11,7 @@
 //! shapes and check what is data (row indices) while they run.
 //!
 //! # Failures
-//! Submitting returns before the work is done; it waits only for room among what was submitted before, and a large
+//! Submitting returns before large work is done; it waits only for room among what was submitted before, and a large
 //! upload for all of that. A failure sticks to the queue and is returned to whoever submits or waits next; nothing
 //! after it runs. [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
@@ -28,6 +28,7 @@ use crate::ops::{NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// What a device is.
@@ -169,7 +170,7 @@ pub trait Device: Send + Sync + Debug {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError>;
 }
 
-/// In-order asynchronous work on one device. Dropping a queue abandons what it has not started, and stops what runs at
+/// In-order work on one device, asynchronous unless it is small and nothing is before it. Dropping a queue abandons what it has not started, and stops what runs at
 /// the next node; memory stays valid until then.
 pub trait Queue: Send {
     /// Writes bytes to a region, in order with the queue's other work. `tensor` describes what the region is, where it
@@ -205,6 +206,16 @@ pub trait Queue: Send {
     /// # Errors
     /// [`DeviceError::Misuse`] when bindings do not fit the program; the queue's sticky failure.
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError>;
+
+    /// As [`Queue::run`], for a caller that has nothing better to do than to wait for the program: its own thread may do
+    /// the work, for up to about `patience`, which spares handing the program over and its end back.
+    ///
+    /// # Errors
+    /// As [`Queue::run`], and what fails within that time.
+    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
+        let _ = patience;
+        self.run(program, bindings)
+    }
 
     /// The moment after all work submitted so far.
     fn mark(&mut self) -> Point;

@@ -103,7 +103,13 @@ impl Point {
 
 /// Bytes on their way from a device.
 #[derive(Debug)]
-pub struct Ticket(crossbeam::channel::Receiver<Result<Vec<u8>, DeviceError>>);
+pub struct Ticket(Bytes);
+
+#[derive(Debug)]
+enum Bytes {
+    Here(Vec<u8>),
+    Coming(crossbeam::channel::Receiver<Result<Vec<u8>, DeviceError>>),
+}
 
 /// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Lost`].
 #[derive(Debug)]
@@ -113,7 +119,12 @@ impl Ticket {
     /// A ticket and the end that fulfils it.
     pub fn new() -> (TicketSender, Ticket) {
         let (tx, rx) = crossbeam::channel::bounded(1);
-        (TicketSender(tx), Ticket(rx))
+        (TicketSender(tx), Ticket(Bytes::Coming(rx)))
+    }
+
+    /// A ticket for bytes that are there already.
+    pub fn ready(bytes: Vec<u8>) -> Ticket {
+        Ticket(Bytes::Here(bytes))
     }
 
     /// Blocks until the bytes are there, the queue fails, or the deadline passes.
@@ -122,9 +133,13 @@ impl Ticket {
     /// The queue's failure, [`DeviceError::Lost`], or [`DeviceError::Deadline`].
     pub fn wait(self, deadline: Option<Instant>) -> Result<Vec<u8>, DeviceError> {
         use crossbeam::channel::RecvTimeoutError;
+        let coming = match self.0 {
+            Bytes::Here(bytes) => return Ok(bytes),
+            Bytes::Coming(coming) => coming,
+        };
         match deadline {
-            None => self.0.recv().unwrap_or(Err(DeviceError::Lost)),
-            Some(at) => match self.0.recv_deadline(at) {
+            None => coming.recv().unwrap_or(Err(DeviceError::Lost)),
+            Some(at) => match coming.recv_deadline(at) {
                 Ok(result) => result,
                 Err(RecvTimeoutError::Timeout) => Err(DeviceError::Deadline("a download")),
                 Err(RecvTimeoutError::Disconnected) => Err(DeviceError::Lost),

@@ -12,6 +12,9 @@ use thiserror::Error;
 /// From protocol 3.6.1 on, a listed node without this flag is not computed.
 const FLAG_COMPUTE: i32 = 16;
 
+/// Sources that any op of ours reads, at most (FLASH_ATTN_EXT does); a peer's node may list more, which nobody looks at.
+pub const MOST_SOURCES: usize = 5;
+
 /// A tensor record whose buffer is already resolved, and nothing else is believed yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForeignTensor {
@@ -180,7 +183,7 @@ impl Import<'_> {
         }
         let op = Op::decode(code, &Words(record.params))?.ok_or(GraphError::UnsupportedOp(code))?;
         let mut srcs = [None; MAX_SRC];
-        for (slot, &id) in srcs.iter_mut().zip(&record.srcs) {
+        for (slot, &id) in srcs.iter_mut().zip(&record.srcs[..MOST_SOURCES]) {
             if id != 0 {
                 *slot = Some(self.find("source", id)?);
             }

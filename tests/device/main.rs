@@ -30,6 +30,19 @@ fn doubling(n: usize) -> Arc<Graph> {
     Arc::new(b.build().unwrap())
 }
 
+/// x = x + y, `nodes` times, on `n` floats each (a multiple of 16), x at the start of slot 0 and y somewhere behind it.
+fn counting(n: usize, nodes: usize) -> Arc<Graph> {
+    let mut b = Builder::new();
+    let (x, y) = (b.leaf(DType::F32, [n, 1, 1, 1]).unwrap(), b.leaf(DType::F32, [n, 1, 1, 1]).unwrap());
+    let desc = b.tensor(x).unwrap().desc;
+    let mut last = x;
+    for _ in 0..nodes {
+        let onto = b.view(x, desc, 0).unwrap();
+        last = b.node_onto(Binary::Add, &[Some(last), Some(y)], onto).unwrap();
+    }
+    Arc::new(b.build().unwrap())
+}
+
 /// A graph that finds an expert id out of range while it runs.
 fn failing() -> Arc<Graph> {
     let mut b = Builder::new();
@@ -212,24 +225,110 @@ fn a_whole_tensor_reads_back_as_any_bytes() {
     }
 }
 
+/// Small work is done at once when nothing is before it, and in its turn when something is.
+#[test]
+fn small_work_keeps_its_place_behind_pending_work() {
+    let (device, account) = (device(2), Account::new(MEMORY));
+    let graph = doubling(16);
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let (buffer, copy) = (device.alloc(1 << 12, &account).unwrap(), device.alloc(1 << 12, &account).unwrap());
+    let bindings = Arc::from([buffer.whole()]);
+    let mut queue = device.queue(&account).unwrap();
+    for round in 1..=3u8 {
+        upload(&mut *queue, &buffer, &[1.0; 16]);
+        queue.run_here(&program, &bindings, Duration::from_secs(60)).unwrap();
+        let point = queue.mark();
+        assert_eq!(point.poll(), Ok(true), "all of it was done here");
+        assert_eq!(first(&mut *queue, &buffer), Ok(2.0));
+        // From here on everything waits.
+        let gate = fanout::device::Timeline::new();
+        queue.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
+        queue.run_here(&program, &bindings, Duration::from_secs(60)).unwrap();
+        let early = queue.download(buffer.region(0, 4).unwrap()).unwrap();
+        upload(&mut *queue, &buffer, &[f32::from(round); 16]);
+        queue.run(&program, &bindings).unwrap();
+        queue.copy_from(buffer.whole(), copy.whole(), None).unwrap();
+        queue.fill(buffer.whole(), 0).unwrap();
+        let (late, point) = (queue.download(buffer.region(0, 4).unwrap()).unwrap(), queue.mark());
+        assert_eq!(point.poll(), Ok(false));
+        gate.advance(1);
+        assert_eq!(floats(&early.wait(soon()).unwrap()), [4.0]);
+        assert_eq!(floats(&late.wait(soon()).unwrap()), [0.0]);
+        assert_eq!(point.wait(soon()), Ok(()));
+        assert_eq!(first(&mut *queue, &copy), Ok(2.0 * f32::from(round)));
+    }
+}
+
+/// A program whose caller has no patience is handed over between two nodes, wherever that is.
+#[test]
+fn a_program_goes_on_where_its_caller_left_it() {
+    let (n, nodes) = (64_000, 100);
+    let (device, account, graph) = (device(3), Account::new(MEMORY), counting(n, nodes));
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let bindings = Arc::from([buffer.whole()]);
+    let mut queue = device.queue(&account).unwrap();
+    for patience in [0, 10, 20, 50, 100, 200, 500, 1000, 5000] {
+        upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
+        queue.run_here(&program, &bindings, Duration::from_micros(patience)).unwrap();
+        let got = floats(&queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap());
+        assert!(got.iter().all(|&v| v == (1 + nodes) as f32), "after {patience} us");
+    }
+}
+
+/// More bytes and commands than may wait: the submitter waits for room, and what it frees is not lost.
+#[test]
+fn a_full_queue_makes_its_submitter_wait() {
+    let (device, account) = (device(1), Account::new(MEMORY));
+    let buffer = device.alloc(1 << 18, &account).unwrap();
+    let mut queue = device.queue(&account).unwrap();
+    let gate = fanout::device::Timeline::new();
+    queue.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
+    let (tx, rx) = mpsc::channel();
+    let submitter = std::thread::spawn(move || {
+        for i in 0..200u8 {
+            queue.upload(buffer.whole(), None, Source::Borrowed(&vec![i; 1 << 18])).unwrap();
+            tx.send(i).unwrap();
+        }
+        let last = queue.download(buffer.whole()).unwrap().wait(soon()).unwrap();
+        assert_eq!(last, vec![199; 1 << 18]);
+    });
+    for i in 0..16 {
+        assert_eq!(rx.recv(), Ok(i), "there is room for some");
+    }
+    assert_eq!(rx.try_recv(), Err(mpsc::TryRecvError::Empty), "and then there is none");
+    gate.advance(1);
+    submitter.join().unwrap();
+}
+
 /// Many queues on one pool, graph by graph: every result is as if it had run alone.
 #[test]
 fn sessions_share_the_pool_in_turn() {
-    let (device, account) = (device(3), Account::new(MEMORY));
-    let graph = doubling(20_000);
+    let (device, account, n) = (device(3), Account::new(MEMORY), 48_000);
+    // The small one need not wait for a turn.
+    let graphs = [counting(n, 100), counting(n, 10)];
     let (tx, rx) = mpsc::channel();
     for seed in 1..=8u8 {
-        let (device, account, graph, tx) = (Arc::clone(&device), Arc::clone(&account), Arc::clone(&graph), tx.clone());
+        let (device, account, tx) = (Arc::clone(&device), Arc::clone(&account), tx.clone());
+        let graph = Arc::clone(&graphs[usize::from(seed % 2)]);
         std::thread::spawn(move || {
             let program = device.prepare(Arc::clone(&graph)).unwrap();
             let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+            let bindings = Arc::from([buffer.whole()]);
             let mut queue = device.queue(&account).unwrap();
-            upload(&mut *queue, &buffer, &vec![f32::from(seed); 20_000]);
-            for _ in 0..20 {
-                queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+            upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
+            upload(&mut *queue, &buffer, &vec![f32::from(seed); n]);
+            for round in 0..20 {
+                // Here, or on the queue's thread after what is there already.
+                if round % 4 == 3 {
+                    queue.run(&program, &bindings).unwrap();
+                } else {
+                    queue.run_here(&program, &bindings, Duration::from_micros(200)).unwrap();
+                }
             }
-            let got = floats(&queue.download(buffer.region(0, 80_000).unwrap()).unwrap().wait(soon()).unwrap());
-            tx.send(got.iter().all(|&v| v == f32::from(seed) * (1 << 20) as f32)).unwrap();
+            let got = queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap();
+            let want = f32::from(seed) + (20 * graph.nodes().len()) as f32;
+            tx.send(floats(&got).iter().all(|&v| v == want)).unwrap();
         });
     }
     drop(tx);

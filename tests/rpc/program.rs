@@ -1,7 +1,9 @@
 //! The binary: what it prints, how it ends, and what it holds of memory under attack.
 
 use crate::support::*;
+use fanout::ops::OpCode;
 use fanout::rpc::wire::*;
+use fanout::tensor::DType;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command as Process, Output, Stdio};
@@ -109,15 +111,72 @@ fn signals_end_it_in_order() {
     }
 }
 
+#[cfg(target_os = "linux")]
+impl Running {
+    /// A line of the process's status, in bytes.
+    fn status(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of that name");
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+}
+
+/// The largest graphs that the limits allow, each another one, behind one that keeps the device busy: messages, decoded
+/// graphs and prepared ones may not pile up. The process is the server's own, so that the peak is its alone.
+#[cfg(target_os = "linux")]
+#[test]
+fn graphs_behind_a_busy_device_do_not_pile_up() {
+    const NODES: u64 = 1 << 15;
+    const BODY: usize = 16 << 20;
+    let server = start(&["-p", "0", "-t", "1", "--mem", "64M", "--log-level", "off"]);
+    let mut client = server.connect();
+    let mut say = |request: &[u8], reply: usize| {
+        client.write_all(request).expect("the server reads");
+        let mut bytes = vec![0; RESPONSE_HEADER + reply];
+        client.read_exact(&mut bytes).expect("a reply");
+        bytes.split_off(RESPONSE_HEADER)
+    };
+    let made = say(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: 4 << 20 })), 16);
+    let handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
+    let base = say(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: handle })), 8);
+    let base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
+    let memory = Memory { handle, base, size: 4 << 20 };
+    let matrix = |id: u64| memory.tensor(id, DType::F32, [512, 512, 1, 1], (id - 1) << 20);
+    let (a, b) = (matrix(1), matrix(2));
+    let slow: Vec<_> = (3..13)
+        .map(|id| node(OpCode::MulMat, TensorRecord { data: base + (2 << 20), id, ..matrix(3) }, &[&a, &b]))
+        .collect();
+    let ids: Vec<_> = slow.iter().map(|t| t.id).collect();
+    let slow = graph(0, &ids, &[vec![a, b], slow].concat());
+    // Behind the product, which takes no longer than it must, whatever comes waits for it.
+    let leaves = ((BODY - 12) / TENSOR_RECORD) as u64 - NODES * (TENSOR_RECORD + 8) as u64 / TENSOR_RECORD as u64 - 1;
+    let before = server.status("VmRSS");
+    for round in 0..6 {
+        let mut tensors: Vec<_> = (1..=leaves).map(|id| memory.floats(id, 4, 0)).collect();
+        let offset = 64 * (1 + round);
+        tensors.extend((0..NODES).map(|k| {
+            let mut sum = node(OpCode::Add, memory.floats(leaves + 1 + k, 4, offset), &[]);
+            for (i, src) in sum.src.iter_mut().enumerate() {
+                *src = 1 + (k + i as u64 * 4099) % leaves;
+            }
+            sum
+        }));
+        let nodes: Vec<_> = (leaves + 1..=leaves + NODES).collect();
+        client.write_all(&slow).expect("the server reads");
+        client.write_all(&graph(0, &nodes, &tensors)).expect("the server reads");
+    }
+    client.write_all(&frame(&Request::DeviceCount(DeviceCount {}))).expect("the server reads");
+    client.read_exact(&mut [0; 12]).expect("an answer");
+    let grown = server.status("VmHWM") - before;
+    assert!(grown < 64 << 20, "{} MiB more", grown >> 20);
+}
+
 /// A header's promise must cost nothing, however many clients make one at once.
 #[cfg(target_os = "linux")]
 #[test]
 fn promises_cost_no_memory() {
     let server = start(&["-p", "0", "-t", "1", "--mem", "8G", "--log-level", "off"]);
-    let resident = || {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.child.id())).expect("procfs");
-        statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("statm") * 4096
-    };
+    let resident = || server.status("VmRSS");
     let mut quiet = server.connect();
     let before = resident();
     let attackers: Vec<_> = (0..64)

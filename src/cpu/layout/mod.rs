@@ -25,7 +25,7 @@ mod tests;
 pub(super) use needs::{Access, Needs, Uses};
 
 use super::memory::{HostMemory, View};
-use super::pool::Pool;
+use super::pool::{Ask, Pool};
 use super::strip;
 use crate::device::DeviceError;
 use crate::tensor::TensorDesc;
@@ -273,14 +273,15 @@ impl Memory {
             }
         };
         // A worker of the pool must come back, whatever happens.
-        let job = |_: usize| {
+        let job = |_: bool| {
             if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok::<_, io::Error>(()))) {
                 failed.store(true, Relaxed);
             }
         };
         match pool {
-            Some(pool) => pool.run(&job),
-            None => job(0),
+            // It has waited for its turn: it was run.
+            Some(pool) => _ = pool.run(Ask::Wait, &job),
+            None => job(true),
         }
         if failed.into_inner() {
             return Err(DeviceError::Bug("a range could not change its layout".to_owned()));

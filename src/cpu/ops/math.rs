@@ -377,7 +377,8 @@ mod tests {
 
     #[test]
     fn cosines_and_sines_are_within_two_ulp() {
-        let angles: Vec<f32> = floats(2e8, 5003).chain((0..4000).map(|i| i as f32 * std::f32::consts::FRAC_PI_4)).collect();
+        let angles: Vec<f32> =
+            floats(2e8, 5003).chain((0..4000).map(|i| i as f32 * std::f32::consts::FRAC_PI_4)).collect();
         let (mut cos, mut sin) = (vec![0.0; angles.len()], vec![0.0; angles.len()]);
         cos_sin(&angles, 1.0, &mut cos, &mut sin);
         for ((&x, &c), &s) in angles.iter().zip(&cos).zip(&sin) {

@@ -97,6 +97,10 @@ impl Kernel {
         (self.run)(work);
     }
 
+    pub(super) fn cost(&self) -> usize {
+        self.cost
+    }
+
     pub(super) fn alone(&self) -> bool {
         self.cost < SHARE_FROM
     }

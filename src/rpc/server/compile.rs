@@ -43,6 +43,8 @@ pub(super) fn compile(
         GraphError::Unplaced { .. } => slots.explain(graph).unwrap_or(Refusal::Graph(e)),
         e => Refusal::Graph(e),
     })?;
+    // The largest thing here, and of no use any more: memory for what comes now.
+    drop(tensors);
     let program = device.prepare(Arc::new(valid))?;
     Ok((program, slots.bindings.into()))
 }

@@ -1,26 +1,39 @@
-//! The graphs that a session has run on one device, found again by the bytes of their GRAPH_COMPUTE.
+//! The graphs that a session has run, found again by the bytes of their GRAPH_COMPUTE.
 //!
 //! A decoding client sends the same few bodies for each token. Finding one costs a comparison of its bytes: equal bytes
-//! mean the same buffers too, because handles are never reused and a freed buffer takes its programs along.
+//! mean the same device and buffers too, because handles are never reused and a freed buffer takes its programs along.
+//!
+//! Programs are host memory that no account pays for. A session's share of it is [`MAX_BYTES`], over all its devices:
+//! what is kept, what was dropped but may wait in a queue yet, and what is being made.
 
 use std::sync::Arc;
 
 use crate::device::{Program, Region};
+use crate::graph::validate::MOST_SOURCES;
+use crate::rpc::wire::GraphCompute;
 
-/// Programs kept per device: more than any client alternates between.
-const MAX_PROGRAMS: usize = 32;
+/// Programs kept per session: more than any client alternates between.
+const MAX_PROGRAMS: usize = 64;
 
-/// Bytes of host memory that the programs of a device take, about. The newest is kept whatever its size, which the limits
-/// of messages and nodes bound.
-const MAX_BYTES: usize = 32 << 20;
+/// Bytes of host memory that a session's programs take, about. A graph that the limits allow may alone take more, and
+/// is then the only one.
+const MAX_BYTES: usize = 40 << 20;
 
-/// Bytes that a prepared node takes, about: its descriptors, its kernel, its place in the graph.
-const NODE_BYTES: usize = 1 << 10;
+/// The part of it that old programs may keep when a new one comes, so that room is not made for each new one.
+const KEPT_BYTES: usize = MAX_BYTES / 2;
+
+/// Bytes of a prepared graph for each of its tensors, nodes, and sources of nodes, about, on the device that needs most.
+const TENSOR_BYTES: usize = 100;
+const NODE_BYTES: usize = 500;
+const SOURCE_BYTES: usize = 110;
 
 /// A program with everything to run it.
 pub(super) struct Stored {
     key: u64,
+    device: u32,
     body: Box<[u8]>,
+    /// What it takes of [`MAX_BYTES`].
+    bytes: usize,
     /// The program that ran after this one last time: the first guess for the next time.
     then: u64,
     used: u64,
@@ -28,57 +41,72 @@ pub(super) struct Stored {
     pub(super) bindings: Arc<[Region]>,
 }
 
-/// The programs of one device.
+/// The programs of a session.
 #[derive(Default)]
 pub(super) struct Programs {
     stored: Vec<Stored>,
-    /// The one that ran last.
-    last: Option<u64>,
+    /// The one that ran last, by device.
+    last: Vec<Option<u64>>,
     clock: u64,
-    /// Bytes of programs that were dropped here and may wait in the queue yet.
+    /// Bytes of programs that were dropped here and may wait in a queue yet.
     dropped: usize,
 }
 
-impl Stored {
-    fn bytes(&self) -> usize {
-        bytes(&self.body, &self.program)
-    }
-}
-
-fn bytes(body: &[u8], program: &Program) -> usize {
-    body.len() + program.graph().nodes().len() * NODE_BYTES
+/// Bytes that a graph takes once it is prepared, with its message.
+pub(super) fn weigh(body: &[u8], graph: &GraphCompute<'_>) -> usize {
+    let sources = |srcs: &[u64]| srcs.iter().take(MOST_SOURCES).filter(|&&id| id != 0).count();
+    let sources = graph.tensors().iter().map(|record| sources(&record.src)).sum::<usize>();
+    let tensors = graph.tensors().len() * TENSOR_BYTES;
+    body.len() + tensors + graph.nodes().len() * NODE_BYTES + sources * SOURCE_BYTES
 }
 
 impl Programs {
-    /// The program of an earlier message with the same body; it is the last one from now on.
-    pub(super) fn find(&mut self, body: &[u8]) -> Option<&Stored> {
+    /// The program of an earlier message with the same body; it is its device's last one from now on.
+    pub(super) fn find(&mut self, device: u32, body: &[u8]) -> Option<&Stored> {
         let same = |s: &Stored| *s.body == *body;
-        let guess = self.last_index().map(|last| self.stored[last].then);
+        let guess = self.last_index(device).map(|last| self.stored[last].then);
         let guess = guess.and_then(|key| self.index(key)).filter(|&i| same(&self.stored[i]));
         let found = guess.or_else(|| self.stored.iter().position(same))?;
         self.use_now(found);
         Some(&self.stored[found])
     }
 
-    /// Keeps a new program, which is the last one from now on; the ones used longest ago make room.
-    pub(super) fn store(&mut self, body: &[u8], program: Program, bindings: Arc<[Region]>) -> &Stored {
-        let mut total = bytes(body, &program) + self.bytes();
-        while !self.stored.is_empty() && (self.stored.len() >= MAX_PROGRAMS || total > MAX_BYTES) {
-            let oldest = (0..self.stored.len()).min_by_key(|&i| self.stored[i].used).unwrap_or(0);
-            let bytes = self.stored.swap_remove(oldest).bytes();
-            total -= bytes;
-            self.dropped += bytes;
+    /// Drops what was used longest ago to make room for a program of `bytes`. True when the session must wait for its
+    /// queues, and then call [`Programs::settle`], before it makes it: they may hold too much of what was dropped.
+    pub(super) fn make_room(&mut self, bytes: usize) -> bool {
+        if self.stored.len() >= MAX_PROGRAMS || self.bytes() + self.dropped + bytes > MAX_BYTES {
+            let most = KEPT_BYTES.min(MAX_BYTES.saturating_sub(bytes));
+            while !self.stored.is_empty() && (self.stored.len() >= MAX_PROGRAMS || self.bytes() > most) {
+                let oldest = (0..self.stored.len()).min_by_key(|&i| self.stored[i].used).unwrap_or(0);
+                self.dropped += self.stored.swap_remove(oldest).bytes;
+            }
         }
-        self.clock += 1;
-        self.stored.push(Stored { key: self.clock, body: body.into(), then: 0, used: 0, program, bindings });
-        let at = self.stored.len() - 1;
-        self.use_now(at);
-        &self.stored[at]
+        self.dropped > 0 && self.bytes() + self.dropped + bytes > MAX_BYTES
     }
 
-    /// The program that ran last, unless it is gone.
-    pub(super) fn last(&self) -> Option<&Stored> {
-        self.last_index().map(|i| &self.stored[i])
+    /// All work submitted so far is done: what was dropped is gone.
+    pub(super) fn settle(&mut self) {
+        self.dropped = 0;
+    }
+
+    /// Keeps a new program, which is its device's last one from now on; [`Programs::make_room`] has made room for its
+    /// `bytes`.
+    pub(super) fn store(
+        &mut self,
+        device: u32,
+        body: Box<[u8]>,
+        bytes: usize,
+        program: Program,
+        bindings: Arc<[Region]>,
+    ) {
+        self.clock += 1;
+        self.stored.push(Stored { key: self.clock, device, body, bytes, then: 0, used: 0, program, bindings });
+        self.use_now(self.stored.len() - 1);
+    }
+
+    /// The program that ran last on a device, unless it is gone.
+    pub(super) fn last(&self, device: u32) -> Option<&Stored> {
+        self.last_index(device).map(|i| &self.stored[i])
     }
 
     /// Drops the programs that touch a buffer.
@@ -88,33 +116,26 @@ impl Programs {
         self.dropped += before - self.bytes();
     }
 
-    /// Whether programs dropped since [`Programs::settle`] are so large that the queue, which may hold them all, should
-    /// be waited for.
-    pub(super) fn unsettled(&self) -> bool {
-        self.dropped > MAX_BYTES
-    }
-
-    /// All work submitted so far is done: what was dropped is gone.
-    pub(super) fn settle(&mut self) {
-        self.dropped = 0;
-    }
-
     fn bytes(&self) -> usize {
-        self.stored.iter().map(Stored::bytes).sum()
+        self.stored.iter().map(|s| s.bytes).sum()
     }
 
     fn use_now(&mut self, at: usize) {
         self.clock += 1;
-        let key = self.stored[at].key;
-        if let Some(before) = self.last_index() {
+        let (key, device) = (self.stored[at].key, self.stored[at].device);
+        if let Some(before) = self.last_index(device) {
             self.stored[before].then = key;
         }
         self.stored[at].used = self.clock;
-        self.last = Some(key);
+        let slot = device as usize;
+        if self.last.len() <= slot {
+            self.last.resize(slot + 1, None);
+        }
+        self.last[slot] = Some(key);
     }
 
-    fn last_index(&self) -> Option<usize> {
-        self.last.and_then(|key| self.index(key))
+    fn last_index(&self, device: u32) -> Option<usize> {
+        self.last.get(device as usize).copied().flatten().and_then(|key| self.index(key))
     }
 
     fn index(&self, key: u64) -> Option<usize> {
@@ -127,9 +148,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, Path};
     use crate::device::{Account, Device};
-    use crate::graph::{Builder, Graph};
-    use crate::ops::unary::Unary;
-    use crate::tensor::DType;
+    use crate::graph::Graph;
 
     fn program(device: &CpuDevice) -> (Program, Arc<[Region]>, u64) {
         let buffer = device.alloc(64, &Account::new(64)).unwrap();
@@ -138,64 +157,68 @@ mod tests {
         (program, Arc::from([buffer.whole()]), buffer.id())
     }
 
+    fn cpu() -> Arc<CpuDevice> {
+        CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap()
+    }
+
     #[test]
     fn bodies_are_found_and_freed_buffers_take_theirs_along() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
-        let mut programs = Programs::default();
-        assert!(programs.find(b"a").is_none() && programs.last().is_none());
+        let (device, mut programs) = (cpu(), Programs::default());
+        assert!(programs.find(0, b"a").is_none() && programs.last(0).is_none());
         let ((a, on_a, _), (b, on_b, id)) = (program(&device), program(&device));
-        programs.store(b"aa", a, on_a);
-        programs.store(b"ab", b, on_b);
+        programs.store(0, (*b"aa").into(), 2, a.clone(), Arc::clone(&on_a));
+        programs.store(0, (*b"ab").into(), 2, b, on_b);
+        programs.store(3, (*b"c").into(), 2, a, on_a);
         for _ in 0..3 {
-            assert_eq!(*programs.find(b"aa").unwrap().body, *b"aa");
-            assert_eq!(*programs.find(b"ab").unwrap().body, *b"ab");
+            assert_eq!(*programs.find(0, b"aa").unwrap().body, *b"aa");
+            assert_eq!(*programs.last(0).unwrap().body, *b"aa");
+            assert_eq!(*programs.find(0, b"ab").unwrap().body, *b"ab");
+            assert_eq!(*programs.last(3).unwrap().body, *b"c");
         }
-        assert!(programs.find(b"a").is_none());
+        assert!(programs.find(0, b"a").is_none() && programs.last(1).is_none());
         programs.forget(id);
-        assert!(programs.last().is_none() && programs.find(b"ab").is_none());
-        assert!(programs.find(b"aa").is_some() && programs.last().is_some());
+        assert!(programs.last(0).is_none() && programs.find(0, b"ab").is_none());
+        assert!(programs.find(0, b"aa").is_some() && programs.last(0).is_some());
     }
 
     #[test]
     fn the_longest_unused_makes_room() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
-        let mut programs = Programs::default();
+        let (device, mut programs) = (cpu(), Programs::default());
         let (program, bindings, _) = program(&device);
-        let add = |programs: &mut Programs, body: &[u8]| {
-            programs.store(body, program.clone(), Arc::clone(&bindings));
+        let add = |programs: &mut Programs, body: &[u8], bytes| {
+            let full = programs.make_room(bytes);
+            programs.store(0, body.into(), bytes, program.clone(), Arc::clone(&bindings));
+            full
         };
         for i in 0..MAX_PROGRAMS as u8 {
-            add(&mut programs, &[i]);
+            assert!(!add(&mut programs, &[i], 1));
         }
-        programs.find(&[0]).unwrap();
-        add(&mut programs, b"new");
-        assert!(programs.find(&[0]).is_some() && programs.find(&[1]).is_none() && programs.find(&[2]).is_some());
-        add(&mut programs, &vec![7; MAX_BYTES + 1]);
-        assert!(programs.stored.len() == 1 && programs.last().is_some());
+        programs.find(0, &[0]).unwrap();
+        assert!(!add(&mut programs, b"new", 1));
+        assert!(programs.find(0, &[0]).is_some() && programs.find(0, &[1]).is_none());
+        assert!(programs.find(0, &[2]).is_some());
+        assert!(add(&mut programs, b"huge", MAX_BYTES), "the queues may hold some of the others");
+        programs.settle();
+        assert!(programs.stored.len() == 1 && programs.last(0).is_some());
+        assert!(add(&mut programs, b"next", 1) && programs.stored.len() == 1, "and now the huge one");
     }
 
     #[test]
-    fn nodes_count_and_not_only_bodies() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
-        let (nodes, mut builder) = (MAX_BYTES / NODE_BYTES / 4, Builder::new());
-        let (x, y) = (builder.leaf(DType::F32, [1; 4]).unwrap(), builder.leaf(DType::F32, [1; 4]).unwrap());
-        for _ in 0..nodes {
-            builder.node_onto(Unary::Sqr, &[Some(x)], y).unwrap();
+    fn what_waits_in_queues_counts_until_it_is_settled() {
+        let (device, mut programs) = (cpu(), Programs::default());
+        let (program, bindings, id) = program(&device);
+        let tenth = MAX_BYTES / 10;
+        let mut settled = 0;
+        for i in 0..100 {
+            if programs.make_room(tenth) {
+                programs.settle();
+                settled += 1;
+            }
+            programs.store(0, Box::new([i]), tenth, program.clone(), Arc::clone(&bindings));
+            assert!(programs.bytes() + programs.dropped <= MAX_BYTES);
         }
-        let graph = Arc::new(builder.build().unwrap());
-        let buffer = device.alloc(graph.slots()[0] as u64, &Account::new(1 << 20)).unwrap();
-        let (program, bindings) = (device.prepare(graph).unwrap(), Arc::<[Region]>::from([buffer.whole()]));
-        let mut programs = Programs::default();
-        for i in 0..5 {
-            programs.store(&[i], program.clone(), Arc::clone(&bindings));
-        }
-        assert_eq!(programs.stored.len(), 3, "four would be over the limit by their bodies");
-        assert!(programs.find(&[1]).is_none() && programs.find(&[2]).is_some() && programs.find(&[4]).is_some());
-        assert!(!programs.unsettled(), "two quarters have been dropped");
-        programs.store(&[5], program.clone(), Arc::clone(&bindings));
-        programs.forget(buffer.id());
-        assert!(programs.unsettled(), "and four more");
-        programs.settle();
-        assert!(!programs.unsettled());
+        assert!((10..=20).contains(&settled), "{settled}: each time a part of the programs was replaced");
+        programs.forget(id);
+        assert!(programs.make_room(MAX_BYTES / 2));
     }
 }

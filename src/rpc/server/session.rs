@@ -3,15 +3,15 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use log::{debug, info};
 
 use super::connection::{Broken, Connection};
 use super::handles::{Handles, Located, desc};
-use super::programs::Programs;
+use super::programs::{self, Programs};
 use super::{Refusal, Shared, compile, listen};
-use crate::device::{Account, Device, DeviceError, Queue, Region, Source};
+use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
     MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
@@ -22,8 +22,12 @@ use crate::tensor::TensorDesc;
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
 const PIECE: u64 = 1 << 20;
 
+/// How long a program may keep the session from its next message: longer than a token takes, shorter than anyone who
+/// hangs up would wait for us to see it.
+const RUN_PATIENCE: Duration = Duration::from_millis(100);
+
 /// The largest buffer for bodies that is kept between messages: one graph, once, is no reason to hold more.
-const KEPT_BODY: usize = 8 << 20;
+const KEPT_BODY: usize = 4 << 20;
 
 /// How a session ended that did nothing wrong.
 pub(super) enum End {
@@ -46,7 +50,7 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> 
         let totals = shared.devices.iter().filter_map(|device| device.memory().ok());
         totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
     });
-    let lanes = shared.devices.iter().map(|device| Lane { device, queue: None, programs: Programs::default() });
+    let lanes = shared.devices.iter().map(|device| Lane { device, queue: None });
     let mut session = Session {
         shared,
         peer,
@@ -54,6 +58,7 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> 
         account: Account::new(limit),
         handles: Handles::new(),
         lanes: lanes.collect(),
+        programs: Programs::default(),
     };
     session.serve()
 }
@@ -67,6 +72,7 @@ struct Session<'a> {
     handles: Handles,
     /// By the devices' positions.
     lanes: Vec<Lane<'a>>,
+    programs: Programs,
 }
 
 /// A session's work on one device.
@@ -74,7 +80,6 @@ struct Lane<'a> {
     device: &'a Arc<dyn Device>,
     /// Made for its first work: most connections only ask.
     queue: Option<Box<dyn Queue>>,
-    programs: Programs,
 }
 
 impl Lane<'_> {
@@ -131,11 +136,11 @@ impl<'a> Session<'a> {
         if command == Command::SetTensor {
             return self.set_tensor(len);
         }
-        let body = self.connection.body(len, body)?;
+        self.connection.body(len, body)?;
         if command == Command::GraphCompute {
-            return self.graph_compute(body);
+            return self.graph_compute(len, body);
         }
-        match Request::decode(command, body, &self.shared.config.limits)? {
+        match Request::decode(command, &body[..len], &self.shared.config.limits)? {
             Request::AllocBuffer(request) => self.alloc_buffer(&request),
             Request::GetAlignment(request) => {
                 let alignment = self.lane(request.device)?.device.info().alignment;
@@ -151,7 +156,7 @@ impl<'a> Session<'a> {
             }
             Request::FreeBuffer(request) => {
                 let entry = self.handles.remove(request.remote_ptr)?;
-                self.lane(entry.device)?.programs.forget(entry.buffer.id());
+                self.programs.forget(entry.buffer.id());
                 Ok(())
             }
             Request::BufferClear(request) => {
@@ -385,38 +390,50 @@ impl<'a> Session<'a> {
         self.reply(&Response::CopyTensor(copied))
     }
 
-    /// Runs a graph. A body that was seen before costs its comparison and a submission.
-    fn graph_compute(&mut self, body: &[u8]) -> Result<(), Refusal> {
+    /// Runs the graph in the first `len` bytes of `body`. One that was seen before costs its comparison and a
+    /// submission; a new one keeps the body.
+    fn graph_compute(&mut self, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {
+        let message = &body[..len];
         // The size in the header has been checked: there are four bytes.
-        let device = body.first_chunk().copied().map_or(0, u32::from_le_bytes);
-        let count = self.lanes.len();
-        let lane = self.lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
-        if let Some(found) = lane.programs.find(body) {
+        let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        if let Some(found) = self.programs.find(device, message) {
             let (program, bindings) = (found.program.clone(), Arc::clone(&found.bindings));
-            return Ok(lane.queue(&self.account)?.run(&program, &bindings)?);
+            return self.run(device, &program, &bindings);
         }
-        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, body, &self.shared.config.limits)?
+        let lane = self.lane(device)?.device;
+        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, message, &self.shared.config.limits)?
         else {
             return Err(confused());
         };
-        if lane.programs.unsettled() {
-            // Programs are host memory that no account pays for: a queue full of them must not hold what was dropped.
+        let bytes = programs::weigh(message, &graph);
+        if self.programs.make_room(bytes) {
             let until = Instant::now() + self.shared.config.device_timeout;
-            lane.queue(&self.account)?.mark().wait(Some(until))?;
-            lane.programs.settle();
+            for queue in self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()) {
+                queue.mark().wait(Some(until))?;
+            }
+            self.programs.settle();
         }
-        let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane.device)?;
-        lane.queue(&self.account)?.run(&program, &bindings)?;
-        lane.programs.store(body, program, bindings);
-        Ok(())
+        let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane)?;
+        let mut message = std::mem::take(body);
+        message.truncate(len);
+        self.programs.store(device, message.into(), bytes, program.clone(), Arc::clone(&bindings));
+        self.run(device, &program, &bindings)
     }
 
     fn graph_recompute(&mut self, device: u32) -> Result<(), Refusal> {
-        let account = Arc::clone(&self.account);
-        let lane = self.lane(device)?;
-        let last = lane.programs.last().ok_or(Refusal::NoGraph(device))?;
+        self.lane(device)?;
+        let last = self.programs.last(device).ok_or(Refusal::NoGraph(device))?;
         let (program, bindings) = (last.program.clone(), Arc::clone(&last.bindings));
-        Ok(lane.queue(&account)?.run(&program, &bindings)?)
+        self.run(device, &program, &bindings)
+    }
+
+    /// Runs a program on this thread while it is short and no other device waits for our next message; else it is handed
+    /// over.
+    fn run(&mut self, device: u32, program: &Program, bindings: &Arc<[Region]>) -> Result<(), Refusal> {
+        let others = (0..).zip(&self.lanes).any(|(at, lane)| at != device && lane.queue.is_some());
+        let queue = self.queue(device)?;
+        let done = if others { queue.run(program, bindings) } else { queue.run_here(program, bindings, RUN_PATIENCE) };
+        Ok(done?)
     }
 }
 
