@@ -1,7 +1,8 @@
 //! A graph made ready for the CPU: one kernel per node, and the executor that runs them.
 
+use super::fuse::{self, Pattern};
 use super::memory::{HostMemory, Locals, Shared, View};
-use super::ops::{self, Kernel, Path};
+use super::ops::{Kernel, Path};
 use super::pool::{Member, Pool, Team, Work, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Place, TensorId};
@@ -41,6 +42,16 @@ impl Operand {
 
 impl Code {
     pub(super) fn new(graph: &Arc<Graph>, path: Path, workers: usize) -> Result<Code, DeviceError> {
+        Self::fused(graph, path, workers, fuse::TABLE)
+    }
+
+    /// As [`Code::new`], with neighbours fused by these patterns only.
+    pub(super) fn fused(
+        graph: &Arc<Graph>,
+        path: Path,
+        workers: usize,
+        patterns: &[Pattern],
+    ) -> Result<Code, DeviceError> {
         let operand = |id: TensorId| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let place = tensor.place.ok_or(DeviceError::Misuse("a node without memory"))?;
@@ -48,14 +59,11 @@ impl Code {
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared) = (0, 0);
-        for node in graph.nodes() {
-            let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
-            let kernel = ops::select(&view, path)?;
+        for fuse::Step { code, kernel, dst, srcs } in fuse::steps(graph, path, patterns)? {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
-            let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-            let srcs = node.srcs[..used].iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
-            steps.push(Step { code: node.op.code(), kernel, dst: operand(node.dst)?, srcs });
+            let srcs = srcs.into_iter().map(|id| id.map(operand).transpose()).collect::<Result<_, _>>()?;
+            steps.push(Step { code, kernel, dst: operand(dst)?, srcs });
         }
         let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;

@@ -11,7 +11,7 @@ use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
 
 /// Rows up to this length are read once and kept; longer ones are read in pieces, once per pass.
-pub(super) const KEPT: usize = 16 * CHUNK;
+pub(in crate::cpu) const KEPT: usize = 16 * CHUNK;
 
 pub(super) fn select(op: Norm, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     match node.srcs.get(0) {
