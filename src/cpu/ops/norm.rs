@@ -35,7 +35,8 @@ pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: Around) -> Kernel
     let passes = if matches!(op, Norm::Norm { .. }) { 3 } else { 2 };
     let passes = passes + usize::from(around.add) + usize::from(around.mul);
     let local = x.ne()[0].min(KEPT) * 3;
-    Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around)).with_local(local)
+    let kernel = Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around));
+    kernel.with_local(local).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK)))
 }
 
 fn rows(work: &mut Work<'_>, op: Norm, around: Around) {

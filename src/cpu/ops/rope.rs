@@ -15,7 +15,8 @@ pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
         return Err(types(node));
     }
     let kernel = Kernel::new(node.dst.elements().saturating_mul(4), move |w| rope(w, &op));
-    Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])))
+    let parts = node.dst.rows().div_ceil(rows_of(node.dst, 4 * CHUNK));
+    Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])).with_parts(parts))
 }
 
 /// Floats that rotating rows of `n` takes.
@@ -27,7 +28,7 @@ fn rope(work: &mut Work<'_>, op: &Rope) {
     let (dst, local) = (work.dst(), work.take_local());
     let (out, rest) = local.split_at_mut(dst.ne()[0]);
     let mut turns = Turns::new(work, op, rest);
-    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 16 * CHUNK)) {
+    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
             turns.turn(work, [i1, i2, i3], out);
@@ -40,7 +41,8 @@ fn rope(work: &mut Work<'_>, op: &Rope) {
 /// then the ids of the rows; `elements` are turned. All F32, one batch; the destination has its own type.
 pub(in crate::cpu) fn onto_rows(op: Rope, elements: usize, row: usize) -> Kernel {
     let local = row.saturating_add(Turns::scratch(&op, row));
-    Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row)).with_local(local)
+    let kernel = Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row));
+    kernel.with_local(local).with_parts(elements / row.max(1))
 }
 
 /// As SET_ROWS, every worker looks at all ids in order and writes the rows that it owns: two may name one row.
