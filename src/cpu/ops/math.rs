@@ -87,21 +87,6 @@ pub(super) fn scale(x: &mut [f32], factor: f32) {
     widest(Scale(x, factor));
 }
 
-/// Multiplies each `x` by its `y`.
-pub(super) fn multiply(x: &mut [f32], y: &[f32]) {
-    struct Multiply<'a>(&'a mut [f32], &'a [f32]);
-    impl Wide for Multiply<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn run<L: Level>(self) {
-            for (x, y) in self.0.iter_mut().zip(self.1) {
-                *x *= *y;
-            }
-        }
-    }
-    widest(Multiply(x, y));
-}
-
 /// `out = x + y`.
 pub(super) fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
     struct Add<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
@@ -386,7 +371,8 @@ mod tests {
 
     #[test]
     fn cosines_and_sines_are_within_two_ulp() {
-        let angles: Vec<f32> = floats(2e8, 5003).chain((0..4000).map(|i| i as f32 * std::f32::consts::FRAC_PI_4)).collect();
+        let angles: Vec<f32> =
+            floats(2e8, 5003).chain((0..4000).map(|i| i as f32 * std::f32::consts::FRAC_PI_4)).collect();
         let (mut cos, mut sin) = (vec![0.0; angles.len()], vec![0.0; angles.len()]);
         cos_sin(&angles, 1.0, &mut cos, &mut sin);
         for ((&x, &c), &s) in angles.iter().zip(&cos).zip(&sin) {

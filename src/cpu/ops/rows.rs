@@ -99,7 +99,7 @@ fn column(b: &TensorDesc) -> Option<TensorDesc> {
     TensorDesc::strided(b.dtype(), [r, 1, n2, n3], [b1, 0, b2, b3]).ok()
 }
 
-/// As [`set`] for rows of one element; `b` is described by [`column`], so that values are converted together.
+/// As [`set`] for rows of one element; `b` is described by [`column()`], so that values are converted together.
 fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
     let (dst, ids) = (work.dst(), work.src(1));
     if b.is_empty() {
