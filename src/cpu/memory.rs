@@ -9,6 +9,7 @@
 //!    disjoint), and nodes are separated by barriers.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
+use super::simd::vec::Rows;
 use super::strip::{STRIP, unpack_row};
 use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
@@ -361,6 +362,25 @@ impl<'a> View<'a> {
             // SAFETY: `at` has checked as many blocks as `values` has, of equal size; this thread alone touches them.
             unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), p, size_of_val(values)) };
         }
+    }
+
+    /// `count` rows of F32 or F16 from row `i` on, where they lie; `None` for other types. Only for sources of ops that never
+    /// work in place.
+    ///
+    /// # Panics
+    /// When the rows are not dense, when there are none, and as [`View::at`].
+    pub(crate) fn rows(&self, i: [usize; 3], count: usize) -> Option<Rows<'a>> {
+        assert!(self.dense() && count > 0, "dense rows");
+        let half = match self.desc.dtype() {
+            DType::F32 => false,
+            DType::F16 => true,
+            _ => return None,
+        };
+        let (start, width) = (self.at([0, i[0], i[1], i[2]], self.desc.ne()[0]), self.desc.ne()[0]);
+        self.at([0, i[0] + count - 1, i[1], i[2]], width);
+        // SAFETY: the first and the last row are checked, and all lie between, a stride apart; the memory lives for 'a, and
+        // no thread writes a source of this node before the barrier that ends it (discipline 2).
+        Some(unsafe { Rows::new(start, self.desc.nb()[1], count, width, half) })
     }
 
     /// The bytes of a dense row. Only for sources of ops that never work in place.

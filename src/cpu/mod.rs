@@ -1,5 +1,6 @@
 //! The CPU device: an asynchronous queue over a hot thread pool.
 
+mod fuse;
 mod layout;
 mod memory;
 mod ops;

@@ -1,5 +1,6 @@
 //! A graph made ready for the CPU: one kernel per node, and the executor that runs them.
 
+use super::fuse::{self, Pattern};
 use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
@@ -60,13 +61,14 @@ impl Operand {
 
 impl Code {
     pub(super) fn new(graph: &Arc<Graph>, path: Path, workers: usize) -> Result<Code, DeviceError> {
-        Code::of(graph, workers, |node| ops::select(node, path))
+        Code::of(graph, workers, fuse::TABLE, |node| ops::select(node, path))
     }
 
-    /// As [`Code::new`], with kernels of the caller's choice.
+    /// As [`Code::new`], with neighbours fused by these patterns only and kernels of the caller's choice.
     pub(super) fn of(
         graph: &Arc<Graph>,
         workers: usize,
+        patterns: &[Pattern],
         select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
     ) -> Result<Code, DeviceError> {
         let operand = |id: TensorId| {
@@ -77,22 +79,19 @@ impl Code {
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
         let mut uses = Uses::new(graph.slots().len());
-        for node in graph.nodes() {
-            let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
-            let kernel = select(&view)?;
+        for fuse::Step { code, kernel, dst, srcs } in fuse::steps(graph, patterns, select)? {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());
-            let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-            let srcs = node.srcs[..used].iter().map(|id| id.map(operand).transpose());
-            let (dst, srcs) = (operand(node.dst)?, srcs.collect::<Result<Box<[_]>, _>>()?);
+            let srcs = srcs.into_iter().map(|id| id.map(operand).transpose());
+            let (dst, srcs) = (operand(dst)?, srcs.collect::<Result<Box<[_]>, _>>()?);
             uses.add(dst.place, &dst.desc, Access::Plain);
             for (i, src) in srcs.iter().enumerate() {
                 if let Some(src) = src {
                     uses.add(src.place, &src.desc, kernel.access(i));
                 }
             }
-            steps.push(Step { code: node.op.code(), kernel, dst, srcs });
+            steps.push(Step { code, kernel, dst, srcs });
         }
         let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;

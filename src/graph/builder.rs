@@ -60,7 +60,7 @@ impl Builder {
     /// [`BuildError::Tensor`] when the graph grows beyond the address space.
     pub fn leaf_of(&mut self, desc: TensorDesc) -> Result<TensorId, BuildError> {
         let place = self.place(desc.extent())?;
-        Ok(self.push(desc, place))
+        Ok(self.push(desc, place, None))
     }
 
     /// A view: another description of `of`'s memory, `offset` bytes from its first byte.
@@ -71,7 +71,17 @@ impl Builder {
         let parent = self.graph.tensor(of).ok_or(BuildError::Tensor("a view of an unknown tensor"))?;
         let mut place = parent.place.ok_or(BuildError::Tensor("a view of a tensor without memory"))?;
         place.offset = place.offset.checked_add(offset).ok_or(BuildError::Tensor("a view's offset overflows"))?;
-        Ok(self.push(desc, place))
+        Ok(self.push(desc, place, Some(of)))
+    }
+
+    /// Says how many ops read a tensor, views counted, and that nobody else will: a device may then leave it out.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] for an unknown tensor.
+    pub fn used_only(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
+        let tensor = self.graph.tensors.get_mut(id.0 as usize).ok_or(BuildError::Tensor("an unknown tensor"))?;
+        tensor.uses = Some(uses);
+        Ok(())
     }
 
     /// A node whose destination follows from its sources; returns the destination.
@@ -109,6 +119,10 @@ impl Builder {
         }
         let mut list = [None; MAX_SRC];
         list[..srcs.len()].copy_from_slice(srcs);
+        // What a node writes are values of its own, in whosever memory.
+        if let Some(tensor) = self.graph.tensors.get_mut(dst.0 as usize) {
+            tensor.view_of = None;
+        }
         self.graph.nodes.push(Node { op: op.into(), dst, srcs: list });
         Ok(dst)
     }
@@ -131,9 +145,9 @@ impl Builder {
         Ok(Place { slot: 0, offset })
     }
 
-    fn push(&mut self, desc: TensorDesc, place: Place) -> TensorId {
+    fn push(&mut self, desc: TensorDesc, place: Place, view_of: Option<TensorId>) -> TensorId {
         let id = TensorId(self.graph.tensors.len() as u32);
-        self.graph.tensors.push(Tensor { desc, place: Some(place) });
+        self.graph.tensors.push(Tensor { desc, place: Some(place), uses: None, view_of });
         id
     }
 }

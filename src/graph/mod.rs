@@ -9,6 +9,7 @@ mod overlap;
 pub mod validate;
 
 pub use builder::{BuildError, Builder};
+pub(crate) use overlap::{Overlap, overlap};
 
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;
@@ -33,6 +34,12 @@ pub struct Tensor {
     pub desc: TensorDesc,
     /// Its memory; `None` while nobody has placed it.
     pub place: Option<Place>,
+    /// How many ops read it in the whole graph of whoever made it, views counted as ops; `None` where that is unknown or
+    /// it is an output, so that anyone may read it later. A device may leave out a result that its one reader does not
+    /// need in memory.
+    pub uses: Option<u32>,
+    /// The tensor whose values a view re-describes, where no other op reads what lies between the two.
+    pub view_of: Option<TensorId>,
 }
 
 /// One computation: `dst = op(srcs)`.

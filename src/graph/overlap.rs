@@ -7,14 +7,14 @@ use super::{Graph, Node, Tensor};
 
 /// How two placed tensors lie to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Overlap {
+pub(crate) enum Overlap {
     Disjoint,
     /// Same first byte, type, counts and strides.
     Exact,
     Partial,
 }
 
-pub(super) fn overlap(a: &Tensor, b: &Tensor) -> Overlap {
+pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Overlap {
     let (Some(pa), Some(pb)) = (a.place, b.place) else { return Overlap::Disjoint };
     let (ea, eb) = (a.desc.extent(), b.desc.extent());
     if pa.slot != pb.slot || ea == 0 || eb == 0 || pa.offset + ea <= pb.offset || pb.offset + eb <= pa.offset {
@@ -90,7 +90,12 @@ mod tests {
     use crate::tensor::{DType, TensorDesc};
 
     fn tensor(slot: u32, offset: usize, ne: [usize; 4], nb: [usize; 4]) -> Tensor {
-        Tensor { desc: TensorDesc::strided(DType::F32, ne, nb).unwrap(), place: Some(Place { slot, offset }) }
+        Tensor {
+            desc: TensorDesc::strided(DType::F32, ne, nb).unwrap(),
+            place: Some(Place { slot, offset }),
+            uses: None,
+            view_of: None,
+        }
     }
 
     #[test]

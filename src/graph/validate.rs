@@ -12,6 +12,12 @@ use thiserror::Error;
 /// From protocol 3.6.1 on, a listed node without this flag is not computed.
 const FLAG_COMPUTE: i32 = 16;
 
+/// The user reads it after the run.
+const FLAG_OUTPUT: i32 = 2;
+
+/// Most views of views that are followed to what they show.
+const VIEWS: usize = 4;
+
 /// Sources that any op of ours reads, at most (FLASH_ATTN_EXT does); a peer's node may list more, which nobody looks at.
 pub const MOST_SOURCES: usize = 5;
 
@@ -34,6 +40,8 @@ pub struct ForeignTensor {
     pub flags: i32,
     /// Keys of its sources; 0 for none.
     pub srcs: [u64; MAX_SRC],
+    /// How many ops of the peer's whole graph read it; 0 where the peer does not say.
+    pub uses: i32,
     /// Its memory: slot and byte offset; `None` when it lives nowhere here.
     pub place: Option<Place>,
 }
@@ -201,6 +209,23 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// What a view shows, through other views as long as each is read by the next alone.
+    fn viewed(&self, record: &ForeignTensor) -> Option<TensorId> {
+        let mut view = record;
+        for _ in 0..VIEWS {
+            OpCode::from_wire(view.op).filter(|op| op.is_view())?;
+            let &index = self.by_id.get(&view.srcs[0])?;
+            if let Some(id) = self.ids[index] {
+                return Some(id);
+            }
+            view = &self.records[index];
+            if view.uses != 1 || view.flags & FLAG_OUTPUT != 0 {
+                return None;
+            }
+        }
+        None
+    }
+
     fn tensor(&mut self, index: usize) -> Result<TensorId, GraphError> {
         if let Some(id) = self.ids[index] {
             return Ok(id);
@@ -210,7 +235,9 @@ impl Import<'_> {
         let ne = record.ne.map(|n| n as usize);
         let desc = TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb))?;
         let id = TensorId(self.graph.tensors.len() as u32);
-        self.graph.tensors.push(Tensor { desc, place: record.place });
+        let uses = u32::try_from(record.uses).ok().filter(|&n| n > 0 && record.flags & FLAG_OUTPUT == 0);
+        let view_of = self.viewed(record);
+        self.graph.tensors.push(Tensor { desc, place: record.place, uses, view_of });
         self.ids[index] = Some(id);
         Ok(id)
     }

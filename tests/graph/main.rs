@@ -21,6 +21,7 @@ fn tensor(id: u64, ne: [u32; 4], offset: usize) -> ForeignTensor {
         params: [0; 16],
         flags: 0,
         srcs: [0; 10],
+        uses: 0,
         place: Some(Place { slot: 0, offset }),
     }
 }
@@ -68,6 +69,33 @@ fn what_computes_nothing_is_dropped_and_not_judged() {
     records.extend([view, uncomputed, empty, junk]);
     let graph = validate(&[4, 5, 3, 6], &records).unwrap();
     assert_eq!((graph.nodes().len(), graph.tensors().len()), (1, 3));
+}
+
+#[test]
+fn uses_and_what_a_view_shows_are_carried() {
+    let ne = [8, 4, 1, 1];
+    // c = a + b; two views, the second of the first; d = sqr(the second).
+    let build = |change: fn(&mut [ForeignTensor])| {
+        let mut records = addition();
+        records.push(node(4, OpCode::Reshape, &[3], [32, 1, 1, 1], 512));
+        records.push(node(5, OpCode::View, &[4], ne, 512));
+        records.push(node(6, OpCode::Sqr, &[5], ne, 1024));
+        records.iter_mut().for_each(|t| t.uses = 1);
+        change(&mut records);
+        let graph = validate(&[3, 4, 5, 6], &records).unwrap();
+        let (sum, sqr) = (graph.nodes()[0].dst, &graph.nodes()[1]);
+        let read = graph.tensor(sqr.srcs[0].unwrap()).unwrap();
+        (graph.tensor(sum).unwrap().uses, read.uses, read.view_of == Some(sum))
+    };
+    assert_eq!(build(|_| ()), (Some(1), Some(1), true));
+    assert_eq!(build(|t| t[2].uses = 0), (None, Some(1), true), "unknown");
+    assert_eq!(build(|t| t[2].uses = -1), (None, Some(1), true), "nonsense");
+    assert_eq!(build(|t| t[2].flags |= 2), (None, Some(1), true), "an output");
+    assert_eq!(build(|t| t[2].uses = 3), (Some(3), Some(1), true));
+    assert_eq!(build(|t| t[3].uses = 2), (Some(1), Some(1), false), "another reads the first view");
+    assert_eq!(build(|t| t[4].flags |= 2), (Some(1), None, true), "the view is an output");
+    // Views that name each other.
+    assert_eq!(build(|t| t[3].srcs[0] = 5), (Some(1), Some(1), false));
 }
 
 #[test]

@@ -87,21 +87,6 @@ pub(super) fn scale(x: &mut [f32], factor: f32) {
     widest(Scale(x, factor));
 }
 
-/// Multiplies each `x` by its `y`.
-pub(super) fn multiply(x: &mut [f32], y: &[f32]) {
-    struct Multiply<'a>(&'a mut [f32], &'a [f32]);
-    impl Wide for Multiply<'_> {
-        type Out = ();
-        #[inline(always)]
-        fn run<L: Level>(self) {
-            for (x, y) in self.0.iter_mut().zip(self.1) {
-                *x *= *y;
-            }
-        }
-    }
-    widest(Multiply(x, y));
-}
-
 /// `out = x + y`.
 pub(super) fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
     struct Add<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
@@ -161,7 +146,14 @@ fn total_of(x: &[f32]) -> f64 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane += f64::from(x);
     }
-    lanes.iter().sum()
+    // By halves: one after another, each addition would wait for the one before.
+    for half in [16, 8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low += *high;
+        }
+    }
+    lanes[0]
 }
 
 /// The largest value, -inf for none; NaNs are passed over.
@@ -189,11 +181,13 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = if x > *lane { x } else { *lane };
     }
-    let mut most = f32::NEG_INFINITY;
-    for lane in lanes {
-        most = if lane > most { lane } else { most };
+    for half in [32, 16, 8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(half);
+        for (low, high) in low.iter_mut().zip(high) {
+            *low = if *high > *low { *high } else { *low };
+        }
     }
-    most
+    lanes[0]
 }
 
 /// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.

@@ -10,9 +10,9 @@ mod flash_attn;
 mod glu;
 mod math;
 mod mul_mat;
-mod norm;
+pub(super) mod norm;
 mod reduce;
-mod rope;
+pub(super) mod rope;
 mod rows;
 mod softmax;
 mod sort;
@@ -91,6 +91,14 @@ impl Kernel {
     /// How it reads source `i`.
     pub(super) fn access(&self, i: usize) -> Access {
         if i == 0 { self.first } else { Access::Plain }
+    }
+
+    /// How many parts the work has at most: one alone is not worth a meeting of the workers.
+    pub(super) fn with_parts(mut self, parts: usize) -> Kernel {
+        if parts <= 1 {
+            self.cost = 0;
+        }
+        self
     }
 
     pub(super) fn run(&self, work: &mut Work<'_>) {
@@ -217,7 +225,10 @@ impl<'a> Pieces<'a> {
 
     /// Calls `each(i, n)` for this worker's share of the pieces, as [`pieces`] does.
     pub(super) fn share(&self, work: &Work<'_>, mut each: impl FnMut([usize; 4], usize)) {
-        for range in work.chunks(self.count(), (4 * CHUNK / self.piece.min(self.t.ne()[0]).max(1)).max(1)) {
+        // A few turns for each worker, but no smaller ones than a claim is worth.
+        let elements = (self.t.elements() / (4 * work.workers())).clamp(CHUNK, 4 * CHUNK);
+        let grain = elements / self.piece.min(self.t.ne()[0]).max(1);
+        for range in work.chunks(self.count(), grain.max(1)) {
             for k in range {
                 let (i, n) = self.get(k);
                 each(i, n);

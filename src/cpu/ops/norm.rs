@@ -11,7 +11,7 @@ use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
 
 /// Rows up to this length are read once and kept; longer ones are read in pieces, once per pass.
-pub(super) const KEPT: usize = 16 * CHUNK;
+pub(in crate::cpu) const KEPT: usize = 16 * CHUNK;
 
 pub(super) fn select(op: Norm, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     match node.srcs.get(0) {
@@ -35,7 +35,8 @@ pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: Around) -> Kernel
     let passes = if matches!(op, Norm::Norm { .. }) { 3 } else { 2 };
     let passes = passes + usize::from(around.add) + usize::from(around.mul);
     let local = x.ne()[0].min(KEPT) * 3;
-    Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around)).with_local(local)
+    let kernel = Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around));
+    kernel.with_local(local).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK)))
 }
 
 fn rows(work: &mut Work<'_>, op: Norm, around: Around) {
@@ -53,9 +54,9 @@ fn rows(work: &mut Work<'_>, op: Norm, around: Around) {
                 // Both summands are read before the sum, which may lie on either, is written.
                 math::add(x, src.fetch(i, y), plus.fetch(i, out));
                 sum.store(i, x);
-                row(op, &Row { src: sum, dst, factors, index }, x, out);
+                row(op, &Row { src: sum, dst, factors, index }, x, y, out);
             } else {
-                row(op, &Row { src, dst, factors, index }, x, out);
+                row(op, &Row { src, dst, factors, index }, x, y, out);
             }
         }
     }
@@ -69,7 +70,7 @@ struct Row<'a> {
     index: [usize; 3],
 }
 
-fn row(op: Norm, row: &Row<'_>, x: &mut [f32], out: &mut [f32]) {
+fn row(op: Norm, row: &Row<'_>, x: &mut [f32], y: &mut [f32], out: &mut [f32]) {
     let count = row.src.ne()[0] as f64;
     let (shift, scale) = match op {
         Norm::Norm { eps } => {
@@ -85,15 +86,11 @@ fn row(op: Norm, row: &Row<'_>, x: &mut [f32], out: &mut [f32]) {
     };
     for (i, n) in row.pieces(x.len()) {
         let (x, out) = (row.src.fetch(i, &mut x[..n]), &mut out[..n]);
-        widest(Scale { out, x, shift, scale });
-        if let Some(factors) = row.factors {
+        let factors = row.factors.map(|factors| {
             let ne = factors.ne();
-            let (i, mut y) = ([i[0], i[1] % ne[1], i[2] % ne[2], i[3] % ne[3]], [0.0; CHUNK]);
-            for (k, out) in out.chunks_mut(CHUNK).enumerate() {
-                let y = factors.fetch([i[0] + k * CHUNK, i[1], i[2], i[3]], &mut y[..out.len()]);
-                math::multiply(out, y);
-            }
-        }
+            factors.fetch([i[0], i[1] % ne[1], i[2] % ne[2], i[3] % ne[3]], &mut y[..n])
+        });
+        widest(Scale { out, x, factors, shift, scale });
         row.dst.store(i, out);
     }
 }
@@ -111,10 +108,11 @@ impl Row<'_> {
     }
 }
 
-/// `out = (x - shift) scale`. A shift of 0 changes nothing.
+/// `out = (x - shift) scale`, times the factors. A shift of 0 changes nothing.
 struct Scale<'a> {
     out: &'a mut [f32],
     x: &'a [f32],
+    factors: Option<&'a [f32]>,
     shift: f32,
     scale: f32,
 }
@@ -124,8 +122,10 @@ impl Wide for Scale<'_> {
 
     #[inline(always)]
     fn run<L: Level>(self) {
-        for (out, x) in self.out.iter_mut().zip(self.x) {
-            *out = (x - self.shift) * self.scale;
+        let Scale { out, x, factors, shift, scale } = self;
+        match factors {
+            Some(factors) => math::zip(out, x, factors, |x, factor| (x - shift) * scale * factor),
+            None => math::zip(out, x, x, |x, _| (x - shift) * scale),
         }
     }
 }

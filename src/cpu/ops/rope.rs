@@ -1,11 +1,12 @@
 //! ROPE: one table of angles per token, used for all its heads.
 
+use super::rows::{owner, row_of};
 use super::{CHUNK, Kernel, math, rows_of, types};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
-use crate::ops::NodeView;
 use crate::ops::rope::{Rope, RopeMode};
+use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::{F16, F32};
 use std::f32::consts::PI;
 
@@ -14,7 +15,8 @@ pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
         return Err(types(node));
     }
     let kernel = Kernel::new(node.dst.elements().saturating_mul(4), move |w| rope(w, &op));
-    Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])))
+    let parts = node.dst.rows().div_ceil(rows_of(node.dst, 4 * CHUNK));
+    Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])).with_parts(parts))
 }
 
 /// Floats that rotating rows of `n` takes.
@@ -26,11 +28,39 @@ fn rope(work: &mut Work<'_>, op: &Rope) {
     let (dst, local) = (work.dst(), work.take_local());
     let (out, rest) = local.split_at_mut(dst.ne()[0]);
     let mut turns = Turns::new(work, op, rest);
-    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 16 * CHUNK)) {
+    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
             turns.turn(work, [i1, i2, i3], out);
             dst.store([0, i1, i2, i3], out);
+        }
+    }
+}
+
+/// The kernel of ROPE and a SET_ROWS of its result, all heads of a token as one row of `row` floats: sources as ROPE's,
+/// then the ids of the rows; `elements` are turned. All F32, one batch; the destination has its own type.
+pub(in crate::cpu) fn onto_rows(op: Rope, elements: usize, row: usize) -> Kernel {
+    let local = row.saturating_add(Turns::scratch(&op, row));
+    let kernel = Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row));
+    kernel.with_local(local).with_parts(elements / row.max(1))
+}
+
+/// As SET_ROWS, every worker looks at all ids in order and writes the rows that it owns: two may name one row.
+fn rope_rows(work: &mut Work<'_>, op: &Rope, row: usize) {
+    let (dst, ids, local) = (work.dst(), work.src(3), work.take_local());
+    let (out, rest) = local.split_at_mut(row);
+    let mut turns = Turns::new(work, op, rest);
+    let [d, _, tokens, _] = work.src(0).ne();
+    for token in 0..tokens {
+        let to = match row_of(OpCode::SetRows, ids.index([token, 0, 0, 0]), dst.ne()[1]) {
+            Ok(to) => to,
+            Err(error) => return work.fail(error),
+        };
+        if owner(to, work.workers()) == work.worker() {
+            for (head, out) in out.chunks_exact_mut(d).enumerate() {
+                turns.turn(work, [head, token, 0], out);
+            }
+            dst.store([0, to, 0, 0], out);
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
 }
 
 /// The row that an index names.
-fn row_of(op: OpCode, id: i64, rows: usize) -> Result<usize, DeviceError> {
+pub(super) fn row_of(op: OpCode, id: i64, rows: usize) -> Result<usize, DeviceError> {
     usize::try_from(id)
         .ok()
         .filter(|&row| row < rows)
@@ -121,7 +121,7 @@ fn column(b: &TensorDesc) -> Option<TensorDesc> {
     TensorDesc::strided(b.dtype(), [r, 1, n2, n3], [b1, 0, b2, b3]).ok()
 }
 
-/// As [`set`] for rows of one element; `b` is described by [`column`], so that values are converted together.
+/// As [`set`] for rows of one element; `b` is described by [`column()`], so that values are converted together.
 fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
     let (dst, ids) = (work.dst(), work.src(1));
     if b.is_empty() {
@@ -153,7 +153,7 @@ fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
 
 /// The worker that writes a part of the destination: a multiplicative hash, so that neither consecutive rows nor rows
 /// a power of two apart (a transposed cache) gather on few workers.
-fn owner(part: usize, workers: usize) -> usize {
+pub(super) fn owner(part: usize, workers: usize) -> usize {
     let hash = (part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     ((hash * workers as u64) >> 32) as usize
 }

@@ -14,7 +14,9 @@ pub(super) fn select(op: SoftMax, node: &NodeView<'_>) -> Result<Kernel, Unsuppo
         return Err(types(node));
     }
     let local = 3 * node.dst.ne()[0].min(KEPT);
-    Ok(Kernel::new(node.dst.elements().saturating_mul(4), move |w| softmax(w, op)).with_local(local))
+    let parts = node.dst.rows().div_ceil(rows_of(node.dst, 4 * CHUNK));
+    let kernel = Kernel::new(node.dst.elements().saturating_mul(4), move |w| softmax(w, op));
+    Ok(kernel.with_local(local).with_parts(parts))
 }
 
 fn softmax(work: &mut Work<'_>, op: SoftMax) {

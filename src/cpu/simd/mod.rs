@@ -1,5 +1,5 @@
 //! Hot inner loops in the widest instructions that the processor has, chosen at run time: the small f32 products of
-//! attention ([`vec`]), and here the vector kernels of matrix products.
+//! attention ([`mod@vec`]), and here the vector kernels of matrix products.
 //!
 //! A product packs its columns once ([`Packing`]): as f32 for float weights, as 8-bit codes with scales for block types.
 //! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose

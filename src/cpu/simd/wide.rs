@@ -67,3 +67,46 @@ mod x86 {
         task.run::<Avx2>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A polynomial, a comparison and a running sum: what contraction or another order would change.
+    #[derive(Clone, Copy)]
+    struct Sample<'a>(&'a [f32]);
+
+    impl Wide for Sample<'_> {
+        type Out = (Vec<u32>, u64);
+
+        #[inline(always)]
+        fn run<L: Level>(self) -> Self::Out {
+            let mut total = 0.0;
+            let values = self.0.iter().map(|&x| {
+                let y = (x * 0.3 + 0.7) * x - x * 1e-3;
+                total += f64::from(y);
+                (if y < 0.5 { y * y + x } else { y / (1.0 + x) }).to_bits()
+            });
+            (values.collect(), f64::to_bits(total))
+        }
+    }
+
+    #[test]
+    fn every_width_gives_the_same_bits() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let values: Vec<f32> = (0..1003).map(|_| rng.f32() * 8.0 - 4.0).collect();
+        let want = Sample(&values).run::<Portable>();
+        assert_eq!(widest(Sample(&values)), want);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has the feature.
+                assert_eq!(unsafe { x86::avx2(Sample(&values)) }, want);
+            }
+            if x86::has_avx512() {
+                // SAFETY: the processor has the features.
+                assert_eq!(unsafe { x86::avx512(Sample(&values)) }, want);
+            }
+        }
+    }
+}

@@ -30,6 +30,7 @@ pub(super) fn compile(
             params: record.op_params,
             flags: record.flags,
             srcs: record.src,
+            uses: record.use_count,
             // Why a tensor has no place matters only if a node needs one: see `explain`.
             place: match slots.place(&record) {
                 Err(e @ Refusal::Stray { .. }) => return Err(e),

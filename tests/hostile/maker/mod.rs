@@ -219,6 +219,7 @@ impl Maker<'_> {
             params: [0; 16],
             flags: 0,
             srcs: [0; 10],
+            uses: 0,
             place: Some(place),
         });
         id as usize - 1

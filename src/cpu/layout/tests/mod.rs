@@ -95,7 +95,7 @@ impl Rig {
             Op::MulMat(_) => Ok(product(Arc::clone(&self.seen))),
             _ => ops::select(node, Path::Exact),
         };
-        Program::new(Arc::clone(graph), Box::new(Code::of(graph, 3, select).unwrap()))
+        Program::new(Arc::clone(graph), Box::new(Code::of(graph, 3, &[], select).unwrap()))
     }
 
     fn run(&mut self, program: &Program, buffer: &Buffer) {

@@ -1,13 +1,19 @@
 //! FLASH_ATTN_EXT: online softmax over blocks of positions, everything in f32.
 //!
-//! A tile is a few queries (tokens by heads) that share one head of k and one of v, so that each block of both is
-//! converted to f32 once for all of them. Where tiles are few, as in decoding, the positions are split as well; the
+//! A tile is some queries (tokens by heads) that share one head of k and one of v, so that each block of both is read once
+//! for all of them. A tile of few queries, as in decoding, reads k and v where they lie ([`few`]); one of many converts a
+//! block and runs its vectors along the queries ([`many`]). Where tiles are few, the positions are split as well; the
 //! parts meet in shared scratch and are merged with their maxima.
 
-use super::{Kernel, alibi_slope, math, types};
+mod few;
+mod many;
+mod mask;
+
+use super::{Kernel, math, types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
-use crate::cpu::simd::vec::Products;
+use crate::cpu::simd::vec::{COLUMNS, Products};
+use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::flash_attn::FlashAttn;
@@ -18,8 +24,11 @@ use std::ops::Range;
 /// Positions that are converted and scored at a time.
 const BLOCK: usize = 64;
 
-/// Most queries of a tile: with the blocks of k and v, their rows stay in the second cache level.
-const QUERIES: usize = 32;
+/// Most queries of a tile: with a block of k or v, what belongs to them stays in the second cache level.
+const QUERIES: usize = 64;
+
+/// Queries up to which a tile reads k and v where they lie.
+const FEW: usize = 8;
 
 /// Tiles below which positions are split, and the fewest positions that are worth a part.
 const ENOUGH_TILES: usize = 64;
@@ -104,6 +113,7 @@ struct Scratch<'a> {
     block: &'a mut [f32],
     scores: &'a mut [f32],
     acc: &'a mut [f32],
+    mask: &'a mut [f32],
     sums: [Sums; QUERIES],
 }
 
@@ -166,7 +176,8 @@ impl Plan {
     /// Floats of a worker's scratch. Saturates for shapes that no memory holds.
     fn local(&self) -> usize {
         let (queries, widest) = (self.tile_heads * self.tile_tokens, self.dk.max(self.dv));
-        let rows = [(queries, self.dk), (BLOCK, widest), (queries, BLOCK), (queries, self.dv)];
+        let queries = if queries <= FEW { queries } else { queries.next_multiple_of(COLUMNS) };
+        let rows = [(queries, self.dk), (BLOCK, widest), (queries, BLOCK), (queries, self.dv), (queries, BLOCK)];
         rows.iter().fold(0usize, |sum, &(n, width)| sum.saturating_add(n.saturating_mul(width)))
     }
 
@@ -181,20 +192,37 @@ impl Plan {
 
     fn run(&self, work: &mut Work<'_>) {
         let queries = self.tile_heads * self.tile_tokens;
+        let queries = if queries <= FEW { queries } else { queries.next_multiple_of(COLUMNS) };
         let (q, rest) = work.take_local().split_at_mut(queries * self.dk);
         let (block, rest) = rest.split_at_mut(BLOCK * self.dk.max(self.dv));
-        let (scores, acc) = rest.split_at_mut(queries * BLOCK);
-        let mut scratch = Scratch { q, block, scores, acc, sums: [Sums::NONE; QUERIES] };
+        let (scores, rest) = rest.split_at_mut(queries * BLOCK);
+        let (acc, mask) = rest.split_at_mut(queries * self.dv);
+        let mut scratch = Scratch { q, block, scores, acc, mask, sums: [Sums::NONE; QUERIES] };
         for items in work.chunks(self.tiles() * self.parts, 1) {
             for item in items {
                 let (tile, part) = (self.tile(item / self.parts), item % self.parts);
                 let positions = part * self.part..((part + 1) * self.part).min(self.positions);
-                self.attend(work, &tile, positions, &mut scratch);
-                let rows = scratch.acc.chunks_exact_mut(self.dv).zip(&scratch.sums).take(tile.queries());
-                for (r, (acc, sums)) in rows.enumerate() {
-                    let (token, head) = tile.query(r);
+                let queries = tile.queries();
+                if queries <= FEW {
+                    self.attend_few(work, &tile, positions, &mut scratch);
+                } else {
+                    self.attend_many(work, &tile, positions, &mut scratch);
+                }
+                for r in 0..queries {
+                    let ((token, head), sums) = (tile.query(r), scratch.sums[r]);
+                    let acc = if queries <= FEW {
+                        &mut scratch.acc[r * self.dv..(r + 1) * self.dv]
+                    } else {
+                        // Queries are columns: their row is put together where the block was.
+                        let row = &mut scratch.block[..self.dv];
+                        for (x, line) in row.iter_mut().zip(scratch.acc.chunks_exact(queries.next_multiple_of(COLUMNS)))
+                        {
+                            *x = line[r];
+                        }
+                        row
+                    };
                     if self.parts == 1 {
-                        self.finish(work, [head, token, tile.batch], acc, *sums);
+                        self.finish(work, [head, token, tile.batch], acc, sums);
                     } else {
                         let at = self.shared_at((tile.batch * self.tokens + token) * self.heads + head, part);
                         work.shared().write(at, acc);
@@ -213,54 +241,15 @@ impl Plan {
         (row * self.parts + part) * (self.dv + 2) * 4
     }
 
-    /// Weighted sums of v over `positions` for the queries of a tile, with their maxima and totals, into `scratch`.
-    fn attend(&self, work: &Work<'_>, tile: &Tile, positions: Range<usize>, scratch: &mut Scratch<'_>) {
-        let (q, k, v) = (work.src(0), work.src(1), work.src(2));
-        let (queries, head, softcap) = (tile.queries(), tile.heads.start, self.op.softcap);
-        let (products, masks) = (Products::get(), Masks::new(self, work.optional(3)));
-        let scale = if softcap == 0.0 { self.op.scale } else { self.op.scale / softcap };
-        let rows = &mut scratch.q[..queries * self.dk];
-        for (r, row) in rows.chunks_exact_mut(self.dk).enumerate() {
-            let (token, head) = tile.query(r);
-            q.load([0, token, head, tile.batch], row);
-            for x in row {
-                *x *= scale;
-            }
-        }
-        let acc = &mut scratch.acc[..queries * self.dv];
-        acc.fill(0.0);
-        scratch.sums = [Sums::NONE; QUERIES];
-        for start in positions.clone().step_by(BLOCK) {
-            let at = start..(start + BLOCK).min(positions.end);
-            if masks.hide(tile, &at) {
-                continue;
-            }
-            let keys = &mut scratch.block[..at.len() * self.dk];
-            for (position, row) in at.clone().zip(keys.chunks_exact_mut(self.dk)) {
-                (self.from_k)(k.row([position, head / self.per_k, tile.batch]), row);
-            }
-            let scores = &mut scratch.scores[..queries * at.len()];
-            products.rows_by_rows(scores, rows, keys, self.dk);
-            if softcap != 0.0 {
-                for s in scores.iter_mut() {
-                    *s = softcap * math::tanh(*s);
-                }
-            }
-            let some_hidden = masks.apply(tile, &at, scores);
-            let each = scores.chunks_exact_mut(at.len()).zip(acc.chunks_exact_mut(self.dv));
-            for ((scores, acc), sums) in each.zip(&mut scratch.sums) {
-                sums.add(scores, acc);
-            }
-            let values = &mut scratch.block[..at.len() * self.dv];
-            for (position, row) in at.clone().zip(values.chunks_exact_mut(self.dv)) {
-                (self.from_v)(v.row([position, head / self.per_v, tile.batch]), row);
-            }
-            // A hidden position counts for nothing, whatever lies there, while 0 times infinity is NaN.
-            if some_hidden && !all_finite(values) {
-                add_what_counts(acc, scores, values, self.dv);
-            } else {
-                products.add_rows_by_columns(acc, scores, values, self.dv);
-            }
+    /// The factor on q: with a softcap, scores are divided by it first.
+    fn scale(&self) -> f32 {
+        if self.op.softcap == 0.0 { self.op.scale } else { self.op.scale / self.op.softcap }
+    }
+
+    /// Scores through the softcap.
+    fn cap(&self, scores: &mut [f32]) {
+        if self.op.softcap != 0.0 {
+            widest(Cap { scores, cap: self.op.softcap });
         }
     }
 
@@ -313,84 +302,28 @@ impl Plan {
     }
 }
 
-impl Sums {
-    /// Turns a block of scores into weights and brings what was summed before to the new maximum.
-    fn add(&mut self, scores: &mut [f32], acc: &mut [f32]) {
-        let top = self.top.max(math::max(scores));
-        // With nothing but masked scores so far, weights relative to 0 are 0; a NaN among them stays one.
-        let base = if top == MASKED { 0.0 } else { top };
-        let sum = math::exp_sum(scores, base);
-        if self.top != MASKED && self.top != top {
-            let factor = math::exp(self.top - top);
-            self.total *= f64::from(factor);
-            for x in acc {
-                *x *= factor;
-            }
-        }
-        self.total += sum;
-        self.top = top;
+/// `c tanh(s)` of each score.
+struct Cap<'a> {
+    scores: &'a mut [f32],
+    cap: f32,
+}
+
+impl Wide for Cap<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Level>(self) {
+        math::update(self.scores, |s| self.cap * math::tanh(s));
     }
 }
 
-/// The mask and its slopes.
-struct Masks<'a> {
-    mask: Option<View<'a>>,
-    max_bias: f32,
-    heads: usize,
-}
-
-impl<'a> Masks<'a> {
-    fn new(plan: &Plan, mask: Option<View<'a>>) -> Masks<'a> {
-        Masks { mask, max_bias: plan.op.max_bias, heads: plan.heads }
+/// `positions` of a plane of k or v as f32: widened where that is quick, else converted row by row.
+fn convert(t: &View<'_>, from: Dequantise, positions: &Range<usize>, plane: [usize; 2], block: &mut [f32]) {
+    if let Some(rows) = t.rows([positions.start, plane[0], plane[1]], positions.len()) {
+        return Products::get().widen(block, &rows);
     }
-
-    /// The mask's bytes for the positions `at` of a query.
-    fn bytes(mask: &View<'a>, tile: &Tile, (token, head): (usize, usize), at: &Range<usize>) -> &'a [u8] {
-        let ne = mask.ne();
-        &mask.row([token, head % ne[2], tile.batch % ne[3]])[2 * at.start..2 * at.end]
-    }
-
-    /// Whether no query of the tile sees any of these positions: half of all blocks, for a causal mask.
-    fn hide(&self, tile: &Tile, at: &Range<usize>) -> bool {
-        let Some(mask) = &self.mask else { return false };
-        let hidden = half::f16::NEG_INFINITY.to_le_bytes();
-        let step = if mask.ne()[2] == 1 { tile.heads.len() } else { 1 };
-        (0..tile.queries()).step_by(step).all(|r| {
-            let bytes = Self::bytes(mask, tile, tile.query(r), at);
-            bytes.as_chunks().0.iter().all(|b| *b == hidden)
-        })
-    }
-
-    /// Adds the mask to a block of scores; whether it hides any of them.
-    fn apply(&self, tile: &Tile, at: &Range<usize>, scores: &mut [f32]) -> bool {
-        let (Some(mask), Some(convert)) = (&self.mask, dequantiser(F16)) else { return false };
-        let (mut buffer, mut some_hidden) = ([0.0; BLOCK], false);
-        let values = &mut buffer[..at.len()];
-        let step = if mask.ne()[2] == 1 { tile.heads.len() } else { 1 };
-        for (r, scores) in scores.chunks_exact_mut(at.len()).enumerate() {
-            let (token, head) = tile.query(r);
-            if r.is_multiple_of(step) {
-                convert(Self::bytes(mask, tile, (token, head), at), values);
-                some_hidden |= values.contains(&MASKED);
-            }
-            let slope = alibi_slope(self.max_bias, self.heads, head);
-            for (s, m) in scores.iter_mut().zip(&*values) {
-                *s = if *m == MASKED { MASKED } else { *s + slope * m };
-            }
-        }
-        some_hidden
-    }
-}
-
-/// As [`Products::add_rows_by_columns`], passing over positions of weight 0.
-fn add_what_counts(acc: &mut [f32], weights: &[f32], values: &[f32], width: usize) {
-    let positions = values.len() / width;
-    for (acc, weights) in acc.chunks_exact_mut(width).zip(weights.chunks_exact(positions)) {
-        for (weight, values) in weights.iter().zip(values.chunks_exact(width)).filter(|(weight, _)| **weight != 0.0) {
-            for (acc, value) in acc.iter_mut().zip(values) {
-                *acc += weight * value;
-            }
-        }
+    for (position, row) in positions.clone().zip(block.chunks_exact_mut(t.ne()[0])) {
+        from(t.row([position, plane[0], plane[1]]), row);
     }
 }
 
