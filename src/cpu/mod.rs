@@ -7,6 +7,7 @@ mod ops;
 mod pool;
 mod program;
 mod queue;
+mod reuse;
 // Architectures without kernels of their own use the exact path.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod simd;

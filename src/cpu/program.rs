@@ -5,6 +5,7 @@ use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
 use super::pool::{Ask, Member, Pool, Team, Work, run_team};
+use super::reuse;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Place, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
@@ -41,13 +42,15 @@ struct Bound<'a> {
 struct Step {
     code: OpCode,
     kernel: Kernel,
+    /// Source 1 lies packed in shared scratch: see [`reuse`].
+    finds_columns: bool,
     dst: Operand,
     srcs: Box<[Option<Operand>]>,
 }
 
-struct Operand {
-    desc: TensorDesc,
-    place: Place,
+pub(super) struct Operand {
+    pub(super) desc: TensorDesc,
+    pub(super) place: Place,
 }
 
 impl Operand {
@@ -78,7 +81,7 @@ impl Code {
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
-        let mut uses = Uses::new(graph.slots().len());
+        let (mut uses, mut held) = (Uses::new(graph.slots().len()), reuse::Held::default());
         for fuse::Step { code, kernel, dst, srcs } in fuse::steps(graph, patterns, select)? {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
@@ -91,7 +94,14 @@ impl Code {
                     uses.add(src.place, &src.desc, kernel.access(i));
                 }
             }
-            steps.push(Step { code, kernel, dst, srcs });
+            let finds_columns = match (kernel.leaves_columns(), srcs.get(1)) {
+                (Some(packing), Some(Some(b))) => held.product(packing, &dst, b),
+                _ => {
+                    held.other(kernel.shared() > 0, srcs.iter().flatten().chain([&dst]));
+                    false
+                }
+            };
+            steps.push(Step { code, kernel, finds_columns, dst, srcs });
         }
         let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;
@@ -190,7 +200,7 @@ impl Code {
             if alone && !member.first() {
                 continue;
             }
-            let syncs = if alone { 0 } else { step.kernel.syncs() };
+            let syncs = if alone || step.finds_columns { 0 } else { step.kernel.syncs() };
             let last = member.phase() + syncs;
             if !member.stopping() {
                 self.step(step, member, alone, local, shared, bound);
@@ -222,7 +232,8 @@ impl Code {
             return member.fail(outside);
         }
         let local = &mut local[..step.kernel.local()];
-        let mut work = Work { member, alone, dst, srcs: &srcs, local, shared };
+        let finds_columns = step.finds_columns;
+        let mut work = Work { member, alone, finds_columns, dst, srcs: &srcs, local, shared };
         // A panic here is a bug of ours that an input has found: it ends this queue, not the server.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&mut work))) {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());

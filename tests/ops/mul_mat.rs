@@ -2,6 +2,7 @@ use crate::common::{Built, Case, Subject, at, devices, index, nmse, normal};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
+use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K};
 use fanout::tensor::DType::{Q6_K, Q8_0};
@@ -99,6 +100,28 @@ fn large_weights() {
     // Planes, shared by division.
     packed(Q5_0, [96, 336, 3, 1], F32, [96, 2, 6, 1]);
     packed(BF16, [70, 336, 2, 1], F32, [70, 7, 2, 1]);
+}
+
+/// Products of one source share its packed columns, until it is written or packed otherwise.
+#[test]
+fn neighbours_with_the_same_source() {
+    let ([k, m, n], mut case) = ([256, 20, 40], Case::new());
+    let mut leaf = |t, seed| case.leaf(t, [k, m, 1, 1], &normal(seed, k * m));
+    let (a, b, c) = (leaf(Q8_0, 1), leaf(Q8_0, 2), leaf(Q4_K, 3));
+    let y = case.leaf(F32, [k, n, 1, 1], &normal(4, k * n));
+    let product = |case: &mut Case, a, y| (a, case.b.node(MulMat::PLAIN, &[Some(a), Some(y)]).unwrap());
+    let before = [a, b, c, b].map(|a| product(&mut case, a, y));
+    let turned = case.b.view(y, TensorDesc::contiguous(F32, [k, n, 1, 1]).unwrap(), 0).unwrap();
+    case.b.node_onto(Unary::Kind(Kind::Neg), &[Some(y)], turned).unwrap();
+    let after = [b, a, c].map(|a| product(&mut case, a, turned));
+    let case = case.build();
+    let (values, bn) = (case.values(y), [k, n, 1, 1]);
+    let negated: Vec<f64> = values.iter().map(|y| -y).collect();
+    for (results, y) in [(&before[..], &values), (&after[..], &negated)] {
+        for &(a, dst) in results {
+            check(&case, dst, &oracle(&case.values(a), [k, m, 1, 1], y, bn), Q8_0, "neighbours");
+        }
+    }
 }
 
 #[test]

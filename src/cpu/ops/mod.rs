@@ -20,7 +20,7 @@ mod unary;
 
 use super::layout::Access;
 use super::pool::Work;
-use super::simd::Kernels;
+use super::simd::{Kernels, Packing};
 use crate::device::Unsupported;
 use crate::ops::{NodeView, Op, OpCode};
 use crate::tensor::{DType, TensorDesc};
@@ -49,13 +49,14 @@ pub(super) struct Kernel {
     shared: usize,
     syncs: usize,
     first: Access,
+    columns: Option<Packing>,
 }
 
 impl Kernel {
     /// A kernel and its cost in element operations (one read, computed and written f32 is about 1). Every worker of the
     /// node calls `run`; it takes its part from [`Work::chunks`].
     pub(super) fn new(cost: usize, run: impl Fn(&mut Work<'_>) + Send + Sync + 'static) -> Kernel {
-        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0, first: Access::Plain }
+        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0, first: Access::Plain, columns: None }
     }
 
     /// Floats of scratch for each worker, from [`Work::take_local`].
@@ -86,6 +87,17 @@ impl Kernel {
     pub(super) fn wants_strips(mut self) -> Kernel {
         self.first = Access::Strips;
         self
+    }
+
+    /// It leaves source 1 packed in shared scratch, which holds nothing else, and can find it there: then it does not
+    /// call [`Work::sync`].
+    pub(super) fn with_columns(mut self, packing: Packing) -> Kernel {
+        self.columns = Some(packing);
+        self
+    }
+
+    pub(super) fn leaves_columns(&self) -> Option<Packing> {
+        self.columns
     }
 
     /// How it reads source `i`.

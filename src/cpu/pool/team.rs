@@ -169,6 +169,7 @@ impl Member<'_> {
 pub(crate) struct Work<'a> {
     pub(in crate::cpu) member: &'a Member<'a>,
     pub(in crate::cpu) alone: bool,
+    pub(in crate::cpu) finds_columns: bool,
     pub(in crate::cpu) dst: View<'a>,
     pub(in crate::cpu) srcs: &'a [Option<View<'a>>],
     pub(in crate::cpu) local: &'a mut [f32],
@@ -207,6 +208,11 @@ impl<'a> Work<'a> {
     /// This worker's own scratch: as many floats as the kernel asked for, with old values. Once per call.
     pub(crate) fn take_local(&mut self) -> &'a mut [f32] {
         std::mem::take(&mut self.local)
+    }
+
+    /// Whether shared scratch holds what an earlier product of the same source 1 has packed into it.
+    pub(crate) fn finds_columns(&self) -> bool {
+        self.finds_columns
     }
 
     /// Scratch that all workers of the node share.

@@ -79,27 +79,35 @@ impl Plan {
     pub(super) fn run<'w>(&self, work: &Work<'_>, scratch: &mut [f32], groups: impl FnOnce() -> Option<Columns<'w>>) {
         let (staging, own) = scratch.split_at_mut(self.staging);
         let (own, shared): (&mut [u8], _) = (bytemuck::cast_slice_mut(own), work.shared());
-        let (b, packing) = (work.src(1), self.kernels.packing());
-        let (pieces, bytes) = (self.k.div_ceil(PIECE), packing.column_bytes(self.k));
-        let mut pack = |unit: usize, write: &mut dyn FnMut(usize, &[u8])| {
-            let (row, first) = (unit / pieces, unit % pieces * PIECE);
-            let values = &mut staging[..PIECE.min(self.k - first)];
-            let [i1, i2, i3] = b.desc().row_index(row);
-            b.load([first, i1, i2, i3], values);
-            packing.pack(self.k, first, values, |at, part| write(row * bytes + at, part));
-        };
-        let units = b.desc().rows() * pieces;
         if self.own() {
             let mut write = |at: usize, part: &[u8]| own[at..at + part.len()].copy_from_slice(part);
-            (0..units).for_each(|unit| pack(unit, &mut write));
-        } else {
+            self.pack(work, 0..self.pieces(work), staging, &mut write);
+        } else if !work.finds_columns() {
             let mut write = |at: usize, part: &[u8]| shared.write(at, part);
-            work.chunks(units, (2 * PIECE / self.k).max(1)).flatten().for_each(|unit| pack(unit, &mut write));
+            for pieces in work.chunks(self.pieces(work), (2 * PIECE / self.k).max(1)) {
+                self.pack(work, pieces, staging, &mut write);
+            }
             work.sync();
         }
         let packed = if self.own() { &*own } else { shared.read(0, self.packed) };
         let Some(columns) = groups() else { return };
         Product { work, plan: *self, columns, a: work.src(0), dst: work.dst(), packed }.run(staging);
+    }
+
+    /// Pieces that the rows of b are packed in.
+    fn pieces(&self, work: &Work<'_>) -> usize {
+        work.src(1).desc().rows() * self.k.div_ceil(PIECE)
+    }
+
+    fn pack(&self, work: &Work<'_>, pieces: Range<usize>, room: &mut [f32], write: &mut dyn FnMut(usize, &[u8])) {
+        let (b, packing, per_row) = (work.src(1), self.kernels.packing(), self.k.div_ceil(PIECE));
+        let bytes = packing.column_bytes(self.k);
+        for piece in pieces {
+            let (row, first) = (piece / per_row, piece % per_row * PIECE);
+            let [i1, i2, i3] = b.desc().row_index(row);
+            let values = b.fetch([first, i1, i2, i3], &mut room[..PIECE.min(self.k - first)]);
+            packing.pack(self.k, first, values, |at, part| write(row * bytes + at, part));
+        }
     }
 }
 

@@ -49,6 +49,7 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kern
     });
     let kernel = kernel.with_local(plan.local().saturating_add(routing)).with_syncs(plan.syncs());
     let kernel = kernel.with_shared(plan.shared());
+    let kernel = if plan.shared() > 0 { kernel.with_columns(kernels.packing()) } else { kernel };
     Ok(if takes_strips(a, path) { kernel.wants_strips() } else { kernel })
 }
 
