@@ -395,6 +395,21 @@ impl<'a> View<'a> {
         unsafe { std::slice::from_raw_parts(p, self.desc.row_bytes()) }
     }
 
+    /// The bytes of as many dense rows as `out` has, from `i` on, as [`View::row`] gives one.
+    ///
+    /// # Panics
+    /// As [`View::row`], for any of them.
+    pub(crate) fn row_slices(&self, i: [usize; 3], out: &mut [&'a [u8]]) {
+        let Some(last) = out.len().checked_sub(1) else { return };
+        assert!(self.dense() && last < self.desc.ne()[1] - i[0], "dense rows {i:?} + {last}");
+        let (first, bytes, step) =
+            (self.at([0, i[0], i[1], i[2]], self.desc.ne()[0]), self.desc.row_bytes(), self.desc.nb()[1]);
+        for (r, out) in out.iter_mut().enumerate() {
+            // SAFETY: `at` has checked the first row, the assertion the last one; otherwise as in `row`.
+            *out = unsafe { std::slice::from_raw_parts(first.add(r * step), bytes) };
+        }
+    }
+
     /// The strip of rows `i[0]` to `i[0] + 15` of a tensor whose rows lie in strips: the bytes of sixteen rows.
     ///
     /// # Panics

@@ -8,7 +8,7 @@ use crate::device::{DeviceError, Unsupported};
 use crate::ops::rows::Rows;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::{F16, F32};
-use crate::tensor::quant::dequantiser;
+use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
 
 pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
@@ -132,11 +132,17 @@ fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
     let [_, c1, c2, _] = ids.ne();
     let (worker, workers) = (work.worker(), work.workers());
     let together = OWNED / dst.desc().row_bytes();
+    // Halves are converted together too.
+    let convert = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
+    let mut halves = [0u16; CHUNK];
     for plane in 0..planes2 * planes3 {
         let (i2, i3) = (plane % planes2, plane / planes2);
         for start in (0..r).step_by(CHUNK) {
             let values = &mut values[..CHUNK.min(r - start)];
             b.load([start, 0, i2, i3], values);
+            if let Some(convert) = convert {
+                convert(values, bytemuck::cast_slice_mut(&mut halves[..values.len()]));
+            }
             for (k, value) in values.iter().enumerate() {
                 let row = match row_of(OpCode::SetRows, ids.index([start + k, i2 % c1, i3 % c2, 0]), rows) {
                     Ok(row) => row,
@@ -144,7 +150,10 @@ fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
                 };
                 let group = plane.wrapping_mul(rows.div_ceil(together)).wrapping_add(row / together);
                 if owner(group, workers) == worker {
-                    dst.store([0, row, i2, i3], std::slice::from_ref(value));
+                    match convert {
+                        Some(_) => dst.store_raw([0, row, i2, i3], &halves[k..=k]),
+                        None => dst.store([0, row, i2, i3], std::slice::from_ref(value)),
+                    }
                 }
             }
         }

@@ -8,8 +8,9 @@ use crate::cpu::strip::{self, STRIP};
 use crate::tensor::TensorDesc;
 use std::ops::Range;
 
-/// Most rows of a in a unit.
-const MAX_ROWS: usize = 16 * STRIP;
+/// Most rows of a in a unit that meets few columns, and in one that meets many.
+const FEW_ROWS: usize = 4 * STRIP;
+const MANY_ROWS: usize = 16 * STRIP;
 
 /// Bytes of a's rows in a unit that meets few columns: small enough to even out cores of different speed.
 const FEW_BYTES: usize = 128 << 10;
@@ -45,10 +46,10 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(kernels: Kernels, a: &TensorDesc, b: &TensorDesc, columns: usize) -> Plan {
         let [k, m, ..] = a.ne();
-        let bytes = if columns < MANY { FEW_BYTES } else { MANY_BYTES };
+        let (bytes, most) = if columns < MANY { (FEW_BYTES, FEW_ROWS) } else { (MANY_BYTES, MANY_ROWS) };
         let step = kernels.strips() * STRIP;
         let unit = (bytes / a.row_bytes().max(1)).min(m) / step * step;
-        let unit = unit.clamp(step, MAX_ROWS);
+        let unit = unit.clamp(step, most);
         let packed = kernels.packing().column_bytes(k).saturating_mul(b.rows());
         let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
         Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
@@ -134,10 +135,12 @@ impl Product<'_> {
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
             let span = first..count.min(first + COLUMNS);
             let few = count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k);
-            if few && !self.a.packed() {
-                self.by_rows(group, rows, span);
-            } else {
-                self.by_strips(group, rows, span, staging);
+            // Small units are not to pay for large arrays.
+            match (few && !self.a.packed(), rows.len() <= FEW_ROWS) {
+                (true, true) => self.by_rows::<FEW_ROWS>(group, rows, span),
+                (true, false) => self.by_rows::<MANY_ROWS>(group, rows, span),
+                (false, true) => self.by_strips::<FEW_ROWS>(group, rows, span, staging),
+                (false, false) => self.by_strips::<MANY_ROWS>(group, rows, span, staging),
             }
         }
     }
@@ -163,19 +166,17 @@ impl Product<'_> {
     }
 
     /// Rows where they lie.
-    fn by_rows(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
+    fn by_rows<const ROWS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
         let [i2, i3] = self.columns.matrix(group);
-        let mut slices: [&[u8]; MAX_ROWS] = [&[]; MAX_ROWS];
+        let mut slices: [&[u8]; ROWS] = [&[]; ROWS];
         let slices = &mut slices[..rows.len()];
-        for (row, slice) in rows.clone().zip(&mut *slices) {
-            *slice = self.a.row([row, i2, i3]);
-        }
+        self.a.row_slices([rows.start, i2, i3], slices);
         let (mut chosen, mut packed): ([Column; MAX_FEW], [&[u8]; MAX_FEW]) = Default::default();
-        let mut sums = [0f32; MAX_ROWS * MAX_FEW];
+        let mut sums = [[0f32; ROWS]; MAX_FEW];
         for first in span.clone().step_by(MAX_FEW) {
             let count = MAX_FEW.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
-            let sums = &mut sums[..rows.len() * count];
+            let sums = &mut sums.as_flattened_mut()[..rows.len() * count];
             self.plan.kernels.dot(self.plan.k, slices, &packed[..count], sums);
             for (column, sums) in chosen[..count].iter().zip(sums.chunks_exact(rows.len())) {
                 self.store(column, rows.start, sums);
@@ -184,9 +185,9 @@ impl Product<'_> {
     }
 
     /// Rows in strips.
-    fn by_strips(&self, group: usize, rows: Range<usize>, span: Range<usize>, staging: &mut [f32]) {
+    fn by_strips<const ROWS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>, staging: &mut [f32]) {
         let (kernels, k) = (&self.plan.kernels, self.plan.k);
-        let mut strips: [&[u8]; MAX_ROWS / STRIP] = [&[]; MAX_ROWS / STRIP];
+        let mut strips: [&[u8]; MANY_ROWS / STRIP] = [&[]; MANY_ROWS / STRIP];
         let strips = &mut strips[..rows.len().div_ceil(STRIP)];
         let room = bytemuck::cast_slice_mut::<_, u8>(staging).chunks_exact_mut(kernels.strip_bytes(k));
         for ((strip, room), row) in strips.iter_mut().zip(room).zip(rows.clone().step_by(STRIP)) {
@@ -194,7 +195,7 @@ impl Product<'_> {
         }
         let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
         let (mut chosen, mut packed): ([Column; MAX_TILE], [&[u8]; MAX_TILE]) = Default::default();
-        let mut sums = [[0f32; MAX_ROWS]; MAX_TILE];
+        let mut sums = [[0f32; ROWS]; MAX_TILE];
         let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
         for first in span.clone().step_by(tile) {
             let count = tile.min(span.end - first);
