@@ -84,6 +84,10 @@ fn many_columns() {
     packed(Q4_0, [2080, 20, 1, 1], F32, [2080, 9, 1, 1]);
     packed(F16, [1100, 20, 1, 1], F32, [1100, 13, 1, 1]);
     packed(Q8_0, [8224, 17, 1, 1], F32, [8224, 7, 1, 1]);
+    // Rows of floats that meet the columns part by part, the last part short, in strips that leave some over.
+    packed(F16, [1101, 330, 1, 1], F32, [1101, 61, 1, 1]);
+    packed(F32, [777, 97, 1, 1], F32, [777, 50, 1, 1]);
+    packed(BF16, [1030, 80, 1, 1], F32, [1030, 97, 1, 1]);
     // Short rows, which come in larger units.
     packed(F16, [64, 300, 2, 1], F32, [64, 7, 6, 1]);
 }

@@ -224,6 +224,11 @@ impl Kernels {
         self.dtype.row_bytes(k).unwrap_or(0).saturating_mul(STRIP)
     }
 
+    /// Whether rows are blocks of codes, and not floats.
+    pub(crate) fn is_block(&self) -> bool {
+        self.dtype.is_block()
+    }
+
     /// Whether rows of `k` elements have strips.
     pub(crate) fn has_strips(&self, k: usize) -> bool {
         strip::packs(self.dtype, k)

@@ -22,7 +22,13 @@ const MANY_BYTES: usize = 512 << 10;
 const MANY: usize = 32;
 
 /// Columns in a unit: many enough that reading the rows for them does not matter.
-const COLUMNS: usize = 512;
+const SPAN: usize = 512;
+
+/// Columns that a unit of rows meets before the next ones: with a piece of the rows they stay in the second cache level.
+const TOGETHER: usize = 48;
+
+/// Bytes of a strip of floats that meet columns at once.
+const DEPTH_BYTES: usize = 16 << 10;
 
 /// Multiplications worth claiming at once.
 const GRAIN: usize = 1 << 16;
@@ -53,6 +59,13 @@ impl Plan {
         let packed = kernels.packing().column_bytes(k).saturating_mul(b.rows());
         let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
         Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
+    }
+
+    /// Elements of a row that meet all of `columns` before the next ones do. Floats take so many bytes that two strips and a
+    /// tile of columns would not stay in the first cache level otherwise; a multiple of 8.
+    fn depth(&self, columns: usize) -> usize {
+        let floats = !self.kernels.is_block() && columns > self.kernels.tile_columns();
+        if floats { DEPTH_BYTES / (self.kernels.strip_bytes(8) / 8) } else { self.k }
     }
 
     /// Whether each worker packs all columns for itself.
@@ -125,22 +138,22 @@ struct Product<'a> {
 impl Product<'_> {
     fn run(&self, staging: &mut [f32]) {
         let (m, most, unit_rows) = (self.a.ne()[1], self.columns.most(), self.plan.unit);
-        let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(COLUMNS));
-        let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(most.min(COLUMNS));
+        let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(SPAN));
+        let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(most.min(SPAN));
         let grain = (GRAIN / cost.max(1)).max(1);
         for unit in self.work.chunks(self.columns.groups() * blocks * spans, grain).flatten() {
             // Units of the same rows are neighbours last: workers that run side by side share columns.
             let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
-            let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMNS);
+            let (row, first) = (rest % blocks * unit_rows, rest / blocks * SPAN);
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
-            let span = first..count.min(first + COLUMNS);
+            let span = first..count.min(first + SPAN);
             let few = count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k);
             // Small units are not to pay for large arrays.
             match (few && !self.a.packed(), rows.len() <= FEW_ROWS) {
                 (true, true) => self.by_rows::<FEW_ROWS>(group, rows, span),
                 (true, false) => self.by_rows::<MANY_ROWS>(group, rows, span),
-                (false, true) => self.by_strips::<FEW_ROWS>(group, rows, span, staging),
-                (false, false) => self.by_strips::<MANY_ROWS>(group, rows, span, staging),
+                (false, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
+                (false, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
             }
         }
     }
@@ -185,7 +198,13 @@ impl Product<'_> {
     }
 
     /// Rows in strips.
-    fn by_strips<const ROWS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>, staging: &mut [f32]) {
+    fn by_strips<const ROWS: usize, const COLUMNS: usize>(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        span: Range<usize>,
+        staging: &mut [f32],
+    ) {
         let (kernels, k) = (&self.plan.kernels, self.plan.k);
         let mut strips: [&[u8]; MANY_ROWS / STRIP] = [&[]; MANY_ROWS / STRIP];
         let strips = &mut strips[..rows.len().div_ceil(STRIP)];
@@ -193,24 +212,55 @@ impl Product<'_> {
         for ((strip, room), row) in strips.iter_mut().zip(room).zip(rows.clone().step_by(STRIP)) {
             *strip = self.strip(group, row, rows.end, room);
         }
-        let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
-        let (mut chosen, mut packed): ([Column; MAX_TILE], [&[u8]; MAX_TILE]) = Default::default();
-        let mut sums = [[0f32; ROWS]; MAX_TILE];
-        let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
-        for first in span.clone().step_by(tile) {
-            let count = tile.min(span.end - first);
+        let (mut chosen, mut packed): ([Column; COLUMNS], [&[u8]; COLUMNS]) =
+            ([Column::default(); COLUMNS], [&[]; COLUMNS]);
+        let mut sums = [[0f32; ROWS]; COLUMNS];
+        for first in span.clone().step_by(COLUMNS) {
+            let count = COLUMNS.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
-            for (p, some) in strips.chunks(at_once).enumerate() {
-                // The last strip may stand alone: it meets the columns twice.
-                let pair = [some[0], some[some.len() - 1]];
-                let out = &mut out[..count * at_once];
-                kernels.tile(k, &pair[..at_once], &packed[..count], out);
-                for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
-                    sums.as_chunks_mut().0[p * at_once..][..some.len()].copy_from_slice(&out[..some.len()]);
-                }
+            let sums = &mut sums[..count];
+            sums.as_flattened_mut().fill(0.0);
+            let depth = self.plan.depth(count);
+            for start in (0..k).step_by(depth) {
+                self.add_products(strips, &packed[..count], start..k.min(start + depth), sums);
             }
-            for (column, sums) in chosen[..count].iter().zip(&sums) {
+            for (column, sums) in chosen[..count].iter().zip(sums) {
                 self.store(column, rows.start, &sums[..rows.len()]);
+            }
+        }
+    }
+
+    /// Adds the products of elements `at` of strips and columns.
+    fn add_products<const ROWS: usize>(
+        &self,
+        strips: &[&[u8]],
+        columns: &[&[u8]],
+        at: Range<usize>,
+        sums: &mut [[f32; ROWS]],
+    ) {
+        let (kernels, k) = (&self.plan.kernels, self.plan.k);
+        let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
+        let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
+        for (p, some) in strips.chunks(at_once).enumerate() {
+            // The last strip may stand alone: it meets the columns twice.
+            let pair = [some[0], some[some.len() - 1]].map(|strip| part(strip, &at, k));
+            for (columns, sums) in columns.chunks(tile).zip(sums.chunks_mut(tile)) {
+                let mut parts: [&[u8]; MAX_TILE] = [&[]; MAX_TILE];
+                for (part_of, column) in parts.iter_mut().zip(columns) {
+                    // The last part comes with the padding.
+                    let end = if at.end == k { column.len() } else { 4 * at.end };
+                    *part_of = if at.len() == k { column } else { &column[4 * at.start..end] };
+                }
+                let out = &mut out[..columns.len() * at_once];
+                kernels.tile(at.len(), &pair[..at_once], &parts[..columns.len()], out);
+                for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
+                    let sums = &mut sums.as_chunks_mut::<STRIP>().0[p * at_once..][..some.len()];
+                    for (sums, out) in sums.iter_mut().zip(out) {
+                        for (sum, out) in sums.iter_mut().zip(out) {
+                            *sum += out;
+                        }
+                    }
+                }
             }
         }
     }
@@ -229,4 +279,10 @@ impl Product<'_> {
         strip::pack(self.a.desc().dtype(), &slices, room);
         room
     }
+}
+
+/// Elements `at` of rows of `k` in a strip: all, or of a float type.
+fn part<'a>(strip: &'a [u8], at: &Range<usize>, k: usize) -> &'a [u8] {
+    let bytes = strip.len() / k;
+    if at.len() == k { strip } else { &strip[bytes * at.start..bytes * at.end] }
 }
