@@ -37,17 +37,19 @@ pub(super) const TABLE: &[Pattern] = &[
     Pattern { ops: &[OpCode::Rope, OpCode::SetRows], fuse: rope_set_rows },
 ];
 
-/// The steps of a graph, with nodes fused by the patterns of `table` and kernels of `select` for the others.
+/// Gives the steps of a graph to `take`, in order, with nodes fused by the patterns of `table` and kernels of `select` for
+/// the others.
 ///
 /// # Errors
-/// When the device has no kernel for a node.
+/// When the device has no kernel for a node; those of `take`.
 pub(super) fn steps(
     graph: &Graph,
     table: &[Pattern],
     select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
-) -> Result<Vec<Step>, DeviceError> {
+    mut take: impl FnMut(Step) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
     let readers = readers(graph);
-    let (mut steps, mut rest) = (Vec::with_capacity(graph.nodes().len()), graph.nodes());
+    let mut rest = graph.nodes();
     while let Some(node) = rest.first() {
         let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
         let kernel = select(&view)?;
@@ -63,19 +65,19 @@ pub(super) fn steps(
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
             (1, Step { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
         });
-        steps.push(step);
+        take(step)?;
         rest = &rest[taken..];
     }
-    Ok(steps)
+    Ok(())
 }
 
 /// How many sources of nodes each tensor is, itself or through a view that names it.
-fn readers(graph: &Graph) -> Vec<usize> {
-    let mut readers = vec![0; graph.tensors().len()];
+fn readers(graph: &Graph) -> Vec<u32> {
+    let mut readers = vec![0u32; graph.tensors().len()];
     for id in graph.nodes().iter().flat_map(|node| node.srcs).flatten() {
         for id in [Some(id), graph.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
             if let Some(count) = readers.get_mut(id.0 as usize) {
-                *count += 1;
+                *count = count.saturating_add(1);
             }
         }
     }
@@ -86,7 +88,7 @@ fn readers(graph: &Graph) -> Vec<usize> {
 struct Candidate<'a> {
     graph: &'a Graph,
     nodes: &'a [Node],
-    readers: &'a [usize],
+    readers: &'a [u32],
 }
 
 impl<'a> Candidate<'a> {

@@ -20,6 +20,8 @@ const SMALL: usize = 1 << 22;
 
 pub(super) struct Code {
     steps: Vec<Step>,
+    /// Each tensor that a step names, once.
+    operands: Vec<Operand>,
     /// Bytes of scratch: locals of all workers, then shared.
     locals: usize,
     floats: usize,
@@ -44,22 +46,14 @@ struct Step {
     kernel: Kernel,
     /// Source 1 lies packed in shared scratch: see [`reuse`].
     finds_columns: bool,
-    dst: Operand,
-    srcs: Box<[Option<Operand>]>,
+    /// Numbers of operands.
+    dst: u32,
+    srcs: Box<[Option<u32>]>,
 }
 
 pub(super) struct Operand {
     pub(super) desc: TensorDesc,
     pub(super) place: Place,
-}
-
-impl Operand {
-    /// The operand in the bound memories; `None` when it does not fit.
-    fn view<'a>(&'a self, bound: &'a Bound<'_>, access: Access) -> Option<View<'a>> {
-        let &(held, base) = bound.slots.get(self.place.slot as usize)?;
-        let offset = base.checked_add(self.place.offset)?;
-        bound.held.get(held)?.view(offset, &self.desc, access != Access::Plain)
-    }
 }
 
 impl Code {
@@ -74,40 +68,48 @@ impl Code {
         patterns: &[Pattern],
         select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
     ) -> Result<Code, DeviceError> {
-        let operand = |id: TensorId| {
+        let (mut operands, mut numbers) = (Vec::new(), vec![None; graph.tensors().len()]);
+        let mut uses = Uses::new(graph.slots().len());
+        let mut operand = |id: TensorId, access: Access| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let place = tensor.place.ok_or(DeviceError::Misuse("a node without memory"))?;
-            Ok::<_, DeviceError>(Operand { desc: tensor.desc, place })
+            uses.add(place, &tensor.desc, access);
+            Ok::<_, DeviceError>(*numbers[id.0 as usize].get_or_insert_with(|| {
+                operands.push(Operand { desc: tensor.desc, place });
+                (operands.len() - 1) as u32 // no more than tensors, which a u32 counts
+            }))
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
-        let (mut uses, mut held) = (Uses::new(graph.slots().len()), reuse::Held::default());
-        for fuse::Step { code, kernel, dst, srcs } in fuse::steps(graph, patterns, select)? {
+        fuse::steps(graph, patterns, select, |fuse::Step { code, kernel, dst, srcs }| {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());
-            let srcs = srcs.into_iter().map(|id| id.map(operand).transpose());
-            let (dst, srcs) = (operand(dst)?, srcs.collect::<Result<Box<[_]>, _>>()?);
-            uses.add(dst.place, &dst.desc, Access::Plain);
-            for (i, src) in srcs.iter().enumerate() {
-                if let Some(src) = src {
-                    uses.add(src.place, &src.desc, kernel.access(i));
+            let dst = operand(dst, Access::Plain)?;
+            let srcs = srcs.into_iter().enumerate();
+            let srcs = srcs.map(|(i, id)| id.map(|id| operand(id, kernel.access(i))).transpose());
+            let srcs = srcs.collect::<Result<Box<[_]>, _>>()?;
+            steps.push(Step { code, kernel, finds_columns: false, dst, srcs });
+            Ok(())
+        })?;
+        drop(numbers);
+        steps.shrink_to_fit();
+        operands.shrink_to_fit();
+        let mut held = reuse::Held::default();
+        for step in &mut steps {
+            let operand = |n: &u32| &operands[*n as usize];
+            match (step.kernel.leaves_columns(), step.srcs.get(1)) {
+                (Some(packing), Some(Some(b))) => {
+                    step.finds_columns = held.product(packing, operand(&step.dst), operand(b));
                 }
+                _ => held.other(step.kernel.shared() > 0, step.srcs.iter().flatten().chain([&step.dst]).map(operand)),
             }
-            let finds_columns = match (kernel.leaves_columns(), srcs.get(1)) {
-                (Some(packing), Some(Some(b))) => held.product(packing, &dst, b),
-                _ => {
-                    held.other(kernel.shared() > 0, srcs.iter().flatten().chain([&dst]));
-                    false
-                }
-            };
-            steps.push(Step { code, kernel, finds_columns, dst, srcs });
         }
         let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
         let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;
         locals.checked_add(shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
         let settled = Mutex::new(vec![None; graph.slots().len()]);
-        Ok(Code { steps, locals, floats, shared, cost, needs: uses.needs(), settled })
+        Ok(Code { steps, operands, locals, floats, shared, cost, needs: uses.needs(), settled })
     }
 
     /// Bytes of scratch for the workers' own parts, and for the shared part.
@@ -213,6 +215,13 @@ impl Code {
         None
     }
 
+    /// An operand in the bound memories; `None` when it does not fit.
+    fn view<'a>(&'a self, number: u32, bound: &'a Bound<'_>, access: Access) -> Option<View<'a>> {
+        let Operand { desc, place } = self.operands.get(number as usize)?;
+        let &(held, base) = bound.slots.get(place.slot as usize)?;
+        bound.held.get(held)?.view(base.checked_add(place.offset)?, desc, access != Access::Plain)
+    }
+
     fn step<'a>(
         &'a self,
         step: &'a Step,
@@ -224,10 +233,10 @@ impl Code {
     ) {
         let mut srcs = [None; MAX_SRC];
         for (i, (slot, operand)) in srcs.iter_mut().zip(&step.srcs).enumerate() {
-            *slot = operand.as_ref().and_then(|operand| operand.view(bound, step.kernel.access(i)));
+            *slot = operand.and_then(|number| self.view(number, bound, step.kernel.access(i)));
         }
         let outside = DeviceError::Misuse("a binding is smaller than its slot");
-        let Some(dst) = step.dst.view(bound, Access::Plain) else { return member.fail(outside) };
+        let Some(dst) = self.view(step.dst, bound, Access::Plain) else { return member.fail(outside) };
         if step.srcs.iter().zip(&srcs).any(|(operand, view)| operand.is_some() && view.is_none()) {
             return member.fail(outside);
         }

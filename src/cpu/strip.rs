@@ -6,7 +6,9 @@
 //! 0 to 15 side by side. Codes come in units of four bytes: elements 4g to 4g + 3 of sixteen rows fill a vector of
 //! sixteen 32-bit lanes, which is what the dot products of all instruction sets want.
 
+use super::simd::transpose::{Vector, fours, twos};
 use crate::tensor::DType;
+use std::array;
 
 /// Rows of a strip.
 pub(crate) const STRIP: usize = 16;
@@ -123,14 +125,36 @@ pub(crate) fn unpack_row(dtype: DType, strip: &[u8], r: usize, row: &mut [u8]) {
     }
 }
 
-/// Units of sixteen rows from byte `from` on, side by side.
+/// Units of sixteen rows from byte `from` on, side by side: squares of them, as many as a vector has, and then the rest one
+/// by one.
+#[inline(always)]
 fn interleave<const UNIT: usize>(rows: &[&[u8]; STRIP], from: usize, to: &mut [u8]) {
-    let count = to.len() / (STRIP * UNIT);
-    for (r, row) in rows.iter().enumerate() {
-        let units = row[from..from + count * UNIT].as_chunks::<UNIT>().0;
-        for (unit, to) in units.iter().zip(to.as_chunks_mut::<UNIT>().0.iter_mut().skip(r).step_by(STRIP)) {
-            *to = *unit;
+    const VECTOR: usize = size_of::<Vector>();
+    // Units of one byte come singly.
+    let whole = if UNIT == 1 { 0 } else { to.len() / (STRIP * VECTOR) * (STRIP * VECTOR) };
+    let (squares, rest) = to.split_at_mut(whole);
+    let mut at = from;
+    for square in squares.chunks_exact_mut(STRIP * VECTOR) {
+        let of = |row: usize| rows[row][at..].first_chunk().expect("a vector's bytes of each row");
+        match UNIT {
+            2 => (0..STRIP).step_by(8).for_each(|r| place(&twos(array::from_fn(|i| of(r + i))), r * UNIT, square)),
+            _ => (0..STRIP).step_by(4).for_each(|r| place(&fours(array::from_fn(|i| of(r + i))), r * UNIT, square)),
         }
+        at += VECTOR;
+    }
+    for units in rest.as_chunks_mut::<UNIT>().0.chunks_exact_mut(STRIP) {
+        for (unit, row) in units.iter_mut().zip(rows) {
+            unit.copy_from_slice(&row[at..at + UNIT]);
+        }
+        at += UNIT;
+    }
+}
+
+/// Vectors of units, from byte `at` of each sixteen on.
+#[inline(always)]
+fn place<const N: usize>(columns: &[Vector; N], at: usize, square: &mut [u8]) {
+    for (column, units) in columns.iter().zip(square.chunks_exact_mut(STRIP * size_of::<Vector>() / N)) {
+        units[at..at + column.len()].copy_from_slice(column);
     }
 }
 

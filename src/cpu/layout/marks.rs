@@ -14,7 +14,7 @@ pub(super) const LEAST: usize = 64 << 10;
 const MOST: usize = STRIP * (128 << 10);
 
 /// How rows lie that are in strips.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Strips {
     pub(super) dtype: DType,
     pub(super) row_bytes: usize,

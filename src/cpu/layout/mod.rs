@@ -35,7 +35,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 
 /// Piece in which plain uploads arrive.
 const PIECE: usize = 1 << 20;
@@ -43,6 +43,10 @@ const PIECE: usize = 1 << 20;
 /// Piece in which uploads arrive that are packed, or one strip where that is more: it stays in the second cache level
 /// until it is packed.
 const PACKED_PIECE: usize = 256 << 10;
+
+/// How far ahead of what has arrived an upload has pages ready, and in which steps.
+const AHEAD: usize = 4 << 20;
+const STEP: usize = 1 << 20;
 
 const OUTSIDE: DeviceError = DeviceError::Misuse("a region reaches past the end of its memory");
 
@@ -125,21 +129,61 @@ impl Memory {
     ) -> Result<(), DeviceError> {
         let range = range(offset, bytes)?;
         let span = tensor.and_then(|tensor| Span::of(offset, tensor)).filter(|s| s.range == range && bytes >= LEAST);
-        let pin = self.pin(range)?;
+        let pin = self.pin(range.clone())?;
         match span.filter(|span| !self.shared().stays_plain(&span.range)) {
             Some(span) => {
-                self.stream_packed(&span, fill)?;
+                self.ahead(&span.range, |arrived| self.stream_packed(&span, fill, arrived))?;
                 pin.packed(span);
             }
             None => {
-                let done = self.pages.stream(offset, bytes, PIECE, fill);
+                let done = self.ahead(&range, |arrived| {
+                    let mut at = offset;
+                    self.pages.stream(offset, bytes, PIECE, &mut |piece| {
+                        fill(piece)?;
+                        at += piece.len();
+                        arrived(at);
+                        Ok(())
+                    })
+                });
                 done.map_err(|e| DeviceError::Source(e.to_string()))?;
             }
         }
         Ok(())
     }
 
-    fn stream_packed(&self, span: &Span, fill: &mut Fill<'_>) -> Result<(), DeviceError> {
+    /// Runs an upload with a helper that has pages ready ahead of what arrives. `receive` tells where it has come to.
+    ///
+    /// Taking pages from the system is half of the work of an upload to new memory. The helper touches no byte and takes no
+    /// lock; it is at most [`AHEAD`] bytes ahead, so that memory grows with what arrives and not with what was promised.
+    fn ahead<T>(&self, range: &Range<usize>, receive: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
+        if range.len() < AHEAD {
+            return receive(&|_| ());
+        }
+        let (arrived, arrivals) = mpsc::channel::<usize>();
+        // The sender goes with the closure: that ends the helper, whatever happened.
+        std::thread::scope(move |scope| {
+            let helper = move || {
+                let mut ready = range.start;
+                while let Ok(mut at) = arrivals.recv() {
+                    loop {
+                        at = arrivals.try_iter().last().unwrap_or(at);
+                        ready = ready.max(at);
+                        let end = range.end.min(at + AHEAD).min(ready + STEP);
+                        if ready >= end {
+                            break;
+                        }
+                        self.pages.populate(ready..end);
+                        ready = end;
+                    }
+                }
+            };
+            // Without a helper everything goes the same way, slower.
+            let _ = std::thread::Builder::new().name("pages".to_owned()).spawn_scoped(scope, helper);
+            receive(&|at| _ = arrived.send(at))
+        })
+    }
+
+    fn stream_packed(&self, span: &Span, fill: &mut Fill<'_>, arrived: &dyn Fn(usize)) -> Result<(), DeviceError> {
         let strip = span.strips.bytes();
         let mut rows = vec![0; (PACKED_PIECE / strip).max(1) * strip];
         let mut at = span.range.start;
@@ -147,9 +191,10 @@ impl Memory {
             let n = rows.len().min(span.range.end - at);
             let rows = &mut rows[..n];
             fill(rows).map_err(|e| DeviceError::Source(e.to_string()))?;
-            let mut arrived = rows.chunks_exact(strip);
+            arrived(at + n);
+            let mut strips = rows.chunks_exact(strip);
             let packed = self.pages.stream(at, n, strip, &mut |to| {
-                arrived.next().map(|rows| pack(span, rows, to)).ok_or(io::ErrorKind::InvalidInput.into())
+                strips.next().map(|rows| pack(span, rows, to)).ok_or(io::ErrorKind::InvalidInput.into())
             });
             packed.map_err(|_| OUTSIDE)?;
             at += n;

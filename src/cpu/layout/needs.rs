@@ -1,6 +1,6 @@
 //! What a program needs of its memories' layouts: found once, when it is made.
 
-use super::marks::{LEAST, Marks, Span, moved};
+use super::marks::{LEAST, Marks, Span, Strips, moved};
 use crate::graph::Place;
 use crate::tensor::TensorDesc;
 use std::cmp::Reverse;
@@ -20,10 +20,11 @@ pub(in crate::cpu) enum Access {
 /// A program's uses of tensors, by slot.
 pub(in crate::cpu) struct Uses(Vec<Vec<Use>>);
 
+#[derive(Clone, PartialEq, Eq)]
 struct Use {
     range: Range<usize>,
-    /// Where it may lie in strips.
-    span: Option<Span>,
+    /// How it lies where it may lie in strips.
+    strips: Option<Strips>,
     access: Access,
 }
 
@@ -48,7 +49,14 @@ impl Uses {
         if let Some(uses) = self.0.get_mut(place.slot as usize)
             && !desc.is_empty()
         {
-            uses.push(Use { range: place.offset..place.offset.saturating_add(desc.extent()), span, access });
+            // Most tensors are used again and again: room for one use of each is enough.
+            if uses.len() == uses.capacity() {
+                sort(uses);
+                uses.dedup();
+                uses.reserve(uses.len().max(4));
+            }
+            let range = place.offset..place.offset.saturating_add(desc.extent());
+            uses.push(Use { range, strips: span.map(|span| span.strips), access });
         }
     }
 
@@ -58,17 +66,28 @@ impl Uses {
     }
 }
 
+impl Use {
+    fn span(&self) -> Option<Span> {
+        self.strips.map(|strips| Span { range: self.range.clone(), strips })
+    }
+}
+
+/// By place, the widest first, and equal ones side by side.
+fn sort(uses: &mut [Use]) {
+    uses.sort_unstable_by_key(|u| (u.range.start, Reverse(u.range.end), u.strips, u.access));
+}
+
 /// Uses that share bytes, directly or through others, are decided together: by the widest of the first ones, if all
 /// are strips of it, and plain otherwise.
 fn needs(mut uses: Vec<Use>) -> Needs {
-    uses.sort_unstable_by_key(|u| (u.range.start, Reverse(u.range.end)));
+    sort(&mut uses);
     let mut needs = Needs::default();
     let mut uses = uses.into_iter().peekable();
     while let Some(first) = uses.next() {
-        let (mut range, mut span, mut access) = (first.range, first.span, first.access);
+        let (mut span, mut range, mut access) = (first.span(), first.range, first.access);
         while let Some(next) = uses.next_if(|next| next.range.start < range.end) {
             range.end = range.end.max(next.range.end);
-            span = span.filter(|span| next.span.is_some_and(|next| span.holds(&next)));
+            span = span.filter(|span| next.span().is_some_and(|next| span.holds(&next)));
             access = access.max(next.access);
         }
         match span {

@@ -12,6 +12,7 @@ mod floats;
 mod formats;
 mod lanes;
 mod packing;
+pub(crate) mod transpose;
 pub(crate) mod vec;
 mod wide;
 #[cfg(target_arch = "x86_64")]
