@@ -3,7 +3,7 @@
 //! A run takes the pool in turn (first come, first served, graph by graph) and is led by the thread that asks for it.
 //! The pool's workers join while it is under way ([`team`]); they watch for the next run for a short while, then sleep.
 //! Inside a run, nodes are separated by one barrier; nodes too small to share run one after another on the leader
-//! without any. A run that is small as a whole does not wait for its turn: it has nothing to gain from company.
+//! without any. A run that is small as a whole takes no turn and no workers: it has nothing to gain from company.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
 mod team;
@@ -39,7 +39,8 @@ pub(crate) struct Pool {
 /// What a run may cost those who run it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ask {
-    /// It is over soon: run it alone if others have the pool, and wake nobody for it.
+    /// It is over soon: run it alone, whoever has the pool. Company would gain little, and workers that watch for the next
+    /// one take processors from those who decide when it comes.
     Small,
     /// Wait for a turn.
     Wait,
@@ -96,8 +97,9 @@ impl Pool {
     /// panics inside).
     pub(crate) fn run(&self, ask: Ask, job: Job<'_>) -> bool {
         let turn = match ask {
+            Ask::Small => None,
             Ask::Wait => Some(self.turn.take()),
-            Ask::Small | Ask::Try => self.turn.try_take(),
+            Ask::Try => self.turn.try_take(),
         };
         if turn.is_none() && ask == Ask::Try {
             return false;
@@ -108,7 +110,7 @@ impl Pool {
             let job = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
             // SAFETY: the turn is ours and no run is open: nobody reads the cell.
             unsafe { *self.inner.job.get() = Some(job) };
-            self.inner.open(ask != Ask::Small)
+            self.inner.open()
         });
         job(true);
         drop(open);
@@ -127,9 +129,9 @@ impl Drop for Open<'_> {
 }
 
 impl Inner {
-    fn open(&self, wake: bool) -> Open<'_> {
+    fn open(&self) -> Open<'_> {
         self.epoch.fetch_add(1, Ordering::SeqCst);
-        if wake && *lock(&self.sleepers) > 0 {
+        if *lock(&self.sleepers) > 0 {
             self.wake.notify_all();
         }
         Open(self)
