@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// token, far shorter than anyone would notice on a power meter.
 const STAY_HOT: Duration = Duration::from_micros(200);
 
+/// How long a run waits for workers at its start, about as long as they take to wake: its first node may be most of it.
+const GATHER: Duration = Duration::from_micros(100);
+
 /// Spins at a barrier before the processor is offered to others: they may be what the missing worker waits for.
 const SPINS: usize = 2000;
 
@@ -279,6 +282,9 @@ pub(crate) fn run_team<'a>(
     job: &(dyn Fn(&Member<'a>, usize, &'a mut [f32]) + Sync),
 ) -> bool {
     pool.run(ask, &|leads| {
+        if leads && ask != Ask::Small {
+            team.gather(pool.workers() - 1, GATHER);
+        }
         let joined = if leads { Some((team.lead(), first)) } else { team.join() };
         if let Some((member, step)) = joined {
             // SAFETY: no two members of a run have the same rank, and each is one call of this closure, which ends

@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// What the workers of one run share.
 pub(crate) struct Team<'a> {
@@ -69,6 +70,14 @@ impl<'a> Team<'a> {
     /// The one member that is there from the start.
     pub(super) fn lead(&'a self) -> Member<'a> {
         Member { team: self, rank: 0, phase: Cell::new(0) }
+    }
+
+    /// Waits until so many workers have asked to join, but not for long: whoever does not come then joins later.
+    pub(super) fn gather(&self, workers: usize, patience: Duration) {
+        let until = Instant::now() + patience;
+        while self.asked.load(Ordering::Relaxed) < workers && Instant::now() < until {
+            std::hint::spin_loop();
+        }
     }
 
     /// Waits to be let in; the step to start with, already past its barrier. `None` when the run is over.
