@@ -240,8 +240,8 @@ impl CpuQueue {
 
     /// Writes a small region: at once, or in its turn.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
-        if self.idle().is_some() {
-            return host(&dst)?.write(dst.offset() as usize, bytes);
+        if let Some(executor) = self.idle() {
+            return executor.guard(|_| host(&dst)?.write(dst.offset() as usize, bytes));
         }
         self.submit(Command::Upload { dst, bytes: bytes.to_vec() })
     }
@@ -300,8 +300,11 @@ impl Queue for CpuQueue {
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
         let memory = host(&src)?;
         self.unbroken()?;
-        if src.bytes() <= SMALL as u64 && self.idle().is_some() {
-            return memory.read(src.offset() as usize, src.bytes() as usize).map(Ticket::ready);
+        if src.bytes() <= SMALL as u64
+            && let Some(executor) = self.idle()
+        {
+            let bytes = executor.guard(|_| memory.read(src.offset() as usize, src.bytes() as usize));
+            return bytes.map(Ticket::ready);
         }
         let (to, ticket) = Ticket::new();
         self.submit(Command::Download { src, to })?;
