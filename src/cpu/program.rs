@@ -4,7 +4,7 @@ use super::fuse::{self, Pattern};
 use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
-use super::pool::{Ask, Member, Pool, Team, Work, run_team};
+use super::pool::{Ask, Member, Pool, Team, Work, lock, run_team};
 use super::reuse;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Place, TensorId};
@@ -12,7 +12,7 @@ use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Programs below this cost (see [`Kernel::new`]) are small: about a millisecond on one processor.
@@ -250,9 +250,4 @@ impl Code {
             member.fail(DeviceError::Bug(format!("the kernel of {} panicked: {text}", step.code)));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Entries are copied in whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -200,8 +200,8 @@ impl Drop for Pool {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Guarded values are whole at every moment.
+/// Locks a value that is whole at every moment, so that a panic elsewhere cannot have left it torn.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,12 +6,8 @@
 use super::formats::{Format, Scales};
 use super::lanes::Lanes;
 use super::packing::Parts;
-use super::{Sums, unroll};
+use super::{AHEAD, Sums, unroll};
 use std::hint::black_box;
-
-/// How far ahead of its use a strip is asked for when it meets few columns: more than memory's latency takes, far less
-/// than a cache holds.
-const AHEAD: usize = 4096;
 
 /// Groups of four elements whose products [`Lanes::multiply`] can sum before [`Lanes::widen`]; 0 when not even one.
 const fn run(top: i32) -> usize {

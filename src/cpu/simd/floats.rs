@@ -1,11 +1,8 @@
 //! Products of strips of F32, F16 and BF16 with columns of f32.
 
-use super::Sums;
 use super::lanes::Lanes;
+use super::{AHEAD, Sums};
 use crate::tensor::DType;
-
-/// How far ahead of its use a strip is asked for when it meets few columns.
-const AHEAD: usize = 4096;
 
 /// A float type in strips.
 ///

@@ -33,6 +33,10 @@ pub(crate) const MAX_TILE: usize = 8;
 /// Most columns for which rows that are no strips are read where they lie.
 pub(crate) const MAX_FEW: usize = 12;
 
+/// How far ahead of its use a strip is asked for when it meets few columns: more than memory's latency takes, far less
+/// than a cache holds.
+const AHEAD: usize = 4096;
+
 /// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
 
