@@ -1,0 +1,163 @@
+//! Bytecode: what a warp executes. Made once per module by the decoder; from here on nothing is looked up by name.
+
+use super::Slot;
+use crate::exec::{Cx, Registers};
+use crate::fault::Fault;
+
+/// Work on registers alone; it cannot fail. The mask holds the lanes whose result counts (active and not predicated
+/// off): every lane may be computed, only those may be written.
+pub type Compute = fn(&mut Registers, &Args, u32);
+
+/// Work that touches memory, other lanes or the machine.
+pub type Access = fn(&mut Cx<'_>, &Args, u32) -> Result<(), Box<Fault>>;
+
+/// What an instruction does.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Registers only.
+    Compute(Compute),
+    /// Memory, other lanes, the machine.
+    Access(Access),
+    /// Changes what is executed next; the warp's loop does it.
+    Control(Control),
+}
+
+/// Control flow. Targets are indices into [`super::Code::insts`].
+#[derive(Clone, Debug)]
+pub enum Control {
+    /// `bra`
+    Branch(u32),
+    /// `brx.idx`: the index is in `s[0]` (B32).
+    BranchIndexed(Box<[u32]>),
+    /// `call`
+    Call(Box<CallSite>),
+    /// `ret`; in a kernel the same as `exit`.
+    Return,
+    /// `exit`
+    Exit,
+    /// `bar.*` and `barrier.*` of the block.
+    Barrier(Barrier),
+    /// `bar.warp.sync`: the mask is in `s[0]` (B32).
+    WarpSync,
+    /// Lets other warps run: `nanosleep`, `yield`.
+    Yield,
+}
+
+/// A block barrier. Operands: `s[0]` is the barrier's number (B32), `s[1]` the thread count (B32) if `counted`; then, for a
+/// reduction, the destination and the predicate source, in `s[2]` and `s[3]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Barrier {
+    /// What it does.
+    pub kind: BarrierKind,
+    /// All threads of a warp execute it together (`bar`, `barrier….aligned`).
+    pub aligned: bool,
+    /// A thread count is given.
+    pub counted: bool,
+}
+
+/// Kinds of block barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarrierKind {
+    /// Waits.
+    Sync,
+    /// Counts as arrived, goes on.
+    Arrive,
+    /// Waits, then gives each thread the number of threads whose predicate held.
+    RedPopc,
+    /// Waits, then tells whether it held for all.
+    RedAnd,
+    /// Waits, then tells whether it held for any.
+    RedOr,
+}
+
+/// A call: who, with what.
+#[derive(Clone, Debug)]
+pub struct CallSite {
+    /// Whom.
+    pub callee: Callee,
+    /// Arguments, in order: where the caller has them.
+    pub args: Box<[Passed]>,
+    /// Results, in order: where the caller wants them.
+    pub returns: Box<[Passed]>,
+}
+
+/// Whom a call calls.
+#[derive(Clone, Debug)]
+pub enum Callee {
+    /// Index into [`super::Code::functions`].
+    Function(u32),
+    /// The address (B64; its value is [`super::FUNCTION_ADDRESS`] + index) is in this slot.
+    Indirect(Slot),
+    /// `vprintf(format, arguments)`
+    Printf,
+    /// `__assertfail(message, file, line, function, char size)`
+    AssertFail,
+    /// `malloc(size)` on the device's heap.
+    Malloc,
+    /// `free(pointer)` on the device's heap.
+    Free,
+}
+
+/// One argument or result at a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// In a register.
+    Register(Slot),
+    /// In the caller's `.param` variable, at this offset of its frame.
+    Param {
+        /// Offset in the caller's frame.
+        offset: u32,
+        /// Bytes.
+        bytes: u32,
+    },
+}
+
+/// Where an address operand starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Base {
+    /// No address operand, or an absolute address (all in [`Args::offset`]).
+    #[default]
+    None,
+    /// A register (B64), or a variable's address in a constant slot.
+    Wide(Slot),
+    /// A register (B32), for shared, local and const memory.
+    Narrow(Slot),
+    /// A variable of the function's frame (local memory, or a `.param` of a function): relative to the frame.
+    Frame,
+    /// A parameter of the kernel: relative to the parameter block.
+    Param,
+}
+
+/// Operands of an instruction, bound to slots.
+#[derive(Clone, Debug, Default)]
+pub struct Args {
+    /// The first five, vectors flattened, destinations first as in the text. Unused ones are [`Slot::NONE`].
+    pub s: [Slot; 5],
+    /// All of them, if they are more than five (a matrix product has fourteen); else empty.
+    pub all: Box<[Slot]>,
+    /// The address operand's base, if there is one. It takes no place in `s`.
+    pub base: Base,
+    /// The address operand's constant offset.
+    pub offset: i64,
+    /// Immediates of operands that must be immediates ([`crate::isa::Operand::Imm`]), in order.
+    pub imm: [i64; 2],
+    /// The row's own constant ([`crate::isa::Row::k`]).
+    pub k: u32,
+    /// How many vector elements the first vector operand has; 0 without one.
+    pub vector: u8,
+}
+
+/// One instruction.
+#[derive(Clone, Debug)]
+pub struct Inst {
+    /// What it does.
+    pub action: Action,
+    /// With what.
+    pub args: Args,
+    /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
+    pub guard: Slot,
+    /// Line of the PTX text.
+    pub line: u32,
+    /// Index of its row in the instruction table.
+    pub row: u32,
+}

@@ -1,0 +1,134 @@
+//! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
+//! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
+
+use crate::code::{Action, Class};
+
+/// The value of an operand, which says how an immediate is read and which registers fit.
+#[allow(missing_docs, reason = "the names are PTX's own")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Value {
+    Pred,
+    B16,
+    B32,
+    B64,
+    B128,
+    F32,
+    F64,
+}
+
+impl Value {
+    /// The register class that holds it.
+    pub fn class(self) -> Class {
+        match self {
+            Self::Pred => Class::Pred,
+            Self::B16 => Class::B16,
+            Self::B32 | Self::F32 => Class::B32,
+            Self::B64 | Self::F64 => Class::B64,
+            Self::B128 => Class::B128,
+        }
+    }
+}
+
+/// What an operand may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// A destination register of exactly this class; `_` where the text allows a sink.
+    Out(Value),
+    /// A destination of any of the integer classes, at least as wide as the value (ld, cvt: "wider than the type").
+    OutWide(Value),
+    /// `d` or `d|p`: flattened to two slots, the second [`crate::code::Slot::NONE`] if absent.
+    OutPair(Value, Value),
+    /// A source register of exactly this class, or an immediate.
+    In(Value),
+    /// A source register of at least this width (st, cvt), or an immediate.
+    InWide(Value),
+    /// A source predicate that may be negated.
+    InPred,
+    /// A source that may be absent (trailing operands only): its slot is then [`crate::code::Slot::NONE`].
+    OptIn(Value),
+    /// An immediate, or a named constant of a module: lands in [`crate::code::Args::imm`].
+    Imm,
+    /// An immediate that may be absent: its place in `imm` is then this.
+    OptImm(i64),
+    /// `{a, b, …}` of exactly this many destinations (1: braces may be absent).
+    OutVector(u8, Value),
+    /// The same with destinations at least this wide (ld.v2.u8).
+    OutWideVector(u8, Value),
+    /// `{a, b, …}` of exactly this many sources (1: braces may be absent).
+    InVector(u8, Value),
+    /// The same with sources at least this wide (st.v2.u8).
+    InWideVector(u8, Value),
+    /// `[base+offset]`
+    Address,
+    /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
+    Label,
+}
+
+/// How a row is decoded.
+#[derive(Clone, Debug)]
+pub enum Decode {
+    /// Operands are bound by their kinds; this is what it does.
+    Plain(Action),
+    /// `bra`: one label.
+    Branch,
+    /// `brx.idx`: an index register and a label of `.branchtargets`.
+    BranchIndexed,
+    /// `call`: forms of its own.
+    Call,
+    /// `mov` of a register, immediate, special register, variable's address or function's address.
+    Move(Value),
+}
+
+/// What an instruction is counted as.
+#[allow(missing_docs, reason = "the names say it")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    Integer,
+    Float,
+    Half,
+    Double,
+    Convert,
+    Move,
+    Predicate,
+    Load,
+    Store,
+    Atomic,
+    Shuffle,
+    Matrix,
+    Barrier,
+    Control,
+    Other,
+}
+
+/// One row of the instruction table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,
+    /// `.relaxed.gpu`, …) are taken off before the table is asked: see [`Family::hints`].
+    pub name: String,
+    /// Its operands.
+    pub operands: Vec<Operand>,
+    /// How it is decoded.
+    pub decode: Decode,
+    /// A constant for its action, in [`crate::code::Args::k`].
+    pub k: u32,
+    /// What it is counted as.
+    pub category: Category,
+}
+
+/// The rows of one file.
+#[derive(Debug)]
+pub struct Family {
+    /// Heading in the generated table: "Integer arithmetic".
+    pub title: &'static str,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// Modifiers that change nothing here, by opcode: `("ld", &["L1::evict_first", "L2::128B"])`. They are removed wherever they
+    /// stand. A modifier that changes what is computed must never be one.
+    pub hints: Vec<(&'static str, &'static [&'static str])>,
+}
+
+/// A row with plain operands.
+pub fn row(name: impl Into<String>, operands: &[Operand], category: Category, k: u32, action: Action) -> Row {
+    Row { name: name.into(), operands: operands.to_vec(), decode: Decode::Plain(action), k, category }
+}

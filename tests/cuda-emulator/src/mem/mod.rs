@@ -1,0 +1,1 @@
+//! Allocations and device addresses.

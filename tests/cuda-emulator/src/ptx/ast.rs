@@ -1,0 +1,225 @@
+//! The syntax of a PTX module, as written: names are not resolved, instructions are not looked up.
+//!
+//! Every item keeps its line (from 1), so that whoever refuses it later can quote it.
+
+use std::sync::Arc;
+
+/// A name as the text spells it, with its `%` or `$` if it has one; a special register with its component: `%tid.x`.
+pub type Name = Arc<str>;
+
+/// One PTX file.
+#[derive(Clone, Debug, Default)]
+pub struct Module {
+    /// `.version`, major and minor.
+    pub version: (u32, u32),
+    /// `.target sm_80` is 80; the suffix of `sm_90a` is in `target_suffix`.
+    pub target: u32,
+    /// `a` or `f` of the target's name, or nothing.
+    pub target_suffix: String,
+    /// `.address_size` in bits; 64 unless the file says 32.
+    pub address_size: u32,
+    /// Variables at module scope, in order.
+    pub variables: Vec<Variable>,
+    /// Functions and entries, in order; declarations have no body.
+    pub functions: Vec<Function>,
+}
+
+/// Fundamental types of declarations (PTX ISA, "Fundamental Types").
+#[allow(missing_docs, reason = "the names are PTX's own")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Type {
+    B8,
+    B16,
+    B32,
+    B64,
+    B128,
+    U8,
+    U16,
+    U32,
+    U64,
+    S8,
+    S16,
+    S32,
+    S64,
+    F16,
+    F16x2,
+    BF16,
+    BF16x2,
+    F32,
+    F64,
+    Pred,
+}
+
+/// Where a variable lives.
+#[allow(missing_docs, reason = "the names are PTX's own")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    Reg,
+    Const,
+    Global,
+    Local,
+    Param,
+    Shared,
+}
+
+/// `.visible`, `.extern`, `.weak`, `.common`, or none of them.
+#[allow(missing_docs, reason = "the names are PTX's own")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Linkage {
+    #[default]
+    Internal,
+    Visible,
+    Extern,
+    Weak,
+    Common,
+}
+
+/// A variable or parameter: `.global .align 16 .b8 name[2][8] = {…};`
+#[derive(Clone, Debug)]
+pub struct Variable {
+    /// Its name; a parameterised declaration `%r<10>` is a [`Statement::Registers`] instead.
+    pub name: Name,
+    /// Its state space.
+    pub space: Space,
+    /// Type of an element.
+    pub ty: Type,
+    /// 1, 2 or 4: `.v2`, `.v4`.
+    pub vector: u32,
+    /// `.align` in bytes, or 0 where the text gives none (then the type's own size counts).
+    pub align: u32,
+    /// Array extents, outermost first; an open one (`[]`) is 0. Empty for a scalar.
+    pub dims: Vec<u64>,
+    /// The initialiser, flattened: missing elements are zero.
+    pub init: Vec<Init>,
+    /// Linkage.
+    pub linkage: Linkage,
+    /// Line of the declaration.
+    pub line: u32,
+}
+
+/// One element of an initialiser.
+#[derive(Clone, Debug)]
+pub enum Init {
+    /// A number, as the bits of the variable's element type.
+    Bits(u64),
+    /// The address of a variable or function; `generic(name)` asks for the generic address.
+    Symbol {
+        /// The symbol.
+        name: Name,
+        /// Bytes added.
+        offset: i64,
+        /// Written as `generic(…)`.
+        generic: bool,
+        /// `0xFF(name)`, `0xFF00(name)`, …: which byte of the address is meant, for `.u8` elements; 0 if none is named.
+        mask: u64,
+    },
+}
+
+/// A function or kernel.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// Its name.
+    pub name: Name,
+    /// `.entry`: a kernel.
+    pub entry: bool,
+    /// Returned parameters of a `.func`.
+    pub returns: Vec<Variable>,
+    /// Parameters.
+    pub params: Vec<Variable>,
+    /// `None` for a declaration.
+    pub body: Option<Vec<Statement>>,
+    /// `.maxntid`, or `.reqntid` with `required_threads` set; absent dimensions are 1; `None` where neither stands.
+    pub max_threads: Option<[u32; 3]>,
+    /// The limit is a requirement.
+    pub required_threads: bool,
+    /// `.maxnreg`, 0 if absent.
+    pub max_registers: u32,
+    /// `.noreturn`.
+    pub noreturn: bool,
+    /// Linkage.
+    pub linkage: Linkage,
+    /// Line of the declaration.
+    pub line: u32,
+}
+
+/// What stands in a body.
+#[derive(Clone, Debug)]
+pub enum Statement {
+    /// `name:`
+    Label(Name, u32),
+    /// `.reg .b32 %r<10>;` declares `%r0` to `%r9`; without `<n>`, `count` is `None` and the name is the register.
+    Registers {
+        /// Type of each.
+        ty: Type,
+        /// Name or prefix.
+        name: Name,
+        /// How many, if parameterised.
+        count: Option<u32>,
+        /// Line.
+        line: u32,
+    },
+    /// A `.local`, `.shared`, `.param` (or other) variable of this scope.
+    Variable(Variable),
+    /// `label: .branchtargets a, b, c;`
+    BranchTargets(Name, Vec<Name>, u32),
+    /// `label: .callprototype (…) _ (…);`: what matters of it are the sizes of the parameters.
+    CallPrototype {
+        /// Its label.
+        name: Name,
+        /// Returned parameters; their names may be `_`.
+        returns: Vec<Variable>,
+        /// Parameters; their names may be `_`.
+        params: Vec<Variable>,
+        /// Line.
+        line: u32,
+    },
+    /// `{ … }`: names declared inside end with it.
+    Block(Vec<Statement>),
+    /// An instruction.
+    Instruction(Instruction),
+}
+
+/// `@!%p1 ld.global.v2.f32 {%f1, %f2}, [%rd1+8];`
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// `@p` or `@!p` (true: negated).
+    pub guard: Option<(Name, bool)>,
+    /// Opcode with all its modifiers, as written: `ld.global.v2.f32`, `shfl.sync.bfly.b32`, `mma.sync.aligned.…`.
+    pub opcode: Arc<str>,
+    /// Operands in order.
+    pub operands: Vec<Operand>,
+    /// Line of the opcode.
+    pub line: u32,
+}
+
+/// An operand.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// A register, special register, variable, function or label.
+    Name(Name),
+    /// `!p`, where a predicate is read.
+    Not(Name),
+    /// `_`
+    Sink,
+    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`; constant expressions are already evaluated.
+    Int(i128),
+    /// `0f3F800000`
+    F32(u32),
+    /// `0d3FF0000000000000`, or a decimal literal with a point or exponent.
+    F64(u64),
+    /// `{a, b}`
+    Vector(Vec<Operand>),
+    /// `[base+offset]`
+    Address {
+        /// A register or variable; `None` for an absolute address, which then is all in `offset`.
+        base: Option<Name>,
+        /// Bytes.
+        offset: i64,
+    },
+    /// `p|q`: two destinations.
+    Pair(Box<Operand>, Box<Operand>),
+    /// `name+offset` without brackets (mov of a variable's address plus a constant).
+    Offset(Name, i64),
+    /// `(a, b)` in a call.
+    List(Vec<Operand>),
+}
