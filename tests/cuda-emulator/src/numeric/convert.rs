@@ -98,7 +98,12 @@ pub fn float_to_float(bits: u64, from: FloatType, to: FloatType, cvt: FloatCvt) 
         };
     }
     let value = if cvt.relu && value.is_sign_negative() { 0.0 } else { value };
-    let encoded = encode_f64(value, to, cvt.round);
+    // Half-precision results of what fits f32 need no detour through odd rounding; this is the path of inner loops.
+    let encoded = match (to, cvt.round) {
+        (FloatType::F16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_f16(value as f32)),
+        (FloatType::Bf16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_bf16(value as f32)),
+        _ => encode_f64(value, to, cvt.round),
+    };
     let encoded = if cvt.satfinite { clamp_finite(encoded, to) } else { encoded };
     if cvt.ftz && to == FloatType::F32 {
         u64::from(single::flush(f32::from_bits(encoded as u32)).to_bits())
@@ -132,8 +137,9 @@ pub fn cvt_bf16x2_f32(a: f32, b: f32, cvt: FloatCvt) -> u32 {
 
 #[inline(always)]
 fn packed(a: f32, b: f32, to: FloatType, cvt: FloatCvt) -> u32 {
-    let element = |x: f32| float_to_float(u64::from(x.to_bits()), FloatType::F32, to, cvt) as u32;
-    element(a) << 16 | element(b)
+    let low = float_to_float(u64::from(b.to_bits()), FloatType::F32, to, cvt) as u32;
+    let high = float_to_float(u64::from(a.to_bits()), FloatType::F32, to, cvt) as u32;
+    high << 16 | low
 }
 
 /// `cvt.rnd{.relu}{.satfinite}.tf32.f32` (`rna` from sm_80; `rn` and `rz` from sm_90). The lower 13 bits, which PTX

@@ -100,6 +100,13 @@ fn f16_arithmetic_is_rounded_once() {
 #[test]
 fn bf16_arithmetic_is_rounded_once() {
     arithmetic::<Bf16, BFloat>(2);
+    // Products among the subnormals, where f32 may already have rounded.
+    let mut rng = fastrand::Rng::with_seed(5);
+    for _ in 0..20_000 {
+        let (a, b) = (rng.u16(0x1c00..0x2400), rng.u16(0x1c00..0x2400));
+        let want = (BFloat::from_bits(a.into()) * BFloat::from_bits(b.into())).value;
+        assert_eq!(half::mul::<Bf16>(a, b, HalfMode::PLAIN), expected(want), "{a:#x} {b:#x}");
+    }
 }
 
 #[test]
@@ -122,10 +129,13 @@ fn modifiers() {
     assert_eq!(half::ex2::<Bf16>(0xff80, true), 0);
     assert_eq!(half::tanh::<F16>(0xfc00), 0xbc00);
     assert_eq!(half::tanh::<Bf16>(0x7fc0), 0x7fff);
-    let sum = half::x2_2(0x3c00_4000, 0x3c00_3c00, |a, b| half::add::<F16>(a, b, HalfMode::PLAIN));
-    assert_eq!(sum, 0x4000_4200);
-    let fma = half::x2_3(0x3c00_4000, 0x4000_4000, 0x0000_3c00, |a, b, c| half::fma::<F16>(a, b, c, HalfMode::PLAIN));
-    assert_eq!(fma, 0x4000_4500);
+    let (plain, order) = (HalfMode::PLAIN, MinMax::PLAIN);
+    assert_eq!(half::add_x2::<F16>(0x3c00_4000, 0x3c00_3c00, plain), 0x4000_4200);
+    assert_eq!(half::sub_x2::<F16>(0x3c00_4000, 0x3c00_3c00, plain), 0x0000_3c00);
+    assert_eq!(half::mul_x2::<Bf16>(0x3f80_4000, 0x4000_4000, plain), 0x4000_4080);
+    assert_eq!(half::fma_x2::<F16>(0x3c00_4000, 0x4000_4000, 0x0000_3c00, plain), 0x4000_4500);
+    assert_eq!(half::min_x2::<F16>(0x3c00_bc00, 0x4000_8000, order), 0x3c00_bc00);
+    assert_eq!(half::max_x2::<F16>(0x3c00_bc00, 0x4000_8000, order), 0x4000_8000);
     assert_eq!(half::x2(0x0000_bc00, |a| half::neg::<F16>(a, false)), 0x8000_3c00);
 }
 
