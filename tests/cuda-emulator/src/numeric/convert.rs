@@ -70,8 +70,12 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
         let top = from == FloatType::F64 || to.bits() == 64;
         return if top { to.extend(1 << (to.bits() - 1)) } else { 0 };
     }
-    let rounded = round.apply(value);
-    // `as` saturates.
+    let rounded = match round {
+        // `as` rounds this way itself, and saturates.
+        IntRounding::Rzi => value,
+        IntRounding::Rni if from != FloatType::F64 => nearest_integer(value),
+        _ => round.apply(value),
+    };
     match to {
         IntType::U8 => u64::from(rounded as u8),
         IntType::U16 => u64::from(rounded as u16),
@@ -82,6 +86,14 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
         IntType::S32 => rounded as i32 as i64 as u64,
         IntType::S64 => rounded as i64 as u64,
     }
+}
+
+/// To nearest, ties to even, of a value that fits `.f32`: next to 1.5·2^52 the unit is one. Larger values have no
+/// fraction. The host's own function is a call where the compiler may not assume SSE4.1.
+#[inline(always)]
+fn nearest_integer(value: f64) -> f64 {
+    const UNIT: f64 = 6_755_399_441_055_744.0;
+    if value.abs() < 16_777_216.0 { (value + UNIT) - UNIT } else { value }
 }
 
 /// `cvt{.frnd}` from float to float. NaN gives the destination's canonical NaN; but to `.f64` payloads pass (quieted),

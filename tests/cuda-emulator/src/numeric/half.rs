@@ -75,11 +75,10 @@ impl Half for Bf16 {
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff);
-    let normal = (magnitude << 13) + (112 << 23);
-    // A subnormal is an integer multiple of 2^-24.
-    let subnormal = (magnitude as i32 as f32 * f32::from_bits(103 << 23)).to_bits();
-    let finite = if magnitude < 0x400 { subnormal } else { normal };
-    let signed = u32::from(bits & 0x8000) << 16 | if magnitude >= 0x7c00 { 0x7f80_0000 } else { finite };
+    // Multiplied by 2^112 the fields mean in f32 what they mean in f16, subnormals included.
+    let finite = (f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
+    let signed = u32::from(bits & 0x8000) << 16 | finite | special;
     f32::from_bits(if magnitude > 0x7c00 { 0x7fff_ffff } else { signed })
 }
 
