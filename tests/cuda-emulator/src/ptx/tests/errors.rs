@@ -97,7 +97,7 @@ fn statements_are_refused() {
         ("\nadd.u32 a, ;", 2, "an operand, found `;`"),
         ("%r1;", 1, "`:` after the label `%r1`"),
         (";", 1, "an instruction, a label"),
-        ("@bra x", 1, "an instruction"),
+        ("@bra;", 1, "an instruction"),
         ("@1 bra x;", 1, "a predicate"),
         ("mov.u32 a, !;", 1, "a number"),
         ("mov.u32 a, b|;", 1, "an operand"),
@@ -124,7 +124,7 @@ fn statements_are_refused() {
         (".entry f() { }", 1, "a declaration or directive of a function's body"),
         ("t: .branchtargets ;", 1, "a label"),
         ("p: .callprototype (.param .b32 _) f ();", 1, "`_` in the place"),
-        ("{ ret;", 3, "expected `}` for the `{` of line 4, found the end of the file"),
+        ("{ ret;", 2, "expected `}` for the `{` of line 4, found the end of the file"),
     ];
     check(&cases, |text| format!("{HEAD}.entry e() {{ {text}\n}}"), 3);
 }
