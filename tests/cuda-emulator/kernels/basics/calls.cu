@@ -55,6 +55,7 @@ extern "C" __global__ void call_with_structure(const double* x, double* out) {
     out[4 * i] = range.low, out[4 * i + 1] = range.high, out[4 * i + 2] = range.count, out[4 * i + 3] = range.tag;
 }
 
+// At most 64 threads: out[i] grows by 3 i + 12.
 extern "C" __global__ void call_by_reference(int* out) {
     int i = threadIdx.x, local = i;
     __shared__ int shared[64];

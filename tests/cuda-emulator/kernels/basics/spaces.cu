@@ -92,7 +92,7 @@ __device__ unsigned space_of(const void* p) {
 extern "C" __global__ void spaces_of_addresses(unsigned* out) {
     __shared__ int shared[2];
     int local[2];
-    shared[threadIdx.x & 1] = 0;
+    if (threadIdx.x < 2) shared[threadIdx.x] = 0;
     local[threadIdx.x & 1] = 0;
     const void* addresses[4] = {out, shared, coefficients, local};
     if (threadIdx.x < 4) out[threadIdx.x] = space_of(addresses[threadIdx.x]);
