@@ -8,8 +8,7 @@ extern "C" __global__ void out_of_bounds_clean(const float* in, float* out, int 
 
 extern "C" __global__ void read_past_end_fault(const float* in, float* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    float value = in[i];  // also for i >= n
-    if (i < n) out[i] = value + 1.0f;
+    if (i < n) out[i] = in[i + 1] + 1.0f;  // in[n] for the last thread
 }
 
 extern "C" __global__ void write_past_end_fault(const float* in, float* out, int n) {
