@@ -79,7 +79,7 @@ class Unit:
 def toolchain_root():
     named = os.environ.get("FANOUT_CUDA_TOOLCHAIN")
     if named:
-        return pathlib.Path(named)
+        return pathlib.Path(named).absolute()
     return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "cuda-toolchain"
 
 
@@ -259,6 +259,7 @@ def finish(unit, ptx):
 def make(units):
     """PTX by output path; every error of a compilation is gathered before it fails."""
     nvrtc = Nvrtc()
+    os.chdir("/")  # the compiler writes the working folder into line tables and debug information
     made, failures = {}, []
     for unit in units:
         try:

@@ -27,7 +27,7 @@ SHUFFLES(f64, double)
 extern "C" __global__ void shuffle_in_range(unsigned* out) {
     WHERE;
     unsigned up, down, indexed;
-    asm volatile("{ .reg .pred p; .reg .b32 t; shfl.sync.up.b32 t|p, %1, 4, 0x800, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(up) : "r"(lane));
+    asm volatile("{ .reg .pred p; .reg .b32 t; shfl.sync.up.b32 t|p, %1, 4, 0x1000, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(up) : "r"(lane));
     asm volatile("{ .reg .pred p; .reg .b32 t; shfl.sync.down.b32 t|p, %1, 9, 31, -1; selp.u32 %0, 1, 0, p; }" : "=r"(down) : "r"(lane));
     asm volatile("{ .reg .pred p; .reg .b32 t; shfl.sync.idx.b32 t|p, %1, %2, 0x181f, -1; selp.u32 %0, 1, 0, p; }" : "=r"(indexed) : "r"(lane), "r"(lane + 2));
     out[i] = up | down << 1 | indexed << 2;
