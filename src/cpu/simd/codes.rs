@@ -16,6 +16,11 @@ const fn run(top: i32) -> usize {
     if groups >= 8 { 8 } else { groups as usize }
 }
 
+/// Whether [`Lanes::multiply`] gets codes of `F` less their zero.
+const fn lowered<L: Lanes, F: Format>() -> bool {
+    L::SIGNED && F::TOP > 127
+}
+
 /// Products of `S` strips of `k` elements with `C` packed columns: `out[c * S + s]`.
 ///
 /// # Safety
@@ -55,7 +60,7 @@ unsafe fn legacy<L: Lanes, F: Format, const S: usize, const C: usize>(
         let mut totals = [[L::zeros(); S]; C];
         for b in 0..blocks {
             ask::<L, F, S, C>(strips);
-            if !L::EXACT {
+            if !L::EXACT || S * C > L::TWICE {
                 // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
                 black_box(&mut totals);
             }
@@ -138,7 +143,7 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
 /// # Safety
 /// The instructions of `L`; `subs` sums at `sums`.
 #[inline(always)]
-unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs: usize) -> L::Int {
+pub(super) unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs: usize) -> L::Int {
     // SAFETY: as the caller vouches.
     unsafe {
         let low = L::and(L::bytes(255), L::right(L::bytes(255), 24));
@@ -169,7 +174,7 @@ unsafe fn sub_block<L: Lanes, F: Format, const S: usize, const C: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [[L::zero(); S]; C];
-        if F::ZERO != 0 {
+        if F::ZERO != 0 && !lowered::<L, F>() {
             for c in 0..C {
                 sums[c] = [L::spread(columns[c].wholes.add(4 * number)); S];
             }
@@ -251,12 +256,15 @@ unsafe fn add_group<L: Lanes, F: Format, const S: usize, const C: usize>(
         let mut codes = [L::zero(); S];
         for s in 0..S {
             codes[s] = F::codes::<L>(strips[s], chunk, part, g);
+            if lowered::<L, F>() {
+                codes[s] = L::subtract_bytes(codes[s], L::bytes(128));
+            }
             if mask != u8::MAX {
                 codes[s] = L::and(if shift == 0 { codes[s] } else { L::right(codes[s], shift) }, L::bytes(mask));
             }
         }
         for c in 0..C {
-            let y = L::spread(columns[c].codes.add(k + 4 * g).cast());
+            let y = L::four(columns[c].codes.add(k).cast(), g);
             for s in 0..S {
                 sums[c][s] = L::multiply(sums[c][s], codes[s], y);
             }

@@ -57,8 +57,8 @@ impl Float for BF16 {
 /// Products of `S` strips of `k` elements with `C` columns: `out[c * S + s]`.
 ///
 /// # Safety
-/// The instructions of `L`; strips of 16 rows of `F`, which has them for this `k`; columns of at least `k` f32; `out` has
-/// room.
+/// The instructions of `L`; strips of 16 rows of `F`, which has them for this `k`; columns of at least `k` f32, an even number; `out`
+/// has room.
 #[inline(always)]
 pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
     strips: [*const u8; S],
@@ -76,15 +76,15 @@ pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
                     L::prefetch(strips[s].wrapping_add(32 * F::DTYPE.block_bytes() * pair + AHEAD));
                 }
             }
-            add::<L, F, S, C>(&mut even, strips, columns, 2 * pair);
-            if C * S <= 4 {
-                add::<L, F, S, C>(&mut odd, strips, columns, 2 * pair + 1);
+            add::<L, F, S, C>(&mut even, strips, columns, pair, 0);
+            if C * S <= 4 && C * S <= L::TWICE {
+                add::<L, F, S, C>(&mut odd, strips, columns, pair, 1);
             } else {
-                add::<L, F, S, C>(&mut even, strips, columns, 2 * pair + 1);
+                add::<L, F, S, C>(&mut even, strips, columns, pair, 1);
             }
         }
         if k % 2 == 1 {
-            add::<L, F, S, C>(&mut even, strips, columns, k - 1);
+            add::<L, F, S, C>(&mut even, strips, columns, k / 2, 0);
         }
         for c in 0..C {
             for s in 0..S {
@@ -94,7 +94,7 @@ pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
     }
 }
 
-/// Adds the products of element `k`.
+/// Adds the products of element `i` of a pair.
 ///
 /// # Safety
 /// As [`tile`].
@@ -103,18 +103,19 @@ unsafe fn add<L: Lanes, F: Float, const S: usize, const C: usize>(
     sums: &mut [[L::Float; S]; C],
     strips: [*const u8; S],
     columns: [*const f32; C],
-    k: usize,
+    pair: usize,
+    i: usize,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut x = [L::zeros(); S];
         for s in 0..S {
-            x[s] = F::load::<L>(strips[s], k);
+            x[s] = F::load::<L>(strips[s], 2 * pair + i);
         }
         for c in 0..C {
-            let y = L::spread_float(columns[c].add(k));
+            let y = L::factor(columns[c].add(2 * pair), i);
             for s in 0..S {
-                sums[c][s] = L::fused(x[s], y, sums[c][s]);
+                sums[c][s] = L::fused_factor(x[s], y, sums[c][s]);
             }
         }
     }

@@ -74,7 +74,7 @@ unsafe fn nibbles<L: Lanes>(p: *const u8, half: usize) -> L::Int {
     // SAFETY: the caller vouches for 64 bytes and the instructions.
     unsafe {
         let bytes = L::load(p);
-        L::and(if half == 0 { bytes } else { L::right(bytes, 4) }, L::bytes(15))
+        if half == 0 { L::and(bytes, L::bytes(15)) } else { L::high_nibbles(bytes) }
     }
 }
 
@@ -173,7 +173,7 @@ const IQ4_CODES: [u8; 16] = raised(IQ4_VALUES, 128);
 const FP4_CODES: [u8; 16] = raised(FP4_VALUES, 12);
 
 /// `2^(e - 128)` of an MXFP4 block.
-static UNITS: [f32; 256] = {
+pub(super) static UNITS: [f32; 256] = {
     let mut units = [0.0; 256];
     let mut e = 0;
     while e < 256 {

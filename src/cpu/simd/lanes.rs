@@ -12,10 +12,21 @@ pub(super) trait Lanes {
     type Int: Copy;
     /// Sixteen f32.
     type Float: Copy;
+    /// Four codes of a column, in every lane.
+    type Four: Copy;
+    /// A number of a column, in every lane.
+    type Factor: Copy;
 
     /// Whether [`Lanes::multiply`] sums exactly, in 32 bits, products of any codes. If not, it sums in pairs of 16 bits,
     /// as many products as fit (see `run` in [`super::codes`]), which [`Lanes::widen`] turns into 32.
     const EXACT: bool;
+
+    /// Whether [`Lanes::multiply`] takes codes as signed numbers. Those of types with codes beyond 127 come lowered by 128,
+    /// which is their zero.
+    const SIGNED: bool;
+
+    /// Most sums for which registers hold twice as many.
+    const TWICE: usize;
 
     unsafe fn zero() -> Self::Int;
     /// 64 bytes.
@@ -29,6 +40,12 @@ pub(super) trait Lanes {
     /// Lanes shifted; bits that cross from byte to byte are the caller's to mask.
     unsafe fn left(a: Self::Int, by: u32) -> Self::Int;
     unsafe fn right(a: Self::Int, by: u32) -> Self::Int;
+    /// The high four bits of every byte.
+    #[inline(always)]
+    unsafe fn high_nibbles(a: Self::Int) -> Self::Int {
+        // SAFETY: as the caller vouches.
+        unsafe { Self::and(Self::right(a, 4), Self::bytes(15)) }
+    }
     /// Byte `b` of each lane, as a signed number.
     unsafe fn signed_byte(a: Self::Int, b: u32) -> Self::Int;
     unsafe fn add(a: Self::Int, b: Self::Int) -> Self::Int;
@@ -36,8 +53,10 @@ pub(super) trait Lanes {
     /// Entries of a table that bytes below 16 choose.
     unsafe fn look_up(table: &[u8; 16], codes: Self::Int) -> Self::Int;
 
-    /// `sums` and the products of four unsigned codes of each lane with four signed ones.
-    unsafe fn multiply(sums: Self::Int, codes: Self::Int, y: Self::Int) -> Self::Int;
+    /// Codes `4 g` to `4 g + 3` of a column at `p`, which has whole groups of sixteen.
+    unsafe fn four(p: *const u8, g: usize) -> Self::Four;
+    /// `sums` and the products of four codes of each lane, unsigned unless [`Lanes::SIGNED`], with four signed ones.
+    unsafe fn multiply(sums: Self::Int, codes: Self::Int, y: Self::Four) -> Self::Int;
     /// Sums of [`Lanes::multiply`], times `weight` where that is not [`Lanes::EXACT`], in 32 bits.
     unsafe fn widen(sums: Self::Int, weight: i16) -> Self::Int;
     /// `sums` and the products of two i16 of each lane.
@@ -53,9 +72,13 @@ pub(super) trait Lanes {
     unsafe fn load_halves(p: *const u8) -> Self::Float;
     /// One f32 in every lane.
     unsafe fn spread_float(p: *const f32) -> Self::Float;
+    /// The first (`i` 0) or the second of two f32.
+    unsafe fn factor(p: *const f32, i: usize) -> Self::Factor;
     unsafe fn times(a: Self::Float, b: Self::Float) -> Self::Float;
     /// `a * b + c`.
     unsafe fn fused(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    /// As [`Lanes::fused`].
+    unsafe fn fused_factor(a: Self::Float, b: Self::Factor, c: Self::Float) -> Self::Float;
     unsafe fn sum(a: Self::Float, b: Self::Float) -> Self::Float;
     /// Writes 16 f32.
     unsafe fn store(p: *mut f32, a: Self::Float);
@@ -66,14 +89,18 @@ pub(super) trait Lanes {
 
 /// Lanes of plain Rust: what the other sets are tested against. Products are summed as AVX2 does with `EXACT` false.
 #[cfg(test)]
-pub(super) struct Portable<const EXACT: bool>;
+pub(super) struct Portable<const EXACT: bool, const SIGNED: bool = false>;
 
 #[cfg(test)]
 #[allow(clippy::missing_safety_doc)]
-impl<const EXACT: bool> Lanes for Portable<EXACT> {
+impl<const EXACT: bool, const SIGNED: bool> Lanes for Portable<EXACT, SIGNED> {
     type Int = [u32; 16];
     type Float = [f32; 16];
+    type Four = [u32; 16];
+    type Factor = [f32; 16];
     const EXACT: bool = EXACT;
+    const SIGNED: bool = SIGNED;
+    const TWICE: usize = 4;
 
     unsafe fn zero() -> [u32; 16] {
         [0; 16]
@@ -116,10 +143,15 @@ impl<const EXACT: bool> Lanes for Portable<EXACT> {
     unsafe fn look_up(table: &[u8; 16], codes: [u32; 16]) -> [u32; 16] {
         codes.map(|c| u32::from_le_bytes(c.to_le_bytes().map(|c| table[usize::from(c)])))
     }
+    unsafe fn four(p: *const u8, g: usize) -> [u32; 16] {
+        // SAFETY: the caller vouches for the group's 4 bytes.
+        unsafe { Self::spread(p.add(4 * g)) }
+    }
     unsafe fn multiply(sums: [u32; 16], codes: [u32; 16], y: [u32; 16]) -> [u32; 16] {
         std::array::from_fn(|l| {
             let (u, s) = (codes[l].to_le_bytes(), y[l].to_le_bytes());
-            let p: [i32; 4] = std::array::from_fn(|i| i32::from(u[i]) * i32::from(s[i] as i8));
+            let code = |u: u8| if SIGNED { i32::from(u as i8) } else { i32::from(u) };
+            let p: [i32; 4] = std::array::from_fn(|i| code(u[i]) * i32::from(s[i] as i8));
             if EXACT {
                 return sums[l].wrapping_add(p.iter().sum::<i32>() as u32);
             }
@@ -170,6 +202,14 @@ impl<const EXACT: bool> Lanes for Portable<EXACT> {
     }
     unsafe fn fused(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|l| a[l].mul_add(b[l], c[l]))
+    }
+    unsafe fn factor(p: *const f32, i: usize) -> [f32; 16] {
+        // SAFETY: the caller vouches for both.
+        unsafe { Self::spread_float(p.add(i)) }
+    }
+    unsafe fn fused_factor(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        // SAFETY: no instructions are needed.
+        unsafe { Self::fused(a, b, c) }
     }
     unsafe fn sum(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|l| a[l] + b[l])

@@ -7,6 +7,8 @@
 //! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod codes;
 mod floats;
 mod formats;
@@ -28,7 +30,7 @@ use crate::tensor::DType;
 pub(crate) const MAX_STRIPS: usize = 2;
 
 /// Most columns that one call of [`Kernels::tile`] takes.
-pub(crate) const MAX_TILE: usize = 8;
+pub(crate) const MAX_TILE: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
 /// Most columns for which rows that are no strips are read where they lie.
 pub(crate) const MAX_FEW: usize = 12;
@@ -54,33 +56,42 @@ macro_rules! unroll {
 }
 use unroll;
 
+/// `$tile` of a block type's strips.
+macro_rules! block_types {
+    ($dtype:expr, $tile:ident) => {{
+        use $crate::cpu::simd::formats;
+        Some(match $dtype {
+            DType::Q4_0 => $tile::<formats::Q4_0>,
+            DType::Q4_1 => $tile::<formats::Q4_1>,
+            DType::Q5_0 => $tile::<formats::Q5_0>,
+            DType::Q5_1 => $tile::<formats::Q5_1>,
+            DType::Q8_0 => $tile::<formats::Q8_0>,
+            DType::IQ4_NL => $tile::<formats::IQ4_NL>,
+            DType::MXFP4 => $tile::<formats::MXFP4>,
+            DType::Q2_K => $tile::<formats::Q2_K>,
+            DType::Q3_K => $tile::<formats::Q3_K>,
+            DType::Q4_K => $tile::<formats::Q4_K>,
+            DType::Q5_K => $tile::<formats::Q5_K>,
+            DType::Q6_K => $tile::<formats::Q6_K>,
+            _ => return None,
+        })
+    }};
+}
+use block_types;
+
 /// The kernels of block types' strips for lanes `$lanes`, `$strips` strips at a time by the numbers of columns in the list,
 /// largest first; `$target` gives them the instructions.
 macro_rules! code_tiles {
     ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal)*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::formats::{self, Format};
+            use $crate::cpu::simd::formats::Format;
             use $crate::cpu::simd::packing::{Packing, Parts};
             use $crate::cpu::simd::{Sums, Tile, codes};
             use $crate::tensor::DType;
 
             /// The products of a block type's strips. They need the instruction set.
             pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
-                Some(match dtype {
-                    DType::Q4_0 => tile::<formats::Q4_0>,
-                    DType::Q4_1 => tile::<formats::Q4_1>,
-                    DType::Q5_0 => tile::<formats::Q5_0>,
-                    DType::Q5_1 => tile::<formats::Q5_1>,
-                    DType::Q8_0 => tile::<formats::Q8_0>,
-                    DType::IQ4_NL => tile::<formats::IQ4_NL>,
-                    DType::MXFP4 => tile::<formats::MXFP4>,
-                    DType::Q2_K => tile::<formats::Q2_K>,
-                    DType::Q3_K => tile::<formats::Q3_K>,
-                    DType::Q4_K => tile::<formats::Q4_K>,
-                    DType::Q5_K => tile::<formats::Q5_K>,
-                    DType::Q6_K => tile::<formats::Q6_K>,
-                    _ => return None,
-                })
+                $crate::cpu::simd::block_types!(dtype, tile)
             }
 
             /// # Safety
@@ -151,10 +162,53 @@ macro_rules! float_tiles {
 }
 use float_tiles;
 
+/// The products `$products` of block types' rows where they lie, compiled for one instruction set: with the `blocks` and
+/// formats of the module.
+macro_rules! row_kernels {
+    ($module:ident, $products:ident, $features:literal) => {
+        mod $module {
+            use super::format::{Format, $products};
+            use super::{blocks, kquants, legacy};
+            use $crate::cpu::simd::Dot;
+            use $crate::tensor::DType;
+
+            /// The products of a block type's rows. They need the instruction set.
+            pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
+                Some(match dtype {
+                    DType::Q4_0 => dot::<legacy::Q4_0>,
+                    DType::Q4_1 => dot::<legacy::Q4_1>,
+                    DType::Q5_0 => dot::<legacy::Q5_0>,
+                    DType::Q5_1 => dot::<legacy::Q5_1>,
+                    DType::Q8_0 => dot::<legacy::Q8_0>,
+                    DType::IQ4_NL => dot::<legacy::IQ4_NL>,
+                    DType::MXFP4 => dot::<legacy::MXFP4>,
+                    DType::Q2_K => dot::<kquants::Q2_K>,
+                    DType::Q3_K => dot::<kquants::Q3_K>,
+                    DType::Q4_K => dot::<kquants::Q4_K>,
+                    DType::Q5_K => dot::<kquants::Q5_K>,
+                    DType::Q6_K => dot::<kquants::Q6_K>,
+                    _ => return None,
+                })
+            }
+
+            /// # Safety
+            /// As [`blocks::dot`].
+            #[target_feature(enable = $features)]
+            unsafe fn dot<F: Format>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+                // SAFETY: as the caller vouches; this function has the instructions.
+                unsafe { blocks::dot::<F, $products>(rows, columns, padded, out) }
+            }
+        }
+    };
+}
+use row_kernels;
+
 #[cfg(test)]
 code_tiles!(portable_codes, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
 #[cfg(test)]
 code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 1, [2 1]);
+#[cfg(test)]
+code_tiles!(portable_signed, crate::cpu::simd::lanes::Portable<true, true>, 1, [2 1]);
 #[cfg(test)]
 float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
 /// The instruction set of the kernels that this processor gets, for people.
@@ -183,7 +237,9 @@ impl Kernels {
     fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
         #[cfg(target_arch = "x86_64")]
         let all = x86::available(dtype);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let all = arm::available(dtype);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let all = Vec::new();
         all
     }

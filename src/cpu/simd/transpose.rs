@@ -1,5 +1,5 @@
-//! Transposition of small squares of units, with the shuffles that every x86-64 processor has. Compilers do not find them:
-//! what they make of the portable code is two to five times slower.
+//! Transposition of small squares of units, with the shuffles that every x86-64 or AArch64 processor has. Compilers do not
+//! find them: what they make of the portable code is two to five times slower (measured on x86-64).
 
 /// Bytes that a vector of every processor has.
 pub(crate) type Vector = [u8; 16];
@@ -9,7 +9,9 @@ pub(crate) type Vector = [u8; 16];
 pub(crate) fn fours(rows: [&Vector; 4]) -> [Vector; 4] {
     #[cfg(target_arch = "x86_64")]
     return x86::fours(rows.map(x86::load)).map(x86::store);
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    return arm::fours(rows.map(arm::load)).map(arm::store);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     portable::<4, 4>(rows)
 }
 
@@ -18,11 +20,13 @@ pub(crate) fn fours(rows: [&Vector; 4]) -> [Vector; 4] {
 pub(crate) fn twos(rows: [&Vector; 8]) -> [Vector; 8] {
     #[cfg(target_arch = "x86_64")]
     return x86::twos(rows.map(x86::load)).map(x86::store);
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    return arm::twos(rows.map(arm::load)).map(arm::store);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     portable::<8, 2>(rows)
 }
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn portable<const N: usize, const UNIT: usize>(rows: [&Vector; N]) -> [Vector; N] {
     std::array::from_fn(|u| std::array::from_fn(|i| rows[i / UNIT][u * UNIT + i % UNIT]))
 }
@@ -79,6 +83,53 @@ mod x86 {
                     _mm_unpackhi_epi16(e, f),
                     _mm_unpackhi_epi16(g, h),
                 ],
+            )
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (fours(low), fours(high));
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use super::Vector;
+    use std::arch::aarch64::*;
+
+    #[inline(always)]
+    pub(super) fn load(bytes: &Vector) -> uint16x8_t {
+        // SAFETY: NEON belongs to the architecture; sixteen bytes at any address.
+        unsafe { vreinterpretq_u16_u8(vld1q_u8(bytes.as_ptr())) }
+    }
+
+    #[inline(always)]
+    pub(super) fn store(vector: uint16x8_t) -> Vector {
+        let mut bytes = [0; 16];
+        // SAFETY: as above.
+        unsafe { vst1q_u8(bytes.as_mut_ptr(), vreinterpretq_u8_u16(vector)) };
+        bytes
+    }
+
+    #[inline(always)]
+    pub(super) fn fours(rows: [uint16x8_t; 4]) -> [uint16x8_t; 4] {
+        // SAFETY: NEON belongs to the architecture.
+        unsafe {
+            let [a, b, c, d] = rows.map(|row| vreinterpretq_u32_u16(row));
+            // Units of even and of odd columns, of two rows in turn; then pairs of them.
+            let [ab, cd] = [vtrn1q_u32(a, b), vtrn1q_u32(c, d)].map(|pair| vreinterpretq_u64_u32(pair));
+            let [ab_odd, cd_odd] = [vtrn2q_u32(a, b), vtrn2q_u32(c, d)].map(|pair| vreinterpretq_u64_u32(pair));
+            [vtrn1q_u64(ab, cd), vtrn1q_u64(ab_odd, cd_odd), vtrn2q_u64(ab, cd), vtrn2q_u64(ab_odd, cd_odd)]
+                .map(|column| vreinterpretq_u16_u64(column))
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn twos([a, b, c, d, e, f, g, h]: [uint16x8_t; 8]) -> [uint16x8_t; 8] {
+        // Pairs of rows side by side are four rows of units of four bytes, for either half of the columns.
+        // SAFETY: as above.
+        let (low, high) = unsafe {
+            (
+                [vzip1q_u16(a, b), vzip1q_u16(c, d), vzip1q_u16(e, f), vzip1q_u16(g, h)],
+                [vzip2q_u16(a, b), vzip2q_u16(c, d), vzip2q_u16(e, f), vzip2q_u16(g, h)],
             )
         };
         let ([a, b, c, d], [e, f, g, h]) = (fours(low), fours(high));

@@ -5,6 +5,10 @@
 //! queries ([`Products::outer`]), so that nothing is summed across a vector.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -124,6 +128,13 @@ impl Products {
                 });
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        all.push(Products {
+            rows_by_rows: arm::neon::rows_by_rows,
+            add_rows_by_columns: arm::neon::add_rows_by_columns,
+            outer: arm::neon::outer,
+            widen: arm::neon::widen,
+        });
         all
     }
 

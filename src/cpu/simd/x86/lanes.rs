@@ -43,7 +43,11 @@ unsafe fn count(by: u32) -> __m128i {
 impl<P: Products> Lanes for Narrow<P> {
     type Int = [__m256i; 2];
     type Float = [__m256; 2];
+    type Four = [__m256i; 2];
+    type Factor = [__m256; 2];
     const EXACT: bool = P::EXACT;
+    const SIGNED: bool = false;
+    const TWICE: usize = 4;
 
     halves! {
         zero(;) -> Int = _mm256_setzero_si256();
@@ -56,7 +60,7 @@ impl<P: Products> Lanes for Narrow<P> {
         add(a: Int, b: Int;) -> Int = _mm256_add_epi32(a, b);
         subtract_bytes(a: Int, b: Int;) -> Int = _mm256_sub_epi8(a, b);
         multiply_pairs(sums: Int, a: Int, b: Int;) -> Int = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
-        multiply(sums: Int, codes: Int, y: Int;) -> Int = if P::EXACT {
+        multiply(sums: Int, codes: Int, y: Four;) -> Int = if P::EXACT {
             P::add(sums, codes, y)
         } else {
             _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, y))
@@ -68,6 +72,7 @@ impl<P: Products> Lanes for Narrow<P> {
         as_float(a: Int;) -> Float = _mm256_castsi256_ps(a);
         times(a: Float, b: Float;) -> Float = _mm256_mul_ps(a, b);
         fused(a: Float, b: Float, c: Float;) -> Float = _mm256_fmadd_ps(a, b, c);
+        fused_factor(a: Float, b: Factor, c: Float;) -> Float = _mm256_fmadd_ps(a, b, c);
         sum(a: Float, b: Float;) -> Float = _mm256_add_ps(a, b);
     }
 
@@ -77,6 +82,18 @@ impl<P: Products> Lanes for Narrow<P> {
         load_floats(p: *const f32, 32) -> Float = _mm256_loadu_ps(p);
         load_halves(p: *const u8, 16) -> Float = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
         spread_float(p: *const f32, 0) -> Float = _mm256_broadcast_ss(&*p);
+    }
+
+    #[inline(always)]
+    unsafe fn four(p: *const u8, g: usize) -> Self::Four {
+        // SAFETY: as the caller vouches.
+        unsafe { Self::spread(p.add(4 * g)) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(p: *const f32, i: usize) -> Self::Factor {
+        // SAFETY: as the caller vouches.
+        unsafe { Self::spread_float(p.add(i)) }
     }
 
     #[inline(always)]
@@ -118,7 +135,11 @@ macro_rules! single {
 impl Lanes for Wide {
     type Int = __m512i;
     type Float = __m512;
+    type Four = __m512i;
+    type Factor = __m512;
     const EXACT: bool = true;
+    const SIGNED: bool = false;
+    const TWICE: usize = 12;
 
     single! {
         zero() -> __m512i = _mm512_setzero_si512();
@@ -134,6 +155,7 @@ impl Lanes for Wide {
         subtract_bytes(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi8(a, b);
         look_up(table: &[u8; 16], codes: __m512i) -> __m512i =
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes);
+        four(p: *const u8, g: usize) -> __m512i = Self::spread(p.add(4 * g));
         multiply(sums: __m512i, codes: __m512i, y: __m512i) -> __m512i = _mm512_dpbusd_epi32(sums, codes, y);
         multiply_pairs(sums: __m512i, a: __m512i, b: __m512i) -> __m512i = _mm512_dpwssd_epi32(sums, a, b);
         zeros() -> __m512 = _mm512_setzero_ps();
@@ -142,8 +164,10 @@ impl Lanes for Wide {
         load_floats(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
         load_halves(p: *const u8) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
         spread_float(p: *const f32) -> __m512 = _mm512_set1_ps(*p);
+        factor(p: *const f32, i: usize) -> __m512 = Self::spread_float(p.add(i));
         times(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
         fused(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fused_factor(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
         sum(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         store(p: *mut f32, a: __m512) -> () = _mm512_storeu_ps(p, a);
         prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());

@@ -12,7 +12,7 @@ use format::EmulatedVnni;
 use format::{Avx2, Vnni};
 use lanes::{Narrow, Wide};
 
-use super::{Dot, Kernels, Tile, code_tiles, float_tiles};
+use super::{Dot, Kernels, Tile, code_tiles, float_tiles, row_kernels};
 use crate::tensor::DType;
 use std::arch::is_x86_feature_detected;
 
@@ -40,46 +40,10 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
         add(base, "emulated VNNI", emulated_vnni::dot_of(dtype).zip(emulated_codes::tile_of(dtype)), 1, 4);
         add(base, "portable", avx2::dot_of(dtype).zip(super::portable_codes::tile_of(dtype)), 2, 4);
         add(base, "portable, in pairs", avx2::dot_of(dtype).zip(super::portable_pairs::tile_of(dtype)), 1, 4);
+        add(base, "portable, signed", avx2::dot_of(dtype).zip(super::portable_signed::tile_of(dtype)), 1, 4);
         add(base, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
     }
     all
-}
-
-/// The products of block types' rows where they lie, compiled for one instruction set.
-macro_rules! row_kernels {
-    ($module:ident, $products:ident, $features:literal) => {
-        mod $module {
-            use super::format::{Format, $products};
-            use super::{DType, Dot, blocks, kquants, legacy};
-
-            /// The products of a block type's rows. They need the instruction set.
-            pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
-                Some(match dtype {
-                    DType::Q4_0 => dot::<legacy::Q4_0>,
-                    DType::Q4_1 => dot::<legacy::Q4_1>,
-                    DType::Q5_0 => dot::<legacy::Q5_0>,
-                    DType::Q5_1 => dot::<legacy::Q5_1>,
-                    DType::Q8_0 => dot::<legacy::Q8_0>,
-                    DType::IQ4_NL => dot::<legacy::IQ4_NL>,
-                    DType::MXFP4 => dot::<legacy::MXFP4>,
-                    DType::Q2_K => dot::<kquants::Q2_K>,
-                    DType::Q3_K => dot::<kquants::Q3_K>,
-                    DType::Q4_K => dot::<kquants::Q4_K>,
-                    DType::Q5_K => dot::<kquants::Q5_K>,
-                    DType::Q6_K => dot::<kquants::Q6_K>,
-                    _ => return None,
-                })
-            }
-
-            /// # Safety
-            /// As [`blocks::dot`].
-            #[target_feature(enable = $features)]
-            unsafe fn dot<F: Format>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
-                // SAFETY: as the caller vouches; this function has the instructions.
-                unsafe { blocks::dot::<F, $products>(rows, columns, padded, out) }
-            }
-        }
-    };
 }
 
 row_kernels!(avx2, Avx2, "avx2,fma,f16c");

@@ -1,0 +1,126 @@
+//! Products of rows of block types, where they lie, with columns of codes.
+//!
+//! Everything is `sum over sub-blocks of scale * column scale * (integer sum) + bias * (column sum)`.
+
+use super::format::{AHEAD, Format, Products};
+use super::products::{fused_lane, prefetch};
+use crate::cpu::simd::packing::Parts;
+use crate::cpu::simd::unroll;
+use std::arch::aarch64::*;
+
+/// Bytes of 256 elements of the largest type: room for the end of a row.
+const LARGEST: usize = 8 * 34;
+
+/// Products of rows with any number of columns: `out[c * rows.len() + r]`.
+///
+/// # Safety
+/// The instructions of `P`; columns are packed for `F` with `padded` elements, as many as the rows have with their padding;
+/// `out` has room for all.
+#[inline(always)]
+pub(super) unsafe fn dot<F: Format, P: Products>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+    let mut done = 0;
+    while done < columns.len() {
+        let out = &mut out[done * rows.len()..];
+        // SAFETY: as the caller vouches.
+        unsafe {
+            done += match columns[done..] {
+                [a, b, c, d, ..] => dot_columns::<F, P, 4>(rows, [a, b, c, d], padded, out),
+                [a, b, c] => dot_columns::<F, P, 3>(rows, [a, b, c], padded, out),
+                [a, b] => dot_columns::<F, P, 2>(rows, [a, b], padded, out),
+                [a] => dot_columns::<F, P, 1>(rows, [a], padded, out),
+                [] => 1,
+            };
+        }
+    }
+}
+
+/// # Safety
+/// As [`dot`].
+#[inline(always)]
+unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
+    rows: &[&[u8]],
+    columns: [&[u8]; C],
+    padded: usize,
+    out: &mut [f32],
+) -> usize {
+    let mut last = [0; LARGEST];
+    // SAFETY: the parts of a packed column; sums of row r go to element r of each column's `out`.
+    unsafe {
+        let mut parts = [Parts::NONE; C];
+        for c in 0..C {
+            parts[c] = Parts::new(columns[c], padded, F::SUB);
+        }
+        for r in 0..rows.len() {
+            let whole = rows[r].len() / F::BYTES;
+            let rest = &rows[r][whole * F::BYTES..];
+            if !rest.is_empty() {
+                last[..rest.len()].copy_from_slice(rest);
+            }
+            let sums = dot_row::<F, P, C>(rows[r].as_ptr(), whole, last.as_ptr(), parts, padded);
+            for c in 0..C {
+                out[c * rows.len() + r] = sums[c];
+            }
+        }
+    }
+    C
+}
+
+/// # Safety
+/// As [`dot`], for a row of `whole` superblocks and, if `padded` says so, one at `last`.
+#[inline(always)]
+unsafe fn dot_row<F: Format, P: Products, const C: usize>(
+    row: *const u8,
+    whole: usize,
+    last: *const u8,
+    columns: [Parts; C],
+    padded: usize,
+) -> [f32; C] {
+    let subs = 256 / F::SUB;
+    // SAFETY: superblock s of the row meets elements 256 s and on of the columns, which are there since row and columns
+    // have equally many. Codes are read inside their superblock (`Format`).
+    unsafe {
+        // Two sums each, so that one product need not wait for the one before.
+        let mut sums = [[vdupq_n_f32(0.0); 2]; C];
+        for s in 0..padded / 256 {
+            let p = if s < whole { row.add(s * F::BYTES) } else { last };
+            for line in 0..F::BYTES.div_ceil(64) {
+                prefetch(p.wrapping_add(AHEAD + 64 * line));
+            }
+            let affine = F::scales(p);
+            let mut scales = [affine.scale; C];
+            for c in 0..C {
+                for i in 0..subs / 4 {
+                    // Sub-blocks of 16 share the scales of the column's 32.
+                    let d = if F::SUB == 32 { i } else { i / 2 };
+                    scales[c][i] = vmulq_f32(scales[c][i], vld1q_f32(columns[c].scales.add(8 * s + 4 * d)));
+                    if F::BIASED {
+                        let sum = vld1q_f32(columns[c].sums.add(subs * s + 4 * i));
+                        sums[c][i % 2] = vfmaq_f32(sums[c][i % 2], affine.bias[i], sum);
+                    }
+                }
+            }
+            unroll!(j in [0 1 2 3 4 5 6 7] {
+                let codes = F::codes(p, j);
+                for c in 0..C {
+                    let y = columns[c].codes.add(256 * s + 32 * j);
+                    let y = [vld1q_s8(y), vld1q_s8(y.add(16))];
+                    let first = P::add(vdupq_n_s32(0), codes[0], y[0]);
+                    if F::SUB == 32 {
+                        let sum = vcvtq_f32_s32(P::add(first, codes[1], y[1]));
+                        sums[c][j % 2] = fused_lane(sums[c][j % 2], sum, scales[c][j / 4], j % 4);
+                    } else {
+                        let second = P::add(vdupq_n_s32(0), codes[1], y[1]);
+                        let (even, odd) = (scales[c][j / 4 * 2], scales[c][j / 4 * 2 + 1]);
+                        sums[c][0] = fused_lane(sums[c][0], vcvtq_f32_s32(first), even, j % 4);
+                        sums[c][1] = fused_lane(sums[c][1], vcvtq_f32_s32(second), odd, j % 4);
+                    }
+                }
+            });
+        }
+        let mut out = [0.0; C];
+        for c in 0..C {
+            out[c] = vaddvq_f32(vaddq_f32(sums[c][0], sums[c][1]));
+        }
+        out
+    }
+}

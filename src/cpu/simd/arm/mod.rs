@@ -1,0 +1,73 @@
+//! Kernels for AArch64: NEON, which every processor has, with the dot products of `dotprod` and the matrix products of
+//! `i8mm` where they are there.
+
+mod blocks;
+mod floats;
+mod format;
+mod kquants;
+mod lanes;
+mod legacy;
+mod matrix;
+mod products;
+
+use lanes::Neon;
+use products::{DotProd, Plain};
+
+use super::formats::Format;
+use super::{Dot, Kernels, MAX_TILE, Sums, Tile, block_types, code_tiles, float_tiles, row_kernels};
+use crate::tensor::DType;
+use std::arch::is_aarch64_feature_detected;
+
+/// Columns from which on taking strips apart for matrix products is worth it: fewer meet the strips as they are.
+const MANY: usize = 3;
+
+/// Kernels for a type on this processor, fastest first.
+pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
+    let dotprod = is_aarch64_feature_detected!("dotprod");
+    let i8mm = dotprod && is_aarch64_feature_detected!("i8mm");
+    let mut all = Vec::new();
+    let mut add = |has: bool, name, set: Option<(Dot, Tile)>, strips, columns| {
+        if let Some((dot, tile)) = set.filter(|_| has) {
+            all.extend(Kernels::new(dtype, dot, tile, strips, columns).map(|kernels| (name, kernels)));
+        }
+    };
+    let floats = floats::dot_of(dtype);
+    add(i8mm, "NEON-I8MM", dotprod_rows::dot_of(dtype).zip(i8mm_tile_of(dtype)), 1, MAX_TILE);
+    add(dotprod, "NEON-DOTPROD", dotprod_rows::dot_of(dtype).zip(dotprod_codes::tile_of(dtype)), 1, 4);
+    add(true, "NEON", plain_rows::dot_of(dtype).zip(plain_codes::tile_of(dtype)), 1, 4);
+    add(true, "NEON", floats.zip(neon_floats::tile_of(dtype)), 1, 5);
+    #[cfg(test)]
+    {
+        let rows = plain_rows::dot_of(dtype);
+        add(true, "portable", rows.zip(super::portable_codes::tile_of(dtype)), 2, 4);
+        add(true, "portable, in pairs", rows.zip(super::portable_pairs::tile_of(dtype)), 1, 4);
+        add(true, "portable, signed", rows.zip(super::portable_signed::tile_of(dtype)), 1, 4);
+        add(true, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
+    }
+    all
+}
+
+row_kernels!(plain_rows, Plain, "neon");
+row_kernels!(dotprod_rows, DotProd, "neon,dotprod");
+
+code_tiles!(plain_codes, super::Neon<super::Plain>, 1, [4 2 1], #[target_feature(enable = "neon")]);
+code_tiles!(dotprod_codes, super::Neon<super::DotProd>, 1, [4 2 1], #[target_feature(enable = "neon,dotprod")]);
+float_tiles!(neon_floats, super::Neon<super::Plain>, 1, [5 3 2 1], #[target_feature(enable = "neon")]);
+
+/// The products of a block type's strips. They need `dotprod` and `i8mm`.
+fn i8mm_tile_of(dtype: DType) -> Option<Tile> {
+    block_types!(dtype, i8mm_tile)
+}
+
+/// # Safety
+/// The processor has `dotprod` and `i8mm`; otherwise as [`super::codes::tile`].
+#[target_feature(enable = "neon,dotprod,i8mm")]
+unsafe fn i8mm_tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+    // SAFETY: as the caller vouches; this function has the instructions.
+    unsafe {
+        match dotprod_codes::tile_of(F::DTYPE) {
+            Some(few) if columns.len() < MANY => few(strips, columns, k, out),
+            _ => matrix::tile::<F>(strips[0], columns, k, out),
+        }
+    }
+}
