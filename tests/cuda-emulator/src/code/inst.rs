@@ -147,6 +147,18 @@ pub struct Args {
     pub vector: u8,
 }
 
+/// Which lanes must execute an instruction together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// Each lane for itself.
+    #[default]
+    None,
+    /// The lanes that this operand names (B32): `shfl.sync`, `vote.sync`, `bar.warp.sync`, …
+    Mask(Slot),
+    /// All lanes that have not exited: `.aligned` instructions, `bar`.
+    All,
+}
+
 /// One instruction.
 #[derive(Clone, Debug)]
 pub struct Inst {
@@ -156,6 +168,8 @@ pub struct Inst {
     pub args: Args,
     /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
     pub guard: Slot,
+    /// Lanes that must execute it together.
+    pub gather: Gather,
     /// Line of the PTX text.
     pub line: u32,
     /// Index of its row in the instruction table.

@@ -3,7 +3,7 @@
 mod inst;
 mod slot;
 
-pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Inst, Passed};
+pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed};
 pub use slot::{Class, Slot};
 
 use std::sync::Arc;
