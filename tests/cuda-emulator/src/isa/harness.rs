@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 
-use super::{Decode, Family, Operand, Row, Value};
+use super::{Decode, Family, Operand, Row, Value, moves};
 use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
 use crate::exec::{Cx, LANES, Lanes, Registers};
 
@@ -346,6 +346,7 @@ fn garbage(seed: usize) -> u128 {
 fn action(row: &Row) -> Action {
     match &row.decode {
         Decode::Plain(action) => action.clone(),
+        Decode::Move(value) => moves::copy(*value),
         _ => panic!("{}: the decoder makes its action", row.name),
     }
 }
