@@ -1,7 +1,22 @@
 //! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
 //! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
 
+#[macro_use]
+mod macros;
+
+mod bits;
+mod carry;
+mod compare;
+mod dot;
+#[cfg(test)]
+mod harness;
+mod integer;
+mod logic;
+mod moves;
 mod table;
+#[cfg(test)]
+mod tests;
+mod video;
 
 pub use table::{Table, table};
 
