@@ -43,8 +43,9 @@ pub enum Control {
     Yield,
 }
 
-/// A block barrier. Operands: `s[0]` is the barrier's number (B32), `s[1]` the thread count (B32) if `counted`; then, for a
-/// reduction, the destination and the predicate source, in `s[2]` and `s[3]`.
+/// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`, the
+/// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate.
+/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster's barrier, one of its own for all threads of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
     /// What it does.

@@ -60,6 +60,9 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
+    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::code::Slot::NONE`]
+    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::code::Args::imm`].
+    SecondAddress,
     /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
     Label,
 }
@@ -100,7 +103,8 @@ pub enum Category {
     Other,
 }
 
-/// One row of the instruction table.
+/// One row of the instruction table. Rows may share a name if their operands tell them apart (`bar.red` with and without a
+/// count): the first one that fits counts.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,
