@@ -2,7 +2,7 @@
 //!
 //! Every atomic is seen by all at once, so memory semantics and scopes are hints.
 
-use super::memory::{SEMANTICS, WINDOW, encode, window};
+use super::memory::{SEMANTICS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::code::{Access, Action, Args, Slot};
 use crate::exec::{Addresses, Cx, Lane, Lanes, Window, window as generic};
@@ -208,35 +208,41 @@ fn vector<const N: usize, const E: usize>(
     Ok(())
 }
 
+/// An operation on a half that travels in a wider integer.
+fn single_half(op: HalfOp) -> impl Fn(u32, u32) -> u32 {
+    move |a, b| u32::from(op(a as u16, b as u16))
+}
+
 /// The f32 adder of global memory, on bits: it flushes subnormals.
 fn add_f32_bits(a: u32, b: u32) -> u32 {
     single::add(f32::from_bits(a), f32::from_bits(b), Mode::RN_FTZ).to_bits()
 }
 
-/// A vector operation: its name before the vector's size and the type after it, element, count, handler.
-type VectorOp = (&'static str, &'static str, Value, u8, Access);
+/// A vector operation: its name, what follows it, type, element, count, handler.
+type VectorOp = (&'static str, &'static str, &'static str, Value, u8, Access);
 
 fn vectors() -> Vec<VectorOp> {
     let mut list: Vec<VectorOp> = vec![
-        ("add", "f32", Value::F32, 2, |cx, a, m| vector::<8, 4>(cx, a, m, add_f32_bits)),
-        ("add", "f32", Value::F32, 4, |cx, a, m| vector::<16, 4>(cx, a, m, add_f32_bits)),
+        ("add", "", "f32", Value::F32, 2, |cx, a, m| vector::<8, 4>(cx, a, m, add_f32_bits)),
+        ("add", "", "f32", Value::F32, 4, |cx, a, m| vector::<16, 4>(cx, a, m, add_f32_bits)),
     ];
     macro_rules! halves {
-        ($($name:literal, $op:ident;)+) => { $( halves!(@ $name, $op, F16, "f16", "f16x2"); halves!(@ $name, $op, Bf16, "bf16", "bf16x2"); )+ };
-        (@ $name:literal, $op:ident, $ty:ty, $one:literal, $two:literal) => {
-            list.push(($name, $one, Value::B16, 2, |cx, a, m| vector::<4, 2>(cx, a, m, single_half!($op, $ty))));
-            list.push(($name, $one, Value::B16, 4, |cx, a, m| vector::<8, 2>(cx, a, m, single_half!($op, $ty))));
-            list.push(($name, $one, Value::B16, 8, |cx, a, m| vector::<16, 2>(cx, a, m, single_half!($op, $ty))));
-            list.push(($name, $two, Value::B32, 2, |cx, a, m| vector::<8, 4>(cx, a, m, |x, y| pair(x, y, $op::<$ty>))));
-            list.push(($name, $two, Value::B32, 4, |cx, a, m| vector::<16, 4>(cx, a, m, |x, y| pair(x, y, $op::<$ty>))));
-        };
+        ($($name:literal, $op:ident, $ty:ty, $one:literal, $two:literal;)+) => { $(
+            list.push(($name, ".noftz", $one, Value::B16, 2, |cx, a, m| vector::<4, 2>(cx, a, m, single_half($op::<$ty>))));
+            list.push(($name, ".noftz", $one, Value::B16, 4, |cx, a, m| vector::<8, 2>(cx, a, m, single_half($op::<$ty>))));
+            list.push(($name, ".noftz", $one, Value::B16, 8, |cx, a, m| vector::<16, 2>(cx, a, m, single_half($op::<$ty>))));
+            list.push(($name, ".noftz", $two, Value::B32, 2, |cx, a, m| vector::<8, 4>(cx, a, m, |x, y| pair(x, y, $op::<$ty>))));
+            list.push(($name, ".noftz", $two, Value::B32, 4, |cx, a, m| vector::<16, 4>(cx, a, m, |x, y| pair(x, y, $op::<$ty>))));
+        )+ };
     }
-    macro_rules! single_half {
-        ($op:ident, $ty:ty) => {
-            |x, y| u32::from($op::<$ty>(x as u16, y as u16))
-        };
+    halves! {
+        "add", half_add, F16, "f16", "f16x2";
+        "min", half_min, F16, "f16", "f16x2";
+        "max", half_max, F16, "f16", "f16x2";
+        "add", half_add, Bf16, "bf16", "bf16x2";
+        "min", half_min, Bf16, "bf16", "bf16x2";
+        "max", half_max, Bf16, "bf16", "bf16x2";
     }
-    halves! { "add.noftz", half_add; "min.noftz", half_min; "max.noftz", half_max; }
     list
 }
 
@@ -245,7 +251,6 @@ pub(crate) fn family() -> Family {
     let policy = Operand::OptIn(Value::B64);
     for (space, window) in SPACES {
         let k = encode(window);
-        debug_assert!(k <= WINDOW);
         for (name, value, action, reduces) in scalars() {
             let mut operands = vec![Operand::Out(value), Operand::Address, Operand::In(value)];
             if name.starts_with("cas") {
@@ -260,13 +265,12 @@ pub(crate) fn family() -> Family {
         }
     }
     for (space, window) in &SPACES[..2] {
-        for (op, ty, value, count, action) in vectors() {
-            // The assembler takes the size before and after the operation.
-            let (plain, noftz) = op.split_once('.').map_or((op, String::new()), |(op, rest)| (op, format!(".{rest}")));
+        for (op, rest, ty, value, count, action) in vectors() {
+            // The vector's size stands before or after the operation, the manual has examples of all three.
             for name in [
-                format!("{space}.{op}.v{count}.{ty}"),
-                format!("{space}.v{count}.{op}.{ty}"),
-                format!("{space}.v{count}.{ty}.{plain}{noftz}"),
+                format!("{space}.{op}{rest}.v{count}.{ty}"),
+                format!("{space}.v{count}.{op}{rest}.{ty}"),
+                format!("{space}.v{count}.{ty}.{op}{rest}"),
             ] {
                 vector_rows(&name, value, count, encode(*window), action, &mut rows);
             }

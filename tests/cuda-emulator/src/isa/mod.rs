@@ -1,6 +1,13 @@
 //! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
 //! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
 
+mod async_copy;
+mod atomics;
+mod control;
+mod memory;
+mod shuffle;
+mod special;
+
 use crate::code::{Action, Class};
 
 /// The value of an operand, which says how an immediate is read and which registers fit.

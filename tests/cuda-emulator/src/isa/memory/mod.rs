@@ -1,10 +1,7 @@
 //! Loads, stores, and what else concerns addresses: conversion between state spaces, prefetches, cache policies, fences.
 
-mod access;
-mod address;
-
-pub(crate) use access::family as access;
-pub(crate) use address::family as address;
+pub(super) mod access;
+pub(super) mod address;
 
 use crate::code::{Args, Base};
 use crate::exec::Window;
