@@ -4,15 +4,21 @@
 #[macro_use]
 mod macros;
 
+mod async_copy;
+mod atomics;
 mod bits;
 mod carry;
 mod compare;
+mod control;
 mod dot;
 #[cfg(test)]
 mod harness;
 mod integer;
 mod logic;
+mod memory;
 mod moves;
+mod shuffle;
+mod special;
 mod table;
 #[cfg(test)]
 mod tests;
