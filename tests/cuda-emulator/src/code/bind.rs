@@ -1,7 +1,7 @@
 //! Operands: from syntax to slots, by the kinds that the row asks for.
 
 use super::function::FunctionDecoder;
-use super::names::{Entity, bits, special};
+use super::names::{COMPONENTS, Entity, bits, special};
 use super::state::Pending;
 use super::{Args, Base, Class, Constant, Error, FUNCTION_ADDRESS, Slot};
 use crate::isa::{Operand as Kind, Row, Value};
@@ -189,6 +189,13 @@ impl FunctionDecoder<'_, '_> {
                 Err(at.expected(format!("a vector of {count}"), format!("one of {}", elements.len())))
             }
             _ if count == 1 => each(self, operand, flat),
+            Operand::Name(name) => {
+                // A vector register is its components; one of fewer lacks the last.
+                COMPONENTS.iter().take(usize::from(count)).try_for_each(|component| {
+                    let component = Operand::Name(format!("{name}.{component}").into());
+                    each(self, &component, flat)
+                })
+            }
             _ => Err(at.expected(format!("a vector of {count}"), describe(operand))),
         }
     }

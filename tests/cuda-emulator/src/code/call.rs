@@ -44,12 +44,14 @@ impl FunctionDecoder<'_, '_> {
                 let Some(list) = prototype else {
                     return Err(Error::new(
                         line,
-                        "a call through a register needs a .callprototype as its last operand",
+                        "a call through a register needs a .callprototype or .calltargets as its last operand",
                     ));
                 };
-                // The last operand may also list the possible targets; those that have an address are reached anyway.
                 let Some(prototype) = self.scopes.find(|scope| scope.prototypes.get(list)) else {
-                    return Err(Error::new(line, format!("no .callprototype `{list}` in this scope of the function")));
+                    return Err(Error::new(
+                        line,
+                        format!("no .callprototype or .calltargets `{list}` in this scope of the function"),
+                    ));
                 };
                 let (params, results) = (prototype.params.clone(), prototype.returns.clone());
                 self.body.indirect = true;

@@ -47,6 +47,11 @@ fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result
     };
     let functions: Vec<&ast::Function> = module.functions.iter().filter(|function| function.body.is_some()).collect();
     for (index, function) in functions.iter().enumerate() {
+        if function.cluster.is_some_and(|extents| extents.iter().any(|&extent| extent > 1)) {
+            let message =
+                format!("`{}` must run in clusters of several blocks, which this machine has not", function.name);
+            return Err(Error::new(function.line, message));
+        }
         state.define(&function.name, Entity::Function(index as u32), function.line)?;
         let sizes = |list: &[Variable]| list.iter().map(param_size).collect::<Result<Vec<_>, _>>();
         let (returns, params) = match function.entry {
@@ -54,6 +59,13 @@ fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result
             false => (sizes(&function.returns)?, sizes(&function.params)?),
         };
         state.signatures.push(Signature { returns, params, entry: function.entry });
+    }
+    for alias in &module.aliases {
+        let Some(of) = state.names.get(&alias.of).cloned() else {
+            let of = &alias.of;
+            return Err(Error::new(alias.line, format!("no function `{of}` with a body in this module")));
+        };
+        state.define(&alias.name, of, alias.line)?;
     }
     for function in module.functions.iter().filter(|function| function.body.is_none()) {
         state.names.entry(function.name.clone()).or_insert(Entity::Declared);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::bind::{At, Bound, too_many};
 use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, Size, align_up, param_size, sized};
-use super::names::{Entity, Prototype, Scopes, Used, class_of};
+use super::names::{COMPONENTS, Entity, Prototype, Range, Scopes, Used, class_of};
 use super::state::{Body, ModuleState, Pending};
 use super::{Action, Args, Class, Control, Error, Inst, Param, Slot};
 use crate::isa::{Decode, Row, Value};
@@ -144,9 +144,11 @@ impl FunctionDecoder<'_, '_> {
                         self.labels[number] = Some(here);
                     }
                 }
-                Statement::Registers { ty, name, count, line } => self.registers(*ty, name, *count, *line)?,
+                Statement::Registers { ty, vector, name, count, line } => {
+                    self.registers(*ty, *vector, name, *count, *line)?;
+                }
                 Statement::Variable(variable) => self.variable(variable)?,
-                Statement::BranchTargets(..) | Statement::CallPrototype { .. } => {}
+                Statement::BranchTargets(..) | Statement::CallTargets(..) | Statement::CallPrototype { .. } => {}
                 Statement::Block(inner) => self.block(inner, line)?,
                 Statement::Instruction(instruction) => self.instruction(instruction)?,
             }
@@ -165,6 +167,12 @@ impl FunctionDecoder<'_, '_> {
                     let number = self.labels.len();
                     self.labels.push(None);
                     if self.scopes.innermost().labels.insert(name.clone(), number).is_some() {
+                        return twice(name, *line);
+                    }
+                }
+                Statement::CallTargets(name, functions, line) => {
+                    let prototype = self.targets(functions, *line)?;
+                    if self.scopes.innermost().prototypes.insert(name.clone(), prototype).is_some() {
                         return twice(name, *line);
                     }
                 }
@@ -189,16 +197,46 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
+    /// The parameters that functions of a `.calltargets` have in common.
+    fn targets(&mut self, functions: &[Name], line: u32) -> Result<Prototype, Error> {
+        let mut common: Option<Prototype> = None;
+        for name in functions {
+            let Some(&Entity::Function(index)) = self.module.names.get(name) else {
+                return Err(Error::new(line, format!("no function `{name}` with a body in this module")));
+            };
+            let signature = &self.module.signatures[index as usize];
+            let own = Prototype { returns: signature.returns.clone(), params: signature.params.clone() };
+            if *common.get_or_insert_with(|| own.clone()) != own {
+                return Err(Error::new(line, format!("`{name}` has other parameters than the targets before it")));
+            }
+        }
+        common.ok_or_else(|| Error::new(line, ".calltargets names no function"))
+    }
+
     fn label(&self, name: &Name, line: u32) -> Result<usize, Error> {
         self.scopes
             .find(|scope| scope.labels.get(name).copied())
             .ok_or_else(|| Error::new(line, format!("no label `{name}` in this scope of the function")))
     }
 
-    fn registers(&mut self, ty: ast::Type, name: &Name, count: Option<u32>, line: u32) -> Result<(), Error> {
+    fn registers(
+        &mut self,
+        ty: ast::Type,
+        vector: u32,
+        name: &Name,
+        count: Option<u32>,
+        line: u32,
+    ) -> Result<(), Error> {
         let class = class_of(ty);
-        let Some(count) = count else { return self.declare(name, Entity::Register(class), line) };
-        match self.scopes.innermost().declare_range(name, class, count) {
+        let Some(count) = count else {
+            if vector <= 1 {
+                return self.declare(name, Entity::Register(class), line);
+            }
+            return COMPONENTS.iter().take(vector as usize).try_for_each(|component| {
+                self.declare(&format!("{name}.{component}").into(), Entity::Register(class), line)
+            });
+        };
+        match self.scopes.innermost().declare_range(name, Range { class, count, vector: vector.max(1) }) {
             true => Ok(()),
             false => Err(Error::new(line, format!("`{name}<…>` is declared twice in one scope"))),
         }
@@ -206,7 +244,7 @@ impl FunctionDecoder<'_, '_> {
 
     fn variable(&mut self, variable: &Variable) -> Result<(), Error> {
         match variable.space {
-            Space::Reg => self.registers(variable.ty, &variable.name, None, variable.line),
+            Space::Reg => self.registers(variable.ty, variable.vector, &variable.name, None, variable.line),
             Space::Local | Space::Param => self.frame_variable(variable, variable.space).map(drop),
             Space::Global | Space::Const | Space::Shared => {
                 let entity = self.module.place(variable)?;

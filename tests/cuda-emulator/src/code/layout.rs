@@ -25,26 +25,14 @@ pub(super) struct Size {
     pub(super) register: Option<Class>,
 }
 
-/// Bytes of an element in memory; predicates have none.
-pub(super) fn element_bytes(ty: Type) -> Option<u64> {
-    Some(match ty {
-        Type::B8 | Type::U8 | Type::S8 => 1,
-        Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::BF16 => 2,
-        Type::B32 | Type::U32 | Type::S32 | Type::F32 | Type::F16x2 | Type::BF16x2 => 4,
-        Type::B64 | Type::U64 | Type::S64 | Type::F64 => 8,
-        Type::B128 => 16,
-        Type::Pred => return None,
-    })
-}
-
 /// Bytes and alignment of a variable in memory; an open extent (`[]`) gives 0 bytes.
 pub(super) fn memory_size(variable: &Variable) -> Result<(u64, u32), Error> {
     let fail = |message: String| Err(Error::new(variable.line, message));
     let name = &variable.name;
-    let Some(element) = element_bytes(variable.ty) else {
+    if variable.ty == Type::Pred {
         return fail(format!("`{name}` is a predicate: predicates exist in registers only"));
-    };
-    let element = element * u64::from(variable.vector.max(1));
+    }
+    let element = u64::from(variable.ty.bytes()) * u64::from(variable.vector.max(1));
     let bytes = variable.dims.iter().try_fold(element, |bytes, &extent| bytes.checked_mul(extent));
     let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_GLOBAL) else {
         return fail(format!("`{name}` is larger than any memory: at most {MAX_GLOBAL} bytes are possible"));
@@ -75,7 +63,7 @@ pub(super) fn sized(variable: &Variable, limit: u64) -> Result<(u32, u32), Error
 pub(super) fn param_size(variable: &Variable) -> Result<Size, Error> {
     if variable.space == Space::Reg {
         let class = class_of(variable.ty);
-        let bytes = element_bytes(variable.ty).unwrap_or(1) as u32;
+        let bytes = variable.ty.bytes().max(1);
         return Ok(Size { bytes, align: bytes, register: Some(class) });
     }
     let (bytes, align) = sized(variable, MAX_FRAME)?;
@@ -99,7 +87,7 @@ impl ModuleState<'_> {
                     return Ok(Entity::Undefined);
                 }
                 let (bytes, align) = memory_size(variable)?;
-                let given = variable.init.len() as u64 * element_bytes(variable.ty).unwrap_or(1);
+                let given = variable.init.len() as u64 * u64::from(variable.ty.bytes());
                 // An open extent is closed by the initialiser.
                 let bytes = if variable.dims.first() == Some(&0) { given } else { bytes };
                 if bytes == 0 {
@@ -138,7 +126,7 @@ impl ModuleState<'_> {
         let &Entity::Global { index, .. } = entity else {
             return fail(format!("`{name}` has an initialiser, which only global and constant variables can have"));
         };
-        let element = element_bytes(variable.ty).unwrap_or(1);
+        let element = u64::from(variable.ty.bytes());
         let given = variable.init.len() as u64 * element;
         let room = self.globals[index as usize].bytes;
         if given > room {

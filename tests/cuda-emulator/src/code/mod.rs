@@ -19,6 +19,8 @@ mod moves;
 mod names;
 mod slot;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use decode::decode;
 pub use error::Error;

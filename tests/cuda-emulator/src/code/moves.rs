@@ -3,7 +3,8 @@
 use super::bind::{At, Bound};
 use super::function::FunctionDecoder;
 use super::names::{Entity, bits, special};
-use super::{Action, Base, Class, Error, Slot};
+use super::{Base, Class, Error, Slot};
+use crate::isa::moves::copy;
 use crate::isa::{Decode, Row, Value};
 use crate::ptx::ast::{Instruction, Name, Operand};
 
@@ -50,7 +51,7 @@ impl FunctionDecoder<'_, '_> {
         let mut bound = Bound { dests: 1, ..Bound::default() };
         bound.args.s[0] = self.dest(At { opcode, line, place: 1 }, to, value, false)?;
         bound.args.s[1] = self.source(At { opcode, line, place: 2 }, from, value, false)?;
-        self.push(copy(class), bound, guard, line, row);
+        self.push(copy(value), bound, guard, line, row);
         Ok(())
     }
 
@@ -103,15 +104,4 @@ impl FunctionDecoder<'_, '_> {
 /// `mov.b64` with a vector of two elements is the row `mov.b64.pack2.b32` or `mov.b64.unpack2.b32`.
 fn vector_form(opcode: &str, verb: &str, count: usize, class: Class) -> String {
     format!("{opcode}.{verb}{count}.b{}", bits(class) as usize / count.max(1))
-}
-
-/// The instruction that copies a register of a class.
-fn copy(class: Class) -> Action {
-    Action::Compute(match class {
-        Class::Pred => |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]), m),
-        Class::B16 => |r, a, m| r.map1(a, m, |v: u16| v),
-        Class::B32 => |r, a, m| r.map1(a, m, |v: u32| v),
-        Class::B64 => |r, a, m| r.map1(a, m, |v: u64| v),
-        Class::B128 => |r, a, m| r.map1(a, m, |v: u128| v),
-    })
 }

@@ -31,7 +31,7 @@ pub(super) enum Entity {
     Undefined,
 }
 
-/// The register class of a type; `None` for those that no register can have.
+/// The register class of a type.
 pub(super) fn class_of(ty: Type) -> Class {
     match ty {
         Type::Pred => Class::Pred,
@@ -65,23 +65,35 @@ pub(super) fn count_mut(counts: &mut RegisterCounts, class: Class) -> &mut usize
 }
 
 /// The parameters that a `.callprototype` describes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prototype {
     pub(super) returns: Vec<Size>,
     pub(super) params: Vec<Size>,
+}
+
+/// Names of a vector register's components.
+pub(super) const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
+
+/// Registers declared together: `.reg .v2 .b32 %v<7>`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) class: Class,
+    pub(super) count: u32,
+    /// Components of each; 1: no vector.
+    pub(super) vector: u32,
 }
 
 /// One `{ … }` of a function.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     names: HashMap<Name, Entity>,
-    /// `%r<10>`: class and count by prefix.
-    ranges: HashMap<Name, (Class, u32)>,
+    /// `%r<10>`, by prefix.
+    ranges: HashMap<Name, Range>,
     /// Numbers of the labels, which are known before they are reached.
     pub(super) labels: HashMap<Name, usize>,
     /// `.branchtargets`: the labels' numbers.
     pub(super) targets: HashMap<Name, Vec<usize>>,
-    /// `.callprototype`
+    /// `.callprototype`, and what `.calltargets` say of the same.
     pub(super) prototypes: HashMap<Name, Prototype>,
 }
 
@@ -92,8 +104,8 @@ impl Scope {
     }
 
     /// Declares `prefix<count>`; `false` if the scope has that prefix already.
-    pub(super) fn declare_range(&mut self, prefix: &Name, class: Class, count: u32) -> bool {
-        self.ranges.insert(prefix.clone(), (class, count)).is_none()
+    pub(super) fn declare_range(&mut self, prefix: &Name, range: Range) -> bool {
+        self.ranges.insert(prefix.clone(), range).is_none()
     }
 
     /// What a name means in this scope alone. A register gets its slot when it is first asked for, so that declared but
@@ -115,14 +127,20 @@ impl Scope {
         }
     }
 
-    /// The class of `%r7` if `%r<n>` with n > 7 is declared here. A prefix may itself end in digits.
+    /// The class of `%r7` if `%r<n>` with n > 7 is declared here, or of `%v7.x`. A prefix may itself end in digits.
     fn range_of(&self, name: &str) -> Option<Class> {
+        let (name, component) = match name.split_once('.') {
+            Some((name, component)) => (name, Some(COMPONENTS.iter().position(|&c| c == component)?)),
+            None => (name, None),
+        };
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         (1..=digits.min(10)).find_map(|length| {
             let (prefix, number) = name.split_at(name.len() - length);
-            let (class, count) = *self.ranges.get(prefix)?;
+            let Range { class, count, vector } = *self.ranges.get(prefix)?;
             let leading_zero = length > 1 && number.starts_with('0');
-            (!leading_zero && number.parse::<u32>().is_ok_and(|number| number < count)).then_some(class)
+            let component_fits = component.map_or(vector == 1, |component| vector > 1 && component < vector as usize);
+            let number_fits = !leading_zero && number.parse::<u32>().is_ok_and(|number| number < count);
+            (number_fits && component_fits).then_some(class)
         })
     }
 }

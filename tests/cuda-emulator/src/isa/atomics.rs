@@ -128,7 +128,8 @@ fn half_max<H: Half>(a: u16, b: u16) -> u16 {
 
 /// Both halves of a pair.
 fn pair(a: u32, b: u32, op: HalfOp) -> u32 {
-    half::x2_2(a, b, op)
+    let [low, high] = [0, 16].map(|shift| u32::from(op((a >> shift) as u16, (b >> shift) as u16)));
+    low | high << 16
 }
 
 /// Operations of atom, their types and what they do; those with `red` also exist as such.

@@ -149,6 +149,7 @@ impl Harness {
             Operand::InWideVector(count, value) => several(count, Piece::In(wide(value))),
             Operand::Imm | Operand::OptImm(_) => vec![Piece::Imm],
             Operand::Address => vec![Piece::Address],
+            Operand::SecondAddress => vec![Piece::In(Class::B64), Piece::Imm],
             Operand::Label => panic!("{}: control flow needs a warp", row.name),
         };
         let mut pieces: Vec<Piece> = row.operands.iter().flat_map(flat).collect();

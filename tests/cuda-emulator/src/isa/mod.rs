@@ -16,7 +16,7 @@ mod harness;
 mod integer;
 mod logic;
 mod memory;
-mod moves;
+pub(crate) mod moves;
 mod shuffle;
 mod special;
 mod table;

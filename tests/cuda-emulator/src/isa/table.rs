@@ -4,11 +4,30 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::sync::OnceLock;
 
-use super::{Family, Row};
+use super::{
+    Family, Row, async_copy, atomics, bits, carry, compare, control, dot, integer, logic, memory, moves, shuffle,
+    special, video,
+};
 
 /// Every family, in the order of the generated list.
 fn families() -> Vec<Family> {
-    vec![]
+    vec![
+        integer::family(),
+        carry::family(),
+        dot::family(),
+        video::family(),
+        compare::family(),
+        logic::family(),
+        bits::family(),
+        moves::family(),
+        special::family(),
+        memory::access::family(),
+        memory::address::family(),
+        atomics::family(),
+        async_copy::family(),
+        shuffle::family(),
+        control::family(),
+    ]
 }
 
 /// The instruction table of this machine.

@@ -111,12 +111,7 @@ fn store<const N: usize, const E: usize, const V: usize>(
 
 /// Puts the low `E` bytes of a register where the `index`-th element of a store goes.
 #[inline(always)]
-fn gather<const N: usize, const E: usize>(
-    regs: &Registers,
-    slot: Slot,
-    index: usize,
-    bytes: &mut [[u8; N]; 32],
-) {
+fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: usize, bytes: &mut [[u8; N]; 32]) {
     let place = |lane: &mut [u8; N], value: &[u8]| {
         for (target, &byte) in lane[index * E..(index + 1) * E].iter_mut().zip(value) {
             *target = byte;
@@ -176,12 +171,6 @@ pub(crate) fn family() -> Family {
     Family {
         title: "Loads and stores",
         rows: list,
-        hints: vec![
-            ("ld", &SEMANTICS),
-            ("ld", &CACHE),
-            ("ldu", &SEMANTICS),
-            ("st", &SEMANTICS),
-            ("st", &CACHE),
-        ],
+        hints: vec![("ld", &SEMANTICS), ("ld", &CACHE), ("ldu", &SEMANTICS), ("st", &SEMANTICS), ("st", &CACHE)],
     }
 }

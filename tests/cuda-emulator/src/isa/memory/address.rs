@@ -101,7 +101,9 @@ fn conversions(rows: &mut Vec<Row>) {
         };
         rows.push(row(format!("isspacep.{space}"), &test, Category::Predicate, k, Action::Compute(action)));
     }
-    for (name, address) in [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)] {
+    for (name, address) in
+        [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)]
+    {
         let operands = [Out(address), In(address), In(Value::B32)];
         rows.push(row(format!("mapa.{name}"), &operands, Category::Move, 0, Action::Access(map_address)));
         let operands = [Out(Value::B32), In(address)];

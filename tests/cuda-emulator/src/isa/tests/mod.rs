@@ -76,27 +76,87 @@ fn bench_tmp() {
     use crate::code::*;
     use crate::exec::Registers;
     use crate::isa::{Decode, Operand};
-    let fams = [super::integer::family(), super::logic::family(), super::compare::family(), super::bits::family(), super::dot::family(), super::carry::family(), super::moves::family()];
+    let fams = [
+        super::integer::family(),
+        super::logic::family(),
+        super::compare::family(),
+        super::bits::family(),
+        super::dot::family(),
+        super::carry::family(),
+        super::moves::family(),
+    ];
     let mut regs = Registers::new(&RegisterCounts { pred: 8, b16: 8, b32: 8, b64: 8, b128: 8 });
-    for name in ["add.s32","add.s64","mad.lo.s32","mul.wide.s32","mul.wide.u32","mul.lo.s32","mul.hi.s32","shl.b32","shr.u32","shl.b64","and.b32","lop3.b32","setp.lt.s32","setp.lt.u64","setp.eq.and.s16","selp.b32","selp.b64","mov.b32","mov.b64.pack2.b32","mov.b64.unpack2.b32","prmt.b32","bfe.u32","bfi.b32","dp4a.s32.s32","shf.l.wrap.b32","add.cc.u32","div.s32","popc.b32", "min.s32", "and.pred", "mad.lo.s64","clz.b32"] {
+    for name in [
+        "add.s32",
+        "add.s64",
+        "mad.lo.s32",
+        "mul.wide.s32",
+        "mul.wide.u32",
+        "mul.lo.s32",
+        "mul.hi.s32",
+        "shl.b32",
+        "shr.u32",
+        "shl.b64",
+        "and.b32",
+        "lop3.b32",
+        "setp.lt.s32",
+        "setp.lt.u64",
+        "setp.eq.and.s16",
+        "selp.b32",
+        "selp.b64",
+        "mov.b32",
+        "mov.b64.pack2.b32",
+        "mov.b64.unpack2.b32",
+        "prmt.b32",
+        "bfe.u32",
+        "bfi.b32",
+        "dp4a.s32.s32",
+        "shf.l.wrap.b32",
+        "add.cc.u32",
+        "div.s32",
+        "popc.b32",
+        "min.s32",
+        "and.pred",
+        "mad.lo.s64",
+        "clz.b32",
+    ] {
         let row = fams.iter().flat_map(|f| &f.rows).find(|r| r.name == name).unwrap();
         let mut s = vec![];
         for o in &row.operands {
             match *o {
                 Operand::Out(v) | Operand::In(v) => s.push(Slot::new(v.class(), s.len()).unwrap()),
-                Operand::OutPair(v, w) => { s.push(Slot::new(v.class(), 0).unwrap()); let _ = w; s.push(Slot::NONE) }
+                Operand::OutPair(v, w) => {
+                    s.push(Slot::new(v.class(), 0).unwrap());
+                    let _ = w;
+                    s.push(Slot::NONE)
+                }
                 Operand::InPred => s.push(Slot::new(Class::Pred, s.len()).unwrap()),
-                Operand::InVector(n, v) | Operand::OutVector(n, v) => for _ in 0..n { s.push(Slot::new(v.class(), s.len()).unwrap()) },
+                Operand::InVector(n, v) | Operand::OutVector(n, v) => {
+                    for _ in 0..n {
+                        s.push(Slot::new(v.class(), s.len()).unwrap())
+                    }
+                }
                 _ => {}
             }
         }
         let mut args = Args { k: row.k, imm: [0x6a, 0], ..Args::default() };
-        for (i, x) in s.iter().enumerate() { args.s[i] = *x; }
-        let f = match &row.decode { Decode::Plain(Action::Compute(f)) => *f, Decode::Move(v) => match super::moves::copy(*v) { Action::Compute(f) => f, _ => unreachable!() }, _ => unreachable!() };
+        for (i, x) in s.iter().enumerate() {
+            args.s[i] = *x;
+        }
+        let f = match &row.decode {
+            Decode::Plain(Action::Compute(f)) => *f,
+            Decode::Move(v) => match super::moves::copy(*v) {
+                Action::Compute(f) => f,
+                _ => unreachable!(),
+            },
+            _ => unreachable!(),
+        };
         for (mask, label) in [(u32::MAX, "full"), (0x00ff_ffff, "part")] {
             let n = 2_000_000;
             let t = std::time::Instant::now();
-            for _ in 0..n { std::hint::black_box(f)(&mut regs, std::hint::black_box(&args), mask); }
+            for _ in 0..n {
+                std::hint::black_box(f)(&mut regs, std::hint::black_box(&args), mask);
+            }
             print!("{name:24} {label} {:6.1} ns   ", t.elapsed().as_secs_f64() * 1e9 / n as f64);
         }
         println!();
