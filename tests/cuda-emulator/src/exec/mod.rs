@@ -4,11 +4,21 @@
 //! ([`block`]); a warp executes an instruction for all its lanes at once, and where lanes part, the group with the
 //! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
 
+mod async_copy;
+mod counts;
 mod cx;
+mod global;
+mod local;
 mod registers;
+mod shared;
 
-pub use cx::{Addresses, Cx, Window};
+pub use async_copy::AsyncCopies;
+pub use counts::{Counts, Traffic};
+pub use cx::{Addresses, Console, Cx, Window};
+pub use global::Global;
+pub use local::Local;
 pub use registers::{LANES, Lane, Lanes, Registers};
+pub use shared::Shared;
 
 /// Where the windows of shared, local and param memory lie in the generic address space: above all host and device
 /// addresses, and aligned so that the low 32 bits are the offset.
