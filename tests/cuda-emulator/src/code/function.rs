@@ -6,7 +6,7 @@ use super::bind::{At, Bound, too_many};
 use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, Size, align_up, param_size, sized};
 use super::names::{COMPONENTS, Entity, Prototype, Range, Scopes, Used, class_of};
 use super::state::{Body, ModuleState, Pending};
-use super::{Action, Args, Class, Control, Error, Inst, Param, Slot};
+use super::{Action, Args, Class, Control, Error, Gather, Inst, Param, Slot};
 use crate::isa::{Decode, Row, Value};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
 
