@@ -179,6 +179,12 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
         }
     }
     let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
+    // A pattern that is another one with a word left out makes that word optional. Again until nothing changes: two patterns may have to lose another word first to be alike.
+    let mut before = usize::MAX;
+    while patterns.len() < before {
+        before = patterns.len();
+        (1..longest).rev().for_each(|place| make_optional(&mut patterns, place));
+    }
     // From the last place, where the type is, to the first modifier: patterns that are equal elsewhere become one.
     for place in (1..longest).rev() {
         let mut merged: Vec<Pattern<'a>> = Vec::new();
@@ -198,23 +204,28 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
         }
         patterns = merged;
     }
-    // A pattern that is another one with a word left out makes that word optional.
-    for place in (1..longest).rev() {
-        let mut at = 0;
-        while at < patterns.len() {
-            let mut shorter = patterns[at].clone();
-            if place < shorter.len() && patterns[at].len() > 2 && !patterns[at][place].contains(&"") {
-                shorter.remove(place);
-                if let Some(other) = patterns.iter().position(|pattern| *pattern == shorter) {
-                    patterns[at][place].push("");
-                    patterns.remove(other);
-                    at -= usize::from(other < at);
-                }
-            }
-            at += 1;
+    patterns.iter().map(|pattern| render(pattern)).collect()
+}
+
+/// Merges each pattern with the one that lacks its word at `place`.
+fn make_optional<'a>(patterns: &mut Vec<Pattern<'a>>, place: usize) {
+    let known: HashMap<Pattern<'a>, usize> = patterns.iter().cloned().zip(0..).collect();
+    let mut gone = vec![false; patterns.len()];
+    for at in 0..patterns.len() {
+        let mut shorter = patterns[at].clone();
+        if gone[at] || place >= shorter.len() || shorter[place].contains(&"") {
+            continue;
+        }
+        shorter.remove(place);
+        // What has been merged since is no longer what the map says.
+        let other = known.get(&shorter).copied().filter(|&other| !gone[other] && patterns[other] == shorter);
+        if let Some(other) = other {
+            patterns[at][place].push("");
+            gone[other] = true;
         }
     }
-    patterns.iter().map(|pattern| render(pattern)).collect()
+    let mut gone = gone.into_iter();
+    patterns.retain(|_| !gone.next().unwrap_or_default());
 }
 
 fn render(pattern: &[Vec<&str>]) -> String {
@@ -280,7 +291,7 @@ mod tests {
     fn the_closest_rows_are_of_the_same_kind() {
         let table = Table::new(vec![family(&["add.s32", "add.f32", "sub.s32"], vec![])]);
         assert_eq!(table.closest("add.s31", 1), ["add.s32"]);
-        assert_eq!(table.closest("adf.s32", 2), ["add.s32"]);
+        assert_eq!(table.closest("adf.s32", 2), ["add.s32", "add.f32"]);
         assert!(table.closest("wgmma.fence", 2).is_empty());
     }
 
