@@ -112,15 +112,22 @@ impl Table {
     pub fn closest(&self, opcode: &str, count: usize) -> Vec<&str> {
         let opcode = self.without_hints(opcode);
         let kind = |name: &str| name.split('.').next().unwrap_or_default().to_string();
-        let same: Vec<&str> =
-            self.rows.iter().map(|row| &*row.name).filter(|name| kind(name) == kind(&opcode)).collect();
-        let among = if same.is_empty() { self.rows.iter().map(|row| &*row.name).collect() } else { same };
-        let mut ranked: Vec<(usize, &str)> = among.iter().map(|name| (distance(&opcode, name), *name)).collect();
+        let mut among: Vec<&str> = self.rows.iter().map(|row| &*row.name).collect();
+        let same = among.iter().any(|name| kind(name) == kind(&opcode));
+        among.retain(|name| !same || kind(name) == kind(&opcode));
+        let words: Vec<&str> = opcode.split('.').collect();
+        let letters: Vec<char> = opcode.chars().collect();
+        let rank = |name: &str| {
+            let other: Vec<&str> = name.split('.').collect();
+            let foreign = other.iter().filter(|word| !words.contains(word)).count();
+            (distance(&words, &other), foreign, distance(&letters, &name.chars().collect::<Vec<_>>()))
+        };
+        let mut ranked: Vec<_> = among.iter().map(|name| (rank(name), *name)).collect();
         ranked.sort_unstable();
         ranked.dedup();
         // Of another kind only what could be a slip of the finger.
-        let limit = if among.len() == self.rows.len() { 3 } else { usize::MAX };
-        ranked.into_iter().take(count).filter(|(distance, _)| *distance <= limit).map(|(_, name)| name).collect()
+        let limit = if same { usize::MAX } else { 2 };
+        ranked.into_iter().filter(|(rank, _)| rank.2 <= limit).take(count).map(|(_, name)| name).collect()
     }
 
     /// What is supported, as Markdown: a heading for each family, a line for each set of rows that differ in their
@@ -150,14 +157,13 @@ impl Table {
     }
 }
 
-/// Edits that make one text the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
+/// Edits that make one sequence the other.
+fn distance<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
+    for (i, x) in a.iter().enumerate() {
         let mut diagonal = row[0];
         row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
+        for (j, y) in b.iter().enumerate() {
             let replaced = diagonal + usize::from(x != y);
             diagonal = row[j + 1];
             row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);

@@ -9,7 +9,7 @@ use crate::ptx;
 use crate::ptx::ast::Statement;
 
 /// All texts under kernels/ptx.
-fn texts() -> Vec<(String, String)> {
+pub(super) fn texts() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
     let mut texts: Vec<(String, String)> = std::fs::read_dir(folder)
         .expect("kernels/ptx exists")
@@ -47,7 +47,7 @@ fn pending(opcode: &str) -> bool {
 }
 
 /// Takes out the instructions that no row exists for, and counts them.
-fn remove_unknown(statements: &mut Vec<Statement>, missing: &mut BTreeMap<String, usize>) {
+pub(super) fn remove_unknown(statements: &mut Vec<Statement>, missing: &mut BTreeMap<String, usize>) {
     statements.retain_mut(|statement| match statement {
         Statement::Block(inner) => {
             remove_unknown(inner, missing);

@@ -317,15 +317,7 @@ fn what_kernels_share_lies_at_one_place() {
         slots.dedup();
         assert_eq!(slots.len(), count, "{}", kernel.name);
         for slot in slots {
-            let counts = kernel.registers;
-            let length = match slot.class() {
-                Class::Pred => counts.pred,
-                Class::B16 => counts.b16,
-                Class::B32 => counts.b32,
-                Class::B64 => counts.b64,
-                Class::B128 => counts.b128,
-            };
-            assert!(slot.index() < length, "{slot:?} of {}", kernel.name);
+            assert!(slot.index() < kernel.registers.of(slot.class()), "{slot:?} of {}", kernel.name);
         }
     }
     assert!(l.registers.b32 < k.registers.b32);
