@@ -396,7 +396,7 @@ def histogram(paths):
     print("# total " + " ".join(f"{target[1:]:>6}" for target in targets) + "  form")
     for word in sorted(forms):
         counts = forms[word]
-        print(f"{counts.total():7} " + " ".join(f"{counts[target]:6}" for target in targets) + f"  {word}")
+        print(f"{sum(counts.values()):7} " + " ".join(f"{counts[target]:6}" for target in targets) + f"  {word}")
     print("\n# Directives and types in declarations")
     print("\n".join(f"{count:7}  {word}" for word, count in sorted(directives.items())))
     print("\n# Special registers")
@@ -448,3 +448,5 @@ if __name__ == "__main__":
     except Failure as failure:
         print(f"build-ptx: {failure}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # `build-ptx.sh --histogram | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -69,6 +69,11 @@ impl<'a> Lexer<'a> {
         self.text.as_bytes().get(self.at.saturating_add(ahead)).copied().unwrap_or(0)
     }
 
+    /// Whether the byte before this one belongs to a name.
+    fn follows_name(&self) -> bool {
+        self.at.checked_sub(1).and_then(|i| self.text.as_bytes().get(i)).is_some_and(|&b| is_name(b))
+    }
+
     fn rest(&self) -> &'a str {
         self.text.get(self.at..).unwrap_or_default()
     }
@@ -122,6 +127,8 @@ impl<'a> Lexer<'a> {
         match first {
             _ if start >= self.text.len() => Ok(Kind::End),
             b'0'..=b'9' => self.number(start),
+            // After a name, a dot and digits are a modifier: `.1d`.
+            b'.' if self.byte(1).is_ascii_digit() && !self.follows_name() => self.number(start),
             b'a'..=b'z' | b'A'..=b'Z' | b'_' | b'$' => {
                 self.at += 1;
                 match self.take(start, is_name) {
@@ -217,7 +224,7 @@ impl<'a> Lexer<'a> {
                 _ => format!("expected an integer of at most 64 bits, found `{text:.60}`"),
             });
         };
-        let suffix = matches!(self.byte(0), b'U' | b'u');
+        let suffix = self.byte(0) == b'U';
         self.at += usize::from(suffix);
         Ok(Kind::Int { bits, unsigned: suffix || bits > i64::MAX as u64 })
     }

@@ -149,17 +149,17 @@ impl Parser<'_> {
         Ok(all)
     }
 
-    /// `.align 16 .v4 .f32`, in any order; of a parameter also what its pointer points to, which changes nothing here.
+    /// `.align 16 .v4 .f32`; of a parameter also what its pointer points to (`.ptr .global .align 4`), which changes nothing here.
     fn shape(&mut self, space: Space) -> Result<Shape, Error> {
         let (mut ty, mut vector, mut align) = (None, None, None);
         while let Kind::Word(word) = self.token.kind {
             match (word, type_of(word)) {
-                ("align", _) if align.is_none() => {
+                ("align", _) if align.is_none() && ty.is_none() => {
                     self.bump()?;
                     align = Some(self.alignment()?);
                     continue;
                 }
-                ("ptr", _) if space == Space::Param => {
+                ("ptr", _) if space == Space::Param && ty.is_some() => {
                     self.bump()?;
                     if matches!(self.space(), Some(Space::Const | Space::Global | Space::Local | Space::Shared)) {
                         self.bump()?;
@@ -169,12 +169,12 @@ impl Parser<'_> {
                     }
                     continue;
                 }
-                ("attribute", _) => {
+                ("attribute", _) if ty.is_none() => {
                     self.attribute()?;
                     continue;
                 }
-                ("v2", _) if vector.is_none() => vector = Some(2),
-                ("v4", _) if vector.is_none() => vector = Some(4),
+                ("v2", _) if vector.is_none() && ty.is_none() => vector = Some(2),
+                ("v4", _) if vector.is_none() && ty.is_none() => vector = Some(4),
                 (_, Some(found)) if ty.is_none() => ty = Some(found),
                 ("texref" | "samplerref" | "surfref", _) => {
                     return self.error("textures, samplers and surfaces are not supported");

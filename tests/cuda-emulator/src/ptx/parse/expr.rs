@@ -8,8 +8,6 @@ use std::cmp::Ordering;
 /// The predefined constant: lanes of a warp.
 pub(super) const WARP_SIZE: &str = "WARP_SZ";
 
-/// Precedence of `*`, `/` and `%`, the tightest of the binary operators.
-const PRODUCT: u8 = 9;
 /// Precedence of `+` and `-`.
 const SUM: u8 = 8;
 
@@ -42,6 +40,11 @@ impl Value {
         }
     }
 
+    /// `!value`
+    pub(super) fn not(self) -> Self {
+        Self::from(!self.is_true())
+    }
+
     fn is_true(self) -> bool {
         self.float() != 0.0
     }
@@ -66,7 +69,7 @@ fn precedence(kind: Kind<'_>) -> Option<(&'static str, u8)> {
         "<" | "<=" | ">" | ">=" => 6,
         "<<" | ">>" => 7,
         "+" | "-" => SUM,
-        "*" | "/" | "%" => PRODUCT,
+        "*" | "/" | "%" => 9,
         _ => return None,
     };
     Some((mark, precedence))
@@ -113,20 +116,15 @@ impl Parser<'_> {
         }
     }
 
-    /// `+4`, `-8`, `+4-8` or nothing, after a name: the sum.
+    /// `+4`, `+-8` or nothing, after a name.
     pub(super) fn offset(&mut self) -> Result<i64, Error> {
-        let mut sum = 0i64;
-        loop {
-            let negative = self.is("-");
-            if !negative && !self.is("+") {
-                return Ok(sum);
-            }
-            self.bump()?;
-            let first = self.unary()?;
-            let Some(bits) = self.binary_from(first, PRODUCT)?.bits() else {
-                return self.error("expected an integer offset");
-            };
-            sum = if negative { sum.wrapping_sub(bits as i64) } else { sum.wrapping_add(bits as i64) };
+        if !self.eat("+")? {
+            return Ok(0);
+        }
+        let first = self.unary()?;
+        match self.binary_from(first, SUM)?.bits() {
+            Some(bits) => Ok(bits as i64),
+            None => self.error("expected an integer offset before this, found a floating-point number"),
         }
     }
 
@@ -147,7 +145,8 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn unary(&mut self) -> Result<Value, Error> {
+    /// A number, or an operator with its number.
+    pub(super) fn unary(&mut self) -> Result<Value, Error> {
         let kind = self.token.kind;
         if !matches!(
             kind,
@@ -185,7 +184,7 @@ impl Parser<'_> {
                     ("-", Value::Unsigned(0x8000_0000_0000_0000)) => Ok(Value::Signed(i64::MIN)),
                     ("-", Value::Unsigned(value)) => Ok(Value::Unsigned(value.wrapping_neg())),
                     ("-", Value::Signed(value)) => Ok(Value::Signed(value.wrapping_neg())),
-                    ("!", value) => Ok(Value::from(!value.is_true())),
+                    ("!", value) => Ok(value.not()),
                     (_, value) => match value.bits() {
                         Some(bits) => Ok(Value::Unsigned(!bits)),
                         None => {

@@ -23,7 +23,9 @@ impl Parser<'_> {
             linkage,
             line,
         };
-        self.function_directives(&mut function)?;
+        while self.token.kind == Kind::Word("attribute") {
+            self.attribute()?;
+        }
         if !entry && self.is("(") {
             function.returns = self.parameters(false)?;
         }
@@ -51,16 +53,9 @@ impl Parser<'_> {
 
     fn function_directives(&mut self, function: &mut Function) -> Result<(), Error> {
         while let Kind::Word(word) = self.token.kind {
-            match word {
-                "pragma" => {
-                    self.skipped()?;
-                    continue;
-                }
-                "attribute" => {
-                    self.attribute()?;
-                    continue;
-                }
-                _ => {}
+            if word == "pragma" {
+                self.skipped()?;
+                continue;
             }
             let start = self.token;
             self.bump()?;
@@ -77,7 +72,7 @@ impl Parser<'_> {
                 "minnctapersm" | "maxnctapersm" | "maxclusterrank" | "abi_preserve" | "abi_preserve_control" => {
                     self.extent()?;
                 }
-                // Both say how a launch must be made of a kernel that also has .reqnctapercluster.
+                // That a launch must say the clusters, or counts the grid in those of .reqnctapercluster: asked of the launch.
                 "explicitcluster" | "blocksareclusters" => {}
                 _ => {
                     self.token = start;

@@ -1,4 +1,4 @@
-//! Initialisers (PTX ISA, "Initializers"): braces as in C, flattened.
+//! Initialisers (PTX ISA, "Initializers"): an array's braces are flattened.
 
 use super::Parser;
 use super::expr::{Value, WARP_SIZE};
@@ -20,53 +20,40 @@ impl Parser<'_> {
             self.need("{")?;
             return self.elements(&extents, variable.ty, &mut variable.init);
         }
-        let braces = self.eat("{")?;
         let element = self.element(variable.ty)?;
         variable.init.push(element);
-        if braces {
-            self.need("}")?;
-        }
         Ok(())
     }
 
-    /// The elements of an array, up to and with its `}`. An element without braces of its own fills the next free place,
-    /// whichever inner array that is in.
+    /// The elements of an array up to and with its `}`. Inner arrays have braces of their own and may leave out their end.
     fn elements(&mut self, extents: &[u64], ty: Type, out: &mut Vec<Init>) -> Result<(), Error> {
-        let inner_extents = extents.get(1..).unwrap_or_default();
+        let Some((&extent, inner_extents)) = extents.split_first() else { return self.need("}") };
         let inner: u64 = inner_extents.iter().product();
-        let room = extents.first().map_or(0, |outer| outer.saturating_mul(inner));
         let start = out.len() as u64;
-        // Where the next element goes, counted from `start`: past what an inner array left out.
-        let mut next = 0u64;
+        let mut count = 0u64;
         while !self.is("}") {
-            let nested = self.is("{");
-            if nested {
-                if inner_extents.is_empty() {
-                    return self.expected("an element");
-                }
-                next = next.next_multiple_of(inner);
+            if extent > 0 && count == extent {
+                return self.error(format!("expected at most {extent} elements between these braces, found more"));
             }
-            if room > 0 && next >= room {
-                return self.error(format!("expected at most {room} elements, found more"));
-            }
-            let missing = next.saturating_sub(out.len() as u64 - start);
-            self.padding = self.padding.saturating_add(missing);
-            if self.padding > MAX_PADDING {
-                return self
-                    .error(format!("braces leave out more than {MAX_PADDING} elements in all: write the zeros"));
-            }
-            out.resize_with(out.len() + missing as usize, || Init::Bits(0));
-            if nested {
-                self.bump()?;
-                self.elements(inner_extents, ty, out)?;
-                next += inner;
-            } else {
+            if inner_extents.is_empty() {
                 let element = self.element(ty)?;
                 out.push(element);
-                next += 1;
+            } else {
+                let missing = (start + count * inner).saturating_sub(out.len() as u64);
+                self.padding = self.padding.saturating_add(missing);
+                if self.padding > MAX_PADDING {
+                    return self.error(format!("inner braces leave out over {MAX_PADDING} elements: write the zeros"));
+                }
+                out.resize_with(out.len() + missing as usize, || Init::Bits(0));
+                self.need("{")?;
+                self.elements(inner_extents, ty, out)?;
             }
+            count += 1;
             if !self.eat(",")? {
                 break;
+            }
+            if self.is("}") {
+                return self.expected("an element after the comma");
             }
         }
         self.need("}")
@@ -115,34 +102,25 @@ impl Parser<'_> {
         }
     }
 
-    /// `name`, `name+8`, `generic(name)`, `generic(name)+8`
+    /// `name`, `name+8`, `generic(name)`, `generic(name)+8`; of its value only the byte that `mask` names, if it is not 0.
     fn symbol(&mut self, mask: u64) -> Result<Init, Error> {
         let mut name = self.name("the name of a variable or function")?;
-        let mut offset = 0i64;
         let generic = &*name == "generic" && self.eat("(")?;
         if generic {
             name = self.name("the name of a variable")?;
-            offset = self.offset()?;
             self.need(")")?;
         }
-        offset = offset.wrapping_add(self.offset()?);
+        let offset = self.offset()?;
         Ok(Init::Symbol { name, offset, generic, mask })
     }
 }
 
 /// The bits of a constant in an element of this type; `None` where PTX has no such constant.
 fn bits(value: Value, ty: Type) -> Option<u64> {
-    let float = match value {
-        Value::Float(value) => value,
-        Value::Signed(value) => value as f64,
-        Value::Unsigned(value) => value as f64,
-    };
     match (ty, value) {
-        (Type::F32, Value::Signed(value)) => Some(u64::from((value as f32).to_bits())),
-        (Type::F32, Value::Unsigned(value)) => Some(u64::from((value as f32).to_bits())),
-        (Type::F32, _) => Some(u64::from((float as f32).to_bits())),
-        (Type::F64, _) => Some(float.to_bits()),
-        (Type::B64, Value::Float(value)) => Some(value.to_bits()),
+        (Type::F32, Value::Float(value)) => Some(u64::from((value as f32).to_bits())),
+        (Type::F64 | Type::B64, Value::Float(value)) => Some(value.to_bits()),
+        (Type::F32 | Type::F64, _) => None,
         (Type::F16 | Type::F16x2 | Type::BF16 | Type::BF16x2 | Type::B128 | Type::Pred, _) => None,
         _ => value.bits().map(|bits| bits & u64::MAX >> (64 - 8 * ty.bytes())),
     }

@@ -49,24 +49,26 @@ impl Parser<'_> {
             }
             Kind::Name(name) if name != WARP_SIZE => {
                 let name = self.register()?;
-                let adds = self.is("+") || self.is("-");
+                let adds = self.is("+");
                 let offset = self.offset()?;
                 Ok(if adds { Operand::Offset(name, offset) } else { Operand::Name(name) })
             }
             Kind::Mark("!") => {
                 self.bump()?;
-                Ok(Operand::Not(self.register()?))
+                match self.token.kind {
+                    Kind::Name(name) if name != WARP_SIZE => Ok(Operand::Not(self.register()?)),
+                    _ => {
+                        let first = self.unary()?.not();
+                        Ok(constant(self.expr_from(first)?))
+                    }
+                }
             }
             Kind::F32(bits) => {
                 self.bump()?;
                 Ok(Operand::F32(bits))
             }
             Kind::Int { .. } | Kind::F64(_) | Kind::Name(_) | Kind::Mark("+" | "-" | "~" | "(") => {
-                Ok(match self.expr()? {
-                    Value::Signed(value) => Operand::Int(i128::from(value)),
-                    Value::Unsigned(value) => Operand::Int(i128::from(value)),
-                    Value::Float(value) => Operand::F64(value.to_bits()),
-                })
+                Ok(constant(self.expr()?))
             }
             _ => self.expected("an operand"),
         }
@@ -74,13 +76,11 @@ impl Parser<'_> {
 
     /// A name with its component, if it has one: `%tid.x`.
     fn register(&mut self) -> Result<Name, Error> {
-        let start = self.token;
         let name = self.name("a name")?;
         match self.token.kind {
-            Kind::Word(_) if self.token.start == start.end => {
-                let end = self.bump()?.end;
-                let text = self.lexer.text.get(start.start..end).unwrap_or_default();
-                Ok(self.intern(text))
+            Kind::Word(component) => {
+                self.bump()?;
+                Ok(self.intern(&format!("{name}.{component}")))
             }
             _ => Ok(name),
         }
@@ -105,5 +105,13 @@ impl Parser<'_> {
         }
         self.need("]")?;
         Ok(Operand::Address { base, offset })
+    }
+}
+
+fn constant(value: Value) -> Operand {
+    match value {
+        Value::Signed(value) => Operand::Int(i128::from(value)),
+        Value::Unsigned(value) => Operand::Int(i128::from(value)),
+        Value::Float(value) => Operand::F64(value.to_bits()),
     }
 }

@@ -26,8 +26,6 @@ impl Parser<'_> {
     fn statement(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
         match self.token.kind {
             Kind::Mark("{") => out.push(Statement::Block(self.block()?)),
-            // Nothing: left by an inline assembly text that ends with a semicolon of its own.
-            Kind::Mark(";") => _ = self.bump()?,
             Kind::Mark("@") => {
                 self.bump()?;
                 let negated = self.eat("!")?;
