@@ -46,7 +46,7 @@ pub(super) fn decode_function(module: &mut ModuleState<'_>, function: &ast::Func
 impl FunctionDecoder<'_, '_> {
     /// What a name means here.
     pub(super) fn look_up(&mut self, name: &Name) -> Option<Entity> {
-        self.scopes.look_up(name, &mut self.used).or_else(|| self.module.names.get(name).cloned())
+        self.scopes.look_up(name, &mut self.used).or_else(|| self.module.names.get(name).copied())
     }
 
     fn parameters(&mut self, function: &ast::Function) -> Result<(), Error> {
@@ -109,6 +109,11 @@ impl FunctionDecoder<'_, '_> {
     /// Declares a variable of the frame; gives its offset.
     fn frame_variable(&mut self, variable: &Variable, space: Space) -> Result<u32, Error> {
         let (bytes, align) = sized(variable, MAX_FRAME)?;
+        if !variable.init.is_empty() {
+            let message =
+                format!("`{}` has an initialiser, which only global and constant variables can have", variable.name);
+            return Err(Error::new(variable.line, message));
+        }
         let offset = align_up(self.frame, align);
         self.frame = offset + u64::from(bytes);
         if self.frame > MAX_FRAME {
