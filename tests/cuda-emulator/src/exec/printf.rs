@@ -142,7 +142,9 @@ impl Format {
         for piece in &self.pieces {
             match piece {
                 Piece::Text(text) => out.extend_from_slice(text),
-                Piece::Conversion(conversion) => out.extend(conversion.render(&mut arguments, read).unwrap_or_default()),
+                Piece::Conversion(conversion) => {
+                    out.extend(conversion.render(&mut arguments, read).unwrap_or_default())
+                }
             }
         }
         String::from_utf8_lossy(&out).into_owned()

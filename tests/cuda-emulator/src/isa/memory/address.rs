@@ -8,7 +8,7 @@ use crate::isa::{Category, Family, Operand, Row, Value, row};
 
 /// State spaces that have a window in the generic address space, and where it starts. Global and constant memory are the
 /// generic address space itself.
-const WINDOWS: [(&str, u64); 9] = [
+const WINDOWS: [(&str, u64); 8] = [
     ("global", 0),
     ("const", 0),
     ("shared", window::SHARED),
@@ -17,8 +17,6 @@ const WINDOWS: [(&str, u64); 9] = [
     ("local", window::LOCAL),
     ("param", window::PARAM),
     ("param::entry", window::PARAM),
-    // A function's parameters lie in its frame.
-    ("param::func", window::LOCAL),
 ];
 
 /// A window's start as a row's constant: its upper half, for the lower is zero.
@@ -101,7 +99,9 @@ fn conversions(rows: &mut Vec<Row>) {
         };
         rows.push(row(format!("isspacep.{space}"), &test, Category::Predicate, k, Action::Compute(action)));
     }
-    for (name, address) in [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)] {
+    for (name, address) in
+        [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)]
+    {
         let operands = [Out(address), In(address), In(Value::B32)];
         rows.push(row(format!("mapa.{name}"), &operands, Category::Move, 0, Action::Access(map_address)));
         let operands = [Out(Value::B32), In(address)];

@@ -5,20 +5,49 @@ pub(super) mod address;
 
 use crate::code::{Args, Base};
 use crate::exec::Window;
+use crate::isa::{Operand, Value};
 
 /// Modifiers of memory instructions that change nothing here. Every access is at once visible to all, so memory semantics
 /// and scopes are always kept; there is no cache, so cache operators and eviction priorities have nothing to act on.
 pub(super) const SEMANTICS: [&str; 12] = [
-    "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys",
+    "weak",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "volatile",
+    "mmio",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
     "L2::cache_hint",
 ];
 
 /// The same for eviction priorities and prefetch sizes.
 pub(super) const CACHE: [&str; 18] = [
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
-    "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::evict_normal",
+    "L2::evict_first",
+    "L2::evict_last",
+    "L2::64B",
+    "L2::128B",
     "L2::256B",
 ];
+
+/// The cache policy of `.L2::cache_hint`, which is one of the hints.
+pub(super) const POLICY: Operand = Operand::OptIn(Value::B64);
 
 /// State spaces as instructions spell them, and the window each one is. `param` of a function lies in its frame, which the
 /// address operand's base says where it is a name ([`window`]).

@@ -292,6 +292,7 @@ fn every_row_gives_known_values() {
     ] {
         check(&mut bench);
     }
-    let missing: Vec<&str> = bench.rows.iter().map(|row| &*row.name).filter(|name| !bench.seen.contains(*name)).collect();
+    let missing: Vec<&str> =
+        bench.rows.iter().map(|row| &*row.name).filter(|name| !bench.seen.contains(*name)).collect();
     assert!(missing.is_empty(), "rows without a test: {missing:?}");
 }
