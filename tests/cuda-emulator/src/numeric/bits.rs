@@ -130,12 +130,14 @@ pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
         (PrmtMode::Rc16, n) => [0x1010, 0x3232, 0x1010, 0x3232][n],
     };
     let bytes = u64::from(b) << 32 | u64::from(a);
-    (0..4).fold(0, |result, i| {
+    let mut result = 0;
+    for i in 0..4 {
         let selector = selectors >> (4 * i);
         let byte = (bytes >> (8 * (selector & 7))) as u8;
         let byte = if selector & 8 != 0 { (byte as i8 >> 7) as u8 } else { byte };
-        result | u32::from(byte) << (8 * i)
-    })
+        result |= u32::from(byte) << (8 * i);
+    }
+    result
 }
 
 /// `lop3.b32`: the bit of `lut` at index `4·a + 2·b + c`, for each bit.

@@ -70,8 +70,12 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
         let top = from == FloatType::F64 || to.bits() == 64;
         return if top { to.extend(1 << (to.bits() - 1)) } else { 0 };
     }
-    let rounded = round.apply(value);
-    // `as` saturates.
+    let rounded = match round {
+        // `as` rounds this way itself, and saturates.
+        IntRounding::Rzi => value,
+        IntRounding::Rni if from != FloatType::F64 => nearest_integer(value),
+        _ => round.apply(value),
+    };
     match to {
         IntType::U8 => u64::from(rounded as u8),
         IntType::U16 => u64::from(rounded as u16),
@@ -82,6 +86,14 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
         IntType::S32 => rounded as i32 as i64 as u64,
         IntType::S64 => rounded as i64 as u64,
     }
+}
+
+/// To nearest, ties to even, of a value that fits `.f32`: next to 1.5·2^52 the unit is one. Larger values have no
+/// fraction. The host's own function is a call where the compiler may not assume SSE4.1.
+#[inline(always)]
+fn nearest_integer(value: f64) -> f64 {
+    const UNIT: f64 = 6_755_399_441_055_744.0;
+    if value.abs() < 16_777_216.0 { (value + UNIT) - UNIT } else { value }
 }
 
 /// `cvt{.frnd}` from float to float. NaN gives the destination's canonical NaN; but to `.f64` payloads pass (quieted),
@@ -98,7 +110,12 @@ pub fn float_to_float(bits: u64, from: FloatType, to: FloatType, cvt: FloatCvt) 
         };
     }
     let value = if cvt.relu && value.is_sign_negative() { 0.0 } else { value };
-    let encoded = encode_f64(value, to, cvt.round);
+    // Half-precision results of what fits f32 need no detour through odd rounding; this is the path of inner loops.
+    let encoded = match (to, cvt.round) {
+        (FloatType::F16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_f16(value as f32)),
+        (FloatType::Bf16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_bf16(value as f32)),
+        _ => encode_f64(value, to, cvt.round),
+    };
     let encoded = if cvt.satfinite { clamp_finite(encoded, to) } else { encoded };
     if cvt.ftz && to == FloatType::F32 {
         u64::from(single::flush(f32::from_bits(encoded as u32)).to_bits())
@@ -132,8 +149,9 @@ pub fn cvt_bf16x2_f32(a: f32, b: f32, cvt: FloatCvt) -> u32 {
 
 #[inline(always)]
 fn packed(a: f32, b: f32, to: FloatType, cvt: FloatCvt) -> u32 {
-    let element = |x: f32| float_to_float(u64::from(x.to_bits()), FloatType::F32, to, cvt) as u32;
-    element(a) << 16 | element(b)
+    let low = float_to_float(u64::from(b.to_bits()), FloatType::F32, to, cvt) as u32;
+    let high = float_to_float(u64::from(a.to_bits()), FloatType::F32, to, cvt) as u32;
+    high << 16 | low
 }
 
 /// `cvt.rnd{.relu}{.satfinite}.tf32.f32` (`rna` from sm_80; `rn` and `rz` from sm_90). The lower 13 bits, which PTX

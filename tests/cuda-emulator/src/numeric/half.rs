@@ -19,8 +19,6 @@ pub trait Half {
     fn to_f32(bits: u16) -> f32;
     /// Rounded to nearest even; any NaN becomes [`Half::NAN`].
     fn from_f32(value: f32) -> u16;
-    /// `a * b`, rounded once.
-    fn multiply(a: u16, b: u16) -> u16;
     /// `a * b + c`, rounded once.
     fn multiply_add(a: u16, b: u16, c: u16) -> u16;
 }
@@ -45,11 +43,6 @@ impl Half for F16 {
     }
 
     #[inline(always)]
-    fn multiply(a: u16, b: u16) -> u16 {
-        f32_to_f16(f16_to_f32(a) * f16_to_f32(b))
-    }
-
-    #[inline(always)]
     fn multiply_add(a: u16, b: u16, c: u16) -> u16 {
         // The product has 22 bits and is far from the ends of the range of f32.
         f32_to_f16(add_odd_f32(f16_to_f32(a) * f16_to_f32(b), f16_to_f32(c)))
@@ -70,14 +63,9 @@ impl Half for Bf16 {
         f32_to_bf16(value)
     }
 
-    // A product of two can leave the range of f32, hence f64.
-    #[inline(always)]
-    fn multiply(a: u16, b: u16) -> u16 {
-        f32_to_bf16(to_f32_odd(f64::from(bf16_to_f32(a)) * f64::from(bf16_to_f32(b))))
-    }
-
     #[inline(always)]
     fn multiply_add(a: u16, b: u16, c: u16) -> u16 {
+        // The product, let alone the sum, can leave the range of f32.
         let product = f64::from(bf16_to_f32(a)) * f64::from(bf16_to_f32(b));
         f32_to_bf16(to_f32_odd(add_odd_f64(product, f64::from(bf16_to_f32(c)))))
     }
@@ -87,11 +75,10 @@ impl Half for Bf16 {
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff);
-    let normal = (magnitude << 13) + (112 << 23);
-    // A subnormal is an integer multiple of 2^-24.
-    let subnormal = (magnitude as i32 as f32 * f32::from_bits(103 << 23)).to_bits();
-    let finite = if magnitude < 0x400 { subnormal } else { normal };
-    let signed = u32::from(bits & 0x8000) << 16 | if magnitude >= 0x7c00 { 0x7f80_0000 } else { finite };
+    // Multiplied by 2^112 the fields mean in f32 what they mean in f16, subnormals included.
+    let finite = (f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
+    let signed = u32::from(bits & 0x8000) << 16 | finite | special;
     f32::from_bits(if magnitude > 0x7c00 { 0x7fff_ffff } else { signed })
 }
 
@@ -180,7 +167,9 @@ pub fn sub<H: Half>(a: u16, b: u16, mode: HalfMode) -> u16 {
 /// `mul{.rnd}{.ftz}{.sat}` of `.f16` and `.bf16`.
 #[inline(always)]
 pub fn mul<H: Half>(a: u16, b: u16, mode: HalfMode) -> u16 {
-    output::<H>(H::multiply(input::<H>(a, mode), input::<H>(b, mode)), mode)
+    let (a, b) = (input::<H>(a, mode), input::<H>(b, mode));
+    // Exact in f32, but for bits of .bf16 products so far below half the least subnormal that they cannot matter.
+    output::<H>(H::from_f32(H::to_f32(a) * H::to_f32(b)), mode)
 }
 
 /// `fma.rn{.ftz}{.sat}{.relu}` of `.f16` and `.bf16`: `a * b + c`, rounded once.
@@ -248,18 +237,59 @@ pub fn ex2<H: Half>(a: u16, ftz: bool) -> u16 {
 /// Applies a unary operation to both halves of a packed pair.
 #[inline(always)]
 pub fn x2(a: u32, op: impl Fn(u16) -> u16) -> u32 {
-    u32::from(op(a as u16)) | u32::from(op((a >> 16) as u16)) << 16
+    pack(op(low(a)), op(high(a)))
 }
 
-/// Applies a binary operation to the lower halves and to the upper halves of two packed pairs.
+// The packed forms, by name and without closures: those are inlined on a cost estimate only, which these are too large
+// for, and a call per lane keeps a loop from being vectorised.
+
 #[inline(always)]
-pub fn x2_2(a: u32, b: u32, op: impl Fn(u16, u16) -> u16) -> u32 {
-    u32::from(op(a as u16, b as u16)) | u32::from(op((a >> 16) as u16, (b >> 16) as u16)) << 16
+const fn low(a: u32) -> u16 {
+    a as u16
 }
 
-/// Applies a ternary operation to the lower halves and to the upper halves of three packed pairs.
 #[inline(always)]
-pub fn x2_3(a: u32, b: u32, c: u32, op: impl Fn(u16, u16, u16) -> u16) -> u32 {
-    let upper = op((a >> 16) as u16, (b >> 16) as u16, (c >> 16) as u16);
-    u32::from(op(a as u16, b as u16, c as u16)) | u32::from(upper) << 16
+const fn high(a: u32) -> u16 {
+    (a >> 16) as u16
+}
+
+#[inline(always)]
+const fn pack(low: u16, high: u16) -> u32 {
+    low as u32 | (high as u32) << 16
+}
+
+/// `add` of `.f16x2` and `.bf16x2`: [`add`] on each half.
+#[inline(always)]
+pub fn add_x2<H: Half>(a: u32, b: u32, mode: HalfMode) -> u32 {
+    pack(add::<H>(low(a), low(b), mode), add::<H>(high(a), high(b), mode))
+}
+
+/// `sub` of `.f16x2` and `.bf16x2`: [`sub`] on each half.
+#[inline(always)]
+pub fn sub_x2<H: Half>(a: u32, b: u32, mode: HalfMode) -> u32 {
+    pack(sub::<H>(low(a), low(b), mode), sub::<H>(high(a), high(b), mode))
+}
+
+/// `mul` of `.f16x2` and `.bf16x2`: [`mul`] on each half.
+#[inline(always)]
+pub fn mul_x2<H: Half>(a: u32, b: u32, mode: HalfMode) -> u32 {
+    pack(mul::<H>(low(a), low(b), mode), mul::<H>(high(a), high(b), mode))
+}
+
+/// `fma` of `.f16x2` and `.bf16x2`: [`fma`] on each half.
+#[inline(always)]
+pub fn fma_x2<H: Half>(a: u32, b: u32, c: u32, mode: HalfMode) -> u32 {
+    pack(fma::<H>(low(a), low(b), low(c), mode), fma::<H>(high(a), high(b), high(c), mode))
+}
+
+/// `min` of `.f16x2` and `.bf16x2`: [`min`] on each half.
+#[inline(always)]
+pub fn min_x2<H: Half>(a: u32, b: u32, mode: MinMax) -> u32 {
+    pack(min::<H>(low(a), low(b), mode), min::<H>(high(a), high(b), mode))
+}
+
+/// `max` of `.f16x2` and `.bf16x2`: [`max`] on each half.
+#[inline(always)]
+pub fn max_x2<H: Half>(a: u32, b: u32, mode: MinMax) -> u32 {
+    pack(max::<H>(low(a), low(b), mode), max::<H>(high(a), high(b), mode))
 }

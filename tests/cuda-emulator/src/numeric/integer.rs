@@ -143,7 +143,11 @@ fn byte(word: u32, index: u32, signed: bool) -> i32 {
 /// `dp4a.atype.btype`: `c` plus the dot product of four bytes, wrapping.
 #[inline(always)]
 pub fn dp4a(a: u32, b: u32, c: u32, a_signed: bool, b_signed: bool) -> u32 {
-    (0..4).fold(c, |sum, i| sum.wrapping_add((byte(a, i, a_signed) * byte(b, i, b_signed)) as u32))
+    let mut sum = c;
+    for i in 0..4 {
+        sum = sum.wrapping_add((byte(a, i, a_signed) * byte(b, i, b_signed)) as u32);
+    }
+    sum
 }
 
 /// `dp2a.mode.atype.btype`: `c` plus the dot product of the two 16-bit halves of `a` with the lower (`hi`: the upper)

@@ -8,7 +8,9 @@
 //!   we assume of the hardware.
 //! - `.ftz` flushes subnormal `.f32` inputs and, after rounding, subnormal results to zero of the same sign.
 //! - Modes are plain values. In a lane loop, match the mode once outside and pass a constant (such as [`Mode::RN`]) in
-//!   the hot arm: everything is inlined, so the loop becomes straight-line code that the compiler can vectorise.
+//!   the hot arm: everything is inlined, so the loop becomes straight-line code that the compiler can vectorise. For a
+//!   variant with target features (fused multiply-add, above all) write that loop out in the function that has them: a
+//!   closure handed to a generic helper is compiled without.
 
 pub mod approx;
 pub mod bits;

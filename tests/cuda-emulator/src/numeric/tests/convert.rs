@@ -6,16 +6,8 @@ use super::{EDGES, ROUNDINGS, random_f32};
 use rustc_apfloat::ieee::{BFloat, Double, Half, Single};
 use rustc_apfloat::{Float, FloatConvert, Round};
 
-const INTS: [IntType; 8] = [
-    IntType::U8,
-    IntType::S8,
-    IntType::U16,
-    IntType::S16,
-    IntType::U32,
-    IntType::S32,
-    IntType::U64,
-    IntType::S64,
-];
+const INTS: [IntType; 8] =
+    [IntType::U8, IntType::S8, IntType::U16, IntType::S16, IntType::U32, IntType::S32, IntType::U64, IntType::S64];
 const FLOATS: [FloatType; 4] = [FloatType::F16, FloatType::Bf16, FloatType::F32, FloatType::F64];
 
 /// Values at the edges of every integer type, and random ones of every length.
