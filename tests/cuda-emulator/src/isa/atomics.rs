@@ -128,7 +128,7 @@ fn half_max<H: Half>(a: u16, b: u16) -> u16 {
 
 /// Both halves of a pair.
 fn pair(a: u32, b: u32, op: HalfOp) -> u32 {
-    half::x2_2(a, b, op)
+    u32::from(op(a as u16, b as u16)) | u32::from(op((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
 /// Operations of atom, their types and what they do; those with `red` also exist as such.

@@ -90,3 +90,6 @@ pub(super) fn window(args: &Args) -> Window {
         _ => Window::Generic,
     }
 }
+
+#[cfg(test)]
+mod tests;
