@@ -4,10 +4,7 @@
 //! and doubles of 8, each aligned to its size, narrower ones promoted. The format is C's; what is malformed is printed as
 //! it stands, as the CUDA manual says ("Formatted Output").
 
-mod device;
 mod number;
-
-pub(super) use device::{assertion, print};
 
 use std::borrow::Cow;
 
@@ -16,7 +13,7 @@ const LONGEST: usize = 1 << 15;
 
 /// A parsed format.
 #[derive(Clone, Debug, Default)]
-struct Format {
+pub(crate) struct Format {
     pieces: Vec<Piece>,
 }
 
@@ -99,7 +96,7 @@ impl Arguments<'_> {
 
 impl Format {
     /// Splits a format (without its terminating zero).
-    fn parse(format: &[u8]) -> Self {
+    pub(crate) fn parse(format: &[u8]) -> Self {
         let (mut pieces, mut text, mut rest) = (Vec::new(), Vec::new(), format);
         while let Some((&first, after)) = rest.split_first() {
             if first != b'%' {
@@ -121,31 +118,25 @@ impl Format {
         Self { pieces }
     }
 
-    /// Where the format's arguments lie among the packed ones: offset and bytes (4 or 8) of each.
-    fn arguments(&self) -> impl Iterator<Item = (usize, usize)> {
-        let conversions = self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Conversion(conversion) => Some(conversion),
-            Piece::Text(_) => None,
-        });
-        let sizes = conversions.flat_map(|conversion| {
-            let star = |count| matches!(count, Count::Argument).then_some(4);
-            [star(conversion.width), star(conversion.precision), Some(conversion.argument_bytes())]
-        });
-        sizes.flatten().scan(0, |end: &mut usize, size| {
-            let offset = end.next_multiple_of(size);
-            *end = offset + size;
-            Some((offset, size))
-        })
-    }
-
     /// Bytes of packed arguments that the format reads.
-    fn argument_bytes(&self) -> usize {
-        self.arguments().last().map_or(0, |(offset, size)| offset + size)
+    pub(crate) fn argument_bytes(&self) -> usize {
+        let add = |end: usize, bytes: usize| end.next_multiple_of(bytes) + bytes;
+        self.pieces.iter().fold(0, |mut end, piece| {
+            if let Piece::Conversion(conversion) = piece {
+                for count in [conversion.width, conversion.precision] {
+                    if matches!(count, Count::Argument) {
+                        end = add(end, 4);
+                    }
+                }
+                end = add(end, conversion.argument_bytes());
+            }
+            end
+        })
     }
 
     /// The text, with arguments from `bytes`; `read` gives the string at a device address, or `None` where there is none. A
     /// conversion whose argument is missing gives nothing.
-    fn render(&self, bytes: &[u8], read: &mut dyn FnMut(u64) -> Option<Vec<u8>>) -> String {
+    pub(crate) fn render(&self, bytes: &[u8], read: &mut dyn FnMut(u64) -> Option<Vec<u8>>) -> String {
         let mut arguments = Arguments { bytes, next: 0 };
         let mut out = Vec::new();
         for piece in &self.pieces {
@@ -315,10 +306,20 @@ fn count(text: &[u8]) -> Option<(Count, &[u8])> {
     Some((if given { Count::Fixed(value) } else { Count::Absent }, rest))
 }
 
-/// What a failed assertion prints: CUDA's own words. Block and thread are the report's.
-fn assertion_text(message: &[u8], file: &[u8], line: u32, function: &[u8]) -> String {
+/// What a failed assertion prints: CUDA's own words.
+pub(crate) fn assertion(
+    message: &[u8],
+    file: &[u8],
+    line: u32,
+    function: &[u8],
+    block: [u32; 3],
+    thread: [u32; 3],
+) -> String {
     let [message, file, function]: [Cow<'_, str>; 3] = [message, file, function].map(String::from_utf8_lossy);
-    format!("{file}:{line}: {function}: Assertion `{message}` failed.")
+    let ([bx, by, bz], [tx, ty, tz]) = (block, thread);
+    format!(
+        "{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] Assertion `{message}` failed."
+    )
 }
 
 #[cfg(test)]

@@ -200,6 +200,6 @@ fn no_bytes_make_it_panic() {
 
 #[test]
 fn an_assertion_reads_as_cudas() {
-    let text = assertion_text(b"i < n", b"a.cu", 7, b"void k(int)");
-    assert_eq!(text, "a.cu:7: void k(int): Assertion `i < n` failed.");
+    let text = assertion(b"i < n", b"a.cu", 7, b"void k(int)", [1, 2, 3], [4, 5, 6]);
+    assert_eq!(text, "a.cu:7: void k(int): block: [1,2,3], thread: [4,5,6] Assertion `i < n` failed.");
 }
