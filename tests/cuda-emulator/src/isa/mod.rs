@@ -12,6 +12,8 @@ mod dot;
 mod harness;
 mod integer;
 mod logic;
+mod matrix;
+mod mma;
 mod moves;
 #[cfg(test)]
 mod tests;
