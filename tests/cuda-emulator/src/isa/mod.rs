@@ -20,6 +20,8 @@ pub(crate) mod moves;
 mod shuffle;
 mod special;
 mod table;
+mod matrix;
+mod mma;
 #[cfg(test)]
 mod tests;
 mod video;
