@@ -4,10 +4,15 @@
 #[macro_use]
 mod macros;
 
+mod approx;
 mod bits;
 mod carry;
 mod compare;
+mod compare_float;
+mod convert;
 mod dot;
+mod float;
+mod half;
 #[cfg(test)]
 mod harness;
 mod integer;
@@ -15,6 +20,7 @@ mod logic;
 mod moves;
 #[cfg(test)]
 mod tests;
+mod vector;
 mod video;
 
 use crate::code::{Action, Class};
