@@ -21,6 +21,7 @@ mod slot;
 mod state;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use decode::decode;
 pub use error::Error;
