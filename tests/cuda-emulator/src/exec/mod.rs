@@ -10,7 +10,11 @@ mod cx;
 mod global;
 mod local;
 mod registers;
+#[cfg(test)]
+pub(crate) mod rig;
 mod shared;
+#[cfg(test)]
+mod timing;
 
 pub use async_copy::AsyncCopies;
 pub use counts::{Counts, Traffic};
