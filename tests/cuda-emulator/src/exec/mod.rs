@@ -4,6 +4,8 @@
 //! ([`block`]); a warp executes an instruction for all its lanes at once, and where lanes part, the group with the
 //! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
 
+#[cfg(test)]
+mod access_tests;
 mod async_copy;
 mod counts;
 mod cx;

@@ -84,7 +84,7 @@ impl Rig {
 
 /// `start + lane * step` for each lane.
 pub(crate) fn strided(start: u64, step: u64) -> Addresses {
-    std::array::from_fn(|lane| start.wrapping_add(lane as u64 * step))
+    std::array::from_fn(|lane| start.wrapping_add((lane as u64).wrapping_mul(step)))
 }
 
 /// The name of a fault's kind and its lane: "OutOfBounds 3".
