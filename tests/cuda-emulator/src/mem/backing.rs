@@ -211,6 +211,9 @@ impl Backing {
     /// The aligned words of a range that starts at one.
     #[inline(always)]
     fn whole_words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        if count == 0 {
+            return &[];
+        }
         assert!(at <= self.bytes && (self.bytes - at) / 8 >= count, "{count} words at {at} of {}", self.bytes);
         // SAFETY: inside of the memory (just checked), and only accessed atomically.
         let first = unsafe { self.start.as_ptr().add(at) };
