@@ -6,7 +6,7 @@ use super::bind::{At, Bound, too_many};
 use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, Size, align_up, param_size, sized};
 use super::names::{COMPONENTS, Entity, Prototype, Range, Scopes, Used, class_of};
 use super::state::{Body, ModuleState, Pending};
-use super::{Action, Args, Class, Control, Error, Inst, Param, Slot};
+use super::{Action, Args, Class, Control, Error, Gather, Inst, Param, Slot};
 use crate::isa::{Decode, Row, Value};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
 
@@ -340,7 +340,9 @@ impl FunctionDecoder<'_, '_> {
         if let Some(shared) = bound.shared {
             self.body.shared_addresses.push((self.body.insts.len(), shared));
         }
-        self.body.insts.push(Inst { action, args: bound.args, guard, line, row });
+        let name = self.module.table.row(row).map_or("", |row| &row.name);
+        let gather = Gather::of(name, &action, &bound.args);
+        self.body.insts.push(Inst { action, args: bound.args, guard, gather, line, row });
         self.body.dests.push(bound.dests);
     }
 
@@ -357,6 +359,7 @@ impl FunctionDecoder<'_, '_> {
                 action: Action::Control(Control::Return),
                 args: Args::default(),
                 guard: Slot::NONE,
+                gather: Gather::None,
                 line,
                 row,
             });

@@ -24,7 +24,9 @@ mod words;
 
 pub use decode::decode;
 pub use error::Error;
-pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Inst, Passed};
+pub use inst::{
+    Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed,
+};
 pub use slot::{Class, Slot};
 
 use std::sync::Arc;
