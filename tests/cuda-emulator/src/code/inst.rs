@@ -149,6 +149,34 @@ pub struct Args {
     pub vector: u8,
 }
 
+/// Which lanes must execute an instruction together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// Each lane for itself.
+    #[default]
+    None,
+    /// The lanes that this operand names (B32): `shfl.sync`, `vote.sync`, `bar.warp.sync`, …
+    Mask(Slot),
+    /// All lanes that have not exited: `.aligned` instructions, `bar`.
+    All,
+}
+
+impl Gather {
+    /// Who must be there, by the opcode's canonical name: `.aligned` means all, else the last operand of a `.sync` names them.
+    pub(crate) fn of(name: &str, action: &Action, args: &Args) -> Self {
+        let aligned = matches!(action, Action::Control(Control::Barrier(Barrier { aligned: true, .. })));
+        if aligned || name.contains(".aligned") {
+            return Self::All;
+        }
+        let named = name.contains(".sync") && !matches!(action, Action::Control(Control::Barrier(_)));
+        if !named {
+            return Self::None;
+        }
+        let flat = if args.all.is_empty() { &args.s[..] } else { &args.all[..] };
+        flat.iter().rev().find(|slot| !slot.is_none()).map_or(Self::None, |&slot| Self::Mask(slot))
+    }
+}
+
 /// One instruction.
 #[derive(Clone, Debug)]
 pub struct Inst {
@@ -158,6 +186,8 @@ pub struct Inst {
     pub args: Args,
     /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
     pub guard: Slot,
+    /// Lanes that must execute it together.
+    pub gather: Gather,
     /// Line of the PTX text.
     pub line: u32,
     /// Index of its row in the instruction table.

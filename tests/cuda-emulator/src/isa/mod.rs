@@ -16,12 +16,15 @@ mod harness;
 mod integer;
 mod logic;
 mod memory;
-mod moves;
+pub(crate) mod moves;
 mod shuffle;
 mod special;
+mod table;
 #[cfg(test)]
 mod tests;
 mod video;
+
+pub use table::{Table, table};
 
 use crate::code::{Action, Class};
 use crate::exec::{LANES, Lane, Lanes};

@@ -6,9 +6,6 @@
 mod common;
 
 mod access;
-mod atomics;
-mod copies;
-mod vectors;
 
 /// Lanes of a warp.
 const LANES: usize = 32;

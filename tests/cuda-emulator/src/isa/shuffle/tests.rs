@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::code::{Class, RegisterCounts};
 use crate::exec::Registers;
+use crate::exec::stand::Stand;
 use crate::isa::Decode;
 
 const ALL: u32 = u32::MAX;
@@ -88,7 +89,9 @@ impl Bench {
             args.all = slots.into();
         }
         let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is no access") };
-        let mut cx = Cx { regs: &mut regs, active: self.active, live: self.live };
+        let mut stand = Stand::new();
+        let mut cx = stand.cx(&mut regs, self.active);
+        cx.live = self.live;
         action(&mut cx, &args, self.active).map_err(|fault| fault.kind.to_string())?;
         let d = regs.get::<u32>(d);
         for lane in (0..LANES).filter(|&lane| !has(self.active, lane)) {
