@@ -108,7 +108,7 @@ fn address(row: &Row<'_>, place: Place) -> (String, String) {
     let generic = |space: &str, name: &str| format!("mov.u64 %a, {name};\ncvta.{space}.u64 %a, %a;\n");
     let (before, base) = match (place, row.space) {
         (Place::Global, _) => (String::new(), "%in"),
-        (Place::Shared, "") => ("cvt.u64.u32 %a, %s;\ncvta.shared.u64 %a, %a;\n".into(), "%a"),
+        (Place::Shared, "") => ("mul.wide.u32 %a, %s, 1;\ncvta.shared.u64 %a, %a;\n".into(), "%a"),
         (Place::Shared, _) => (String::new(), "%s"),
         (Place::Local, "") => (generic("local", "local"), "%a"),
         (Place::Local, _) => (String::new(), "local"),
