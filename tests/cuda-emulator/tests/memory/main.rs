@@ -6,6 +6,7 @@
 mod common;
 
 mod access;
+mod atomics;
 
 /// Lanes of a warp.
 const LANES: usize = 32;
