@@ -7,6 +7,7 @@ mod common;
 
 mod access;
 mod atomics;
+mod copies;
 
 /// Lanes of a warp.
 const LANES: usize = 32;
