@@ -367,6 +367,8 @@ impl Flow {
                 let arrival = Arrival { warp: around.warp, mask, live: self.live, barrier: *barrier };
                 if !around.barriers.arrive(&arrival, &inst.args, cx)? {
                     self.groups[at].pc = pc + 1;
+                    // It may have been the last to arrive: then others go on, and what they did is ordered.
+                    self.release(cx, around);
                     return Ok(true);
                 }
                 let waiting = self.part(at, mask);
