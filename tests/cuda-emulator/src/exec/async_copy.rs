@@ -70,7 +70,7 @@ impl AsyncCopies {
                 return Err(fault(Kind::Misaligned));
             }
             if length > 0 && !global.check_source(from[lane], u64::from(length)).map_err(fault)? && !reported {
-                env.console.report(fault(Kind::Uninitialised))?;
+                env.report(fault(Kind::Uninitialised))?;
                 reported = true;
             }
             let target = shared.expect(to[lane], size, lane, env)?;

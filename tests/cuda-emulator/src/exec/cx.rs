@@ -9,8 +9,9 @@ use super::{AsyncCopies, Counts, Global, LANES, Lanes, Local, Registers, Shared,
 
 /// Where faults that only the checker sees, and what the device prints, go.
 pub trait Console: fmt::Debug {
-    /// A fault that hardware would not notice: `Err` stops the kernel with it; `Ok` after it was written down goes on.
-    fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>>;
+    /// A fault that hardware would not notice, of a warp at a line of the PTX: `Err` stops the kernel with it; `Ok`, after it
+    /// was written down, goes on.
+    fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
 
     /// A line, or a part of one, of the device's printf.
     fn print(&mut self, text: &str);
@@ -35,14 +36,18 @@ pub struct Cx<'a> {
     pub copies: &'a mut AsyncCopies,
     /// The kernel's parameter block.
     pub params: &'a [u8],
-    /// Where in local memory each lane's current frame starts.
-    pub frames: &'a Lanes<u64>,
+    /// Where in local memory the group's current frame starts.
+    pub frame: u32,
     /// What is counted.
     pub counts: &'a mut Counts,
     /// Where reports go.
     pub console: &'a mut dyn Console,
     /// Number of the warp in its block.
     pub warp: u32,
+    /// `blockIdx`.
+    pub block: [u32; 3],
+    /// `blockDim`.
+    pub shape: [u32; 3],
     /// PTX line of the instruction, for reports that name an earlier access.
     pub line: u32,
     /// Clock of the machine, in instructions of this warp.
@@ -56,6 +61,13 @@ pub(super) struct Env<'a> {
     pub(super) console: &'a mut dyn Console,
     pub(super) warp: u32,
     pub(super) line: u32,
+}
+
+impl Env<'_> {
+    /// A fault that only the checker sees: see [`Console::report`].
+    pub(super) fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
+        self.console.report(fault, self.warp, self.line)
+    }
 }
 
 /// An address a lane, as the instruction computed it. Lanes outside the mask hold anything.
@@ -133,7 +145,7 @@ impl Cx<'_> {
             Base::Wide(slot) => self.regs.get::<u64>(slot).map(|base| base.wrapping_add(offset)),
             // Narrow addresses wrap at 32 bits, as the memories they are for.
             Base::Narrow(slot) => self.regs.get::<u32>(slot).map(|base| u64::from(base.wrapping_add(offset as u32))),
-            Base::Frame => self.frames.map(|base| base.wrapping_add(offset)),
+            Base::Frame => [u64::from(self.frame).wrapping_add(offset); LANES],
         }
     }
 
@@ -250,6 +262,17 @@ impl Cx<'_> {
         self.copies.wait(self.global, self.shared, pending, mask, &mut env)
     }
 
+    /// One byte of one lane's generic address space, unchecked but for its place; `None` if there is none.
+    pub fn peek(&mut self, at: &Addresses, lane: usize) -> Option<u8> {
+        let address = at[lane];
+        let mut byte = [0];
+        if address.wrapping_sub(window::LOCAL) < window::BYTES {
+            self.local.peek(lane, address - window::LOCAL, &mut byte).ok()?;
+            return Some(byte[0]);
+        }
+        self.load::<1>(Window::Generic, at, 1 << lane).ok().map(|bytes| bytes[lane][0])
+    }
+
     /// Clock of the machine, in instructions of this warp: `%clock64`.
     pub fn clock(&self) -> u64 {
         self.clock
@@ -263,7 +286,7 @@ impl Cx<'_> {
     /// Reports a fault that only the checker sees (uninitialised reads, races, …): an error, or a line on stderr and
     /// `Ok` where the user asked for reports only.
     pub fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
-        self.console.report(fault)
+        self.console.report(fault, self.warp, self.line)
     }
 
     /// The same for one that is no access.

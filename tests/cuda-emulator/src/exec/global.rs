@@ -247,7 +247,7 @@ impl Global {
             let place = self.lane::<N>(at[lane], lane, false)?;
             out[lane] = place.physical.backing().load(place.at as usize);
             if !reported && !place.physical.is_written(place.at, N as u64) {
-                env.console.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
             let (index, offset) = (place.index, place.in_allocation);
@@ -310,7 +310,7 @@ impl Global {
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, true)?;
             if !place.physical.is_written(place.at, N as u64) {
-                env.console.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], true)))?;
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], true)))?;
             }
             let (backing, offset) = (place.physical.backing(), place.at as usize);
             let mut old = backing.load(offset);

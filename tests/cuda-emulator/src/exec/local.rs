@@ -76,7 +76,7 @@ impl Local {
             let place = self.place::<N>(at[lane], lane, false)?;
             let (word, bits) = Self::bits::<N>(place);
             if self.written[word] & bits != bits && !reported {
-                env.console.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
             out[lane].copy_from_slice(&self.data[place..place + N]);

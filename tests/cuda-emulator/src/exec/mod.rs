@@ -7,24 +7,41 @@
 #[cfg(test)]
 mod access_tests;
 mod async_copy;
+mod barrier;
+mod block;
+mod builtins;
+mod calls;
 mod counts;
 mod cx;
 mod global;
+mod grid;
+mod launch;
 mod local;
+mod printf;
 mod registers;
 #[cfg(test)]
 pub(crate) mod rig;
 mod shared;
 #[cfg(test)]
+pub(crate) mod stand;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod timing;
+mod warp;
+mod worker;
 
 pub use async_copy::AsyncCopies;
 pub use counts::{Counts, Traffic};
 pub use cx::{Addresses, Console, Cx, Window};
 pub use global::Global;
+pub use grid::run;
+pub use launch::{Launch, Machine, Outcome, Profile, Sink};
 pub use local::Local;
 pub use registers::{LANES, Lane, Lanes, Registers};
 pub use shared::Shared;
+
+use worker::Worker;
 
 /// Where the windows of shared, local and param memory lie in the generic address space: above all host and device
 /// addresses, and aligned so that the low 32 bits are the offset.

@@ -118,7 +118,7 @@ impl Shared {
                 "thread {thread} of the block (or another of its warp) read it, with no barrier since"
             )),
         };
-        env.console.report(Fault::access(kind, lane, access))
+        env.report(Fault::access(kind, lane, access))
     }
 
     pub(super) fn load<const N: usize>(

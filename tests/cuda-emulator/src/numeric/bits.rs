@@ -1,0 +1,213 @@
+//! Bit fields, permutations, masks and funnel shifts (PTX ISA, "Integer Arithmetic Instructions", "Logic and Shift
+//! Instructions", `prmt`). `popc`, `clz` and `brev` are Rust's `count_ones`, `leading_zeros` and `reverse_bits`.
+
+use super::integer::Integer as _;
+
+/// The field of `len` bits at `pos`, both modulo 256, of a zero-extended register; what lies beyond it is zero.
+#[inline(always)]
+fn extract(a: u64, pos: u32, len: u32) -> u64 {
+    a.shr(pos & 0xff) & !(!0u64).shl(len & 0xff)
+}
+
+/// The sign bit that `bfe.s*` fills with: that of the field, or of the register if the field ends beyond it.
+#[inline(always)]
+fn field_sign(a: u64, pos: u32, len: u32, width: u32) -> bool {
+    let (pos, len) = (pos & 0xff, len & 0xff);
+    len != 0 && a >> (pos + len - 1).min(width - 1) & 1 == 1
+}
+
+/// `bfe.u32`: the `len` bits of `a` at `pos` (both modulo 256); bits beyond the register are zero.
+#[inline(always)]
+pub fn bfe_u32(a: u32, pos: u32, len: u32) -> u32 {
+    extract(u64::from(a), pos, len) as u32
+}
+
+/// `bfe.u64`
+#[inline(always)]
+pub fn bfe_u64(a: u64, pos: u32, len: u32) -> u64 {
+    extract(a, pos, len)
+}
+
+/// `bfe.s32`: as `.u32`, filled above with the field's top bit, or with the register's if the field ends beyond it.
+/// A length of zero gives zero.
+#[inline(always)]
+pub fn bfe_s32(a: u32, pos: u32, len: u32) -> u32 {
+    bfe_signed(u64::from(a), pos, len, 32) as u32
+}
+
+/// `bfe.s64`
+#[inline(always)]
+pub fn bfe_s64(a: u64, pos: u32, len: u32) -> u64 {
+    bfe_signed(a, pos, len, 64)
+}
+
+#[inline(always)]
+fn bfe_signed(a: u64, pos: u32, len: u32, width: u32) -> u64 {
+    let field = extract(a, pos, len);
+    if !field_sign(a, pos, len, width) {
+        return field;
+    }
+    // Ones from where either the field or the register ends.
+    let taken = (len & 0xff).min(width.saturating_sub(pos & 0xff));
+    field | (!0u64).shl(taken)
+}
+
+/// `bfi.b32 f, a, b, pos, len`: `b` with its `len` bits at `pos` (both modulo 256) replaced by the low bits of `a`.
+#[inline(always)]
+pub fn bfi_b32(a: u32, b: u32, pos: u32, len: u32) -> u32 {
+    bfi_b64(u64::from(a), u64::from(b), pos, len) as u32
+}
+
+/// `bfi.b64`
+#[inline(always)]
+pub fn bfi_b64(a: u64, b: u64, pos: u32, len: u32) -> u64 {
+    let (pos, len) = (pos & 0xff, len & 0xff);
+    let mask = (!(!0u64).shl(len)).shl(pos);
+    (b & !mask) | (a.shl(pos) & mask)
+}
+
+/// `bfind.u32`: position of the highest set bit, or 0xffffffff; `.shiftamt` gives the shift left that brings it to the
+/// top instead.
+#[inline(always)]
+pub fn bfind_u32(a: u32, shiftamt: bool) -> u32 {
+    if a == 0 {
+        return u32::MAX;
+    }
+    if shiftamt { a.leading_zeros() } else { 31 - a.leading_zeros() }
+}
+
+/// `bfind.s32`: the highest bit that differs from the sign.
+#[inline(always)]
+pub fn bfind_s32(a: i32, shiftamt: bool) -> u32 {
+    bfind_u32((a ^ a >> 31) as u32, shiftamt)
+}
+
+/// `bfind.u64`
+#[inline(always)]
+pub fn bfind_u64(a: u64, shiftamt: bool) -> u32 {
+    if a == 0 {
+        return u32::MAX;
+    }
+    if shiftamt { a.leading_zeros() } else { 63 - a.leading_zeros() }
+}
+
+/// `bfind.s64`
+#[inline(always)]
+pub fn bfind_s64(a: i64, shiftamt: bool) -> u32 {
+    bfind_u64((a ^ a >> 63) as u64, shiftamt)
+}
+
+/// Mode of `prmt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PrmtMode {
+    /// No modifier: four selectors of four bits.
+    Index,
+    /// `.f4e`: forward 4 extract.
+    F4e,
+    /// `.b4e`: backward 4 extract.
+    B4e,
+    /// `.rc8`: replicate a byte.
+    Rc8,
+    /// `.ecl`: edge clamp left.
+    Ecl,
+    /// `.ecr`: edge clamp right.
+    Ecr,
+    /// `.rc16`: replicate a 16-bit half.
+    Rc16,
+}
+
+/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. By index, bits 2 to 0 of each selector choose the byte and
+/// bit 3 replaces it by copies of its sign; the modes look at the two low bits of `c`.
+#[inline(always)]
+pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
+    let selectors = match (mode, c as usize & 3) {
+        (PrmtMode::Index, _) => c,
+        (PrmtMode::F4e, n) => [0x3210, 0x4321, 0x5432, 0x6543][n],
+        (PrmtMode::B4e, n) => [0x5670, 0x6701, 0x7012, 0x0123][n],
+        (PrmtMode::Rc8, n) => [0x0000, 0x1111, 0x2222, 0x3333][n],
+        (PrmtMode::Ecl, n) => [0x3210, 0x3211, 0x3222, 0x3333][n],
+        (PrmtMode::Ecr, n) => [0x0000, 0x1110, 0x2210, 0x3210][n],
+        (PrmtMode::Rc16, n) => [0x1010, 0x3232, 0x1010, 0x3232][n],
+    };
+    let bytes = u64::from(b) << 32 | u64::from(a);
+    let mut result = 0;
+    for i in 0..4 {
+        let selector = selectors >> (4 * i);
+        let byte = (bytes >> (8 * (selector & 7))) as u8;
+        let byte = if selector & 8 != 0 { (byte as i8 >> 7) as u8 } else { byte };
+        result |= u32::from(byte) << (8 * i);
+    }
+    result
+}
+
+/// `lop3.b32`: the bit of `lut` at index `4·a + 2·b + c`, for each bit.
+#[inline(always)]
+pub fn lop3(a: u32, b: u32, c: u32, lut: u8) -> u32 {
+    // All ones where the table's entry is set: eight masked terms, which a constant table folds away.
+    let entry = |index: u32| 0u32.wrapping_sub(u32::from(lut) >> index & 1);
+    (entry(0) & !a & !b & !c)
+        | (entry(1) & !a & !b & c)
+        | (entry(2) & !a & b & !c)
+        | (entry(3) & !a & b & c)
+        | (entry(4) & a & !b & !c)
+        | (entry(5) & a & !b & c)
+        | (entry(6) & a & b & !c)
+        | (entry(7) & a & b & c)
+}
+
+#[inline(always)]
+fn funnel_amount(amount: u32, wrap: bool) -> u32 {
+    if wrap { amount & 31 } else { amount.min(32) }
+}
+
+/// `shf.l.mode.b32 d, a, b, c`: the upper half of `{b, a}` shifted left by `c`, modulo 32 (`.wrap`) or at most 32
+/// (`.clamp`).
+#[inline(always)]
+pub fn shf_l(a: u32, b: u32, amount: u32, wrap: bool) -> u32 {
+    let pair = u64::from(b) << 32 | u64::from(a);
+    (pair << funnel_amount(amount, wrap) >> 32) as u32
+}
+
+/// `shf.r.mode.b32 d, a, b, c`: the lower half of `{b, a}` shifted right by `c`, modulo 32 (`.wrap`) or at most 32
+/// (`.clamp`).
+#[inline(always)]
+pub fn shf_r(a: u32, b: u32, amount: u32, wrap: bool) -> u32 {
+    let pair = u64::from(b) << 32 | u64::from(a);
+    (pair >> funnel_amount(amount, wrap)) as u32
+}
+
+/// `szext.mode.type d, a, b`: the low `b` bits of `a`, sign- or zero-extended. `b` is taken modulo 32 (`.wrap`), or
+/// leaves `a` as it is from 32 on (`.clamp`). Zero bits give zero.
+#[inline(always)]
+pub fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
+    if !wrap && b >= 32 {
+        return a;
+    }
+    let bits = b & 31;
+    let above = u32::MAX << bits;
+    let negative = signed && bits != 0 && a >> (bits - 1) & 1 == 1;
+    (a & !above) | if negative { above } else { 0 }
+}
+
+/// `bmsk.mode.b32 d, a, b`: `b` ones from bit `a` on, cut off at the top. Both are taken modulo 32 (`.wrap`) or from
+/// 32 on count as beyond the register (`.clamp`).
+#[inline(always)]
+pub fn bmsk(a: u32, b: u32, wrap: bool) -> u32 {
+    let (start, count) = if wrap { (a & 31, b & 31) } else { (a, b) };
+    (!u32::MAX.shl(count)).shl(start)
+}
+
+/// `fns.b32 d, mask, base, offset`: position of the `|offset|`-th set bit of `mask`, counted from `base` upwards
+/// (downwards if negative) and including it; offset 0 asks for `base` itself. 0xffffffff if there is none.
+#[inline]
+pub fn fns(mask: u32, base: u32, offset: i32) -> u32 {
+    let set = |position: &u32| mask >> position & 1 == 1;
+    let steps = offset.unsigned_abs() as usize;
+    let found = match offset {
+        _ if base >= 32 => None,
+        0 => Some(base).filter(set),
+        1.. => (base..32).filter(set).nth(steps - 1),
+        _ => (0..=base).rev().filter(set).nth(steps - 1),
+    };
+    found.unwrap_or(u32::MAX)
+}

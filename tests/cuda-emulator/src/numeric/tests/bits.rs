@@ -1,0 +1,153 @@
+//! Bit fields and permutations against the ISA's definitions, bit by bit.
+
+use super::super::bits::{self, PrmtMode};
+
+/// `bfe` as PTX defines it: one bit of the result at a time.
+fn bfe(a: u64, pos: u32, len: u32, width: u32, signed: bool) -> u64 {
+    let (pos, len, top) = (pos & 0xff, len & 0xff, width - 1);
+    let bit = |i: u32| a >> i & 1;
+    let fill = if !signed || len == 0 { 0 } else { bit((pos + len - 1).min(top)) };
+    (0..width).map(|i| (if i < len && pos + i <= top { bit(pos + i) } else { fill }) << i).sum()
+}
+
+/// `bfi`, one bit at a time.
+fn bfi(a: u64, b: u64, pos: u32, len: u32, width: u32) -> u64 {
+    let (pos, len) = (pos & 0xff, len & 0xff);
+    let bit = |i: u32| if i >= pos && i - pos < len { a >> (i - pos) & 1 } else { b >> i & 1 };
+    (0..width).map(|i| bit(i) << i).sum()
+}
+
+#[test]
+fn fields() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let amounts = [0, 1, 5, 16, 31, 32, 33, 63, 64, 65, 200, 255, 256, 260, u32::MAX];
+    for pos in amounts {
+        for len in amounts {
+            for _ in 0..8 {
+                let (a, b) = (rng.u64(..), rng.u64(..));
+                let (low, low_b) = (a as u32, b as u32);
+                let narrow = u64::from(low);
+                assert_eq!(u64::from(bits::bfe_u32(low, pos, len)), bfe(narrow, pos, len, 32, false), "{pos} {len}");
+                assert_eq!(u64::from(bits::bfe_s32(low, pos, len)), bfe(narrow, pos, len, 32, true), "{pos} {len}");
+                assert_eq!(bits::bfe_u64(a, pos, len), bfe(a, pos, len, 64, false), "{pos} {len}");
+                assert_eq!(bits::bfe_s64(a, pos, len), bfe(a, pos, len, 64, true), "{pos} {len}");
+                let want = bfi(narrow, low_b.into(), pos, len, 32);
+                assert_eq!(u64::from(bits::bfi_b32(low, low_b, pos, len)), want, "{pos} {len}");
+                assert_eq!(bits::bfi_b64(a, b, pos, len), bfi(a, b, pos, len, 64), "{pos} {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn highest_bits() {
+    for (a, position, shift) in [(0, u32::MAX, u32::MAX), (1, 0, 31), (0x8000_0000, 31, 0), (0x00ff_0000, 23, 8)] {
+        assert_eq!((bits::bfind_u32(a, false), bits::bfind_u32(a, true)), (position, shift), "{a:#x}");
+    }
+    for (a, position, shift) in [(0, u32::MAX, u32::MAX), (-1, u32::MAX, u32::MAX), (-2, 0, 31), (i32::MIN, 30, 1)] {
+        assert_eq!((bits::bfind_s32(a, false), bits::bfind_s32(a, true)), (position, shift), "{a:#x}");
+    }
+    assert_eq!((bits::bfind_u64(1 << 40, false), bits::bfind_u64(1 << 40, true)), (40, 23));
+    assert_eq!((bits::bfind_s64(!(1 << 40), false), bits::bfind_s64(-1, true)), (40, u32::MAX));
+}
+
+#[test]
+fn permutations() {
+    let (a, b) = (0x8302_8100, 0x0706_8504);
+    let rows = [
+        (PrmtMode::Index, 0x3210, a),
+        (PrmtMode::Index, 0x7654, b),
+        (PrmtMode::Index, 0x0537, 0x0085_8307),
+        (PrmtMode::Index, 0x9ba8, 0xffff_0000),
+        (PrmtMode::F4e, 1, 0x0483_0281),
+        (PrmtMode::F4e, 7, 0x0685_0483),
+        (PrmtMode::B4e, 0, 0x8506_0700),
+        (PrmtMode::B4e, 3, 0x0081_0283),
+        (PrmtMode::Rc8, 1, 0x8181_8181),
+        (PrmtMode::Ecl, 1, 0x8302_8181),
+        (PrmtMode::Ecl, 3, 0x8383_8383),
+        (PrmtMode::Ecr, 1, 0x8181_8100),
+        (PrmtMode::Ecr, 2, 0x0202_8100),
+        (PrmtMode::Rc16, 0, 0x8100_8100),
+        (PrmtMode::Rc16, 3, 0x8302_8302),
+    ];
+    for (mode, c, want) in rows {
+        assert_eq!(bits::prmt(a, b, c, mode), want, "{mode:?} {c:#x}");
+    }
+}
+
+#[test]
+fn every_lop3_table() {
+    let (a, b, c) = (0xf0, 0xcc, 0xaa);
+    for lut in 0..=u8::MAX {
+        // The inputs enumerate the table's index, so that the result's low byte is the table.
+        assert_eq!(bits::lop3(a, b, c, lut) & 0xff, u32::from(lut));
+    }
+    assert_eq!(bits::lop3(0x1234_5678, 0x9abc_def0, 0x0f1e_2d3c, 0x96), 0x1234_5678 ^ 0x9abc_def0 ^ 0x0f1e_2d3c);
+}
+
+#[test]
+fn funnel_shifts() {
+    let (a, b) = (0x8765_4321, 0x0fed_cba9);
+    for (amount, wrap, left, right) in [
+        (0, true, b, a),
+        (4, true, 0xfedc_ba98, 0x9876_5432),
+        (36, true, 0xfedc_ba98, 0x9876_5432),
+        (32, true, b, a),
+        (32, false, a, b),
+        (100, false, a, b),
+        (31, false, 0xc3b2_a190, 0x1fdb_9753),
+    ] {
+        assert_eq!(bits::shf_l(a, b, amount, wrap), left, "left {amount} {wrap}");
+        assert_eq!(bits::shf_r(a, b, amount, wrap), right, "right {amount} {wrap}");
+    }
+}
+
+#[test]
+fn extensions_and_masks() {
+    for (a, b, signed, wrap, want) in [
+        (0xffff_ffff, 0, true, true, 0),
+        (0x0000_0080, 8, true, false, 0xffff_ff80),
+        (0xffff_ff80, 8, false, false, 0x80),
+        (0x8000_0001, 32, true, false, 0x8000_0001),
+        (0x8000_0001, 33, true, true, 0xffff_ffff),
+        (0x8000_0001, 32, true, true, 0),
+    ] {
+        assert_eq!(bits::szext(a, b, signed, wrap), want, "szext {a:#x} {b} {signed} {wrap}");
+    }
+    for (a, b, wrap, want) in [
+        (1, 2, true, 6),
+        (0, 0, false, 0),
+        (0, 32, false, u32::MAX),
+        (0, 32, true, 0),
+        (4, 100, false, 0xffff_fff0),
+        (32, 1, false, 0),
+        (33, 33, true, 2),
+        (30, 5, true, 0xc000_0000),
+    ] {
+        assert_eq!(bits::bmsk(a, b, wrap), want, "bmsk {a} {b} {wrap}");
+    }
+}
+
+#[test]
+fn nth_set_bits() {
+    let mask = 0b1010_0110;
+    for (base, offset, want) in [
+        (0, 1, 1),
+        (1, 1, 1),
+        (1, 2, 2),
+        (2, 3, 7),
+        (0, 5, u32::MAX),
+        (7, -1, 7),
+        (6, -1, 5),
+        (7, -4, 1),
+        (7, -5, u32::MAX),
+        (5, 0, 5),
+        (6, 0, u32::MAX),
+        (32, -1, u32::MAX),
+        (40, 0, u32::MAX),
+        (0, i32::MIN, u32::MAX),
+    ] {
+        assert_eq!(bits::fns(mask, base, offset), want, "{base} {offset}");
+    }
+}
