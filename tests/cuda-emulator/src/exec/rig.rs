@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::fault::{Fault, Kind};
+use crate::fault::Fault;
 use crate::mem::{Footprint, Space};
 
-use super::{Addresses, AsyncCopies, Console, Counts, Cx, Global, LANES, Local, Registers, Shared};
+use super::{Addresses, AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
 
 /// Keeps what is reported; stops at it unless told to go on.
 #[derive(Debug, Default)]
@@ -33,7 +33,6 @@ pub(crate) struct Rig {
     pub(crate) local: Local,
     pub(crate) copies: Vec<AsyncCopies>,
     pub(crate) params: Vec<u8>,
-    pub(crate) frame: u32,
     pub(crate) counts: Counts,
     pub(crate) log: Log,
     pub(crate) footprint: Arc<Footprint>,
@@ -52,7 +51,6 @@ impl Rig {
             local: Local::new(256),
             copies: (0..warps).map(|_| AsyncCopies::default()).collect(),
             params: (0..64).collect(),
-            frame: 0,
             counts: Counts::default(),
             log: Log::default(),
             footprint,
@@ -72,12 +70,12 @@ impl Rig {
             local: &mut self.local,
             copies: &mut self.copies[warp as usize],
             params: &self.params,
-            frame: self.frame,
+            frame: 0,
             counts: &mut self.counts,
             console: &mut self.log,
             warp,
             block: [0; 3],
-            shape: [LANES as u32, 1, 1],
+            shape: [32, 1, 1],
             line,
             clock: 0,
         }
@@ -93,12 +91,9 @@ pub(crate) fn strided(start: u64, step: u64) -> Addresses {
 pub(crate) fn name<T>(result: &Result<T, Box<Fault>>) -> String {
     match result {
         Ok(_) => "ok".into(),
-        Err(fault) => format!("{} {}", kind(&fault.kind), fault.lane),
+        Err(fault) => {
+            let kind = format!("{:?}", fault.kind);
+            format!("{} {}", kind.split('(').next().unwrap_or_default(), fault.lane)
+        }
     }
-}
-
-/// The name of a kind.
-pub(crate) fn kind(kind: &Kind) -> String {
-    let text = format!("{kind:?}");
-    text.split('(').next().unwrap_or_default().into()
 }

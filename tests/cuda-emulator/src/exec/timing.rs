@@ -30,6 +30,7 @@ fn timing() {
         (all.base(), part.base())
     });
     rig.global = super::Global::new(rig.space.snapshot(), 0, 0, false, None);
+    rig.shared = super::Shared::new(32 << 10, 256, false);
     let load = |cx: &mut Cx<'_>, window, at: &_| black_box(cx.load::<4>(window, black_box(at), u32::MAX)).is_ok();
     for (name, base) in [("fully written", base.0), ("partly written", base.1)] {
         time(&format!("global load 4, coalesced, {name}"), &mut rig, |cx, i| {
@@ -68,16 +69,25 @@ fn timing() {
     time("shared store 4, coalesced", &mut rig, |cx, i| {
         assert!(cx.store(Window::Shared, black_box(&strided(i * 128, 4)), &[[1; 4]; 32], u32::MAX).is_ok());
     });
+    time("shared store 16, coalesced", &mut rig, |cx, i| {
+        let at = strided(i % 16 * 512, 16);
+        assert!(cx.store(Window::Shared, black_box(&at), &[[1; 16]; 32], u32::MAX).is_ok());
+    });
+    rig.shared.reset();
+    rig.cx(0, 1).store(Window::Shared, &strided(0, 0), &[[1; 4]; 32], 1).expect("inside");
+    for i in 0..64 {
+        rig.cx(0, 1).store(Window::Shared, &strided(i * 128, 4), &[[1; 4]; 32], u32::MAX).expect("inside");
+    }
     rig.shared.barrier(0xff);
     time("shared load 4, coalesced", &mut rig, |cx, i| assert!(load(cx, Window::Shared, &strided(i * 128, 4))));
     time("shared load 4, one address", &mut rig, |cx, i| assert!(load(cx, Window::Shared, &strided(i * 128, 0))));
-    time("shared load 2, coalesced", &mut rig, |cx, i| {
-        let at = strided(i * 64, 2);
-        assert!(black_box(cx.load::<2>(Window::Shared, black_box(&at), u32::MAX)).is_ok());
-    });
     time("shared load 16, coalesced", &mut rig, |cx, i| {
         let at = strided(i % 16 * 512, 16);
         assert!(black_box(cx.load::<16>(Window::Shared, black_box(&at), u32::MAX)).is_ok());
+    });
+    time("shared load 2, coalesced", &mut rig, |cx, i| {
+        let at = strided(i * 64, 2);
+        assert!(black_box(cx.load::<2>(Window::Shared, black_box(&at), u32::MAX)).is_ok());
     });
     time("local store 4", &mut rig, |cx, i| {
         assert!(cx.store(Window::Local, black_box(&strided(i * 4, 0)), &[[1; 4]; 32], u32::MAX).is_ok());
