@@ -1,9 +1,30 @@
 //! Syntax tree + instruction table → bytecode, once per module.
+//!
+//! [`decode`] collects the module's names ([`layout`] sizes its variables), decodes each function by itself
+//! ([`function`]: scopes and labels; [`bind`]: operands; [`moves`], [`call`]: the instructions with forms of their own), and
+//! then puts them together ([`link`]): who reaches whom ([`graph`]) decides where each function's registers and shared
+//! variables lie.
 
+mod bind;
+mod call;
+mod decode;
+mod error;
+mod function;
+mod graph;
 mod inst;
+mod layout;
+mod link;
+mod liveness;
+mod moves;
+mod names;
 mod slot;
+mod state;
+#[cfg(test)]
+mod tests;
 
-pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Inst, Passed};
+pub use decode::decode;
+pub use error::Error;
+pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed};
 pub use slot::{Class, Slot};
 
 use std::sync::Arc;
@@ -90,7 +111,7 @@ pub struct RegisterCounts {
 }
 
 /// What a constant slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
     /// These bits, in every lane.
     Bits(u64),

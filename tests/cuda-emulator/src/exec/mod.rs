@@ -5,6 +5,7 @@
 //! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
 
 mod cx;
+mod printf;
 mod registers;
 
 pub use cx::{Addresses, Cx, Window};

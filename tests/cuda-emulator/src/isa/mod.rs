@@ -1,6 +1,31 @@
 //! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
 //! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
 
+#[macro_use]
+mod macros;
+
+mod async_copy;
+mod atomics;
+mod bits;
+mod carry;
+mod compare;
+mod control;
+mod dot;
+#[cfg(test)]
+mod harness;
+mod integer;
+mod logic;
+mod memory;
+pub(crate) mod moves;
+mod shuffle;
+mod special;
+mod table;
+#[cfg(test)]
+mod tests;
+mod video;
+
+pub use table::{Table, table};
+
 use crate::code::{Action, Class};
 
 /// The value of an operand, which says how an immediate is read and which registers fit.
@@ -60,6 +85,9 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
+    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::code::Slot::NONE`]
+    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::code::Args::imm`].
+    SecondAddress,
     /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
     Label,
 }
@@ -100,7 +128,8 @@ pub enum Category {
     Other,
 }
 
-/// One row of the instruction table.
+/// One row of the instruction table. Rows may share a name if their operands tell them apart (`bar.red` with and without a
+/// count): the first one that fits counts.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,
