@@ -61,7 +61,7 @@ fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result
         state.signatures.push(Signature { returns, params, entry: function.entry });
     }
     for alias in &module.aliases {
-        let Some(of) = state.names.get(&alias.of).cloned() else {
+        let Some(of) = state.names.get(&alias.of).copied() else {
             let of = &alias.of;
             return Err(Error::new(alias.line, format!("no function `{of}` with a body in this module")));
         };
@@ -80,7 +80,7 @@ fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result
         }
     }
     for variable in &module.variables {
-        if let Some(entity) = state.names.get(&variable.name).cloned() {
+        if let Some(entity) = state.names.get(&variable.name).copied() {
             state.initialise(&entity, variable)?;
         }
     }

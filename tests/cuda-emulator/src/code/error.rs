@@ -33,7 +33,7 @@ impl fmt::Display for Error {
             return write!(f, "PTX module: {}", self.message);
         }
         write!(f, "PTX line {}: {}", self.line, self.message)?;
-        if self.quote.is_empty() { Ok(()) } else { write!(f, "\n  {}", self.quote) }
+        if self.quote.is_empty() { Ok(()) } else { write!(f, "\n    {}", self.quote) }
     }
 }
 

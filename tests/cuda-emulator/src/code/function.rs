@@ -6,7 +6,7 @@ use super::bind::{At, Bound, too_many};
 use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, Size, align_up, param_size, sized};
 use super::names::{COMPONENTS, Entity, Prototype, Range, Scopes, Used, class_of};
 use super::state::{Body, ModuleState, Pending};
-use super::{Action, Args, Class, Control, Error, Inst, Param, Slot};
+use super::{Action, Args, Class, Control, Error, Gather, Inst, Param, Slot};
 use crate::isa::{Decode, Row, Value};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
 
@@ -46,7 +46,7 @@ pub(super) fn decode_function(module: &mut ModuleState<'_>, function: &ast::Func
 impl FunctionDecoder<'_, '_> {
     /// What a name means here.
     pub(super) fn look_up(&mut self, name: &Name) -> Option<Entity> {
-        self.scopes.look_up(name, &mut self.used).or_else(|| self.module.names.get(name).cloned())
+        self.scopes.look_up(name, &mut self.used).or_else(|| self.module.names.get(name).copied())
     }
 
     fn parameters(&mut self, function: &ast::Function) -> Result<(), Error> {
@@ -109,6 +109,11 @@ impl FunctionDecoder<'_, '_> {
     /// Declares a variable of the frame; gives its offset.
     fn frame_variable(&mut self, variable: &Variable, space: Space) -> Result<u32, Error> {
         let (bytes, align) = sized(variable, MAX_FRAME)?;
+        if !variable.init.is_empty() {
+            let message =
+                format!("`{}` has an initialiser, which only global and constant variables can have", variable.name);
+            return Err(Error::new(variable.line, message));
+        }
         let offset = align_up(self.frame, align);
         self.frame = offset + u64::from(bytes);
         if self.frame > MAX_FRAME {

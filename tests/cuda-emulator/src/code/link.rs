@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use super::graph::Graph;
 use super::layout::{MAX_STATIC_SHARED, align_up};
 use super::liveness;
-use super::names::count_mut;
 use super::state::{Body, ModuleState, Pending};
 use super::{
     Action, Base, Callee, Class, Code, Constant, Control, Error, Function, Inst, Passed, RegisterCounts, Slot,
@@ -22,11 +21,6 @@ const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Cl
 /// Specifications per Compute Capability").
 const MAX_REGISTERS: u32 = 255;
 const BLOCK_REGISTERS: u32 = 64 << 10;
-
-/// Places in the file of one class, or in shared memory, that are taken so far.
-fn place(counts: &RegisterCounts, class: Class) -> usize {
-    *count_mut(&mut counts.clone(), class)
-}
 
 /// Puts the functions together. `functions` are those with a body, in the order of `bodies`.
 pub(super) fn link(
@@ -136,12 +130,12 @@ fn place_registers(functions: &[&ast::Function], bodies: &[Body], reached: &[Vec
     for function in order {
         for class in CLASSES {
             let holders = kernels[function].iter().copied().chain(functions[function].entry.then_some(function));
-            let start = holders.clone().map(|kernel| place(&counts[kernel], class)).max().unwrap_or(0);
-            let end = start + place(&bodies[function].counts, class);
-            *count_mut(&mut base[function], class) = start;
-            *count_mut(&mut counts[function], class) = end;
+            let start = holders.clone().map(|kernel| counts[kernel].of(class)).max().unwrap_or(0);
+            let end = start + bodies[function].counts.of(class);
+            *base[function].of_mut(class) = start;
+            *counts[function].of_mut(class) = end;
             for kernel in holders {
-                *count_mut(&mut counts[kernel], class) = end;
+                *counts[kernel].of_mut(class) = end;
             }
         }
     }
@@ -226,7 +220,7 @@ impl Placed {
             return Ok(slot);
         }
         let class = slot.class();
-        let moved = Slot::new(class, slot.index() + place(&self.base, class))
+        let moved = Slot::new(class, slot.index() + self.base.of(class))
             .ok_or_else(|| Error::new(self.line, "the module uses more registers than there are slots"))?;
         Ok(if slot.negated() { moved.negate() } else { moved })
     }

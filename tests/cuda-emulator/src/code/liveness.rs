@@ -1,6 +1,6 @@
 //! How many registers a function needs: the most that are live at once.
 
-use super::names::{bits, count_mut};
+use super::names::bits;
 use super::state::Body;
 use super::{Action, Base, Callee, Class, Control, Inst, Passed, Slot};
 
@@ -63,12 +63,11 @@ struct Numbers {
 
 impl Numbers {
     fn new(body: &Body) -> Self {
-        let mut counts = body.counts;
         let mut starts = [0; 5];
         let mut total = 0;
         for (start, class) in starts.iter_mut().zip([Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128]) {
             *start = total;
-            total += *count_mut(&mut counts, class);
+            total += body.counts.of(class);
         }
         let mut numbers = Self { starts, total, units: vec![0; total] };
         for &slot in body.own.iter().filter(|slot| slot.class() != Class::Pred) {

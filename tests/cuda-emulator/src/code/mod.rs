@@ -24,7 +24,9 @@ mod tests;
 
 pub use decode::decode;
 pub use error::Error;
-pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed};
+pub use inst::{
+    Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed,
+};
 pub use slot::{Class, Slot};
 
 use std::sync::Arc;
@@ -108,6 +110,30 @@ pub struct RegisterCounts {
     pub b32: usize,
     pub b64: usize,
     pub b128: usize,
+}
+
+impl RegisterCounts {
+    /// The count of a class.
+    pub fn of(&self, class: Class) -> usize {
+        match class {
+            Class::Pred => self.pred,
+            Class::B16 => self.b16,
+            Class::B32 => self.b32,
+            Class::B64 => self.b64,
+            Class::B128 => self.b128,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn of_mut(&mut self, class: Class) -> &mut usize {
+        match class {
+            Class::Pred => &mut self.pred,
+            Class::B16 => &mut self.b16,
+            Class::B32 => &mut self.b32,
+            Class::B64 => &mut self.b64,
+            Class::B128 => &mut self.b128,
+        }
+    }
 }
 
 /// What a constant slot holds.

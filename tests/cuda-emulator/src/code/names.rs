@@ -7,7 +7,7 @@ use super::{Class, RegisterCounts, Slot, Special};
 use crate::ptx::ast::{Name, Space, Type};
 
 /// What a name stands for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Entity {
     /// A register that nothing has used yet: it has no slot.
     Register(Class),
@@ -50,17 +50,6 @@ pub(super) fn bits(class: Class) -> u32 {
         Class::B32 => 32,
         Class::B64 => 64,
         Class::B128 => 128,
-    }
-}
-
-/// The count of a class.
-pub(super) fn count_mut(counts: &mut RegisterCounts, class: Class) -> &mut usize {
-    match class {
-        Class::Pred => &mut counts.pred,
-        Class::B16 => &mut counts.b16,
-        Class::B32 => &mut counts.b32,
-        Class::B64 => &mut counts.b64,
-        Class::B128 => &mut counts.b128,
     }
 }
 
@@ -116,12 +105,12 @@ impl Scope {
                 if let Entity::Register(class) = *entity {
                     *entity = Entity::Slot(used.register(class)?);
                 }
-                Some(entity.clone())
+                Some(*entity)
             }
             None => {
                 let class = self.range_of(name)?;
                 let entity = Entity::Slot(used.register(class)?);
-                self.names.insert(name.clone(), entity.clone());
+                self.names.insert(name.clone(), entity);
                 Some(entity)
             }
         }
@@ -193,7 +182,7 @@ pub(super) struct Used {
 impl Used {
     /// A new slot; `None` when a class has 2^28 of them.
     pub(super) fn slot(&mut self, class: Class) -> Option<Slot> {
-        let count = count_mut(&mut self.counts, class);
+        let count = self.counts.of_mut(class);
         let slot = Slot::new(class, *count)?;
         *count += 1;
         Some(slot)

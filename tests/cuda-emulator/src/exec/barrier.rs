@@ -52,7 +52,7 @@ struct State {
     expected: u32,
     /// Who waits: warp and lanes.
     waiting: Vec<(usize, u32)>,
-    /// Warps that have arrived, one bit each.
+    /// Warps that have arrived at the cluster's barrier, one bit each.
     warps: u32,
 }
 
@@ -64,8 +64,8 @@ pub(super) struct Barriers {
     live: u32,
     /// Who may go on: warp and what it gets.
     released: Vec<(usize, Released)>,
-    /// Warps that a completed barrier ordered, to be told to the race checker.
-    completed: Vec<u32>,
+    /// Barriers that are complete, with the warps that waited: to be told to the race checker.
+    completed: Vec<(u32, u32)>,
 }
 
 impl Barriers {
@@ -86,11 +86,6 @@ impl Barriers {
         mine.map(|(_, released)| released).collect()
     }
 
-    /// Whether this warp has lanes that may go on.
-    pub(super) fn has_released(&self, warp: usize) -> bool {
-        self.released.iter().any(|&(w, _)| w == warp)
-    }
-
     /// Threads that exit are waited for no longer.
     pub(super) fn exited(&mut self, threads: u32) {
         self.live = self.live.saturating_sub(threads);
@@ -99,8 +94,8 @@ impl Barriers {
         }
     }
 
-    /// Warps that each completed barrier ordered, since the last call.
-    pub(super) fn completed(&mut self) -> std::vec::Drain<'_, u32> {
+    /// Barriers that were completed since the last call, with the warps that waited at them.
+    pub(super) fn completed(&mut self) -> std::vec::Drain<'_, (u32, u32)> {
         self.completed.drain(..)
     }
 
@@ -112,7 +107,7 @@ impl Barriers {
         let mut operands = args.s.iter().skip(usize::from(reduces));
         let mut next = || operands.next().copied().unwrap_or_default();
         if args.s[0].is_none() {
-            return Ok(self.cluster(arrival));
+            return Ok(self.cluster(arrival, cx));
         }
         let number = cx.regs.get::<u32>(next())[lane];
         let count = if barrier.counted { cx.regs.get::<u32>(next())[lane] } else { 0 };
@@ -123,7 +118,9 @@ impl Barriers {
             return invalid(format!("barrier {number}; there are 0 to {}", BARRIERS - 1));
         }
         if barrier.counted && (count == 0 || !count.is_multiple_of(32) || count > 1024) {
-            return invalid(format!("a barrier for {count} threads; it must be a multiple of the warp size, at most 1024"));
+            return invalid(format!(
+                "a barrier for {count} threads; it must be a multiple of the warp size, at most 1024"
+            ));
         }
         if barrier.aligned && mask != live {
             let text = format!(
@@ -141,7 +138,7 @@ impl Barriers {
         state.arrived += if barrier.aligned && barrier.counted { 32 } else { mask.count_ones() };
         state.held += predicate.count_ones();
         state.asked += mask.count_ones();
-        state.warps |= 1 << warp;
+        cx.shared.arrive(number, warp as u32);
         let waits = barrier.kind != BarrierKind::Arrive;
         if waits {
             state.waiting.push((warp, mask));
@@ -151,11 +148,12 @@ impl Barriers {
     }
 
     /// `barrier.cluster.arrive` counts in; `.wait` waits for the phase that the warp has arrived in.
-    fn cluster(&mut self, arrival: &Arrival) -> bool {
+    fn cluster(&mut self, arrival: &Arrival, cx: &mut Cx<'_>) -> bool {
         let state = &mut self.states[CLUSTER];
         if arrival.barrier.kind == BarrierKind::Arrive {
             state.arrived += arrival.mask.count_ones();
             state.warps |= 1 << arrival.warp;
+            cx.shared.arrive(CLUSTER as u32, arrival.warp as u32);
             self.complete_if_due(CLUSTER);
             return false;
         }
@@ -175,7 +173,8 @@ impl Barriers {
         let done = std::mem::take(state);
         let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
         self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
-        self.completed.push(done.warps);
+        let waited = done.waiting.iter().fold(0, |warps, &(warp, _)| warps | 1 << warp);
+        self.completed.push((number as u32, waited));
     }
 
     /// What is awaited, for the report of a deadlock.

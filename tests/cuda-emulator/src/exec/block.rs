@@ -6,7 +6,8 @@ use crate::fault::{Fault, Kind};
 use super::barrier::Barriers;
 use super::launch::{Launch, Machine};
 use super::warp::{Around, Flow, Stopped, Turn};
-use super::{Lanes, Local, Profile, Registers, Shared, Worker};
+use super::worker::Running;
+use super::{AsyncCopies, Lanes, Local, Profile, Registers, Shared, Worker};
 
 /// Warp instructions of a warp's turn.
 const TURN: u64 = 1 << 16;
@@ -17,6 +18,7 @@ struct Warp {
     flow: Flow,
     regs: Registers,
     local: Local,
+    copies: AsyncCopies,
     clock: u64,
 }
 
@@ -88,13 +90,14 @@ impl Block {
             flow: Flow::default(),
             regs: template.clone(),
             local: Local::new(machine.local_bytes),
+            copies: AsyncCopies::default(),
             clock: 0,
         };
         Self {
             index: 0,
             at: [0; 3],
             warps: (0..warps).map(warp).collect(),
-            shared: Shared::new(launch.shared_bytes(), launch.threads()),
+            shared: Shared::new(launch.shared_bytes(), launch.threads(), machine.counting),
             barriers: Barriers::default(),
         }
     }
@@ -114,6 +117,7 @@ impl Block {
             warp.flow.start(mask, launch.function as u32, kernel.start);
             warp.regs.clone_from(template);
             warp.local.reset();
+            warp.copies.reset();
             warp.clock = 0;
             for &(slot, constant) in &kernel.constants {
                 if let Constant::Special(special) = constant
@@ -130,7 +134,7 @@ impl Block {
         &mut self,
         launch: &Launch,
         machine: &Machine,
-        worker: &mut Worker<'_>,
+        worker: &mut Worker,
         profile: &mut Profile,
         budget: &mut u64,
     ) -> Result<bool, BlockFault> {
@@ -151,15 +155,18 @@ impl Block {
                     local_bytes: machine.local_bytes,
                     profile,
                 };
-                let mut cx = worker.cx(
-                    &mut warp.regs,
-                    &mut warp.local,
-                    &mut self.shared,
-                    &launch.params,
-                    number as u32,
-                    &mut warp.clock,
-                );
+                let running = Running {
+                    regs: &mut warp.regs,
+                    local: &mut warp.local,
+                    copies: &mut warp.copies,
+                    shared: &mut self.shared,
+                    warp: number as u32,
+                    block: self.at,
+                    clock: warp.clock,
+                };
+                let mut cx = worker.cx(launch, running);
                 let result = warp.flow.run(&mut cx, &mut around, &mut turn, force);
+                warp.clock = cx.clock;
                 let used = before - turn;
                 *budget -= used;
                 let turn = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
@@ -226,9 +233,7 @@ fn special_of(
             let axis = usize::from(axis);
             lanes(&|lane| thread_at(first + lane, launch.block).get(axis).copied().unwrap_or(0))
         }
-        Special::Ctaid(axis) | Special::ClusterId(axis) => {
-            lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0))
-        }
+        Special::Ctaid(axis) | Special::ClusterId(axis) => lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0)),
         Special::LaneId => lanes(&|lane| lane),
         Special::WarpId => lanes(&|_| first / 32),
         Special::SmId => lanes(&|_| (index % u64::from(machine.sms.max(1))) as u32),

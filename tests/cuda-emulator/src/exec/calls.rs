@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use crate::code::{CallSite, Callee, Code, FUNCTION_ADDRESS, Param, Passed, Slot};
+use crate::code::{Code, FUNCTION_ADDRESS, Param, Passed, Slot};
 use crate::fault::{Fault, Kind};
 
-use super::{Cx, Lanes, Registers, Window, printf};
+use super::cx::lanes;
+use super::{Cx, Lanes, Registers, Window};
 
 /// A call that has not returned.
 #[derive(Debug)]
@@ -24,13 +25,13 @@ pub(super) struct Call {
 
 /// An argument or result at one side of a call, its place in local memory absolute.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     Register(Slot),
     Frame { at: u32, bytes: u32 },
 }
 
 impl Place {
-    fn passed(passed: &Passed, frame: u32) -> Self {
+    pub(super) fn passed(passed: &Passed, frame: u32) -> Self {
         match *passed {
             Passed::Register(slot) => Self::Register(slot),
             Passed::Param { offset, bytes } => Self::Frame { at: frame + offset, bytes },
@@ -116,13 +117,16 @@ fn transfer(from: Place, to: Place, mask: u32, cx: &mut Cx<'_>) -> Result<(), Bo
             Ok(())
         }
         (Place::Frame { at: from, bytes }, Place::Frame { at: to, bytes: room }) => {
-            cx.move_local(from, to, bytes.min(room), mask);
+            for lane in lanes(mask) {
+                cx.local.pass(lane, u64::from(from), u64::from(to), bytes.min(room) as usize)?;
+            }
             Ok(())
         }
     }
 }
 
-fn store(lanes: &Lanes<u64>, at: u32, bytes: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
+/// Stores register lanes at a place in the frame.
+pub(super) fn store(lanes: &Lanes<u64>, at: u32, bytes: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
     let at = [u64::from(at); 32];
     match bytes {
         1 => cx.store::<1>(Window::Local, &at, &lanes.map(|v| [v as u8]), mask),
@@ -157,43 +161,4 @@ pub(super) fn resolve(regs: &Registers, slot: Slot, mask: u32, code: &Code) -> R
             Err(Fault::new(Kind::InvalidValue(text), first))
         }
     }
-}
-
-/// Functions that the device's runtime brings along.
-pub(super) fn builtin(
-    callee: &Callee,
-    site: &CallSite,
-    frame: u32,
-    mask: u32,
-    cx: &mut Cx<'_>,
-) -> Result<(), Box<Fault>> {
-    let mut args = Vec::with_capacity(site.args.len());
-    for passed in &site.args {
-        args.push(match Place::passed(passed, frame) {
-            Place::Register(slot) => cx.regs.get_any(slot),
-            Place::Frame { at, bytes: 4 } => {
-                let at = [u64::from(at); 32];
-                cx.load::<4>(Window::Local, &at, mask)?.map(|v| u64::from(u32::from_le_bytes(v)))
-            }
-            Place::Frame { at, .. } => cx.load::<8>(Window::Local, &[u64::from(at); 32], mask)?.map(u64::from_le_bytes),
-        });
-    }
-    let arg = |index: usize| args.get(index).copied().unwrap_or([0; 32]);
-    let result: Lanes<u64> = match callee {
-        Callee::Printf => printf::print(cx, &arg(0), &arg(1), mask)?,
-        Callee::AssertFail => return Err(printf::assertion(cx, &[arg(0), arg(1), arg(2), arg(3)], mask)),
-        Callee::Malloc => cx.heap_alloc(&arg(0), mask),
-        Callee::Free => {
-            cx.heap_free(&arg(0), mask)?;
-            [0; 32]
-        }
-        Callee::Function(_) | Callee::Indirect(_) => [0; 32],
-    };
-    if let Some(to) = site.returns.first() {
-        match Place::passed(to, frame) {
-            Place::Register(slot) => cx.regs.set_any(slot, &result, mask),
-            Place::Frame { at, bytes } => store(&result, at, bytes, mask, cx)?,
-        }
-    }
-    Ok(())
 }

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::fault::Report;
-use crate::mem::View;
+use crate::fault::{Fault, Report};
+use crate::mem::{Footprint, View};
 
 use super::block::{Block, BlockFault, template};
 use super::launch::{Launch, Machine, Outcome, Profile};
@@ -25,6 +25,7 @@ struct Grid<'a> {
     machine: &'a Machine,
     view: &'a Arc<View>,
     template: Registers,
+    footprint: Option<Arc<Footprint>>,
     blocks: u64,
     next: AtomicU64,
     /// Lowest block that has failed: later ones need not go on.
@@ -49,6 +50,7 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
         machine,
         view,
         template: template(launch, machine),
+        footprint: machine.footprint.then(|| Arc::new(Footprint::new(view.clone()))),
         blocks,
         next: AtomicU64::new(0),
         failed: AtomicU64::new(u64::MAX),
@@ -63,6 +65,7 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
         }
         grid.work(0, workers as u64);
     });
+    let footprint = grid.footprint.as_ref().map(|f| [f.read_bytes(), f.written_bytes()]);
     let mut sum = grid.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     sum.warnings.sort_by_key(|(block, _)| *block);
     Outcome {
@@ -70,13 +73,14 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
         warnings: sum.warnings.into_iter().map(|(_, report)| report).collect(),
         profile: sum.profile,
         counts: sum.counts,
+        footprint,
     }
 }
 
 impl Grid<'_> {
     /// One worker: blocks until there are none left.
     fn work(&self, number: u64, workers: u64) {
-        let mut worker = Worker::new(self.launch, self.view, self.machine);
+        let mut worker = Worker::new(self.launch, self.view, self.machine, self.footprint.clone());
         let mut profile = Profile::new(&self.launch.code);
         let mut held: VecDeque<Block> = VecDeque::new();
         let mut spare: Vec<Block> = Vec::new();
@@ -95,10 +99,10 @@ impl Grid<'_> {
             }
             let mut budget = TURN;
             let ended = block.run(self.launch, self.machine, &mut worker, &mut profile, &mut budget);
-            warnings.extend(worker.take_warnings().into_iter().map(|warning| {
-                let fault = BlockFault { stopped: warning.stopped, warp: warning.warp };
-                (block.index, self.report(&block, fault))
-            }));
+            for warning in worker.take_warnings() {
+                let report = self.report(&block, *warning.fault, warning.warp as usize, warning.line);
+                warnings.push((block.index, report));
+            }
             let executed = self.executed.fetch_add(TURN - budget, Ordering::Relaxed) + TURN - budget;
             match ended {
                 Err(fault) => self.fail(&block, fault),
@@ -109,7 +113,7 @@ impl Grid<'_> {
         }
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         sum.profile.add(&profile);
-        sum.counts.add(&worker.finish());
+        sum.counts.add(worker.counts());
         sum.warnings.append(&mut warnings);
     }
 
@@ -129,7 +133,8 @@ impl Grid<'_> {
     }
 
     fn fail(&self, block: &Block, fault: BlockFault) {
-        let report = self.report(block, fault);
+        let line = self.launch.code.insts.get(fault.stopped.pc as usize).map_or(0, |inst| inst.line);
+        let report = self.report(block, *fault.stopped.fault, fault.warp, line);
         self.failed.fetch_min(block.index, Ordering::Relaxed);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         if sum.fault.as_ref().is_none_or(|(first, _)| *first > block.index) {
@@ -137,13 +142,11 @@ impl Grid<'_> {
         }
     }
 
-    fn report(&self, block: &Block, fault: BlockFault) -> Report {
-        let code = &self.launch.code;
-        let (at, thread) = block.thread(fault.warp, fault.stopped.fault.lane, self.launch);
-        let line = code.insts.get(fault.stopped.pc as usize).map_or(0, |inst| inst.line);
-        let text = (line as usize).checked_sub(1).and_then(|index| code.lines.get(index));
+    fn report(&self, block: &Block, fault: Fault, warp: usize, line: u32) -> Report {
+        let (at, thread) = block.thread(warp, fault.lane, self.launch);
+        let text = (line as usize).checked_sub(1).and_then(|index| self.launch.code.lines.get(index));
         Report {
-            fault: *fault.stopped.fault,
+            fault,
             kernel: self.launch.kernel().name.to_string(),
             block: at,
             thread,

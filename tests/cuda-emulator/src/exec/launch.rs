@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::code::{Code, Function};
 use crate::fault::Report;
-use crate::mem::View;
 
 use super::Counts;
 
@@ -60,7 +59,11 @@ impl Launch {
 
     /// Shared memory of a block in bytes: static, padding, dynamic.
     pub fn shared_bytes(&self) -> u32 {
-        if self.dynamic_shared == 0 { self.kernel().shared_bytes } else { self.dynamic_shared_start() + self.dynamic_shared }
+        if self.dynamic_shared == 0 {
+            self.kernel().shared_bytes
+        } else {
+            self.dynamic_shared_start() + self.dynamic_shared
+        }
     }
 }
 
@@ -80,6 +83,8 @@ pub struct Machine {
     pub report_only: bool,
     /// Local memory a thread may use, in bytes: frames of all active calls.
     pub local_bytes: u32,
+    /// Count memory traffic and bank conflicts.
+    pub counting: bool,
     /// Count distinct bytes touched (costs a bitmap per allocation).
     pub footprint: bool,
     /// Output of printf.
@@ -101,8 +106,10 @@ pub struct Outcome {
     pub warnings: Vec<Report>,
     /// Instructions executed.
     pub profile: Profile,
-    /// Memory traffic.
+    /// Memory traffic, if counted.
     pub counts: Counts,
+    /// Distinct bytes of global memory read and written, if counted.
+    pub footprint: Option<[u64; 2]>,
 }
 
 /// How often each instruction of the module ran.

@@ -13,7 +13,7 @@ use crate::fault::{Fault, Kind};
 
 use super::barrier::{Arrival, Barriers};
 use super::calls::{self, Call};
-use super::{Cx, Registers};
+use super::{Cx, Registers, builtins};
 
 /// Warp instructions that a group may run while others wait before they get their turn.
 const PATIENCE: u64 = 1 << 14;
@@ -138,7 +138,9 @@ impl Flow {
             if self.live == 0 {
                 return Ok(Turn::Ended);
             }
-            let Some(chosen) = self.choose(cx.regs, around, std::mem::take(&mut force)) else { return Ok(Turn::Waiting) };
+            let Some(chosen) = self.choose(cx.regs, around, std::mem::take(&mut force)) else {
+                return Ok(Turn::Waiting);
+            };
             if *budget == 0 {
                 return Ok(Turn::Yielded);
             }
@@ -150,8 +152,8 @@ impl Flow {
 
     /// Lets groups go whose barrier is complete.
     fn release(&mut self, cx: &mut Cx<'_>, around: &mut Around<'_>) {
-        for warps in around.barriers.completed() {
-            cx.barrier(warps);
+        for (barrier, waited) in around.barriers.completed() {
+            cx.shared.release(barrier, waited);
         }
         for released in around.barriers.released(around.warp) {
             if let Some(group) =
@@ -261,6 +263,7 @@ impl Flow {
                 continue;
             }
             cx.clock += 1;
+            cx.line = inst.line;
             if several && !alone && inst.gather != Gather::None && self.must_wait(inst, active, cx.regs) {
                 self.groups[at].pc = pc;
                 self.groups[at].state = State::Gathering;
@@ -286,6 +289,10 @@ impl Flow {
                 && mask == active
             {
                 pc = *target;
+                if several {
+                    self.groups[at].pc = pc;
+                    meeting = self.next_meeting(at);
+                }
                 continue;
             }
             let goes_on = self.control(at, control, inst, mask, cx, around).map_err(stopped)?;
@@ -351,6 +358,9 @@ impl Flow {
                 cx.live = self.live;
                 self.leave(at, mask);
                 around.barriers.exited(mask.count_ones());
+                if self.live == 0 {
+                    cx.shared.exit(cx.warp);
+                }
                 Ok(false)
             }
             Control::Barrier(barrier) => {
@@ -374,7 +384,7 @@ impl Flow {
                     let text = format!("bar.warp.sync waits for lanes {missing:#010x}, which cannot come");
                     cx.report_kind(Kind::InactiveLane(text), mask.trailing_zeros() as usize)?;
                 }
-                cx.warp_sync(mask);
+                cx.shared.warp_sync(cx.warp, mask, self.live);
                 self.groups[at].pc = pc + 1;
                 Ok(true)
             }
@@ -404,7 +414,7 @@ impl Flow {
                 index
             }
             builtin => {
-                calls::builtin(builtin, site, self.groups[at].frame, mask, cx)?;
+                builtins::call(builtin, site, self.groups[at].frame, mask, cx)?;
                 self.groups[at].pc += 1;
                 return Ok(true);
             }
@@ -421,8 +431,10 @@ impl Flow {
             return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
         }
         let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
+        cx.local.enter(&[u64::from(frame); 32], function.frame_bytes, mask);
         calls::pass(&site.args, group.frame, &function.params, frame, mask, cx)?;
-        let call = Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
+        let call =
+            Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
         group.stack = Some(Rc::new(call));
         group.depth += 1;
         group.frame = frame;

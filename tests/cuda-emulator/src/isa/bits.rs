@@ -1,8 +1,8 @@
 //! Bit counting, bit fields and byte permutation (PTX ISA, "Integer Arithmetic Instructions" and `prmt`).
 
-use super::{Category, Family, Operand, Row, Value, row};
+use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
 use crate::code::{Action, Args, Compute};
-use crate::exec::{Lane, Lanes, Registers};
+use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits::{self, PrmtMode};
 
 pub(crate) fn family() -> Family {
@@ -56,16 +56,39 @@ fn insert(rows: &mut Vec<Row>, name: &str, value: Value, action: Compute) {
 fn bfi<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, T, u32, u32) -> T) {
     let (x, y) = (r.get::<T>(a.s[1]), r.get::<T>(a.s[2]));
     let (position, length) = (r.get::<u32>(a.s[3]), r.get::<u32>(a.s[4]));
-    let result: Lanes<T> = std::array::from_fn(|lane| f(x[lane], y[lane], position[lane], length[lane]));
+    let result: Lanes<T> = lanes(|lane| f(x[lane], y[lane], position[lane], length[lane]));
     r.set(a.s[0], &result, mask);
 }
 
 fn permutations(rows: &mut Vec<Row>) {
-    map!(rows, Integer, "prmt.b32", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Index));
+    let value = Operand::In(Value::B32);
+    let operands = [Operand::Out(Value::B32), value, value, value];
+    rows.push(row("prmt.b32", &operands, Category::Integer, 0, Action::Compute(permute)));
     map!(rows, Integer, "prmt.b32.f4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::F4e));
     map!(rows, Integer, "prmt.b32.b4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::B4e));
     map!(rows, Integer, "prmt.b32.rc8", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc8));
     map!(rows, Integer, "prmt.b32.ecl", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecl));
     map!(rows, Integer, "prmt.b32.ecr", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecr));
     map!(rows, Integer, "prmt.b32.rc16", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc16));
+}
+
+/// `prmt` by index. The selectors are nearly always an immediate: each result byte is then the same shift in all lanes.
+fn permute(r: &mut Registers, a: &Args, mask: u32) {
+    let words = [r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2])];
+    let selectors = r.get::<u32>(a.s[3]);
+    let Some(selectors) = uniform(&selectors) else {
+        return r.map3(a, mask, |x, y, c| bits::prmt(x, y, c, PrmtMode::Index));
+    };
+    let mut result = [0u32; LANES];
+    for byte in 0..4 {
+        let selector = selectors >> (4 * byte);
+        let (word, left) = (&words[(selector >> 2 & 1) as usize], 24 - 8 * (selector & 3));
+        // The byte goes to the top, where its sign fills a register as easily as its value is shifted down.
+        for lane in 0..LANES {
+            let top = word[lane] << left;
+            let value = if selector & 8 != 0 { (top as i32 >> 31) as u32 } else { top };
+            result[lane] |= value >> 24 << (8 * byte);
+        }
+    }
+    r.set(a.s[0], &result, mask);
 }

@@ -1,7 +1,7 @@
 //! Additions, subtractions and products that read or write the carry flag (PTX ISA, "Extended-Precision Integer Arithmetic
 //! Instructions"). The flag is one bit a thread; a subtraction keeps its borrow in it.
 
-use super::{Category, Family, Operand, Value, row};
+use super::{Category, Family, Operand, Value, lanes, row};
 use crate::code::{Action, Args};
 use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::integer::{Integer as _, add_carry_u32, add_carry_u64, sub_borrow_u32, sub_borrow_u64};
@@ -86,7 +86,7 @@ fn product<T: Lane>(
     f: impl Fn(T, T, bool) -> (T, bool),
 ) {
     let (x, y) = (r.get::<T>(a.s[1]), r.get::<T>(a.s[2]));
-    let products = std::array::from_fn(|lane| multiply(x[lane], y[lane]));
+    let products = lanes(|lane| multiply(x[lane], y[lane]));
     let z = r.get(a.s[3]);
     with_flag(r, a, mask, &products, &z, f);
 }

@@ -1,7 +1,7 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions"): `set` and `setp` of integers and bits, `selp`,
 //! `slct`; and the combining part of `set` and `setp`, which their floating-point rows use too.
 
-use super::{Category, Family, Operand, Row, Value, row};
+use super::{Category, Family, Operand, Row, Value, lanes, row};
 use crate::code::{Action, Args, Compute};
 use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::single;
@@ -58,7 +58,7 @@ pub(crate) fn set_rows(op: &str, ftz: &str, source: (&str, Value), k: u32, actio
 pub(crate) fn set(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     let test = combine(r, a, 3, test);
     let yes = if a.k & FLOAT != 0 { 1f32.to_bits() } else { u32::MAX };
-    let result: Lanes<u32> = std::array::from_fn(|lane| if test >> lane & 1 != 0 { yes } else { 0 });
+    let result: Lanes<u32> = lanes(|lane| if test >> lane & 1 != 0 { yes } else { 0 });
     r.set(a.s[0], &result, mask);
 }
 
@@ -151,6 +151,6 @@ fn mask<T: Lane>(values: Lanes<T>, f: impl Fn(T) -> bool) -> u32 {
 #[inline(always)]
 fn select<T: Lane>(r: &mut Registers, a: &Args, mask: u32, c: u32) {
     let (x, y) = (r.get::<T>(a.s[1]), r.get::<T>(a.s[2]));
-    let result: Lanes<T> = std::array::from_fn(|lane| if c >> lane & 1 != 0 { x[lane] } else { y[lane] });
+    let result: Lanes<T> = lanes(|lane| if c & (1 << lane) != 0 { x[lane] } else { y[lane] });
     r.set(a.s[0], &result, mask);
 }

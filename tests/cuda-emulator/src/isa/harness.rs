@@ -14,7 +14,8 @@ use std::collections::HashSet;
 
 use super::{Decode, Family, Operand, Row, Value, moves};
 use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
-use crate::exec::{Cx, LANES, Lanes, Registers};
+use crate::exec::stand::Stand;
+use crate::exec::{LANES, Lanes, Registers};
 
 /// An optional source that is left out.
 pub(crate) const ABSENT: i128 = i128::MIN;
@@ -315,8 +316,9 @@ fn execute_masked(
     match action(row) {
         Action::Compute(compute) => compute(&mut registers, &args, mask),
         Action::Access(access) => {
-            let mut cx = context(&mut registers, mask);
-            access(&mut cx, &args, mask).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
+            let mut stand = Stand::new();
+            access(&mut stand.cx(&mut registers, mask), &args, mask)
+                .unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
         }
         Action::Control(_) => panic!("{}: control flow needs a warp", row.name),
     }
@@ -350,8 +352,4 @@ fn action(row: &Row) -> Action {
         Decode::Move(value) => moves::copy(*value),
         _ => panic!("{}: the decoder makes its action", row.name),
     }
-}
-
-fn context(registers: &mut Registers, active: u32) -> Cx<'_> {
-    Cx { regs: registers, active, live: u32::MAX }
 }

@@ -1,8 +1,8 @@
 //! Logic and shifts (PTX ISA, "Logic and Shift Instructions").
 
-use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args};
-use crate::exec::{LANES, Lanes, Registers};
+use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
+use crate::code::{Action, Args, Compute};
+use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits;
 use crate::numeric::integer::Integer as _;
 
@@ -61,8 +61,18 @@ fn lop3(rows: &mut Vec<Row>) {
 #[inline(always)]
 fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
     let [x, y, z] = sources.map(|at| r.get::<u32>(a.s[at]));
-    let lut = a.imm[0] as u8;
-    std::array::from_fn(|lane| bits::lop3(x[lane], y[lane], z[lane], lut))
+    // The table is a tree of choices: by `z` between neighbouring entries, then by `y`, then by `x`. Those by `z` are between
+    // constants, so all that depends on a lane is two operations a choice.
+    let entry = |index: u32| 0u32.wrapping_sub(a.imm[0] as u32 >> index & 1);
+    let by_z: [(u32, u32); 4] = std::array::from_fn(|i| {
+        let zero = entry(2 * i as u32);
+        (zero, zero ^ entry(2 * i as u32 + 1))
+    });
+    let choose = |selector: u32, one: u32, zero: u32| zero ^ selector & (zero ^ one);
+    lanes(|lane| {
+        let leaf = |i: usize| by_z[i].0 ^ z[lane] & by_z[i].1;
+        choose(x[lane], choose(y[lane], leaf(3), leaf(2)), choose(y[lane], leaf(1), leaf(0)))
+    })
 }
 
 /// `d|p = (d != 0) op q`
@@ -76,21 +86,32 @@ fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) 
 }
 
 /// Amounts are `.u32` whatever the type; beyond the width they count as the width.
+macro_rules! shift {
+    ($rows:ident, $op:ident, [$($name:literal $t:ident),*]) => { $(
+        let operands = [Operand::Out(value!($t)), Operand::In(value!($t)), Operand::In(Value::B32)];
+        let action: Compute = |r, a, m| shift(r, a, m, |x: lane_type!($t), n| x.$op(n));
+        $rows.push(row($name, &operands, Category::Integer, 0, Action::Compute(action)));
+    )* };
+}
+
 fn shifts(rows: &mut Vec<Row>) {
-    map!(rows, Integer, "shl.b16", b16, u32 => b16, |x, n| x.shl(n));
-    map!(rows, Integer, "shl.b32", b32, u32 => b32, |x, n| x.shl(n));
-    map!(rows, Integer, "shl.b64", b64, u32 => b64, |x, n| x.shl(n));
-    map!(rows, Integer, "shr.b16", b16, u32 => b16, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.b32", b32, u32 => b32, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.b64", b64, u32 => b64, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.u16", u16, u32 => u16, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.u32", u32, u32 => u32, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.u64", u64, u32 => u64, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.s16", s16, u32 => s16, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.s32", s32, u32 => s32, |x, n| x.shr(n));
-    map!(rows, Integer, "shr.s64", s64, u32 => s64, |x, n| x.shr(n));
+    shift!(rows, shl, ["shl.b16" b16, "shl.b32" b32, "shl.b64" b64]);
+    shift!(rows, shr, ["shr.b16" b16, "shr.b32" b32, "shr.b64" b64]);
+    shift!(rows, shr, ["shr.u16" u16, "shr.u32" u32, "shr.u64" u64]);
+    shift!(rows, shr, ["shr.s16" s16, "shr.s32" s32, "shr.s64" s64]);
     map!(rows, Integer, "shf.l.clamp.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_l(x, y, n, false));
     map!(rows, Integer, "shf.l.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_l(x, y, n, true));
     map!(rows, Integer, "shf.r.clamp.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, false));
     map!(rows, Integer, "shf.r.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, true));
+}
+
+/// Nearly all amounts are immediates, and one amount for all lanes is a vector instruction on any processor.
+#[inline(always)]
+fn shift<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, u32) -> T) {
+    let (x, n) = (r.get::<T>(a.s[1]), r.get::<u32>(a.s[2]));
+    let result: Lanes<T> = match uniform(&n) {
+        Some(n) => lanes(|lane| f(x[lane], n)),
+        None => lanes(|lane| f(x[lane], n[lane])),
+    };
+    r.set(a.s[0], &result, mask);
 }

@@ -27,6 +27,7 @@ mod video;
 pub use table::{Table, table};
 
 use crate::code::{Action, Class};
+use crate::exec::{LANES, Lane, Lanes};
 
 /// The value of an operand, which says how an immediate is read and which registers fit.
 #[allow(missing_docs, reason = "the names are PTX's own")]
@@ -160,4 +161,25 @@ pub struct Family {
 /// A row with plain operands.
 pub fn row(name: impl Into<String>, operands: &[Operand], category: Category, k: u32, action: Action) -> Row {
     Row { name: name.into(), operands: operands.to_vec(), decode: Decode::Plain(action), k, category }
+}
+
+/// The value that all lanes hold, if it is one: an immediate, most often.
+#[inline(always)]
+fn uniform(values: &Lanes<u32>) -> Option<u32> {
+    let mut different = 0;
+    for lane in 0..LANES {
+        different |= values[lane] ^ values[0];
+    }
+    (different == 0).then_some(values[0])
+}
+
+/// `f` of each lane. Unlike `array::from_fn`, which is unrolled before it is looked at, this loop becomes vector code for long
+/// bodies too.
+#[inline(always)]
+fn lanes<T: Lane>(f: impl Fn(usize) -> T) -> Lanes<T> {
+    let mut values = [T::default(); LANES];
+    for lane in 0..LANES {
+        values[lane] = f(lane);
+    }
+    values
 }

@@ -112,15 +112,22 @@ impl Table {
     pub fn closest(&self, opcode: &str, count: usize) -> Vec<&str> {
         let opcode = self.without_hints(opcode);
         let kind = |name: &str| name.split('.').next().unwrap_or_default().to_string();
-        let same: Vec<&str> =
-            self.rows.iter().map(|row| &*row.name).filter(|name| kind(name) == kind(&opcode)).collect();
-        let among = if same.is_empty() { self.rows.iter().map(|row| &*row.name).collect() } else { same };
-        let mut ranked: Vec<(usize, &str)> = among.iter().map(|name| (distance(&opcode, name), *name)).collect();
+        let mut among: Vec<&str> = self.rows.iter().map(|row| &*row.name).collect();
+        let same = among.iter().any(|name| kind(name) == kind(&opcode));
+        among.retain(|name| !same || kind(name) == kind(&opcode));
+        let words: Vec<&str> = opcode.split('.').collect();
+        let letters: Vec<char> = opcode.chars().collect();
+        let rank = |name: &str| {
+            let other: Vec<&str> = name.split('.').collect();
+            let foreign = other.iter().filter(|word| !words.contains(word)).count();
+            (distance(&words, &other), foreign, distance(&letters, &name.chars().collect::<Vec<_>>()))
+        };
+        let mut ranked: Vec<_> = among.iter().map(|name| (rank(name), *name)).collect();
         ranked.sort_unstable();
         ranked.dedup();
         // Of another kind only what could be a slip of the finger.
-        let limit = if among.len() == self.rows.len() { 3 } else { usize::MAX };
-        ranked.into_iter().take(count).filter(|(distance, _)| *distance <= limit).map(|(_, name)| name).collect()
+        let limit = if same { usize::MAX } else { 2 };
+        ranked.into_iter().filter(|(rank, _)| rank.2 <= limit).take(count).map(|(_, name)| name).collect()
     }
 
     /// What is supported, as Markdown: a heading for each family, a line for each set of rows that differ in their
@@ -150,14 +157,13 @@ impl Table {
     }
 }
 
-/// Edits that make one text the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
+/// Edits that make one sequence the other.
+fn distance<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
+    for (i, x) in a.iter().enumerate() {
         let mut diagonal = row[0];
         row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
+        for (j, y) in b.iter().enumerate() {
             let replaced = diagonal + usize::from(x != y);
             diagonal = row[j + 1];
             row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
@@ -179,6 +185,12 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
         }
     }
     let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
+    // A pattern that is another one with a word left out makes that word optional. Again until nothing changes: two patterns may have to lose another word first to be alike.
+    let mut before = usize::MAX;
+    while patterns.len() < before {
+        before = patterns.len();
+        (1..longest).rev().for_each(|place| make_optional(&mut patterns, place));
+    }
     // From the last place, where the type is, to the first modifier: patterns that are equal elsewhere become one.
     for place in (1..longest).rev() {
         let mut merged: Vec<Pattern<'a>> = Vec::new();
@@ -198,23 +210,28 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
         }
         patterns = merged;
     }
-    // A pattern that is another one with a word left out makes that word optional.
-    for place in (1..longest).rev() {
-        let mut at = 0;
-        while at < patterns.len() {
-            let mut shorter = patterns[at].clone();
-            if place < shorter.len() && patterns[at].len() > 2 && !patterns[at][place].contains(&"") {
-                shorter.remove(place);
-                if let Some(other) = patterns.iter().position(|pattern| *pattern == shorter) {
-                    patterns[at][place].push("");
-                    patterns.remove(other);
-                    at -= usize::from(other < at);
-                }
-            }
-            at += 1;
+    patterns.iter().map(|pattern| render(pattern)).collect()
+}
+
+/// Merges each pattern with the one that lacks its word at `place`.
+fn make_optional<'a>(patterns: &mut Vec<Pattern<'a>>, place: usize) {
+    let known: HashMap<Pattern<'a>, usize> = patterns.iter().cloned().zip(0..).collect();
+    let mut gone = vec![false; patterns.len()];
+    for at in 0..patterns.len() {
+        let mut shorter = patterns[at].clone();
+        if gone[at] || place >= shorter.len() || shorter[place].contains(&"") {
+            continue;
+        }
+        shorter.remove(place);
+        // What has been merged since is no longer what the map says.
+        let other = known.get(&shorter).copied().filter(|&other| !gone[other] && patterns[other] == shorter);
+        if let Some(other) = other {
+            patterns[at][place].push("");
+            gone[other] = true;
         }
     }
-    patterns.iter().map(|pattern| render(pattern)).collect()
+    let mut gone = gone.into_iter();
+    patterns.retain(|_| !gone.next().unwrap_or_default());
 }
 
 fn render(pattern: &[Vec<&str>]) -> String {
@@ -280,7 +297,7 @@ mod tests {
     fn the_closest_rows_are_of_the_same_kind() {
         let table = Table::new(vec![family(&["add.s32", "add.f32", "sub.s32"], vec![])]);
         assert_eq!(table.closest("add.s31", 1), ["add.s32"]);
-        assert_eq!(table.closest("adf.s32", 2), ["add.s32"]);
+        assert_eq!(table.closest("adf.s32", 2), ["add.s32", "add.f32"]);
         assert!(table.closest("wgmma.fence", 2).is_empty());
     }
 

@@ -50,5 +50,5 @@ fn check(table: &mut Harness, t: Type, op: &str, sources: usize, reads: bool, wr
 /// Upper half of the product, from 32-bit pieces.
 fn upper(t: Type, a: i128, b: i128) -> i128 {
     let (low, rest) = (b & 0xffff_ffff, b >> 32);
-    if t.bits == 64 { (a * rest + (a * low >> 32)) >> 32 } else { a * b >> 32 }
+    if t.bits == 64 { (a * rest + ((a * low) >> 32)) >> 32 } else { (a * b) >> 32 }
 }

@@ -47,17 +47,13 @@ fn comparison_and_selection() {
     table.finish();
 }
 
-const BOOLEANS: [(&str, fn(bool, bool) -> bool); 4] =
+/// A Boolean operator: how the opcode spells it, and what it does.
+type Boolean = (&'static str, fn(bool, bool) -> bool);
+
+const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
-fn comparisons(
-    table: &mut Harness,
-    t: Type,
-    op: &str,
-    boolean: (&str, fn(bool, bool) -> bool),
-    c: bool,
-    values: &[i128],
-) {
+fn comparisons(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool, values: &[i128]) {
     let (suffix, combine) = boolean;
     let mut inputs = Vec::new();
     let mut tests = Vec::new();

@@ -48,7 +48,7 @@ fn arithmetic_is_that_of_the_integers_modulo_the_width() {
     let clamp = |v: i128| v.clamp(t.min(), t.max());
     against(&mut table, "add.sat.s32", t, &t.pairs(), |v| clamp(v[0] + v[1]));
     against(&mut table, "sub.sat.s32", t, &t.pairs(), |v| clamp(v[0] - v[1]));
-    against(&mut table, "mad.hi.sat.s32", t, &t.triples(), |v| clamp((v[0] * v[1] >> 32) + v[2]));
+    against(&mut table, "mad.hi.sat.s32", t, &t.triples(), |v| clamp(((v[0] * v[1]) >> 32) + v[2]));
     for name in ["relu.s32", "s32.relu"] {
         against(&mut table, &format!("min.{name}"), t, &t.pairs(), |v| v[0].min(v[1]).max(0));
         against(&mut table, &format!("max.{name}"), t, &t.pairs(), |v| v[0].max(v[1]).max(0));
@@ -72,7 +72,7 @@ fn arithmetic_is_that_of_the_integers_modulo_the_width() {
 /// Upper half of the product; exact, since 64-bit values are multiplied in two steps.
 fn high(t: Type, a: i128, b: i128) -> i128 {
     let (low, rest) = (b & 0xffff_ffff, b >> 32);
-    if t.bits == 64 { (a * rest + (a * low >> 32)) >> 32 } else { a * b >> t.bits }
+    if t.bits == 64 { (a * rest + ((a * low) >> 32)) >> 32 } else { (a * b) >> t.bits }
 }
 
 fn halves(table: &mut Harness) {

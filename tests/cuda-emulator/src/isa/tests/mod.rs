@@ -8,6 +8,10 @@ mod logic;
 mod moves;
 mod video;
 
+use super::harness::Harness;
+use super::{Category, Family, Operand, Value, row};
+use crate::code::Action;
+
 /// An integer type of PTX, to state what a whole group of rows should give in unbounded arithmetic.
 #[derive(Clone, Copy)]
 pub(super) struct Type {
@@ -71,94 +75,27 @@ impl Type {
         pairs.iter().enumerate().map(triple).collect()
     }
 }
+
+/// The harness itself: a handler that ignores the mask is found out.
 #[test]
-fn bench_tmp() {
-    use crate::code::*;
-    use crate::exec::Registers;
-    use crate::isa::{Decode, Operand};
-    let fams = [
-        super::integer::family(),
-        super::logic::family(),
-        super::compare::family(),
-        super::bits::family(),
-        super::dot::family(),
-        super::carry::family(),
-        super::moves::family(),
-    ];
-    let mut regs = Registers::new(&RegisterCounts { pred: 8, b16: 8, b32: 8, b64: 8, b128: 8 });
-    for name in [
-        "add.s32",
-        "add.s64",
-        "mad.lo.s32",
-        "mul.wide.s32",
-        "mul.wide.u32",
-        "mul.lo.s32",
-        "mul.hi.s32",
-        "shl.b32",
-        "shr.u32",
-        "shl.b64",
-        "and.b32",
-        "lop3.b32",
-        "setp.lt.s32",
-        "setp.lt.u64",
-        "setp.eq.and.s16",
-        "selp.b32",
-        "selp.b64",
-        "mov.b32",
-        "mov.b64.pack2.b32",
-        "mov.b64.unpack2.b32",
-        "prmt.b32",
-        "bfe.u32",
-        "bfi.b32",
-        "dp4a.s32.s32",
-        "shf.l.wrap.b32",
-        "add.cc.u32",
-        "div.s32",
-        "popc.b32",
-        "min.s32",
-        "and.pred",
-        "mad.lo.s64",
-        "clz.b32",
-    ] {
-        let row = fams.iter().flat_map(|f| &f.rows).find(|r| r.name == name).unwrap();
-        let mut s = vec![];
-        for o in &row.operands {
-            match *o {
-                Operand::Out(v) | Operand::In(v) => s.push(Slot::new(v.class(), s.len()).unwrap()),
-                Operand::OutPair(v, w) => {
-                    s.push(Slot::new(v.class(), 0).unwrap());
-                    let _ = w;
-                    s.push(Slot::NONE)
-                }
-                Operand::InPred => s.push(Slot::new(Class::Pred, s.len()).unwrap()),
-                Operand::InVector(n, v) | Operand::OutVector(n, v) => {
-                    for _ in 0..n {
-                        s.push(Slot::new(v.class(), s.len()).unwrap())
-                    }
-                }
-                _ => {}
-            }
-        }
-        let mut args = Args { k: row.k, imm: [0x6a, 0], ..Args::default() };
-        for (i, x) in s.iter().enumerate() {
-            args.s[i] = *x;
-        }
-        let f = match &row.decode {
-            Decode::Plain(Action::Compute(f)) => *f,
-            Decode::Move(v) => match super::moves::copy(*v) {
-                Action::Compute(f) => f,
-                _ => unreachable!(),
-            },
-            _ => unreachable!(),
-        };
-        for (mask, label) in [(u32::MAX, "full"), (0x00ff_ffff, "part")] {
-            let n = 2_000_000;
-            let t = std::time::Instant::now();
-            for _ in 0..n {
-                std::hint::black_box(f)(&mut regs, std::hint::black_box(&args), mask);
-            }
-            print!("{name:24} {label} {:6.1} ns   ", t.elapsed().as_secs_f64() * 1e9 / n as f64);
-        }
-        println!();
-    }
+#[should_panic(expected = "masked off")]
+fn a_handler_that_writes_lanes_that_are_off_fails() {
+    let copy = Action::Compute(|r, a, _| r.map1(a, u32::MAX, |x: u32| x));
+    let rows = vec![row("copy", &[Operand::Out(Value::B32), Operand::In(Value::B32)], Category::Move, 0, copy)];
+    Harness::new(Family { title: "", rows, hints: vec![] }).check("copy", &[(&[1], &[1])]);
+}
+
+/// One that writes a destination before it has read all sources, too.
+#[test]
+#[should_panic(expected = "InPlace")]
+fn a_handler_that_writes_too_early_fails() {
+    let split = Action::Compute(|r, a, m| {
+        let low = r.get::<u32>(a.s[2]).map(|x| x & 0xffff);
+        r.set(a.s[0], &low, m);
+        let high = r.get::<u32>(a.s[2]).map(|x| x >> 16);
+        r.set(a.s[1], &high, m);
+    });
+    let operands = [Operand::Out(Value::B32), Operand::Out(Value::B32), Operand::In(Value::B32)];
+    let rows = vec![row("split", &operands, Category::Move, 0, split)];
+    Harness::new(Family { title: "", rows, hints: vec![] }).check("split", &[(&[0x2_0001], &[1, 2])]);
 }

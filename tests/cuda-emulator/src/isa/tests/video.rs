@@ -26,7 +26,7 @@ fn every_row_against_unbounded_arithmetic() {
     let mut random = fastrand::Rng::with_seed(4);
     let edge = [0, 0xffff_ffff, 0x8080_8080, 0x7f7f_7f7f, 0x8000_7fff, 0x0001_0100];
     let mut inputs: Vec<Vec<i128>> = edge.iter().flat_map(|&a| edge.map(|b| vec![a, b, 77])).collect();
-    inputs.extend((0..32).map(|_| vec![0; 3].iter().map(|_: &i128| i128::from(random.u32(..))).collect()));
+    inputs.extend((0..32).map(|_| (0..3).map(|_| i128::from(random.u32(..))).collect()));
     for row in video::family().rows {
         let parts: Vec<&str> = row.name.split('.').collect();
         let (op, count) = parts[0].split_at(parts[0].len() - 1);
