@@ -5,6 +5,7 @@
 //! ([`Driver::run_until`]), with the lock released while work is done.
 
 pub mod abi;
+mod calls;
 pub mod config;
 pub mod context;
 pub mod copy;
@@ -21,7 +22,8 @@ pub mod pool;
 pub mod spec;
 pub mod stream;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Event, Machinery, Order, Performed, Point, Streams, Work};
@@ -40,6 +42,8 @@ pub struct Driver {
     pub machinery: Machinery,
     state: Mutex<State>,
     changed: Condvar,
+    caller: calls::Caller,
+    me: Weak<Driver>,
 }
 
 /// All that changes.
@@ -112,13 +116,16 @@ pub fn init(flags: u32) -> Result<()> {
     if config.devices.is_empty() {
         return Err(Error::NoDevice);
     }
-    *driver = Some(Arc::new(Driver::new(config)?));
+    *driver = Some(Driver::new(config)?);
     abi::at_exit();
     Ok(())
 }
 
-/// The driver, once `cuInit` was called.
+/// The driver, once `cuInit` was called. Functions that streams call may not use it.
 pub fn driver() -> Result<Arc<Driver>> {
+    if calls::calling() {
+        return Err(Error::NotPermitted);
+    }
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::NotInitialized)
 }
 
@@ -143,7 +150,7 @@ pub fn reset() {
 }
 
 impl Driver {
-    fn new(config: Config) -> Result<Self> {
+    fn new(config: Config) -> Result<Arc<Self>> {
         let limits: Vec<u64> = config.devices.iter().map(|device| device.memory).collect();
         let space = Space::new(&limits).map_err(|error| {
             eprintln!("cudaemu: {error}");
@@ -179,7 +186,8 @@ impl Driver {
             counting: config.counts != config::Counts::Off,
             began: Instant::now(),
         };
-        Ok(Self { config, machinery, state: Mutex::new(state), changed: Condvar::new() })
+        let (state, changed, caller) = (Mutex::new(state), Condvar::new(), calls::Caller::default());
+        Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, me: me.clone() }))
     }
 
     /// Takes the lock.
@@ -229,17 +237,28 @@ impl Driver {
             Work::Record(event) => Some(*event),
             _ => None,
         };
-        if let Work::Free(address) = &work {
-            state.memory.forget(*address);
-        }
-        let done = if lost {
+        let done = match work {
             // A lost context's work comes to nothing; memory goes with the context.
-            Performed::default()
-        } else {
-            drop(state);
-            let done = self.machinery.perform(work);
-            state = self.lock();
-            done
+            _ if lost => Performed::default(),
+            Work::Call(call) => {
+                if let Some(me) = self.me.upgrade() {
+                    self.caller.call(me, context, stream, call);
+                }
+                return (state, true);
+            }
+            work => {
+                if let Work::Free(address) = &work {
+                    state.memory.forget(*address);
+                }
+                drop(state);
+                let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
+                state = self.lock();
+                done.unwrap_or_else(|_| Performed {
+                    error: Some(Error::Unknown),
+                    reports: vec!["a piece of work panicked: the emulator is at fault, please report it".to_owned()],
+                    ..Performed::default()
+                })
+            }
         };
         let moved = done.again.is_none();
         if let Some(event) = event {
