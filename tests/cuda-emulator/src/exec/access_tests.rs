@@ -252,7 +252,7 @@ fn local_memory_is_each_threads_own() {
     assert_eq!(cx.counts.local_written.bytes, 256);
     // A call's frame is new, its argument is passed with what is known of it.
     rig.local.pass(3, 8, 12, 8).expect("inside");
-    rig.local.enter(&[8; LANES], 4, ALL);
+    rig.local.enter(8, 4, ALL);
     let mut cx = rig.cx(0, 1);
     assert_eq!(name(&cx.load::<4>(Window::Local, &strided(8, 0), ALL)), "Uninitialised 0");
     assert_eq!(cx.load::<8>(Window::Local, &strided(16, 0), 8).map(|_| ()).map_err(|f| f.lane), Err(3));

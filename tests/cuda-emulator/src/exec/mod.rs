@@ -22,14 +22,13 @@ mod registers;
 #[cfg(test)]
 pub(crate) mod rig;
 mod shared;
-#[cfg(test)]
-pub(crate) mod stand;
+mod warp;
+mod worker;
+
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod timing;
-mod warp;
-mod worker;
 
 pub use async_copy::AsyncCopies;
 pub use counts::{Counts, Traffic};
