@@ -43,7 +43,10 @@ const COMPARISONS: [(&str, &str); 14] = [
     ("nan", "?"),
 ];
 
-const BOOLEANS: [(&str, fn(bool, bool) -> bool); 4] =
+/// A Boolean operator as the text has it, and what it does.
+type Boolean = (&'static str, fn(bool, bool) -> bool);
+
+const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
 /// Result types of `set` with their "true".
@@ -116,7 +119,7 @@ fn packed(
     format: Format,
     ftz: usize,
     (_, orders): (&str, &str),
-    (boolean, combine): (&str, fn(bool, bool) -> bool),
+    (boolean, combine): Boolean,
     head: &str,
 ) {
     let (mut setp, mut tests): (Cases, Vec<(Vec<i128>, bool, bool)>) = (vec![], vec![]);
