@@ -3,9 +3,15 @@
 mod bits;
 mod carry;
 mod compare;
+mod compare_float;
+mod convert;
+mod float;
+mod formats;
+mod half;
 mod integer;
 mod logic;
 mod moves;
+mod vector;
 mod video;
 
 use super::harness::Harness;
