@@ -257,12 +257,11 @@ impl Conversion {
         let missing = width.saturating_sub(prefix.len() + body.len());
         let mut out = Vec::with_capacity(prefix.len() + body.len() + missing);
         let fill = |out: &mut Vec<u8>, byte: u8| out.resize(out.len() + missing, byte);
-        let zeros = zeros && flags.zeros && !flags.left;
-        if !zeros && !flags.left {
+        if !(flags.left || flags.zeros && zeros) {
             fill(&mut out, b' ');
         }
         out.extend_from_slice(prefix.as_bytes());
-        if zeros {
+        if !flags.left && flags.zeros && zeros {
             fill(&mut out, b'0');
         }
         out.extend_from_slice(&body);

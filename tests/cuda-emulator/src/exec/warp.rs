@@ -433,7 +433,7 @@ impl Flow {
             return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
         }
         let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
-        cx.local.enter(&[u64::from(frame); 32], function.frame_bytes, mask);
+        cx.local.enter(frame, function.frame_bytes, mask);
         calls::pass(&site.args, group.frame, &function.params, frame, mask, cx)?;
         let call =
             Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
