@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::fault::{Access, Fault, Kind, Memory};
-use crate::mem::{Allocation, Footprint, Physical, View};
+use crate::mem::{Allocation, AllocationKind, Footprint, Physical, View};
 
 use super::cx::{Env, consecutive, lanes};
 use super::{Addresses, LANES, Lanes};
@@ -88,6 +88,12 @@ impl Global {
     /// `counting`: bytes and sectors are counted; with a footprint, distinct bytes too.
     pub fn new(view: Arc<View>, device: u32, peers: u64, counting: bool, footprint: Option<Arc<Footprint>>) -> Self {
         Self { view, device, peers, counting, footprint, recent: Default::default(), oldest: 0 }
+    }
+
+    /// Whether an address is in constant memory.
+    pub fn is_constant(&self, address: u64) -> bool {
+        let index = self.view.index_of(address, 1);
+        index.is_some_and(|index| self.view.allocations()[index].kind() == AllocationKind::Constant)
     }
 
     /// A place among the recent ones that holds the range.
