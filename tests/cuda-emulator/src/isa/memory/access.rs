@@ -56,9 +56,7 @@ const HANDLERS: [(usize, u8, Access, Access); 12] = [
 /// `E` bytes of `bytes`, from the `index`-th such element.
 #[inline(always)]
 fn element<const N: usize, const E: usize>(bytes: &[u8; N], index: usize) -> [u8; E] {
-    let mut out = [0; E];
-    out.copy_from_slice(&bytes[index * E..(index + 1) * E]);
-    out
+    bytes.as_chunks::<E>().0[index]
 }
 
 /// `[u8; E]` as an integer, zero-extended.
