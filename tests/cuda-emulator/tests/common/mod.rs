@@ -1,142 +1,157 @@
-//! What the tests of the driver share: a session, calls that must succeed, and small kernels.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of this")]
-#![allow(missing_docs, clippy::unwrap_used, reason = "this is part of tests")]
+//! A device without its driver: PTX text in, memory out. For tests of instructions.
 
-use cudarc::driver::sys::{self, CUresult};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// `scale(data, factor, count)`, `overrun(data, index)`, `misaligned(data)`, `trap()`, `read_first(data, out)`.
-pub const KERNELS: &str = r#"
-.version 7.0
-.target sm_75
-.address_size 64
-.global .align 4 .u32 answer = 42;
-.const .align 4 .u32 table[4] = {1, 2, 3, 4};
-.visible .entry scale(.param .u64 data, .param .u32 factor, .param .u32 count)
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<9>;
-    .reg .b64 %rd<5>;
-    ld.param.u64 %rd1, [data];
-    ld.param.u32 %r6, [factor];
-    ld.param.u32 %r1, [count];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.u32 %p1, %r5, %r1;
-    @%p1 bra $done;
-    mul.wide.u32 %rd3, %r5, 4;
-    add.s64 %rd4, %rd1, %rd3;
-    ld.global.u32 %r7, [%rd4];
-    mul.lo.u32 %r8, %r7, %r6;
-    st.global.u32 [%rd4], %r8;
-$done:
-    ret;
-}
-.visible .entry overrun(.param .u64 data, .param .u64 offset)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<4>;
-    ld.param.u64 %rd1, [data];
-    ld.param.u64 %rd2, [offset];
-    add.s64 %rd3, %rd1, %rd2;
-    mov.u32 %r1, 7;
-    st.global.u32 [%rd3], %r1;
-    ret;
-}
-.visible .entry trap()
-{
-    trap;
-    ret;
-}
-.visible .entry spin()
-{
-$again:
-    bra $again;
-}
-.visible .entry copy(.param .u64 to, .param .u64 from)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<3>;
-    ld.param.u64 %rd1, [to];
-    ld.param.u64 %rd2, [from];
-    ld.global.u32 %r1, [%rd2];
-    st.global.u32 [%rd1], %r1;
-    ret;
-}
-.visible .entry exact() .reqntid 64, 1, 1
-{
-    ret;
-}
-"#;
+use cudaemu::code::{self, Code};
+use cudaemu::exec::{self, Launch, Machine, Outcome};
+use cudaemu::mem::Space;
+use cudaemu::{isa, ptx};
 
-/// A call that has to succeed.
-#[track_caller]
-pub fn ok(result: CUresult) {
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
+/// A device and what the kernels on it have done.
+pub struct Device {
+    space: Space,
+    machine: Machine,
+    printed: Arc<Mutex<String>>,
+    /// Rows of the instruction table that were executed.
+    executed: HashSet<u32>,
 }
 
-/// What a call wrote to its out parameter; it has to succeed.
-#[track_caller]
-pub fn get<T: Default>(call: impl FnOnce(*mut T) -> CUresult) -> T {
-    let mut value = T::default();
-    ok(call(&mut value));
-    value
+/// A loaded module.
+pub struct Module {
+    code: Arc<Code>,
+    globals: Arc<[u64]>,
 }
 
-/// The same for handles, which have no default.
-#[track_caller]
-pub fn handle<T>(call: impl FnOnce(*mut *mut T) -> CUresult) -> *mut T {
-    let mut value = std::ptr::null_mut();
-    ok(call(&mut value));
-    value
+/// Arguments of a launch, packed one after another, each aligned to its size.
+#[derive(Default)]
+pub struct Params(Vec<u8>);
+
+impl Params {
+    pub fn add(mut self, bytes: &[u8]) -> Self {
+        self.0.resize(self.0.len().next_multiple_of(bytes.len().max(1)), 0);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    pub fn pointer(self, address: u64) -> Self {
+        self.add(&address.to_le_bytes())
+    }
 }
 
-/// A retained primary context that is current; released at the end.
-pub struct Primary {
-    pub device: sys::CUdevice,
-    pub context: sys::CUcontext,
-}
-
-impl Primary {
-    pub fn new(ordinal: i32) -> Self {
-        // SAFETY: out parameters are places of their types.
-        unsafe {
-            ok(sys::cuInit(0));
-            let device = get(|d| sys::cuDeviceGet(d, ordinal));
-            let context = handle(|c| sys::cuDevicePrimaryCtxRetain(c, device));
-            ok(sys::cuCtxSetCurrent(context));
-            Self { device, context }
+impl Device {
+    pub fn new() -> Self {
+        let printed = Arc::<Mutex<String>>::default();
+        let sink = Arc::clone(&printed);
+        let machine = Machine {
+            sms: 4,
+            threads: 1,
+            max_instructions: 1 << 24,
+            report_only: false,
+            local_bytes: 1 << 16,
+            counting: false,
+            footprint: false,
+            print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
+        };
+        Self {
+            space: Space::new(&[1 << 30]).expect("address space"),
+            machine,
+            printed,
+            executed: HashSet::new(),
         }
     }
-}
 
-impl Drop for Primary {
-    fn drop(&mut self) {
-        // SAFETY: the context was retained.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    /// What the kernels have printed.
+    pub fn printed(&self) -> String {
+        self.printed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
 
-/// A loaded module of [`KERNELS`].
-pub fn module() -> sys::CUmodule {
-    let text = std::ffi::CString::new(KERNELS).unwrap();
-    // SAFETY: the image is a zero-terminated text.
-    handle(|m| unsafe { sys::cuModuleLoadData(m, text.as_ptr().cast()) })
-}
+    /// Memory that holds these bytes.
+    pub fn upload(&self, bytes: &[u8]) -> u64 {
+        let allocation = self.space.alloc(0, bytes.len() as u64, "test").expect("memory");
+        self.space.snapshot().write(allocation.base(), bytes).expect("write");
+        allocation.base()
+    }
 
-/// A function of a module.
-pub fn function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
-    let name = std::ffi::CString::new(name).unwrap();
-    // SAFETY: the name is a C string.
-    handle(|f| unsafe { sys::cuModuleGetFunction(f, module, name.as_ptr()) })
-}
+    /// Memory that nothing has written.
+    pub fn alloc(&self, bytes: u64) -> u64 {
+        self.space.alloc(0, bytes, "test").expect("memory").base()
+    }
 
-/// A launch of one block of `threads` in a stream; parameters are given as 8-byte values of which the kernel reads what it wants.
-pub fn launch(function: sys::CUfunction, threads: u32, stream: sys::CUstream, params: &[u64]) -> CUresult {
-    let mut pointers: Vec<_> = params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect();
-    // SAFETY: there is a pointer to at least as many bytes for each parameter that the callers' kernels have.
-    unsafe {
-        sys::cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, pointers.as_mut_ptr(), std::ptr::null_mut())
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        self.space.snapshot().write(address, bytes).expect("write");
+    }
+
+    pub fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        self.space.snapshot().read(address, &mut out).expect("read");
+        out
+    }
+
+    /// Loads a module; variables get their initial values (but no addresses of others).
+    #[track_caller]
+    pub fn load(&self, text: &str) -> Module {
+        let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        let code = code::decode(&module, text).unwrap_or_else(|error| panic!("{error}"));
+        let place = |global: &code::Global| {
+            let mut bytes = global.init.clone().unwrap_or_default();
+            bytes.resize(global.bytes as usize, 0);
+            let allocation = if global.constant {
+                self.space.alloc_constant(0, global.bytes, "test")
+            } else {
+                self.space.alloc(0, global.bytes, "test")
+            };
+            let base = allocation.expect("memory").base();
+            self.write(base, &bytes);
+            base
+        };
+        let globals = code.globals.iter().map(place).collect();
+        Module { code: Arc::new(code), globals }
+    }
+
+    /// Runs a kernel to its end, or to its fault.
+    #[track_caller]
+    pub fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
+        let function = module.code.functions.iter().position(|f| &*f.name == kernel);
+        let launch = Launch {
+            code: Arc::clone(&module.code),
+            function: function.unwrap_or_else(|| panic!("no kernel {kernel}")),
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            dynamic_shared: 0,
+            params: params.0.into(),
+            globals: Arc::clone(&module.globals),
+            cooperative: false,
+            device: 0,
+            peers: 1,
+            id: 1,
+        };
+        assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");
+        let outcome = exec::run(&launch, &self.space.snapshot(), &self.machine);
+        let ran = outcome.profile.warps.iter().zip(&module.code.insts).filter(|(warps, _)| **warps > 0);
+        self.executed.extend(ran.map(|(_, inst)| inst.row));
+        outcome
+    }
+
+    /// Runs a kernel that must not fail.
+    #[track_caller]
+    pub fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
+        if let Err(report) = self.launch(module, kernel, grid, block, params).result {
+            panic!("{report}");
+        }
+    }
+
+    /// Fails if a row of these instructions (the first words of their opcodes) was never executed on this device.
+    #[track_caller]
+    pub fn executed_all(&self, instructions: &[&str]) {
+        let rows = isa::table().rows().iter().enumerate();
+        let missing: Vec<&str> = rows
+            .filter(|(index, row)| {
+                let first = row.name.split('.').next().unwrap_or_default();
+                instructions.contains(&first) && !self.executed.contains(&(*index as u32))
+            })
+            .map(|(_, row)| &*row.name)
+            .collect();
+        assert!(missing.is_empty(), "{} rows were never executed: {missing:?}", missing.len());
     }
 }

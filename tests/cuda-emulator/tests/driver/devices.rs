@@ -1,11 +1,10 @@
 //! Devices: what the settings say is what programs see.
-#![allow(unsafe_code, reason = "the driver's C functions are unsafe")]
 
-mod common;
+
 
 use std::ffi::CString;
 
-use common::{Primary, get, handle, ok};
+use super::support::{Primary, get, handle, ok};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as A, CUresult};
 

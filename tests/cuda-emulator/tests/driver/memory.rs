@@ -1,11 +1,10 @@
 //! Memory of every kind, and every copy between them.
-#![allow(unsafe_code, reason = "the driver's C functions are unsafe")]
 
-mod common;
+
 
 use std::ffi::c_void;
 
-use common::{Primary, get, handle, ok};
+use super::support::{Primary, get, handle, ok};
 use cudarc::driver::sys::{self, CUpointer_attribute_enum as P, CUresult};
 
 fn session(settings: &str) -> (cudaemu::test::Session, Primary) {
