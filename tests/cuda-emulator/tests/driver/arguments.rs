@@ -137,9 +137,9 @@ fn launches_outside_of_the_limits() {
         for (bytes, answer) in [(16usize, CUresult::CUDA_SUCCESS), (8, INVALID_VALUE)] {
             let mut bytes = bytes;
             let mut extra = [
-                1 as *mut std::ffi::c_void,
+                std::ptr::without_provenance_mut(1),
                 params.as_mut_ptr().cast(),
-                2 as *mut std::ffi::c_void,
+                std::ptr::without_provenance_mut(2),
                 std::ptr::from_mut(&mut bytes).cast(),
                 std::ptr::null_mut(),
             ];
