@@ -8,7 +8,8 @@
 //!
 //! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value.
 //! Inputs are flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the
-//! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`).
+//! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`). The parts of registers that
+//! video instructions name are their first input.
 //!
 //! Inputs take the lanes in order, 32 at a time: for an instruction of a whole warp, each input is what one lane holds.
 
@@ -16,7 +17,8 @@ use std::collections::HashSet;
 
 use super::{Decode, Family, Operand, Row, Value, moves};
 use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
-use crate::exec::{Cx, LANES, Lanes, Registers};
+use crate::exec::stand::Stand;
+use crate::exec::{LANES, Lanes, Registers};
 
 /// An optional source that is left out.
 pub(crate) const ABSENT: i128 = i128::MIN;
@@ -143,10 +145,12 @@ impl Harness {
         let several = |count: u8, piece: Piece| vec![piece; usize::from(count)];
         let flat = |operand: &Operand| match *operand {
             Operand::Out(value) => vec![Piece::Out(value.class())],
+            // The parts of all operands are one immediate.
+            Operand::OutPart(value) => vec![Piece::Imm, Piece::Out(value.class())],
             Operand::OutWide(value) => vec![Piece::Out(wide(value))],
             Operand::OutPair(first, second) => vec![Piece::Out(first.class()), Piece::Out(second.class())],
             Operand::In(Value::Pred) | Operand::InPred | Operand::OptIn(Value::Pred) => vec![Piece::InPred],
-            Operand::In(value) | Operand::OptIn(value) => vec![Piece::In(value.class())],
+            Operand::In(value) | Operand::OptIn(value) | Operand::InPart(value) => vec![Piece::In(value.class())],
             Operand::InWide(value) => vec![Piece::In(wide(value))],
             Operand::OutVector(count, value) => several(count, Piece::Out(value.class())),
             Operand::OutWideVector(count, value) => several(count, Piece::Out(wide(value))),
@@ -154,6 +158,7 @@ impl Harness {
             Operand::InWideVector(count, value) => several(count, Piece::In(wide(value))),
             Operand::Imm | Operand::OptImm(_) => vec![Piece::Imm],
             Operand::Address => vec![Piece::Address],
+            Operand::SecondAddress => vec![Piece::In(Class::B64), Piece::Imm],
             Operand::Label => panic!("{}: control flow needs a warp", row.name),
         };
         let mut pieces: Vec<Piece> = row.operands.iter().flat_map(flat).collect();
@@ -319,8 +324,9 @@ fn execute_masked(
     match action(row) {
         Action::Compute(compute) => compute(&mut registers, &args, mask),
         Action::Access(access) => {
-            let mut cx = context(&mut registers, mask);
-            access(&mut cx, &args, mask).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
+            let mut stand = Stand::new();
+            access(&mut stand.cx(&mut registers, mask), &args, mask)
+                .unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
         }
         Action::Control(_) => panic!("{}: control flow needs a warp", row.name),
     }
@@ -354,8 +360,4 @@ fn action(row: &Row) -> Action {
         Decode::Move(value) => moves::copy(*value),
         _ => panic!("{}: the decoder makes its action", row.name),
     }
-}
-
-fn context(registers: &mut Registers, active: u32) -> Cx<'_> {
-    Cx { regs: registers, active, live: u32::MAX }
 }

@@ -4,20 +4,30 @@
 #[macro_use]
 mod macros;
 
+mod async_copy;
+mod atomics;
 mod bits;
 mod carry;
 mod compare;
+mod control;
 mod dot;
 #[cfg(test)]
 mod harness;
 mod integer;
 mod logic;
 mod matrix;
+mod memory;
 mod mma;
-mod moves;
+pub(crate) mod moves;
+mod shuffle;
+mod special;
+mod table;
 #[cfg(test)]
 mod tests;
 mod video;
+mod video_scalar;
+
+pub use table::{Table, table};
 
 use crate::code::{Action, Class};
 use crate::exec::{LANES, Lane, Lanes};
@@ -61,6 +71,11 @@ pub enum Operand {
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
+    /// A destination that may name a part of it, `d.b0` to `d.b3`, `d.h0` or `d.h1`, as video instructions do. Parts are
+    /// numbered 1 to 6 in that order, the whole is 0; four bits for each operand of such a kind, from the lowest, are in `imm[0]`.
+    OutPart(Value),
+    /// A source that may name a part of it; see [`Operand::OutPart`].
+    InPart(Value),
     /// A source predicate that may be negated.
     InPred,
     /// A source that may be absent (trailing operands only): its slot is then [`crate::code::Slot::NONE`].
@@ -79,6 +94,9 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
+    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::code::Slot::NONE`]
+    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::code::Args::imm`].
+    SecondAddress,
     /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
     Label,
 }
@@ -119,7 +137,8 @@ pub enum Category {
     Other,
 }
 
-/// One row of the instruction table.
+/// One row of the instruction table. Rows may share a name if their operands tell them apart (`bar.red` with and without a
+/// count): the first one that fits counts.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,

@@ -22,6 +22,19 @@ pub struct Module {
     pub variables: Vec<Variable>,
     /// Functions and entries, in order; declarations have no body.
     pub functions: Vec<Function>,
+    /// `.alias name, of;`, in order.
+    pub aliases: Vec<Alias>,
+}
+
+/// `.alias name, of;`: a second name of a function.
+#[derive(Clone, Debug)]
+pub struct Alias {
+    /// The new name; it has a declaration, too.
+    pub name: Name,
+    /// The function it means.
+    pub of: Name,
+    /// Line.
+    pub line: u32,
 }
 
 /// Fundamental types of declarations (PTX ISA, "Fundamental Types").
@@ -48,6 +61,20 @@ pub enum Type {
     F32,
     F64,
     Pred,
+}
+
+impl Type {
+    /// Bytes of a value in memory; predicates have no place there: 0.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Pred => 0,
+            Self::B8 | Self::U8 | Self::S8 => 1,
+            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::BF16 => 2,
+            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::BF16x2 => 4,
+            Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
+            Self::B128 => 16,
+        }
+    }
 }
 
 /// Where a variable lives.
@@ -89,7 +116,7 @@ pub struct Variable {
     pub align: u32,
     /// Array extents, outermost first; an open one (`[]`) is 0. Empty for a scalar.
     pub dims: Vec<u64>,
-    /// The initialiser, flattened: missing elements are zero.
+    /// The initialiser, flattened: missing elements at the end are zero. Its count is the extent of an open array.
     pub init: Vec<Init>,
     /// Linkage.
     pub linkage: Linkage,
@@ -132,6 +159,8 @@ pub struct Function {
     pub max_threads: Option<[u32; 3]>,
     /// The limit is a requirement.
     pub required_threads: bool,
+    /// `.reqnctapercluster`: the kernel runs in clusters of that many blocks; absent dimensions are 1.
+    pub cluster: Option<[u32; 3]>,
     /// `.maxnreg`, 0 if absent.
     pub max_registers: u32,
     /// `.noreturn`.
@@ -149,8 +178,10 @@ pub enum Statement {
     Label(Name, u32),
     /// `.reg .b32 %r<10>;` declares `%r0` to `%r9`; without `<n>`, `count` is `None` and the name is the register.
     Registers {
-        /// Type of each.
+        /// Type of each, or of each component.
         ty: Type,
+        /// 1, 2 or 4: a vector register's components are named `name.x` to `name.w`.
+        vector: u32,
         /// Name or prefix.
         name: Name,
         /// How many, if parameterised.
@@ -162,6 +193,8 @@ pub enum Statement {
     Variable(Variable),
     /// `label: .branchtargets a, b, c;`
     BranchTargets(Name, Vec<Name>, u32),
+    /// `label: .calltargets a, b, c;`: functions that an indirect call may call.
+    CallTargets(Name, Vec<Name>, u32),
     /// `label: .callprototype (…) _ (…);`: what matters of it are the sizes of the parameters.
     CallPrototype {
         /// Its label.
@@ -201,7 +234,8 @@ pub enum Operand {
     Not(Name),
     /// `_`
     Sink,
-    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`; constant expressions are already evaluated.
+    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`; constant expressions are already evaluated (in 64 bits:
+    /// `~7` is a `.u64`; the instruction truncates it to its own type).
     Int(i128),
     /// `0f3F800000`
     F32(u32),

@@ -1,3 +1,14 @@
 //! PTX text → [`ast::Module`]. Everything that is not understood is an error with its line; nothing panics.
+//!
+//! [`parse`] reads a file in one pass with one token of look-ahead: `lexer` makes the tokens, `parse` the tree, one file per
+//! part of the grammar. Time and memory are linear in the length of the text; nesting is limited.
 
 pub mod ast;
+mod error;
+mod lexer;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+pub use error::Error;
+pub use parse::parse;

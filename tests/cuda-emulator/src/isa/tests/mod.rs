@@ -7,6 +7,7 @@ mod integer;
 mod logic;
 mod moves;
 mod video;
+mod video_scalar;
 
 use super::harness::Harness;
 use super::{Category, Family, Operand, Value, row};

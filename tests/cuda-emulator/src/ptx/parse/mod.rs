@@ -1,0 +1,131 @@
+//! Tokens → syntax tree, by recursive descent with one token of look-ahead.
+
+mod declare;
+mod expr;
+mod function;
+mod init;
+mod module;
+mod operand;
+mod statement;
+
+use super::Error;
+use super::ast::{Module, Name};
+use super::lexer::{Kind, Lexer, Token};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Deepest nesting of blocks and of expressions. Compilers nest a handful; the limit keeps a hostile file off the stack's end.
+const MAX_DEPTH: u32 = 100;
+
+/// Reads a PTX file.
+///
+/// # Errors
+/// The first thing that is not PTX, or not the PTX that is supported, with its line.
+pub fn parse(text: &str) -> Result<Module, Error> {
+    let mut lexer = Lexer::new(text);
+    let token = lexer.next()?;
+    Parser { lexer, token, names: HashSet::new(), depth: 0, padding: 0 }.module()
+}
+
+/// The state of one run over a text.
+struct Parser<'a> {
+    lexer: Lexer<'a>,
+    /// The next token.
+    token: Token<'a>,
+    /// Every name and opcode met so far, each stored once.
+    names: HashSet<Arc<str>>,
+    /// How deep in blocks and expressions we are.
+    depth: u32,
+    /// Zeros added to initialisers so far.
+    padding: u64,
+}
+
+impl<'a> Parser<'a> {
+    /// Takes the next token.
+    fn bump(&mut self) -> Result<Token<'a>, Error> {
+        let next = self.lexer.next()?;
+        Ok(std::mem::replace(&mut self.token, next))
+    }
+
+    /// An error at the next token.
+    fn error<T>(&self, message: impl Into<String>) -> Result<T, Error> {
+        Err(Error::new(self.lexer.text, self.token.start, self.token.line, message))
+    }
+
+    /// An error: `what` should stand where the next token is.
+    fn expected<T>(&self, what: &str) -> Result<T, Error> {
+        self.error(format!("expected {what}, found {}", self.token.kind))
+    }
+
+    fn is(&self, mark: &str) -> bool {
+        matches!(self.token.kind, Kind::Mark(found) if found == mark)
+    }
+
+    /// Takes the next token if it is `mark`.
+    fn eat(&mut self, mark: &str) -> Result<bool, Error> {
+        let found = self.is(mark);
+        if found {
+            self.bump()?;
+        }
+        Ok(found)
+    }
+
+    /// Takes `mark`, which must come next.
+    fn need(&mut self, mark: &str) -> Result<(), Error> {
+        match self.eat(mark)? {
+            true => Ok(()),
+            false => self.expected(&format!("`{mark}`")),
+        }
+    }
+
+    /// Takes the next token if it is the word `.word`.
+    fn eat_word(&mut self, word: &str) -> Result<bool, Error> {
+        let found = self.token.kind == Kind::Word(word);
+        if found {
+            self.bump()?;
+        }
+        Ok(found)
+    }
+
+    /// The shared copy of a name.
+    fn intern(&mut self, name: &str) -> Name {
+        if let Some(known) = self.names.get(name) {
+            return known.clone();
+        }
+        let name = Name::from(name);
+        self.names.insert(name.clone());
+        name
+    }
+
+    /// Takes a name, which must come next; `what` says whose.
+    fn name(&mut self, what: &str) -> Result<Name, Error> {
+        match self.token.kind {
+            Kind::Name(name) if name != "_" && name != expr::WARP_SIZE => {
+                self.bump()?;
+                Ok(self.intern(name))
+            }
+            _ => self.expected(what),
+        }
+    }
+
+    /// Takes `a, b, …` up to and with the semicolon.
+    fn names(&mut self, what: &str) -> Result<Vec<Name>, Error> {
+        let mut names = vec![self.name(what)?];
+        while self.eat(",")? {
+            names.push(self.name(what)?);
+        }
+        self.need(";")?;
+        Ok(names)
+    }
+
+    /// Runs `inner` one level deeper.
+    fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        if self.depth >= MAX_DEPTH {
+            return self.error(format!("expected at most {MAX_DEPTH} levels of nesting, found more"));
+        }
+        self.depth += 1;
+        let result = inner(self);
+        self.depth -= 1;
+        result
+    }
+}

@@ -1,0 +1,205 @@
+//! The head of a file and what stands at module scope (PTX ISA, "PTX Module Directives").
+
+use super::Parser;
+use crate::ptx::Error;
+use crate::ptx::ast::{Alias, Linkage, Module, Space};
+use crate::ptx::lexer::Kind;
+
+impl Parser<'_> {
+    /// The whole file.
+    pub(super) fn module(mut self) -> Result<Module, Error> {
+        let mut module = Module { address_size: 64, ..Module::default() };
+        self.version(&mut module)?;
+        self.target(&mut module)?;
+        if self.eat_word("address_size")? {
+            module.address_size = match self.token.kind {
+                Kind::Int { bits: 32, .. } => 32,
+                Kind::Int { bits: 64, .. } => 64,
+                _ => return self.expected("an address size of 32 or 64"),
+            };
+            self.bump()?;
+        }
+        while self.token.kind != Kind::End {
+            self.item(&mut module)?;
+        }
+        Ok(module)
+    }
+
+    /// `.version 8.7`
+    fn version(&mut self, module: &mut Module) -> Result<(), Error> {
+        if !self.eat_word("version")? {
+            return self.expected("`.version`, with which a PTX file begins");
+        }
+        // The token is a float, of which 8.1 and 8.10 would be the same.
+        let text = self.lexer.text.get(self.token.start..self.token.end).unwrap_or_default();
+        let Some((Ok(major), Ok(minor))) = text.split_once('.').map(|(a, b)| (a.parse(), b.parse())) else {
+            return self.expected("a version such as 8.0");
+        };
+        self.bump()?;
+        module.version = (major, minor);
+        Ok(())
+    }
+
+    /// `.target sm_90a, texmode_independent, debug`
+    fn target(&mut self, module: &mut Module) -> Result<(), Error> {
+        if !self.eat_word("target")? {
+            return self.expected("`.target`");
+        }
+        loop {
+            let Kind::Name(name) = self.token.kind else { return self.expected("a target such as sm_80") };
+            match name.strip_prefix("sm_") {
+                Some(number) => {
+                    let suffix = number.trim_start_matches(|c: char| c.is_ascii_digit());
+                    let Ok(target) = number.trim_end_matches(suffix).parse() else {
+                        return self.expected("a target such as sm_80");
+                    };
+                    if !matches!(suffix, "" | "a" | "f") {
+                        return self.expected("a target such as sm_80 or sm_90a");
+                    }
+                    module.target = target;
+                    suffix.clone_into(&mut module.target_suffix);
+                }
+                None if matches!(name, "debug" | "texmode_unified" | "texmode_independent") => {}
+                None => return self.expected("a target such as sm_80, `debug` or a `texmode_…` that is supported"),
+            }
+            self.bump()?;
+            if !self.eat(",")? {
+                break;
+            }
+        }
+        match module.target {
+            0 => self.error("expected a target such as sm_80 in `.target`, found none"),
+            _ => Ok(()),
+        }
+    }
+
+    /// One declaration or directive.
+    fn item(&mut self, module: &mut Module) -> Result<(), Error> {
+        let line = self.token.line;
+        if self.skipped()? {
+            return Ok(());
+        }
+        if self.eat_word("alias")? {
+            let name = self.name("the new name of a function")?;
+            self.need(",")?;
+            let of = self.name("the name of a function")?;
+            self.need(";")?;
+            module.aliases.push(Alias { name, of, line });
+            return Ok(());
+        }
+        let linkage = self.linkage()?;
+        match self.token.kind {
+            Kind::Word("entry" | "func") => module.functions.push(self.function(linkage, line)?),
+            _ => match self.space() {
+                Some(Space::Reg) => return self.error("registers at module scope are not supported"),
+                Some(space) => self.variables(space, linkage, |variable| module.variables.push(variable))?,
+                None => return self.expected("a variable, function or directive of module scope"),
+            },
+        }
+        Ok(())
+    }
+
+    /// `.visible` and its like, if it comes next.
+    pub(super) fn linkage(&mut self) -> Result<Linkage, Error> {
+        let linkage = match self.token.kind {
+            Kind::Word("visible") => Linkage::Visible,
+            Kind::Word("extern") => Linkage::Extern,
+            Kind::Word("weak") => Linkage::Weak,
+            Kind::Word("common") => Linkage::Common,
+            _ => return Ok(Linkage::Internal),
+        };
+        self.bump()?;
+        Ok(linkage)
+    }
+
+    /// Skips a directive that changes nothing here: `.file`, `.loc`, `.section`, `.pragma`. Says whether there was one.
+    pub(super) fn skipped(&mut self) -> Result<bool, Error> {
+        match self.token.kind {
+            Kind::Word("file") => {
+                self.bump()?;
+                self.numbers(1)?;
+                self.text()?;
+                while self.eat(",")? {
+                    self.numbers(1)?;
+                }
+            }
+            Kind::Word("loc") => self.location()?,
+            Kind::Word("pragma") => {
+                self.bump()?;
+                self.text()?;
+                while self.eat(",")? {
+                    self.text()?;
+                }
+                self.need(";")?;
+            }
+            Kind::Word("section") => self.section()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// `.loc 1 25 9, function_name $L__info_string0 + 4, inlined_at 1 10 5`
+    fn location(&mut self) -> Result<(), Error> {
+        self.bump()?;
+        self.numbers(3)?;
+        while self.eat(",")? {
+            match self.token.kind {
+                Kind::Name("function_name") => {
+                    self.bump()?;
+                    match self.token.kind {
+                        Kind::Word(_) => _ = self.bump()?,
+                        _ => _ = self.name("a label of the debug data")?,
+                    }
+                    self.offset()?;
+                }
+                Kind::Name("inlined_at") => {
+                    self.bump()?;
+                    self.numbers(3)?;
+                }
+                _ => return self.expected("`function_name` or `inlined_at`"),
+            }
+        }
+        Ok(())
+    }
+
+    /// `.section .debug_info { … }`
+    fn section(&mut self) -> Result<(), Error> {
+        let line = self.bump()?.line;
+        match self.token.kind {
+            Kind::Word(_) | Kind::Name(_) => _ = self.bump()?,
+            _ => return self.expected("the name of a section"),
+        }
+        self.need("{")?;
+        let mut open = 1u64;
+        while open > 0 {
+            match self.token.kind {
+                Kind::Mark("{") => open += 1,
+                Kind::Mark("}") => open -= 1,
+                Kind::End => return self.expected(&format!("`}}` at the end of the section of line {line}")),
+                _ => {}
+            }
+            self.bump()?;
+        }
+        Ok(())
+    }
+
+    /// Skips this many integers.
+    fn numbers(&mut self, count: usize) -> Result<(), Error> {
+        for _ in 0..count {
+            match self.token.kind {
+                Kind::Int { .. } => self.bump()?,
+                _ => return self.expected("a number"),
+            };
+        }
+        Ok(())
+    }
+
+    /// Skips a string.
+    fn text(&mut self) -> Result<(), Error> {
+        match self.token.kind {
+            Kind::Text(_) => _ = self.bump()?,
+            _ => return self.expected("a string"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! Operands of instructions (PTX ISA, "Instruction Operands").
+
+use super::Parser;
+use super::expr::{Value, WARP_SIZE};
+use crate::ptx::Error;
+use crate::ptx::ast::{Name, Operand};
+use crate::ptx::lexer::Kind;
+
+impl Parser<'_> {
+    /// An operand; in a call, parentheses hold its arguments or results.
+    pub(super) fn operand(&mut self, call: bool) -> Result<Operand, Error> {
+        let operand = match self.token.kind {
+            Kind::Mark("{") => Operand::Vector(self.operands("}")?),
+            Kind::Mark("(") if call => return Ok(Operand::List(self.operands(")")?)),
+            Kind::Mark("[") => return self.address(),
+            _ => self.scalar()?,
+        };
+        if !matches!(operand, Operand::Name(_) | Operand::Sink | Operand::Vector(_)) || !self.eat("|")? {
+            return Ok(operand);
+        }
+        match self.scalar()? {
+            second @ (Operand::Name(_) | Operand::Sink) => Ok(Operand::Pair(Box::new(operand), Box::new(second))),
+            _ => self.error("expected a register after `|`"),
+        }
+    }
+
+    /// `{a, b}` or `(a, b)`, whose first mark comes next.
+    fn operands(&mut self, close: &str) -> Result<Vec<Operand>, Error> {
+        self.bump()?;
+        let mut all = Vec::new();
+        while !self.is(close) {
+            all.push(self.scalar()?);
+            if !self.eat(",")? {
+                break;
+            }
+        }
+        match self.eat(close)? {
+            true => Ok(all),
+            false => self.expected(&format!("`,` or `{close}`")),
+        }
+    }
+
+    /// A name, a constant, `!p`, `_` or `name+8`.
+    fn scalar(&mut self) -> Result<Operand, Error> {
+        match self.token.kind {
+            Kind::Name("_") => {
+                self.bump()?;
+                Ok(Operand::Sink)
+            }
+            Kind::Name(name) if name != WARP_SIZE => {
+                let name = self.register()?;
+                let adds = self.is("+");
+                let offset = self.offset()?;
+                Ok(if adds { Operand::Offset(name, offset) } else { Operand::Name(name) })
+            }
+            Kind::Mark("!") => {
+                self.bump()?;
+                match self.token.kind {
+                    Kind::Name(name) if name != WARP_SIZE => Ok(Operand::Not(self.register()?)),
+                    _ => {
+                        let first = self.unary()?.not();
+                        Ok(constant(self.expr_from(first)?))
+                    }
+                }
+            }
+            Kind::F32(bits) => {
+                self.bump()?;
+                Ok(Operand::F32(bits))
+            }
+            Kind::Int { .. } | Kind::F64(_) | Kind::Name(_) | Kind::Mark("+" | "-" | "~" | "(") => {
+                Ok(constant(self.expr()?))
+            }
+            _ => self.expected("an operand"),
+        }
+    }
+
+    /// A name with its component, if it has one: `%tid.x`.
+    fn register(&mut self) -> Result<Name, Error> {
+        let name = self.name("a name")?;
+        match self.token.kind {
+            Kind::Word(component) => {
+                self.bump()?;
+                Ok(self.intern(&format!("{name}.{component}")))
+            }
+            _ => Ok(name),
+        }
+    }
+
+    /// `[base+offset]`
+    fn address(&mut self) -> Result<Operand, Error> {
+        self.bump()?;
+        let base = match self.token.kind {
+            Kind::Name(name) if name != WARP_SIZE => Some(self.register()?),
+            _ => None,
+        };
+        let offset = match &base {
+            Some(_) => self.offset()?,
+            None => match self.expr()?.bits() {
+                Some(bits) => bits as i64,
+                None => return self.error("expected an integer address"),
+            },
+        };
+        if self.is(",") {
+            return self.error("addresses of several parts (tensors, textures) are not supported");
+        }
+        self.need("]")?;
+        Ok(Operand::Address { base, offset })
+    }
+}
+
+fn constant(value: Value) -> Operand {
+    match value {
+        Value::Signed(value) => Operand::Int(i128::from(value)),
+        Value::Unsigned(value) => Operand::Int(i128::from(value)),
+        Value::Float(value) => Operand::F64(value.to_bits()),
+    }
+}

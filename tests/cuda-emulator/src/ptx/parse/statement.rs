@@ -1,0 +1,132 @@
+//! What stands in a body (PTX ISA, "Statements").
+
+use super::Parser;
+use crate::ptx::Error;
+use crate::ptx::ast::{Instruction, Name, Space, Statement};
+use crate::ptx::lexer::Kind;
+
+impl Parser<'_> {
+    /// `{ … }`
+    pub(super) fn block(&mut self) -> Result<Vec<Statement>, Error> {
+        self.deeper(|p| {
+            let line = p.token.line;
+            p.need("{")?;
+            let mut statements = Vec::new();
+            while !p.is("}") {
+                if p.token.kind == Kind::End {
+                    return p.expected(&format!("`}}` for the `{{` of line {line}"));
+                }
+                p.statement(&mut statements)?;
+            }
+            p.bump()?;
+            Ok(statements)
+        })
+    }
+
+    fn statement(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
+        match self.token.kind {
+            Kind::Mark("{") => out.push(Statement::Block(self.block()?)),
+            Kind::Mark("@") => {
+                self.bump()?;
+                let negated = self.eat("!")?;
+                let predicate = self.name("a predicate")?;
+                self.instruction(Some((predicate, negated)), out)?;
+            }
+            Kind::Name(name) => {
+                let first = self.bump()?;
+                if self.eat(":")? {
+                    let label = self.intern(name);
+                    return self.labelled(label, first.line, out);
+                }
+                self.opcode(None, name, first.line, out)?;
+            }
+            Kind::Word(_) => self.directive(out)?,
+            _ => return self.expected("an instruction, a label, a declaration or `}`"),
+        }
+        Ok(())
+    }
+
+    /// What a label's colon is followed by, if that belongs to the label; else the label itself.
+    fn labelled(&mut self, name: Name, line: u32, out: &mut Vec<Statement>) -> Result<(), Error> {
+        match self.token.kind {
+            Kind::Word("branchtargets") => {
+                self.bump()?;
+                out.push(Statement::BranchTargets(name, self.names("a label")?, line));
+            }
+            Kind::Word("calltargets") => {
+                self.bump()?;
+                out.push(Statement::CallTargets(name, self.names("the name of a function")?, line));
+            }
+            Kind::Word("callprototype") => {
+                self.bump()?;
+                let returns = if self.is("(") { self.parameters(true)? } else { Vec::new() };
+                match self.token.kind {
+                    Kind::Name("_") => _ = self.bump()?,
+                    _ => return self.expected("`_` in the place of the function's name"),
+                }
+                let params = if self.is("(") { self.parameters(true)? } else { Vec::new() };
+                while let Kind::Word("noreturn" | "abi_preserve" | "abi_preserve_control") = self.token.kind {
+                    if self.bump()?.kind != Kind::Word("noreturn") {
+                        self.count()?;
+                    }
+                }
+                self.need(";")?;
+                out.push(Statement::CallPrototype { name, returns, params, line });
+            }
+            _ => out.push(Statement::Label(name, line)),
+        }
+        Ok(())
+    }
+
+    fn directive(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
+        if self.skipped()? {
+            return Ok(());
+        }
+        let linkage = self.linkage()?;
+        match self.space() {
+            Some(Space::Reg) => self.registers(out),
+            Some(space) => self.variables(space, linkage, |variable| out.push(Statement::Variable(variable))),
+            None => self.expected("a declaration or directive of a function's body"),
+        }
+    }
+
+    /// An instruction after its guard.
+    fn instruction(&mut self, guard: Option<(Name, bool)>, out: &mut Vec<Statement>) -> Result<(), Error> {
+        let Kind::Name(name) = self.token.kind else { return self.expected("an instruction") };
+        let line = self.bump()?.line;
+        self.opcode(guard, name, line, out)
+    }
+
+    /// An instruction whose first name is taken.
+    fn opcode(
+        &mut self,
+        guard: Option<(Name, bool)>,
+        name: &str,
+        line: u32,
+        out: &mut Vec<Statement>,
+    ) -> Result<(), Error> {
+        if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return self.expected(&format!("`:` after the label `{name:.60}`"));
+        }
+        let mut opcode = name.to_owned();
+        while let Kind::Word(word) = self.token.kind {
+            opcode.push('.');
+            opcode.push_str(word);
+            self.bump()?;
+        }
+        let call = name == "call";
+        let mut operands = Vec::new();
+        if !self.is(";") {
+            operands.push(self.operand(call)?);
+            while self.eat(",")? {
+                operands.push(self.operand(call)?);
+            }
+            if !self.is(";") {
+                return self.expected("`,` or `;` after an operand");
+            }
+        }
+        self.bump()?;
+        out.push(Statement::Instruction(Instruction { guard, opcode: self.intern(&opcode), operands, line }));
+        Ok(())
+    }
+}
