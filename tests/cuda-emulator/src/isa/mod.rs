@@ -4,13 +4,18 @@
 #[macro_use]
 mod macros;
 
+mod approx;
 mod async_copy;
 mod atomics;
 mod bits;
 mod carry;
 mod compare;
+mod compare_float;
 mod control;
+mod convert;
 mod dot;
+mod float;
+mod half;
 #[cfg(test)]
 mod harness;
 mod integer;
@@ -24,6 +29,7 @@ mod special;
 mod table;
 #[cfg(test)]
 mod tests;
+mod vector;
 mod video;
 mod video_scalar;
 

@@ -5,6 +5,7 @@ mod carry;
 mod compare;
 mod integer;
 mod logic;
+mod matrix;
 mod moves;
 mod video;
 mod video_scalar;
