@@ -10,9 +10,11 @@ mod formats;
 mod half;
 mod integer;
 mod logic;
+mod matrix;
 mod moves;
 mod vector;
 mod video;
+mod video_scalar;
 
 use super::harness::Harness;
 use super::{Category, Family, Operand, Value, row};
