@@ -16,6 +16,7 @@ pub struct Registers {
     r32: Vec<Lanes<u32>>,
     r64: Vec<Lanes<u64>>,
     r128: Vec<Lanes<u128>>,
+    carry: u32,
 }
 
 /// A scalar type that a register class holds, so that `map` can be written over values instead of bits.
@@ -72,6 +73,7 @@ impl Registers {
             r32: vec![[0xdead_beef; LANES]; counts.b32],
             r64: vec![[0xdead_beef_dead_beef; LANES]; counts.b64],
             r128: vec![[0; LANES]; counts.b128],
+            carry: 0,
         }
     }
 
@@ -89,6 +91,18 @@ impl Registers {
             let target = &mut self.preds[slot.index()];
             *target = *target & !mask | value & mask;
         }
+    }
+
+    /// The carry flag `CC.CF` of each lane (PTX ISA, "Extended-Precision Integer Arithmetic Instructions").
+    #[inline]
+    pub fn carry(&self) -> u32 {
+        self.carry
+    }
+
+    /// Writes the lanes in `mask` of the carry flag.
+    #[inline]
+    pub fn set_carry(&mut self, value: u32, mask: u32) {
+        self.carry = self.carry & !mask | value & mask;
     }
 
     /// All lanes of a register.

@@ -1,0 +1,20 @@
+//! Streams, events and the order in which work runs.
+//!
+//! Nothing runs when it is submitted. Work waits in its stream's queue ([`stream`]) until the program synchronises with
+//! something (or asks whether it is done), and then one stream after another is chosen by the seed among those whose first work
+//! has all that it waits for ([`order`]): so every order that CUDA allows can occur, and a program that forgot a dependency
+//! meets one that it did not expect. An [`event`] is a point of a stream; to wait for it is to wait for that point.
+//!
+//! The state is guarded by the driver's lock; work itself runs outside of it ([`run`]), on the thread that synchronises.
+
+mod event;
+mod order;
+mod run;
+mod stream;
+mod work;
+
+pub use event::Event;
+pub use order::Order;
+pub use run::{Machinery, Performed};
+pub use stream::{HIGHEST, Point, Stream, StreamKind, Streams, special};
+pub use work::{Call, Copy, Fill, Launch, Side, WaitCondition, Work};
