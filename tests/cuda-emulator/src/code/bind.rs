@@ -3,6 +3,7 @@
 use super::function::FunctionDecoder;
 use super::names::{COMPONENTS, Entity, bits, special};
 use super::state::Pending;
+use super::words::{describe, register, register_from, source_kind, space_name, wrong_count};
 use super::{Args, Base, Class, Constant, Error, FUNCTION_ADDRESS, Slot};
 use crate::isa::{Operand as Kind, Row, Value};
 use crate::ptx::ast::{Name, Operand, Space};
@@ -308,12 +309,17 @@ impl FunctionDecoder<'_, '_> {
         };
         let in_space = |own: Space| match space {
             Some(space) if space == own => Ok(()),
-            Some(space) => Err(at
-                .expected(format!("an address in {space:?} memory"), format!("`{name}`, which is a {own:?} variable"))),
+            Some(space) => Err(at.expected(
+                format!("an address in {} memory", space_name(space)),
+                format!("`{name}`, which is a {} variable", space_name(own)),
+            )),
             None if matches!(own, Space::Global | Space::Const) => Ok(()),
             None => Err(at.expected(
                 "a generic address",
-                format!("`{name}`, which is a {own:?} variable: name its space in the opcode, or convert with cvta"),
+                format!(
+                    "`{name}`, which is a {} variable: name its space in the opcode, or convert with cvta",
+                    space_name(own)
+                ),
             )),
         };
         Ok(match entity {
@@ -420,66 +426,4 @@ pub(super) fn too_many(line: u32) -> Error {
 
 pub(super) fn undefined(name: &str, line: u32) -> Error {
     Error::new(line, format!("`{name}` is declared, but the module does not define it"))
-}
-
-fn wrong_count(opcode: &str, line: u32, row: &Row, came: usize) -> Error {
-    let kinds: Vec<String> = row.operands.iter().map(shape).collect();
-    let count = kinds.len();
-    let plural = if count == 1 { "" } else { "s" };
-    Error::new(line, format!("`{opcode}` takes {count} operand{plural} ({}), {came} came", kinds.join(", ")))
-}
-
-/// A register of a class, in words.
-pub(super) fn register(class: Class) -> String {
-    match class {
-        Class::Pred => "a predicate register".into(),
-        _ => format!("a {}-bit register", bits(class)),
-    }
-}
-
-fn register_from(value: Value) -> String {
-    format!("a register of at least {} bits", bits(value.class()))
-}
-
-fn source_kind(value: Value, wide: bool) -> String {
-    let register = if wide { register_from(value) } else { register(value.class()) };
-    match value {
-        Value::Pred => format!("{register}, 0 or 1"),
-        Value::F32 | Value::F64 => format!("{register} or a floating-point literal"),
-        _ => format!("{register} or a number"),
-    }
-}
-
-fn shape(kind: &Kind) -> String {
-    match *kind {
-        Kind::Out(value) => register(value.class()),
-        Kind::OutWide(value) => register_from(value),
-        Kind::OutPair(first, second) => format!("{}|{}", register(first.class()), register(second.class())),
-        Kind::In(value) => source_kind(value, false),
-        Kind::InWide(value) => source_kind(value, true),
-        Kind::InPred => "a predicate".into(),
-        Kind::OptIn(value) => format!("{}, or nothing", source_kind(value, false)),
-        Kind::Imm => "a number".into(),
-        Kind::OptImm(_) => "a number or nothing".into(),
-        Kind::OutVector(count, _) | Kind::OutWideVector(count, _) => format!("a vector of {count} registers"),
-        Kind::InVector(count, _) | Kind::InWideVector(count, _) => format!("a vector of {count}"),
-        Kind::Address | Kind::SecondAddress => "an address".into(),
-        Kind::Label => "a label".into(),
-    }
-}
-
-/// An operand, in words.
-pub(super) fn describe(operand: &Operand) -> String {
-    match operand {
-        Operand::Name(name) => format!("`{name}`"),
-        Operand::Not(name) => format!("`!{name}`"),
-        Operand::Sink => "`_`".into(),
-        Operand::Int(value) => format!("the number {value}"),
-        Operand::F32(_) | Operand::F64(_) => "a floating-point literal".into(),
-        Operand::Vector(elements) => format!("a vector of {}", elements.len()),
-        Operand::Address { .. } => "an address in brackets".into(),
-        Operand::Pair(..) => "a pair `a|b`".into(),
-        Operand::Offset(name, offset) => format!("`{name}{offset:+}`"),
-        Operand::List(_) => "a list in parentheses".into(),
-    }
 }

@@ -1,10 +1,11 @@
 //! `call`: whom, with what (PTX ISA, "Control Flow Instructions: call").
 
-use super::bind::{At, Bound, describe, integer};
+use super::bind::{At, Bound, integer};
 use super::function::FunctionDecoder;
 use super::layout::Size;
 use super::names::{Entity, bits};
 use super::state::Pending;
+use super::words::describe;
 use super::{Action, CallSite, Callee, Class, Constant, Control, Error, Passed, Slot};
 use crate::isa::Value;
 use crate::ptx::ast::{Instruction, Name, Operand, Space};

@@ -109,11 +109,6 @@ impl FunctionDecoder<'_, '_> {
     /// Declares a variable of the frame; gives its offset.
     fn frame_variable(&mut self, variable: &Variable, space: Space) -> Result<u32, Error> {
         let (bytes, align) = sized(variable, MAX_FRAME)?;
-        if !variable.init.is_empty() {
-            let message =
-                format!("`{}` has an initialiser, which only global and constant variables can have", variable.name);
-            return Err(Error::new(variable.line, message));
-        }
         let offset = align_up(self.frame, align);
         self.frame = offset + u64::from(bytes);
         if self.frame > MAX_FRAME {

@@ -45,7 +45,8 @@ pub enum Control {
 
 /// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`, the
 /// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate.
-/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster's barrier, one of its own for all threads of the block.
+/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster's barrier, one of its own for all threads of the block, where
+/// `sync` only waits: the arrival came before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
     /// What it does.

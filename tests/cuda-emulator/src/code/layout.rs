@@ -2,6 +2,7 @@
 
 use super::names::{Entity, class_of};
 use super::state::{ModuleState, SharedVariable};
+use super::words::space_name;
 use super::{Class, Error, Global, Relocation, Symbol};
 use crate::ptx::ast::{Init, Linkage, Space, Type, Variable};
 
@@ -111,7 +112,7 @@ impl ModuleState<'_> {
                 Ok(Entity::Shared(self.shared.len() - 1))
             }
             Space::Local | Space::Param | Space::Reg => {
-                fail(format!("`{name}` is a {:?} variable, which only a function can have", variable.space))
+                fail(format!("`{name}` is a {} variable, which only a function can have", space_name(variable.space)))
             }
         }
     }

@@ -1,9 +1,8 @@
 //! Syntax tree + instruction table → bytecode, once per module.
 //!
-//! [`decode`] collects the module's names ([`layout`] sizes its variables), decodes each function by itself
-//! ([`function`]: scopes and labels; [`bind`]: operands; [`moves`], [`call`]: the instructions with forms of their own), and
-//! then puts them together ([`link`]): who reaches whom ([`graph`]) decides where each function's registers and shared
-//! variables lie.
+//! [`decode()`] collects the module's names (`layout` sizes its variables), decodes each function by itself (`function`: scopes
+//! and labels; `bind`: operands; `moves`, `call`: the instructions with forms of their own), and then puts them together
+//! (`link`): who reaches whom (`graph`) decides where each function's registers and shared variables lie.
 
 mod bind;
 mod call;
@@ -21,6 +20,7 @@ mod slot;
 mod state;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use decode::decode;
 pub use error::Error;

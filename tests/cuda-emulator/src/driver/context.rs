@@ -209,7 +209,8 @@ impl State {
     pub fn reach(&self, context: ContextId) -> Result<u64> {
         let own = self.contexts.get(context)?;
         let peers = own.peers.iter().filter_map(|&peer| self.contexts.get(peer).ok()).map(|peer| peer.device as u32);
-        let pools = self.pools.iter().map(|(_, pool)| pool).filter(|pool| pool.accessible.contains(&(own.device as u32)));
+        let pools =
+            self.pools.iter().map(|(_, pool)| pool).filter(|pool| pool.accessible.contains(&(own.device as u32)));
         Ok(peers.chain(pools.map(|pool| pool.device)).fold(1 << own.device, |mask, device| mask | 1 << device))
     }
 
@@ -262,7 +263,11 @@ impl State {
         left.extend(memory);
         if !left.is_empty() {
             let kind = if context.primary { "primary context" } else { "context" };
-            self.report(format!("leak: when the {kind} of device {} ended, there were left: {}", context.device, left.join(", ")));
+            self.report(format!(
+                "leak: when the {kind} of device {} ended, there were left: {}",
+                context.device,
+                left.join(", ")
+            ));
         }
     }
 }

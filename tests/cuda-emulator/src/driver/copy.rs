@@ -61,7 +61,9 @@ impl Extent {
 
     /// Bytes from the first to the last one that is touched; `None` where that is no number, or rows overlap.
     fn span(self, pitch: Pitch) -> Option<u64> {
-        if (self.height > 1 && pitch.row < self.width) || (self.depth > 1 && pitch.slice < pitch.row.checked_mul(self.height)?) {
+        if (self.height > 1 && pitch.row < self.width)
+            || (self.depth > 1 && pitch.slice < pitch.row.checked_mul(self.height)?)
+        {
             return None;
         }
         let rows = pitch.row.checked_mul(self.height - 1)?;
@@ -79,7 +81,15 @@ impl Driver {
     }
 
     /// Any copy. Empty ones are done at once.
-    pub fn copy(&self, to: End, to_pitch: Pitch, from: End, from_pitch: Pitch, extent: Extent, when: When) -> Result<()> {
+    pub fn copy(
+        &self,
+        to: End,
+        to_pitch: Pitch,
+        from: End,
+        from_pitch: Pitch,
+        extent: Extent,
+        when: When,
+    ) -> Result<()> {
         let mut state = self.lock();
         let stream = self.stream_of(&mut state, when)?;
         if extent.is_empty() {
@@ -100,9 +110,10 @@ impl Driver {
             from = Side::Staged(bytes.into());
         }
         // Between device memory even the call named synchronous returns before it is done.
-        let wait = matches!(to, Side::Host { .. })
-            || (when == When::Sync && !(self.on_device(&to) && self.on_device(&from)));
-        let work = Work::Copy(Box::new(Copy { from, to, width: extent.width, height: extent.height, depth: extent.depth }));
+        let wait =
+            matches!(to, Side::Host { .. }) || (when == When::Sync && !(self.on_device(&to) && self.on_device(&from)));
+        let work =
+            Work::Copy(Box::new(Copy { from, to, width: extent.width, height: extent.height, depth: extent.depth }));
         match wait {
             true => self.submit_and_wait(state, stream, work),
             false => self.submit(state, stream, work),
@@ -121,7 +132,10 @@ impl Driver {
         let Pitch { row: pitch, slice } = pitch;
         match self.space().find(address) {
             Some(allocation) => {
-                if matches!(end, End::Host(_)) && !on_host(&allocation) && allocation.kind() != crate::mem::AllocationKind::Managed {
+                if matches!(end, End::Host(_))
+                    && !on_host(&allocation)
+                    && allocation.kind() != crate::mem::AllocationKind::Managed
+                {
                     return Err(Error::InvalidValue);
                 }
                 self.within(address, span)?;

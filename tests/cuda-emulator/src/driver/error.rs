@@ -154,7 +154,10 @@ mod tests {
     fn texts_are_sorted_and_terminated() {
         assert!(TEXTS.windows(2).all(|pair| pair[0].0 < pair[1].0));
         assert!(TEXTS.iter().all(|(_, name, text)| name.ends_with('\0') && text.ends_with('\0')));
-        assert_eq!(Error::texts(700), Some(("CUDA_ERROR_ILLEGAL_ADDRESS\0", "an illegal memory access was encountered\0")));
+        assert_eq!(
+            Error::texts(700),
+            Some(("CUDA_ERROR_ILLEGAL_ADDRESS\0", "an illegal memory access was encountered\0"))
+        );
         assert_eq!(Error::texts(5000), None);
     }
 }

@@ -80,7 +80,8 @@ impl Function {
     pub fn attribute(&self, attribute: u32, spec: &Spec) -> Result<i32> {
         let kernel = self.kernel();
         let needs = self.needs();
-        let constant = self.code.globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
+        let constant =
+            self.code.globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
         Ok(match attribute {
             0 => needs.max_threads as i32,
             1 => kernel.shared_bytes as i32,

@@ -54,7 +54,8 @@ impl Driver {
         if state.streams.get(stream)?.context != context {
             return Err(Error::InvalidHandle);
         }
-        let within = |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
+        let within =
+            |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
         let threads = request.block.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
         let threads = threads.filter(|&threads| threads <= MAX_THREADS).ok_or(Error::InvalidValue)?;
         if !within(request.grid, MAX_GRID) || !within(request.block, MAX_BLOCK) {

@@ -64,6 +64,13 @@ impl Ledger {
         self.owners.remove(&address);
     }
 
+    /// What the program has not given back.
+    pub fn left(&self) -> Option<String> {
+        let mine = || self.owners.values().filter(|owner| owner.how != How::Global && !owner.leaving);
+        let bytes: u64 = mine().map(|owner| owner.bytes).sum();
+        (bytes > 0).then(|| format!("{bytes} bytes of memory in {} allocations", mine().count()))
+    }
+
     /// Bytes that a pool's allocations hold.
     pub fn pool_bytes(&self, pool: PoolId) -> u64 {
         self.owners.values().filter(|owner| owner.how == How::Pool(pool)).map(|owner| owner.bytes).sum()

@@ -29,9 +29,7 @@ use crate::mem::Space;
 use config::Config;
 use context::{Context, Primary};
 use error::{Error, Result};
-use handle::{
-    ContextId, EventId, FunctionId, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId, Table,
-};
+use handle::{ContextId, EventId, FunctionId, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId, Table};
 
 /// The driver of one process (or, in tests that reset it, of one stretch of its life).
 #[derive(Debug)]
@@ -178,7 +176,7 @@ impl Driver {
             threads: config.threads,
             max_instructions: config.max_instructions,
             report_only: config.report_only,
-            footprint: config.counts != config::Counts::Off,
+            counting: config.counts != config::Counts::Off,
             began: Instant::now(),
         };
         Ok(Self { config, machinery, state: Mutex::new(state), changed: Condvar::new() })
@@ -250,6 +248,32 @@ impl Driver {
         state.finish(context, stream, done);
         self.changed.notify_all();
         (state, moved)
+    }
+
+    /// What is said when the process ends: reports, what was never given back, counts.
+    pub fn summary(&self) {
+        // A thread that is killed inside of a call holds the lock for good.
+        let Ok(state) = self.state.try_lock() else { return };
+        let left = state.memory.left();
+        if !state.reports.is_empty() {
+            eprintln!(
+                "cudaemu: {} report{} in all",
+                state.reports.len(),
+                if state.reports.len() == 1 { "" } else { "s" }
+            );
+        }
+        if let Some(left) = left {
+            eprintln!("cudaemu: when the process ended, there were left: {left}");
+        }
+        match &self.config.counts {
+            config::Counts::Off | config::Counts::On => {}
+            config::Counts::Table => eprint!("cudaemu: {}", state.counts.table()),
+            config::Counts::File(path) => {
+                if let Err(error) = std::fs::write(path, state.counts.json()) {
+                    eprintln!("cudaemu: the counts cannot be written to {}: {error}", path.display());
+                }
+            }
+        }
     }
 
     fn reached(&self, state: &mut State, event: EventId, stream: StreamId) {

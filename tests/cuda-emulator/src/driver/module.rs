@@ -96,7 +96,8 @@ impl Driver {
                 return Err(Refused::new(Error::NoBinaryForGpu, log));
             }
         };
-        let text = std::str::from_utf8(text).map_err(|error| Refused::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
+        let text = std::str::from_utf8(text)
+            .map_err(|error| Refused::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
         let tree = ptx::parse(text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
         let newest = newest_ptx(self.config.driver_version);
         if tree.version > newest {
@@ -173,7 +174,13 @@ impl Driver {
 
 impl State {
     /// Gives a module's variables memory, and its kernels handles.
-    fn place(&mut self, driver: &Driver, context: ContextId, code: Arc<Code>, library: Option<LibraryId>) -> Result<ModuleId> {
+    fn place(
+        &mut self,
+        driver: &Driver,
+        context: ContextId,
+        code: Arc<Code>,
+        library: Option<LibraryId>,
+    ) -> Result<ModuleId> {
         let device = self.contexts.get(context)?.device as u32;
         let mut globals = Vec::new();
         for global in &code.globals {
@@ -306,7 +313,8 @@ impl State {
 
     /// `cuLibraryGetKernel`
     pub fn find_kernel(&self, library: LibraryId, name: &str) -> Result<KernelId> {
-        let named = |id: &&KernelId| self.kernels.get(**id).is_ok_and(|kernel| kernel.name.to_bytes() == name.as_bytes());
+        let named =
+            |id: &&KernelId| self.kernels.get(**id).is_ok_and(|kernel| kernel.name.to_bytes() == name.as_bytes());
         self.libraries.get(library)?.kernels.iter().find(named).copied().ok_or(Error::NotFound)
     }
 

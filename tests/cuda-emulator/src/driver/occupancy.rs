@@ -64,14 +64,14 @@ mod tests {
         let t4 = Spec::of((7, 5)).unwrap();
         let needs = |registers, static_shared| Needs { registers, static_shared, max_threads: 1024 };
         for (needs, threads, dynamic, spec, blocks) in [
-            (needs(16, 0), 256, 0, &a100, 8),         // threads
-            (needs(16, 0), 32, 0, &a100, 32),         // blocks
-            (needs(16, 0), 32, 0, &t4, 16),           // blocks
-            (needs(64, 0), 256, 0, &a100, 4),         // registers
-            (needs(255, 0), 256, 0, &a100, 1),        // registers
-            (needs(16, 16384), 128, 0, &a100, 9),     // shared: (16 + 1) K of 164 K
-            (needs(16, 0), 128, 166_912, &a100, 1),   // all that a block can have
-            (needs(16, 0), 128, 166_913, &a100, 0),   // more
+            (needs(16, 0), 256, 0, &a100, 8),       // threads
+            (needs(16, 0), 32, 0, &a100, 32),       // blocks
+            (needs(16, 0), 32, 0, &t4, 16),         // blocks
+            (needs(64, 0), 256, 0, &a100, 4),       // registers
+            (needs(255, 0), 256, 0, &a100, 1),      // registers
+            (needs(16, 16384), 128, 0, &a100, 9),   // shared: (16 + 1) K of 164 K
+            (needs(16, 0), 128, 166_912, &a100, 1), // all that a block can have
+            (needs(16, 0), 128, 166_913, &a100, 0), // more
             (needs(16, 0), 128, 232_448, &h100, 1),
             (needs(16, 0), 1024, 0, &t4, 1),
             (Needs { max_threads: 128, ..needs(16, 0) }, 256, 0, &a100, 0),

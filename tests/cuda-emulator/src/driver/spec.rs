@@ -107,7 +107,13 @@ pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         18 => 0, // not integrated
         19 => 1, // maps host memory
         20 => 0, // default compute mode
-        21 | 66 | 52 | 53 => if attribute >= 52 { 32768 } else { 131_072 },
+        21 | 66 | 52 | 53 => {
+            if attribute >= 52 {
+                32768
+            } else {
+                131_072
+            }
+        }
         22 => 131_072,
         23 => 65536,
         24..=26 => 16384,
@@ -151,24 +157,42 @@ pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         78..=80 => 1, // stream priorities, L1 caches
         81 => spec.shared_per_sm,
         82 => REGISTERS,
-        83 => 1,  // managed memory
-        84 => 0,  // one device a board
+        83 => 1, // managed memory
+        84 => 0, // one device a board
         85 => device.index as u32,
-        86 => 0,  // atomics on host memory are not native
-        87 => if spec.capability.1 == 0 { 2 } else { 32 },
-        88 => 0,  // no access to pageable memory
-        89 => 1,  // concurrent managed access
+        86 => 0, // atomics on host memory are not native
+        87 => {
+            if spec.capability.1 == 0 {
+                2
+            } else {
+                32
+            }
+        }
+        88 => 0, // no access to pageable memory
+        89 => 1, // concurrent managed access
         90..=96 => u32::from(attribute != 94 || spec.capability.0 >= 7),
         97 => spec.shared_optin,
-        98 => 0,  // remote writes cannot be flushed
-        99 => 1,  // host memory can be registered
+        98 => 0, // remote writes cannot be flushed
+        99 => 1, // host memory can be registered
         100 | 101 => 0,
-        102 => 1, // virtual memory management
+        102 => 1,       // virtual memory management
         103..=105 => 0, // no shareable handles
         106 => spec.blocks_per_sm,
         107 => 0, // no compression
-        108 => if since(8) == 1 { spec.l2 / 4 * 3 } else { 0 },
-        109 => if since(8) == 1 { 134_213_632 } else { 0 },
+        108 => {
+            if since(8) == 1 {
+                spec.l2 / 4 * 3
+            } else {
+                0
+            }
+        }
+        109 => {
+            if since(8) == 1 {
+                134_213_632
+            } else {
+                0
+            }
+        }
         110 => 0,
         111 => spec.shared_reserved,
         112..=114 => 0,
@@ -178,7 +202,13 @@ pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         121 => 0,
         122 | 123 => 1, // 64-bit stream memory operations, wait for NOR
         124 | 125 => 0,
-        126 => if since(9) == 1 { 4 } else { 1 },
+        126 => {
+            if since(9) == 1 {
+                4
+            } else {
+                1
+            }
+        }
         127 => 0, // tensor maps come with the instructions that use them
         128 => 0,
         129 => 1, // function pointers are the same everywhere

@@ -90,14 +90,14 @@ impl State {
 impl Driver {
     /// Appends work to a stream. Whether some of the work that waits is done at once is the seed's choice too: CUDA allows a
     /// stream to begin as soon as it likes.
-    pub fn submit(&self, mut state: Guard<'_>, stream: StreamId, work: Work) -> Result<()> {
+    pub fn submit<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
         state.streams.submit(stream, work)?;
         self.perhaps_run(state);
         Ok(())
     }
 
     /// In one submission of four, up to four pieces of work run.
-    fn perhaps_run(&self, mut state: Guard<'_>) {
+    fn perhaps_run<'a>(&'a self, mut state: Guard<'a>) {
         if state.order.choose(4) == 0 {
             for _ in 0..=state.order.choose(4) {
                 let moved;
@@ -110,7 +110,7 @@ impl Driver {
     }
 
     /// Appends work and waits for it: a call that is synchronous with the host.
-    pub fn submit_and_wait(&self, mut state: Guard<'_>, stream: StreamId, work: Work) -> Result<()> {
+    pub fn submit_and_wait<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
         let point = state.streams.submit(stream, work)?;
         let context = state.streams.get(stream)?.context;
         let state = self.run_to(state, &[point]);
@@ -136,7 +136,7 @@ impl Driver {
         self.query(state, context, &ends)
     }
 
-    fn query(&self, state: Guard<'_>, context: ContextId, points: &[Point]) -> Result<()> {
+    fn query<'a>(&'a self, state: Guard<'a>, context: ContextId, points: &[Point]) -> Result<()> {
         let reached = |state: &State| points.iter().all(|&point| state.streams.reached(point));
         let state = if reached(&state) { state } else { self.step(state).0 };
         state.alive(context)?;

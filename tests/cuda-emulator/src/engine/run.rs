@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::work::{Copy, Fill, Launch, Side, Work};
+use crate::driver::counts::Kernel;
 use crate::driver::error::Error;
 use crate::exec;
 use crate::fault::{Kind, Report};
@@ -22,8 +23,8 @@ pub struct Machinery {
     pub max_instructions: u64,
     /// Faults that only the checker sees do not stop a launch.
     pub report_only: bool,
-    /// Distinct bytes that kernels touch are counted.
-    pub footprint: bool,
+    /// Traffic and the distinct bytes that kernels touch are counted.
+    pub counting: bool,
     /// When the driver began.
     pub began: Instant,
 }
@@ -36,7 +37,7 @@ pub struct Performed {
     /// What the checker found.
     pub reports: Vec<String>,
     /// Counts of a kernel, with its name.
-    pub counts: Vec<(String, exec::Counts)>,
+    pub counts: Vec<(String, Kernel)>,
     /// Bytes copied between host and device.
     pub host_bytes: u64,
     /// It cannot be done yet.
@@ -62,7 +63,9 @@ impl Machinery {
             }
             Work::Record(_) | Work::Wait => Ok(()),
             // That it is an allocation was checked when it was submitted; that it still is one, the program has to see to.
-            Work::Free(address) => self.space.free(address).map(drop).map_err(|error| Kind::UseAfterFree(error.to_string())),
+            Work::Free(address) => {
+                self.space.free(address).map(drop).map_err(|error| Kind::UseAfterFree(error.to_string()))
+            }
             Work::WriteValue(address, value, bytes) => {
                 self.space.snapshot().write(address, &value.to_le_bytes()[..bytes as usize])
             }
@@ -102,13 +105,14 @@ impl Machinery {
             max_instructions: self.max_instructions,
             report_only: self.report_only,
             local_bytes: work.local_bytes,
-            footprint: self.footprint,
+            counting: self.counting,
+            footprint: self.counting,
             print: Arc::new(|text| print!("{text}")),
         };
         let outcome = exec::run(&launch, &self.space.snapshot(), &machine);
         done.reports.extend(outcome.warnings.iter().map(Report::to_string));
         let name = launch.code.functions.get(launch.function).map_or_else(String::new, |f| f.name.to_string());
-        done.counts.push((name, outcome.counts));
+        done.counts.push((name, Kernel::of(&launch, &outcome)));
         if let Err(report) = outcome.result {
             done.error = Some(hardware_error(&report.fault.kind));
             done.reports.push(report.to_string());
@@ -128,7 +132,7 @@ impl Performed {
 }
 
 /// The code that a context answers after a fault. What only the checker sees is an unspecified launch failure.
-pub fn hardware_error(kind: &Kind) -> Error {
+fn hardware_error(kind: &Kind) -> Error {
     match kind {
         Kind::OutOfBounds(_) | Kind::UseAfterFree(_) | Kind::NotAccessible(_) => Error::IllegalAddress,
         Kind::Misaligned => Error::MisalignedAddress,

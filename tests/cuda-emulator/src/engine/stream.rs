@@ -31,11 +31,11 @@ pub struct Point {
 
 /// Work in a queue.
 #[derive(Debug)]
-pub struct Item {
+struct Item {
     /// What to do.
-    pub work: Work,
+    work: Work,
     /// Points of other streams that must be reached first.
-    pub after: Vec<Point>,
+    after: Vec<Point>,
 }
 
 /// A stream.

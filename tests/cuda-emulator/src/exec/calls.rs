@@ -63,14 +63,14 @@ pub(super) fn pass(
 
 /// What a callee returns, read before its caller's registers are restored: they may be the same ones.
 pub(super) enum Returned {
-    Value(Lanes<u64>),
+    Value(Box<Lanes<u64>>),
     Frame { at: u32, bytes: u32 },
 }
 
 /// Reads the results of a function.
 pub(super) fn results(returns: &[Param], frame: u32, cx: &Cx<'_>) -> Vec<Returned> {
     let read = |param: &Param| match Place::param(param, frame) {
-        Place::Register(slot) => Returned::Value(cx.regs.get_any(slot)),
+        Place::Register(slot) => Returned::Value(Box::new(cx.regs.get_any(slot))),
         Place::Frame { at, bytes } => Returned::Frame { at, bytes },
     };
     returns.iter().map(read).collect()

@@ -69,7 +69,7 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
     let mut sum = grid.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     sum.warnings.sort_by_key(|(block, _)| *block);
     Outcome {
-        result: sum.fault.map_or(Ok(()), |(_, report)| Err(report)),
+        result: sum.fault.map_or(Ok(()), |(_, report)| Err(Box::new(report))),
         warnings: sum.warnings.into_iter().map(|(_, report)| report).collect(),
         profile: sum.profile,
         counts: sum.counts,

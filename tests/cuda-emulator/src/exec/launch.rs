@@ -101,7 +101,7 @@ impl fmt::Debug for Machine {
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The first fault that ended it (of the lowest block among those that were running).
-    pub result: Result<(), Report>,
+    pub result: Result<(), Box<Report>>,
     /// Faults that did not end it ([`Machine::report_only`]).
     pub warnings: Vec<Report>,
     /// Instructions executed.

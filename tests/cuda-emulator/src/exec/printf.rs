@@ -257,7 +257,7 @@ impl Conversion {
         let missing = width.saturating_sub(prefix.len() + body.len());
         let mut out = Vec::with_capacity(prefix.len() + body.len() + missing);
         let fill = |out: &mut Vec<u8>, byte: u8| out.resize(out.len() + missing, byte);
-        if !flags.left && !(flags.zeros && zeros) {
+        if !(flags.left || flags.zeros && zeros) {
             fill(&mut out, b' ');
         }
         out.extend_from_slice(prefix.as_bytes());

@@ -1,6 +1,7 @@
 //! cp.async: copies from global to shared memory that run beside the thread (PTX ISA, "Data Movement and Conversion
 //! Instructions: Asynchronous copy"). They are done when waited for, no sooner.
 
+use super::memory::POLICY;
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::code::{Action, Args, Class, Slot};
 use crate::exec::{Addresses, Cx};
@@ -69,19 +70,18 @@ fn wait_all(cx: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
 }
 
 pub(crate) fn family() -> Family {
-    use Operand::{Address, Imm, In, InPred, OptIn, SecondAddress};
+    use Operand::{Address, Imm, In, InPred, SecondAddress};
     let mut rows: Vec<Row> = Vec::new();
-    let policy = OptIn(Value::B64);
     for space in ["shared", "shared::cta"] {
         for (cache, k) in [("ca", 0), ("cg", L2_ONLY)] {
             let name = format!("cp.async.{cache}.{space}.global");
             let mut form = |operands: &[Operand], kind: u32| {
                 rows.push(row(&name, operands, Category::Load, k | kind, Action::Access(copy)));
             };
-            // The size comes first: an immediate there would fit the policy's place too.
-            form(&[Address, SecondAddress, Imm, In(Value::B32), policy], SOURCE_SIZE);
-            form(&[Address, SecondAddress, Imm, InPred, policy], IGNORE_SOURCE);
-            form(&[Address, SecondAddress, Imm, policy], 0);
+            // The size comes first: an immediate would fit the policy's place too.
+            form(&[Address, SecondAddress, Imm, In(Value::B32), POLICY], SOURCE_SIZE);
+            form(&[Address, SecondAddress, Imm, InPred, POLICY], IGNORE_SOURCE);
+            form(&[Address, SecondAddress, Imm, POLICY], 0);
         }
     }
     rows.push(row("cp.async.commit_group", &[], Category::Load, 0, Action::Access(commit)));

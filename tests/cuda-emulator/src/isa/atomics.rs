@@ -2,7 +2,7 @@
 //!
 //! Every atomic is seen by all at once, so memory semantics and scopes are hints.
 
-use super::memory::{SEMANTICS, encode, window};
+use super::memory::{POLICY, SEMANTICS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::code::{Access, Action, Args, Slot};
 use crate::exec::{Addresses, Cx, Lane, Lanes, Window, window as generic};
@@ -128,8 +128,7 @@ fn half_max<H: Half>(a: u16, b: u16) -> u16 {
 
 /// Both halves of a pair.
 fn pair(a: u32, b: u32, op: HalfOp) -> u32 {
-    let [low, high] = [0, 16].map(|shift| u32::from(op((a >> shift) as u16, (b >> shift) as u16)));
-    low | high << 16
+    u32::from(op(a as u16, b as u16)) | u32::from(op((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
 /// Operations of atom, their types and what they do; those with `red` also exist as such.
@@ -249,15 +248,15 @@ fn vectors() -> Vec<VectorOp> {
 
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();
-    let policy = Operand::OptIn(Value::B64);
     for (space, window) in SPACES {
         let k = encode(window);
         for (name, value, action, reduces) in scalars() {
             let mut operands = vec![Operand::Out(value), Operand::Address, Operand::In(value)];
             if name.starts_with("cas") {
                 operands.push(Operand::In(value));
+            } else if window != Window::Shared {
+                operands.push(POLICY);
             }
-            operands.push(policy);
             let action = Action::Access(action);
             if reduces {
                 rows.push(row(format!("red{space}.{name}"), &operands[1..], Category::Atomic, k | RED, action.clone()));
@@ -281,12 +280,7 @@ pub(crate) fn family() -> Family {
 }
 
 fn vector_rows(name: &str, value: Value, count: u8, k: u32, action: Access, rows: &mut Vec<Row>) {
-    let operands = [
-        Operand::OutVector(count, value),
-        Operand::Address,
-        Operand::InVector(count, value),
-        Operand::OptIn(Value::B64),
-    ];
+    let operands = [Operand::OutVector(count, value), Operand::Address, Operand::InVector(count, value), POLICY];
     let action = Action::Access(action);
     rows.push(row(format!("red{name}"), &operands[1..], Category::Atomic, k | RED, action.clone()));
     rows.push(row(format!("atom{name}"), &operands, Category::Atomic, k, action));

@@ -8,7 +8,7 @@ use crate::numeric::single;
 
 /// Boolean operators that join the comparison with a predicate. Their index is in the two low bits of the row's constant;
 /// the rest of it belongs to the comparison.
-const OPERATORS: [&str; 4] = ["", ".and", ".or", ".xor"];
+pub(crate) const OPERATORS: [&str; 4] = ["", ".and", ".or", ".xor"];
 
 /// Set in the constant of a `set` whose results are 1.0 and 0.0 instead of all ones and zero.
 const FLOAT: u32 = 1 << 2;
@@ -62,8 +62,9 @@ pub(crate) fn set(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     r.set(a.s[0], &result, mask);
 }
 
+/// `test op c`: joins a comparison's mask with the predicate in `s[c]`, if the row has an operator.
 #[inline(always)]
-fn combine(r: &Registers, a: &Args, c: usize, test: u32) -> u32 {
+pub(crate) fn combine(r: &Registers, a: &Args, c: usize, test: u32) -> u32 {
     match a.k & 3 {
         0 => test,
         1 => test & r.pred(a.s[c]),

@@ -61,17 +61,18 @@ fn barriers(rows: &mut Vec<Row>) {
         }
     }
     rows.push(control("bar.warp.sync", &[number], Category::Barrier, Control::WarpSync));
-    // A cluster is one block. Threads wait for each other where they wait; to have arrived takes nothing more.
-    for aligned in [false, true] {
-        let suffix = if aligned { ".aligned" } else { "" };
-        for order in ["", ".release", ".relaxed"] {
-            let name = format!("barrier.cluster.arrive{order}{suffix}");
-            rows.push(row(name, &[], Category::Barrier, 0, Action::Compute(nothing)));
-        }
-        for order in ["", ".acquire"] {
-            let name = format!("barrier.cluster.wait{order}{suffix}");
-            let barrier = Barrier { kind: BarrierKind::Sync, aligned, counted: false };
-            rows.push(control(&name, &[], Category::Barrier, Control::Barrier(barrier)));
+    // A cluster is one block; its barrier has no number, and arriving and waiting are two instructions.
+    for (aligned, suffix) in [(false, ""), (true, ".aligned")] {
+        for (op, order, kind) in [
+            ("arrive", "", BarrierKind::Arrive),
+            ("arrive", ".release", BarrierKind::Arrive),
+            ("arrive", ".relaxed", BarrierKind::Arrive),
+            ("wait", "", BarrierKind::Sync),
+            ("wait", ".acquire", BarrierKind::Sync),
+        ] {
+            let barrier = Control::Barrier(Barrier { kind, aligned, counted: false });
+            let name = format!("barrier.cluster.{op}{order}{suffix}");
+            rows.push(control(&name, &[], Category::Barrier, barrier));
         }
     }
 }

@@ -9,6 +9,8 @@
 //! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value.
 //! Inputs are flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the
 //! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`).
+//!
+//! Inputs take the lanes in order, 32 at a time: for an instruction of a whole warp, each input is what one lane holds.
 
 use std::collections::HashSet;
 
@@ -101,6 +103,9 @@ impl Harness {
             let lanes: [&[i128]; LANES] = std::array::from_fn(|lane| &*inputs[group[lane % group.len()]]);
             let plain = execute(&row, &pieces, lanes, Variant::Plain);
             for variant in [Variant::Masked, Variant::InPlace, Variant::Negated, Variant::Sunk] {
+                if variant == Variant::Masked && name.contains(".sync.aligned") {
+                    continue; // needs the whole warp
+                }
                 let other = execute(&row, &pieces, lanes, variant);
                 assert!(variant == Variant::Sunk || plain == other, "{name}: {variant:?} gives another result");
             }

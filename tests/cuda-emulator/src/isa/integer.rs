@@ -18,7 +18,6 @@ fn sums(rows: &mut Vec<Row>) {
     map!(rows, Integer, "sub.sat.s32", s32, s32 => s32, |x, y| x.saturating_sub(y));
     for ty in ["u16x2", "s16x2"] {
         map!(rows, Integer, format!("add.{ty}"), b32, b32 => b32, |x, y| halves(x, y, u16::wrapping_add));
-        map!(rows, Integer, format!("sub.{ty}"), b32, b32 => b32, |x, y| halves(x, y, u16::wrapping_sub));
     }
     map_each!(rows, Integer, "sad", [u16 s16 u32 s32 u64 s64], (3) |x, y, z| x.sad(y, z));
     map_each!(rows, Integer, "abs", [s16 s32 s64], (1) |x| x.wrapping_abs());

@@ -4,24 +4,32 @@
 #[macro_use]
 mod macros;
 
+mod approx;
 mod async_copy;
 mod atomics;
 mod bits;
 mod carry;
 mod compare;
+mod compare_float;
 mod control;
+mod convert;
 mod dot;
+mod float;
+mod half;
 #[cfg(test)]
 mod harness;
 mod integer;
 mod logic;
+mod matrix;
 mod memory;
+mod mma;
 pub(crate) mod moves;
 mod shuffle;
 mod special;
 mod table;
 #[cfg(test)]
 mod tests;
+mod vector;
 mod video;
 
 pub use table::{Table, table};

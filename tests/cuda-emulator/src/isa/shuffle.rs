@@ -231,3 +231,6 @@ pub(crate) fn family() -> Family {
     add("elect.sync", &[OutPair(Value::B32, Value::Pred), word], 0, elect);
     Family { title: "Shuffles, votes and reductions of a warp", rows, hints: Vec::new() }
 }
+
+#[cfg(test)]
+mod tests;

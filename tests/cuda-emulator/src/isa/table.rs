@@ -137,8 +137,8 @@ impl Table {
         for section in &self.sections {
             let names = self.rows[section.rows.clone()].iter().map(|row| &*row.name);
             let _ = writeln!(text, "### {} ({} forms)\n", section.title, section.rows.len());
-            for line in fold(names) {
-                let _ = writeln!(text, "- `{line}`");
+            for pattern in fold(names) {
+                let _ = writeln!(text, "- `{}`", render(&pattern));
             }
             let mut hints: Vec<(&str, BTreeSet<&str>)> = Vec::new();
             for (head, list) in &section.hints {
@@ -176,7 +176,7 @@ fn distance<T: PartialEq>(a: &[T], b: &[T]) -> usize {
 type Pattern<'a> = Vec<Vec<&'a str>>;
 
 /// Names that differ in words only, as patterns: `add.{s32,u32}`, `add[.ftz].f32`.
-fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Pattern<'a>> {
     let mut patterns: Vec<Pattern<'a>> = Vec::new();
     for name in names {
         let pattern: Pattern<'a> = name.split('.').map(|word| vec![word]).collect();
@@ -210,7 +210,7 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
         }
         patterns = merged;
     }
-    patterns.iter().map(|pattern| render(pattern)).collect()
+    patterns
 }
 
 /// Merges each pattern with the one that lacks its word at `place`.
@@ -304,6 +304,31 @@ mod tests {
     #[test]
     fn rows_fold() {
         let names = ["add.s32", "add.u32", "add.f32", "add.ftz.f32", "add.rn.f32", "add.rn.ftz.f32", "ret"];
-        assert_eq!(fold(names.into_iter()), ["add.{s32,u32}", "add[.rn][.ftz].f32", "ret"]);
+        let lines: Vec<String> = fold(names.into_iter()).iter().map(|pattern| render(pattern)).collect();
+        assert_eq!(lines, ["add.{s32,u32}", "add[.rn][.ftz].f32", "ret"]);
+    }
+
+    #[test]
+    fn the_list_holds_every_row_and_nothing_else() {
+        for section in &table().sections {
+            let names: BTreeSet<&str> = table().rows[section.rows.clone()].iter().map(|row| &*row.name).collect();
+            let mut listed = BTreeSet::new();
+            for pattern in fold(names.iter().copied()) {
+                let mut texts = vec![String::new()];
+                for (place, words) in pattern.iter().enumerate() {
+                    let with = |text: &String, word: &&str| match (place, *word) {
+                        (0, word) => word.to_string(),
+                        (_, "") => text.clone(),
+                        (_, word) => format!("{text}.{word}"),
+                    };
+                    texts = texts.iter().flat_map(|text| words.iter().map(move |word| with(text, word))).collect();
+                }
+                for text in texts {
+                    assert!(names.contains(&*text), "{text} is listed, but is no row");
+                    assert!(listed.insert(text.clone()), "{text} is listed twice");
+                }
+            }
+            assert_eq!(listed.len(), names.len(), "{}", section.title);
+        }
     }
 }

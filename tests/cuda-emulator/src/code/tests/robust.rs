@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::kernels::{remove_unknown, texts};
 use super::*;
-use crate::code::{Action, Control};
+use crate::code::{Action, Base, Control, Slot};
 
 /// Words to put where they do not belong.
 const WORDS: [&str; 32] = [
@@ -101,7 +101,12 @@ fn consistent(code: &Code) {
                 }
                 _ => {}
             }
-            for slot in inst.args.s.iter().chain(&inst.args.all).filter(|slot| !slot.is_none() && function.entry) {
+            let base = match inst.args.base {
+                Base::Wide(slot) | Base::Narrow(slot) => slot,
+                _ => Slot::NONE,
+            };
+            let slots = inst.args.s.iter().chain(&inst.args.all).chain([&inst.guard, &base]);
+            for slot in slots.filter(|slot| !slot.is_none() && function.entry) {
                 assert!(slot.index() < function.registers.of(slot.class()));
             }
         }

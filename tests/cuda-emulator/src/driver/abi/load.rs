@@ -98,7 +98,9 @@ fn find() -> Result<PathBuf, String> {
     let places = [".", "..", "deps", "../deps"].map(|place| folder.join(place).join("libcudaemu.so"));
     let modified = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();
     let newest = places.iter().filter(|path| path.exists()).max_by_key(|path| modified(path));
-    newest.cloned().ok_or_else(|| format!("libcudaemu.so is not next to {}: build the crate cudaemu first", exe.display()))
+    newest
+        .cloned()
+        .ok_or_else(|| format!("libcudaemu.so is not next to {}: build the crate cudaemu first", exe.display()))
 }
 
 fn open() -> Result<Emulator, String> {
@@ -127,7 +129,9 @@ fn open() -> Result<Emulator, String> {
     // SAFETY: these are the functions of `extension`, whose C signatures the types here repeat.
     unsafe {
         Ok(Emulator {
-            configure: std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char, *mut c_char, usize) -> u32>(configure),
+            configure: std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char, *mut c_char, usize) -> u32>(
+                configure,
+            ),
             reset: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(reset),
             reports: std::mem::transmute::<*mut c_void, TextFunction>(reports),
             counts: std::mem::transmute::<*mut c_void, TextFunction>(counts),

@@ -16,6 +16,7 @@ mod host;
 mod jit;
 mod launch;
 mod library;
+pub mod load;
 mod memory;
 mod missing;
 mod module;
@@ -23,7 +24,6 @@ mod physical;
 mod pool;
 mod procedures;
 mod stream;
-pub mod load;
 
 pub use extension::at_exit;
 pub use host::HostMemory;

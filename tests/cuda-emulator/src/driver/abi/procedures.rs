@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::door::{Opaque, Out, Text, api};
-use super::{context, copies, device, launch, library, memory, missing, module, physical, pool, stream};
+use super::{context, copies, device, extension, launch, library, memory, missing, module, physical, pool, stream};
 use crate::driver::error::{Error, Result};
 
 api! {
@@ -64,7 +64,11 @@ const VERSIONS: &[(&str, &[(i32, &str)])] = &[
     ("cuStreamBatchMemOp", &[(8000, "cuStreamBatchMemOp"), (11070, "cuStreamBatchMemOp_v2")]),
     (
         "cuStreamGetCaptureInfo",
-        &[(10010, "cuStreamGetCaptureInfo"), (11030, "cuStreamGetCaptureInfo_v2"), (12030, "cuStreamGetCaptureInfo_v3")],
+        &[
+            (10010, "cuStreamGetCaptureInfo"),
+            (11030, "cuStreamGetCaptureInfo_v2"),
+            (12030, "cuStreamGetCaptureInfo_v3"),
+        ],
     ),
     ("cuStreamGetCtx", &[(9020, "cuStreamGetCtx"), (12050, "cuStreamGetCtx_v2")]),
     ("cuStreamWaitValue32", &[(8000, "cuStreamWaitValue32"), (11070, "cuStreamWaitValue32_v2")]),
@@ -81,6 +85,7 @@ fn all_entries() -> &'static BTreeMap<&'static str, usize> {
             context::entries(),
             copies::entries(),
             device::entries(),
+            extension::entries(),
             launch::entries(),
             library::entries(),
             memory::entries(),

@@ -245,13 +245,17 @@ fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> 
         let (operation, flags) = (operation as u32, flags as u32);
         let bytes = if operation >= 4 { 8 } else { 4 };
         let value = if bytes == 4 { value & u64::from(u32::MAX) } else { value };
-        works.push((address, bytes, match operation {
-            1 | 4 => wait_work(address, value, bytes, flags)?,
-            2 | 5 => write_work(address, value, bytes, flags)?,
-            // Flush of remote writes, barrier: nothing to do where work is done in order.
-            3 | 6 => Work::Wait,
-            _ => return Err(Error::InvalidValue),
-        }));
+        works.push((
+            address,
+            bytes,
+            match operation {
+                1 | 4 => wait_work(address, value, bytes, flags)?,
+                2 | 5 => write_work(address, value, bytes, flags)?,
+                // Flush of remote writes, barrier: nothing to do where work is done in order.
+                3 | 6 => Work::Wait,
+                _ => return Err(Error::InvalidValue),
+            },
+        ));
     }
     driver()?.value_batch(stream, works)
 }

@@ -113,7 +113,7 @@ fn hexadecimal(value: f64, precision: Option<usize>, point: bool) -> String {
         let drop = 52 - 4 * digits as u32;
         let (half, rest) = (1 << (drop - 1), mantissa & ((1 << drop) - 1));
         let odd = mantissa >> drop & 1 != 0;
-        mantissa = (mantissa >> drop) + u64::from(rest > half || rest == half && odd) << drop;
+        mantissa = ((mantissa >> drop) + u64::from(rest > half || rest == half && odd)) << drop;
     }
     let mut digits = format!("{:013x}", mantissa & ((1 << 52) - 1));
     match precision {

@@ -3,7 +3,7 @@
 //! Registers may be wider than the type: signed types are then extended by their sign, all others with zeros, and a store
 //! takes the low bits.
 
-use super::{CACHE, SEMANTICS, SPACES, encode, window};
+use super::{CACHE, POLICY, SEMANTICS, SPACES, encode, window};
 use crate::code::{Access, Action, Args, Class, Slot};
 use crate::exec::{Cx, Registers, Window};
 use crate::fault::Fault;
@@ -126,6 +126,8 @@ fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: u
 
 /// Rows of one opcode in one space.
 fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
+    // Only what may be in global memory has a cache policy.
+    let shown = if opcode != "ldu" && (space.is_empty() || space.starts_with(".global")) { 3 } else { 2 };
     for ty in &TYPES {
         for (bytes, count, load, store) in HANDLERS {
             if bytes != ty.bytes {
@@ -134,14 +136,14 @@ fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
             let vector = if count == 1 { String::new() } else { format!(".v{count}") };
             let name = format!("{opcode}{space}{vector}.{}", ty.name);
             let exact = ty.value == Value::B128;
-            let policy = Operand::OptIn(Value::B64);
             rows.push(if opcode == "st" {
                 let source = match (count, exact) {
                     (1, true) => Operand::In(ty.value),
                     (1, false) => Operand::InWide(ty.value),
                     _ => Operand::InWideVector(count, ty.value),
                 };
-                row(name, &[Operand::Address, source, policy], Category::Store, encode(window), Action::Access(store))
+                let operands = [Operand::Address, source, POLICY];
+                row(name, &operands[..shown], Category::Store, encode(window), Action::Access(store))
             } else {
                 let target = match (count, exact) {
                     (1, true) => Operand::Out(ty.value),
@@ -149,7 +151,8 @@ fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
                     _ => Operand::OutWideVector(count, ty.value),
                 };
                 let k = encode(window) | if ty.name.starts_with('s') { SIGNED } else { 0 };
-                row(name, &[target, Operand::Address, policy], Category::Load, k, Action::Access(load))
+                let operands = [target, Operand::Address, POLICY];
+                row(name, &operands[..shown], Category::Load, k, Action::Access(load))
             });
         }
     }
@@ -162,7 +165,7 @@ pub(crate) fn family() -> Family {
         if space.is_empty() || space == ".global" {
             rows("ldu", space, window, &mut list);
         }
-        if space != ".const" {
+        if ![".const", ".param::entry"].contains(&space) {
             rows("st", space, window, &mut list);
         }
     }

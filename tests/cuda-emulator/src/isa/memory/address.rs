@@ -8,7 +8,7 @@ use crate::isa::{Category, Family, Operand, Row, Value, row};
 
 /// State spaces that have a window in the generic address space, and where it starts. Global and constant memory are the
 /// generic address space itself.
-const WINDOWS: [(&str, u64); 9] = [
+const WINDOWS: [(&str, u64); 8] = [
     ("global", 0),
     ("const", 0),
     ("shared", window::SHARED),
@@ -17,8 +17,6 @@ const WINDOWS: [(&str, u64); 9] = [
     ("local", window::LOCAL),
     ("param", window::PARAM),
     ("param::entry", window::PARAM),
-    // A function's parameters lie in its frame.
-    ("param::func", window::LOCAL),
 ];
 
 /// A window's start as a row's constant: its upper half, for the lower is zero.

@@ -5,6 +5,7 @@ pub(super) mod address;
 
 use crate::code::{Args, Base};
 use crate::exec::Window;
+use crate::isa::{Operand, Value};
 
 /// Modifiers of memory instructions that change nothing here. Every access is at once visible to all, so memory semantics
 /// and scopes are always kept; there is no cache, so cache operators and eviction priorities have nothing to act on.
@@ -44,6 +45,9 @@ pub(super) const CACHE: [&str; 18] = [
     "L2::128B",
     "L2::256B",
 ];
+
+/// The cache policy of `.L2::cache_hint`, which is one of the hints.
+pub(super) const POLICY: Operand = Operand::OptIn(Value::B64);
 
 /// State spaces as instructions spell them, and the window each one is. `param` of a function lies in its frame, which the
 /// address operand's base says where it is a name ([`window`]).
@@ -86,3 +90,6 @@ pub(super) fn window(args: &Args) -> Window {
         _ => Window::Generic,
     }
 }
+
+#[cfg(test)]
+mod tests;
