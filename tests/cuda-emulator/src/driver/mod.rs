@@ -5,12 +5,14 @@
 //! ([`Driver::run_until`]), with the lock released while work is done.
 
 pub mod abi;
+pub mod capture;
 pub mod config;
 pub mod context;
 pub mod copy;
 pub mod counts;
 pub mod error;
 pub mod function;
+pub mod graph;
 pub mod handle;
 pub mod launch;
 pub mod memory;
@@ -18,13 +20,14 @@ pub mod module;
 pub mod occupancy;
 pub mod physical;
 pub mod pool;
+pub mod simulation;
 pub mod spec;
 pub mod stream;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Event, Machinery, Order, Performed, Point, Streams, Work};
+use crate::engine::{Captures, Event, Machinery, Order, Performed, Point, Progress, Runner, Streams, Timeline, Work};
 use crate::mem::Space;
 use config::Config;
 use context::{Context, Primary};
@@ -40,6 +43,9 @@ pub struct Driver {
     pub machinery: Machinery,
     state: Mutex<State>,
     changed: Condvar,
+    runner: Runner,
+    /// Itself, for the runner.
+    this: OnceLock<Weak<Self>>,
 }
 
 /// All that changes.
@@ -59,6 +65,10 @@ pub struct State {
     pub kernels: Table<KernelId, module::Kernel>,
     /// Streams and their work.
     pub streams: Streams,
+    /// What is being captured.
+    pub captures: Captures,
+    /// Graphs.
+    pub graphs: graph::Graphs,
     /// Events.
     pub events: Table<EventId, Event>,
     /// Memory pools.
@@ -92,6 +102,8 @@ pub type Guard<'a> = MutexGuard<'a, State>;
 
 /// The driver of the process. `None` before `cuInit`.
 static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
+/// How long no call has to come before queued work runs by itself.
+const QUIET: Duration = Duration::from_millis(2);
 /// Settings of tests; they go over those of the environment.
 static OVERRIDES: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
@@ -112,7 +124,7 @@ pub fn init(flags: u32) -> Result<()> {
     if config.devices.is_empty() {
         return Err(Error::NoDevice);
     }
-    *driver = Some(Arc::new(Driver::new(config)?));
+    *driver = Some(Driver::new(config)?);
     abi::at_exit();
     Ok(())
 }
@@ -143,7 +155,7 @@ pub fn reset() {
 }
 
 impl Driver {
-    fn new(config: Config) -> Result<Self> {
+    fn new(config: Config) -> Result<Arc<Self>> {
         let limits: Vec<u64> = config.devices.iter().map(|device| device.memory).collect();
         let space = Space::new(&limits).map_err(|error| {
             eprintln!("cudaemu: {error}");
@@ -161,7 +173,9 @@ impl Driver {
             functions: Table::default(),
             libraries: Table::default(),
             kernels: Table::default(),
-            streams: Streams::default(),
+            streams: Streams::new(Timeline::new(config.time)),
+            captures: Captures::default(),
+            graphs: graph::Graphs::default(),
             events: Table::default(),
             pools,
             physical: Table::default(),
@@ -179,12 +193,41 @@ impl Driver {
             counting: config.counts != config::Counts::Off,
             began: Instant::now(),
         };
-        Ok(Self { config, machinery, state: Mutex::new(state), changed: Condvar::new() })
+        let (state, changed, runner) = (Mutex::new(state), Condvar::new(), Runner::default());
+        let driver = Arc::new(Self { config, machinery, state, changed, runner, this: OnceLock::new() });
+        // It was empty.
+        let _ = driver.this.set(Arc::downgrade(&driver));
+        Ok(driver)
     }
 
-    /// Takes the lock.
+    /// Takes the lock for a call.
     pub fn lock(&self) -> Guard<'_> {
+        self.runner.tick();
+        self.state()
+    }
+
+    /// Takes the lock, but not for a call.
+    fn state(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something was submitted: it runs at the latest when no call came for a while.
+    fn wake_runner(&self) {
+        let this = self.this.get().cloned().unwrap_or_default();
+        self.runner.submitted(QUIET, || {
+            move || match this.upgrade() {
+                Some(driver) => driver.idle_step(),
+                None => Progress::Gone,
+            }
+        });
+    }
+
+    fn idle_step(&self) -> Progress {
+        match self.step(self.state()) {
+            (_, true) => Progress::Moved,
+            (state, false) if state.streams.any_queued() => Progress::Blocked,
+            _ => Progress::Idle,
+        }
     }
 
     /// All memory.
@@ -213,7 +256,9 @@ impl Driver {
 
     /// Runs work until the points are reached.
     pub fn run_to<'a>(&'a self, state: Guard<'a>, points: &[Point]) -> Guard<'a> {
-        self.run_until(state, |state| points.iter().all(|&point| state.streams.reached(point)))
+        let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.reached(point)));
+        state.streams.waited(points);
+        state
     }
 
     /// Does one piece of work, if some is ready; whether something came of it.
@@ -238,7 +283,7 @@ impl Driver {
         } else {
             drop(state);
             let done = self.machinery.perform(work);
-            state = self.lock();
+            state = self.state();
             done
         };
         let moved = done.again.is_none();
@@ -277,12 +322,13 @@ impl Driver {
     }
 
     fn reached(&self, state: &mut State, event: EventId, stream: StreamId) {
-        let point = Point { stream, index: state.streams.running_index(stream) };
-        let now = self.machinery.now();
+        let index = state.streams.running_index(stream);
+        let simulated = state.streams.time.on();
         if let Ok(event) = state.events.get_mut(event)
-            && event.recorded == Some(point)
+            && let Some(point) = event.recorded
+            && (point.stream, point.index) == (stream, index)
         {
-            event.time = Some(now);
+            event.time = Some(if simulated { point.time as f64 / 1e6 } else { self.machinery.now() });
         }
     }
 }

@@ -73,7 +73,9 @@ impl Runner {
         let step = step();
         let made = std::thread::Builder::new().name("cudaemu idle".into()).spawn(move || shared.run(quiet, step));
         if let Err(error) = made {
-            eprintln!("cudaemu: no thread for idle times ({error}): queued work runs only when the program waits for it");
+            eprintln!(
+                "cudaemu: no thread for idle times ({error}): queued work runs only when the program waits for it"
+            );
         }
     }
 }

@@ -89,8 +89,8 @@ impl Graphs {
             return Err(Error::NotSupported);
         }
         let objects = entry.objects.clone();
-        let nodes = &mut self.nodes;
-        let (mut copy, names) = entry.graph.copy(|| nodes.next());
+        let Self { graphs, nodes, .. } = self;
+        let (mut copy, names) = graphs.get(graph)?.graph.copy(|| nodes.next());
         for (_, node) in copy.iter_mut() {
             if let Node::Child(child) = node {
                 let inner = self.copy(*child)?;
@@ -102,7 +102,8 @@ impl Graphs {
         for (&object, &count) in &objects {
             self.add_references(object, count)?;
         }
-        let made = self.graphs.insert(Entry { graph: copy, id, owned: false, copied: Some((graph, names.clone())), objects });
+        let made =
+            self.graphs.insert(Entry { graph: copy, id, owned: false, copied: Some((graph, names.clone())), objects });
         for node in names.into_values() {
             self.nodes.put(node, made);
         }
@@ -117,7 +118,8 @@ impl Graphs {
             return self.get(clone)?.payload(found).map(|_| found);
         }
         // It may lie in the graph of a child node, of which the clone has a copy.
-        let inner = self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, Node::Child(_)));
+        let inner =
+            self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, Node::Child(_)));
         let inner = inner.filter_map(|(id, _)| match self.node(*names.get(&id)?).ok()? {
             Node::Child(child) => Some(*child),
             _ => None,
@@ -160,7 +162,11 @@ impl Graphs {
         let name = |node: NodeId| format!("\"graph_{}_node_{:x}\"", entry.id, node.raw() >> 4 & 0xff_ffff);
         text.push_str(&format!("subgraph cluster_{} {{\nlabel=\"graph_{}\"\n", entry.id, entry.id));
         for (id, node) in entry.graph.iter() {
-            text.push_str(&format!("{} [shape=\"rectangle\" label=\"{}\"];\n", name(id), node.label().replace('"', "'")));
+            text.push_str(&format!(
+                "{} [shape=\"rectangle\" label=\"{}\"];\n",
+                name(id),
+                node.label().replace('"', "'")
+            ));
         }
         for (from, to) in entry.graph.edges() {
             text.push_str(&format!("{} -> {};\n", name(from), name(to)));

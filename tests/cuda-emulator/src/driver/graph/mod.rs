@@ -16,9 +16,9 @@ use super::error::{Error, Result};
 use super::handle::{GraphExecId, GraphId, NodeId, Table, UserObjectId};
 use crate::engine::{Graph, Plan, Point};
 
-pub use launch::Updated;
+pub use launch::{UPLOAD, Updated};
 pub use memory::GraphMemory;
-pub use node::{AllocNode, CopyNode, CopyRequest, HostNode, KernelNode, Node, Refused, Value};
+pub use node::{AllocNode, CopyNode, CopyRequest, KernelNode, Node, Refused, Value};
 pub use objects::UserObject;
 
 /// All graphs.

@@ -17,7 +17,7 @@ pub enum Node {
     /// A memset.
     Fill(Fill, ContextId),
     /// A function of the program.
-    Host(HostNode),
+    Host(Call),
     /// Another graph, which belongs to this node.
     Child(GraphId),
     /// Nothing.
@@ -73,15 +73,6 @@ pub struct CopyRequest {
     pub from_pitch: Pitch,
     /// What.
     pub extent: Extent,
-}
-
-/// A function of the program.
-#[derive(Clone, Debug)]
-pub struct HostNode {
-    /// The call.
-    pub call: Call,
-    /// Addresses of function and argument, for those who ask.
-    pub raw: [u64; 2],
 }
 
 /// Memory of a graph.
@@ -164,11 +155,15 @@ impl Node {
         match (old, new) {
             (Self::Kernel(old), Self::Kernel(new)) if old.context == new.context => Ok(()),
             (Self::Kernel(_), Self::Kernel(_)) => Err(Refused::Function),
-            (Self::Copy(old), Self::Copy(new)) if old.context == new.context && old.copy.same_route(&new.copy) => Ok(()),
-            (Self::Fill(_, old), Self::Fill(_, new)) | (Self::Values(_, old), Self::Values(_, new)) if old == new => Ok(()),
-            (Self::Copy(_), Self::Copy(_)) | (Self::Fill(..), Self::Fill(..)) | (Self::Values(..), Self::Values(..)) => {
-                Err(Refused::Parameters)
+            (Self::Copy(old), Self::Copy(new)) if old.context == new.context && old.copy.same_route(&new.copy) => {
+                Ok(())
             }
+            (Self::Fill(_, old), Self::Fill(_, new)) | (Self::Values(_, old), Self::Values(_, new)) if old == new => {
+                Ok(())
+            }
+            (Self::Copy(_), Self::Copy(_))
+            | (Self::Fill(..), Self::Fill(..))
+            | (Self::Values(..), Self::Values(..)) => Err(Refused::Parameters),
             (Self::Alloc(old), Self::Alloc(new)) if old == new => Ok(()),
             (Self::Free(old), Self::Free(new)) if old == new => Ok(()),
             (Self::Alloc(_), Self::Alloc(_)) | (Self::Free(_), Self::Free(_)) => Err(Refused::Unsupported),
@@ -183,7 +178,7 @@ impl Node {
             Self::Kernel(kernel) => Work::Launch(Box::new(kernel.launch.clone())),
             Self::Copy(copy) => Work::Copy(Box::new(copy.copy.clone())),
             Self::Fill(fill, _) => Work::Fill(fill.clone()),
-            Self::Host(host) => Work::Call(host.call.clone()),
+            Self::Host(call) => Work::Call(call.clone()),
             Self::Record(event) => Work::Record(*event),
             Self::Values(values, _) => Work::Batch(values.iter().map(|value| value.work()).collect()),
             Self::Child(_) | Self::Empty | Self::Wait(_) | Self::Alloc(_) | Self::Free(_) => Work::Wait,
@@ -202,8 +197,10 @@ impl Node {
                 let Copy { width, height, depth, .. } = copy.copy;
                 format!("MEMCPY {width} x {height} x {depth} bytes")
             }
-            Self::Fill(fill, _) => format!("MEMSET {:#x} {} x {} of {} bytes", fill.address, fill.width, fill.height, fill.bytes),
-            Self::Host(host) => format!("HOST {:#x}", host.raw[0]),
+            Self::Fill(fill, _) => {
+                format!("MEMSET {:#x} {} x {} of {} bytes", fill.address, fill.width, fill.height, fill.bytes)
+            }
+            Self::Host(call) => format!("HOST {:#x}", call.raw[0]),
             Self::Child(graph) => format!("GRAPH {:#x}", graph.raw()),
             Self::Empty => "EMPTY".into(),
             Self::Wait(event) => format!("EVENT_WAIT {:#x}", event.raw()),

@@ -87,8 +87,8 @@ fn script(text: &str) -> (Rig, Vec<Result<()>>) {
 #[test]
 fn what_is_allowed_and_what_is_not() {
     use Error::{
-        CapturedEvent, IllegalState, StreamCaptureInvalidated as Invalidated, StreamCaptureIsolation, StreamCaptureMerge,
-        StreamCaptureUnjoined, StreamCaptureUnmatched, StreamCaptureUnsupported,
+        CapturedEvent, IllegalState, StreamCaptureInvalidated as Invalidated, StreamCaptureIsolation,
+        StreamCaptureMerge, StreamCaptureUnjoined, StreamCaptureUnmatched, StreamCaptureUnsupported,
     };
     for (text, last) in [
         ("b1 e1", Ok(())),

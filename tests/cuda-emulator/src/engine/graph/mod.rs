@@ -48,7 +48,10 @@ impl<P> Graph<P> {
     /// Adds a node that waits for others. Each of them must be here, and be named once.
     pub fn add(&mut self, id: NodeId, payload: P, after: &[NodeId]) -> Result<()> {
         let set: BTreeSet<NodeId> = after.iter().copied().collect();
-        if set.len() != after.len() || set.iter().any(|node| !self.nodes.contains_key(node)) || self.nodes.contains_key(&id) {
+        if set.len() != after.len()
+            || set.iter().any(|node| !self.nodes.contains_key(node))
+            || self.nodes.contains_key(&id)
+        {
             return Err(Error::InvalidValue);
         }
         for node in &set {
@@ -176,7 +179,8 @@ impl<P> Graph<P> {
 
     /// All nodes, each after those that it waits for, and the oldest first among those that could come next.
     pub fn order(&self) -> Vec<NodeId> {
-        let mut missing: BTreeMap<NodeId, usize> = self.nodes.iter().map(|(&id, node)| (id, node.after.len())).collect();
+        let mut missing: BTreeMap<NodeId, usize> =
+            self.nodes.iter().map(|(&id, node)| (id, node.after.len())).collect();
         let mut next: BTreeSet<NodeId> = self.roots().into_iter().collect();
         let mut order = Vec::with_capacity(self.nodes.len());
         while let Some(id) = next.pop_first() {
@@ -201,7 +205,8 @@ impl<P> Graph<P> {
         let names: BTreeMap<NodeId, NodeId> = self.nodes.keys().map(|&id| (id, fresh())).collect();
         let renamed = |ids: &BTreeSet<NodeId>| ids.iter().filter_map(|id| names.get(id).copied()).collect();
         let nodes = self.nodes.iter().filter_map(|(id, node)| {
-            let copy = Node { payload: node.payload.clone(), after: renamed(&node.after), before: renamed(&node.before) };
+            let copy =
+                Node { payload: node.payload.clone(), after: renamed(&node.after), before: renamed(&node.before) };
             Some((*names.get(id)?, copy))
         });
         (Self { nodes: nodes.collect() }, names)

@@ -116,7 +116,11 @@ impl<P: Payload> Plan<P> {
     }
 
     /// Takes over what the steps of a plan of the same shape do. `fits(old, new)` says why a node cannot. Nothing changes on failure.
-    pub fn update<R>(&mut self, new: &Self, fits: impl Fn(&P, &P) -> std::result::Result<(), R>) -> std::result::Result<(), Mismatch<R>> {
+    pub fn update<R>(
+        &mut self,
+        new: &Self,
+        fits: impl Fn(&P, &P) -> std::result::Result<(), R>,
+    ) -> std::result::Result<(), Mismatch<R>> {
         let all = 0..self.steps.len();
         self.replace(all, new, fits)
     }
