@@ -5,6 +5,7 @@
 //! ([`Driver::run_until`]), with the lock released while work is done.
 
 pub mod abi;
+mod calls;
 pub mod capture;
 pub mod config;
 pub mod context;
@@ -24,7 +25,8 @@ pub mod simulation;
 pub mod spec;
 pub mod stream;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Captures, Event, Machinery, Order, Performed, Point, Progress, Runner, Streams, Timeline, Work};
@@ -43,9 +45,9 @@ pub struct Driver {
     pub machinery: Machinery,
     state: Mutex<State>,
     changed: Condvar,
+    caller: calls::Caller,
     runner: Runner,
-    /// Itself, for the runner.
-    this: OnceLock<Weak<Self>>,
+    me: Weak<Driver>,
 }
 
 /// All that changes.
@@ -129,8 +131,11 @@ pub fn init(flags: u32) -> Result<()> {
     Ok(())
 }
 
-/// The driver, once `cuInit` was called.
+/// The driver, once `cuInit` was called. Functions that streams call may not use it.
 pub fn driver() -> Result<Arc<Driver>> {
+    if calls::calling() {
+        return Err(Error::NotPermitted);
+    }
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::NotInitialized)
 }
 
@@ -193,11 +198,9 @@ impl Driver {
             counting: config.counts != config::Counts::Off,
             began: Instant::now(),
         };
-        let (state, changed, runner) = (Mutex::new(state), Condvar::new(), Runner::default());
-        let driver = Arc::new(Self { config, machinery, state, changed, runner, this: OnceLock::new() });
-        // It was empty.
-        let _ = driver.this.set(Arc::downgrade(&driver));
-        Ok(driver)
+        let (state, changed, caller) = (Mutex::new(state), Condvar::new(), calls::Caller::default());
+        let runner = Runner::default();
+        Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, runner, me: me.clone() }))
     }
 
     /// Takes the lock for a call.
@@ -213,7 +216,7 @@ impl Driver {
 
     /// Something was submitted: it runs at the latest when no call came for a while.
     fn wake_runner(&self) {
-        let this = self.this.get().cloned().unwrap_or_default();
+        let this = self.me.clone();
         self.runner.submitted(QUIET, || {
             move || match this.upgrade() {
                 Some(driver) => driver.idle_step(),
@@ -274,17 +277,28 @@ impl Driver {
             Work::Record(event) => Some(*event),
             _ => None,
         };
-        if let Work::Free(address) = &work {
-            state.memory.forget(*address);
-        }
-        let done = if lost {
+        let done = match work {
             // A lost context's work comes to nothing; memory goes with the context.
-            Performed::default()
-        } else {
-            drop(state);
-            let done = self.machinery.perform(work);
-            state = self.state();
-            done
+            _ if lost => Performed::default(),
+            Work::Call(call) => {
+                if let Some(me) = self.me.upgrade() {
+                    self.caller.call(me, context, stream, call);
+                }
+                return (state, true);
+            }
+            work => {
+                if let Work::Free(address) = &work {
+                    state.memory.forget(*address);
+                }
+                drop(state);
+                let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
+                state = self.state();
+                done.unwrap_or_else(|_| Performed {
+                    error: Some(Error::Unknown),
+                    reports: vec!["a piece of work panicked: the emulator is at fault, please report it".to_owned()],
+                    ..Performed::default()
+                })
+            }
         };
         let moved = done.again.is_none();
         if let Some(event) = event {

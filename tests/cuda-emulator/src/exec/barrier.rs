@@ -173,7 +173,8 @@ impl Barriers {
         let done = std::mem::take(state);
         let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
         self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
-        let waited = done.waiting.iter().fold(0, |warps, &(warp, _)| warps | 1 << warp);
+        // Warps that have arrived at the cluster's barrier and come to wait later find it complete: they are ordered now.
+        let waited = done.waiting.iter().fold(done.warps, |warps, &(warp, _)| warps | 1 << warp);
         self.completed.push((number as u32, waited));
     }
 

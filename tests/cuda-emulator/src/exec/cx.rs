@@ -99,6 +99,16 @@ pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
+/// Whether lane i's address is lane 0's plus `i * N`.
+#[inline(always)]
+pub(super) fn consecutive<const N: usize>(at: &Addresses) -> bool {
+    let mut difference = 0;
+    for lane in 0..LANES {
+        difference |= at[lane] ^ at[0].wrapping_add((lane * N) as u64);
+    }
+    difference == 0
+}
+
 /// The lanes whose address lies in each window, with the start that is to be taken off: at most one entry a window.
 fn split(at: &Addresses, mask: u32) -> [(Window, u64, u32); 4] {
     let mut parts = [
@@ -145,7 +155,7 @@ impl Cx<'_> {
         (self.global, self.shared, self.local, env)
     }
 
-    /// Reads `N` (1, 2, 4, 8 or 16) bytes a lane, naturally aligned, every byte checked. Lanes outside the mask: zeros.
+    /// Reads `N` (1, 2, 4, 8 or 16) bytes a lane, naturally aligned, every byte checked. What lanes outside the mask get is anything.
     #[inline]
     pub fn load<const N: usize>(
         &mut self,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fault::{Access, Fault, Kind, Memory};
 use crate::mem::{Allocation, Footprint, Physical, View};
 
-use super::cx::{Env, lanes};
+use super::cx::{Env, consecutive, lanes};
 use super::{Addresses, LANES, Lanes};
 
 /// Allocations that a kernel uses at once, mostly: matrix, vector, result, scales.
@@ -46,20 +46,24 @@ struct Place<'a> {
     /// Where in the allocation, and its index.
     in_allocation: u64,
     index: usize,
+    allocation_bytes: u64,
+}
+
+/// One allocation that holds all lanes' bytes.
+#[derive(Clone, Copy)]
+struct Together<'a> {
+    physical: &'a Physical,
+    /// Address + shift = where in the memory (wrapping).
+    shift: u64,
+    /// The allocation's first address, and its index.
+    start: u64,
+    index: usize,
+    /// All lanes have the same address.
+    same: bool,
 }
 
 fn access<const N: usize>(address: u64, write: bool) -> Access {
     Access { memory: Memory::Global, address, bytes: N as u32, write }
-}
-
-/// Whether lane i's address is lane 0's plus `i * N`.
-#[inline(always)]
-fn consecutive<const N: usize>(at: &Addresses) -> bool {
-    let mut difference = 0;
-    for lane in 0..LANES {
-        difference |= at[lane] ^ at[0].wrapping_add((lane * N) as u64);
-    }
-    difference == 0
 }
 
 /// Distinct 32-byte sectors.
@@ -98,7 +102,9 @@ impl Global {
                     return None;
                 }
                 let physical = allocation.physical();
-                return Some(Place { physical, at: at + allocation.offset(), in_allocation: at, index: recent.index });
+                let allocation_bytes = recent.bytes;
+                let (at, in_allocation) = (at + allocation.offset(), at);
+                return Some(Place { physical, at, in_allocation, index: recent.index, allocation_bytes });
             }
         }
         None
@@ -131,6 +137,33 @@ impl Global {
         Ok(())
     }
 
+    /// Where address 0 would be if all lanes of the mask lie, aligned, in one allocation: lane by lane nothing is left to check
+    /// but whether the bytes were written. `None`: the lanes must be looked at one by one.
+    #[inline(always)]
+    fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<Together<'_>> {
+        let first = at[mask.trailing_zeros() as usize & 31];
+        let place = self.place(first, N as u64, write).ok()?;
+        let start = first - place.in_allocation;
+        let last = place.allocation_bytes - N as u64;
+        let mut wrong = 0;
+        let mut different = 0;
+        for lane in 0..LANES {
+            // Lanes outside the mask hold anything: the first one's address stands for theirs.
+            let address = if mask >> lane & 1 != 0 { at[lane] } else { first };
+            let inside = address.wrapping_sub(start);
+            wrong |= u64::from(inside > last) | address & (N as u64 - 1);
+            different |= address ^ first;
+        }
+        let shift = (place.at - place.in_allocation).wrapping_sub(start);
+        (wrong == 0).then_some(Together {
+            physical: place.physical,
+            shift,
+            start,
+            index: place.index,
+            same: different == 0,
+        })
+    }
+
     /// Finds one lane's bytes and checks everything but whether they were written.
     #[inline(always)]
     fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<Place<'_>, Box<Fault>> {
@@ -144,6 +177,13 @@ impl Global {
     fn touch(&self, index: usize, at: u64, bytes: u64, write: bool) {
         if let Some(footprint) = &self.footprint {
             footprint.touch(index, at, bytes, write);
+        }
+    }
+
+    #[inline(always)]
+    fn touch_lanes<const N: usize>(&self, index: usize, start: u64, at: &Addresses, mask: u32, write: bool) {
+        if let Some(footprint) = &self.footprint {
+            lanes(mask).for_each(|lane| footprint.touch(index, at[lane] - start, N as u64, write));
         }
     }
 
@@ -184,6 +224,24 @@ impl Global {
                 return Ok(out);
             }
         }
+        if let Some(all) = self.together::<N>(at, mask, false) {
+            let (physical, shift) = (all.physical, all.shift);
+            let written = |lane: usize| physical.is_written(at[lane].wrapping_add(shift), N as u64);
+            let load = |lane: usize| physical.backing().load(at[lane].wrapping_add(shift) as usize);
+            let first = mask.trailing_zeros() as usize & 31;
+            let known = physical.is_full() || if all.same { written(first) } else { lanes(mask).all(written) };
+            if known {
+                if all.same {
+                    out = [load(first); LANES];
+                } else {
+                    lanes(mask).for_each(|lane| out[lane] = load(lane));
+                }
+                let (index, start) = (all.index, all.start);
+                self.touch_lanes::<N>(index, start, at, mask, false);
+                self.count::<N>(at, mask, false, env);
+                return Ok(out);
+            }
+        }
         let mut reported = false;
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, false)?;
@@ -217,6 +275,17 @@ impl Global {
             let (index, offset) = (place.index, place.in_allocation);
             self.touch(index, offset, run, true);
             self.count_run::<N>(at[0], true, env);
+            return Ok(());
+        }
+        if let Some(all) = self.together::<N>(at, mask, true) {
+            for lane in lanes(mask) {
+                let place = at[lane].wrapping_add(all.shift);
+                all.physical.backing().store(place as usize, values[lane]);
+                all.physical.mark(place, N as u64);
+            }
+            let (index, start) = (all.index, all.start);
+            self.touch_lanes::<N>(index, start, at, mask, true);
+            self.count::<N>(at, mask, true, env);
             return Ok(());
         }
         for lane in lanes(mask) {

@@ -34,10 +34,10 @@ impl Local {
         self.written.fill(0);
     }
 
-    /// A call entered a frame of `bytes` at `frames[lane]`: what an earlier call left there counts as never written.
-    pub fn enter(&mut self, frames: &Lanes<u64>, bytes: u32, mask: u32) {
+    /// A call entered a frame of `bytes` at `frame`: what an earlier call left there counts as never written.
+    pub fn enter(&mut self, frame: u32, bytes: u32, mask: u32) {
         for lane in lanes(mask) {
-            let start = (frames[lane] as usize).min(self.bytes);
+            let start = (frame as usize).min(self.bytes);
             let end = start.saturating_add(bytes as usize).min(self.bytes);
             for at in (start..end).map(|at| lane * self.stride + at) {
                 self.written[at / 64] &= !(1 << (at % 64));

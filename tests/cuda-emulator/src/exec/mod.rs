@@ -4,6 +4,8 @@
 //! ([`block`]); a warp executes an instruction for all its lanes at once, and where lanes part, the group with the
 //! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
 
+#[cfg(test)]
+mod access_tests;
 mod async_copy;
 mod barrier;
 mod block;
@@ -17,14 +19,16 @@ mod launch;
 mod local;
 mod printf;
 mod registers;
-mod shared;
 #[cfg(test)]
-pub(crate) mod stand;
+pub(crate) mod rig;
+mod shared;
 mod warp;
 mod worker;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod timing;
 
 pub use async_copy::AsyncCopies;
 pub use counts::{Counts, Traffic};

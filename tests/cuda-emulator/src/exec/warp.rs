@@ -367,6 +367,8 @@ impl Flow {
                 let arrival = Arrival { warp: around.warp, mask, live: self.live, barrier: *barrier };
                 if !around.barriers.arrive(&arrival, &inst.args, cx)? {
                     self.groups[at].pc = pc + 1;
+                    // It may have been the last to arrive: then others go on, and what they did is ordered.
+                    self.release(cx, around);
                     return Ok(true);
                 }
                 let waiting = self.part(at, mask);
@@ -431,7 +433,7 @@ impl Flow {
             return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
         }
         let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
-        cx.local.enter(&[u64::from(frame); 32], function.frame_bytes, mask);
+        cx.local.enter(frame, function.frame_bytes, mask);
         calls::pass(&site.args, group.frame, &function.params, frame, mask, cx)?;
         let call =
             Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::compare::{OPERATORS, OWN_K, combine, set, set_rows, setp, setp_rows};
 use super::vector::{Host, Kernel};
-use super::{Category, Family, Operand, Row, Value, row};
+use super::{Category, Family, Operand, Row, Value, lanes, row};
 use crate::code::{Action, Args, Compute, Slot};
 use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::half::{Bf16, F16, Half, flush};
@@ -144,25 +144,25 @@ fn comparison(a: &Args) -> usize {
 fn test<S: Source>(op: usize, a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
     // A loop for each comparison, so that none decides in it.
     match op {
-        0 => lanes::<S, 0>(a, b),
-        1 => lanes::<S, 1>(a, b),
-        2 => lanes::<S, 2>(a, b),
-        3 => lanes::<S, 3>(a, b),
-        4 => lanes::<S, 4>(a, b),
-        5 => lanes::<S, 5>(a, b),
-        6 => lanes::<S, 6>(a, b),
-        7 => lanes::<S, 7>(a, b),
-        8 => lanes::<S, 8>(a, b),
-        9 => lanes::<S, 9>(a, b),
-        10 => lanes::<S, 10>(a, b),
-        11 => lanes::<S, 11>(a, b),
-        12 => lanes::<S, 12>(a, b),
-        _ => lanes::<S, 13>(a, b),
+        0 => holds::<S, 0>(a, b),
+        1 => holds::<S, 1>(a, b),
+        2 => holds::<S, 2>(a, b),
+        3 => holds::<S, 3>(a, b),
+        4 => holds::<S, 4>(a, b),
+        5 => holds::<S, 5>(a, b),
+        6 => holds::<S, 6>(a, b),
+        7 => holds::<S, 7>(a, b),
+        8 => holds::<S, 8>(a, b),
+        9 => holds::<S, 9>(a, b),
+        10 => holds::<S, 10>(a, b),
+        11 => holds::<S, 11>(a, b),
+        12 => holds::<S, 12>(a, b),
+        _ => holds::<S, 13>(a, b),
     }
 }
 
 #[inline(always)]
-fn lanes<S: Source, const OP: usize>(a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
+fn holds<S: Source, const OP: usize>(a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
     let mut bits = 0;
     for lane in 0..LANES {
         bits |= u32::from(compare(COMPARISONS[OP].1, S::read(a[lane]), S::read(b[lane]))) << lane;
@@ -175,8 +175,8 @@ struct Setp<S>(PhantomData<S>);
 impl<S: Source> Kernel for Setp<S> {
     #[inline(always)]
     fn run(r: &mut Registers, a: &Args, mask: u32) {
-        let holds = test::<S>(comparison(a), &r.get(a.s[2]), &r.get(a.s[3]));
-        setp(r, a, mask, holds);
+        let test = test::<S>(comparison(a), &r.get(a.s[2]), &r.get(a.s[3]));
+        setp(r, a, mask, test);
     }
 }
 
@@ -191,7 +191,7 @@ const TRUE: u32 = 16;
 fn set16(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     let test = combine(r, a, 3, test);
     let yes = (a.k >> TRUE) as u16;
-    let result: Lanes<u16> = std::array::from_fn(|lane| if test >> lane & 1 != 0 { yes } else { 0 });
+    let result: Lanes<u16> = lanes(|lane| if test >> lane & 1 != 0 { yes } else { 0 });
     r.set(a.s[0], &result, mask);
 }
 
@@ -217,10 +217,13 @@ fn scalars<S: Source>(rows: &mut Vec<Row>, host: Host) {
     for (index, (op, _)) in COMPARISONS.iter().enumerate() {
         let suffix = format!("{}.{}", S::FTZ, S::NAME);
         rows.extend(setp_rows(op, &suffix, S::VALUE, index as u32, host.compute::<Setp<S>>()));
-        rows.extend(set_rows(op, S::FTZ, (S::NAME, S::VALUE), index as u32, |r, a, m| {
+        let sets = set_rows(op, S::FTZ, (S::NAME, S::VALUE), index as u32, |r, a, m| {
             let test = compared::<S>(r, a);
             set(r, a, m, test);
-        }));
+        });
+        // Halves give no `.f32`.
+        let float = |row: &Row| row.operands[0] == Operand::Out(Value::F32);
+        rows.extend(sets.into_iter().filter(|row| S::VALUE != Value::B16 || !float(row)));
         for (name, yes) in S::RESULTS {
             let result = (*name, Value::B16, *yes);
             rows.extend(set_as((index, op), S::FTZ, result, (S::NAME, S::VALUE), |r, a, m| {
@@ -259,7 +262,7 @@ fn set_pairs<S: Source<Bits = u16>>(r: &mut Registers, a: &Args, mask: u32) {
     let (low, high) = (combine(r, a, 3, low), combine(r, a, 3, high));
     let yes = a.k >> TRUE;
     let element = |bits: u32, lane: usize| if bits >> lane & 1 != 0 { yes } else { 0 };
-    let result: Lanes<u32> = std::array::from_fn(|lane| element(high, lane) << 16 | element(low, lane));
+    let result: Lanes<u32> = lanes(|lane| element(high, lane) << 16 | element(low, lane));
     r.set(a.s[0], &result, mask);
 }
 

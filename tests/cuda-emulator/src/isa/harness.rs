@@ -16,7 +16,7 @@ use std::collections::HashSet;
 
 use super::{Decode, Family, Operand, Row, Value, moves};
 use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
-use crate::exec::stand::Stand;
+use crate::exec::rig::Rig;
 use crate::exec::{LANES, Lanes, Registers};
 
 /// An optional source that is left out.
@@ -321,9 +321,12 @@ fn execute_masked(
     match action(row) {
         Action::Compute(compute) => compute(&mut registers, &args, mask),
         Action::Access(access) => {
-            let mut stand = Stand::new();
-            access(&mut stand.cx(&mut registers, mask), &args, mask)
-                .unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
+            let (mut rig, ()) = Rig::new(4096, 1, |_| ());
+            std::mem::swap(&mut rig.regs, &mut registers);
+            let mut cx = rig.cx(0, 1);
+            cx.active = mask;
+            access(&mut cx, &args, mask).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
+            std::mem::swap(&mut rig.regs, &mut registers);
         }
         Action::Control(_) => panic!("{}: control flow needs a warp", row.name),
     }

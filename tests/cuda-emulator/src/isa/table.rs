@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::OnceLock;
 
 use super::{
-    Family, Row, async_copy, atomics, bits, carry, compare, control, dot, integer, logic, memory, moves, shuffle,
-    special, video,
+    Family, Row, approx, async_copy, atomics, bits, carry, compare, compare_float, control, convert, dot, float, half,
+    integer, logic, matrix, memory, mma, moves, shuffle, special, video,
 };
 
 /// Every family, in the order of the generated list.
@@ -16,7 +16,12 @@ fn families() -> Vec<Family> {
         carry::family(),
         dot::family(),
         video::family(),
+        float::family(),
+        half::family(),
+        approx::family(),
+        convert::family(),
         compare::family(),
+        compare_float::family(),
         logic::family(),
         bits::family(),
         moves::family(),
@@ -26,6 +31,8 @@ fn families() -> Vec<Family> {
         atomics::family(),
         async_copy::family(),
         shuffle::family(),
+        matrix::family(),
+        mma::family(),
         control::family(),
     ]
 }

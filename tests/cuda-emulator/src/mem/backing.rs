@@ -57,6 +57,19 @@ fn unmap(start: NonNull<u8>, bytes: usize) {
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
+macro_rules! atomics {
+    ($($name:ident: $atomic:ty, $bytes:literal);+) => { $(
+        /// The bytes at `at` as one atomic; `None` if they are not aligned.
+        #[inline(always)]
+        fn $name(&self, at: usize) -> Option<&$atomic> {
+            let place = self.place::<$bytes>(at)?;
+            // SAFETY: `place` checked bounds and alignment; the memory lives as long as `self` and is only accessed
+            // atomically (module header).
+            Some(unsafe { <$atomic>::from_ptr(place.cast()) })
+        }
+    )+ };
+}
+
 impl Backing {
     /// Zeroed memory.
     pub(crate) fn new(bytes: u64) -> Result<Self, Error> {
@@ -106,12 +119,7 @@ impl Backing {
         (place as usize).is_multiple_of(N).then_some(place)
     }
 
-    #[inline(always)]
-    fn atomic8(&self, at: usize) -> &AtomicU8 {
-        assert!(at < self.bytes, "byte {at} of {}", self.bytes);
-        // SAFETY: inside of memory that lives as long as `self` and that is only accessed atomically (module header).
-        unsafe { AtomicU8::from_ptr(self.start.as_ptr().add(at)) }
-    }
+    atomics!(atomic8: AtomicU8, 1; atomic16: AtomicU16, 2; atomic32: AtomicU32, 4; atomic64: AtomicU64, 8);
 
     /// Eight-byte words of the memory; its start must be aligned, as mapped memory's is. Bytes past the last whole word are left out.
     #[inline(always)]
@@ -127,21 +135,11 @@ impl Backing {
     #[inline(always)]
     pub(crate) fn load<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
-        match self.place::<N>(at) {
-            // SAFETY: (all five) `place` checked bounds and alignment; the memory is only accessed atomically.
-            Some(p) if N == 1 => out[0] = unsafe { AtomicU8::from_ptr(p) }.load(Relaxed),
-            // SAFETY: as above.
-            Some(p) if N == 2 => {
-                out.copy_from_slice(&unsafe { AtomicU16::from_ptr(p.cast()) }.load(Relaxed).to_ne_bytes())
-            }
-            // SAFETY: as above.
-            Some(p) if N == 4 => {
-                out.copy_from_slice(&unsafe { AtomicU32::from_ptr(p.cast()) }.load(Relaxed).to_ne_bytes())
-            }
-            // SAFETY: as above.
-            Some(p) if N == 8 => {
-                out.copy_from_slice(&unsafe { AtomicU64::from_ptr(p.cast()) }.load(Relaxed).to_ne_bytes())
-            }
+        match N {
+            1 if let Some(cell) = self.atomic8(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            2 if let Some(cell) = self.atomic16(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            4 if let Some(cell) = self.atomic32(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            8 if let Some(cell) = self.atomic64(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
             _ => self.read(at, &mut out),
         }
         out
@@ -150,15 +148,11 @@ impl Backing {
     /// Stores `N` bytes: 1, 2, 4, 8 in one piece, 16 in two.
     #[inline(always)]
     pub(crate) fn store<const N: usize>(&self, at: usize, value: [u8; N]) {
-        match self.place::<N>(at) {
-            // SAFETY: (all four) `place` checked bounds and alignment; the memory is only accessed atomically.
-            Some(p) if N == 1 => unsafe { AtomicU8::from_ptr(p) }.store(value[0], Relaxed),
-            // SAFETY: as above.
-            Some(p) if N == 2 => unsafe { AtomicU16::from_ptr(p.cast()) }.store(number(&value) as u16, Relaxed),
-            // SAFETY: as above.
-            Some(p) if N == 4 => unsafe { AtomicU32::from_ptr(p.cast()) }.store(number(&value) as u32, Relaxed),
-            // SAFETY: as above.
-            Some(p) if N == 8 => unsafe { AtomicU64::from_ptr(p.cast()) }.store(number(&value), Relaxed),
+        match N {
+            1 if let Some(cell) = self.atomic8(at) => cell.store(value[0], Relaxed),
+            2 if let Some(cell) = self.atomic16(at) => cell.store(number(&value) as u16, Relaxed),
+            4 if let Some(cell) = self.atomic32(at) => cell.store(number(&value) as u32, Relaxed),
+            8 if let Some(cell) = self.atomic64(at) => cell.store(number(&value), Relaxed),
             _ => self.write(at, &value),
         }
     }
@@ -166,40 +160,33 @@ impl Backing {
     /// Replaces `N` bytes (2, 4, 8 or 16) by `new` if they are `old`, in one step; else tells what they are.
     /// Atomic against other such calls; against 8-byte stores too, unless `N` is 16.
     pub(crate) fn exchange<const N: usize>(&self, at: usize, old: [u8; N], new: [u8; N]) -> Result<(), [u8; N]> {
-        let mut found = [0; N];
-        let done = match self.place::<N>(at) {
-            Some(p) if N == 2 => {
-                // SAFETY: (all three) `place` checked bounds and alignment; the memory is only accessed atomically.
-                let cell = unsafe { AtomicU16::from_ptr(p.cast()) };
-                cell.compare_exchange(number(&old) as u16, number(&new) as u16, Relaxed, Relaxed)
-                    .map_err(|v| found.copy_from_slice(&v.to_ne_bytes()))
+        fn bytes<const N: usize>(found: &[u8]) -> [u8; N] {
+            std::array::from_fn(|i| found[i])
+        }
+        let (from, to) = (number(&old), number(&new));
+        match N {
+            2 if let Some(cell) = self.atomic16(at) => {
+                let found = cell.compare_exchange(from as u16, to as u16, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
             }
-            Some(p) if N == 4 => {
-                // SAFETY: as above.
-                let cell = unsafe { AtomicU32::from_ptr(p.cast()) };
-                cell.compare_exchange(number(&old) as u32, number(&new) as u32, Relaxed, Relaxed)
-                    .map(u64::from)
-                    .map(|v| v as u16)
-                    .map_err(|v| found.copy_from_slice(&v.to_ne_bytes()))
+            4 if let Some(cell) = self.atomic32(at) => {
+                let found = cell.compare_exchange(from as u32, to as u32, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
             }
-            Some(p) if N == 8 => {
-                // SAFETY: as above.
-                let cell = unsafe { AtomicU64::from_ptr(p.cast()) };
-                cell.compare_exchange(number(&old), number(&new), Relaxed, Relaxed)
-                    .map(|v| v as u16)
-                    .map_err(|v| found.copy_from_slice(&v.to_ne_bytes()))
+            8 if let Some(cell) = self.atomic64(at) => {
+                let found = cell.compare_exchange(from, to, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
             }
             _ => {
                 let _one_at_a_time = WIDE.lock().unwrap_or_else(PoisonError::into_inner);
-                found = self.load(at);
+                let found = self.load(at);
                 if found != old {
                     return Err(found);
                 }
                 self.store(at, new);
-                return Ok(());
+                Ok(())
             }
-        };
-        done.map(|_| ()).map_err(|()| found)
+        }
     }
 
     /// How many bytes from `at` the first aligned word is, at most `bytes`.
@@ -211,6 +198,9 @@ impl Backing {
     /// The aligned words of a range that starts at one.
     #[inline(always)]
     fn whole_words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        if count == 0 {
+            return &[];
+        }
         assert!(at <= self.bytes && (self.bytes - at) / 8 >= count, "{count} words at {at} of {}", self.bytes);
         // SAFETY: inside of the memory (just checked), and only accessed atomically.
         let first = unsafe { self.start.as_ptr().add(at) };
@@ -224,7 +214,7 @@ impl Backing {
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
         let (head, rest) = out.split_at_mut(self.head(at, out.len()));
         for (i, byte) in head.iter_mut().enumerate() {
-            *byte = self.atomic8(at + i).load(Relaxed);
+            [*byte] = self.load(at + i);
         }
         let at = at + head.len();
         let (words, tail) = rest.as_chunks_mut::<8>();
@@ -234,7 +224,7 @@ impl Backing {
         }
         let at = at + words.len() * 8;
         for (i, byte) in tail.iter_mut().enumerate() {
-            *byte = self.atomic8(at + i).load(Relaxed);
+            [*byte] = self.load(at + i);
         }
     }
 
@@ -243,7 +233,7 @@ impl Backing {
     pub(crate) fn write(&self, at: usize, data: &[u8]) {
         let (head, rest) = data.split_at(self.head(at, data.len()));
         for (i, &byte) in head.iter().enumerate() {
-            self.atomic8(at + i).store(byte, Relaxed);
+            self.store(at + i, [byte]);
         }
         let at = at + head.len();
         let (words, tail) = rest.as_chunks::<8>();
@@ -252,7 +242,7 @@ impl Backing {
         }
         let at = at + words.len() * 8;
         for (i, &byte) in tail.iter().enumerate() {
-            self.atomic8(at + i).store(byte, Relaxed);
+            self.store(at + i, [byte]);
         }
     }
 }

@@ -31,3 +31,31 @@ impl Space {
         self.place_host(address, physical, AllocationKind::RegisteredHost, origin)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registered_memory_is_used_in_place() {
+        let space = Space::new(&[1 << 20]).expect("a space");
+        let mut memory = vec![1u8; 1001];
+        // Registered at an odd address: nothing may rely on alignment.
+        let pointer = memory.as_mut_ptr().wrapping_add(1);
+        // SAFETY: `memory` outlives the registration and is not touched while a copy runs.
+        let registered = unsafe { space.register_host(0, pointer, 1000, "cuMemHostRegister") }.expect("registered");
+        assert_eq!(registered.base(), pointer as u64);
+        // SAFETY: as above.
+        let again = unsafe { space.register_host(0, pointer.wrapping_add(999), 8, "cuMemHostRegister") };
+        assert!(matches!(again, Err(Error::Invalid(_))), "it overlaps");
+        let view = space.snapshot();
+        assert_eq!(view.first_uninitialised(pointer as u64, 1000), Ok(None));
+        view.write(pointer as u64 + 3, &[5; 20]).expect("inside");
+        space.free(pointer as u64).expect("unregistered");
+        drop((view, registered));
+        let wanted: Vec<u8> = (0..1001).map(|i| if (4..24).contains(&i) { 5 } else { 1 }).collect();
+        assert_eq!(memory, wanted);
+        // SAFETY: refused before it is used.
+        assert!(unsafe { space.register_host(0, std::ptr::null_mut(), 8, "cuMemHostRegister") }.is_err());
+    }
+}

@@ -1,181 +1,157 @@
-//! What tests of streams and graphs share: two kernels, and short ways to call them.
-#![allow(dead_code, reason = "each test program uses a part of it")]
+//! A device without its driver: PTX text in, memory out. For tests of instructions.
 
-use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
-};
-use cudarc::nvrtc::Ptx;
-use cudaemu::test::Session;
+use cudaemu::code::{self, Code};
+use cudaemu::exec::{self, Launch, Machine, Outcome};
+use cudaemu::mem::Space;
+use cudaemu::{isa, ptx};
 
-/// `add`: data[i] += value for i < count. `sum`: a[i] += b[i] for i < count.
-const PTX: &str = r#"
-.version 7.0
-.target sm_75
-.address_size 64
-.visible .entry add(.param .u64 data, .param .f32 value, .param .u32 count)
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<6>;
-    .reg .f32 %f<4>;
-    .reg .b64 %rd<5>;
-    ld.param.u64 %rd1, [data];
-    ld.param.f32 %f1, [value];
-    ld.param.u32 %r1, [count];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.u32 %p1, %r5, %r1;
-    @%p1 bra $done;
-    cvta.to.global.u64 %rd2, %rd1;
-    mul.wide.u32 %rd3, %r5, 4;
-    add.s64 %rd4, %rd2, %rd3;
-    ld.global.f32 %f2, [%rd4];
-    add.f32 %f3, %f2, %f1;
-    st.global.f32 [%rd4], %f3;
-$done:
-    ret;
-}
-.visible .entry sum(.param .u64 a, .param .u64 b, .param .u32 count)
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<6>;
-    .reg .f32 %f<4>;
-    .reg .b64 %rd<8>;
-    ld.param.u64 %rd1, [a];
-    ld.param.u64 %rd2, [b];
-    ld.param.u32 %r1, [count];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.u32 %p1, %r5, %r1;
-    @%p1 bra $done;
-    cvta.to.global.u64 %rd3, %rd1;
-    cvta.to.global.u64 %rd4, %rd2;
-    mul.wide.u32 %rd5, %r5, 4;
-    add.s64 %rd6, %rd3, %rd5;
-    add.s64 %rd7, %rd4, %rd5;
-    ld.global.f32 %f1, [%rd6];
-    ld.global.f32 %f2, [%rd7];
-    add.f32 %f3, %f1, %f2;
-    st.global.f32 [%rd6], %f3;
-$done:
-    ret;
-}
-"#;
-
-/// The emulator with these settings, for this test alone.
-pub fn emulator(settings: &str) -> Session {
-    cudaemu::test::start(settings).unwrap()
+/// A device and what the kernels on it have done.
+pub struct Device {
+    space: Space,
+    machine: Machine,
+    printed: Arc<Mutex<String>>,
+    /// Rows of the instruction table that were executed.
+    executed: HashSet<u32>,
 }
 
-/// The context of a device, without cudarc's own events for slices: captures could not have them.
-pub fn context(device: usize) -> Arc<CudaContext> {
-    let context = CudaContext::new(device).unwrap();
-    // SAFETY: the tests order their streams themselves.
-    unsafe { context.disable_event_tracking() };
-    context
+/// A loaded module.
+pub struct Module {
+    code: Arc<Code>,
+    globals: Arc<[u64]>,
 }
 
-/// Fails for any error of the driver.
-#[track_caller]
-pub fn ok(result: CUresult) {
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
-}
+/// Arguments of a launch, packed one after another, each aligned to its size.
+#[derive(Default)]
+pub struct Params(Vec<u8>);
 
-/// 0, 1, 2, …
-pub fn floats(count: usize) -> Vec<f32> {
-    (0..count).map(|i| i as f32).collect()
-}
-
-/// All of a buffer, after the stream's work.
-pub fn read(stream: &Arc<CudaStream>, data: &CudaSlice<f32>) -> Vec<f32> {
-    stream.clone_dtoh(data).unwrap()
-}
-
-/// A buffer's address.
-pub fn address(data: &CudaSlice<f32>, stream: &CudaStream) -> u64 {
-    data.device_ptr(stream).0
-}
-
-/// The kernels.
-pub struct Kernels {
-    /// The module.
-    pub module: Arc<CudaModule>,
-    /// data[i] += value
-    pub add: CudaFunction,
-    sum: CudaFunction,
-}
-
-impl Kernels {
-    /// Loads them.
-    pub fn load(context: &Arc<CudaContext>) -> Self {
-        let module = context.load_module(Ptx::from_src(PTX)).unwrap();
-        let [add, sum] = ["add", "sum"].map(|name| module.load_function(name).unwrap());
-        Self { module, add, sum }
+impl Params {
+    pub fn add(mut self, bytes: &[u8]) -> Self {
+        self.0.resize(self.0.len().next_multiple_of(bytes.len().max(1)), 0);
+        self.0.extend_from_slice(bytes);
+        self
     }
 
-    /// a += b
-    pub fn sum(&self, stream: &Arc<CudaStream>, a: &mut CudaSlice<f32>, b: &CudaSlice<f32>) {
-        let count = a.len() as u32;
-        let mut launch = stream.launch_builder(&self.sum);
-        launch.arg(a).arg(b).arg(&count);
-        // SAFETY: the arguments are the kernel's, and the buffers are as long as it says.
-        unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
+    pub fn pointer(self, address: u64) -> Self {
+        self.add(&address.to_le_bytes())
     }
+}
 
-    /// Pointers to the arguments of `add`.
-    pub fn add_arguments(data: &u64, value: &mut f32, count: &u32) -> [*mut c_void; 3] {
-        [
-            std::ptr::from_ref(data).cast_mut().cast(),
-            std::ptr::from_mut(value).cast(),
-            std::ptr::from_ref(count).cast_mut().cast(),
-        ]
-    }
-
-    /// Two blocks of 32 threads of `add`.
-    pub fn node_params(&self, arguments: &mut [*mut c_void; 3]) -> sys::CUDA_KERNEL_NODE_PARAMS {
-        sys::CUDA_KERNEL_NODE_PARAMS {
-            func: raw_function(&self.module, "add"),
-            gridDimX: 2,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            kernelParams: arguments.as_mut_ptr(),
-            extra: std::ptr::null_mut(),
-            kern: std::ptr::null_mut(),
-            ctx: std::ptr::null_mut(),
+impl Device {
+    pub fn new() -> Self {
+        let printed = Arc::<Mutex<String>>::default();
+        let sink = Arc::clone(&printed);
+        let machine = Machine {
+            sms: 4,
+            threads: 1,
+            max_instructions: 1 << 24,
+            report_only: false,
+            local_bytes: 1 << 16,
+            counting: false,
+            footprint: false,
+            print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
+        };
+        Self {
+            space: Space::new(&[1 << 30]).expect("address space"),
+            machine,
+            printed,
+            executed: HashSet::new(),
         }
     }
-}
 
-/// The driver's handle of a function.
-pub fn raw_function(module: &Arc<CudaModule>, name: &str) -> sys::CUfunction {
-    let name = CString::new(name).unwrap();
-    let mut function = std::ptr::null_mut();
-    // SAFETY: a place for the answer, a live module and a C string.
-    ok(unsafe { sys::cuModuleGetFunction(&mut function, module.cu_module(), name.as_ptr()) });
-    function
-}
+    /// What the kernels have printed.
+    pub fn printed(&self) -> String {
+        self.printed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 
-/// data[i] += value for the first `count`.
-pub fn launch(stream: &Arc<CudaStream>, add: &CudaFunction, data: &mut CudaSlice<f32>, value: f32, count: u32) {
-    let mut launch = stream.launch_builder(add);
-    launch.arg(data).arg(&value).arg(&count);
-    // SAFETY: the arguments are the kernel's, and the buffer is at least as long.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
-}
+    /// Memory that holds these bytes.
+    pub fn upload(&self, bytes: &[u8]) -> u64 {
+        let allocation = self.space.alloc(0, bytes.len() as u64, "test").expect("memory");
+        self.space.snapshot().write(allocation.base(), bytes).expect("write");
+        allocation.base()
+    }
 
-/// data[i] += value for all.
-pub fn add(stream: &Arc<CudaStream>, kernels: &Kernels, data: &mut CudaSlice<f32>, value: f32) {
-    let count = data.len() as u32;
-    launch(stream, &kernels.add, data, value, count);
+    /// Memory that nothing has written.
+    pub fn alloc(&self, bytes: u64) -> u64 {
+        self.space.alloc(0, bytes, "test").expect("memory").base()
+    }
+
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        self.space.snapshot().write(address, bytes).expect("write");
+    }
+
+    pub fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        self.space.snapshot().read(address, &mut out).expect("read");
+        out
+    }
+
+    /// Loads a module; variables get their initial values (but no addresses of others).
+    #[track_caller]
+    pub fn load(&self, text: &str) -> Module {
+        let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
+        let code = code::decode(&module, text).unwrap_or_else(|error| panic!("{error}"));
+        let place = |global: &code::Global| {
+            let mut bytes = global.init.clone().unwrap_or_default();
+            bytes.resize(global.bytes as usize, 0);
+            let allocation = if global.constant {
+                self.space.alloc_constant(0, global.bytes, "test")
+            } else {
+                self.space.alloc(0, global.bytes, "test")
+            };
+            let base = allocation.expect("memory").base();
+            self.write(base, &bytes);
+            base
+        };
+        let globals = code.globals.iter().map(place).collect();
+        Module { code: Arc::new(code), globals }
+    }
+
+    /// Runs a kernel to its end, or to its fault.
+    #[track_caller]
+    pub fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
+        let function = module.code.functions.iter().position(|f| &*f.name == kernel);
+        let launch = Launch {
+            code: Arc::clone(&module.code),
+            function: function.unwrap_or_else(|| panic!("no kernel {kernel}")),
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            dynamic_shared: 0,
+            params: params.0.into(),
+            globals: Arc::clone(&module.globals),
+            cooperative: false,
+            device: 0,
+            peers: 1,
+            id: 1,
+        };
+        assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");
+        let outcome = exec::run(&launch, &self.space.snapshot(), &self.machine);
+        let ran = outcome.profile.warps.iter().zip(&module.code.insts).filter(|(warps, _)| **warps > 0);
+        self.executed.extend(ran.map(|(_, inst)| inst.row));
+        outcome
+    }
+
+    /// Runs a kernel that must not fail.
+    #[track_caller]
+    pub fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
+        if let Err(report) = self.launch(module, kernel, grid, block, params).result {
+            panic!("{report}");
+        }
+    }
+
+    /// Fails if a row of these instructions (the first words of their opcodes) was never executed on this device.
+    #[track_caller]
+    pub fn executed_all(&self, instructions: &[&str]) {
+        let rows = isa::table().rows().iter().enumerate();
+        let missing: Vec<&str> = rows
+            .filter(|(index, row)| {
+                let first = row.name.split('.').next().unwrap_or_default();
+                instructions.contains(&first) && !self.executed.contains(&(*index as u32))
+            })
+            .map(|(_, row)| &*row.name)
+            .collect();
+        assert!(missing.is_empty(), "{} rows were never executed: {missing:?}", missing.len());
+    }
 }

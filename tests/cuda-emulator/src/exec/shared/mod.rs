@@ -7,6 +7,7 @@
 //! are let pass: `flag = true` by many threads is common, and harmless. Shuffles and votes order nothing.
 
 mod banks;
+mod cell;
 mod order;
 mod shadow;
 #[cfg(test)]
@@ -14,9 +15,10 @@ mod tests;
 
 use crate::fault::{Access, Fault, Kind, Memory};
 
-use super::cx::{Env, lanes};
+use super::cx::{Env, consecutive, lanes};
 use super::{Addresses, LANES, Lanes};
-use shadow::{Found, Shadow};
+use cell::{Found, Who};
+use shadow::Shadow;
 
 /// Shared memory of one block at a time.
 #[derive(Debug)]
@@ -106,13 +108,15 @@ impl Shared {
         let kind = match found {
             Found::Uninitialised => Kind::Uninitialised,
             Found::Pending(line) => Kind::PendingCopy(format!("the copy into these bytes started at PTX line {line}")),
-            Found::Race { thread, .. } if together => {
+            Found::AfterWrite(thread, _) if together => {
                 Kind::Race(format!("two lanes of one instruction: thread {thread} of the block writes another value"))
             }
-            Found::Race { thread, line, wrote } => {
-                let verb = if wrote { "wrote" } else { "read" };
-                Kind::Race(format!("thread {thread} of the block {verb} it at PTX line {line}, with no barrier since"))
+            Found::AfterWrite(thread, line) => {
+                Kind::Race(format!("thread {thread} of the block wrote it at PTX line {line}, with no barrier since"))
             }
+            Found::AfterRead(thread) => Kind::Race(format!(
+                "thread {thread} of the block (or another of its warp) read it, with no barrier since"
+            )),
         };
         env.report(Fault::access(kind, lane, access))
     }
@@ -125,12 +129,62 @@ impl Shared {
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
         let warp = self.shadow.who(env.warp, env.line);
+        let known = self.run::<N>(at, mask).filter(|&start| self.shadow.read_run(start / 4, N / 4, &warp));
+        if let Some(start) = known {
+            out.as_flattened_mut().copy_from_slice(&self.data[start..start + LANES * N]);
+        } else if self.load_one(at, mask, &warp, &mut out) {
+            // All lanes read one word.
+        } else {
+            self.load_lanes(at, mask, &warp, &mut out, env)?;
+        }
+        env.counts.shared_read.count(u64::from(mask.count_ones()) * N as u64, 0);
+        self.count_banks::<N>(at, mask, env);
+        Ok(out)
+    }
+
+    /// All lanes read the same word, and nothing about it is special.
+    #[inline(always)]
+    fn load_one<const N: usize>(&mut self, at: &Addresses, mask: u32, who: &Who, out: &mut Lanes<[u8; N]>) -> bool {
+        let first = at[0];
+        if N != 4 || mask != u32::MAX || at.iter().any(|&at| at != first) {
+            return false;
+        }
+        let Ok(place) = self.place::<N>(first, 0, false) else { return false };
+        if !self.shadow.read_together(place / 4, mask, who) {
+            return false;
+        }
+        out[0].copy_from_slice(&self.data[place..place + N]);
+        *out = [out[0]; LANES];
+        true
+    }
+
+    /// Where the lanes' bytes start if all lanes take part and their bytes lie side by side, in whole words.
+    #[inline(always)]
+    fn run<const N: usize>(&self, at: &Addresses, mask: u32) -> Option<usize> {
+        let bytes = self.bytes as u64;
+        let fits = N >= 4
+            && mask == u32::MAX
+            && at[0].is_multiple_of(N as u64)
+            && at[0] < bytes
+            && bytes - at[0] >= (LANES * N) as u64
+            && consecutive::<N>(at);
+        fits.then_some(at[0] as usize)
+    }
+
+    fn load_lanes<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        warp: &Who,
+        out: &mut Lanes<[u8; N]>,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, false)?;
             let who = warp.lane(lane);
             let (words, bytes) = words::<N>(place);
             for word in words {
-                if N >= 4 && self.shadow.read_simple(word, &who) {
+                if self.shadow.read_simple(word, bytes, &who) {
                     continue;
                 }
                 if let Some(found) = self.shadow.read(word, bytes, &who) {
@@ -139,9 +193,7 @@ impl Shared {
             }
             out[lane].copy_from_slice(&self.data[place..place + N]);
         }
-        env.counts.shared_read.count(u64::from(mask.count_ones()) * N as u64, 0);
-        self.count_banks::<N>(at, mask, env);
-        Ok(out)
+        Ok(())
     }
 
     pub(super) fn store<const N: usize>(
@@ -152,17 +204,36 @@ impl Shared {
         env: &mut Env<'_>,
     ) -> Result<(), Box<Fault>> {
         let warp = self.shadow.who(env.warp, env.line);
+        let known = self.run::<N>(at, mask).filter(|&start| self.shadow.write_run(start / 4, N / 4, &warp));
+        if let Some(start) = known {
+            self.data[start..start + LANES * N].copy_from_slice(values.as_flattened());
+        } else {
+            self.store_lanes(at, values, mask, &warp, env)?;
+        }
+        env.counts.shared_written.count(u64::from(mask.count_ones()) * N as u64, 0);
+        self.count_banks::<N>(at, mask, env);
+        Ok(())
+    }
+
+    fn store_lanes<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        values: &Lanes<[u8; N]>,
+        mask: u32,
+        warp: &Who,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, true)?;
             let who = warp.lane(lane);
             let (words, bytes) = words::<N>(place);
             for word in words {
-                if N >= 4 && self.shadow.write_simple(word, &who) {
+                if self.shadow.write_simple(word, bytes, &who) {
                     continue;
                 }
                 let Some(found) = self.shadow.write(word, bytes, &who, false) else { continue };
                 let same = self.data[place..place + N] == values[lane];
-                if !(same && matches!(found, Found::Race { wrote: true, .. })) {
+                if !(same && matches!(found, Found::AfterWrite(..))) {
                     let earlier = mask & ((1 << lane) - 1);
                     let together = lanes(earlier).any(|other| at[other] == at[lane]);
                     Self::tell(found, together, lane, access::<N>(at[lane], true), env)?;
@@ -170,8 +241,6 @@ impl Shared {
             }
             self.data[place..place + N].copy_from_slice(&values[lane]);
         }
-        env.counts.shared_written.count(u64::from(mask.count_ones()) * N as u64, 0);
-        self.count_banks::<N>(at, mask, env);
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use super::super::{LANES, Lanes};
 /// Warps a block can have.
 pub(super) const WARPS: usize = 32;
 
-/// Block barriers that there are (`bar` 0 to 15).
-pub(super) const BARRIERS: usize = 16;
+/// Block barriers that there are: `bar` 0 to 15, and the cluster's.
+pub(super) const BARRIERS: usize = 17;
 
 /// A clock beyond this makes the shadow forget ([`super::Shared`]), long before it overflows.
 pub(super) const LAST_CLOCK: u32 = (1 << 26) - (1 << 16);

@@ -6,60 +6,14 @@
 
 use super::super::LANES;
 use super::super::cx::lanes;
+use super::cell::{ATOMIC, Cell, Found, PENDING, ReadBy, SPLIT, WRITTEN, Who};
 use super::order::{LAST_CLOCK, Order, WARPS};
-
-/// The four bytes were written (in a cell of one byte: that byte; all four bits then).
-const WRITTEN: u64 = 0xf;
-/// An asynchronous copy into the word is not waited for.
-const PENDING: u64 = 1 << 4;
-/// See the four cells of its bytes.
-const SPLIT: u64 = 1 << 5;
-/// The last write was an atomic.
-const ATOMIC: u64 = 1 << 6;
-const LINE: u32 = 7;
-const LINE_BITS: u32 = 21;
-const THREAD: u32 = 28;
-const CLOCK: u32 = 38;
-
-/// In [`Cell::read_clock`]: the rest is an index of the pool. It makes the clock higher than any.
-const POOLED: u32 = 1 << 31;
-
-/// What is known of a word or byte.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    /// The last write: clock, thread, line, flags. A clock below the block's first means: nothing in this block.
-    write: u64,
-    /// Clock of the reads since (0: none).
-    read_clock: u32,
-    /// PTX line of one of them.
-    read_line: u32,
-    /// Warps that read, and lanes, of all these warps together.
-    warps: u32,
-    lanes: u32,
-}
-
-impl Cell {
-    #[inline(always)]
-    fn clock(&self) -> u32 {
-        (self.write >> CLOCK) as u32
-    }
-
-    #[inline(always)]
-    fn thread(&self) -> usize {
-        (self.write >> THREAD) as usize & 1023
-    }
-
-    fn line(&self) -> u32 {
-        (self.write >> LINE) as u32 & ((1 << LINE_BITS) - 1)
-    }
-}
 
 /// Reads of one warp.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
     clock: u32,
     lanes: u32,
-    line: u32,
 }
 
 /// Reads of several warps at different clocks.
@@ -69,52 +23,12 @@ struct Readers {
     by_warp: [Reads; WARPS],
 }
 
-/// Who accesses, and when.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Who {
-    thread: usize,
-    clock: u32,
-    settled: u32,
-    line: u32,
-    warp_bit: u32,
-    lane_bit: u32,
-    partial: bool,
-}
-
-impl Who {
-    /// The same instruction's next lane.
-    #[inline(always)]
-    pub(super) fn lane(self, lane: usize) -> Self {
-        Self { thread: self.thread & !31 | lane, lane_bit: 1 << lane, ..self }
-    }
-
-    #[inline(always)]
-    fn packed(&self) -> u64 {
-        let line = u64::from(self.line.min((1 << LINE_BITS) - 1));
-        u64::from(self.clock) << CLOCK | (self.thread as u64) << THREAD | line << LINE
-    }
-}
-
-/// What is wrong with an access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    Uninitialised,
-    /// An asynchronous copy, started at this line, was not waited for.
-    Pending(u32),
-    /// The other access of a race.
-    Race {
-        thread: usize,
-        line: u32,
-        wrote: bool,
-    },
-}
-
 /// The clocks, and the reads that do not fit into a cell.
 #[derive(Debug)]
 struct Books {
     order: Order,
     pool: Vec<Readers>,
-    free: Vec<u32>,
+    free: Vec<usize>,
 }
 
 /// Everything known of a block's shared memory.
@@ -130,99 +44,102 @@ pub(super) struct Shadow {
 
 impl Books {
     fn release(&mut self, cell: &mut Cell) {
-        if cell.read_clock & POOLED != 0 {
-            self.free.push(cell.read_clock & !POOLED);
+        if let Some(ReadBy::Pool(index)) = cell.reads() {
+            self.free.push(index);
         }
-        (cell.read_clock, cell.warps, cell.lanes) = (0, 0, 0);
+        cell.forget_reads();
     }
 
-    /// A read since the last write that is not ordered before what `who` does: thread, line.
-    fn unordered_reader(&self, cell: &Cell, who: &Who) -> Option<(usize, u32)> {
+    /// A thread whose read since the last write is not ordered before what `who` does.
+    fn unordered_reader(&self, cell: &Cell, who: &Who) -> Option<usize> {
         let check = |warp: usize, reads: Reads| {
-            lanes(reads.lanes).map(|lane| warp * LANES + lane).find_map(|thread| {
-                (!self.order.ordered(thread, reads.clock, who.thread)).then_some((thread, reads.line))
-            })
+            let mut threads = lanes(reads.lanes).map(|lane| warp * LANES + lane);
+            threads.find(|&thread| !self.order.ordered(thread, reads.clock, who.thread))
         };
-        if cell.read_clock & POOLED != 0 {
-            let readers = &self.pool[(cell.read_clock & !POOLED) as usize];
-            return (0..WARPS).find_map(|warp| check(warp, readers.by_warp[warp]));
+        match cell.reads()? {
+            ReadBy::Pool(index) => (0..WARPS).find_map(|warp| check(warp, self.pool[index].by_warp[warp])),
+            ReadBy::Warp { clock, warp, lanes } => check(warp, Reads { clock, lanes }),
+            // Which lanes read is not known: of other warps it does not matter, and they decide for the own one.
+            ReadBy::Warps { clock, warps } => {
+                lanes(warps & !(1 << who.warp())).find_map(|warp| check(warp, Reads { clock, lanes: 1 }))
+            }
         }
-        let several = cell.warps.count_ones() > 1;
-        lanes(cell.warps).find_map(|warp| {
-            // Whose lanes are whose is not known of several warps: the other warps' reads decide.
-            let of_warp = if several && warp == who.thread / LANES { 0 } else { cell.lanes };
-            check(warp, Reads { clock: cell.read_clock, lanes: of_warp, line: cell.read_line })
-        })
     }
 
     /// Adds a read.
     fn record(&mut self, cell: &mut Cell, who: &Who) {
-        let warp = who.thread / LANES;
-        if cell.read_clock & POOLED != 0 {
-            let readers = &mut self.pool[(cell.read_clock & !POOLED) as usize];
-            if readers.newest > who.settled {
-                let mine = &mut readers.by_warp[warp];
-                let before = if mine.clock == who.clock { mine.lanes } else { 0 };
-                *mine = Reads { clock: who.clock, lanes: before | who.lane_bit, line: who.line };
-                readers.newest = readers.newest.max(who.clock);
-                return;
-            }
-        } else if cell.read_clock == who.clock && cell.warps == who.warp_bit {
-            cell.lanes |= who.lane_bit;
-            return;
-        } else if cell.read_clock > who.settled && self.unordered_reader(cell, who).is_some() {
-            if cell.read_clock == who.clock {
-                cell.warps |= who.warp_bit;
-                cell.lanes |= who.lane_bit;
-                return;
-            }
-            if cell.warps != who.warp_bit {
-                return self.promote(cell, who);
+        if let Some(reads) = cell.reads() {
+            match reads {
+                ReadBy::Pool(index) if self.pool[index].newest > who.settled => {
+                    let readers = &mut self.pool[index];
+                    let mine = &mut readers.by_warp[who.warp()];
+                    let before = if mine.clock == who.clock { mine.lanes } else { 0 };
+                    *mine = Reads { clock: who.clock, lanes: before | who.lanes };
+                    readers.newest = readers.newest.max(who.clock);
+                    return;
+                }
+                ReadBy::Warp { clock, warp, .. } if clock == who.clock && warp == who.warp() => {
+                    return cell.add_reader(who);
+                }
+                ReadBy::Warp { clock, .. } | ReadBy::Warps { clock, .. }
+                    if clock > who.settled && self.unordered_reader(cell, who).is_some() =>
+                {
+                    if clock == who.clock {
+                        return cell.add_reader(who);
+                    }
+                    // Older reads of the same warp are dropped.
+                    if !matches!(reads, ReadBy::Warp { warp, .. } if warp == who.warp()) {
+                        return self.promote(cell, reads, who);
+                    }
+                }
+                _ => {}
             }
         }
         self.release(cell);
-        cell.read_clock = who.clock;
-        cell.read_line = who.line;
-        cell.warps = who.warp_bit;
-        cell.lanes = who.lane_bit;
+        cell.set_reader(who);
     }
 
     /// Moves a cell's reads to the pool, for one that does not fit.
-    fn promote(&mut self, cell: &mut Cell, who: &Who) {
+    fn promote(&mut self, cell: &mut Cell, reads: ReadBy, who: &Who) {
         let mut by_warp = [Reads::default(); WARPS];
-        let one = cell.warps.is_power_of_two();
-        for warp in lanes(cell.warps) {
-            // The lanes of several warps are mixed up; one of them stands for all to other warps.
-            let of_warp = if one { cell.lanes } else { 1 << cell.lanes.trailing_zeros() };
-            by_warp[warp] = Reads { clock: cell.read_clock, lanes: of_warp, line: cell.read_line };
-        }
-        by_warp[who.thread / LANES] = Reads { clock: who.clock, lanes: who.lane_bit, line: who.line };
-        let index = self.keep(Readers { newest: cell.read_clock.max(who.clock), by_warp });
-        (cell.read_clock, cell.warps, cell.lanes) = (POOLED | index, 0, 0);
+        let newest = match reads {
+            ReadBy::Warp { clock, warp, lanes } => {
+                by_warp[warp] = Reads { clock, lanes };
+                clock
+            }
+            ReadBy::Warps { clock, warps } => {
+                // Any lane stands for all to other warps.
+                lanes(warps).for_each(|warp| by_warp[warp] = Reads { clock, lanes: 1 });
+                clock
+            }
+            ReadBy::Pool(_) => 0,
+        };
+        by_warp[who.warp()] = Reads { clock: who.clock, lanes: who.lanes };
+        let index = self.keep(Readers { newest: newest.max(who.clock), by_warp });
+        cell.pool_reads(index);
     }
 
-    fn keep(&mut self, readers: Readers) -> u32 {
+    fn keep(&mut self, readers: Readers) -> usize {
         match self.free.pop() {
             Some(index) => {
-                self.pool[index as usize] = readers;
+                self.pool[index] = readers;
                 index
             }
             None => {
                 self.pool.push(readers);
-                self.pool.len() as u32 - 1
+                self.pool.len() - 1
             }
         }
     }
 
     fn unordered_write(&self, cell: &Cell, who: &Who) -> Option<Found> {
-        let (thread, clock) = (cell.thread(), cell.clock());
-        let race = Found::Race { thread, line: cell.line(), wrote: true };
-        (!self.order.ordered(thread, clock, who.thread)).then_some(race)
+        let ordered = self.order.ordered(cell.thread(), cell.clock(), who.thread);
+        (!ordered).then(|| Found::AfterWrite(cell.thread(), cell.line()))
     }
 
     fn read(&mut self, cell: &mut Cell, who: &Who) -> Option<Found> {
-        let found =
-            if cell.write & WRITTEN != WRITTEN { Some(Found::Uninitialised) } else { self.unordered_write(cell, who) };
+        let unwritten = cell.write & WRITTEN != WRITTEN;
+        let found = if unwritten { Some(Found::Uninitialised) } else { self.unordered_write(cell, who) };
         self.record(cell, who);
         found
     }
@@ -231,13 +148,10 @@ impl Books {
         let both_atomic = atomic && cell.write & ATOMIC != 0;
         let missing = || (atomic && cell.write & WRITTEN != WRITTEN).then_some(Found::Uninitialised);
         let writer = || self.unordered_write(cell, who).filter(|_| !both_atomic);
-        let reader = || {
-            let (thread, line) = self.unordered_reader(cell, who)?;
-            Some(Found::Race { thread, line, wrote: false })
-        };
-        let found = reader().or_else(writer).or_else(missing);
+        let reader = self.unordered_reader(cell, who).map(Found::AfterRead);
+        let found = reader.or_else(writer).or_else(missing);
         self.release(cell);
-        cell.write = who.packed() | WRITTEN | if atomic { ATOMIC } else { 0 };
+        cell.set_writer(who, if atomic { ATOMIC } else { 0 });
         found
     }
 }
@@ -275,8 +189,8 @@ impl Shadow {
             return;
         }
         let rewound = |cell: &Cell, floor: u32| {
-            let flags = if cell.clock() < floor { 0 } else { cell.write & (WRITTEN | PENDING | SPLIT) | 1 << CLOCK };
-            Cell { write: flags, ..Cell::default() }
+            let kept = cell.write & (WRITTEN | PENDING | SPLIT);
+            if cell.clock() < floor { Cell::default() } else { Cell::blank(1, kept) }
         };
         let floor = self.floor;
         self.words.iter_mut().for_each(|cell| *cell = rewound(cell, floor));
@@ -297,60 +211,77 @@ impl Shadow {
             clock: order.clock[warp],
             settled: order.settled[warp],
             line,
-            warp_bit: 1 << warp,
-            lane_bit: 1,
+            lanes: 1,
             partial: order.partial,
         }
     }
 
-    /// Reads a whole word if nothing about it is special; else does nothing and says so.
+    /// Reads these bytes of a word if nothing about them is special; else does nothing (or a part of it, which does no
+    /// harm: doing it again changes nothing) and says so.
     #[inline(always)]
-    pub(super) fn read_simple(&mut self, word: usize, who: &Who) -> bool {
-        let cell = &mut self.words[word];
-        let clock = cell.clock();
-        if cell.write & (WRITTEN | PENDING | SPLIT) != WRITTEN
-            || clock < self.floor
-            || clock > who.settled && cell.thread() != who.thread
-        {
-            return false;
+    pub(super) fn read_simple(&mut self, word: usize, bytes: u8, who: &Who) -> bool {
+        let floor = self.floor;
+        if bytes == 0xf {
+            return self.words[word].read_simple(who, floor);
         }
-        if cell.read_clock == who.clock && (cell.warps == who.warp_bit || !who.partial) {
-            cell.warps |= who.warp_bit;
-            cell.lanes |= who.lane_bit;
-        } else if cell.read_clock <= who.settled {
-            cell.read_clock = who.clock;
-            cell.read_line = who.line;
-            cell.warps = who.warp_bit;
-            cell.lanes = who.lane_bit;
-        } else {
-            return false;
-        }
-        true
+        self.parts(word, bytes, |cell| cell.read_simple(who, floor))
     }
 
-    /// Writes a whole word if nothing about it is special; else does nothing and says so.
+    /// The same for a write.
     #[inline(always)]
-    pub(super) fn write_simple(&mut self, word: usize, who: &Who) -> bool {
-        let cell = &mut self.words[word];
-        let clock = cell.clock();
-        let mine = cell.warps == who.warp_bit && cell.lanes == who.lane_bit;
-        if cell.write & (PENDING | SPLIT) != 0
-            || clock < self.floor
-            || clock > who.settled && cell.thread() != who.thread
-            || cell.read_clock > who.settled && !mine
-        {
+    pub(super) fn write_simple(&mut self, word: usize, bytes: u8, who: &Who) -> bool {
+        let floor = self.floor;
+        if bytes == 0xf {
+            return self.words[word].write_simple(who, floor);
+        }
+        self.parts(word, bytes, |cell| cell.write_simple(who, floor))
+    }
+
+    /// Whether something holds for the cells of these bytes, of a word that is split.
+    #[inline(always)]
+    fn parts(&mut self, word: usize, bytes: u8, simple: impl Fn(&mut Cell) -> bool) -> bool {
+        let whole = &self.words[word];
+        if whole.write & (PENDING | SPLIT) != SPLIT || whole.clock() < self.floor {
             return false;
         }
-        cell.write = who.packed() | WRITTEN;
-        (cell.read_clock, cell.warps, cell.lanes) = (0, 0, 0);
-        true
+        let cells = &mut self.bytes[word * 4..word * 4 + 4];
+        cells.iter_mut().enumerate().all(|(byte, cell)| bytes >> byte & 1 == 0 || simple(cell))
+    }
+
+    /// Each lane reads the next `each` words, if nothing about them is special (see [`Shadow::read_simple`]).
+    #[inline(always)]
+    pub(super) fn read_run(&mut self, word: usize, each: usize, who: &Who) -> bool {
+        let floor = self.floor;
+        let cells = self.words[word..word + LANES * each].chunks_exact_mut(each).enumerate();
+        cells
+            .map(|(lane, cells)| (who.lane(lane), cells))
+            .all(|(who, cells)| cells.iter_mut().all(|cell| cell.read_simple(&who, floor)))
+    }
+
+    /// The same for writes.
+    #[inline(always)]
+    pub(super) fn write_run(&mut self, word: usize, each: usize, who: &Who) -> bool {
+        let floor = self.floor;
+        let cells = self.words[word..word + LANES * each].chunks_exact_mut(each).enumerate();
+        cells
+            .map(|(lane, cells)| (who.lane(lane), cells))
+            .all(|(who, cells)| cells.iter_mut().all(|cell| cell.write_simple(&who, floor)))
+    }
+
+    /// These lanes of a warp all read the same word, which others wrote long ago; else as [`Shadow::read_simple`].
+    #[inline(always)]
+    pub(super) fn read_together(&mut self, word: usize, lanes: u32, who: &Who) -> bool {
+        let floor = self.floor;
+        let cell = &mut self.words[word];
+        // Only one of the lanes can be the writer.
+        cell.clock() <= who.settled && cell.read_simple(&Who { lanes, ..*who }, floor)
     }
 
     /// What lies in a cell of an earlier block is forgotten.
     fn freshen(&mut self, word: usize) {
         let cell = &mut self.words[word];
         if cell.clock() < self.floor {
-            *cell = Cell { write: u64::from(self.floor) << CLOCK, ..Cell::default() };
+            *cell = Cell::blank(self.floor, 0);
         }
     }
 
@@ -365,22 +296,24 @@ impl Shadow {
         }
         for byte in 0..4 {
             let mut cell = whole;
-            if whole.read_clock & POOLED != 0 && byte > 0 {
-                let readers = self.books.pool[(whole.read_clock & !POOLED) as usize].clone();
-                cell.read_clock = POOLED | self.books.keep(readers);
+            if let Some(ReadBy::Pool(index)) = whole.reads()
+                && byte > 0
+            {
+                let readers = self.books.pool[index].clone();
+                cell.pool_reads(self.books.keep(readers));
             }
             self.bytes[word * 4 + byte] = cell;
         }
-        self.words[word] = Cell { write: u64::from(whole.clock()) << CLOCK | SPLIT, ..Cell::default() };
+        self.words[word] = Cell::blank(whole.clock(), SPLIT);
     }
 
     /// Joins the bytes of a word again if all of them are written and everything about them is past for all.
     fn join(&mut self, word: usize) {
         let past = self.books.order.settled_for_all;
         let cells = &self.bytes[word * 4..word * 4 + 4];
-        let done = |cell: &Cell| cell.write & WRITTEN == WRITTEN && cell.clock() <= past && cell.read_clock <= past;
+        let done = |cell: &Cell| cell.write & WRITTEN == WRITTEN && cell.clock() <= past && cell.read_clock() <= past;
         if cells.iter().all(done) {
-            self.words[word] = Cell { write: u64::from(past) << CLOCK | WRITTEN, ..Cell::default() };
+            self.words[word] = Cell::blank(past, WRITTEN);
         }
     }
 
@@ -445,6 +378,6 @@ impl Shadow {
     pub(super) fn arrived(&mut self, word: usize, who: &Who) {
         let cell = &mut self.words[word];
         self.books.release(cell);
-        cell.write = who.packed() | WRITTEN;
+        cell.set_writer(who, 0);
     }
 }

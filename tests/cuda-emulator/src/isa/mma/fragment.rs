@@ -44,6 +44,11 @@ pub(super) fn place_c(register: usize, packed: usize) -> Place {
     Place { base, group: 8, thread: 2, element: 1 }
 }
 
+/// The fragments of `wmma`, whose layout PTX leaves open: word after word, first through the lanes, then through the registers.
+pub(super) fn place_linear(register: usize, packed: usize) -> Place {
+    Place { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
+}
+
 /// Decodes the elements of a fragment into a matrix.
 #[inline(always)]
 pub(super) fn gather(

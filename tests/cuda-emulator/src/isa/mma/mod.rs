@@ -12,6 +12,7 @@
 //! | `product` | the products of whole matrices |
 //! | `dense` | `mma` |
 //! | `volta` | `mma.m8n8k4` of `.f16`, with its own layout |
+//! | `wmma` | `wmma.mma`; `wmma_memory` its loads and stores |
 
 mod dense;
 mod fragment;
@@ -20,6 +21,8 @@ mod product;
 #[cfg(test)]
 mod tests;
 mod volta;
+mod wmma;
+mod wmma_memory;
 
 use super::Family;
 use crate::exec::Cx;
@@ -28,6 +31,8 @@ use crate::fault::{Fault, Kind as FaultKind};
 pub(crate) fn family() -> Family {
     let mut rows = dense::rows();
     rows.extend(volta::rows());
+    rows.extend(wmma::rows());
+    rows.extend(wmma_memory::rows());
     Family { title: "Matrix products", rows, hints: vec![] }
 }
 

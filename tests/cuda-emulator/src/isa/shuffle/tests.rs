@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::code::{Class, RegisterCounts};
 use crate::exec::Registers;
-use crate::exec::stand::Stand;
+use crate::exec::rig::Rig;
 use crate::isa::Decode;
 
 const ALL: u32 = u32::MAX;
@@ -89,10 +89,13 @@ impl Bench {
             args.all = slots.into();
         }
         let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is no access") };
-        let mut stand = Stand::new();
-        let mut cx = stand.cx(&mut regs, self.active);
+        let (mut rig, ()) = Rig::new(0, 1, |_| ());
+        rig.regs = regs;
+        let mut cx = rig.cx(0, 1);
+        cx.active = self.active;
         cx.live = self.live;
         action(&mut cx, &args, self.active).map_err(|fault| fault.kind.to_string())?;
+        let regs = rig.regs;
         let d = regs.get::<u32>(d);
         for lane in (0..LANES).filter(|&lane| !has(self.active, lane)) {
             assert_eq!(d[lane], OLD, "{name} wrote lane {lane}, which is off");

@@ -1,9 +1,9 @@
 //! Graphs and stream capture, through cudarc and the raw functions.
 #![allow(unsafe_code, reason = "launches and the raw functions are unsafe")]
 
-mod common;
+mod support;
 
-use common::{add, context, emulator, floats, launch, ok, raw_function, read, Kernels};
+use support::{add, context, emulator, floats, launch, ok, read, Kernels};
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode};
 use cudarc::driver::{CudaStream, DriverError};
 use std::ffi::c_void;
@@ -207,15 +207,31 @@ impl Made {
 
 fn copy_params(to: u64, from: u64, bytes: usize) -> sys::CUDA_MEMCPY3D {
     sys::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
         srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: null(),
         srcDevice: from,
+        srcArray: null_mut(),
+        reserved0: null_mut(),
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
         dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: null_mut(),
         dstDevice: to,
+        dstArray: null_mut(),
+        reserved1: null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
         WidthInBytes: bytes,
         Height: 1,
         Depth: 1,
-        // SAFETY: a structure of numbers and pointers; zeros are what the API asks for in fields that do not matter.
-        ..unsafe { std::mem::zeroed() }
     }
 }
 
@@ -227,7 +243,7 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
         let stream = context.new_stream().unwrap();
         let kernels = Kernels::load(&context);
         let (data, out) = (stream.alloc_zeros::<f32>(64).unwrap(), stream.alloc_zeros::<f32>(64).unwrap());
-        let [data_at, out_at] = [common::address(&data, &stream), common::address(&out, &stream)];
+        let [data_at, out_at] = [support::address(&data, &stream), support::address(&out, &stream)];
         let counter = AtomicU32::new(0);
         let made = Made::new(&kernels, context.cu_ctx(), data_at, out_at, &mut 1.0, &counter);
         let exec = instantiate(made.graph);
@@ -245,7 +261,7 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
             ok(sys::cuGraphKernelNodeGetParams_v2(made.nodes[1], &mut kernel));
             assert_eq!(kernel.blockDimX, 32);
             assert_eq!((*kernel.kernelParams.add(1)).cast::<f32>().read(), 1.0);
-            let mut copy: sys::CUDA_MEMCPY3D = std::mem::zeroed();
+            let mut copy = copy_params(0, 0, 0);
             ok(sys::cuGraphMemcpyNodeGetParams(made.nodes[2], &mut copy));
             assert_eq!((copy.dstDevice, copy.srcDevice, copy.WidthInBytes), (out_at, data_at, 256));
             let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
@@ -348,7 +364,7 @@ fn memory_of_graphs_and_objects_that_they_keep() {
         let context = context(0);
         let stream = context.new_stream().unwrap();
         let out = stream.alloc_zeros::<f32>(64).unwrap();
-        let out_at = common::address(&out, &stream);
+        let out_at = support::address(&out, &stream);
         let freed = AtomicU32::new(0);
         // SAFETY: all structures are complete, and live during the calls.
         unsafe {
@@ -405,7 +421,7 @@ fn functions_that_are_launched_by_name_and_by_graph_are_the_same() {
             ok(sys::cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &mut count));
             let mut params: sys::CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
             ok(sys::cuGraphKernelNodeGetParams_v2(nodes[0], &mut params));
-            assert_eq!(params.func, raw_function(&kernels.module, "add"));
+            assert_eq!(params.func, kernels.add.cu_function());
         }
     }
     assert_eq!(emulator.reports(), Vec::<String>::new());
