@@ -1,7 +1,5 @@
 //! Devices: what the settings say is what programs see.
 
-
-
 use std::ffi::CString;
 
 use super::support::{Primary, get, handle, ok};
@@ -63,8 +61,9 @@ fn settings_decide() {
 fn visible_devices_are_chosen_in_order() {
     let settings = "CUDAEMU_DEVICES=3\nCUDAEMU_NAME=One,Two,Three\nCUDA_VISIBLE_DEVICES=2,0";
     let _emulator = cudaemu::test::start(settings).unwrap();
-    let names: Vec<String> =
-        (0..CudaContext::device_count().unwrap()).map(|d| CudaContext::new(d as usize).unwrap().name().unwrap()).collect();
+    let names: Vec<String> = (0..CudaContext::device_count().unwrap())
+        .map(|d| CudaContext::new(d as usize).unwrap().name().unwrap())
+        .collect();
     assert_eq!(names, ["Three", "One"]);
 }
 

@@ -1,7 +1,5 @@
 //! Memory of every kind, and every copy between them.
 
-
-
 use std::ffi::c_void;
 
 use super::support::{Primary, get, handle, ok};
@@ -138,7 +136,9 @@ fn memsets() {
         assert_eq!(from_device(a, 17), [2, 1, 2, 1, 2, 1, 0, 0, 13, 12, 11, 10, 13, 12, 11, 10, 0]);
         ok(sys::cuMemsetD2D8_v2(a, pitch, 5, 3, 4));
         ok(sys::cuMemsetD2D32Async(a + 4, pitch, 6, 1, 2, null));
-        for (row, bytes) in [[5, 5, 5, 1, 6, 0, 0, 0], [5, 5, 5, 0, 6, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0]].iter().enumerate() {
+        for (row, bytes) in
+            [[5, 5, 5, 1, 6, 0, 0, 0], [5, 5, 5, 0, 6, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0]].iter().enumerate()
+        {
             assert_eq!(from_device(a + (row * pitch) as u64, 8), bytes);
         }
         for wrong in [
@@ -207,8 +207,12 @@ fn what_a_pointer_is() {
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 1000));
         let pinned: *mut c_void = handle(|p| sys::cuMemHostAlloc(p, 100, 4));
-        let int = |attribute, address| get::<u32>(|v| sys::cuPointerGetAttribute(std::ptr::from_mut(&mut *v).cast(), attribute, address));
-        let long = |attribute, address| get::<u64>(|v| sys::cuPointerGetAttribute(std::ptr::from_mut(&mut *v).cast(), attribute, address));
+        let int = |attribute, address| {
+            get::<u32>(|v| sys::cuPointerGetAttribute(std::ptr::from_mut(&mut *v).cast(), attribute, address))
+        };
+        let long = |attribute, address| {
+            get::<u64>(|v| sys::cuPointerGetAttribute(std::ptr::from_mut(&mut *v).cast(), attribute, address))
+        };
         assert_eq!(int(P::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, a + 5), 2);
         assert_eq!(int(P::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pinned as u64), 1);
         assert_eq!(int(P::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, a), 0);
@@ -249,7 +253,11 @@ fn pools() {
         let used = || {
             let mut bytes = 0u64;
             let place = std::ptr::from_mut(&mut bytes).cast();
-            ok(sys::cuMemPoolGetAttribute(pool, sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_CURRENT, place));
+            ok(sys::cuMemPoolGetAttribute(
+                pool,
+                sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+                place,
+            ));
             bytes
         };
         let mut keep = 1u64 << 20;

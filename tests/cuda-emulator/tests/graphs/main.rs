@@ -1,15 +1,18 @@
 //! Graphs and stream capture, through cudarc and the raw functions.
 #![allow(unsafe_code, reason = "launches and the raw functions are unsafe")]
+#![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
+mod order;
 mod support;
+mod time;
 
-use support::{add, context, emulator, floats, launch, ok, read, Kernels};
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode};
 use cudarc::driver::{CudaStream, DriverError};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use support::{Kernels, add, context, emulator, floats, launch, ok, read};
 
 const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
@@ -157,7 +160,10 @@ fn what_a_capture_forbids() {
             let mut graph = null_mut();
             assert_eq!(sys::cuStreamEndCapture(blocking, &mut graph), invalidated);
             assert!(graph.is_null());
-            assert_eq!(sys::cuStreamBeginCapture_v2(null_mut(), Mode::CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            assert_eq!(
+                sys::cuStreamBeginCapture_v2(null_mut(), Mode::CU_STREAM_CAPTURE_MODE_RELAXED),
+                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            );
             ok(sys::cuStreamDestroy_v2(blocking));
         }
 
@@ -184,14 +190,29 @@ struct Made {
 }
 
 impl Made {
-    fn new(kernels: &Kernels, context: sys::CUcontext, data: u64, out: u64, value: &mut f32, counter: &AtomicU32) -> Self {
+    fn new(
+        kernels: &Kernels,
+        context: sys::CUcontext,
+        data: u64,
+        out: u64,
+        value: &mut f32,
+        counter: &AtomicU32,
+    ) -> Self {
         let mut made = Self { graph: null_mut(), nodes: [null_mut(); 4] };
         let (graph, nodes) = (&mut made.graph, &mut made.nodes);
-        let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: data, pitch: 0, value: 1.5f32.to_bits(), elementSize: 4, width: 64, height: 1 };
+        let set = sys::CUDA_MEMSET_NODE_PARAMS {
+            dst: data,
+            pitch: 0,
+            value: 1.5f32.to_bits(),
+            elementSize: 4,
+            width: 64,
+            height: 1,
+        };
         let mut arguments = Kernels::add_arguments(&data, value, &64);
         let kernel = kernels.node_params(&mut arguments);
         let copy = copy_params(out, data, 64 * 4);
-        let host = sys::CUDA_HOST_NODE_PARAMS { fn_: Some(count), userData: std::ptr::from_ref(counter).cast_mut().cast() };
+        let host =
+            sys::CUDA_HOST_NODE_PARAMS { fn_: Some(count), userData: std::ptr::from_ref(counter).cast_mut().cast() };
         // SAFETY: all structures are complete, and live during the calls.
         unsafe {
             ok(sys::cuGraphCreate(graph, 0));
@@ -318,7 +339,10 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
             ok(sys::cuGraphDebugDotPrint(outer, name.as_ptr(), 0));
             let dot = std::fs::read_to_string(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
-            assert!(dot.starts_with("digraph") && dot.matches("KERNEL add").count() == 2 && dot.matches("->").count() == 7, "{dot}");
+            assert!(
+                dot.starts_with("digraph") && dot.matches("KERNEL add").count() == 2 && dot.matches("->").count() == 7,
+                "{dot}"
+            );
             let outer_exec = instantiate(outer);
             ok(sys::cuGraphDestroy(made.graph));
             ok(sys::cuGraphDestroy(outer));
@@ -375,7 +399,14 @@ fn memory_of_graphs_and_objects_that_they_keep() {
             alloc.poolProps.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
             alloc.bytesize = 256;
             ok(sys::cuGraphAddMemAllocNode(&mut nodes[0], graph, null(), 0, &mut alloc));
-            let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: alloc.dptr, pitch: 0, value: 2.0f32.to_bits(), elementSize: 4, width: 64, height: 1 };
+            let set = sys::CUDA_MEMSET_NODE_PARAMS {
+                dst: alloc.dptr,
+                pitch: 0,
+                value: 2.0f32.to_bits(),
+                elementSize: 4,
+                width: 64,
+                height: 1,
+            };
             ok(sys::cuGraphAddMemsetNode(&mut nodes[1], graph, &nodes[0], 1, &set, context.cu_ctx()));
             let copy = copy_params(out_at, alloc.dptr, 256);
             ok(sys::cuGraphAddMemcpyNode(&mut nodes[2], graph, &nodes[1], 1, &copy, context.cu_ctx()));

@@ -4,12 +4,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use cudaemu::test::Session;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
 };
 use cudarc::nvrtc::Ptx;
-use cudaemu::test::Session;
 
 /// `add`: data[i] += value for i < count. `sum`: a[i] += b[i] for i < count.
 const PTX: &str = r#"
@@ -156,7 +156,6 @@ impl Kernels {
         }
     }
 }
-
 
 /// data[i] += value for the first `count`.
 pub fn launch(stream: &Arc<CudaStream>, add: &CudaFunction, data: &mut CudaSlice<f32>, value: f32, count: u32) {
