@@ -206,7 +206,7 @@ impl Driver {
         let width = fill.width.checked_mul(bytes).ok_or(Error::InvalidValue)?;
         let extent = Extent { width, height: fill.height, depth: 1 };
         let span = extent.span(Pitch { row: fill.pitch, slice: 0 }).ok_or(Error::InvalidValue)?;
-        if fill.address % bytes != 0 || (fill.height > 1 && fill.pitch % bytes != 0) {
+        if !fill.address.is_multiple_of(bytes) || (fill.height > 1 && !fill.pitch.is_multiple_of(bytes)) {
             return Err(Error::InvalidValue);
         }
         self.within(fill.address, span)
@@ -224,7 +224,7 @@ impl Driver {
         let mut batch = Vec::new();
         for (address, bytes, work) in works {
             if !matches!(work, Work::Wait) {
-                if address % u64::from(bytes) != 0 {
+                if !address.is_multiple_of(u64::from(bytes)) {
                     return Err(Error::InvalidValue);
                 }
                 self.within(address, u64::from(bytes))?;

@@ -344,3 +344,49 @@ pub fn special(stream: StreamId) -> Option<StreamKind> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_streams_wait_for_blocking_ones_and_the_other_way_round() {
+        let context = ContextId::default();
+        let mut streams = Streams::default();
+        let blocking = streams.create(context, StreamKind::Blocking, 0);
+        let free = streams.create(context, StreamKind::NonBlocking, -99);
+        let legacy = streams.default_of(context, StreamKind::Legacy);
+        assert_eq!(streams.default_of(context, StreamKind::Legacy), legacy);
+        assert_eq!(streams.get(free).map(|stream| stream.priority), Ok(HIGHEST));
+        for stream in [blocking, legacy, blocking, free] {
+            assert!(streams.submit(stream, Work::Wait).is_ok());
+        }
+        let mut order = Vec::new();
+        while let Some(&stream) = streams.ready().first() {
+            assert!(streams.begin(stream).is_some());
+            assert!(!streams.ready().contains(&stream));
+            streams.finish(stream);
+            order.push(stream);
+        }
+        assert_eq!(order, [blocking, free, legacy, blocking]);
+        assert!(streams.get(legacy).is_ok_and(Stream::idle));
+    }
+
+    #[test]
+    fn destroyed_streams_finish_their_work() {
+        let context = ContextId::default();
+        let mut streams = Streams::default();
+        let [first, second] = [0; 2].map(|_| streams.create(context, StreamKind::NonBlocking, 0));
+        let Ok(point) = streams.submit(first, Work::Wait) else { panic!("the stream is there") };
+        assert_eq!(streams.wait(second, point), Ok(()));
+        assert_eq!(streams.destroy(first), Ok(()));
+        assert_eq!(streams.destroy(first), Err(Error::InvalidHandle));
+        assert_eq!(streams.ready(), [first]);
+        assert!(!streams.reached(point));
+        assert!(streams.begin(first).is_some());
+        streams.finish(first);
+        assert!(streams.reached(point));
+        assert_eq!(streams.ready(), [second]);
+        assert_eq!(streams.drop_context(context), [second]);
+    }
+}

@@ -159,3 +159,31 @@ impl WaitCondition {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::WaitCondition::{And, Eq, Geq, Nor};
+
+    #[test]
+    fn awaited_values() {
+        let low = u64::from(u32::MAX);
+        for (condition, found, value, bytes, holds) in [
+            (Geq, 5, 5, 4, true),
+            (Geq, 4, 5, 4, false),
+            (Geq, 1, low - 1, 4, true), // wrapped around
+            (Geq, 1, low - 1, 8, false),
+            (Geq, 0, u64::MAX, 8, true),
+            (Eq, 7, 7, 4, true),
+            (Eq, 1 << 32 | 7, 7, 4, true),
+            (Eq, 1 << 32 | 7, 7, 8, false),
+            (And, 6, 2, 4, true),
+            (And, 6, 1, 4, false),
+            (And, 1 << 32, 1 << 32, 4, false),
+            (Nor, low, 0, 4, false),
+            (Nor, low, 0, 8, true),
+            (Nor, low - 1, 1, 4, false),
+        ] {
+            assert_eq!(condition.holds(found, value, bytes), holds, "{condition:?} {found:#x} {value:#x} {bytes}");
+        }
+    }
+}
