@@ -59,11 +59,7 @@ fn barriers() {
         let has = |word: &str| words.contains(&word);
         let operands = row.operands.len();
         let (body, value): (String, Box<dyn Fn(u32) -> u32>) = if has("cluster") {
-            let other = if has("arrive") {
-                format!("{name}; barrier.cluster.wait;")
-            } else {
-                format!("barrier.cluster.arrive; {name};")
-            };
+            let other = if has("arrive") { format!("{name}; barrier.cluster.wait;") } else { format!("barrier.cluster.arrive; {name};") };
             (hand_over(&other), Box::new(|t| 63 - t))
         } else if has("warp") {
             (format!("mov.u32 %v, %t; {name} 0xffffffff;"), Box::new(|t| t))
@@ -184,16 +180,6 @@ fn steps() {
         assert_eq!(report.thread, [40, 0, 0], "the first thread that comes there");
     }
     device.executed_all(&[
-        "bra",
-        "brx",
-        "call",
-        "ret",
-        "exit",
-        "trap",
-        "brkpt",
-        "pmevent",
-        "nanosleep",
-        "setmaxnreg",
-        "griddepcontrol",
+        "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol",
     ]);
 }
