@@ -53,7 +53,12 @@ impl Device {
             footprint: false,
             print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
         };
-        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, printed, executed: HashSet::new() }
+        Self {
+            space: Space::new(&[1 << 30]).expect("address space"),
+            machine,
+            printed,
+            executed: HashSet::new(),
+        }
     }
 
     /// What the kernels have printed.
