@@ -48,9 +48,9 @@ impl Caller {
 impl Job {
     fn run(self) {
         CALLING.set(true);
-        (self.call.0)();
+        (self.call.run)();
         CALLING.set(false);
-        self.driver.lock().finish(self.context, self.stream, Performed::default());
+        self.driver.state().finish(self.context, self.stream, Performed::default());
         self.driver.changed.notify_all();
     }
 }

@@ -33,7 +33,7 @@ pub enum Work {
 }
 
 /// A kernel to run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Launch {
     /// What the executor needs.
     pub launch: exec::Launch,
@@ -100,7 +100,32 @@ pub struct Fill {
 
 /// A function of the program, with its argument. A copy of it is the same call again, as graphs need it.
 #[derive(Clone)]
-pub struct Call(pub Arc<dyn Fn() + Send + Sync>);
+pub struct Call {
+    /// What is called.
+    pub run: Arc<dyn Fn() + Send + Sync>,
+    /// Addresses of function and argument, for those who ask what a node of a graph does.
+    pub raw: [u64; 2],
+}
+
+impl Copy {
+    /// Bytes that it moves.
+    pub fn bytes(&self) -> u64 {
+        self.width * self.height * self.depth
+    }
+
+    /// Whether another copy has the same kinds of memory on both sides.
+    pub fn same_route(&self, other: &Self) -> bool {
+        let known = |side: &Side| matches!(side, Side::Known { .. });
+        known(&self.from) == known(&other.from) && known(&self.to) == known(&other.to)
+    }
+}
+
+impl Fill {
+    /// Bytes that it writes.
+    pub fn total(&self) -> u64 {
+        u64::from(self.bytes) * self.width * self.height
+    }
+}
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

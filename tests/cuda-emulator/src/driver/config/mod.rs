@@ -100,8 +100,16 @@ pub const SETTINGS: &[Setting] = &[
         read: |raw, text| put(&mut raw.time.kernel_us, amount(text)),
     },
     Setting {
+        name: "CUDAEMU_KERNELS_AT_ONCE",
+        help: "simulated time: kernels that a device runs at once, 1 to 128 (1)",
+        read: |raw, text| {
+            raw.time.kernels_at_once = number(text, 1, 128)? as u32;
+            Ok(())
+        },
+    },
+    Setting {
         name: "CUDAEMU_LAUNCH_US",
-        help: "simulated time: microseconds between the launch and the kernel's start (off)",
+        help: "simulated time: microseconds that the launch of a kernel or graph takes the calling thread, before it can start (off)",
         read: |raw, text| put(&mut raw.time.launch_us, amount(text)),
     },
     Setting {
@@ -148,7 +156,7 @@ pub enum Counts {
 pub struct Time {
     /// Microseconds a kernel takes.
     pub kernel_us: Option<f64>,
-    /// Microseconds from launch to start.
+    /// Microseconds that a launch takes the calling thread.
     pub launch_us: Option<f64>,
     /// Gigabytes a second between host and device.
     pub host_gbps: Option<f64>,
@@ -156,6 +164,8 @@ pub struct Time {
     pub peer_gbps: Option<f64>,
     /// Gigabytes a second within a device.
     pub device_gbps: Option<f64>,
+    /// Kernels that a device runs at once; 0 counts as 1.
+    pub kernels_at_once: u32,
 }
 
 /// The settings as they were given.
