@@ -45,7 +45,7 @@ impl Graphs {
     /// Adds a node that waits for others of the graph.
     pub fn add(&mut self, graph: GraphId, after: &[NodeId], node: Node) -> Result<NodeId> {
         let entry = self.graphs.get_mut(graph)?;
-        let id = self.nodes.next();
+        let id = self.nodes.reserve();
         entry.graph.add(id, node, after)?;
         self.nodes.put(id, graph);
         Ok(id)
@@ -90,7 +90,7 @@ impl Graphs {
         }
         let objects = entry.objects.clone();
         let Self { graphs, nodes, .. } = self;
-        let (mut copy, names) = graphs.get(graph)?.graph.copy(|| nodes.next());
+        let (mut copy, names) = graphs.get(graph)?.graph.copy(|| nodes.reserve());
         for (_, node) in copy.iter_mut() {
             if let Node::Child(child) = node {
                 let inner = self.copy(*child)?;
