@@ -36,14 +36,16 @@ fn input(device: &Device) -> (Vec<u8>, u64) {
     (bytes.clone(), device.upload(&bytes))
 }
 
+/// Opcode, operands, what waits, size of the copy, and how much of it a lane's source gives.
+type Form = (String, String, &'static str, usize, fn(usize, usize) -> usize);
+
 #[test]
 fn every_form_and_size() {
     let mut device = Device::new();
     let (data, source) = input(&device);
     let wait_all = "cp.async.wait_all;";
     let wait_group = "cp.async.commit_group; cp.async.wait_group 0;";
-    // What each lane's copy has of the source.
-    let mut forms: Vec<(String, String, &str, usize, fn(usize, usize) -> usize)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     for (cache, sizes) in [("ca", &[4, 8, 16][..]), ("cg", &[16])] {
         for space in ["shared", "shared::cta"] {
             for &size in sizes {
