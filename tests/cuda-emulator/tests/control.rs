@@ -187,6 +187,16 @@ fn steps() {
         assert_eq!(report.thread, [40, 0, 0], "the first thread that comes there");
     }
     device.executed_all(&[
-        "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol",
+        "bra",
+        "brx",
+        "call",
+        "ret",
+        "exit",
+        "trap",
+        "brkpt",
+        "pmevent",
+        "nanosleep",
+        "setmaxnreg",
+        "griddepcontrol",
     ]);
 }

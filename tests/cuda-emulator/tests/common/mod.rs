@@ -1,4 +1,5 @@
 //! A device without its driver: PTX text in, memory out. For tests of instructions.
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of it")]
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,12 +54,7 @@ impl Device {
             footprint: false,
             print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
         };
-        Self {
-            space: Space::new(&[1 << 30]).expect("address space"),
-            machine,
-            printed,
-            executed: HashSet::new(),
-        }
+        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, printed, executed: HashSet::new() }
     }
 
     /// What the kernels have printed.

@@ -124,8 +124,12 @@ fn address(row: &Row<'_>, place: Place) -> (String, String) {
 fn load_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> String {
     let mut body = PROLOGUE.to_string();
     match place {
-        Place::Shared => body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.shared.v4.u32 [%s], {%w0, %w1, %w2, %w3};\n",
-        Place::Local => body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.local.v4.u32 [local], {%w0, %w1, %w2, %w3};\n",
+        Place::Shared => {
+            body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.shared.v4.u32 [%s], {%w0, %w1, %w2, %w3};\n"
+        }
+        Place::Local => {
+            body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.local.v4.u32 [local], {%w0, %w1, %w2, %w3};\n"
+        }
         _ => {}
     }
     let (before, base) = address(row, place);
@@ -205,7 +209,12 @@ fn loads() {
                 for index in 0..row.count {
                     let at = 64 * lane + 16 * index;
                     let want = extended(&data[size * index..][..size], row.ty, *width);
-                    assert_eq!(got[at..at + width / 8], want, "{} from {place:?} to {width} bits, lane {lane}", row.name);
+                    assert_eq!(
+                        got[at..at + width / 8],
+                        want,
+                        "{} from {place:?} to {width} bits, lane {lane}",
+                        row.name
+                    );
                 }
             }
         }
@@ -226,8 +235,16 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     let store = |base: &str| format!("{before}{} [{base}], {};\n", row.name, operands(width, row.count));
     body += &match place {
         Place::Global => format!("st.global.v4.u32 [%out], {fill};\n{}", store("%out")),
-        Place::Shared => format!("st.shared.v4.u32 [%s], {fill};\n{}{};\n", store(&base), result.replace("global", "shared") + ", [%s]"),
-        Place::Local => format!("st.local.v4.u32 [local], {fill};\n{}{};\n", store(&base), result.replace("global", "local") + ", [local]"),
+        Place::Shared => format!(
+            "st.shared.v4.u32 [%s], {fill};\n{}{};\n",
+            store(&base),
+            result.replace("global", "shared") + ", [%s]"
+        ),
+        Place::Local => format!(
+            "st.local.v4.u32 [local], {fill};\n{}{};\n",
+            store(&base),
+            result.replace("global", "local") + ", [local]"
+        ),
         _ => format!(
             "{{ .param .b64 a; .param .align 16 .b8 data[16];
                st.param.b64 [a], %out; st.param.v4.b32 [data], {fill};
@@ -239,7 +256,9 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     if matches!(place, Place::Shared | Place::Local) {
         body += "st.global.v4.u32 [%out], {%w0, %w1, %w2, %w3};\n";
     }
-    format!(".visible .entry k{kernel}(.param .u64 out, .param .u64 in, .param .align 16 .b8 unused[16]) {{ {body} ret; }}\n")
+    format!(
+        ".visible .entry k{kernel}(.param .u64 out, .param .u64 in, .param .align 16 .b8 unused[16]) {{ {body} ret; }}\n"
+    )
 }
 
 /// Stores its 16 bytes where its first parameter points.
@@ -283,7 +302,9 @@ fn stores() {
 #[test]
 fn immediates_absent_elements_and_hints() {
     let mut device = Device::new();
-    let module = device.load(&(header() + "
+    let module = device.load(
+        &(header()
+            + "
         .visible .entry k(.param .u64 out) {
             .reg .b64 %a, %p; .reg .b32 %r<4>; .reg .f32 %f<2>; .reg .f64 %e;
             ld.param.u64 %a, [out];
@@ -298,7 +319,8 @@ fn immediates_absent_elements_and_hints() {
             ld.volatile.u32 %r3, [%a+8];
             st.v2.u32 [%a+40], {%r2, %r3};
             ret;
-        }"));
+        }"),
+    );
     let out = device.upload(&[0; 48]);
     device.run(&module, "k", 1, 1, Params::default().pointer(out));
     let words: Vec<u32> =
@@ -306,7 +328,18 @@ fn immediates_absent_elements_and_hints() {
     assert_eq!(
         words,
         [
-            0x1234_5678, 0, 0x3fc0_0000, 0x4020_0000, 0, 0x3ff8_0000, 2, 0, 0x3fc0_0000, 0x1234_5678, 0x1234_5678, 0x3fc0_0000
+            0x1234_5678,
+            0,
+            0x3fc0_0000,
+            0x4020_0000,
+            0,
+            0x3ff8_0000,
+            2,
+            0,
+            0x3fc0_0000,
+            0x1234_5678,
+            0x1234_5678,
+            0x3fc0_0000
         ]
     );
 }

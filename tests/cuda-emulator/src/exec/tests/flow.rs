@@ -20,7 +20,7 @@ fn divergent_branches_meet_again() {
         32 << 16
             | if lane % 2 == 1 {
                 100
-            } else if lane % 4 == 0 {
+            } else if lane.is_multiple_of(4) {
                 2 * lane
             } else {
                 0
@@ -117,9 +117,12 @@ fn reductions_at_a_barrier_count_all_threads() {
     assert_eq!(setup.values(), [2040; 96]);
 }
 
+/// A kernel's body, its threads, and what is expected of the fault.
+type Row = (&'static str, u32, fn(&Kind) -> bool);
+
 #[test]
 fn faults_of_flow_are_told() {
-    let table: [(&str, u32, fn(&Kind) -> bool); 6] = [
+    let table: [Row; 6] = [
         ("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0; ret;", 32, |k| matches!(k, Kind::DivergentBarrier(_))),
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 1, 64; OUT: ret;", 64, |k| matches!(k, Kind::Deadlock(_))),
         ("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;", 32, |k| {
