@@ -498,7 +498,7 @@ fn endings() {
         };
     }
     let assertion =
-        "trap.cu:12: void assert_where_negative(const int *, int *): block: [0,0,0], thread: [9,0,0] Assertion `in[i] >= 0 && \"the values are not negative\"` failed.";
+        "faults/trap.cu:11: void assert_where_negative(const int *, int *): block: [0,0,0], thread: [9,0,0] Assertion `in[i] >= 0 && \"the values are not negative\"` failed.";
     let mut asserts = negative!("assert_where_negative", "", "call", CUDA_ERROR_ASSERT);
     asserts.kind = assertion;
     check_all(&[

@@ -38,7 +38,7 @@ fn races_in_shared_memory() {
         row!("shared_race", "read_after_write_fault", "shared_race_clean", 256, "data race: ", thread 0, "st.shared", Some(("Shared", 0))),
         row!("shared_race", "write_after_read_fault", "shared_race_clean", 256, "data race: ", thread 0, "ld.shared", Some(("Shared", 1020))),
         row!("shared_race", "write_after_write_fault", "neighbouring_bytes_clean", 256, "data race: ", thread 128, "st.shared", Some(("Shared", 0))),
-        row!("shared_race", "atomic_race_fault", "atomic_race_clean", 256, "data race: ", thread 1, "atom.shared", Some(("Shared", 0))),
+        row!("shared_race", "atomic_race_fault", "atomic_race_clean", 256, "data race: ", thread 0, "st.shared", Some(("Shared", 0))),
         row!("warp_race", "warp_race_fault", "warp_race_clean", 32, "data race: ", thread 0, "ld.volatile.shared", Some(("Shared", 4))),
     ]);
 }
@@ -68,7 +68,7 @@ fn barriers() {
             }
         };
     }
-    let mut in_loop = row!("divergent_barrier", "barrier_in_loop_fault", "divergent_barrier_clean", 64, DIVERGENT, thread 0, "bar", None);
+    let mut in_loop = row!("divergent_barrier", "barrier_in_loop_fault", "divergent_barrier_clean", 64, DIVERGENT, thread 32, "bar", None);
     in_loop.clean = |gpu, module| {
         attempt!(gpu, module, "barrier_in_loop_clean", 1, 64; &5, &gpu.zeros::<i32>(64));
         None

@@ -37,7 +37,7 @@ type Row = (f64, f64, f64);
 #[track_caller]
 fn near(what: &str, inputs: (f64, f64), got: impl Iterator<Item = f64>, want: &[Row]) {
     for (column, (got, &(value, relative, absolute))) in got.zip(want).enumerate() {
-        let fine = got == value || got.is_nan() && value.is_nan() || (got - value).abs() <= (value.abs() * relative).max(absolute);
+        let fine = absolute.is_infinite() || got == value || got.is_nan() && value.is_nan() || (got - value).abs() <= (value.abs() * relative).max(absolute);
         assert!(fine, "{what}: column {column} of {inputs:?} is {got:e}, expected {value:e}");
     }
 }
@@ -72,7 +72,7 @@ fn functions_of_singles() {
             let loose = |value: f64| (value, r, s);
             let tight = |value: f64| (value, if fast { r } else { 5e-7 }, 1e-37);
             let same = |value: f64| (value, 0.0, 0.0);
-            let any = (f64::NAN, f64::INFINITY, f64::INFINITY);
+            let any = (0.0, 0.0, f64::INFINITY);
             let large = p > 1000.0;
             let want = [
                 loose(u.sin()), loose(u.cos()), if fast { any } else { (u.tan(), 1e-6, 2e-7) }, tight(u.exp()), tight(u.exp2()), tight(10f64.powf(u)),
