@@ -1,7 +1,7 @@
 //! Operands: from syntax to slots, by the kinds that the row asks for.
 
 use super::function::FunctionDecoder;
-use super::names::{COMPONENTS, Entity, bits, special};
+use super::names::{COMPONENTS, Entity, bits, special, split_part};
 use super::state::Pending;
 use super::words::{describe, register, register_from, source_kind, space_name, wrong_count};
 use super::{Args, Base, Class, Constant, Error, FUNCTION_ADDRESS, Slot};
@@ -41,12 +41,24 @@ struct Flat {
     imm: Vec<i64>,
     bound: Bound,
     addresses: usize,
+    parts: u32,
 }
 
 impl Flat {
     fn dest(&mut self, slot: Slot) {
         self.bound.dests |= 1u64.checked_shl(self.slots.len() as u32).unwrap_or(0);
         self.slots.push(slot);
+    }
+
+    /// The operand without the part that it names; the part goes to the first immediate.
+    fn part(&mut self, operand: &Operand) -> Operand {
+        let (operand, number) = split_part(operand);
+        if self.parts == 0 {
+            self.imm.insert(0, 0);
+        }
+        self.imm[0] |= number << (4 * self.parts);
+        self.parts += 1;
+        operand
     }
 
     fn vector(&mut self, count: u8) {
@@ -108,6 +120,14 @@ impl FunctionDecoder<'_, '_> {
             },
             Kind::In(value) | Kind::OptIn(value) => flat.slots.push(self.source(at, operand, value, false)?),
             Kind::InWide(value) => flat.slots.push(self.source(at, operand, value, true)?),
+            Kind::OutPart(value) => {
+                let operand = flat.part(operand);
+                flat.dest(self.dest(at, &operand, value, false)?);
+            }
+            Kind::InPart(value) => {
+                let operand = flat.part(operand);
+                flat.slots.push(self.source(at, &operand, value, false)?);
+            }
             Kind::InPred => {
                 let slot = match operand {
                     Operand::Not(name) => self.source(at, &Operand::Name(name.clone()), Value::Pred, false)?.negate(),

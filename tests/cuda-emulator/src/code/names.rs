@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::layout::Size;
 use super::{Class, RegisterCounts, Slot, Special};
-use crate::ptx::ast::{Name, Space, Type};
+use crate::ptx::ast::{Name, Operand, Space, Type};
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug)]
@@ -243,4 +243,12 @@ pub(super) fn special(name: &str) -> Option<(Special, Class)> {
         }
     };
     Some((special, Class::B32))
+}
+
+/// A register and the number of the part of it that is named ([`crate::isa::Operand::OutPart`]); 0 is the whole.
+pub(super) fn split_part(operand: &Operand) -> (Operand, i64) {
+    let parts = ["b0", "b1", "b2", "b3", "h0", "h1"];
+    let Operand::Name(name) = operand else { return (operand.clone(), 0) };
+    let found = name.rsplit_once('.').and_then(|(whole, part)| Some((whole, parts.iter().position(|p| *p == part)?)));
+    found.map_or((operand.clone(), 0), |(whole, index)| (Operand::Name(whole.into()), index as i64 + 1))
 }

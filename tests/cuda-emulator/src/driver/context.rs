@@ -96,7 +96,7 @@ impl State {
     }
 
     fn new_context(&mut self, device: usize, primary: bool, flags: u32) -> ContextId {
-        let id = self.contexts.next();
+        let id = self.contexts.reserve();
         self.contexts.put(
             id,
             Context {

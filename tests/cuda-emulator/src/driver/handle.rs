@@ -91,18 +91,18 @@ impl<H, T> Default for Table<H, T> {
 impl<H: Handle, T> Table<H, T> {
     /// A new handle for this.
     pub fn insert(&mut self, item: T) -> H {
-        let handle = self.next();
+        let handle = self.reserve();
         self.items.insert(handle.raw(), item);
         handle
     }
 
     /// The handle that the next [`Table::insert`] gives, for items that must know their own.
-    pub fn next(&mut self) -> H {
+    pub fn reserve(&mut self) -> H {
         self.made += 1;
         H::from_raw(0xe000_0000_0000_0000 | u64::from(H::KIND) << 44 | self.made << 4)
     }
 
-    /// Puts an item under a handle from [`Table::next`].
+    /// Puts an item under a handle from [`Table::reserve`].
     pub fn put(&mut self, handle: H, item: T) {
         self.items.insert(handle.raw(), item);
     }

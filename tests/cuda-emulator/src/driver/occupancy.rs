@@ -23,7 +23,7 @@ pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spe
         return Ok(0);
     }
     let shared = (shared as u32 + spec.shared_reserved).next_multiple_of(SHARED_UNIT);
-    let by_shared = if shared == 0 { u32::MAX } else { spec.shared_per_sm / shared };
+    let by_shared = spec.shared_per_sm.checked_div(shared).unwrap_or(u32::MAX);
     Ok(by_warps.min(by_registers).min(by_shared).min(spec.blocks_per_sm))
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value.
 //! Inputs are flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the
-//! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`).
+//! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`). The parts of registers that
+//! video instructions name are their first input.
 //!
 //! Inputs take the lanes in order, 32 at a time: for an instruction of a whole warp, each input is what one lane holds.
 
@@ -144,10 +145,12 @@ impl Harness {
         let several = |count: u8, piece: Piece| vec![piece; usize::from(count)];
         let flat = |operand: &Operand| match *operand {
             Operand::Out(value) => vec![Piece::Out(value.class())],
+            // The parts of all operands are one immediate.
+            Operand::OutPart(value) => vec![Piece::Imm, Piece::Out(value.class())],
             Operand::OutWide(value) => vec![Piece::Out(wide(value))],
             Operand::OutPair(first, second) => vec![Piece::Out(first.class()), Piece::Out(second.class())],
             Operand::In(Value::Pred) | Operand::InPred | Operand::OptIn(Value::Pred) => vec![Piece::InPred],
-            Operand::In(value) | Operand::OptIn(value) => vec![Piece::In(value.class())],
+            Operand::In(value) | Operand::OptIn(value) | Operand::InPart(value) => vec![Piece::In(value.class())],
             Operand::InWide(value) => vec![Piece::In(wide(value))],
             Operand::OutVector(count, value) => several(count, Piece::Out(value.class())),
             Operand::OutWideVector(count, value) => several(count, Piece::Out(wide(value))),

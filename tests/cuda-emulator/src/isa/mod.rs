@@ -31,6 +31,7 @@ mod table;
 mod tests;
 mod vector;
 mod video;
+mod video_scalar;
 
 pub use table::{Table, table};
 
@@ -76,6 +77,11 @@ pub enum Operand {
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
+    /// A destination that may name a part of it, `d.b0` to `d.b3`, `d.h0` or `d.h1`, as video instructions do. Parts are
+    /// numbered 1 to 6 in that order, the whole is 0; four bits for each operand of such a kind, from the lowest, are in `imm[0]`.
+    OutPart(Value),
+    /// A source that may name a part of it; see [`Operand::OutPart`].
+    InPart(Value),
     /// A source predicate that may be negated.
     InPred,
     /// A source that may be absent (trailing operands only): its slot is then [`crate::code::Slot::NONE`].

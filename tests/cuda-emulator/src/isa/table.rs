@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::{
     Family, Row, approx, async_copy, atomics, bits, carry, compare, compare_float, control, convert, dot, float, half,
-    integer, logic, matrix, memory, mma, moves, shuffle, special, video,
+    integer, logic, matrix, memory, mma, moves, shuffle, special, video, video_scalar,
 };
 
 /// Every family, in the order of the generated list.
@@ -16,6 +16,7 @@ fn families() -> Vec<Family> {
         carry::family(),
         dot::family(),
         video::family(),
+        video_scalar::family(),
         float::family(),
         half::family(),
         approx::family(),

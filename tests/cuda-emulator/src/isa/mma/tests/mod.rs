@@ -3,6 +3,7 @@
 mod layout;
 mod shapes;
 mod special;
+mod wmma;
 
 use super::kind::{Accumulator, Element};
 use layout::Shape;
@@ -41,10 +42,14 @@ fn spec(name: &str) -> Spec {
         .map_or(vec![], |part| part.split(['m', 'n', 'k']).filter_map(|number| number.parse().ok()).collect());
     let element = |name: &str| ELEMENTS.into_iter().find(|element| element.name() == name);
     let accumulator = |name: &str| ACCUMULATORS.into_iter().find(|accumulator| accumulator.name() == name);
-    let types = parts.windows(4).find_map(|w| {
-        Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)).filter(|_| w[0] != "popc")
-    });
-    let (d, a, b, c) = types.unwrap_or((Accumulator::F32, Element::F16, Element::F16, Accumulator::F32));
+    let types =
+        parts.windows(4).find_map(|w| Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)));
+    // `wmma.mma` of `.f16` names D and C alone.
+    let short = || {
+        let last: Vec<Accumulator> = parts.iter().rev().take(2).filter_map(|part| accumulator(part)).collect();
+        (last[1], Element::F16, Element::F16, last[0])
+    };
+    let (d, a, b, c) = types.unwrap_or_else(short);
     Spec { shape: Shape { m: extents[0], n: extents[1], k: extents[2] }, a, b, d, c }
 }
 
