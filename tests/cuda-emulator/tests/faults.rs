@@ -2,7 +2,8 @@
 //! twin of each runs before it without a report, and another context goes on working after it.
 //!
 //! Not seen: races in global memory between blocks (`kernels/faults/global_race.cu`), which would need a record of each byte's
-//! last accesses; only shared memory has that.
+//! last accesses; only shared memory has that. Nor there a plain write, if an atomic of the same thread follows before another
+//! thread's atomic: of unordered atomics and what came before them only the last is kept.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
@@ -79,7 +80,7 @@ fn check(row: &Row) -> Vec<String> {
     let module = gpu.load(&file);
     let access = (row.fault)(&gpu, &module);
     drop(module);
-    let (errors, reports) = gpu.failed_beside(&other);
+    let (errors, reports) = gpu.failed_beside(other);
     let mut wrong = Vec::new();
     for (when, error) in ["the wait", "a call after it"].iter().zip(errors) {
         if error.map_err(|error| error.0) != Err(row.error) {

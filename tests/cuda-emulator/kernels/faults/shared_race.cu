@@ -49,7 +49,9 @@ extern "C" __global__ void atomic_race_fault(const int* in, int* out) {
     __shared__ int sum;
     int t = threadIdx.x;
     if (t == 0) sum = 0;
-    atomicAdd(&sum, in[t]);
+    __syncthreads();
+    if (t == 0) sum = in[0];
+    else atomicAdd(&sum, in[t]);
     __syncthreads();
     if (t == 0) *out = sum;
 }

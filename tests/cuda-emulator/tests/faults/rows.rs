@@ -151,10 +151,10 @@ fn outside_of_other_memory() {
             |gpu, module| {
                 use cudarc::driver::DevicePtr;
                 let (index, out) = (gpu.up(&indices()), gpu.zeros::<i32>(64));
-                attempt!(gpu, module, "constant_fault", 1, 64; &index, &out);
                 let constants = module.get_global("constants", gpu.stream()).unwrap();
                 let address = constants.device_ptr(gpu.stream()).0;
-                Some(("Const", address + (4 << 20)))
+                attempt!(gpu, module, "constant_fault", 1, 64; &index, &out);
+                Some(("Global", address + (4 << 20)))
             },
             |gpu, module| {
                 attempt!(gpu, module, "constant_clean", 1, 64; &gpu.up(&indices()), &gpu.zeros::<i32>(64));
@@ -498,7 +498,7 @@ fn endings() {
         };
     }
     let assertion =
-        "trap.cu:12: void assert_where_negative(const int *, int *): block: [0,0,0], thread: [9,0,0] Assertion";
+        "faults/trap.cu:11: void assert_where_negative(const int *, int *): block: [0,0,0], thread: [9,0,0] Assertion `in[i] >= 0 && \"the values are not negative\"` failed.";
     let mut asserts = negative!("assert_where_negative", "", "call", CUDA_ERROR_ASSERT);
     asserts.kind = assertion;
     check_all(&[

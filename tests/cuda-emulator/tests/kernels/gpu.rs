@@ -92,12 +92,14 @@ impl Gpu {
 
     /// Waits for work that must fail: the error of the wait and of a call after it, and the reports. The other context must be alive.
     #[track_caller]
-    pub fn failed_beside(mut self, other: &Arc<CudaContext>) -> ([Result<(), DriverError>; 2], Vec<String>) {
+    pub fn failed_beside(mut self, other: Arc<CudaContext>) -> ([Result<(), DriverError>; 2], Vec<String>) {
         let errors = [self.stream().synchronize(), self.stream().alloc_zeros::<u8>(1).map(drop)];
         let there = other.default_stream();
         let memory = there.clone_htod(&[1, 2, 3]).unwrap();
         assert_eq!(there.clone_dtoh(&memory), Ok(vec![1, 2, 3]), "another context");
         let reports = self.emulator.reports();
+        // Before the emulator goes to the next test.
+        drop((memory, there, other));
         self.open = None;
         (errors, reports)
     }

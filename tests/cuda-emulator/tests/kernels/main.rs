@@ -15,3 +15,5 @@ mod formats;
 mod gpu;
 mod matrices;
 mod matvec;
+#[allow(unreachable_pub, reason = "as gpu")]
+mod reference;
