@@ -40,6 +40,11 @@ impl Params {
 
 impl Device {
     pub(crate) fn new() -> Self {
+        Self::printing(|_| {})
+    }
+
+    /// One whose kernels print to this.
+    pub(crate) fn printing(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let machine = Machine {
             sms: 4,
             threads: 1,
@@ -48,7 +53,7 @@ impl Device {
             local_bytes: 1 << 16,
             counting: false,
             footprint: false,
-            print: Arc::new(|_: &str| {}),
+            print: Arc::new(print),
         };
         Self { space: Space::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
     }
@@ -106,6 +111,7 @@ impl Device {
             cooperative: false,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
         assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");

@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod asm_forms;
 mod basics;
 mod courses;
 mod formats;

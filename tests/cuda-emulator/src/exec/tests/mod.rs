@@ -80,6 +80,7 @@ impl Setup {
             cooperative: self.cooperative,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
         let printed = Arc::new(Mutex::new(String::new()));
