@@ -416,6 +416,20 @@ fn floats_of_eight_bits() {
             ];
             expect(&format!("{file} float_to_fp8"), (a, b), &found, &want.map(Some), same_values);
         }
+        let halves: Vec<u16> = patterns(1000, 13, 0x3c00, 0x7c00);
+        let out = gpu.alloc::<u16>(2 * 500);
+        launch!(gpu, module, "half_to_fp8", 8, 64; &gpu.up(&halves), &out, &500);
+        for (pair, got) in halves.chunks(2).zip(&super::by_element(&gpu.down(&out), 500)) {
+            let found = [got[0].to_le_bytes().map(e4m3), got[1].to_le_bytes().map(e5m2)].concat();
+            let [a, b] = [pair[0], pair[1]].map(|bits| f16_of(bits) as f32);
+            let want = [
+                clamped(a, E4M3, 448.0),
+                clamped(b, E4M3, 448.0),
+                clamped(a, E5M2, 57344.0),
+                clamped(b, E5M2, 57344.0),
+            ];
+            expect(&format!("{file} half_to_fp8"), (a, b), &found, &want.map(Some), same_values);
+        }
         let words: Vec<u16> = (0..256).map(|low| low | (255 - low) << 8).collect();
         let out = gpu.alloc::<u32>(2 * 256);
         launch!(gpu, module, "fp8_to_half", 4, 64; &gpu.up(&words), &out, &256);
