@@ -119,6 +119,60 @@ fn carry_chains_and_vector_moves() {
     }
 }
 
+/// Columns that one line of host code gives; the instructions of the rest have tests of their own.
+#[test]
+fn bit_operations() {
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        let mut random = random(6);
+        let mut word = || [0, 1, 31, 32, 0x8000_0000, 0x7fff_ffff, u32::MAX, random.u32(..)][random.usize(..8)];
+        let n = 400;
+        let [a, b, c] = [0; 3].map(|_| (0..n).map(|_| word()).collect::<Vec<u32>>());
+        let out = gpu.alloc::<u32>(48 * n);
+        launch!(gpu, module, "bit_operations", 7, 64; &gpu.up(&a), &gpu.up(&b), &gpu.up(&c), &out, &(n as i32));
+        let got = gpu.down(&out);
+        for i in 0..n {
+            let (x, y, z) = (a[i], b[i], c[i]);
+            let (s, t) = (x as i32, y as i32);
+            let both = u64::from(y) << 32 | u64::from(x);
+            let shift = u64::from(z.min(32));
+            let dot = |x: [i64; 4], y: [i64; 4]| x.iter().zip(y).map(|(x, y)| x * y).sum::<i64>() as u32;
+            let (signed, unsigned) =
+                (|x: u32| x.to_le_bytes().map(|b| i64::from(b as i8)), |x: u32| x.to_le_bytes().map(i64::from));
+            let high = ((i64::from(s) * i64::from(t)) >> 32) as i32;
+            let want = [
+                (0, x ^ y ^ z),
+                (1, x & y | !x & z),
+                (2, (both << (z & 31) >> 32) as u32),
+                (3, (both >> (z & 31)) as u32),
+                (4, ((u128::from(both) << shift) >> 32) as u32),
+                (5, (both >> shift) as u32),
+                (16, if x == 0 { u32::MAX } else { x.ilog2() }),
+                (19, u32::from(x == 0)),
+                (24, x.abs_diff(y).wrapping_add(z)),
+                (28, dot(unsigned(x), signed(y)).wrapping_add(z)),
+                (29, dot(signed(x), unsigned(y)).wrapping_add(z)),
+                (32, high.wrapping_add(z as i32) as u32),
+                (33, high.saturating_add(z as i32) as u32),
+                (34, s.saturating_add(t) as u32),
+                (35, s.saturating_sub(t) as u32),
+                (36, if z as i32 >= 0 { x } else { y }),
+                (37, if s < t { u32::MAX } else { 0 }),
+                (39, x.checked_shl(y).unwrap_or(0)),
+                (40, (s >> y.min(31)) as u32),
+                (44, s.clamp(-128, 127) as u32),
+                (45, s.clamp(0, 65535) as u32),
+                (47, x.abs_diff(y).wrapping_add(z)),
+            ];
+            for (column, value) in want {
+                let found = got[column * n + i];
+                assert_eq!(found, value, "{file} bit_operations: column {column} of {x:#x}, {y:#x}, {z:#x}");
+            }
+        }
+    }
+}
+
 #[test]
 fn target_90() {
     let gpu = Gpu::new(90);
