@@ -173,6 +173,50 @@ fn bit_operations() {
     }
 }
 
+/// Forms with flushing, saturation and directed rounding, on values whose results are normal.
+#[test]
+fn float_forms() {
+    use crate::reference::{Exact, F32, Round, add};
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        let [a, b, c] = [7, 8, 9].map(|seed| crate::gpu::floats(300, seed));
+        let out = gpu.alloc::<f32>(28 * 300);
+        launch!(gpu, module, "float_forms", 5, 64; &gpu.up(&a), &gpu.up(&b), &gpu.up(&c), &out, &300);
+        let got = gpu.down(&out);
+        for i in 0..300 {
+            let [x, y, z] = [a[i], b[i], c[i]].map(f64::from);
+            let near = |exact: Exact| exact.round(F32, Round::Near);
+            let saturated = |value: f64| value.clamp(0.0, 1.0) + 0.0;
+            let want = [
+                (0, add(x, y, F32, Round::Near)),
+                (1, saturated(add(x, y, F32, Round::Zero))),
+                (2, add(x, -y, F32, Round::Up)),
+                (3, saturated(near(Exact(x * y, 0.0)))),
+                (4, add(x * y, z, F32, Round::Near)),
+                (5, saturated(add(x * y, z, F32, Round::Down))),
+                (6, add(x * y, z, F32, Round::Near)),
+                (7, near(Exact::quotient(x, y))),
+                (8, x.min(y)),
+                (9, x.max(y)),
+                // The sign of the first with the size of the second.
+                (11, y.copysign(x)),
+                (12, x.abs()),
+                (13, -x),
+                (14, x.round_ties_even()),
+                (16, saturated(x)),
+                (17, near(Exact::quotient(1.0, x))),
+                (20, if z >= 0.0 { x } else { y }),
+                (21, if x <= y { 1.0 } else { 0.0 }),
+            ];
+            for (column, value) in want {
+                let found = f64::from(got[column * 300 + i]);
+                assert_eq!(found, value, "{file} float_forms: column {column} of {x:e}, {y:e}, {z:e}");
+            }
+        }
+    }
+}
+
 #[test]
 fn target_90() {
     let gpu = Gpu::new(90);
