@@ -177,6 +177,7 @@ fn table_and_json_are_deterministic() {
             cooperative: false,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
         let machine = Machine {

@@ -12,6 +12,8 @@
 #[path = "kernels/gpu.rs"]
 mod gpu;
 
+#[path = "faults/endings.rs"]
+mod endings;
 #[path = "faults/leaks.rs"]
 mod leaks;
 #[path = "faults/rows.rs"]

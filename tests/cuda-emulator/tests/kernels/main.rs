@@ -8,10 +8,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod asm_forms;
 mod basics;
 mod courses;
 mod formats;
-#[allow(unreachable_pub, reason = "other tests use it too")]
+#[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod gpu;
 mod matrices;
 mod matvec;

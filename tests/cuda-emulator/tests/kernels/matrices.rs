@@ -97,11 +97,13 @@ fn packed(bits: usize, count: usize, elements: impl Iterator<Item = ((usize, usi
     words
 }
 
+/// Name, shape and types as in the name, first target.
+type Row = (&'static str, [usize; 3], Type, Type, Sum, u32);
+
 #[test]
 fn products() {
     use Type::*;
-    // Shape and types as in the name, first target.
-    let rows: [(&str, [usize; 3], Type, Type, Sum, u32); 23] = [
+    let rows: [Row; 23] = [
         ("m16n8k8_f16_f16", [16, 8, 8], F16, F16, Sum::F16, 75),
         ("m16n8k8_f32_f16", [16, 8, 8], F16, F16, Sum::F32, 75),
         ("m8n8k16_s32_s8", [8, 8, 16], S8, S8, Sum::S32, 75),

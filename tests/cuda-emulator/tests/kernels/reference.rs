@@ -99,7 +99,13 @@ impl Exact {
         }
         match round {
             Round::Near => high,
-            Round::Zero if low * high < 0.0 => if high > 0.0 { high.next_down() } else { high.next_up() },
+            Round::Zero if low * high < 0.0 => {
+                if high > 0.0 {
+                    high.next_down()
+                } else {
+                    high.next_up()
+                }
+            }
             Round::Up if low > 0.0 => high.next_up(),
             Round::Down if low < 0.0 => high.next_down(),
             _ => high,

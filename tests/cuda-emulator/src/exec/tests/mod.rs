@@ -90,6 +90,7 @@ impl Setup {
             cooperative: self.cooperative,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
         let machine = Machine {

@@ -63,24 +63,18 @@ fn copies_of_elements() {
     }
 }
 
-/// The bytes between a structure's members were never written, and copying them is no read of them.
+/// A structure whose size is no power of two. The bytes between its members are written too: the hint of the compiler that a load
+/// does not use them (`.pragma "used_bytes_mask"`) is not read, so that copying them unwritten would be a fault.
 #[test]
 fn copies_of_structures() {
     let gpu = Gpu::new(80);
     let module = gpu.load("copy.sm_80");
-    let (n, size) = (50, 32);
-    let members = |byte: usize| byte % size != 7 && byte % size < 28;
-    let values = bytes(n * size, 1);
-    let (mut from, to) = (gpu.alloc::<u8>(n * size), gpu.zeros::<u8>(n * size));
-    for record in (0..n * size).step_by(size) {
-        for part in [record..record + 7, record + 8..record + 28] {
-            gpu.stream().memcpy_htod(&values[part.clone()], &mut from.slice_mut(part)).unwrap();
-        }
+    for n in [1, 50, 130] {
+        let values = bytes(32 * n, n as u64);
+        let to = gpu.zeros::<u8>(values.len());
+        launch!(gpu, module, "copy_records", n.div_ceil(64) as u32, 64; &gpu.up(&values), &to, &(n as i32));
+        same(&format!("copy_records of {n}"), &gpu.down(&to), &values);
     }
-    launch!(gpu, module, "copy_records", 1, 64; &from, &to, &(n as i32));
-    let got = gpu.down(&to);
-    let wrong = (0..n * size).find(|&byte| members(byte) && got[byte] != values[byte]);
-    assert_eq!(wrong, None, "copy_records");
 }
 
 #[test]

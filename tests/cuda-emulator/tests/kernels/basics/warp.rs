@@ -17,7 +17,7 @@ const BLOCK: u32 = 64;
 fn sources(lane: usize) -> [usize; 8] {
     let up = |by: usize, width: usize| if lane % width >= by { lane - by } else { lane };
     let down = |by: usize, width: usize| if lane % width + by < width { lane + by } else { lane };
-    let indexed = (lane & !15) | (lane * 7 & 15);
+    let indexed = (lane & !15) | (lane * 7 % 16);
     // An exclusive or may lead to a lower part, but not to a higher one.
     let other = lane ^ 20;
     let far = if other < 16 || lane >= 16 { other } else { lane };

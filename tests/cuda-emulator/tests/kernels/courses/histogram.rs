@@ -12,7 +12,7 @@ fn histograms() {
             // Few values among many, so that lanes meet.
             let bytes: Vec<u8> = (0..n).map(|_| if random.bool() { random.u8(..) } else { 7 }).collect();
             let counts = gpu.zeros::<u32>(256);
-            launch!(gpu, module, kernel, grid, block; &gpu.up(&bytes), &counts, &(n as i32));
+            launch!(gpu, module, kernel, grid, block; &gpu.up(&bytes), &counts, &n);
             let mut want = vec![0; 256];
             bytes.iter().for_each(|&byte| want[byte as usize] += 1);
             same(&format!("{kernel} of {n}"), &gpu.down(&counts), &want);

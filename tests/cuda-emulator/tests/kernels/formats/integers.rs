@@ -115,7 +115,15 @@ fn doubles_to_singles() {
         let module = gpu.load(file);
         let mut values: Vec<f64> = singles(300, 4).into_iter().map(f64::from).collect();
         values.extend(values.clone().iter().map(|x| x * (1.0 + 1e-9)));
-        values.extend([1e300, -1e300, 1e-300, 3.4028235677973366e38, 3.4028235677973362e38, 1.0 + 2f64.powi(-24), 1.0 + 3.0 * 2f64.powi(-24)]);
+        values.extend([
+            1e300,
+            -1e300,
+            1e-300,
+            3.4028235677973366e38,
+            3.4028235677973362e38,
+            1.0 + 2f64.powi(-24),
+            1.0 + 3.0 * 2f64.powi(-24),
+        ]);
         let got = run::<_, f32>(&gpu, &module, "double_to_float", &values, 4);
         for (&x, got) in values.iter().zip(&got) {
             let want = ROUNDINGS.map(|round| Exact(x, 0.0).round(F32, round) as f32);

@@ -22,7 +22,13 @@ fn is_fast(file: &str) -> bool {
 
 /// Runs a kernel of one input; its results by element, then column.
 #[track_caller]
-fn run<T: DeviceRepr, R: DeviceRepr + Copy>(gpu: &Gpu, module: &Arc<CudaModule>, kernel: &str, input: &[T], columns: usize) -> Vec<Vec<R>> {
+fn run<T: DeviceRepr, R: DeviceRepr + Copy>(
+    gpu: &Gpu,
+    module: &Arc<CudaModule>,
+    kernel: &str,
+    input: &[T],
+    columns: usize,
+) -> Vec<Vec<R>> {
     let n = input.len();
     let out = gpu.alloc::<R>(n * columns);
     launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.up(input), &out, &(n as i32));
@@ -31,7 +37,14 @@ fn run<T: DeviceRepr, R: DeviceRepr + Copy>(gpu: &Gpu, module: &Arc<CudaModule>,
 
 /// The same of two inputs.
 #[track_caller]
-fn run_two<T: DeviceRepr, R: DeviceRepr + Copy>(gpu: &Gpu, module: &Arc<CudaModule>, kernel: &str, a: &[T], b: &[T], columns: usize) -> Vec<Vec<R>> {
+fn run_two<T: DeviceRepr, R: DeviceRepr + Copy>(
+    gpu: &Gpu,
+    module: &Arc<CudaModule>,
+    kernel: &str,
+    a: &[T],
+    b: &[T],
+    columns: usize,
+) -> Vec<Vec<R>> {
     let n = a.len();
     let out = gpu.alloc::<R>(n * columns);
     launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.up(a), &gpu.up(b), &out, &(n as i32));
@@ -66,9 +79,44 @@ fn same_f64(a: f64, b: f64) -> bool {
 fn singles(count: usize, seed: u64) -> Vec<f32> {
     let mut random = random(seed);
     let edges = [
-        0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-40,
-        -1e-45, 2147483520.0, 2147483648.0, -2147483648.0, 4294967040.0, 4294967296.0, 9.223372e18, 1.8446743e19, 65504.0, 65519.996, 65520.0,
-        6e-8, 5.9604645e-8, 2.9802322e-8, 448.0, 464.0, 465.0, 57344.0, 61440.0, 3.3895314e38, 16777216.0, 8388607.5,
+        0.0,
+        -0.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        1e-40,
+        -1e-45,
+        2147483520.0,
+        2147483648.0,
+        -2147483648.0,
+        4294967040.0,
+        4294967296.0,
+        9.223372e18,
+        1.8446743e19,
+        65504.0,
+        65519.996,
+        65520.0,
+        6e-8,
+        5.9604645e-8,
+        2.9802322e-8,
+        448.0,
+        464.0,
+        465.0,
+        57344.0,
+        61440.0,
+        3.3895314e38,
+        16777216.0,
+        8388607.5,
     ];
     let mut all = edges.to_vec();
     while all.len() < count {
@@ -87,7 +135,27 @@ fn singles(count: usize, seed: u64) -> Vec<f32> {
 /// Whole numbers of all sizes.
 fn wholes(count: usize, seed: u64) -> Vec<u64> {
     let mut random = random(seed);
-    let edges = [0, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 1 << 24, (1 << 24) + 1, (1 << 53) + 1, i64::MAX as u64, 1 << 63, u64::MAX, u64::MAX - 1];
+    let edges = [
+        0,
+        1,
+        2,
+        0x7f,
+        0x80,
+        0xff,
+        0x7fff,
+        0x8000,
+        0xffff,
+        0x7fff_ffff,
+        0x8000_0000,
+        0xffff_ffff,
+        1 << 24,
+        (1 << 24) + 1,
+        (1 << 53) + 1,
+        i64::MAX as u64,
+        1 << 63,
+        u64::MAX,
+        u64::MAX - 1,
+    ];
     let mut all = edges.to_vec();
     while all.len() < count {
         let value = random.u64(..) >> random.u32(..64);

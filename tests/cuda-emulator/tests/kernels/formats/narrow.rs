@@ -19,13 +19,16 @@ fn same_values(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
+/// Kernel, what it converts to, and how its results read as numbers.
+type Case = (&'static str, Format, fn(u16) -> f64);
+
 #[test]
 fn conversions_of_singles() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let values = singles(800, 1);
-        let cases: [(&str, Format, fn(u16) -> f64); 2] = [("float_to_half", F16, f16_of), ("float_to_bfloat16", BF16, bf16_of)];
+        let cases: [Case; 2] = [("float_to_half", F16, f16_of), ("float_to_bfloat16", BF16, bf16_of)];
         for (kernel, format, number) in cases {
             let got = run::<_, u16>(&gpu, &module, kernel, &values, 7);
             for (&x, got) in values.iter().zip(&got) {
@@ -49,19 +52,24 @@ fn conversions_to_others() {
     use Round::{Near, Up, Zero};
     let int = [f64::from(i32::MIN), f64::from(i32::MAX)];
     let (uint, short, ushort) = ([0.0, f64::from(u32::MAX)], [-32768.0, 32767.0], [0.0, 65535.0]);
-    let (long, ulong, char, uchar) = ([i64::MIN as f64, i64::MAX as f64], [0.0, u64::MAX as f64], [-128.0, 127.0], [0.0, 255.0]);
+    let (long, ulong, char, uchar) =
+        ([i64::MIN as f64, i64::MAX as f64], [0.0, u64::MAX as f64], [-128.0, 127.0], [0.0, 255.0]);
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let mut random = random(2);
         let mut bits: Vec<u16> = (0..600).map(|_| random.u16(..)).collect();
-        bits.extend([0, 0x8000, 1, 0x3ff, 0x400, 0x3800, 0x3c00, 0x3e00, 0x4100, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0x7f80, 0xff80, 0x7fff]);
+        bits.extend([
+            0, 0x8000, 1, 0x3ff, 0x400, 0x3800, 0x3c00, 0x3e00, 0x4100, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0x7f80, 0xff80,
+            0x7fff,
+        ]);
         let got = run::<_, f64>(&gpu, &module, "half_to_others", &bits, 13);
         for (&bits, got) in bits.iter().zip(&got) {
             let x = f16_of(bits);
             let mut want = vec![Some(x), Some(x)];
             want.extend(ROUNDINGS.map(|round| Some(whole(x, round, int))));
-            let rest = [(Near, uint), (Near, short), (Zero, ushort), (Near, long), (Zero, ulong), (Zero, char), (Zero, uchar)];
+            let rest =
+                [(Near, uint), (Near, short), (Zero, ushort), (Near, long), (Zero, ulong), (Zero, char), (Zero, uchar)];
             want.extend(rest.map(|(round, range)| Some(whole(x, round, range))));
             if x.is_nan() {
                 want[6..].fill(None);
@@ -124,11 +132,82 @@ fn patterns(count: usize, seed: u64, one: u16, infinity: u16) -> Vec<u16> {
 /// The sum of two values, or product and value, in a format.
 fn arithmetic(x: f64, y: f64, format: Format) -> [f64; 4] {
     let near = |exact: Exact| exact.round(format, Round::Near);
-    [add(x, y, format, Round::Near), add(x, -y, format, Round::Near), near(Exact::product(x, y)), add(x * y, x, format, Round::Near)]
+    [
+        add(x, y, format, Round::Near),
+        add(x, -y, format, Round::Near),
+        near(Exact::product(x, y)),
+        add(x * y, x, format, Round::Near),
+    ]
+}
+
+/// Two at a time: the same in each half, of those results that are exact.
+#[test]
+fn arithmetic_of_pairs() {
+    type Kind = (&'static str, Format, fn(u16) -> f64, [u16; 2], usize);
+    // Kernel, one and infinity, columns; sum, difference, product and fused sum are the first, the third a quotient.
+    let kinds: [Kind; 2] = [
+        ("half2_arithmetic", F16, f16_of, [0x3c00, 0x7c00], 30),
+        ("bfloat162_arithmetic", BF16, bf16_of, [0x3f80, 0x7f80], 18),
+    ];
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        for (kernel, format, number, [one, infinity], columns) in kinds {
+            let (a, b) = (patterns(800, 9, one, infinity), patterns(800, 10, one, infinity));
+            let pair = |both: &[u16]| u32::from(both[0]) | u32::from(both[1]) << 16;
+            let words = |all: &[u16]| all.chunks(2).map(pair).collect::<Vec<_>>();
+            let got = run_two::<_, u32>(&gpu, &module, kernel, &words(&a), &words(&b), columns);
+            for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
+                let (x, y) = (number(a), number(b));
+                let [sum, difference, product, fused] = arithmetic(x, y, format);
+                let tiny = |value: f64| value != 0.0 && value.abs() <= f64::from(f32::MIN_POSITIVE);
+                if is_fast(file) && [x, y, sum, difference, product, fused].into_iter().any(tiny) {
+                    continue;
+                }
+                let found: Vec<f64> = got[i / 2].iter().map(|word| number((word >> (i % 2 * 16)) as u16)).collect();
+                let mut want = vec![None; columns];
+                for (column, value) in [(0, sum), (1, difference), (2, product), (4, fused)] {
+                    want[column] = Some(value);
+                }
+                expect(&format!("{file} {kernel}"), (x, y), &found, &want, |a, b| {
+                    same_values(a, b) || a == 0.0 && b == 0.0
+                });
+            }
+        }
+    }
+}
+
+/// Ordered and unordered comparisons, one bit each, of values and of pairs of them.
+#[test]
+fn comparisons_of_halves() {
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        let (a, b) = (patterns(600, 11, 0x3c00, 0x7c00), patterns(600, 12, 0x3c00, 0x7c00));
+        let got = run_two::<_, u32>(&gpu, &module, "half_comparisons", &a, &b, 3);
+        for ((&a, &b), got) in a.iter().zip(&b).zip(&got) {
+            let (x, y) = (f16_of(a), f16_of(b));
+            let bits = |all: &[bool]| all.iter().enumerate().map(|(bit, &holds)| u32::from(holds) << bit).sum::<u32>();
+            let nan = x.is_nan() || y.is_nan();
+            let ordered = [x < y, x <= y, x == y, !nan && x != y, x > y, x >= y];
+            let want = [
+                bits(&ordered),
+                bits(&ordered.map(|holds| holds || nan)),
+                bits(&[x < y && y < x, x == y, x.is_nan(), x.is_infinite()]),
+            ];
+            expect(&format!("{file} half_comparisons"), (x, y), got, &want.map(Some), |a, b| a == b);
+        }
+    }
 }
 
 fn least(x: f64, y: f64) -> f64 {
-    if x.is_nan() { y } else if y.is_nan() || x < y { x } else { y }
+    if x.is_nan() {
+        y
+    } else if y.is_nan() || x < y {
+        x
+    } else {
+        y
+    }
 }
 
 #[test]
@@ -161,26 +240,63 @@ fn arithmetic_of_halves() {
             if x != y {
                 put(24, least(x, y));
                 put(25, -least(-x, -y));
-                put(28, if y.is_nan() { y } else if x.is_nan() { x } else { x.min(y) });
-                put(29, if y.is_nan() { y } else if x.is_nan() { x } else { x.max(y) });
+                put(
+                    28,
+                    if y.is_nan() {
+                        y
+                    } else if x.is_nan() {
+                        x
+                    } else {
+                        x.min(y)
+                    },
+                );
+                put(
+                    29,
+                    if y.is_nan() {
+                        y
+                    } else if x.is_nan() {
+                        x
+                    } else {
+                        x.max(y)
+                    },
+                );
             }
             put(26, sum);
             put(27, product);
             put(30, if fused.is_nan() { fused } else { fused.max(0.0) });
             let got: Vec<f64> = got.iter().map(|&bits| f16_of(bits)).collect();
-            expect(&format!("{file} half_arithmetic"), (x, y), &got, &want, |a, b| same_values(a, b) || a == 0.0 && b == 0.0);
+            expect(&format!("{file} half_arithmetic"), (x, y), &got, &want, |a, b| {
+                same_values(a, b) || a == 0.0 && b == 0.0
+            });
             // Approximations, within a place or two of f16.
             if x.is_finite() && y.is_finite() {
                 let p = x.abs();
                 let near = [
-                    (3, x / y), (12, 1.0 / p.sqrt()), (13, 1.0 / x), (14, x.exp()), (15, x.exp2()), (16, p.ln()), (17, p.log2()), (18, x.sin()), (19, x.cos()), (31, x.tanh()),
+                    (3, x / y),
+                    (12, 1.0 / p.sqrt()),
+                    (13, 1.0 / x),
+                    (14, x.exp()),
+                    (15, x.exp2()),
+                    (16, p.ln()),
+                    (17, p.log2()),
+                    (18, x.sin()),
+                    (19, x.cos()),
+                    (31, x.tanh()),
                 ];
-                for (column, value) in near.into_iter().filter(|(column, value)| value.is_finite() && (*column < 18 || p < 100.0)) {
+                for (column, value) in
+                    near.into_iter().filter(|(column, value)| value.is_finite() && (*column < 18 || p < 100.0))
+                {
                     let rounded = Exact(value, 0.0).round(F16, Round::Near);
                     let slack = (rounded.abs() / 512.0).max(if column >= 16 { 1e-3 } else { 1e-6 });
                     let found = got[column];
-                    let fine = found == rounded || (found - rounded).abs() <= slack || rounded.abs() > 65000.0 && found.is_infinite();
-                    assert!(fine, "{file} half_arithmetic: column {column} of {:?} is {found}, expected {rounded}", (x, y));
+                    let fine = found == rounded
+                        || (found - rounded).abs() <= slack
+                        || rounded.abs() > 65000.0 && found.is_infinite();
+                    assert!(
+                        fine,
+                        "{file} half_arithmetic: column {column} of {:?} is {found}, expected {rounded}",
+                        (x, y)
+                    );
                 }
             }
         }
@@ -215,8 +331,26 @@ fn arithmetic_of_brain_floats() {
             if x != y {
                 put(9, least(x, y));
                 put(10, -least(-x, -y));
-                put(11, if y.is_nan() { y } else if x.is_nan() { x } else { x.min(y) });
-                put(12, if y.is_nan() { y } else if x.is_nan() { x } else { x.max(y) });
+                put(
+                    11,
+                    if y.is_nan() {
+                        y
+                    } else if x.is_nan() {
+                        x
+                    } else {
+                        x.min(y)
+                    },
+                );
+                put(
+                    12,
+                    if y.is_nan() {
+                        y
+                    } else if x.is_nan() {
+                        x
+                    } else {
+                        x.max(y)
+                    },
+                );
             }
             put(13, if fused.is_nan() { fused } else { fused.max(0.0) });
             put(22, x.floor());
@@ -226,14 +360,17 @@ fn arithmetic_of_brain_floats() {
             put(26, if x < y { x } else { y });
             put(27, if x < y { y } else { x });
             let got: Vec<f64> = got.iter().map(|&bits| bf16_of(bits)).collect();
-            expect(&format!("{file} bfloat16_arithmetic"), (x, y), &got, &want, |a, b| same_values(a, b) || a == 0.0 && b == 0.0);
+            expect(&format!("{file} bfloat16_arithmetic"), (x, y), &got, &want, |a, b| {
+                same_values(a, b) || a == 0.0 && b == 0.0
+            });
         }
     }
 }
 
 /// The value of eight bits: sign, exponent, `fraction` bits.
 fn eight(bits: u8, fraction: u32) -> f64 {
-    let (exponent, low) = (i32::from(bits >> fraction & ((1 << (7 - fraction)) - 1)), f64::from(bits & ((1 << fraction) - 1)));
+    let (exponent, low) =
+        (i32::from(bits >> fraction & ((1 << (7 - fraction)) - 1)), f64::from(bits & ((1 << fraction) - 1)));
     let bias = (1 << (6 - fraction)) - 1;
     let all = (1 << (7 - fraction)) - 1;
     let scale = f64::from(1 << fraction);
@@ -266,16 +403,39 @@ fn floats_of_eight_bits() {
         let got = super::by_element(&gpu.down(&out), 500);
         for (pair, got) in values.chunks(2).zip(&got) {
             let halves = |word: u16| [word as u8, (word >> 8) as u8];
-            let found = [halves(got[0]).map(e4m3), halves(got[1]).map(e5m2), [e4m3(got[2] as u8), e5m2(got[3] as u8)]].concat();
+            let found =
+                [halves(got[0]).map(e4m3), halves(got[1]).map(e5m2), [e4m3(got[2] as u8), e5m2(got[3] as u8)]].concat();
             let (a, b) = (pair[0], pair[1]);
-            let want = [clamped(a, E4M3, 448.0), clamped(b, E4M3, 448.0), clamped(a, E5M2, 57344.0), clamped(b, E5M2, 57344.0), clamped(a, E4M3, 448.0), clamped(b, E5M2, 57344.0)];
+            let want = [
+                clamped(a, E4M3, 448.0),
+                clamped(b, E4M3, 448.0),
+                clamped(a, E5M2, 57344.0),
+                clamped(b, E5M2, 57344.0),
+                clamped(a, E4M3, 448.0),
+                clamped(b, E5M2, 57344.0),
+            ];
             expect(&format!("{file} float_to_fp8"), (a, b), &found, &want.map(Some), same_values);
+        }
+        let halves: Vec<u16> = patterns(1000, 13, 0x3c00, 0x7c00);
+        let out = gpu.alloc::<u16>(2 * 500);
+        launch!(gpu, module, "half_to_fp8", 8, 64; &gpu.up(&halves), &out, &500);
+        for (pair, got) in halves.chunks(2).zip(&super::by_element(&gpu.down(&out), 500)) {
+            let found = [got[0].to_le_bytes().map(e4m3), got[1].to_le_bytes().map(e5m2)].concat();
+            let [a, b] = [pair[0], pair[1]].map(|bits| f16_of(bits) as f32);
+            let want = [
+                clamped(a, E4M3, 448.0),
+                clamped(b, E4M3, 448.0),
+                clamped(a, E5M2, 57344.0),
+                clamped(b, E5M2, 57344.0),
+            ];
+            expect(&format!("{file} half_to_fp8"), (a, b), &found, &want.map(Some), same_values);
         }
         let words: Vec<u16> = (0..256).map(|low| low | (255 - low) << 8).collect();
         let out = gpu.alloc::<u32>(2 * 256);
         launch!(gpu, module, "fp8_to_half", 4, 64; &gpu.up(&words), &out, &256);
         for (&word, got) in words.iter().zip(&super::by_element(&gpu.down(&out), 256)) {
-            let found: Vec<f64> = got.iter().flat_map(|pair| [f16_of(*pair as u16), f16_of((pair >> 16) as u16)]).collect();
+            let found: Vec<f64> =
+                got.iter().flat_map(|pair| [f16_of(*pair as u16), f16_of((pair >> 16) as u16)]).collect();
             let bytes = [word as u8, (word >> 8) as u8];
             let want = [bytes.map(e4m3), bytes.map(e5m2)].concat();
             let want: Vec<_> = want.into_iter().map(Some).collect();
