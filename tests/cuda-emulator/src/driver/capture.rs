@@ -63,10 +63,7 @@ impl State {
         }
         let Some(capture) = self.captures.of(id) else { return Ok(CaptureInfo::default()) };
         let (status, number) = (capture.status(), capture.id);
-        let (graph, nodes) = match self.captures.next(id) {
-            Ok(next) => next,
-            Err(_) => Default::default(),
-        };
+        let (graph, nodes) = self.captures.next(id).unwrap_or_default();
         let (nodes, count) = (nodes.as_ptr().expose_provenance() as u64, nodes.len());
         Ok(CaptureInfo { status, id: number, graph, nodes, count })
     }

@@ -61,9 +61,9 @@ impl Ledger {
         self.owners.insert(allocation.base(), owner);
     }
 
-    /// It is gone.
-    pub fn forget(&mut self, address: u64) {
-        self.owners.remove(&address);
+    /// It is gone; whether it was still there.
+    pub fn forget(&mut self, address: u64) -> bool {
+        self.owners.remove(&address).is_some()
     }
 
     /// What the program has not given back.

@@ -286,10 +286,9 @@ impl Driver {
                 }
                 return (state, true);
             }
+            // It went with its context, which ended while the stream of another one still held this.
+            Work::Free(address) if !state.memory.forget(address) => Performed::default(),
             work => {
-                if let Work::Free(address) = &work {
-                    state.memory.forget(*address);
-                }
                 drop(state);
                 let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
                 state = self.state();

@@ -23,12 +23,15 @@ pub(crate) fn family() -> Family {
         for (trans, t) in [("", 0), (".trans", TRANSPOSED)] {
             for (space, s) in [("", 0), (".shared", SHARED), (".shared::cta", SHARED)] {
                 let k = u32::from(count) | t | s;
-                let name = format!("ldmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16");
-                let operands = [Operand::OutVector(count, Value::B32), Operand::Address];
-                rows.push(row(name, &operands, Category::Matrix, k, Action::Access(load)));
-                let name = format!("stmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16");
-                let operands = [Operand::Address, Operand::InVector(count, Value::B32)];
-                rows.push(row(name, &operands, Category::Matrix, k, Action::Access(store)));
+                // The manual has the shape first, widespread libraries have it last, and assemblers take both.
+                for form in [format!("m8n8.x{count}{trans}"), format!("x{count}{trans}.m8n8")] {
+                    let name = format!("ldmatrix.sync.aligned.{form}{space}.b16");
+                    let operands = [Operand::OutVector(count, Value::B32), Operand::Address];
+                    rows.push(row(name, &operands, Category::Matrix, k, Action::Access(load)));
+                    let name = format!("stmatrix.sync.aligned.{form}{space}.b16");
+                    let operands = [Operand::Address, Operand::InVector(count, Value::B32)];
+                    rows.push(row(name, &operands, Category::Matrix, k, Action::Access(store)));
+                }
             }
         }
     }

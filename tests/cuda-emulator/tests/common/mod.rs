@@ -1,7 +1,8 @@
 //! A device without its driver: PTX text in, memory out. For tests of instructions.
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses a part of it")]
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudaemu::code::{self, Code};
 use cudaemu::exec::{self, Launch, Machine, Outcome};
@@ -9,37 +10,40 @@ use cudaemu::mem::Space;
 use cudaemu::{isa, ptx};
 
 /// A device and what the kernels on it have done.
-pub(crate) struct Device {
+pub struct Device {
     space: Space,
     machine: Machine,
+    printed: Arc<Mutex<String>>,
     /// Rows of the instruction table that were executed.
     executed: HashSet<u32>,
 }
 
 /// A loaded module.
-pub(crate) struct Module {
+pub struct Module {
     code: Arc<Code>,
     globals: Arc<[u64]>,
 }
 
 /// Arguments of a launch, packed one after another, each aligned to its size.
 #[derive(Default)]
-pub(crate) struct Params(Vec<u8>);
+pub struct Params(Vec<u8>);
 
 impl Params {
-    pub(crate) fn add(mut self, bytes: &[u8]) -> Self {
+    pub fn add(mut self, bytes: &[u8]) -> Self {
         self.0.resize(self.0.len().next_multiple_of(bytes.len().max(1)), 0);
         self.0.extend_from_slice(bytes);
         self
     }
 
-    pub(crate) fn pointer(self, address: u64) -> Self {
+    pub fn pointer(self, address: u64) -> Self {
         self.add(&address.to_le_bytes())
     }
 }
 
 impl Device {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
+        let printed = Arc::<Mutex<String>>::default();
+        let sink = Arc::clone(&printed);
         let machine = Machine {
             sms: 4,
             threads: 1,
@@ -48,23 +52,33 @@ impl Device {
             local_bytes: 1 << 16,
             counting: false,
             footprint: false,
-            print: Arc::new(|_: &str| {}),
+            print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
         };
-        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
+        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, printed, executed: HashSet::new() }
+    }
+
+    /// What the kernels have printed.
+    pub fn printed(&self) -> String {
+        self.printed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Memory that holds these bytes.
-    pub(crate) fn upload(&self, bytes: &[u8]) -> u64 {
+    pub fn upload(&self, bytes: &[u8]) -> u64 {
         let allocation = self.space.alloc(0, bytes.len() as u64, "test").expect("memory");
         self.space.snapshot().write(allocation.base(), bytes).expect("write");
         allocation.base()
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) {
+    /// Memory that nothing has written.
+    pub fn alloc(&self, bytes: u64) -> u64 {
+        self.space.alloc(0, bytes, "test").expect("memory").base()
+    }
+
+    pub fn write(&self, address: u64, bytes: &[u8]) {
         self.space.snapshot().write(address, bytes).expect("write");
     }
 
-    pub(crate) fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
+    pub fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut out = vec![0; bytes];
         self.space.snapshot().read(address, &mut out).expect("read");
         out
@@ -72,7 +86,7 @@ impl Device {
 
     /// Loads a module; variables get their initial values (but no addresses of others).
     #[track_caller]
-    pub(crate) fn load(&self, text: &str) -> Module {
+    pub fn load(&self, text: &str) -> Module {
         let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
         let code = code::decode(&module, text).unwrap_or_else(|error| panic!("{error}"));
         let place = |global: &code::Global| {
@@ -93,7 +107,7 @@ impl Device {
 
     /// Runs a kernel to its end, or to its fault.
     #[track_caller]
-    pub(crate) fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
+    pub fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
         let function = module.code.functions.iter().position(|f| &*f.name == kernel);
         let launch = Launch {
             code: Arc::clone(&module.code),
@@ -117,7 +131,7 @@ impl Device {
 
     /// Runs a kernel that must not fail.
     #[track_caller]
-    pub(crate) fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
+    pub fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
         if let Err(report) = self.launch(module, kernel, grid, block, params).result {
             panic!("{report}");
         }
@@ -125,7 +139,7 @@ impl Device {
 
     /// Fails if a row of these instructions (the first words of their opcodes) was never executed on this device.
     #[track_caller]
-    pub(crate) fn executed_all(&self, instructions: &[&str]) {
+    pub fn executed_all(&self, instructions: &[&str]) {
         let rows = isa::table().rows().iter().enumerate();
         let missing: Vec<&str> = rows
             .filter(|(index, row)| {

@@ -94,3 +94,24 @@ fn a_reset_ends_the_primary_context() {
         drop(again);
     }
 }
+
+#[test]
+fn memory_may_go_back_in_a_stream_of_another_context() {
+    let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let first = Primary::new(0);
+    let second = Primary::new(1);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let null = std::ptr::null_mut();
+        let a = get(|a| sys::cuMemAllocAsync(a, 16, null));
+        let b = get(|b| sys::cuMemAllocAsync(b, 16, null));
+        ok(sys::cuCtxSetCurrent(first.context));
+        ok(sys::cuMemFreeAsync(a, null));
+        ok(sys::cuCtxSynchronize());
+        ok(sys::cuMemFreeAsync(b, null));
+        drop(second);
+        ok(sys::cuCtxSynchronize());
+    }
+    drop(first);
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}

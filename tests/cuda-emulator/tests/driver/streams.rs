@@ -235,5 +235,6 @@ fn threads_share_a_context() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    drop(emulator);
+    drop(primary);
+    assert_eq!(emulator.reports().len(), 1); // the module is left
 }

@@ -1,6 +1,6 @@
 //! Graphs and stream capture, through cudarc and the raw functions.
 #![allow(unsafe_code, reason = "launches and the raw functions are unsafe")]
-#![allow(clippy::unwrap_used, reason = "all of this is tests")]
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "all of this is tests")]
 
 mod order;
 mod support;

@@ -112,3 +112,41 @@ fn asking_until_it_is_done_gets_there() {
     }
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
+
+#[test]
+fn events_order_graphs_of_two_streams() {
+    for seed in 0..20 {
+        let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
+        {
+            let context = context(0);
+            let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+            let kernels = Kernels::load(&context);
+            let mut data = first.clone_htod(&[1.0f32; 32]).unwrap();
+            let mut out = first.clone_htod(&[0.0f32; 32]).unwrap();
+            first.synchronize().unwrap();
+            let event = context.new_event(None).unwrap();
+            let begin = |stream: &std::sync::Arc<cudarc::driver::CudaStream>| {
+                stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+            };
+            begin(&first);
+            add(&first, &kernels, &mut data, 1.0);
+            // SAFETY: live handles. Flag 1: the event is recorded when the graph runs.
+            ok(unsafe { sys::cuEventRecordWithFlags(event.cu_event(), first.cu_stream(), 1) });
+            let writer = first.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            begin(&second);
+            // SAFETY: as above, for waiting.
+            ok(unsafe { sys::cuStreamWaitEvent(second.cu_stream(), event.cu_event(), 1) });
+            kernels.sum(&second, &mut out, &data);
+            let reader = second.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            writer.launch().unwrap();
+            reader.launch().unwrap();
+            assert_eq!(read(&second, &out), [2.0; 32], "seed {seed}");
+            // Both graphs may go while their work is queued.
+            writer.launch().unwrap();
+            reader.launch().unwrap();
+            drop((writer, reader));
+            assert_eq!(read(&second, &out), [5.0; 32], "seed {seed}");
+        }
+        assert_eq!(emulator.reports(), Vec::<String>::new());
+    }
+}

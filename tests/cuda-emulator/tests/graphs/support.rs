@@ -1,14 +1,11 @@
 //! What tests of streams and graphs share: two kernels, and short ways to call them.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudaemu::test::Session;
 use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
 /// `add`: data[i] += value for i < count. `sum`: a[i] += b[i] for i < count.
@@ -105,8 +102,6 @@ pub fn address(data: &CudaSlice<f32>, stream: &CudaStream) -> u64 {
 
 /// The kernels.
 pub struct Kernels {
-    /// The module.
-    pub module: Arc<CudaModule>,
     /// data[i] += value
     pub add: CudaFunction,
     sum: CudaFunction,
@@ -117,7 +112,7 @@ impl Kernels {
     pub fn load(context: &Arc<CudaContext>) -> Self {
         let module = context.load_module(Ptx::from_src(PTX)).unwrap();
         let [add, sum] = ["add", "sum"].map(|name| module.load_function(name).unwrap());
-        Self { module, add, sum }
+        Self { add, sum }
     }
 
     /// a += b

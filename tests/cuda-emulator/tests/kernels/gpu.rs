@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudaemu::test::Session;
 use cudarc::driver::{
-    CudaContext, CudaModule, CudaSlice, CudaStream, DeviceRepr, DriverError, LaunchConfig, ValidAsZeroBits,
+    CudaContext, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, LaunchConfig, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -75,6 +75,11 @@ impl Gpu {
         self.stream().synchronize().unwrap_or_else(|error| self.fail("work", error));
     }
 
+    /// The device address of memory.
+    pub fn address<T>(&self, memory: &CudaSlice<T>) -> u64 {
+        memory.device_ptr(self.stream()).0
+    }
+
     /// Writes a variable of a module.
     #[track_caller]
     pub fn set_global(&self, module: &Arc<CudaModule>, name: &str, bytes: &[u8]) {
@@ -85,6 +90,20 @@ impl Gpu {
         self.finish();
     }
 
+    /// Waits for work that must fail: the error of the wait and of a call after it, and the reports. The other context must be alive.
+    #[track_caller]
+    pub fn failed_beside(mut self, other: Arc<CudaContext>) -> ([Result<(), DriverError>; 2], Vec<String>) {
+        let errors = [self.stream().synchronize(), self.stream().alloc_zeros::<u8>(1).map(drop)];
+        let there = other.default_stream();
+        let memory = there.clone_htod(&[1, 2, 3]).unwrap();
+        assert_eq!(there.clone_dtoh(&memory), Ok(vec![1, 2, 3]), "another context");
+        let reports = self.emulator.reports();
+        // Before the emulator goes to the next test.
+        drop((memory, there, other));
+        self.open = None;
+        (errors, reports)
+    }
+
     #[track_caller]
     pub fn fail(&self, what: &str, error: DriverError) -> ! {
         panic!("{what}: {error}\n{}", self.emulator.reports().join("\n"))
@@ -93,8 +112,9 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let finished = self.stream().synchronize();
-        self.open = None;
+        let Some((context, stream)) = self.open.take() else { return };
+        let finished = stream.synchronize();
+        drop((context, stream));
         if !std::thread::panicking() {
             assert_eq!(self.emulator.reports(), Vec::<String>::new());
             finished.unwrap();

@@ -4,10 +4,16 @@
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-#[allow(dead_code, reason = "other tests use the rest")]
+#[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 #[path = "../common/mod.rs"]
 mod common;
 
 mod basics;
 mod courses;
+mod formats;
+#[allow(unreachable_pub, reason = "other tests use it too")]
 mod gpu;
+mod matrices;
+mod matvec;
+#[allow(unreachable_pub, reason = "as gpu")]
+mod reference;

@@ -145,11 +145,6 @@ impl<T: Copy> InOut<T> {
         Ok(())
     }
 
-    /// Whether there is something.
-    pub(in crate::driver::abi) fn is_given(&self) -> bool {
-        !self.0.is_null()
-    }
-
     /// Reads the `index`-th of several; null fails.
     pub(in crate::driver::abi) fn at(self, index: usize) -> Result<T> {
         In(self.0.cast_const()).at(index)

@@ -98,11 +98,6 @@ impl Graphs {
         self.get(self.graph_of(node)?)?.payload(node)
     }
 
-    /// Whether nothing is left of any graph.
-    pub fn is_empty(&self) -> bool {
-        self.graphs.iter().next().is_none() && self.execs.iter().next().is_none()
-    }
-
     /// `cuGraphGetId`
     pub fn graph_number(&self, graph: GraphId) -> Result<u64> {
         self.entry(graph).map(|entry| entry.id)

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::gpu::{Gpu, close, floats, launch, same, whole};
+use crate::reference::{BF16, F16, Format, Round, add};
 
 const FILES: [(u32, &str); 3] = [(75, "half_axpy.sm_75"), (80, "half_axpy.sm_80"), (90, "half_axpy.sm_90")];
 const SIZES: [usize; 3] = [2, 254, 1000];
@@ -16,8 +17,9 @@ fn bf16_bits(values: &[f32]) -> Vec<u16> {
 }
 
 /// `alpha x + y` with one rounding: products of two such numbers and sums of them are exact in f64 at these magnitudes.
-fn axpy(to_f64: fn(u16) -> f64, round: fn(f64) -> u16, alpha: u16, x: &[u16], y: &[u16]) -> Vec<u16> {
-    x.iter().zip(y).map(|(&x, &y)| round(to_f64(alpha).mul_add(to_f64(x), to_f64(y)))).collect()
+fn axpy(number: fn(u16) -> f64, format: Format, alpha: u16, x: &[u16], y: &[u16]) -> Vec<f64> {
+    let value = |(&x, &y)| add(number(alpha) * number(x), number(y), format, Round::Near);
+    x.iter().zip(y).map(value).collect()
 }
 
 #[test]
@@ -30,18 +32,18 @@ fn alpha_x_plus_y() {
             let (hx, hy, alpha) = (f16_bits(&x), f16_bits(&y), f16::from_f32(1.7).to_bits());
             let memory = gpu.up(&hy);
             launch!(gpu, module, "axpy_half2", grid, 64; &(n as i32), &alpha, &gpu.up(&hx), &memory);
-            let want =
-                axpy(|bits| f16::from_bits(bits).to_f64(), |value| f16::from_f64(value).to_bits(), alpha, &hx, &hy);
-            same(&format!("{file} axpy_half2 of {n}"), &gpu.down(&memory), &want);
+            let number = |bits| f16::from_bits(bits).to_f64();
+            let got: Vec<f64> = gpu.down(&memory).into_iter().map(number).collect();
+            same(&format!("{file} axpy_half2 of {n}"), &got, &axpy(number, F16, alpha, &hx, &hy));
             if target < 80 {
                 continue;
             }
             let (bx, by, alpha) = (bf16_bits(&x), bf16_bits(&y), bf16::from_f32(1.7).to_bits());
             let memory = gpu.up(&by);
             launch!(gpu, module, "axpy_bfloat162", grid, 64; &(n as i32), &alpha, &gpu.up(&bx), &memory);
-            let want =
-                axpy(|bits| bf16::from_bits(bits).to_f64(), |value| bf16::from_f64(value).to_bits(), alpha, &bx, &by);
-            same(&format!("{file} axpy_bfloat162 of {n}"), &gpu.down(&memory), &want);
+            let number = |bits| bf16::from_bits(bits).to_f64();
+            let got: Vec<f64> = gpu.down(&memory).into_iter().map(number).collect();
+            same(&format!("{file} axpy_bfloat162 of {n}"), &got, &axpy(number, BF16, alpha, &bx, &by));
         }
     }
 }

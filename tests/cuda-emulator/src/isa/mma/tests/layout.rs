@@ -23,7 +23,7 @@ pub(super) fn a(shape: Shape, element: Element, lane: usize, i: usize) -> (usize
         (8, 64, 4) => (group, thread),
         (16, 64, 4) => (upper(i == 0), thread),
         (16, 64, 8) => (upper(i == 0 || i == 2), if i < 2 { thread } else { thread + 4 }),
-        (16, 64, 16) => (upper(i % 2 == 0), if i % 2 == 0 { i * 2 + thread } else { i * 2 - 2 + thread }),
+        (16, 64, 16) => (upper(i & 1 == 0), if i & 1 == 0 { i * 2 + thread } else { i * 2 - 2 + thread }),
         (8, 8, 16) => (group, thread * 4 + i),
         (16, 8, 16) => (upper(i < 4), thread * 4 + (i & 3)),
         (16, 8, 32) => (upper(i < 4 || (8..12).contains(&i)), thread * 4 + (i & 3) + if i >= 8 { 16 } else { 0 }),

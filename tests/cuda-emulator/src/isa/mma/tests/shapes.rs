@@ -11,6 +11,9 @@ use crate::isa::harness::Harness;
 /// Bits by row and column.
 type Matrix = HashMap<(usize, usize), u64>;
 
+/// Row and column of a lane's element.
+type Layout = Box<dyn Fn(usize, usize) -> (usize, usize)>;
+
 /// Packs elements of `bits` bits, first lowest, into registers of 32 (or 64) bits.
 fn pack(elements: &[u64], bits: usize) -> Vec<i128> {
     let per = (32 / bits).max(1);
@@ -105,7 +108,7 @@ fn every_shape_and_type_gives_the_exact_product() {
                 }
             })
             .collect();
-        let places: [Box<dyn Fn(usize, usize) -> (usize, usize)>; 4] = if quads {
+        let places: [Layout; 4] = if quads {
             let (a_rows, b_rows) = (by_rows(0), by_rows(1));
             [
                 Box::new(move |lane, i| volta::a(a_rows, lane, i)),

@@ -118,7 +118,7 @@ fn nan_and_infinity_of_fp8() {
     let run = |types: &str, a: u8, b: u8| {
         let name = format!("mma.sync.aligned.m16n8k16.row.col.f32.{types}.f32");
         // The first thread of each group holds k = 0 to 3.
-        let first = |byte: u8, lane: usize| if lane % 4 == 0 { i128::from(byte) } else { 0 };
+        let first = |byte: u8, lane: usize| if lane & 3 == 0 { i128::from(byte) } else { 0 };
         let inputs: Vec<Vec<i128>> =
             (0..32).map(|lane| vec![first(a, lane), first(a, lane), first(b, lane), 0, 0, 0, 0]).collect();
         Harness::new(family()).run(&name, &inputs)[0][0] as u32
