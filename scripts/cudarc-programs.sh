@@ -29,13 +29,19 @@ not_applicable=(
     'example 08-cupti                  | cupti   | drives the profiler library CUPTI'
     'example cufile-copy               | cufile  | drives the storage library cuFile'
     'test driver::safe::launch::*      | nvrtc   | compiles its kernel at run time'
-    'test driver::safe::unified_memory::* | managed | managed memory is not emulated'
+    'test driver::safe::unified_memory::tests::test_unified_memory_* | nvrtc | compiles its kernel at run time'
     'test nvrtc::*::test_compile_*program* | nvrtc | tests the compiler'
     'test nvrtc::*::test_get_ptx       | nvrtc   | tests the compiler'
     'test nvrtc::*::test_compile_no_opts | nvrtc | tests the compiler'
     'test *::test_pinned_copy_is_faster | time   | compares measured times of copies, which mean nothing here'
     'test *::test_default_pinned_host_reads_are_faster_than_write_combined | time | compares measured times of host reads, which mean nothing here'
 )
+# Tests that kernels of two streams overlap, by the times of events: they run with simulated time, each by itself.
+overlap=(
+    driver::safe::launch::tests::test_multi_stream_concurrent_reads
+    driver::safe::launch::tests::test_par_launch
+)
+simulated_time=(CUDAEMU_KERNEL_US=1000 CUDAEMU_KERNELS_AT_ONCE=2)
 
 have_nvrtc=false
 emulate=()
@@ -53,7 +59,8 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=$(cargo metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
-manifest=$(cargo metadata --locked --format-version 1 | grep -o '"manifest_path":"[^"]*/cudarc-[0-9][^"/]*/Cargo.toml"' | cut -d'"' -f4)
+host=$(rustc -vV | sed -n "s/^host: //p")
+manifest=$(cargo metadata --locked --filter-platform "$host" --format-version 1 | grep -o '"manifest_path":"[^"]*/cudarc-[0-9][^"/]*/Cargo.toml"' | cut -d'"' -f4)
 [[ -f $manifest ]] || { echo "cudarc-programs.sh: cargo metadata names no sources of cudarc" >&2; exit 1; }
 release=$(basename "$(dirname "$manifest")")
 
@@ -145,17 +152,17 @@ for example in "${examples[@]}"; do
     [[ -n $why ]] && { skip "example $example" "$why"; continue; }
     status=0
     # The examples open files of their folder.
-    (root=$PWD && cd "$copy" && "$root/scripts/emulate.sh" -n 2 "${emulate[@]}" -- "$work/build/debug/examples/$example") >"$log" 2>&1 || status=$?
+    emulated env --chdir="$copy" "$work/build/debug/examples/$example" >"$log" 2>&1 || status=$?
     verdict "example $example" "$status" "$log"
 done
 
-# As `cargo test` runs them: in one process, several at a time. Then those that are marked as wanting a process, or several
-# devices, to themselves.
+# As `cargo test` runs them: in one process, several at a time. Then, each by itself, those that are marked as wanting that, or
+# several devices.
 for test in "${all[@]}"; do
     asked "test $test" || continue
     why=$(excluded "test $test")
     [[ -n $why ]] && { skip "test $test" "$why"; continue; }
-    [[ " ${alone[*]} " == *" $test "* ]] || run+=("$test")
+    [[ " ${alone[*]} ${overlap[*]} " == *" $test "* ]] || run+=("$test")
 done
 if ((${#run[@]})); then
     emulated "$tests" --exact "${run[@]}" >"$log" 2>&1 || true
@@ -165,11 +172,14 @@ if ((${#run[@]})); then
         verdict "test $test" "$status" <(sed -n "/^---- $test stdout/,/^$/p" "$log"; grep '^cudaemu:' "$log" || true)
     done
 fi
-for test in "${alone[@]}"; do
+for test in "${all[@]}"; do
+    [[ " ${alone[*]} ${overlap[*]} " == *" $test "* ]] || continue
     asked "test $test" || continue
     [[ -n $(excluded "test $test") ]] && continue
+    settings=()
+    [[ " ${overlap[*]} " == *" $test "* ]] && settings=("${simulated_time[@]}")
     status=0
-    emulated "$tests" --exact "$test" --include-ignored >"$log" 2>&1 || status=$?
+    emulated env "${settings[@]}" "$tests" --exact "$test" --include-ignored >"$log" 2>&1 || status=$?
     verdict "test $test" "$status" "$log"
 done
 
