@@ -52,8 +52,8 @@ struct State {
     expected: u32,
     /// Who waits: warp and lanes.
     waiting: Vec<(usize, u32)>,
-    /// Warps that have arrived at the cluster's barrier, one bit each.
-    warps: u32,
+    /// Lanes of each warp that have arrived at the cluster's barrier.
+    lanes: [u32; 32],
 }
 
 /// The barriers of one block.
@@ -87,8 +87,12 @@ impl Barriers {
     }
 
     /// Threads that exit are waited for no longer.
-    pub(super) fn exited(&mut self, threads: u32) {
-        self.live = self.live.saturating_sub(threads);
+    pub(super) fn exited(&mut self, warp: usize, lanes: u32) {
+        self.live = self.live.saturating_sub(lanes.count_ones());
+        // Who has arrived at the cluster's barrier and exits without having waited counts no longer.
+        let cluster = &mut self.states[CLUSTER];
+        cluster.arrived -= (cluster.lanes[warp] & lanes).count_ones();
+        cluster.lanes[warp] &= !lanes;
         for number in 0..=CLUSTER {
             self.complete_if_due(number);
         }
@@ -151,13 +155,13 @@ impl Barriers {
     fn cluster(&mut self, arrival: &Arrival, cx: &mut Cx<'_>) -> bool {
         let state = &mut self.states[CLUSTER];
         if arrival.barrier.kind == BarrierKind::Arrive {
-            state.arrived += arrival.mask.count_ones();
-            state.warps |= 1 << arrival.warp;
+            state.arrived += (arrival.mask & !state.lanes[arrival.warp]).count_ones();
+            state.lanes[arrival.warp] |= arrival.mask;
             cx.shared.arrive(CLUSTER as u32, arrival.warp as u32);
             self.complete_if_due(CLUSTER);
             return false;
         }
-        let waits = state.warps >> arrival.warp & 1 != 0;
+        let waits = state.lanes[arrival.warp] & arrival.mask != 0;
         if waits {
             state.waiting.push((arrival.warp, arrival.mask));
         }
@@ -174,7 +178,8 @@ impl Barriers {
         let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
         self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
         // Warps that have arrived at the cluster's barrier and come to wait later find it complete: they are ordered now.
-        let waited = done.waiting.iter().fold(done.warps, |warps, &(warp, _)| warps | 1 << warp);
+        let came = (0..32).filter(|&warp| done.lanes[warp] != 0).fold(0, |warps, warp| warps | 1 << warp);
+        let waited = done.waiting.iter().fold(came, |warps, &(warp, _)| warps | 1 << warp);
         self.completed.push((number as u32, waited));
     }
 

@@ -1,11 +1,12 @@
 //! A block: its warps in turn, until all have ended.
 
-use crate::code::{Class, Constant, Slot, Special};
+use crate::code::{Constant, Special};
 use crate::fault::{Fault, Kind};
 
 use super::barrier::Barriers;
+use super::groups::Flow;
 use super::launch::{Launch, Machine};
-use super::warp::{Around, Flow, Stopped, Turn};
+use super::warp::{Around, Stopped, Turn};
 use super::worker::Running;
 use super::{AsyncCopies, Lanes, Local, Profile, Registers, Shared, Worker};
 
@@ -31,6 +32,8 @@ pub(super) struct Block {
     warps: Vec<Warp>,
     shared: Shared,
     barriers: Barriers,
+    /// Warp instructions since it started.
+    executed: u64,
 }
 
 /// A fault with the thread that caused it.
@@ -53,16 +56,9 @@ pub(super) fn template(launch: &Launch, machine: &Machine) -> Registers {
             Constant::DynamicShared(offset) => u64::from(launch.dynamic_shared_start()).wrapping_add_signed(offset),
             Constant::Special(special) => launch_wide(special, launch, machine),
         };
-        fill(&mut registers, slot, &[value; 32]);
+        registers.set_any(slot, &[value; 32], u32::MAX);
     }
     registers
-}
-
-fn fill(registers: &mut Registers, slot: Slot, lanes: &Lanes<u64>) {
-    match slot.class() {
-        Class::B128 => registers.set(slot, &lanes.map(|v| i128::from(v as i64) as u128), u32::MAX),
-        _ => registers.set_any(slot, lanes, u32::MAX),
-    }
 }
 
 /// Special registers that are the same for the whole launch; 0 for the others.
@@ -101,6 +97,7 @@ impl Block {
             warps: (0..warps).map(warp).collect(),
             shared: Shared::new(launch.shared_bytes(), launch.threads(), machine.counting),
             barriers: Barriers::default(),
+            executed: 0,
         }
     }
 
@@ -111,6 +108,7 @@ impl Block {
         self.at = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
         self.shared.reset();
         self.barriers.reset(launch.threads());
+        self.executed = 0;
         let kernel = launch.kernel();
         for (number, warp) in self.warps.iter_mut().enumerate() {
             let first = number as u32 * 32;
@@ -125,7 +123,7 @@ impl Block {
                 if let Constant::Special(special) = constant
                     && let Some(lanes) = special_of(special, first, self.at, index, launch, machine)
                 {
-                    fill(&mut warp.regs, slot, &lanes);
+                    warp.regs.set_any(slot, &lanes, u32::MAX);
                 }
             }
         }
@@ -171,6 +169,7 @@ impl Block {
                 warp.clock = cx.clock;
                 let used = before - turn;
                 *budget -= used;
+                self.executed += used;
                 let turn = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
                 ran |= used > 0 || turn == Turn::Ended;
                 ended &= turn == Turn::Ended;
@@ -198,6 +197,11 @@ impl Block {
         let (pc, mask) = self.warps.get(waiting).map_or((0, 1), |w| w.flow.place());
         let fault = Fault::new(Kind::Deadlock(self.barriers.describe()), mask.trailing_zeros() as usize & 31);
         BlockFault { stopped: Stopped { fault, pc }, warp: waiting }
+    }
+
+    /// Warp instructions since it started.
+    pub(super) fn executed(&self) -> u64 {
+        self.executed
     }
 
     /// Where the block stands, for a launch that does not end.

@@ -4,9 +4,9 @@ use crate::code::{CallSite, Callee};
 use crate::fault::{Fault, Kind};
 
 use super::block::thread_at;
-use super::calls::{Place, store};
+use super::calls::{Place, load, store};
 use super::cx::lanes;
-use super::{Cx, LANES, Lanes, Window, printf};
+use super::{Cx, LANES, Lanes, printf};
 
 /// Longest string that is read from device memory.
 const LONGEST: usize = 1 << 16;
@@ -15,16 +15,11 @@ const LONGEST: usize = 1 << 16;
 pub(super) fn call(callee: &Callee, site: &CallSite, frame: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
     let mut args = Vec::with_capacity(site.args.len());
     for passed in &site.args {
-        args.push(match Place::passed(passed, frame) {
+        let lanes = match Place::passed(passed, frame) {
             Place::Register(slot) => cx.regs.get_any(slot),
-            Place::Frame { at, bytes: 4 } => {
-                let at = [u64::from(at); LANES];
-                cx.load::<4>(Window::Local, &at, mask)?.map(|v| u64::from(u32::from_le_bytes(v)))
-            }
-            Place::Frame { at, .. } => {
-                cx.load::<8>(Window::Local, &[u64::from(at); LANES], mask)?.map(u64::from_le_bytes)
-            }
-        });
+            Place::Frame { at, bytes } => load(at, bytes.min(8), mask, cx)?.map(|v| v as u64),
+        };
+        args.push(lanes);
     }
     let arg = |index: usize| args.get(index).copied().unwrap_or([0; LANES]);
     let result: Lanes<u64> = match callee {
@@ -39,7 +34,7 @@ pub(super) fn call(callee: &Callee, site: &CallSite, frame: u32, mask: u32, cx: 
     if let Some(to) = site.returns.first() {
         match Place::passed(to, frame) {
             Place::Register(slot) => cx.regs.set_any(slot, &result, mask),
-            Place::Frame { at, bytes } => store(&result, at, bytes, mask, cx)?,
+            Place::Frame { at, bytes } => store(&result.map(u128::from), at, bytes, mask, cx)?,
         }
     }
     Ok(())

@@ -18,9 +18,19 @@ pub(super) struct Call {
     /// The caller.
     pub(super) function: u32,
     /// The caller's registers, if it may be called again before this returns.
-    pub(super) saved: Vec<(Slot, Lanes<u64>)>,
+    pub(super) saved: Vec<(Slot, Lanes<u128>)>,
     /// The calls around it.
     pub(super) parent: Option<Rc<Call>>,
+}
+
+impl Drop for Call {
+    /// A deep recursion is given up call by call: dropping parents inside of their children would use up our own stack.
+    fn drop(&mut self) {
+        let mut parent = self.parent.take();
+        while let Some(call) = parent {
+            parent = Rc::into_inner(call).and_then(|mut call| call.parent.take());
+        }
+    }
 }
 
 /// An argument or result at one side of a call, its place in local memory absolute.
@@ -46,6 +56,40 @@ impl Place {
     }
 }
 
+/// What is passed, read before anything is written: the registers of both sides may be the same ones.
+pub(super) enum Value {
+    Lanes(Box<Lanes<u128>>),
+    Frame { at: u32, bytes: u32 },
+}
+
+fn read(from: Place, cx: &Cx<'_>) -> Value {
+    match from {
+        Place::Register(slot) => Value::Lanes(Box::new(cx.regs.get_widest(slot))),
+        Place::Frame { at, bytes } => Value::Frame { at, bytes },
+    }
+}
+
+fn write(value: &Value, to: Place, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
+    match (value, to) {
+        (Value::Lanes(lanes), Place::Register(slot)) => {
+            cx.regs.set_widest(slot, lanes, mask);
+            Ok(())
+        }
+        (Value::Lanes(lanes), Place::Frame { at, bytes }) => store(lanes, at, bytes, mask, cx),
+        (&Value::Frame { at, bytes }, Place::Register(slot)) => {
+            let lanes = load(at, bytes, mask, cx)?;
+            cx.regs.set_widest(slot, &lanes, mask);
+            Ok(())
+        }
+        (&Value::Frame { at: from, bytes }, Place::Frame { at: to, bytes: room }) => {
+            for lane in lanes(mask) {
+                cx.local.pass(lane, u64::from(from), u64::from(to), bytes.min(room) as usize)?;
+            }
+            Ok(())
+        }
+    }
+}
+
 /// Arguments from the caller to the callee.
 pub(super) fn pass(
     args: &[Passed],
@@ -55,96 +99,65 @@ pub(super) fn pass(
     mask: u32,
     cx: &mut Cx<'_>,
 ) -> Result<(), Box<Fault>> {
-    for (from, to) in args.iter().zip(params) {
-        transfer(Place::passed(from, caller), Place::param(to, callee), mask, cx)?;
+    let values: Vec<Value> = args.iter().map(|from| read(Place::passed(from, caller), cx)).collect();
+    for (value, to) in values.iter().zip(params) {
+        write(value, Place::param(to, callee), mask, cx)?;
     }
     Ok(())
 }
 
-/// What a callee returns, read before its caller's registers are restored: they may be the same ones.
-pub(super) enum Returned {
-    Value(Box<Lanes<u64>>),
-    Frame { at: u32, bytes: u32 },
-}
-
-/// Reads the results of a function.
-pub(super) fn results(returns: &[Param], frame: u32, cx: &Cx<'_>) -> Vec<Returned> {
-    let read = |param: &Param| match Place::param(param, frame) {
-        Place::Register(slot) => Returned::Value(Box::new(cx.regs.get_any(slot))),
-        Place::Frame { at, bytes } => Returned::Frame { at, bytes },
-    };
-    returns.iter().map(read).collect()
+/// Reads the results of a function, before its caller's registers are restored.
+pub(super) fn results(returns: &[Param], frame: u32, cx: &Cx<'_>) -> Vec<Value> {
+    returns.iter().map(|param| read(Place::param(param, frame), cx)).collect()
 }
 
 /// Results from the callee to the caller. The callee's frame lies beyond the caller's and is still whole.
 pub(super) fn take(
     wanted: &[Passed],
     caller: u32,
-    results: &[Returned],
+    results: &[Value],
     mask: u32,
     cx: &mut Cx<'_>,
 ) -> Result<(), Box<Fault>> {
-    for (to, from) in wanted.iter().zip(results) {
-        match (from, Place::passed(to, caller)) {
-            (Returned::Value(lanes), Place::Register(slot)) => cx.regs.set_any(slot, lanes, mask),
-            (Returned::Value(lanes), Place::Frame { at, bytes }) => store(lanes, at, bytes, mask, cx)?,
-            (&Returned::Frame { at, bytes }, to) => transfer(Place::Frame { at, bytes }, to, mask, cx)?,
-        }
+    for (to, value) in wanted.iter().zip(results) {
+        write(value, Place::passed(to, caller), mask, cx)?;
     }
     Ok(())
 }
 
-fn transfer(from: Place, to: Place, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
-    match (from, to) {
-        (Place::Register(from), Place::Register(to)) => {
-            let lanes = cx.regs.get_any(from);
-            cx.regs.set_any(to, &lanes, mask);
-            Ok(())
-        }
-        (Place::Register(from), Place::Frame { at, bytes }) => {
-            let lanes = cx.regs.get_any(from);
-            store(&lanes, at, bytes, mask, cx)
-        }
-        (Place::Frame { at, bytes }, Place::Register(to)) => {
-            let at = [u64::from(at); 32];
-            let lanes = match bytes {
-                1 => cx.load::<1>(Window::Local, &at, mask)?.map(|v| u64::from(v[0])),
-                2 => cx.load::<2>(Window::Local, &at, mask)?.map(|v| u64::from(u16::from_le_bytes(v))),
-                4 => cx.load::<4>(Window::Local, &at, mask)?.map(|v| u64::from(u32::from_le_bytes(v))),
-                _ => cx.load::<8>(Window::Local, &at, mask)?.map(u64::from_le_bytes),
-            };
-            cx.regs.set_any(to, &lanes, mask);
-            Ok(())
-        }
-        (Place::Frame { at: from, bytes }, Place::Frame { at: to, bytes: room }) => {
-            for lane in lanes(mask) {
-                cx.local.pass(lane, u64::from(from), u64::from(to), bytes.min(room) as usize)?;
-            }
-            Ok(())
-        }
-    }
+/// Reads a place in the frame.
+pub(super) fn load(at: u32, bytes: u32, mask: u32, cx: &mut Cx<'_>) -> Result<Lanes<u128>, Box<Fault>> {
+    let at = [u64::from(at); 32];
+    Ok(match bytes {
+        1 => cx.load::<1>(Window::Local, &at, mask)?.map(|v| u128::from(v[0])),
+        2 => cx.load::<2>(Window::Local, &at, mask)?.map(|v| u128::from(u16::from_le_bytes(v))),
+        4 => cx.load::<4>(Window::Local, &at, mask)?.map(|v| u128::from(u32::from_le_bytes(v))),
+        8 => cx.load::<8>(Window::Local, &at, mask)?.map(|v| u128::from(u64::from_le_bytes(v))),
+        _ => cx.load::<16>(Window::Local, &at, mask)?.map(u128::from_le_bytes),
+    })
 }
 
 /// Stores register lanes at a place in the frame.
-pub(super) fn store(lanes: &Lanes<u64>, at: u32, bytes: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
+pub(super) fn store(lanes: &Lanes<u128>, at: u32, bytes: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
     let at = [u64::from(at); 32];
     match bytes {
         1 => cx.store::<1>(Window::Local, &at, &lanes.map(|v| [v as u8]), mask),
         2 => cx.store::<2>(Window::Local, &at, &lanes.map(|v| (v as u16).to_le_bytes()), mask),
         4 => cx.store::<4>(Window::Local, &at, &lanes.map(|v| (v as u32).to_le_bytes()), mask),
-        _ => cx.store::<8>(Window::Local, &at, &lanes.map(u64::to_le_bytes), mask),
+        8 => cx.store::<8>(Window::Local, &at, &lanes.map(|v| (v as u64).to_le_bytes()), mask),
+        _ => cx.store::<16>(Window::Local, &at, &lanes.map(u128::to_le_bytes), mask),
     }
 }
 
 /// Registers of a function that may be entered again before it goes on.
-pub(super) fn save(regs: &Registers, own: &[Slot]) -> Vec<(Slot, Lanes<u64>)> {
-    own.iter().map(|&slot| (slot, regs.get_any(slot))).collect()
+pub(super) fn save(regs: &Registers, own: &[Slot]) -> Vec<(Slot, Lanes<u128>)> {
+    own.iter().map(|&slot| (slot, regs.get_widest(slot))).collect()
 }
 
 /// Puts them back.
-pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u64>)], mask: u32) {
+pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u128>)], mask: u32) {
     for (slot, lanes) in saved {
-        regs.set_any(*slot, lanes, mask);
+        regs.set_widest(*slot, lanes, mask);
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::fault::{Fault, Report};
+use crate::fault::{Fault, Kind, Report};
 use crate::mem::{Footprint, View};
 
 use super::block::{Block, BlockFault, template};
@@ -30,7 +30,6 @@ struct Grid<'a> {
     next: AtomicU64,
     /// Lowest block that has failed: later ones need not go on.
     failed: AtomicU64,
-    executed: AtomicU64,
     sum: Mutex<Sum>,
 }
 
@@ -38,6 +37,7 @@ struct Grid<'a> {
 struct Sum {
     fault: Option<(u64, Report)>,
     warnings: Vec<(u64, Report)>,
+    more_warnings: u64,
     profile: Profile,
     counts: Counts,
 }
@@ -54,7 +54,6 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
         blocks,
         next: AtomicU64::new(0),
         failed: AtomicU64::new(u64::MAX),
-        executed: AtomicU64::new(0),
         sum: Mutex::new(Sum { profile: Profile::new(&launch.code), ..Sum::default() }),
     };
     let workers = machine.threads.clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX).max(1));
@@ -71,6 +70,7 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
     Outcome {
         result: sum.fault.map_or(Ok(()), |(_, report)| Err(Box::new(report))),
         warnings: sum.warnings.into_iter().map(|(_, report)| report).collect(),
+        more_warnings: sum.more_warnings,
         profile: sum.profile,
         counts: sum.counts,
         footprint,
@@ -94,7 +94,7 @@ impl Grid<'_> {
             let more = !self.launch.cooperative && held.len() < HELD;
             let block = if more { self.take(&mut spare) } else { None };
             let Some(mut block) = block.or_else(|| held.pop_front()) else { break };
-            if block.index > self.failed.load(Ordering::Relaxed) {
+            if self.is_over(&block) {
                 continue;
             }
             let mut budget = TURN;
@@ -103,11 +103,10 @@ impl Grid<'_> {
                 let report = self.report(&block, *warning.fault, warning.warp as usize, warning.line);
                 warnings.push((block.index, report));
             }
-            let executed = self.executed.fetch_add(TURN - budget, Ordering::Relaxed) + TURN - budget;
             match ended {
                 Err(fault) => self.fail(&block, fault),
                 Ok(true) => spare.push(block),
-                Ok(false) if executed > self.machine.max_instructions => self.fail(&block, block.endless()),
+                Ok(false) if block.executed() > self.machine.max_instructions => self.fail(&block, block.endless()),
                 Ok(false) => held.push_back(block),
             }
         }
@@ -115,6 +114,14 @@ impl Grid<'_> {
         sum.profile.add(&profile);
         sum.counts.add(worker.counts());
         sum.warnings.append(&mut warnings);
+        sum.more_warnings += worker.more_warnings();
+    }
+
+    /// Whether a block need not go on because of one that failed: those before it still may fail first. Blocks that run
+    /// together wait for each other, so there none goes on.
+    fn is_over(&self, block: &Block) -> bool {
+        let failed = self.failed.load(Ordering::Relaxed);
+        block.index > failed || self.launch.cooperative && failed != u64::MAX
     }
 
     /// The next block of the grid, started.
@@ -137,7 +144,11 @@ impl Grid<'_> {
         let report = self.report(block, *fault.stopped.fault, fault.warp, line);
         self.failed.fetch_min(block.index, Ordering::Relaxed);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
-        if sum.fault.as_ref().is_none_or(|(first, _)| *first > block.index) {
+        // A block that waits for ever may do so because another one failed.
+        let rank = |index: u64, kind: &Kind| (matches!(kind, Kind::Endless | Kind::Deadlock(_)), index);
+        let earlier =
+            |(first, other): &(u64, Report)| rank(*first, &other.fault.kind) < rank(block.index, &report.fault.kind);
+        if !sum.fault.as_ref().is_some_and(earlier) {
             sum.fault = Some((block.index, report));
         }
     }

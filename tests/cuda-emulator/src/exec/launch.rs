@@ -80,7 +80,7 @@ pub struct Machine {
     pub sms: u32,
     /// Threads of this process that run blocks.
     pub threads: usize,
-    /// Warp instructions after which a launch is called endless.
+    /// Warp instructions of one block after which a launch is called endless.
     pub max_instructions: u64,
     /// Faults that only the checker sees are reported and the kernel goes on, instead of ending it.
     pub report_only: bool,
@@ -105,8 +105,10 @@ impl fmt::Debug for Machine {
 pub struct Outcome {
     /// The first fault that ended it (of the lowest block among those that were running).
     pub result: Result<(), Box<Report>>,
-    /// Faults that did not end it ([`Machine::report_only`]).
+    /// Faults that did not end it ([`Machine::report_only`]): the first ones of each thread of the emulator.
     pub warnings: Vec<Report>,
+    /// How many more there were.
+    pub more_warnings: u64,
     /// Instructions executed.
     pub profile: Profile,
     /// Memory traffic, if counted.

@@ -15,6 +15,7 @@ mod counts;
 mod cx;
 mod global;
 mod grid;
+mod groups;
 mod launch;
 mod local;
 mod printf;

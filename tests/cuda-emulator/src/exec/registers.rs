@@ -156,6 +156,22 @@ impl Registers {
         }
     }
 
+    /// A register of any class as 128-bit lanes, zero-extended.
+    pub fn get_widest(&self, slot: Slot) -> Lanes<u128> {
+        match slot.class() {
+            Class::B128 => self.get(slot),
+            _ => each(&self.get_any(slot), u128::from),
+        }
+    }
+
+    /// Writes 128-bit lanes into a register of any class, truncated to it.
+    pub fn set_widest(&mut self, slot: Slot, values: &Lanes<u128>, mask: u32) {
+        match slot.class() {
+            Class::B128 => self.set(slot, values, mask),
+            _ => self.set_any(slot, &each(values, |v| v as u64), mask),
+        }
+    }
+
     /// `d = f(a)`: operands `s[0] = d`, `s[1] = a`.
     #[inline(always)]
     pub fn map1<A: Lane, D: Lane>(&mut self, args: &Args, mask: u32, f: impl Fn(A) -> D) {

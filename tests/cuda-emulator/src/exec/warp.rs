@@ -8,15 +8,18 @@
 
 use std::rc::Rc;
 
-use crate::code::{Action, CallSite, Callee, Code, Control, Gather, Inst, Slot};
+use crate::code::{Action, CallSite, Callee, Code, Control, Gather, Inst};
 use crate::fault::{Fault, Kind};
 
 use super::barrier::{Arrival, Barriers};
 use super::calls::{self, Call};
-use super::{Cx, Registers, builtins};
+use super::groups::{Flow, PATIENCE, State, named_lanes};
+use super::{Cx, builtins};
 
-/// Warp instructions that a group may run while others wait before they get their turn.
-const PATIENCE: u64 = 1 << 14;
+/// Calls that may be open in a thread beside those that local memory has room for.
+const CALLS: u32 = 1024;
+/// Bytes of local memory that a call takes at least, as far as the number of open calls goes.
+const CALL_BYTES: u32 = 16;
 
 /// A fault and the instruction that caused it.
 #[derive(Debug)]
@@ -36,55 +39,6 @@ pub(super) enum Turn {
     Yielded,
 }
 
-/// Lanes that are at the same place.
-#[derive(Clone, Debug)]
-struct Group {
-    pc: u32,
-    mask: u32,
-    /// The calls it is in, innermost first.
-    stack: Option<Rc<Call>>,
-    /// How many.
-    depth: u32,
-    /// Start of its frame in local memory.
-    frame: u32,
-    /// Function it is in.
-    function: u32,
-    state: State,
-    /// How often it used up its patience; the others go before it.
-    spun: u32,
-}
-
-impl Group {
-    /// Whether the two are one group where their program counters agree.
-    fn could_join(&self, other: &Self) -> bool {
-        let same_calls = match (&self.stack, &other.stack) {
-            (None, None) => true,
-            (Some(a), Some(b)) => Rc::ptr_eq(a, b),
-            _ => false,
-        };
-        same_calls && self.state != State::Barrier && other.state != State::Barrier
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Ready,
-    /// At an instruction that needs lanes which are not here yet.
-    Gathering,
-    /// At that instruction, and nobody else can come: it goes on alone.
-    Alone,
-    /// At a barrier of the block.
-    Barrier,
-}
-
-/// What a warp keeps between turns.
-#[derive(Debug, Default)]
-pub(super) struct Flow {
-    /// Lanes that exist and have not exited.
-    pub(super) live: u32,
-    groups: Vec<Group>,
-}
-
 /// What the loop shares with the block.
 pub(super) struct Around<'a> {
     pub(super) code: &'a Code,
@@ -98,32 +52,6 @@ pub(super) struct Around<'a> {
 }
 
 impl Flow {
-    /// All of `lanes` at the start of a kernel.
-    pub(super) fn start(&mut self, lanes: u32, function: u32, pc: u32) {
-        self.live = lanes;
-        self.groups.clear();
-        self.groups.push(Group {
-            pc,
-            mask: lanes,
-            stack: None,
-            depth: 0,
-            frame: 0,
-            function,
-            state: State::Ready,
-            spun: 0,
-        });
-    }
-
-    /// Where the warp's first group stands and how: for the report of a deadlock.
-    pub(super) fn place(&self) -> (u32, u32) {
-        self.groups.first().map_or((0, 0), |group| (group.pc, group.mask))
-    }
-
-    /// Whether all lanes have exited.
-    pub(super) fn ended(&self) -> bool {
-        self.live == 0
-    }
-
     /// Runs until all groups wait or end, or `budget` warp instructions are used up (which it counts down). With `force`,
     /// lanes that wait for lanes at a barrier of the block wait no longer: that barrier cannot complete.
     pub(super) fn run(
@@ -138,7 +66,7 @@ impl Flow {
             if self.live == 0 {
                 return Ok(Turn::Ended);
             }
-            let Some(chosen) = self.choose(cx.regs, around, std::mem::take(&mut force)) else {
+            let Some(chosen) = self.choose(cx, around, std::mem::take(&mut force)) else {
                 return Ok(Turn::Waiting);
             };
             if *budget == 0 {
@@ -148,74 +76,6 @@ impl Flow {
                 return Ok(Turn::Yielded);
             }
         }
-    }
-
-    /// Lets groups go whose barrier is complete.
-    fn release(&mut self, cx: &mut Cx<'_>, around: &mut Around<'_>) {
-        for (barrier, waited) in around.barriers.completed() {
-            cx.shared.release(barrier, waited);
-        }
-        for released in around.barriers.released(around.warp) {
-            if let Some(group) =
-                self.groups.iter_mut().find(|g| g.state == State::Barrier && g.mask & released.mask != 0)
-            {
-                let inst = &around.code.insts[group.pc as usize];
-                if let Action::Control(Control::Barrier(barrier)) = &inst.action {
-                    released.deliver(barrier.kind, cx.regs, &inst.args);
-                }
-                group.pc += 1;
-                group.state = State::Ready;
-            }
-        }
-    }
-
-    /// The group to run next; `None` if all wait at barriers of the block.
-    fn choose(&mut self, regs: &Registers, around: &Around<'_>, force: bool) -> Option<usize> {
-        if let [only] = &mut self.groups[..] {
-            if only.state == State::Gathering {
-                only.state = State::Alone;
-            }
-            return (only.state != State::Barrier).then_some(0);
-        }
-        let first = |groups: &[Group], state: &dyn Fn(State) -> bool| {
-            let candidates = groups.iter().enumerate().filter(|(_, g)| state(g.state));
-            candidates.min_by_key(|(_, g)| (g.spun, u32::MAX - g.depth, g.pc)).map(|(i, _)| i)
-        };
-        if let Some(ready) = first(&self.groups, &|s| matches!(s, State::Ready | State::Alone)) {
-            return Some(ready);
-        }
-        if self.meet_at_warp_barriers(regs, around) {
-            return first(&self.groups, &|s| s == State::Ready);
-        }
-        if !force && self.groups.iter().any(|g| g.state == State::Barrier) {
-            return None;
-        }
-        let alone = first(&self.groups, &|s| s == State::Gathering)?;
-        self.groups[alone].state = State::Alone;
-        Some(alone)
-    }
-
-    /// `bar.warp.sync` may stand at different places: if all lanes that a waiting one names wait at any, they go on.
-    fn meet_at_warp_barriers(&mut self, regs: &Registers, around: &Around<'_>) -> bool {
-        let at_sync = |g: &Group| {
-            let inst = &around.code.insts[g.pc as usize];
-            (g.state == State::Gathering && matches!(inst.action, Action::Control(Control::WarpSync))).then_some(inst)
-        };
-        let here = self.groups.iter().filter(|g| at_sync(g).is_some()).fold(0, |mask, g| mask | g.mask);
-        let wanted = |g: &Group, inst: &Inst| named_lanes(regs, inst.args.s[0], g.mask) & self.live;
-        let Some(met) = self.groups.iter().find_map(|g| {
-            let wanted = at_sync(g).map(|inst| wanted(g, inst))?;
-            (wanted & !here == 0).then_some(wanted)
-        }) else {
-            return false;
-        };
-        for group in &mut self.groups {
-            if group.mask & met != 0 && at_sync(group).is_some() {
-                group.pc += 1;
-                group.state = State::Ready;
-            }
-        }
-        true
     }
 
     /// Runs one group until it waits, ends, meets another one or uses up a budget. False: the warp's turn is over.
@@ -228,7 +88,6 @@ impl Flow {
     ) -> Result<bool, Stopped> {
         let code = around.code;
         let mut at = chosen;
-        let mut patience = PATIENCE;
         // The next program counter at which another group stands.
         let mut meeting = self.next_meeting(at);
         let mut alone = self.groups[at].state == State::Alone;
@@ -247,13 +106,20 @@ impl Flow {
                 meeting = self.next_meeting(at);
             }
             let several = self.groups.len() > 1;
-            if *budget == 0 || (several && patience == 0) {
+            if *budget == 0 {
                 self.groups[at].pc = pc;
-                self.groups[at].spun += u32::from(several && patience == 0);
-                return Ok(*budget != 0);
+                return Ok(false);
             }
             *budget -= 1;
-            patience -= u64::from(several);
+            if several {
+                let group = &mut self.groups[at];
+                group.used += 1;
+                if group.used.is_multiple_of(PATIENCE) {
+                    // Its patience is used up: the next instruction is run when it is chosen again.
+                    group.pc = pc;
+                    return Ok(true);
+                }
+            }
             let inst = &code.insts[pc as usize];
             let mask = if inst.guard.is_none() { active } else { active & cx.regs.pred(inst.guard) };
             around.profile.warps[pc as usize] += 1;
@@ -317,7 +183,7 @@ impl Flow {
         cx: &mut Cx<'_>,
         around: &mut Around<'_>,
     ) -> Result<bool, Box<Fault>> {
-        let Group { pc, mask: active, .. } = self.groups[at];
+        let (pc, active) = (self.groups[at].pc, self.groups[at].mask);
         match control {
             Control::Branch(target) => {
                 let taken = self.part(at, mask);
@@ -357,7 +223,7 @@ impl Flow {
                 self.live &= !mask;
                 cx.live = self.live;
                 self.leave(at, mask);
-                around.barriers.exited(mask.count_ones());
+                around.barriers.exited(around.warp, mask);
                 if self.live == 0 {
                     cx.shared.exit(cx.warp);
                 }
@@ -392,7 +258,9 @@ impl Flow {
             }
             Control::Yield => {
                 self.groups[at].pc = pc + 1;
-                self.groups[at].spun += u32::from(self.groups.len() > 1);
+                if self.groups.len() > 1 {
+                    self.groups[at].used = (self.groups[at].used / PATIENCE + 1) * PATIENCE;
+                }
                 Ok(false)
             }
         }
@@ -429,7 +297,8 @@ impl Flow {
         let caller = &around.code.functions[group.function as usize];
         let function = &around.code.functions[callee as usize];
         let frame = group.frame + caller.frame_bytes;
-        if frame.checked_add(function.frame_bytes).is_none_or(|end| end > around.local_bytes) {
+        let full = frame.checked_add(function.frame_bytes).is_none_or(|end| end > around.local_bytes);
+        if full || group.depth >= CALLS + around.local_bytes / CALL_BYTES {
             return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
         }
         let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
@@ -462,72 +331,4 @@ impl Flow {
         group.stack = call.parent.clone();
         Ok(())
     }
-
-    /// Whether lanes that this instruction needs are elsewhere and may still come.
-    fn must_wait(&self, inst: &Inst, active: u32, regs: &Registers) -> bool {
-        let needed = match inst.gather {
-            Gather::None => return false,
-            Gather::All => self.live,
-            Gather::Mask(slot) => named_lanes(regs, slot, active) & self.live,
-        };
-        needed & !active != 0
-    }
-
-    /// Makes the lanes in `mask` a group of their own, at the same place; gives its index (`at` if that is all of it).
-    fn part(&mut self, at: usize, mask: u32) -> usize {
-        if self.groups[at].mask == mask {
-            return at;
-        }
-        let mut parted = self.groups[at].clone();
-        parted.mask = mask;
-        self.groups[at].mask &= !mask;
-        self.groups.push(parted);
-        self.groups.len() - 1
-    }
-
-    /// Takes exited lanes out of a group.
-    fn leave(&mut self, at: usize, mask: u32) {
-        self.groups[at].mask &= !mask;
-        if self.groups[at].mask == 0 {
-            self.groups.swap_remove(at);
-        } else {
-            self.groups[at].pc += 1;
-        }
-    }
-
-    /// Joins every group at the same place to this one; gives its index after that.
-    fn merge(&mut self, at: usize) -> usize {
-        let mut at = at;
-        let mut other = 0;
-        while other < self.groups.len() {
-            let (a, b) = (&self.groups[at], &self.groups[other]);
-            if other == at || a.pc != b.pc || !a.could_join(b) {
-                other += 1;
-                continue;
-            }
-            self.groups[at].mask |= self.groups[other].mask;
-            self.groups[at].state = State::Ready;
-            self.groups[at].spun = 0;
-            self.groups.swap_remove(other);
-            if at == self.groups.len() {
-                at = other;
-            }
-        }
-        at
-    }
-
-    /// The nearest place after this group's at which another one stands that it could join.
-    fn next_meeting(&self, at: usize) -> u32 {
-        if self.groups.len() == 1 {
-            return u32::MAX;
-        }
-        let here = &self.groups[at];
-        let joins = |&(i, g): &(usize, &Group)| i != at && g.pc >= here.pc && here.could_join(g);
-        self.groups.iter().enumerate().filter(joins).map(|(_, g)| g.pc).min().unwrap_or(u32::MAX)
-    }
-}
-
-/// Lanes that the mask operand of a `.sync` instruction names.
-fn named_lanes(regs: &Registers, slot: Slot, active: u32) -> u32 {
-    regs.get::<u32>(slot)[active.trailing_zeros() as usize & 31]
 }

@@ -9,7 +9,7 @@ use super::launch::{Launch, Machine, Sink};
 use super::{AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
 
 /// Warnings of one launch that a thread keeps: a kernel that is wrong everywhere says so often enough.
-const WARNINGS: usize = 64;
+const WARNINGS: u64 = 64;
 
 /// A fault that did not end the launch.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub(super) struct Worker {
 struct Desk {
     report_only: bool,
     warnings: Vec<Warning>,
+    /// Warnings of this launch so far.
+    count: u64,
     print: Sink,
 }
 
@@ -45,7 +47,8 @@ impl Console for Desk {
         if !self.report_only {
             return Err(fault);
         }
-        if self.warnings.len() < WARNINGS {
+        self.count += 1;
+        if self.count <= WARNINGS {
             self.warnings.push(Warning { fault, warp, line });
         }
         Ok(())
@@ -73,7 +76,12 @@ impl Worker {
         Self {
             global: Global::new(view.clone(), launch.device, launch.peers, counting, footprint),
             counts: Counts::default(),
-            desk: Desk { report_only: machine.report_only, warnings: Vec::new(), print: machine.print.clone() },
+            desk: Desk {
+                report_only: machine.report_only,
+                warnings: Vec::new(),
+                count: 0,
+                print: machine.print.clone(),
+            },
         }
     }
 
@@ -103,6 +111,11 @@ impl Worker {
     /// Faults since the last call.
     pub(super) fn take_warnings(&mut self) -> Vec<Warning> {
         std::mem::take(&mut self.desk.warnings)
+    }
+
+    /// Warnings that were not kept.
+    pub(super) fn more_warnings(&self) -> u64 {
+        self.desk.count.saturating_sub(WARNINGS)
     }
 
     /// What was counted.

@@ -1,6 +1,7 @@
 //! Whole launches of small kernels written by hand.
 
 mod flow;
+mod progress;
 
 use std::sync::{Arc, Mutex};
 
