@@ -154,7 +154,10 @@ impl Registers {
     #[inline(always)]
     pub fn map1<A: Lane, D: Lane>(&mut self, args: &Args, mask: u32, f: impl Fn(A) -> D) {
         let a = self.get::<A>(args.s[1]);
-        let d: Lanes<D> = std::array::from_fn(|lane| f(a[lane]));
+        let mut d = [D::default(); LANES];
+        for lane in 0..LANES {
+            d[lane] = f(a[lane]);
+        }
         self.set(args.s[0], &d, mask);
     }
 
@@ -162,7 +165,10 @@ impl Registers {
     #[inline(always)]
     pub fn map2<A: Lane, B: Lane, D: Lane>(&mut self, args: &Args, mask: u32, f: impl Fn(A, B) -> D) {
         let (a, b) = (self.get::<A>(args.s[1]), self.get::<B>(args.s[2]));
-        let d: Lanes<D> = std::array::from_fn(|lane| f(a[lane], b[lane]));
+        let mut d = [D::default(); LANES];
+        for lane in 0..LANES {
+            d[lane] = f(a[lane], b[lane]);
+        }
         self.set(args.s[0], &d, mask);
     }
 
@@ -170,7 +176,10 @@ impl Registers {
     #[inline(always)]
     pub fn map3<A: Lane, B: Lane, C: Lane, D: Lane>(&mut self, args: &Args, mask: u32, f: impl Fn(A, B, C) -> D) {
         let (a, b, c) = (self.get::<A>(args.s[1]), self.get::<B>(args.s[2]), self.get::<C>(args.s[3]));
-        let d: Lanes<D> = std::array::from_fn(|lane| f(a[lane], b[lane], c[lane]));
+        let mut d = [D::default(); LANES];
+        for lane in 0..LANES {
+            d[lane] = f(a[lane], b[lane], c[lane]);
+        }
         self.set(args.s[0], &d, mask);
     }
 
