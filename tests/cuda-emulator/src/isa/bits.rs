@@ -36,8 +36,8 @@ fn fields(rows: &mut Vec<Row>) {
     map!(rows, Integer, "bfe.s32", u32, u32, u32 => u32, bits::bfe_s32);
     map!(rows, Integer, "bfe.u64", u64, u32, u32 => u64, bits::bfe_u64);
     map!(rows, Integer, "bfe.s64", u64, u32, u32 => u64, bits::bfe_s64);
-    insert(rows, "bfi.b32", Value::B32, |r, a, m| bfi(r, a, m, bits::bfi_b32));
-    insert(rows, "bfi.b64", Value::B64, |r, a, m| bfi(r, a, m, bits::bfi_b64));
+    insert(rows, "bfi.b32", Value::B32, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b32)));
+    insert(rows, "bfi.b64", Value::B64, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b64)));
     map!(rows, Integer, "szext.clamp.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, false));
     map!(rows, Integer, "szext.wrap.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, true));
     map!(rows, Integer, "szext.clamp.s32", u32, u32 => u32, |x, n| bits::szext(x, n, true, false));
@@ -63,7 +63,7 @@ fn bfi<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, T, u32, u3
 fn permutations(rows: &mut Vec<Row>) {
     let value = Operand::In(Value::B32);
     let operands = [Operand::Out(Value::B32), value, value, value];
-    rows.push(row("prmt.b32", &operands, Category::Integer, 0, Action::Compute(permute)));
+    rows.push(row("prmt.b32", &operands, Category::Integer, 0, Action::Compute(kernel!(|r, a, m| permute(r, a, m)))));
     map!(rows, Integer, "prmt.b32.f4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::F4e));
     map!(rows, Integer, "prmt.b32.b4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::B4e));
     map!(rows, Integer, "prmt.b32.rc8", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc8));
@@ -73,8 +73,9 @@ fn permutations(rows: &mut Vec<Row>) {
 }
 
 /// `prmt` by index. The selectors are nearly always an immediate: each result byte is then the same shift in all lanes.
+#[inline(always)]
 fn permute(r: &mut Registers, a: &Args, mask: u32) {
-    let words = [r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2])];
+    let (x, y) = (r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2]));
     let selectors = r.get::<u32>(a.s[3]);
     let Some(selectors) = uniform(&selectors) else {
         return r.map3(a, mask, |x, y, c| bits::prmt(x, y, c, PrmtMode::Index));
@@ -82,7 +83,7 @@ fn permute(r: &mut Registers, a: &Args, mask: u32) {
     let mut result = [0u32; LANES];
     for byte in 0..4 {
         let selector = selectors >> (4 * byte);
-        let (word, left) = (&words[(selector >> 2 & 1) as usize], 24 - 8 * (selector & 3));
+        let (word, left) = (if selector & 4 == 0 { &x } else { &y }, 24 - 8 * (selector & 3));
         // The byte goes to the top, where its sign fills a register as easily as its value is shifted down.
         for lane in 0..LANES {
             let top = word[lane] << left;

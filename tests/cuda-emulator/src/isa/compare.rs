@@ -87,14 +87,16 @@ macro_rules! compare {
     (@types $rows:ident, [$($t:ident)*], $ops:tt) => { $(compare!(@ops $rows, $t, $ops);)* };
     (@ops $rows:ident, $t:ident, [$($op:literal $test:tt),*]) => { $(
         let suffix = concat!(".", stringify!($t));
-        $rows.extend(setp_rows($op, suffix, value!($t), 0, |r, a, m| {
+        let action = kernel!(|r, a, m| {
             let test = r.test2::<lane_type!($t)>(a.s[2], a.s[3], |x, y| x $test y);
             setp(r, a, m, test);
-        }));
-        $rows.extend(set_rows($op, "", (stringify!($t), value!($t)), 0, |r, a, m| {
+        });
+        $rows.extend(setp_rows($op, suffix, value!($t), 0, action));
+        let action = kernel!(|r, a, m| {
             let test = r.test2::<lane_type!($t)>(a.s[1], a.s[2], |x, y| x $test y);
             set(r, a, m, test);
-        }));
+        });
+        $rows.extend(set_rows($op, "", (stringify!($t), value!($t)), 0, action));
     )* };
 }
 
@@ -108,32 +110,32 @@ macro_rules! select {
     ($rows:ident, [$($t:ident)*]) => { $(
         let value = value!($t);
         let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), Operand::InPred];
-        let action: Compute = |r, a, m| {
+        let action = kernel!(|r, a, m| {
             let c = r.pred(a.s[3]);
             select::<lane_type!($t)>(r, a, m, c);
-        };
+        });
         $rows.push(row(concat!("selp.", stringify!($t)), &operands, Category::Integer, 0, Action::Compute(action)));
 
         let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), Operand::In(Value::B32)];
-        let action: Compute = |r, a, m| {
+        let action = kernel!(|r, a, m| {
             let c = mask(r.get::<i32>(a.s[3]), |c| c >= 0);
             select::<lane_type!($t)>(r, a, m, c);
-        };
+        });
         let name = concat!("slct.", stringify!($t), ".s32");
         $rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));
 
         // Minus zero selects the first source; so does a negative subnormal that `.ftz` flushes. NaN selects the second.
         let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), Operand::In(Value::F32)];
-        let action: Compute = |r, a, m| {
+        let action = kernel!(|r, a, m| {
             let c = mask(r.get::<f32>(a.s[3]), |c| c >= 0.0);
             select::<lane_type!($t)>(r, a, m, c);
-        };
+        });
         let name = concat!("slct.", stringify!($t), ".f32");
         $rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));
-        let action: Compute = |r, a, m| {
+        let action = kernel!(|r, a, m| {
             let c = mask(r.get::<f32>(a.s[3]), |c| single::flush(c) >= 0.0);
             select::<lane_type!($t)>(r, a, m, c);
-        };
+        });
         let name = concat!("slct.ftz.", stringify!($t), ".f32");
         $rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));
     )* };

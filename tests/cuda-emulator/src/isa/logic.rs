@@ -1,7 +1,7 @@
 //! Logic and shifts (PTX ISA, "Logic and Shift Instructions").
 
 use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
-use crate::code::{Action, Args, Compute};
+use crate::code::{Action, Args};
 use crate::exec::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits;
 use crate::numeric::integer::Integer as _;
@@ -44,23 +44,24 @@ fn lop3(rows: &mut Vec<Row>) {
         &plain,
         Category::Integer,
         0,
-        Action::Compute(|r, a, m| {
+        Action::Compute(kernel!(|r, a, m| {
             let result = table(r, a, [1, 2, 3]);
             r.set(a.s[0], &result, m);
-        }),
+        })),
     ));
     let tested = [&[Operand::OutPair(value, Value::Pred)], &sources[..], &[Operand::InPred]].concat();
     let mut test = |name: &str, action: fn(&mut Registers, &Args, u32)| {
         rows.push(row(name, &tested, Category::Integer, 0, Action::Compute(action)));
     };
     // Six operands: they are all in `all`.
-    test("lop3.or.b32", |r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q));
-    test("lop3.and.b32", |r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q));
+    test("lop3.or.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q)));
+    test("lop3.and.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q)));
 }
 
 #[inline(always)]
 fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
-    let [x, y, z] = sources.map(|at| r.get::<u32>(a.s[at]));
+    let [x, y, z] = sources;
+    let (x, y, z) = (r.get::<u32>(a.s[x]), r.get::<u32>(a.s[y]), r.get::<u32>(a.s[z]));
     // The table is a tree of choices: by `z` between neighbouring entries, then by `y`, then by `x`. Those by `z` are between
     // constants, so all that depends on a lane is two operations a choice.
     let entry = |index: u32| 0u32.wrapping_sub(a.imm[0] as u32 >> index & 1);
@@ -69,10 +70,12 @@ fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
         (zero, zero ^ entry(2 * i as u32 + 1))
     });
     let choose = |selector: u32, one: u32, zero: u32| zero ^ selector & (zero ^ one);
-    lanes(|lane| {
+    let mut result = [0; LANES];
+    for lane in 0..LANES {
         let leaf = |i: usize| by_z[i].0 ^ z[lane] & by_z[i].1;
-        choose(x[lane], choose(y[lane], leaf(3), leaf(2)), choose(y[lane], leaf(1), leaf(0)))
-    })
+        result[lane] = choose(x[lane], choose(y[lane], leaf(3), leaf(2)), choose(y[lane], leaf(1), leaf(0)));
+    }
+    result
 }
 
 /// `d|p = (d != 0) op q`
@@ -89,7 +92,7 @@ fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) 
 macro_rules! shift {
     ($rows:ident, $op:ident, [$($name:literal $t:ident),*]) => { $(
         let operands = [Operand::Out(value!($t)), Operand::In(value!($t)), Operand::In(Value::B32)];
-        let action: Compute = |r, a, m| shift(r, a, m, |x: lane_type!($t), n| x.$op(n));
+        let action = kernel!(|r, a, m| shift(r, a, m, |x: lane_type!($t), n| x.$op(n)));
         $rows.push(row($name, &operands, Category::Integer, 0, Action::Compute(action)));
     )* };
 }

@@ -74,46 +74,59 @@ macro_rules! value {
     };
 }
 
+/// The fastest compilation of a loop over registers: `kernel!(|r, a, m| r.map1(a, m, |x: u32| !x))`. What stands there must be
+/// inlined wholly; see [`crate::isa::vector`].
+macro_rules! kernel {
+    (|$r:ident, $a:ident, $m:ident| $body:expr) => {{
+        struct Loop;
+        impl $crate::isa::vector::Kernel for Loop {
+            #[inline(always)]
+            fn run($r: &mut $crate::exec::Registers, $a: &$crate::code::Args, $m: u32) {
+                $body
+            }
+        }
+        $crate::isa::vector::Host::detect().compute::<Loop>()
+    }};
+}
+
+/// The fastest compilation of a function that works on a [`crate::exec::Cx`] and is inlined wholly.
+macro_rules! work {
+    ($function:path) => {{
+        struct Function;
+        impl $crate::isa::vector::Work for Function {
+            #[inline(always)]
+            fn run(
+                cx: &mut $crate::exec::Cx<'_>,
+                a: &$crate::code::Args,
+                m: u32,
+            ) -> Result<(), Box<$crate::fault::Fault>> {
+                $function(cx, a, m)
+            }
+        }
+        $crate::isa::vector::Host::detect().access::<Function>()
+    }};
+}
+
 /// Adds a row that computes a destination from one to three sources: `map!(rows, Integer, "mul.wide.u16", u16, u16 => u32,
 /// |x, y| u32::from(x) * u32::from(y))`.
 macro_rules! map {
-    ($rows:ident, $category:ident, $name:expr, $a:ident => $d:ident, $f:expr) => {
+    ($rows:ident, $category:ident, $name:expr, $($source:ident),+ => $d:ident, $f:expr) => {
         $rows.push($crate::isa::row(
             $name,
-            &[$crate::isa::Operand::Out(value!($d)), $crate::isa::Operand::In(value!($a))],
+            &[$crate::isa::Operand::Out(value!($d)), $($crate::isa::Operand::In(value!($source))),+],
             $crate::isa::Category::$category,
             0,
-            $crate::code::Action::Compute(|r, a, m| r.map1::<lane_type!($a), lane_type!($d)>(a, m, $f)),
+            $crate::code::Action::Compute(map!(@ $($source),+ => $d, $f)),
         ))
     };
-    ($rows:ident, $category:ident, $name:expr, $a:ident, $b:ident => $d:ident, $f:expr) => {
-        $rows.push($crate::isa::row(
-            $name,
-            &[
-                $crate::isa::Operand::Out(value!($d)),
-                $crate::isa::Operand::In(value!($a)),
-                $crate::isa::Operand::In(value!($b)),
-            ],
-            $crate::isa::Category::$category,
-            0,
-            $crate::code::Action::Compute(|r, a, m| r.map2::<lane_type!($a), lane_type!($b), lane_type!($d)>(a, m, $f)),
-        ))
+    (@ $a:ident => $d:ident, $f:expr) => {
+        kernel!(|r, a, m| r.map1::<lane_type!($a), lane_type!($d)>(a, m, $f))
     };
-    ($rows:ident, $category:ident, $name:expr, $a:ident, $b:ident, $c:ident => $d:ident, $f:expr) => {
-        $rows.push($crate::isa::row(
-            $name,
-            &[
-                $crate::isa::Operand::Out(value!($d)),
-                $crate::isa::Operand::In(value!($a)),
-                $crate::isa::Operand::In(value!($b)),
-                $crate::isa::Operand::In(value!($c)),
-            ],
-            $crate::isa::Category::$category,
-            0,
-            $crate::code::Action::Compute(|r, a, m| {
-                r.map3::<lane_type!($a), lane_type!($b), lane_type!($c), lane_type!($d)>(a, m, $f)
-            }),
-        ))
+    (@ $a:ident, $b:ident => $d:ident, $f:expr) => {
+        kernel!(|r, a, m| r.map2::<lane_type!($a), lane_type!($b), lane_type!($d)>(a, m, $f))
+    };
+    (@ $a:ident, $b:ident, $c:ident => $d:ident, $f:expr) => {
+        kernel!(|r, a, m| r.map3::<lane_type!($a), lane_type!($b), lane_type!($c), lane_type!($d)>(a, m, $f))
     };
 }
 

@@ -4,7 +4,7 @@
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
 use crate::code::{Action, Args, Compute};
-use crate::exec::{Lanes, Registers};
+use crate::exec::{LANES, Lanes, Registers};
 
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();
@@ -27,8 +27,24 @@ pub(crate) fn family() -> Family {
         let (name, operands) = (format!("mov.{ty}"), vec![Operand::Out(value), source]);
         rows.push(Row { name, operands, decode: Decode::Move(value), k: 0, category: Category::Move });
     }
-    pack(&mut rows, "b32", Value::B32, 2, "b16", Value::B16, [pack_b32, unpack_b32]);
-    pack(&mut rows, "b64", Value::B64, 2, "b32", Value::B32, [pack_b64, unpack_b64]);
+    pack(
+        &mut rows,
+        "b32",
+        Value::B32,
+        2,
+        "b16",
+        Value::B16,
+        [kernel!(|r, a, m| pack_b32(r, a, m)), kernel!(|r, a, m| unpack_b32(r, a, m))],
+    );
+    pack(
+        &mut rows,
+        "b64",
+        Value::B64,
+        2,
+        "b32",
+        Value::B32,
+        [kernel!(|r, a, m| pack_b64(r, a, m)), kernel!(|r, a, m| unpack_b64(r, a, m))],
+    );
     pack(&mut rows, "b64", Value::B64, 4, "b16", Value::B16, [pack4_b64, unpack4_b64]);
     // Registers of 8 bits are the low halves of 16-bit ones.
     pack(&mut rows, "b16", Value::B16, 2, "b8", Value::B16, [pack_b16, unpack_b16]);
@@ -41,9 +57,9 @@ pub(crate) fn family() -> Family {
 pub(crate) fn copy(value: Value) -> Action {
     Action::Compute(match value {
         Value::Pred => |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]), m),
-        Value::B16 => |r, a, m| r.map1(a, m, |x: u16| x),
-        Value::B32 | Value::F32 => |r, a, m| r.map1(a, m, |x: u32| x),
-        Value::B64 | Value::F64 => |r, a, m| r.map1(a, m, |x: u64| x),
+        Value::B16 => kernel!(|r, a, m| r.map1(a, m, |x: u16| x)),
+        Value::B32 | Value::F32 => kernel!(|r, a, m| r.map1(a, m, |x: u32| x)),
+        Value::B64 | Value::F64 => kernel!(|r, a, m| r.map1(a, m, |x: u64| x)),
         Value::B128 => |r, a, m| r.map1(a, m, |x: u128| x),
     })
 }
@@ -80,24 +96,36 @@ fn unpack4_b32(r: &mut Registers, a: &Args, mask: u32) {
     }
 }
 
+#[inline(always)]
 fn pack_b32(r: &mut Registers, a: &Args, mask: u32) {
     r.map2(a, mask, |low: u16, high: u16| u32::from(low) | u32::from(high) << 16);
 }
 
+#[inline(always)]
 fn unpack_b32(r: &mut Registers, a: &Args, mask: u32) {
     let x = r.get::<u32>(a.s[2]);
-    r.set(a.s[0], &x.map(|x| x as u16), mask);
-    r.set(a.s[1], &x.map(|x| (x >> 16) as u16), mask);
+    let (mut low, mut high) = ([0; LANES], [0; LANES]);
+    for lane in 0..LANES {
+        (low[lane], high[lane]) = (x[lane] as u16, (x[lane] >> 16) as u16);
+    }
+    r.set(a.s[0], &low, mask);
+    r.set(a.s[1], &high, mask);
 }
 
+#[inline(always)]
 fn pack_b64(r: &mut Registers, a: &Args, mask: u32) {
     r.map2(a, mask, |low: u32, high: u32| u64::from(low) | u64::from(high) << 32);
 }
 
+#[inline(always)]
 fn unpack_b64(r: &mut Registers, a: &Args, mask: u32) {
     let x = r.get::<u64>(a.s[2]);
-    r.set(a.s[0], &x.map(|x| x as u32), mask);
-    r.set(a.s[1], &x.map(|x| (x >> 32) as u32), mask);
+    let (mut low, mut high) = ([0; LANES], [0; LANES]);
+    for lane in 0..LANES {
+        (low[lane], high[lane]) = (x[lane] as u32, (x[lane] >> 32) as u32);
+    }
+    r.set(a.s[0], &low, mask);
+    r.set(a.s[1], &high, mask);
 }
 
 fn pack4_b64(r: &mut Registers, a: &Args, mask: u32) {

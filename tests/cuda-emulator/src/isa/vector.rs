@@ -3,14 +3,21 @@
 
 use std::marker::PhantomData;
 
-use crate::code::{Action, Args, Compute};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::code::{Access, Action, Args, Compute};
+use crate::exec::{Cx, LANES, Lane, Lanes, Registers};
+use crate::fault::Fault;
 
 /// The work of a row on registers.
 pub(crate) trait Kernel {
     /// As [`Compute`]. To be `#[inline(always)]`, loops written out: what is not inlined, such as a large closure given to a
     /// helper, is compiled for any processor.
     fn run(r: &mut Registers, a: &Args, mask: u32);
+}
+
+/// The work of a row that is more than registers; otherwise as [`Kernel`].
+pub(crate) trait Work {
+    /// As [`Access`]. To be `#[inline(always)]`.
+    fn run(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>>;
 }
 
 /// What this processor can do.
@@ -42,6 +49,12 @@ impl Host {
         wide.unwrap_or(K::run)
     }
 
+    /// The same of work that may fail.
+    pub(crate) fn access<W: Work>(self) -> Access {
+        let wide: Option<Access> = wide_access::<W>(self);
+        wide.unwrap_or(W::run)
+    }
+
     /// The same of a function of lanes.
     pub(crate) fn map<O: LaneOp>(self) -> Action {
         Action::Compute(self.compute::<Map<O>>())
@@ -61,6 +74,25 @@ fn wide<K: Kernel>(host: Host) -> Option<Compute> {
         unsafe { run::<K>(r, a, mask) }
     }
     host.wide.then_some(call::<K>)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "calls a function with target features")]
+fn wide_access<W: Work>(host: Host) -> Option<Access> {
+    #[target_feature(enable = "avx2,fma")]
+    fn run<W: Work>(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
+        W::run(cx, a, mask)
+    }
+    fn call<W: Work>(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
+        // SAFETY: as in `wide`: this function is reached only where the processor has both features.
+        unsafe { run::<W>(cx, a, mask) }
+    }
+    host.wide.then_some(call::<W>)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn wide_access<W: Work>(_: Host) -> Option<Access> {
+    None
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -25,10 +25,10 @@ pub(super) fn rows() -> Vec<Row> {
             }
             let kind = kind(Element::F64, Element::F64, Accumulator::F64, m, k);
             let name = format!("mma.sync.aligned.m{m}n8k{k}.row.col.f64.f64.f64.f64");
-            push(&mut rows, name, kind, Action::Access(doubles));
+            push(&mut rows, name, kind, Action::Access(work!(doubles)));
             for (option, mode) in ROUNDINGS.iter().enumerate() {
                 let name = format!("mma.sync.aligned.m{m}n8k{k}.row.col.{}.f64.f64.f64.f64", mode.0);
-                push(&mut rows, name, Kind { option: option as u32, ..kind }, Action::Access(doubles));
+                push(&mut rows, name, Kind { option: option as u32, ..kind }, Action::Access(work!(doubles)));
             }
         }
     }
@@ -52,7 +52,7 @@ fn float_rows(rows: &mut Vec<Row>) {
     let mut add = |a: Element, b: Element, d: Accumulator, k: usize| {
         let (kind, d) = (kind(a, b, d, 16, k), d.name());
         let name = format!("mma.sync.aligned.m16n8k{k}.row.col.{d}.{}.{}.{d}", a.name(), b.name());
-        push(rows, name, kind, Action::Access(floats));
+        push(rows, name, kind, Action::Access(work!(floats)));
     };
     for k in [8, 16] {
         add(Element::F16, Element::F16, F16, k);
@@ -76,7 +76,7 @@ fn integer_rows(rows: &mut Vec<Row>) {
                     let kind = Kind { flag, ..kind(a, b, Accumulator::S32, m, k) };
                     let types = format!("s32.{}.{}.s32", a.name(), b.name());
                     let name = format!("mma.sync.aligned.m{m}n8k{k}.row.col{saturate}.{types}");
-                    push(rows, name, kind, Action::Access(integers));
+                    push(rows, name, kind, Action::Access(work!(integers)));
                 }
             }
         }
@@ -100,6 +100,7 @@ fn split(args: &Args, kind: Kind) -> [&[Slot]; 4] {
     })
 }
 
+#[inline(always)]
 fn floats(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let kind = Kind::unpack(args.k);
     // Zeroing matrices that are larger than needed would cost more than some of the products.
@@ -124,6 +125,7 @@ fn floats_of<const A: usize, const B: usize>(
     Ok(())
 }
 
+#[inline(always)]
 fn integers(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let kind = Kind::unpack(args.k);
     if kind.k <= 32 {
@@ -174,6 +176,7 @@ fn bits(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     Ok(())
 }
 
+#[inline(always)]
 fn doubles(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     whole_warp(cx, mask)?;
     let kind = Kind::unpack(args.k);

@@ -173,6 +173,7 @@ pub(super) fn scatter_words(
 }
 
 /// A fragment of `.f64`.
+#[inline(always)]
 pub(super) fn gather_f64(regs: &Registers, slots: &[Slot], matrix: &mut [f64], place: impl Fn(usize) -> Place) {
     for (register, &slot) in slots.iter().enumerate() {
         let (values, place) = (regs.get::<f64>(slot), place(register));
@@ -183,6 +184,7 @@ pub(super) fn gather_f64(regs: &Registers, slots: &[Slot], matrix: &mut [f64], p
 }
 
 /// Hands each lane its elements of a `.f64` D.
+#[inline(always)]
 pub(super) fn scatter_f64(
     regs: &mut Registers,
     slots: &[Slot],

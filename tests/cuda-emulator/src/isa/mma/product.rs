@@ -40,6 +40,7 @@ fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: i
 }
 
 /// Doubles: a chain of `fma` along k, which begins with the accumulator.
+#[inline(always)]
 pub(super) fn doubles(a: &[f64], b: &[f64], c: &mut [f64], n: usize, k: usize, round: Rounding) {
     for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
         for (column, sum) in sums.iter_mut().enumerate() {

@@ -34,12 +34,12 @@ pub(super) fn rows() -> Vec<Row> {
             for d in [Accumulator::F16, Accumulator::F32] {
                 for c in [Accumulator::F16, Accumulator::F32] {
                     let name = format!("{start}.{}.{}", d.name(), c.name());
-                    push(&mut rows, name, kind(Element::F16, d, c), Action::Access(floats));
+                    push(&mut rows, name, kind(Element::F16, d, c), Action::Access(work!(floats)));
                 }
             }
             let f32 = Accumulator::F32;
             let name = format!("{start}.f32.bf16.bf16.f32");
-            push(&mut rows, name, kind(Element::Bf16, f32, f32), Action::Access(floats));
+            push(&mut rows, name, kind(Element::Bf16, f32, f32), Action::Access(work!(floats)));
             for element in [Element::S8, Element::U8] {
                 integer_rows(&mut rows, &start, kind(element, Accumulator::S32, Accumulator::S32));
             }
@@ -57,15 +57,15 @@ pub(super) fn rows() -> Vec<Row> {
             option: 0,
         };
         let tf32 = kind(Element::Tf32, Accumulator::F32, 16, 16, 8);
-        push(&mut rows, format!("{start}.m16n16k8.f32.tf32.tf32.f32"), tf32, Action::Access(floats));
+        push(&mut rows, format!("{start}.m16n16k8.f32.tf32.tf32.f32"), tf32, Action::Access(work!(floats)));
         let f64 = kind(Element::F64, Accumulator::F64, 8, 8, 4);
         let double = format!("{start}.m8n8k4");
-        push(&mut rows, format!("{double}.f64.f64.f64.f64"), f64, Action::Access(doubles));
+        push(&mut rows, format!("{double}.f64.f64.f64.f64"), f64, Action::Access(work!(doubles)));
         for (option, (mode, _)) in ROUNDINGS.iter().enumerate() {
             let kind = Kind { option: option as u32, ..f64 };
             // The manual has the mode before the types, CUDA's compiler writes it after them.
-            push(&mut rows, format!("{double}.{mode}.f64.f64.f64.f64"), kind, Action::Access(doubles));
-            push(&mut rows, format!("{double}.f64.f64.f64.f64.{mode}"), kind, Action::Access(doubles));
+            push(&mut rows, format!("{double}.{mode}.f64.f64.f64.f64"), kind, Action::Access(work!(doubles)));
+            push(&mut rows, format!("{double}.f64.f64.f64.f64.{mode}"), kind, Action::Access(work!(doubles)));
         }
     }
     for element in [Element::S4, Element::U4] {
@@ -88,7 +88,7 @@ const LAYOUTS: [&str; 4] = ["row.row", "row.col", "col.row", "col.col"];
 fn integer_rows(rows: &mut Vec<Row>, start: &str, kind: Kind) {
     for (saturate, flag) in [("", false), (".satfinite", true)] {
         let name = format!("{start}.s32.{0}.{0}.s32{saturate}", kind.a.name());
-        push(rows, name, Kind { flag, ..kind }, Action::Access(integers));
+        push(rows, name, Kind { flag, ..kind }, Action::Access(work!(integers)));
     }
 }
 
@@ -128,6 +128,7 @@ fn split(args: &Args, kind: Kind) -> [&[Slot]; 4] {
 }
 
 /// B as rows of k × n, from its columns.
+#[inline(always)]
 fn rows_of<T: Copy + Default, const N: usize>(columns: &[T; N], n: usize, k: usize) -> [T; N] {
     let mut rows = [T::default(); N];
     for column in 0..n {
@@ -138,6 +139,7 @@ fn rows_of<T: Copy + Default, const N: usize>(columns: &[T; N], n: usize, k: usi
     rows
 }
 
+#[inline(always)]
 fn floats(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     whole_warp(cx, mask)?;
     let kind = Kind::unpack(args.k);
@@ -153,6 +155,7 @@ fn floats(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     Ok(())
 }
 
+#[inline(always)]
 fn integers(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     whole_warp(cx, mask)?;
     let kind = Kind::unpack(args.k);
@@ -192,6 +195,7 @@ fn bits(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     Ok(())
 }
 
+#[inline(always)]
 fn doubles(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     whole_warp(cx, mask)?;
     let kind = Kind::unpack(args.k);
