@@ -51,9 +51,7 @@ fn the_readme_shows_a_report_as_it_is() {
         emulator.reports().remove(0)
     };
     // All but the addresses, which differ from run to run.
-    let parts: Vec<&str> =
-        report.split(|c: char| c == ' ' || c == '\n').filter(|word| !word.starts_with("0x")).collect();
-    let shown: Vec<&str> =
-        README.split(|c: char| c == ' ' || c == '\n').filter(|word| !word.starts_with("0x")).collect();
+    let parts: Vec<&str> = report.split([' ', '\n']).filter(|word| !word.starts_with("0x")).collect();
+    let shown: Vec<&str> = README.split([' ', '\n']).filter(|word| !word.starts_with("0x")).collect();
     assert!(shown.windows(parts.len()).any(|part| part == parts), "the README should show\n{report}");
 }
