@@ -21,9 +21,13 @@
 //! argument.
 
 pub mod code;
+pub mod driver;
+pub mod engine;
 pub mod exec;
 pub mod fault;
 pub mod isa;
 pub mod mem;
 pub mod numeric;
 pub mod ptx;
+
+pub use driver::abi::load as test;

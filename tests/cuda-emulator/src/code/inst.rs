@@ -43,8 +43,10 @@ pub enum Control {
     Yield,
 }
 
-/// A block barrier. Operands: `s[0]` is the barrier's number (B32), `s[1]` the thread count (B32) if `counted`; then, for a
-/// reduction, the destination and the predicate source, in `s[2]` and `s[3]`.
+/// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`, the
+/// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate.
+/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster's barrier, one of its own for all threads of the block, where
+/// `sync` only waits: the arrival came before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
     /// What it does.
@@ -147,6 +149,34 @@ pub struct Args {
     pub vector: u8,
 }
 
+/// Which lanes must execute an instruction together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// Each lane for itself.
+    #[default]
+    None,
+    /// The lanes that this operand names (B32): `shfl.sync`, `vote.sync`, `bar.warp.sync`, …
+    Mask(Slot),
+    /// All lanes that have not exited: `.aligned` instructions, `bar`.
+    All,
+}
+
+impl Gather {
+    /// Who must be there, by the opcode's canonical name: `.aligned` means all, else the last operand of a `.sync` names them.
+    pub(crate) fn of(name: &str, action: &Action, args: &Args) -> Self {
+        let aligned = matches!(action, Action::Control(Control::Barrier(Barrier { aligned: true, .. })));
+        if aligned || name.contains(".aligned") {
+            return Self::All;
+        }
+        let named = name.contains(".sync") && !matches!(action, Action::Control(Control::Barrier(_)));
+        if !named {
+            return Self::None;
+        }
+        let flat = if args.all.is_empty() { &args.s[..] } else { &args.all[..] };
+        flat.iter().rev().find(|slot| !slot.is_none()).map_or(Self::None, |&slot| Self::Mask(slot))
+    }
+}
+
 /// One instruction.
 #[derive(Clone, Debug)]
 pub struct Inst {
@@ -156,6 +186,8 @@ pub struct Inst {
     pub args: Args,
     /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
     pub guard: Slot,
+    /// Lanes that must execute it together.
+    pub gather: Gather,
     /// Line of the PTX text.
     pub line: u32,
     /// Index of its row in the instruction table.

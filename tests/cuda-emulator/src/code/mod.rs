@@ -1,9 +1,32 @@
 //! Syntax tree + instruction table → bytecode, once per module.
+//!
+//! [`decode()`] collects the module's names (`layout` sizes its variables), decodes each function by itself (`function`: scopes
+//! and labels; `bind`: operands; `moves`, `call`: the instructions with forms of their own), and then puts them together
+//! (`link`): who reaches whom (`graph`) decides where each function's registers and shared variables lie.
 
+mod bind;
+mod call;
+mod decode;
+mod error;
+mod function;
+mod graph;
 mod inst;
+mod layout;
+mod link;
+mod liveness;
+mod moves;
+mod names;
 mod slot;
+mod state;
+#[cfg(test)]
+mod tests;
+mod words;
 
-pub use inst::{Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Inst, Passed};
+pub use decode::decode;
+pub use error::Error;
+pub use inst::{
+    Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed,
+};
 pub use slot::{Class, Slot};
 
 use std::sync::Arc;
@@ -89,8 +112,32 @@ pub struct RegisterCounts {
     pub b128: usize,
 }
 
+impl RegisterCounts {
+    /// The count of a class.
+    pub fn of(&self, class: Class) -> usize {
+        match class {
+            Class::Pred => self.pred,
+            Class::B16 => self.b16,
+            Class::B32 => self.b32,
+            Class::B64 => self.b64,
+            Class::B128 => self.b128,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn of_mut(&mut self, class: Class) -> &mut usize {
+        match class {
+            Class::Pred => &mut self.pred,
+            Class::B16 => &mut self.b16,
+            Class::B32 => &mut self.b32,
+            Class::B64 => &mut self.b64,
+            Class::B128 => &mut self.b128,
+        }
+    }
+}
+
 /// What a constant slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
     /// These bits, in every lane.
     Bits(u64),
@@ -131,7 +178,7 @@ pub enum Special {
     ClusterCtarank,
     ClusterNctarank,
     IsExplicitCluster,
-    Envreg,
+    Envreg(u8),
 }
 
 /// A variable of the module in global or constant memory.

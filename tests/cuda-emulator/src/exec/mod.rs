@@ -4,11 +4,44 @@
 //! ([`block`]); a warp executes an instruction for all its lanes at once, and where lanes part, the group with the
 //! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
 
+#[cfg(test)]
+mod access_tests;
+mod async_copy;
+mod barrier;
+mod block;
+mod builtins;
+mod calls;
+mod counts;
 mod cx;
+mod global;
+mod grid;
+mod groups;
+mod launch;
+mod local;
+mod printf;
 mod registers;
+#[cfg(test)]
+pub(crate) mod rig;
+mod shared;
+mod warp;
+mod worker;
 
-pub use cx::{Addresses, Cx, Window};
-pub use registers::{LANES, Lane, Lanes, Registers};
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod timing;
+
+pub use async_copy::AsyncCopies;
+pub use counts::{Counts, Traffic};
+pub use cx::{Addresses, Console, Cx, Window};
+pub use global::Global;
+pub use grid::run;
+pub use launch::{Launch, Machine, Outcome, Profile, Sink};
+pub use local::Local;
+pub use registers::{LANES, Lane, Lanes, Registers, each};
+pub use shared::Shared;
+
+use worker::Worker;
 
 /// Where the windows of shared, local and param memory lie in the generic address space: above all host and device
 /// addresses, and aligned so that the low 32 bits are the offset.

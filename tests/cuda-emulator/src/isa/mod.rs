@@ -1,7 +1,42 @@
 //! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
 //! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
 
+#[macro_use]
+mod macros;
+
+mod approx;
+mod async_copy;
+mod atomics;
+mod bits;
+mod carry;
+mod compare;
+mod compare_float;
+mod control;
+mod convert;
+mod dot;
+mod float;
+mod half;
+#[cfg(test)]
+mod harness;
+mod integer;
+mod logic;
+mod matrix;
+mod memory;
+mod mma;
+pub(crate) mod moves;
+mod shuffle;
+mod special;
+mod table;
+#[cfg(test)]
+mod tests;
+mod vector;
+mod video;
+mod video_scalar;
+
+pub use table::{Table, table};
+
 use crate::code::{Action, Class};
+use crate::exec::{LANES, Lane, Lanes};
 
 /// The value of an operand, which says how an immediate is read and which registers fit.
 #[allow(missing_docs, reason = "the names are PTX's own")]
@@ -42,6 +77,11 @@ pub enum Operand {
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
+    /// A destination that may name a part of it, `d.b0` to `d.b3`, `d.h0` or `d.h1`, as video instructions do. Parts are
+    /// numbered 1 to 6 in that order, the whole is 0; four bits for each operand of such a kind, from the lowest, are in `imm[0]`.
+    OutPart(Value),
+    /// A source that may name a part of it; see [`Operand::OutPart`].
+    InPart(Value),
     /// A source predicate that may be negated.
     InPred,
     /// A source that may be absent (trailing operands only): its slot is then [`crate::code::Slot::NONE`].
@@ -60,6 +100,9 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
+    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::code::Slot::NONE`]
+    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::code::Args::imm`].
+    SecondAddress,
     /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
     Label,
 }
@@ -100,7 +143,8 @@ pub enum Category {
     Other,
 }
 
-/// One row of the instruction table.
+/// One row of the instruction table. Rows may share a name if their operands tell them apart (`bar.red` with and without a
+/// count): the first one that fits counts.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,
@@ -131,4 +175,25 @@ pub struct Family {
 /// A row with plain operands.
 pub fn row(name: impl Into<String>, operands: &[Operand], category: Category, k: u32, action: Action) -> Row {
     Row { name: name.into(), operands: operands.to_vec(), decode: Decode::Plain(action), k, category }
+}
+
+/// The value that all lanes hold, if it is one: an immediate, most often.
+#[inline(always)]
+fn uniform(values: &Lanes<u32>) -> Option<u32> {
+    let mut different = 0;
+    for lane in 0..LANES {
+        different |= values[lane] ^ values[0];
+    }
+    (different == 0).then_some(values[0])
+}
+
+/// `f` of each lane. Unlike `array::from_fn`, which is unrolled before it is looked at, this loop becomes vector code for long
+/// bodies too.
+#[inline(always)]
+fn lanes<T: Lane>(f: impl Fn(usize) -> T) -> Lanes<T> {
+    let mut values = [T::default(); LANES];
+    for lane in 0..LANES {
+        values[lane] = f(lane);
+    }
+    values
 }

@@ -98,6 +98,12 @@ pub fn f32_to_f16(value: f32) -> u16 {
     if magnitude > 0x7f80_0000 { 0x7fff } else { signed as u16 }
 }
 
+/// Rounded once, to nearest even; NaN becomes 0x7fff.
+#[inline(always)]
+pub fn f64_to_f16(value: f64) -> u16 {
+    f32_to_f16(to_f32_odd(value))
+}
+
 /// `cvt.f32.bf16`: the bits shifted up, of a NaN too.
 #[inline(always)]
 pub fn bf16_to_f32(bits: u16) -> f32 {

@@ -1,0 +1,56 @@
+//! Functions of the program that streams call: they run on a thread of their own, as the real driver's do, so that one that waits for the
+//! program's thread does not keep it from going on. They may not call the driver.
+
+use std::cell::Cell;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::Driver;
+use super::handle::{ContextId, StreamId};
+use crate::engine::{Call, Performed};
+
+/// The thread that calls, once it was needed. It ends with the driver.
+#[derive(Debug, Default)]
+pub(super) struct Caller {
+    jobs: OnceLock<Mutex<Sender<Job>>>,
+}
+
+struct Job {
+    driver: Arc<Driver>,
+    context: ContextId,
+    stream: StreamId,
+    call: Call,
+}
+
+thread_local! {
+    static CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a function that a stream called.
+pub(super) fn calling() -> bool {
+    CALLING.get()
+}
+
+impl Caller {
+    /// Has a stream's work called; the stream goes on when it returns.
+    pub(super) fn call(&self, driver: Arc<Driver>, context: ContextId, stream: StreamId, call: Call) {
+        let jobs = self.jobs.get_or_init(|| {
+            let (sender, jobs) = channel::<Job>();
+            std::thread::spawn(move || jobs.into_iter().for_each(Job::run));
+            Mutex::new(sender)
+        });
+        let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        // The thread takes jobs as long as there is a sender.
+        let _ = jobs.send(Job { driver, context, stream, call });
+    }
+}
+
+impl Job {
+    fn run(self) {
+        CALLING.set(true);
+        (self.call.run)();
+        CALLING.set(false);
+        self.driver.state().finish(self.context, self.stream, Performed::default());
+        self.driver.changed.notify_all();
+    }
+}

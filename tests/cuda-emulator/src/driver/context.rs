@@ -1,0 +1,324 @@
+//! Contexts: primary ones and others, the stack of each thread, limits, peer access, and what is left when they end.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use super::error::{Error, Result};
+use super::handle::{ContextId, Handle};
+use super::{Driver, Guard, State};
+
+/// A context.
+#[derive(Debug)]
+pub struct Context {
+    /// Its device.
+    pub device: usize,
+    /// It is the device's primary context.
+    pub primary: bool,
+    /// `CU_CTX_…`
+    pub flags: u32,
+    /// The fault that it was lost to: all that its calls answer from then on.
+    pub failed: Option<Error>,
+    /// Values of `cuCtxGetLimit`, by number.
+    pub limits: [u64; LIMITS],
+    /// `CUfunc_cache`
+    pub cache: u32,
+    /// `CUsharedconfig`
+    pub shared: u32,
+    /// Contexts whose memory its kernels may touch.
+    pub peers: BTreeSet<ContextId>,
+    /// Launches so far.
+    pub launches: u64,
+    /// What its cooperative launches meet through ([`crate::exec::Launch::workspace`]); 0 before the first.
+    pub workspace: u64,
+    /// `cuCtxGetId`
+    pub id: u64,
+}
+
+/// The primary context of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Primary {
+    /// The context.
+    pub context: ContextId,
+    /// How often it is retained.
+    pub retained: u32,
+}
+
+/// Limits that have a number.
+const LIMITS: usize = 7;
+/// Stack (local memory of a thread), printf buffer, heap, depth and count of launches by kernels, L2 fetch, persisting L2.
+const DEFAULT_LIMITS: [u64; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+/// Bits of context flags that exist.
+const FLAGS: u32 = 0xff;
+
+thread_local! {
+    static STACK: RefCell<Vec<ContextId>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread's current context, alive or not.
+pub fn top() -> Option<ContextId> {
+    STACK.with_borrow(|stack| stack.last().copied()).filter(|context| !context.is_null())
+}
+
+impl State {
+    /// The thread's current context, whether lost or not.
+    pub fn current_any(&self) -> Result<ContextId> {
+        let context = top().ok_or(Error::InvalidContext)?;
+        self.contexts.get(context).map_err(|_| Error::ContextIsDestroyed)?;
+        Ok(context)
+    }
+
+    /// The thread's current context, if it works.
+    pub fn current(&self) -> Result<ContextId> {
+        let context = self.current_any()?;
+        self.alive(context)?;
+        Ok(context)
+    }
+
+    /// The error that the context was lost to.
+    pub fn alive(&self, context: ContextId) -> Result<()> {
+        match self.contexts.get(context)?.failed {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// The current context and its device.
+    pub fn current_device(&self) -> Result<(ContextId, usize)> {
+        let context = self.current()?;
+        Ok((context, self.contexts.get(context)?.device))
+    }
+
+    /// A named context, or the current one for null.
+    pub fn context_or_current(&self, context: ContextId) -> Result<ContextId> {
+        if context.is_null() {
+            return self.current();
+        }
+        self.alive(context)?;
+        Ok(context)
+    }
+
+    fn new_context(&mut self, device: usize, primary: bool, flags: u32) -> ContextId {
+        let id = self.contexts.reserve();
+        self.contexts.put(
+            id,
+            Context {
+                device,
+                primary,
+                flags,
+                failed: None,
+                limits: DEFAULT_LIMITS,
+                cache: 0,
+                shared: 1,
+                peers: BTreeSet::new(),
+                launches: 0,
+                workspace: 0,
+                id: id.raw() >> 4 & 0xff_ffff,
+            },
+        );
+        id
+    }
+
+    /// `cuDevicePrimaryCtxRetain`
+    pub fn retain_primary(&mut self, device: usize) -> Result<ContextId> {
+        let flags = self.devices[device].primary_flags;
+        if let Some(primary) = &mut self.devices[device].primary {
+            primary.retained += 1;
+            return Ok(primary.context);
+        }
+        let context = self.new_context(device, true, flags);
+        self.devices[device].primary = Some(Primary { context, retained: 1 });
+        Ok(context)
+    }
+
+    /// `cuDevicePrimaryCtxSetFlags`
+    pub fn set_primary_flags(&mut self, device: usize, flags: u32) -> Result<()> {
+        if flags & !FLAGS != 0 {
+            return Err(Error::InvalidValue);
+        }
+        self.devices[device].primary_flags = flags;
+        if let Some(primary) = self.devices[device].primary {
+            self.contexts.get_mut(primary.context)?.flags = flags;
+        }
+        Ok(())
+    }
+
+    /// `cuCtxCreate`: the new context is current.
+    pub fn create_context(&mut self, device: usize, flags: u32) -> Result<ContextId> {
+        if flags & !FLAGS != 0 {
+            return Err(Error::InvalidValue);
+        }
+        let context = self.new_context(device, false, flags);
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(context)
+    }
+
+    /// `cuCtxSetCurrent`: null takes the top away.
+    pub fn set_current(&self, context: ContextId) -> Result<()> {
+        if !context.is_null() {
+            self.contexts.get(context)?;
+        }
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            if !context.is_null() {
+                stack.push(context);
+            }
+        });
+        Ok(())
+    }
+
+    /// `cuCtxPushCurrent`
+    pub fn push(&self, context: ContextId) -> Result<()> {
+        self.contexts.get(context)?;
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    /// `cuCtxPopCurrent`
+    pub fn pop(&self) -> Result<ContextId> {
+        STACK.with_borrow_mut(Vec::pop).ok_or(Error::InvalidContext)
+    }
+
+    /// `cuCtxSetFlags` and its kin.
+    pub fn set_flags(&mut self, flags: u32) -> Result<()> {
+        let context = self.current()?;
+        if flags & !FLAGS != 0 {
+            return Err(Error::InvalidValue);
+        }
+        self.contexts.get_mut(context)?.flags = flags;
+        Ok(())
+    }
+
+    /// `cuCtxGetLimit`
+    pub fn limit(&self, limit: u32) -> Result<u64> {
+        let context = self.current()?;
+        let limits = &self.contexts.get(context)?.limits;
+        limits.get(limit as usize).copied().ok_or(Error::UnsupportedLimit)
+    }
+
+    /// `cuCtxSetLimit`: values are rounded up or capped as the driver sees fit.
+    pub fn set_limit(&mut self, limit: u32, value: u64) -> Result<()> {
+        let context = self.current()?;
+        let value = match limit {
+            0 => value.next_multiple_of(16).min(512 << 10),
+            1..=4 | 6 => value,
+            5 => value.min(128),
+            _ => return Err(Error::UnsupportedLimit),
+        };
+        self.contexts.get_mut(context)?.limits[limit as usize] = value;
+        Ok(())
+    }
+
+    /// Devices whose memory a context's kernels may touch: one bit each.
+    pub fn reach(&self, context: ContextId) -> Result<u64> {
+        let own = self.contexts.get(context)?;
+        let peers = own.peers.iter().filter_map(|&peer| self.contexts.get(peer).ok()).map(|peer| peer.device as u32);
+        let pools =
+            self.pools.iter().map(|(_, pool)| pool).filter(|pool| pool.accessible.contains(&(own.device as u32)));
+        Ok(peers.chain(pools.map(|pool| pool.device)).fold(1 << own.device, |mask, device| mask | 1 << device))
+    }
+
+    /// `cuCtxEnablePeerAccess`
+    pub fn enable_peer(&mut self, driver: &Driver, peer: ContextId, flags: u32) -> Result<()> {
+        let context = self.current()?;
+        let (from, to) = (self.contexts.get(context)?.device, self.contexts.get(peer)?.device);
+        if flags != 0 {
+            return Err(Error::InvalidValue);
+        }
+        if context == peer || !driver.config.devices[from].peers.contains(&to) {
+            return Err(if context == peer { Error::InvalidContext } else { Error::PeerAccessUnsupported });
+        }
+        match self.contexts.get_mut(context)?.peers.insert(peer) {
+            true => Ok(()),
+            false => Err(Error::PeerAccessAlreadyEnabled),
+        }
+    }
+
+    /// `cuCtxDisablePeerAccess`
+    pub fn disable_peer(&mut self, peer: ContextId) -> Result<()> {
+        let context = self.current()?;
+        self.contexts.get(peer)?;
+        match self.contexts.get_mut(context)?.peers.remove(&peer) {
+            true => Ok(()),
+            false => Err(Error::PeerAccessNotEnabled),
+        }
+    }
+
+    /// Ends a context with all that belongs to it, and reports what the program left.
+    fn end_context(&mut self, driver: &Driver, id: ContextId) {
+        let Ok(context) = self.contexts.remove(id) else { return };
+        for (_, other) in self.contexts.iter_mut() {
+            other.peers.remove(&id);
+        }
+        let streams = self.streams.drop_context(id).len();
+        let events = self.events.take(|_, event| event.context == id).len();
+        let modules = self.drop_modules(driver, id);
+        let memory = self.drop_memory(driver, id);
+        // After a fault the program had no way to give anything back.
+        if context.failed.is_some() {
+            return;
+        }
+        let mut left = Vec::new();
+        for (count, what) in [(streams, "stream"), (events, "event"), (modules, "module")] {
+            if count > 0 {
+                left.push(format!("{count} {what}{}", if count == 1 { "" } else { "s" }));
+            }
+        }
+        left.extend(memory);
+        if !left.is_empty() {
+            let kind = if context.primary { "primary context" } else { "context" };
+            self.report(format!(
+                "leak: when the {kind} of device {} ended, there were left: {}",
+                context.device,
+                left.join(", ")
+            ));
+        }
+    }
+}
+
+impl Driver {
+    /// `cuCtxSynchronize`: runs all work of the context. Its own fault is the answer, if it met one.
+    pub fn synchronize_context<'a>(&'a self, state: Guard<'a>, context: ContextId) -> (Guard<'a>, Result<()>) {
+        let ends = state.streams.ends_of(context);
+        let state = self.run_to(state, &ends);
+        let result = state.alive(context);
+        (state, result)
+    }
+
+    /// `cuDevicePrimaryCtxRelease`
+    pub fn release_primary(&self, device: usize) -> Result<()> {
+        let mut state = self.lock();
+        let primary = state.devices[device].primary.as_mut().ok_or(Error::InvalidContext)?;
+        primary.retained -= 1;
+        match primary.retained {
+            0 => self.end_primary(state, device),
+            _ => Ok(()),
+        }
+    }
+
+    /// `cuDevicePrimaryCtxReset`
+    pub fn reset_primary(&self, device: usize) -> Result<()> {
+        self.end_primary(self.lock(), device)
+    }
+
+    fn end_primary(&self, state: Guard<'_>, device: usize) -> Result<()> {
+        let Some(primary) = state.devices[device].primary else { return Ok(()) };
+        let (mut state, _) = self.synchronize_context(state, primary.context);
+        state.devices[device].primary = None;
+        state.end_context(self, primary.context);
+        Ok(())
+    }
+
+    /// `cuCtxDestroy`: a primary context is released by other means.
+    pub fn destroy_context(&self, context: ContextId) -> Result<()> {
+        let state = self.lock();
+        if state.contexts.get(context)?.primary {
+            return Err(Error::InvalidContext);
+        }
+        let (mut state, _) = self.synchronize_context(state, context);
+        state.end_context(self, context);
+        if top() == Some(context) {
+            STACK.with_borrow_mut(Vec::pop);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! Functions: their attributes, and the limits that follow from them.
+
+use std::sync::Arc;
+
+use super::error::{Error, Result};
+use super::handle::{FunctionId, ModuleId};
+use super::spec::{MAX_THREADS, REGISTER_UNIT, REGISTERS, SHARED_DEFAULT, Spec, WARP};
+use super::{Driver, State};
+use crate::code::{self, Code};
+
+/// A kernel of a module.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// Its module.
+    pub module: ModuleId,
+    /// The module's code.
+    pub code: Arc<Code>,
+    /// Index in [`Code::functions`].
+    pub index: usize,
+    /// Zero-terminated name, whose address programs keep.
+    pub name: Arc<std::ffi::CStr>,
+    /// What can be set of it.
+    pub settings: Settings,
+}
+
+/// Attributes of a function that can be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes of dynamic shared memory that a launch may ask for.
+    pub max_dynamic_shared: u32,
+    /// Preferred share of shared memory in percent, or -1.
+    pub carveout: i32,
+    /// Cluster: must be set, width, height, depth, larger than portable, scheduling.
+    pub cluster: [u32; 6],
+    /// `CUfunc_cache`
+    pub cache: u32,
+}
+
+/// What a block needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Static shared memory.
+    pub static_shared: u32,
+    /// Threads that a block may have.
+    pub max_threads: u32,
+}
+
+impl Function {
+    /// The decoded function.
+    pub fn kernel(&self) -> &code::Function {
+        &self.code.functions[self.index]
+    }
+
+    /// As it is after loading.
+    pub fn settings(kernel: &code::Function) -> Settings {
+        Settings {
+            max_dynamic_shared: SHARED_DEFAULT.saturating_sub(kernel.shared_bytes),
+            carveout: -1,
+            cluster: [0; 6],
+            cache: 0,
+        }
+    }
+
+    /// What a block needs.
+    pub fn needs(&self) -> Needs {
+        let kernel = self.kernel();
+        let registers = kernel.reported_registers.clamp(8, 255);
+        let by_registers = REGISTERS / registers_of_warp(registers) * WARP;
+        let declared = kernel.max_threads.map_or(MAX_THREADS, |threads| threads.iter().product());
+        Needs {
+            registers,
+            static_shared: kernel.shared_bytes,
+            max_threads: declared.min(by_registers).min(MAX_THREADS),
+        }
+    }
+
+    /// `cuFuncGetAttribute`
+    pub fn attribute(&self, attribute: u32, spec: &Spec) -> Result<i32> {
+        let kernel = self.kernel();
+        let needs = self.needs();
+        let constant =
+            self.code.globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
+        Ok(match attribute {
+            0 => needs.max_threads as i32,
+            1 => kernel.shared_bytes as i32,
+            2 => i32::try_from(constant).unwrap_or(i32::MAX),
+            3 => kernel.frame_bytes as i32,
+            4 => needs.registers as i32,
+            5 => self.code.target as i32,
+            6 => spec.sm() as i32,
+            7 => 0,
+            8 => self.settings.max_dynamic_shared as i32,
+            9 => self.settings.carveout,
+            10..=15 => self.settings.cluster[attribute as usize - 10] as i32,
+            16 | 17 => 0,
+            _ => return Err(Error::InvalidValue),
+        })
+    }
+
+    /// `cuFuncSetAttribute`
+    pub fn set_attribute(&mut self, attribute: u32, value: i32, spec: &Spec) -> Result<()> {
+        let room = spec.shared_optin.saturating_sub(self.kernel().shared_bytes);
+        match (attribute, u32::try_from(value)) {
+            (8, Ok(bytes)) if bytes <= room => self.settings.max_dynamic_shared = bytes,
+            (9, _) if (-1..=100).contains(&value) => self.settings.carveout = value,
+            (11..=15, Ok(value)) if spec.capability.0 >= 9 => self.settings.cluster[attribute as usize - 10] = value,
+            _ => return Err(Error::InvalidValue),
+        }
+        Ok(())
+    }
+}
+
+/// Registers that a warp takes, by the unit in which they are given.
+pub fn registers_of_warp(registers: u32) -> u32 {
+    (registers * WARP).next_multiple_of(REGISTER_UNIT)
+}
+
+impl State {
+    /// A function, with the limits of its device.
+    pub fn function<'a>(&'a self, driver: &'a Driver, id: FunctionId) -> Result<(&'a Function, &'a Spec)> {
+        let function = self.functions.get(id)?;
+        let module = self.modules.get(function.module)?;
+        self.alive(module.context)?;
+        let device = self.contexts.get(module.context)?.device;
+        Ok((function, &driver.config.devices[device].spec))
+    }
+}

@@ -1,0 +1,126 @@
+//! Launches: what a grid may be on this device, and how it becomes work.
+
+use std::sync::Arc;
+
+use super::error::{Error, Result};
+use super::handle::{ContextId, FunctionId, StreamId};
+use super::memory::{How, refused};
+use super::occupancy::blocks_per_sm;
+use super::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
+use super::{Driver, Guard};
+use crate::code;
+use crate::engine::{Launch, Work};
+use crate::exec;
+
+/// A launch as the call asks for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The function, or a library's kernel.
+    pub function: FunctionId,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Where it runs.
+    pub stream: StreamId,
+    /// All blocks at once.
+    pub cooperative: bool,
+    /// Blocks of a cluster; [1, 1, 1] without.
+    pub cluster: [u32; 3],
+}
+
+impl Driver {
+    /// Any launch. `params` reads the parameter block once the kernel is known.
+    pub fn launch(&self, request: Request, params: impl FnOnce(&code::Function) -> Result<Vec<u8>>) -> Result<()> {
+        let mut state = self.lock();
+        let stream = state.stream(request.stream)?;
+        if state.captures.records(stream)? {
+            return self.capture_launch(state, request, stream, params);
+        }
+        let (launch, context) = self.checked_launch(&mut state, request, params)?;
+        if state.streams.get(stream)?.context != context {
+            return Err(Error::InvalidHandle);
+        }
+        self.submit(state, stream, Work::Launch(Box::new(launch)))
+    }
+
+    /// Checks a launch against the limits of device and kernel; the context is the kernel's.
+    pub fn checked_launch(
+        &self,
+        state: &mut Guard<'_>,
+        request: Request,
+        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+    ) -> Result<(Launch, ContextId)> {
+        let id = state.any_function(self, request.function)?;
+        let context = state.modules.get(state.function(self, id)?.0.module)?.context;
+        let workspace = if request.cooperative { self.workspace(state, context)? } else { 0 };
+        let (function, spec) = state.function(self, id)?;
+        let module = state.modules.get(function.module)?;
+        let within =
+            |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
+        let threads = request.block.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
+        let threads = threads.filter(|&threads| threads <= MAX_THREADS).ok_or(Error::InvalidValue)?;
+        if !within(request.grid, MAX_GRID) || !within(request.block, MAX_BLOCK) {
+            return Err(Error::InvalidValue);
+        }
+        let kernel = function.kernel();
+        if kernel.required_threads && kernel.max_threads != Some(request.block) {
+            return Err(Error::InvalidValue);
+        }
+        let needs = function.needs();
+        if request.shared > function.settings.max_dynamic_shared {
+            return Err(Error::InvalidValue);
+        }
+        if request.cluster != [1; 3] {
+            return Err(if spec.capability.0 < 9 { Error::InvalidClusterSize } else { Error::NotSupported });
+        }
+        if kernel.param_bytes > spec.parameter_bytes() {
+            return Err(Error::InvalidValue);
+        }
+        let fitting = blocks_per_sm(needs, threads, u64::from(request.shared), spec)?;
+        if threads > needs.max_threads || fitting == 0 {
+            return Err(Error::LaunchOutOfResources);
+        }
+        let blocks: u64 = request.grid.iter().map(|&n| u64::from(n)).product();
+        if request.cooperative && blocks > u64::from(fitting) * u64::from(spec.sms) {
+            return Err(Error::CooperativeLaunchTooLarge);
+        }
+        let params: Arc<[u8]> = params(kernel)?.into();
+        // Frames of all that can be called once, and the stack that the context grants for recursion.
+        let frames: u64 = function.code.functions.iter().map(|function| u64::from(function.frame_bytes)).sum();
+        let owner = state.contexts.get(context)?;
+        let launch = exec::Launch {
+            code: function.code.clone(),
+            function: function.index,
+            grid: request.grid,
+            block: request.block,
+            dynamic_shared: request.shared,
+            params,
+            globals: module.globals.clone(),
+            cooperative: request.cooperative,
+            device: owner.device as u32,
+            peers: state.reach(context)?,
+            workspace,
+            id: owner.launches,
+        };
+        let local_bytes = u32::try_from(frames + owner.limits[0]).unwrap_or(u32::MAX);
+        state.contexts.get_mut(context)?.launches += 1;
+        Ok((Launch { launch, local_bytes }, context))
+    }
+
+    /// The memory that the cooperative launches of a context meet through. It goes with the context.
+    fn workspace(&self, state: &mut Guard<'_>, context: ContextId) -> Result<u64> {
+        let owner = state.contexts.get(context)?;
+        if owner.workspace != 0 {
+            return Ok(owner.workspace);
+        }
+        let made = self.space().alloc(owner.device as u32, 8, "cooperative launches");
+        let allocation = made.map_err(|error| refused(&error))?;
+        self.space().snapshot().write(allocation.base(), &[0; 8]).map_err(|_| Error::Unknown)?;
+        state.memory.add(&allocation, context, How::Global);
+        state.contexts.get_mut(context)?.workspace = allocation.base();
+        Ok(allocation.base())
+    }
+}

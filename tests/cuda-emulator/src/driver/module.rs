@@ -1,0 +1,351 @@
+//! Modules and libraries: PTX becomes code, its variables become memory.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::Arc;
+
+use super::error::{Error, Result};
+use super::function::Function;
+use super::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId};
+use super::memory::{How, refused};
+use super::{Driver, State};
+use crate::code::{self, Code, FUNCTION_ADDRESS, Global, Symbol};
+use crate::ptx;
+
+/// A module in a context.
+#[derive(Debug)]
+pub struct Module {
+    /// The context it was loaded into.
+    pub context: ContextId,
+    /// Its code.
+    pub code: Arc<Code>,
+    /// Device addresses of its variables.
+    pub globals: Arc<[u64]>,
+    /// Its kernels, in the order of the text.
+    pub functions: Vec<FunctionId>,
+    /// The library it belongs to, which alone may end it.
+    pub library: Option<LibraryId>,
+}
+
+/// A library: code that is loaded into each context that asks for one of its kernels.
+#[derive(Debug)]
+pub struct Library {
+    code: Arc<Code>,
+    kernels: Vec<KernelId>,
+    modules: BTreeMap<ContextId, ModuleId>,
+}
+
+/// A kernel of a library.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Its library.
+    pub library: LibraryId,
+    /// Its name.
+    pub name: Arc<std::ffi::CStr>,
+}
+
+/// What a program gave to be loaded.
+#[derive(Clone, Debug)]
+pub enum Image {
+    /// Text, as bytes up to the first zero.
+    Text(Vec<u8>),
+    /// Machine code or a container of it.
+    Binary(&'static str),
+}
+
+/// Why a module was refused: the answer of the call, and what goes into the program's error log.
+#[derive(Debug)]
+pub struct Refused {
+    /// The answer.
+    pub error: Error,
+    /// The text.
+    pub log: String,
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self { error, log: String::new() }
+    }
+}
+
+impl Refused {
+    fn new(error: Error, log: impl Into<String>) -> Self {
+        Self { error, log: log.into() }
+    }
+}
+
+/// The newest PTX that a driver knows ("PTX ISA", release notes).
+fn newest_ptx(driver_version: u32) -> (u32, u32) {
+    match (driver_version / 1000, driver_version % 1000 / 10) {
+        (11, minor) => (7, minor),
+        (12, minor @ 0..=5) => (8, minor),
+        (12, 6 | 7) => (8, 5),
+        (12, minor) => (8, minor - 1),
+        (13.., minor) => (9, minor),
+        _ => (6, 5),
+    }
+}
+
+impl Driver {
+    /// Text → code, for a device of this sm (80 for sm_80), or any for `None`.
+    fn translate(&self, image: &Image, sm: Option<u32>) -> std::result::Result<Arc<Code>, Refused> {
+        let text = match image {
+            Image::Text(text) => text,
+            Image::Binary(what) => {
+                let log = format!("{what} cannot be run: the emulator executes PTX text, compile to that (nvcc -ptx)");
+                return Err(Refused::new(Error::NoBinaryForGpu, log));
+            }
+        };
+        let text = std::str::from_utf8(text)
+            .map_err(|error| Refused::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
+        let tree = ptx::parse(text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
+        let newest = newest_ptx(self.config.driver_version);
+        if tree.version > newest {
+            let log = format!(
+                "the PTX is of version {}.{}, but driver {} knows none newer than {}.{}",
+                tree.version.0, tree.version.1, self.config.driver_version, newest.0, newest.1
+            );
+            return Err(Refused::new(Error::UnsupportedPtxVersion, log));
+        }
+        if let Some(sm) = sm {
+            let fits = if tree.target_suffix.is_empty() { tree.target <= sm } else { tree.target == sm };
+            if !fits {
+                let log = format!("the PTX is for sm_{}{}, the device is sm_{sm}", tree.target, tree.target_suffix);
+                return Err(Refused::new(Error::InvalidPtx, log));
+            }
+        }
+        let code = code::decode(&tree, text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
+        Ok(Arc::new(code))
+    }
+
+    /// `cuModuleLoad` and its kin.
+    pub fn load_module(&self, image: &Image) -> std::result::Result<ModuleId, Refused> {
+        let (context, device) = self.lock().current_device()?;
+        let code = self.translate(image, Some(self.config.devices[device].spec.sm()))?;
+        let mut state = self.lock();
+        state.alive(context)?;
+        Ok(state.place(self, context, code, None)?)
+    }
+
+    /// `cuLibraryLoadData`
+    pub fn load_library(&self, image: &Image) -> std::result::Result<LibraryId, Refused> {
+        let code = self.translate(image, None)?;
+        let mut state = self.lock();
+        let id = state.libraries.reserve();
+        let mut kernels = Vec::new();
+        for function in code.functions.iter().filter(|function| function.entry) {
+            kernels.push(state.kernels.insert(Kernel { library: id, name: c_name(&function.name)? }));
+        }
+        state.libraries.put(id, Library { code, kernels, modules: BTreeMap::new() });
+        Ok(id)
+    }
+
+    /// `cuModuleUnload`: waits for the context's work, which may still use it.
+    pub fn unload(&self, id: ModuleId) -> Result<()> {
+        let state = self.lock();
+        let module = state.modules.get(id)?;
+        if module.library.is_some() {
+            return Err(Error::NotPermitted);
+        }
+        let context = module.context;
+        state.alive(context)?;
+        let (mut state, _) = self.synchronize_context(state, context);
+        state.drop_module(self, id)
+    }
+
+    /// `cuLibraryUnload`
+    pub fn unload_library(&self, id: LibraryId) -> Result<()> {
+        let state = self.lock();
+        state.libraries.get(id)?;
+        let ends = state.streams.ends_of_all();
+        let mut state = self.run_to(state, &ends);
+        let library = state.libraries.remove(id)?;
+        for kernel in library.kernels {
+            // Kernels live as long as their library.
+            let _ = state.kernels.remove(kernel);
+        }
+        for module in library.modules.into_values() {
+            // The context may have ended first.
+            let _ = state.drop_module(self, module);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Gives a module's variables memory, and its kernels handles.
+    fn place(
+        &mut self,
+        driver: &Driver,
+        context: ContextId,
+        code: Arc<Code>,
+        library: Option<LibraryId>,
+    ) -> Result<ModuleId> {
+        let device = self.contexts.get(context)?.device as u32;
+        let mut globals = Vec::new();
+        for global in &code.globals {
+            let bytes = global.bytes.max(1);
+            let made = match global.constant {
+                true => driver.space().alloc_constant(device, bytes, "a module's variable"),
+                false => driver.space().alloc(device, bytes, "a module's variable"),
+            };
+            match made {
+                Ok(allocation) => {
+                    self.memory.add(&allocation, context, How::Global);
+                    globals.push(allocation.base());
+                }
+                Err(error) => {
+                    self.free_globals(driver, &globals);
+                    return Err(refused(&error));
+                }
+            }
+        }
+        let view = driver.space().snapshot();
+        for (global, &address) in code.globals.iter().zip(&globals) {
+            let bytes = initial_bytes(global, &globals);
+            if view.write(address, &bytes).is_err() {
+                self.free_globals(driver, &globals);
+                return Err(Error::Unknown);
+            }
+        }
+        let id = self.modules.reserve();
+        let mut functions = Vec::new();
+        for (index, kernel) in code.functions.iter().enumerate().filter(|(_, function)| function.entry) {
+            functions.push(self.functions.insert(Function {
+                module: id,
+                code: code.clone(),
+                index,
+                name: c_name(&kernel.name)?,
+                settings: Function::settings(kernel),
+            }));
+        }
+        self.modules.put(id, Module { context, code, globals: globals.into(), functions, library });
+        Ok(id)
+    }
+
+    fn free_globals(&mut self, driver: &Driver, globals: &[u64]) {
+        for &address in globals {
+            self.memory.forget(address);
+            // It was just allocated, or the context took it already.
+            let _ = driver.space().free(address);
+        }
+    }
+
+    fn drop_module(&mut self, driver: &Driver, id: ModuleId) -> Result<()> {
+        let module = self.modules.remove(id)?;
+        for function in &module.functions {
+            // Functions live as long as their module.
+            let _ = self.functions.remove(*function);
+        }
+        let globals: Vec<u64> = module.globals.to_vec();
+        self.free_globals(driver, &globals);
+        Ok(())
+    }
+
+    /// Ends all modules of a context; how many of them the program should have unloaded.
+    pub(super) fn drop_modules(&mut self, driver: &Driver, context: ContextId) -> usize {
+        let gone: Vec<(ModuleId, bool)> = self
+            .modules
+            .iter()
+            .filter(|(_, module)| module.context == context)
+            .map(|(id, module)| (id, module.library.is_none()))
+            .collect();
+        for (_, library) in self.libraries.iter_mut() {
+            library.modules.remove(&context);
+        }
+        for &(id, _) in &gone {
+            // It was just found.
+            let _ = self.drop_module(driver, id);
+        }
+        gone.iter().filter(|(_, own)| *own).count()
+    }
+
+    /// `cuModuleGetFunction`
+    pub fn find_function(&self, module: ModuleId, name: &str) -> Result<FunctionId> {
+        let module = self.modules.get(module)?;
+        self.alive(module.context)?;
+        let named = |id: &&FunctionId| self.functions.get(**id).is_ok_and(|function| &*function.kernel().name == name);
+        module.functions.iter().find(named).copied().ok_or(Error::NotFound)
+    }
+
+    /// `cuModuleGetGlobal`: address and bytes.
+    pub fn find_global(&self, module: ModuleId, name: &str) -> Result<(u64, u64)> {
+        let module = self.modules.get(module)?;
+        self.alive(module.context)?;
+        let at = module.code.globals.iter().position(|global| &*global.name == name).ok_or(Error::NotFound)?;
+        Ok((module.globals[at], module.code.globals[at].bytes))
+    }
+
+    /// The module of a library in the current context, made at the first need.
+    pub fn library_module(&mut self, driver: &Driver, id: LibraryId) -> Result<ModuleId> {
+        let (context, device) = self.current_device()?;
+        let library = self.libraries.get(id)?;
+        if let Some(&module) = library.modules.get(&context) {
+            return Ok(module);
+        }
+        let code = library.code.clone();
+        if code.target > driver.config.devices[device].spec.sm() {
+            return Err(Error::NoBinaryForGpu);
+        }
+        let module = self.place(driver, context, code, Some(id))?;
+        self.libraries.get_mut(id)?.modules.insert(context, module);
+        Ok(module)
+    }
+
+    /// `cuKernelGetFunction`: the kernel in the current context.
+    pub fn kernel_function(&mut self, driver: &Driver, kernel: KernelId) -> Result<FunctionId> {
+        let Kernel { library, name } = self.kernels.get(kernel)?;
+        let (library, name) = (*library, name.clone());
+        let module = self.library_module(driver, library)?;
+        self.find_function(module, name.to_str().map_err(|_| Error::NotFound)?)
+    }
+
+    /// A function handle, which may be a library's kernel too.
+    pub fn any_function(&mut self, driver: &Driver, function: FunctionId) -> Result<FunctionId> {
+        if self.functions.get(function).is_ok() {
+            return Ok(function);
+        }
+        match KernelId::from_raw(function.raw()) {
+            kernel if self.kernels.get(kernel).is_ok() => self.kernel_function(driver, kernel),
+            _ => Err(Error::InvalidHandle),
+        }
+    }
+
+    /// `cuLibraryGetKernel`
+    pub fn find_kernel(&self, library: LibraryId, name: &str) -> Result<KernelId> {
+        let named =
+            |id: &&KernelId| self.kernels.get(**id).is_ok_and(|kernel| kernel.name.to_bytes() == name.as_bytes());
+        self.libraries.get(library)?.kernels.iter().find(named).copied().ok_or(Error::NotFound)
+    }
+
+    /// The kernels of a library.
+    pub fn library_kernels(&self, library: LibraryId) -> Result<&[KernelId]> {
+        Ok(&self.libraries.get(library)?.kernels)
+    }
+}
+
+/// What a variable holds when the module is loaded.
+fn initial_bytes(global: &Global, addresses: &[u64]) -> Vec<u8> {
+    let mut bytes = global.init.clone().unwrap_or_default();
+    bytes.resize(global.bytes.max(1) as usize, 0);
+    for relocation in &global.relocations {
+        let of = match relocation.of {
+            Symbol::Global(index) => addresses.get(index as usize).copied().unwrap_or(0),
+            Symbol::Function(index) => FUNCTION_ADDRESS + u64::from(index),
+        };
+        let value = of.wrapping_add_signed(relocation.offset).to_le_bytes();
+        let at = relocation.at as usize;
+        let source = match relocation.bytes {
+            1 => &value[relocation.byte.min(7) as usize..][..1],
+            count => &value[..count.min(8) as usize],
+        };
+        if let Some(place) = bytes.get_mut(at..at + source.len()) {
+            place.copy_from_slice(source);
+        }
+    }
+    bytes
+}
+
+fn c_name(name: &str) -> Result<Arc<std::ffi::CStr>> {
+    CString::new(name).map(|name| name.into()).map_err(|_| Error::InvalidPtx)
+}

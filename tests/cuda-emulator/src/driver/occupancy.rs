@@ -1,0 +1,95 @@
+//! How many blocks fit on a multiprocessor (CUDA C++ Programming Guide, "Hardware Multithreading").
+
+use super::error::{Error, Result};
+use super::function::{Needs, registers_of_warp};
+use super::spec::{REGISTERS, Spec, WARP};
+
+/// Shared memory is given to blocks in units of this many bytes.
+const SHARED_UNIT: u32 = 128;
+
+/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`
+pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spec) -> Result<u32> {
+    if threads == 0 {
+        return Err(Error::InvalidValue);
+    }
+    if threads > needs.max_threads {
+        return Ok(0);
+    }
+    let warps = threads.div_ceil(WARP);
+    let by_warps = spec.threads_per_sm / WARP / warps;
+    let by_registers = REGISTERS / registers_of_warp(needs.registers) / warps;
+    let shared = u64::from(needs.static_shared) + dynamic_shared;
+    if shared > u64::from(spec.shared_optin) {
+        return Ok(0);
+    }
+    let shared = (shared as u32 + spec.shared_reserved).next_multiple_of(SHARED_UNIT);
+    let by_shared = spec.shared_per_sm.checked_div(shared).unwrap_or(u32::MAX);
+    Ok(by_warps.min(by_registers).min(by_shared).min(spec.blocks_per_sm))
+}
+
+/// `cuOccupancyMaxPotentialBlockSize`: the block with the most threads active, the larger one where two have as many; with the
+/// blocks that fill the device. `dynamic_shared` tells the bytes that a block of a size needs; `most` (0: no limit) bounds the size.
+pub fn best_block(needs: Needs, dynamic_shared: impl Fn(u32) -> u64, most: u32, spec: &Spec) -> Result<(u32, u32)> {
+    let most = if most == 0 { needs.max_threads } else { most.min(needs.max_threads) };
+    let mut best = (0, 0, 0);
+    let mut threads = most;
+    while threads > 0 {
+        let blocks = blocks_per_sm(needs, threads, dynamic_shared(threads), spec)?;
+        if blocks * threads > best.0 {
+            best = (blocks * threads, blocks, threads);
+        }
+        threads = if threads % WARP == 0 { threads - WARP } else { threads - threads % WARP };
+    }
+    Ok((best.1 * spec.sms, best.2))
+}
+
+/// `cuOccupancyAvailableDynamicSMemPerBlock`: the most that leaves room for so many blocks.
+pub fn available_shared(needs: Needs, blocks: u32, threads: u32, spec: &Spec) -> Result<u64> {
+    if blocks == 0 || blocks_per_sm(needs, threads, 0, spec)? < blocks {
+        return Err(Error::InvalidValue);
+    }
+    let each = spec.shared_per_sm / blocks / SHARED_UNIT * SHARED_UNIT;
+    let room = each.saturating_sub(spec.shared_reserved).min(spec.shared_optin);
+    Ok(u64::from(room.saturating_sub(needs.static_shared)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_limits_the_blocks() {
+        let a100 = Spec::of((8, 0)).unwrap();
+        let h100 = Spec::of((9, 0)).unwrap();
+        let t4 = Spec::of((7, 5)).unwrap();
+        let needs = |registers, static_shared| Needs { registers, static_shared, max_threads: 1024 };
+        for (needs, threads, dynamic, spec, blocks) in [
+            (needs(16, 0), 256, 0, &a100, 8),       // threads
+            (needs(16, 0), 32, 0, &a100, 32),       // blocks
+            (needs(16, 0), 32, 0, &t4, 16),         // blocks
+            (needs(64, 0), 256, 0, &a100, 4),       // registers
+            (needs(255, 0), 256, 0, &a100, 1),      // registers
+            (needs(16, 16384), 128, 0, &a100, 9),   // shared: (16 + 1) K of 164 K
+            (needs(16, 0), 128, 166_912, &a100, 1), // all that a block can have
+            (needs(16, 0), 128, 166_913, &a100, 0), // more
+            (needs(16, 0), 128, 232_448, &h100, 1),
+            (needs(16, 0), 1024, 0, &t4, 1),
+            (Needs { max_threads: 128, ..needs(16, 0) }, 256, 0, &a100, 0),
+        ] {
+            assert_eq!(blocks_per_sm(needs, threads, dynamic, spec), Ok(blocks), "{needs:?} {threads} {dynamic}");
+        }
+        assert_eq!(blocks_per_sm(needs(16, 0), 0, 0, &a100), Err(Error::InvalidValue));
+    }
+
+    #[test]
+    fn the_best_block_and_what_is_left() {
+        let a100 = Spec::of((8, 0)).unwrap();
+        let needs = Needs { registers: 32, static_shared: 0, max_threads: 1024 };
+        assert_eq!(best_block(needs, |_| 0, 0, &a100), Ok((216, 1024)));
+        assert_eq!(best_block(needs, |_| 0, 200, &a100), Ok((108 * 16, 128)));
+        assert_eq!(best_block(needs, |threads| u64::from(threads) * 1024, 0, &a100).map(|(_, b)| b), Ok(160));
+        assert_eq!(available_shared(needs, 1, 256, &a100), Ok(166_912));
+        assert_eq!(available_shared(needs, 2, 256, &a100), Ok(82_944));
+        assert_eq!(available_shared(needs, 9, 256, &a100), Err(Error::InvalidValue));
+    }
+}

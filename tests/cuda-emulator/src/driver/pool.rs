@@ -1,0 +1,181 @@
+//! Memory pools, and allocation in the order of a stream.
+
+use std::collections::BTreeSet;
+
+use super::Driver;
+use super::error::{Error, Result};
+use super::handle::{PoolId, StreamId};
+use super::memory::{How, refused};
+
+/// A pool.
+#[derive(Debug)]
+pub struct Pool {
+    /// Where its memory lies.
+    pub device: u32,
+    /// It came with the device, and stays.
+    pub fixed: bool,
+    /// The program destroyed it; it goes when its memory does.
+    pub destroyed: bool,
+    /// Attributes 1 to 4 as they were set.
+    settings: [u64; 4],
+    /// The most bytes in use since that was set back.
+    high: u64,
+    /// The most bytes it may hold; 0: no limit of its own.
+    most: u64,
+    /// Other devices that may touch its memory.
+    pub accessible: BTreeSet<u32>,
+}
+
+impl Pool {
+    /// An empty one.
+    pub fn new(device: u32, fixed: bool) -> Self {
+        Self { device, fixed, destroyed: false, settings: [1, 1, 1, 0], high: 0, most: 0, accessible: BTreeSet::new() }
+    }
+}
+
+/// A pool's attribute: 4 or 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolValue {
+    /// `int`
+    Int(u32),
+    /// `cuuint64_t`
+    Long(u64),
+}
+
+impl Driver {
+    /// `cuMemPoolCreate`
+    pub fn create_pool(&self, device: i32, most: u64) -> Result<PoolId> {
+        let device = self.device(device)? as u32;
+        let mut pool = Pool::new(device, false);
+        pool.most = most;
+        Ok(self.lock().pools.insert(pool))
+    }
+
+    /// `cuMemPoolDestroy`: memory that is in use stays until it is freed.
+    pub fn destroy_pool(&self, id: PoolId) -> Result<()> {
+        let mut state = self.lock();
+        let pool = live(state.pools.get_mut(id)?)?;
+        if pool.fixed {
+            return Err(Error::InvalidValue);
+        }
+        pool.destroyed = true;
+        for device in &mut state.devices {
+            if device.pool == id {
+                device.pool = device.default_pool;
+            }
+        }
+        if state.memory.pool_bytes(id) == 0 {
+            state.pools.remove(id)?;
+        }
+        Ok(())
+    }
+
+    /// `cuMemPoolGetAttribute`
+    pub fn pool_attribute(&self, id: PoolId, attribute: u32) -> Result<PoolValue> {
+        let mut state = self.lock();
+        let used = state.memory.pool_bytes(id);
+        let pool = live(state.pools.get_mut(id)?)?;
+        pool.high = pool.high.max(used);
+        Ok(match attribute {
+            1..=3 => PoolValue::Int(pool.settings[attribute as usize - 1] as u32),
+            4 => PoolValue::Long(pool.settings[3]),
+            // Nothing is held in reserve: what is reserved is what is used.
+            5 | 7 => PoolValue::Long(used),
+            6 | 8 => PoolValue::Long(pool.high),
+            _ => return Err(Error::InvalidValue),
+        })
+    }
+
+    /// `cuMemPoolSetAttribute`: the high-water marks can only be set to 0.
+    pub fn set_pool_attribute(&self, id: PoolId, attribute: u32, value: u64) -> Result<()> {
+        let mut state = self.lock();
+        let used = state.memory.pool_bytes(id);
+        let pool = live(state.pools.get_mut(id)?)?;
+        match attribute {
+            1..=4 => pool.settings[attribute as usize - 1] = value,
+            6 | 8 if value == 0 => pool.high = used,
+            _ => return Err(Error::InvalidValue),
+        }
+        Ok(())
+    }
+
+    /// `cuMemAllocAsync` (no pool named: the current one of the stream's device) and `cuMemAllocFromPoolAsync`.
+    pub fn allocate_async(&self, bytes: u64, pool: Option<PoolId>, stream: StreamId) -> Result<u64> {
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        let context = state.streams.get(stream)?.context;
+        let device = state.contexts.get(context)?.device;
+        if bytes == 0 {
+            return Err(Error::InvalidValue);
+        }
+        if state.captures.records(stream)? {
+            let (graph, after) = state.captures.next(stream)?;
+            let after = after.to_vec();
+            let made = self.add_alloc_node(state, graph, &after, device as u32, bytes, context);
+            let (node, address, mut state) = made?;
+            state.captures.advance(stream, node);
+            return Ok(address);
+        }
+        let id = pool.unwrap_or(state.devices[device].pool);
+        let pool = live(state.pools.get_mut(id)?)?;
+        let (device, most) = (pool.device, pool.most);
+        if most != 0 && state.memory.pool_bytes(id) + bytes > most {
+            return Err(Error::OutOfMemory);
+        }
+        let make = || self.space().alloc(device, bytes, "cuMemAllocAsync");
+        let (mut state, made) = self.retry(state, make);
+        let allocation = made.map_err(|error| refused(&error))?;
+        state.memory.add(&allocation, context, How::Pool(id));
+        let used = state.memory.pool_bytes(id);
+        if let Ok(pool) = state.pools.get_mut(id) {
+            pool.high = pool.high.max(used);
+        }
+        Ok(allocation.base())
+    }
+
+    /// `cuMemPoolSetAccess` for one device.
+    pub fn set_pool_access(&self, id: PoolId, device: i32, access: u32) -> Result<()> {
+        let device = self.device(device)?;
+        let mut state = self.lock();
+        let pool = live(state.pools.get_mut(id)?)?;
+        if pool.device == device as u32 {
+            return if access == 3 { Ok(()) } else { Err(Error::InvalidValue) };
+        }
+        if !self.config.devices[device].peers.contains(&(pool.device as usize)) {
+            return Err(Error::InvalidDevice);
+        }
+        match access {
+            0 => pool.accessible.remove(&(device as u32)),
+            1 | 3 => pool.accessible.insert(device as u32),
+            _ => return Err(Error::InvalidValue),
+        };
+        Ok(())
+    }
+
+    /// `cuMemPoolGetAccess`: 3 (read and write) or 0.
+    pub fn pool_access(&self, id: PoolId, device: i32) -> Result<u32> {
+        let device = self.device(device)? as u32;
+        let mut state = self.lock();
+        let pool = live(state.pools.get_mut(id)?)?;
+        Ok(if pool.device == device || pool.accessible.contains(&device) { 3 } else { 0 })
+    }
+
+    /// `cuDeviceSetMemPool`
+    pub fn set_device_pool(&self, device: usize, id: PoolId) -> Result<()> {
+        let mut state = self.lock();
+        if live(state.pools.get_mut(id)?)?.device != device as u32 {
+            return Err(Error::InvalidValue);
+        }
+        state.devices[device].pool = id;
+        Ok(())
+    }
+
+    /// Fails for a pool that is not there: `cuMemPoolTrimTo` has nothing to give back.
+    pub fn trim_pool(&self, id: PoolId) -> Result<()> {
+        live(self.lock().pools.get_mut(id)?).map(drop)
+    }
+}
+
+fn live(pool: &mut Pool) -> Result<&mut Pool> {
+    if pool.destroyed { Err(Error::InvalidValue) } else { Ok(pool) }
+}

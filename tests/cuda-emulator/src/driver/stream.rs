@@ -1,0 +1,229 @@
+//! Streams and events: submitting, waiting, asking.
+
+use super::error::{Error, Result};
+use super::graph::Node;
+use super::handle::{ContextId, EventId, GraphId, StreamId};
+use super::{Driver, Guard, State};
+use crate::engine::{Event, Point, StreamKind, Waited, Work};
+
+/// `CU_EVENT_…`: blocking sync, no timing, interprocess.
+const EVENT_FLAGS: u32 = 7;
+/// `CU_EVENT_DISABLE_TIMING`
+const EVENT_NO_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`
+const EVENT_INTERPROCESS: u32 = 4;
+
+impl State {
+    /// The stream that a handle names: 0 and 1 are the legacy default stream of the current context, 2 is the thread's own.
+    /// Fails with the fault of a lost context.
+    pub fn stream(&mut self, stream: StreamId) -> Result<StreamId> {
+        let id = match crate::engine::special(stream) {
+            Some(kind) => {
+                let context = self.current()?;
+                self.streams.default_of(context, kind)
+            }
+            None => stream,
+        };
+        let context = self.streams.get(id)?.context;
+        self.alive(context)?;
+        self.check_legacy(id)?;
+        Ok(id)
+    }
+
+    /// The context of a stream.
+    pub fn stream_context(&mut self, stream: StreamId) -> Result<ContextId> {
+        let stream = self.stream(stream)?;
+        Ok(self.streams.get(stream)?.context)
+    }
+
+    /// `cuStreamCreate` and its kin.
+    pub fn create_stream(&mut self, flags: u32, priority: i32) -> Result<StreamId> {
+        let context = self.current()?;
+        let kind = match flags {
+            0 => StreamKind::Blocking,
+            1 => StreamKind::NonBlocking,
+            _ => return Err(Error::InvalidValue),
+        };
+        Ok(self.streams.create(context, kind, priority))
+    }
+
+    /// `cuStreamDestroy`: default streams cannot be destroyed; what is queued still runs.
+    /// The graph, if there is one, that a capture which began in it has recorded for nothing.
+    pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
+        if crate::engine::special(stream).is_some() {
+            return Err(Error::InvalidHandle);
+        }
+        self.streams.destroy(stream)?;
+        Ok(self.captures.destroy(stream).filter(|ended| !ended.given).map(|ended| ended.graph))
+    }
+
+    /// `cuEventCreate`
+    pub fn create_event(&mut self, flags: u32) -> Result<EventId> {
+        let context = self.current()?;
+        if flags & !EVENT_FLAGS != 0 || flags & (EVENT_INTERPROCESS | EVENT_NO_TIMING) == EVENT_INTERPROCESS {
+            return Err(Error::InvalidValue);
+        }
+        Ok(self.events.insert(Event::new(context, flags & EVENT_NO_TIMING == 0)))
+    }
+
+    /// `cuEventDestroy`
+    pub fn destroy_event(&mut self, event: EventId) -> Result<()> {
+        self.captures.forget(event);
+        self.events.remove(event).map(drop)
+    }
+
+    /// `cuEventElapsedTime`, in milliseconds.
+    pub fn elapsed(&self, from: EventId, to: EventId) -> Result<f32> {
+        let times = [from, to].map(|id| {
+            let event = self.events.get(id)?;
+            self.alive(event.context)?;
+            let point = event.recorded.filter(|_| event.timing).ok_or(Error::InvalidHandle)?;
+            match event.time {
+                Some(time) if self.streams.reached(point) => Ok(time),
+                _ => Err(Error::NotReady),
+            }
+        });
+        let [from, to] = times;
+        Ok(((to? - from?) / 1000.0) as f32)
+    }
+}
+
+impl Driver {
+    /// `cuStreamDestroy`
+    pub fn end_stream(&self, stream: StreamId) -> Result<()> {
+        let lost = self.lock().destroy_stream(stream)?;
+        lost.map_or(Ok(()), |graph| self.destroy_graph(graph))
+    }
+
+    /// Appends work to a stream. Whether some of the work that waits is done at once is the seed's choice too: CUDA allows a
+    /// stream to begin as soon as it likes.
+    pub fn submit<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
+        if state.captures.records(stream)? {
+            return state.capture(stream, work);
+        }
+        self.enqueue(&mut state, stream, work)?;
+        self.perhaps_run(state);
+        Ok(())
+    }
+
+    /// In one submission of four, up to four pieces of work run.
+    pub(super) fn perhaps_run<'a>(&'a self, mut state: Guard<'a>) {
+        self.wake_runner();
+        if state.order.choose(4) == 0 {
+            for _ in 0..=state.order.choose(4) {
+                let moved;
+                (state, moved) = self.step(state);
+                if !moved {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Appends work and waits for it: a call that is synchronous with the host.
+    pub fn submit_and_wait<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
+        state.host_asks(stream)?;
+        let point = self.enqueue(&mut state, stream, work)?;
+        let context = state.streams.get(stream)?.context;
+        let state = self.run_to(state, &[point]);
+        state.alive(context)
+    }
+
+    /// `cuStreamSynchronize`
+    pub fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        state.host_asks(stream)?;
+        let context = state.streams.get(stream)?.context;
+        let ends = state.streams.ends(stream);
+        let state = self.run_to(state, &ends);
+        state.alive(context)
+    }
+
+    /// `cuStreamQuery`: asking lets some work run, so that a program that asks until it is done gets there.
+    pub fn query_stream(&self, stream: StreamId) -> Result<()> {
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        state.host_asks(stream)?;
+        let context = state.streams.get(stream)?.context;
+        let ends = state.streams.ends(stream);
+        self.query(state, context, &ends)
+    }
+
+    fn query<'a>(&'a self, state: Guard<'a>, context: ContextId, points: &[Point]) -> Result<()> {
+        let reached = |state: &State| points.iter().all(|&point| state.streams.reached(point));
+        let mut state = if reached(&state) { state } else { self.step(state).0 };
+        state.alive(context)?;
+        if reached(&state) {
+            state.streams.waited(points);
+            Ok(())
+        } else {
+            Err(Error::NotReady)
+        }
+    }
+
+    /// `cuStreamWaitEvent`: an event that was never recorded is no wait. With flag 1 a captured wait becomes a node that waits when the
+    /// graph runs.
+    pub fn wait_event(&self, stream: StreamId, event: EventId, flags: u32) -> Result<()> {
+        if flags > 1 {
+            return Err(Error::InvalidValue);
+        }
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        let recorded = state.events.get(event)?.recorded;
+        if flags == 1 && state.captures.records(stream)? {
+            return state.append(stream, Node::Wait(event)).map(drop);
+        }
+        match (state.captures.wait(stream, event, recorded.is_some())?, recorded) {
+            (Waited::Plainly, Some(point)) => state.streams.wait(stream, point),
+            _ => Ok(()),
+        }
+    }
+
+    /// `cuEventRecord`: event and stream must be of one context. In a capturing stream the event stands for what was recorded so far; with
+    /// flag 1 it becomes a node that records it when the graph runs.
+    pub fn record_event(&self, event: EventId, stream: StreamId, flags: u32) -> Result<()> {
+        if flags > 1 {
+            return Err(Error::InvalidValue);
+        }
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        if state.events.get(event)?.context != state.streams.get(stream)?.context {
+            return Err(Error::InvalidHandle);
+        }
+        if flags == 1 && state.captures.records(stream)? {
+            return state.append(stream, Node::Record(event)).map(drop);
+        }
+        if state.captures.record(event, stream)? {
+            return Ok(());
+        }
+        let point = state.streams.submit(stream, Work::Record(event))?;
+        let event = state.events.get_mut(event)?;
+        (event.recorded, event.time) = (Some(point), None);
+        self.perhaps_run(state);
+        Ok(())
+    }
+
+    /// `cuEventSynchronize`: an event that was never recorded is reached.
+    pub fn synchronize_event(&self, event: EventId) -> Result<()> {
+        let mut state = self.lock();
+        let found = state.events.get(event)?;
+        let (context, point) = (found.context, found.recorded);
+        state.alive(context)?;
+        state.captures.host_asks(event)?;
+        state.unsafe_call()?;
+        let state = self.run_to(state, point.as_slice());
+        state.alive(context)
+    }
+
+    /// `cuEventQuery`
+    pub fn query_event(&self, event: EventId) -> Result<()> {
+        let mut state = self.lock();
+        let found = state.events.get(event)?;
+        let (context, point) = (found.context, found.recorded);
+        state.alive(context)?;
+        state.captures.host_asks(event)?;
+        state.unsafe_call()?;
+        self.query(state, context, point.as_slice())
+    }
+}

@@ -1,0 +1,238 @@
+//! Doing a piece of work, outside of the driver's lock.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::work::{Copy, Fill, Launch, Side, Work};
+use crate::driver::counts::Kernel;
+use crate::driver::error::Error;
+use crate::exec;
+use crate::fault::{Kind, Report};
+use crate::mem::{Space, View};
+
+/// What doing work needs of the machine. Shared, and the same as long as the driver lives.
+#[derive(Debug)]
+pub struct Machinery {
+    /// All memory.
+    pub space: Arc<Space>,
+    /// Multiprocessors of each device.
+    pub sms: Vec<u32>,
+    /// Threads that execute blocks.
+    pub threads: usize,
+    /// Limit of a warp's instructions.
+    pub max_instructions: u64,
+    /// Faults that only the checker sees do not stop a launch.
+    pub report_only: bool,
+    /// Traffic and the distinct bytes that kernels touch are counted.
+    pub counting: bool,
+    /// When the driver began.
+    pub began: Instant,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Performed {
+    /// The context is lost.
+    pub error: Option<Error>,
+    /// What the checker found.
+    pub reports: Vec<String>,
+    /// Counts of a kernel, with its name.
+    pub counts: Vec<(String, Kernel)>,
+    /// Bytes copied between host and device.
+    pub host_bytes: u64,
+    /// It cannot be done yet.
+    pub again: Option<Work>,
+}
+
+impl Machinery {
+    /// Microseconds since the driver began.
+    pub fn now(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1e6
+    }
+
+    /// Does it.
+    pub fn perform(&self, work: Work) -> Performed {
+        let mut done = Performed::default();
+        let failed = match work {
+            Work::Launch(launch) => self.launch(*launch, &mut done),
+            Work::Copy(copy) => copy.perform(&self.space.snapshot(), &mut done.host_bytes),
+            Work::Fill(fill) => fill.perform(&self.space.snapshot()),
+            Work::Call(call) => {
+                (call.run)();
+                Ok(())
+            }
+            Work::Record(_) | Work::Wait => Ok(()),
+            // That it is an allocation was checked when it was submitted; that it still is one, the program has to see to.
+            Work::Free(address) => {
+                self.space.free(address).map(drop).map_err(|error| Kind::UseAfterFree(error.to_string()))
+            }
+            Work::WriteValue(address, value, bytes) => {
+                self.space.snapshot().write(address, &value.to_le_bytes()[..bytes as usize])
+            }
+            Work::WaitValue(address, value, bytes, condition) => {
+                let mut found = [0; 8];
+                let read = self.space.snapshot().read(address, &mut found[..bytes as usize]);
+                if read.is_ok() && !condition.holds(u64::from_le_bytes(found), value, bytes) {
+                    done.again = Some(Work::WaitValue(address, value, bytes, condition));
+                }
+                read
+            }
+            Work::Batch(works) => {
+                let mut works = works.into_iter();
+                while let Some(work) = works.next() {
+                    let part = self.perform(work);
+                    done.add(part);
+                    if let Some(again) = done.again.take() {
+                        done.again = Some(Work::Batch(std::iter::once(again).chain(works).collect()));
+                        break;
+                    }
+                }
+                Ok(())
+            }
+        };
+        if let Err(kind) = failed {
+            done.error = Some(hardware_error(&kind));
+            done.reports.push(kind.to_string());
+        }
+        done
+    }
+
+    fn launch(&self, work: Launch, done: &mut Performed) -> Result<(), Kind> {
+        let launch = work.launch;
+        let machine = exec::Machine {
+            sms: self.sms.get(launch.device as usize).copied().unwrap_or(1),
+            threads: self.threads,
+            max_instructions: self.max_instructions,
+            report_only: self.report_only,
+            local_bytes: work.local_bytes,
+            counting: self.counting,
+            footprint: self.counting,
+            print: Arc::new(|text| print!("{text}")),
+        };
+        let outcome = exec::run(&launch, &self.space.snapshot(), &machine);
+        done.reports.extend(outcome.warnings.iter().map(Report::to_string));
+        let name = launch.code.functions.get(launch.function).map_or_else(String::new, |f| f.name.to_string());
+        done.counts.push((name, Kernel::of(&launch, &outcome)));
+        if let Err(report) = outcome.result {
+            done.error = Some(hardware_error(&report.fault.kind));
+            done.reports.push(report.to_string());
+        }
+        Ok(())
+    }
+}
+
+impl Performed {
+    fn add(&mut self, part: Self) {
+        self.error = self.error.or(part.error);
+        self.reports.extend(part.reports);
+        self.counts.extend(part.counts);
+        self.host_bytes += part.host_bytes;
+        self.again = part.again;
+    }
+}
+
+/// The code that a context answers after a fault. What only the checker sees is an unspecified launch failure.
+fn hardware_error(kind: &Kind) -> Error {
+    match kind {
+        Kind::OutOfBounds(_) | Kind::UseAfterFree(_) | Kind::NotAccessible(_) => Error::IllegalAddress,
+        Kind::Misaligned => Error::MisalignedAddress,
+        Kind::Trap(text) if text.to_ascii_lowercase().contains("assert") => Error::Assert,
+        Kind::InvalidValue(_) => Error::IllegalInstruction,
+        Kind::StackOverflow => Error::HardwareStackError,
+        Kind::Endless | Kind::Deadlock(_) => Error::LaunchTimeout,
+        Kind::Internal(_) => Error::Unknown,
+        Kind::Trap(_)
+        | Kind::Uninitialised
+        | Kind::Race(_)
+        | Kind::DivergentBarrier(_)
+        | Kind::InactiveLane(_)
+        | Kind::PendingCopy(_) => Error::LaunchFailed,
+    }
+}
+
+impl Copy {
+    /// Copies row by row; `host_bytes` grows by what passes between host and device.
+    fn perform(&self, view: &View, host_bytes: &mut u64) -> Result<(), Kind> {
+        let crosses = self.from.on_host(view) != self.to.on_host(view);
+        if crosses {
+            *host_bytes += self.width * self.height * self.depth;
+        }
+        if self.width == 0 {
+            return Ok(());
+        }
+        for slice in 0..self.depth {
+            for row in 0..self.height {
+                self.row(view, slice, row)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&self, view: &View, slice: u64, row: u64) -> Result<(), Kind> {
+        let width = self.width as usize;
+        match (&self.from, &self.to) {
+            (Side::Known { .. }, Side::Known { .. }) => {
+                view.copy(self.to.address(slice, row), self.from.address(slice, row), self.width)
+            }
+            (Side::Known { .. }, Side::Host { memory, .. }) => {
+                let mut bytes = vec![0; width];
+                view.read(self.from.address(slice, row), &mut bytes)?;
+                memory.write(self.to.address(slice, row), &bytes);
+                Ok(())
+            }
+            (Side::Host { memory, .. }, to) => {
+                let bytes = memory.read(self.from.address(slice, row), width);
+                self.put(view, to, slice, row, &bytes)
+            }
+            (Side::Staged(bytes), to) => {
+                let at = (slice * self.height + row) as usize * width;
+                let bytes = bytes.get(at..at + width);
+                let bytes = bytes.ok_or_else(|| Kind::Internal("a staged copy is too short".into()))?;
+                self.put(view, to, slice, row, bytes)
+            }
+            (_, Side::Staged(_)) => Err(Kind::Internal("a copy into staged bytes".into())),
+        }
+    }
+
+    fn put(&self, view: &View, to: &Side, slice: u64, row: u64, bytes: &[u8]) -> Result<(), Kind> {
+        match to {
+            Side::Known { .. } => view.write(to.address(slice, row), bytes),
+            Side::Host { memory, .. } => {
+                memory.write(to.address(slice, row), bytes);
+                Ok(())
+            }
+            Side::Staged(_) => Err(Kind::Internal("a copy into staged bytes".into())),
+        }
+    }
+}
+
+impl Side {
+    /// Address of a row in known memory; its offset in the program's.
+    fn address(&self, slice_index: u64, row: u64) -> u64 {
+        match self {
+            Self::Known { address, pitch, slice } => address + slice * slice_index + pitch * row,
+            Self::Host { pitch, slice, .. } => slice * slice_index + pitch * row,
+            Self::Staged(_) => 0,
+        }
+    }
+
+    fn on_host(&self, view: &View) -> bool {
+        match self {
+            Self::Known { address, .. } => view.find(*address, 1).is_ok_and(|allocation| {
+                use crate::mem::AllocationKind::{PinnedHost, RegisteredHost};
+                matches!(allocation.kind(), PinnedHost | RegisteredHost)
+            }),
+            Self::Host { .. } | Self::Staged(_) => true,
+        }
+    }
+}
+
+impl Fill {
+    fn perform(&self, view: &View) -> Result<(), Kind> {
+        let pattern = &self.value.to_le_bytes()[..usize::from(self.bytes)];
+        if self.height > 1 && self.pitch == self.width * u64::from(self.bytes) {
+            return view.fill(self.address, pattern, self.width * self.height);
+        }
+        (0..self.height).try_for_each(|row| view.fill(self.address + row * self.pitch, pattern, self.width))
+    }
+}

@@ -1,0 +1,412 @@
+//! Each check of the memories that is not of shared memory alone, with its clean twin; and fast paths against a plain model.
+
+use super::rig::{Rig, name, strided};
+use super::{Addresses, Global, LANES, Lanes, Window, window};
+use crate::fault::Kind;
+use crate::mem::Footprint;
+use std::sync::Arc;
+
+const ALL: u32 = u32::MAX;
+
+#[test]
+fn global_accesses_are_checked() {
+    // Half of the allocation is written.
+    let (mut rig, (base, freed, other, constant)) = Rig::new(0, 1, |space| {
+        let alloc = |device| space.alloc(device, 4096, "cuMemAlloc").expect("memory").base();
+        let (base, freed, other) = (alloc(0), alloc(0), alloc(1));
+        let constant = space.alloc_constant(0, 4096, "cuModuleLoad").expect("memory").base();
+        let view = space.snapshot();
+        for at in [base, other, constant] {
+            view.write(at, &[1; 2048]).expect("inside");
+        }
+        space.free(freed).expect("freed");
+        (base, freed, other, constant)
+    });
+    // (what, first address, step, lanes, write, result of a load or store of 4 bytes)
+    let cases = [
+        ("coalesced", base, 4, ALL, false, "ok"),
+        ("coalesced, up to the last written byte", base + 1920, 4, ALL, false, "ok"),
+        ("coalesced, over it", base + 1924, 4, ALL, false, "Uninitialised 31"),
+        ("strided, over it", base, 128, ALL, false, "Uninitialised 16"),
+        ("one lane", base + 2044, 4, 1, false, "ok"),
+        ("the end", base + 4096 - 128, 4, ALL, true, "ok"),
+        ("over the end", base + 4096 - 124, 4, ALL, true, "OutOfBounds 31"),
+        ("the lane over the end is masked", base + 4096 - 124, 4, ALL >> 1, true, "ok"),
+        ("before the start", base - 4, 4, ALL, true, "OutOfBounds 0"),
+        ("lanes downwards", base + 124, 4u64.wrapping_neg(), ALL, false, "ok"),
+        ("lanes down over the start", base + 120, 4u64.wrapping_neg(), ALL, false, "OutOfBounds 31"),
+        ("misaligned", base + 2, 4, ALL, true, "Misaligned 0"),
+        ("misaligned later", base, 2, ALL, false, "Misaligned 1"),
+        ("freed", freed, 4, ALL, false, "UseAfterFree 0"),
+        ("freed, write", freed, 4, 8, true, "UseAfterFree 3"),
+        ("null", 0, 0, ALL, false, "OutOfBounds 0"),
+        ("no peer access", other, 4, ALL, false, "NotAccessible 0"),
+        ("constant, read", constant, 4, ALL, false, "ok"),
+        ("constant, write", constant, 4, ALL, true, "NotAccessible 0"),
+        ("window of shared memory", window::SHARED, 4, ALL, true, "OutOfBounds 0"),
+    ];
+    for (what, first, step, mask, write, wanted) in cases {
+        let at = strided(first, step);
+        let mut cx = rig.cx(0, 1);
+        let result = if write {
+            cx.store(Window::Global, &at, &[[1; 4]; LANES], mask)
+        } else {
+            cx.load::<4>(Window::Global, &at, mask).map(|_| ())
+        };
+        assert_eq!(name(&result), wanted, "{what}");
+        if let Err(fault) = result {
+            let access = fault.access.expect("an access");
+            assert_eq!((access.address, access.bytes), (at[usize::from(fault.lane)], 4), "{what}");
+        }
+    }
+    rig.global = Global::new(rig.space.snapshot(), 0, 1 << 1, true, None);
+    rig.cx(0, 1).load::<4>(Window::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
+    // Freed while the launch runs: the view it started with must not help.
+    let base_again = strided(base, 4);
+    rig.cx(0, 1).load::<4>(Window::Global, &base_again, ALL).expect("still there");
+    rig.space.free(base).expect("freed");
+    let result = rig.cx(0, 1).load::<4>(Window::Global, &base_again, ALL);
+    assert_eq!(name(&result), "UseAfterFree 0");
+}
+
+#[test]
+fn reports_do_not_stop_where_asked_not_to() {
+    let (mut rig, base) = Rig::new(64, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    rig.log.go_on = true;
+    let mut cx = rig.cx(0, 1);
+    cx.load::<4>(Window::Global, &strided(base, 4), ALL).expect("goes on");
+    cx.load::<4>(Window::Shared, &strided(0, 0), ALL).expect("goes on");
+    cx.load::<4>(Window::Local, &strided(0, 0), ALL).expect("goes on");
+    assert!(cx.load::<4>(Window::Global, &strided(base + 256, 4), ALL).is_err(), "hardware would not");
+    assert!(rig.log.faults.iter().all(|fault| fault.kind == Kind::Uninitialised));
+    assert!(rig.log.faults.len() >= 3);
+}
+
+/// Loads, stores and atomics of all widths, with addresses of every pattern, against bytes and written bits of a model.
+#[test]
+fn fast_paths_agree_with_a_model() {
+    const BYTES: usize = 1024;
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 0..60 {
+        let (mut rig, base) =
+            Rig::new(0, 1, |space| space.alloc(0, BYTES as u64, "cuMemAlloc").expect("memory").base());
+        let mut model: Vec<Option<u8>> = vec![None; BYTES];
+        if round % 3 == 0 {
+            rig.space.snapshot().write(base, &[5; BYTES]).expect("inside");
+            model.fill(Some(5));
+        }
+        let mut touched = [vec![false; BYTES], vec![false; BYTES]];
+        let mut wanted = [[0; 3]; 2];
+        for _ in 0..100 {
+            match rng.u8(0..5) {
+                0 => one::<1>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+                1 => one::<2>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+                2 => one::<4>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+                3 => one::<8>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+                _ => one::<16>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+            }
+        }
+        let counts = [&rig.counts.global_read, &rig.counts.global_written];
+        assert_eq!(counts.map(|c| [c.requests, c.bytes, c.sectors]), wanted, "round {round}");
+        let distinct = touched.map(|bytes| bytes.iter().filter(|&&touched| touched).count() as u64);
+        assert_eq!([rig.footprint.read_bytes(), rig.footprint.written_bytes()], distinct);
+    }
+}
+
+fn one<const N: usize>(
+    rng: &mut fastrand::Rng,
+    rig: &mut Rig,
+    base: u64,
+    model: &mut [Option<u8>],
+    touched: &mut [Vec<bool>; 2],
+    wanted: &mut [[u64; 3]; 2],
+) {
+    let slots = (model.len() / N) as u64;
+    let first = rng.u64(0..slots);
+    let unit = N as u64;
+    let at: Addresses = match rng.u8(0..4) {
+        0 => strided(first * unit, unit),
+        1 => strided(first * unit, 0),
+        2 => strided(first * unit, rng.u64(0..4) * unit),
+        _ => std::array::from_fn(|_| rng.u64(0..slots) * unit),
+    };
+    let mut mask = if rng.bool() { ALL } else { rng.u32(1..) };
+    // Lanes outside of the allocation do not take part: that is tested by itself.
+    for lane in 0..LANES {
+        if at[lane] + unit > model.len() as u64 {
+            mask &= !(1 << lane);
+        }
+    }
+    if mask == 0 {
+        return;
+    }
+    let active: Vec<usize> = (0..LANES).filter(|&lane| mask >> lane & 1 != 0).collect();
+    let range = |lane: usize| at[lane] as usize..at[lane] as usize + N;
+    let addresses = at.map(|at| base + at);
+    let values: Lanes<[u8; N]> = std::array::from_fn(|_| std::array::from_fn(|_| rng.u8(..)));
+    let what = rng.u8(0..3);
+    let (read, write) = (what != 1, what != 0);
+    let atomic = what == 2 && N > 1;
+    let missing = active.iter().copied().find(|&lane| model[range(lane)].contains(&None));
+    if read && what != 2 || atomic {
+        let result = if atomic {
+            // With lanes at one address the first one's write makes the others' bytes known.
+            rig.cx(0, 1).update::<N>(Window::Generic, &addresses, mask, &mut |lane, old| {
+                std::array::from_fn(|i| old[i].wrapping_add(values[lane][i]))
+            })
+        } else {
+            rig.cx(0, 1).load::<N>(Window::Global, &addresses, mask)
+        };
+        if let Some(lane) = missing {
+            assert_eq!(name(&result), format!("Uninitialised {lane}"));
+            // Lanes before it were done; that much the model cannot say: forget it by writing all.
+            rig.space.snapshot().write(base, &[5; 1024]).expect("inside");
+            model.fill(Some(5));
+            let done = active.iter().take_while(|&&other| other != lane);
+            for index in done.flat_map(|&lane| range(lane)) {
+                touched[0][index] = true;
+                touched[1][index] |= atomic;
+            }
+            return;
+        }
+        let got = result.expect("all is written");
+        for &lane in &active {
+            for (i, index) in range(lane).enumerate() {
+                assert_eq!(Some(got[lane][i]), model[index], "lane {lane}");
+                if atomic {
+                    model[index] = Some(got[lane][i].wrapping_add(values[lane][i]));
+                }
+            }
+        }
+    } else if write {
+        rig.cx(0, 1).store(Window::Generic, &addresses, &values, mask).expect("inside");
+        for &lane in &active {
+            range(lane).enumerate().for_each(|(i, index)| model[index] = Some(values[lane][i]));
+        }
+    }
+    let mut sectors: Vec<u64> = active.iter().map(|&lane| addresses[lane] / 32).collect();
+    sectors.sort_unstable();
+    sectors.dedup();
+    for (side, counted) in [(0, atomic || what == 0), (1, atomic || what != 0)] {
+        if counted {
+            let count = [1, (active.len() * N) as u64, sectors.len() as u64];
+            wanted[side].iter_mut().zip(count).for_each(|(to, more)| *to += more);
+            active.iter().flat_map(|&lane| range(lane)).for_each(|index| touched[side][index] = true);
+        }
+    }
+}
+
+#[test]
+fn atomics_of_many_threads_add_up() {
+    let (rig, base) = Rig::new(0, 1, |space| {
+        let base = space.alloc(0, 64, "cuMemAlloc").expect("memory").base();
+        space.snapshot().write(base, &[0; 64]).expect("inside");
+        base
+    });
+    fn add<const N: usize>(rig: &mut Rig, at: u64) {
+        for _ in 0..200 {
+            let add = &mut |_, old: [u8; N]| {
+                let mut wide = [0; 16];
+                wide[..N].copy_from_slice(&old);
+                let sum = (u128::from_le_bytes(wide) + 1).to_le_bytes();
+                std::array::from_fn(|i| sum[i])
+            };
+            rig.cx(0, 1).update::<N>(Window::Global, &strided(at, 0), ALL, add).expect("inside");
+        }
+    }
+    let space = rig.space.clone();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let (mut rig, ()) = Rig::new(0, 1, |_| ());
+                rig.global = Global::new(space.snapshot(), 0, 0, false, None);
+                add::<2>(&mut rig, base);
+                add::<4>(&mut rig, base + 4);
+                add::<8>(&mut rig, base + 8);
+                add::<16>(&mut rig, base + 16);
+            });
+        }
+    });
+    let mut out = [0; 32];
+    space.snapshot().read(base, &mut out).expect("inside");
+    let sum = 2u64 * 200 * 32;
+    assert_eq!(u16::from_le_bytes([out[0], out[1]]), sum as u16);
+    assert_eq!(out[4..8], (sum as u32).to_le_bytes());
+    assert_eq!(out[8..16], sum.to_le_bytes());
+    assert_eq!(out[16..32], u128::from(sum).to_le_bytes());
+}
+
+#[test]
+fn local_memory_is_each_threads_own() {
+    let (mut rig, ()) = Rig::new(0, 1, |_| ());
+    let values: Lanes<[u8; 8]> = std::array::from_fn(|lane| [lane as u8; 8]);
+    let mut cx = rig.cx(0, 1);
+    cx.store(Window::Local, &strided(8, 0), &values, ALL).expect("inside");
+    assert_eq!(cx.load::<8>(Window::Local, &strided(8, 0), ALL).expect("written"), values);
+    let generic = strided(window::LOCAL + 8, 0);
+    assert_eq!(cx.load::<8>(Window::Generic, &generic, ALL).expect("written"), values);
+    assert_eq!(name(&cx.load::<1>(Window::Local, &strided(16, 0), 2)), "Uninitialised 1");
+    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(10, 0), 2)), "Misaligned 1");
+    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(256, 0), 2)), "OutOfBounds 1");
+    assert_eq!(name(&cx.load::<8>(Window::Local, &strided(u64::MAX - 7, 0), 2)), "OutOfBounds 1");
+    assert_eq!(cx.counts.local_written.bytes, 256);
+    // A call's frame is new, its argument is passed with what is known of it.
+    rig.local.pass(3, 8, 12, 8).expect("inside");
+    rig.local.enter(8, 4, ALL);
+    let mut cx = rig.cx(0, 1);
+    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(8, 0), ALL)), "Uninitialised 0");
+    assert_eq!(cx.load::<8>(Window::Local, &strided(16, 0), 8).map(|_| ()).map_err(|f| f.lane), Err(3));
+    assert_eq!(cx.load::<4>(Window::Local, &strided(16, 0), 8).expect("passed")[3], [3; 4]);
+    rig.local.poke(0, 100, &[1, 2]).expect("inside");
+    let mut out = [0; 2];
+    rig.local.peek(0, 100, &mut out).expect("inside");
+    assert_eq!(out, [1, 2]);
+    assert!(rig.local.peek(0, 255, &mut out).is_err());
+    rig.local.reset();
+    assert_eq!(name(&rig.cx(0, 1).load::<1>(Window::Local, &strided(100, 0), 1)), "Uninitialised 0");
+}
+
+#[test]
+fn parameters_are_read_only() {
+    let (mut rig, ()) = Rig::new(0, 1, |_| ());
+    let mut cx = rig.cx(0, 1);
+    assert_eq!(cx.load::<4>(Window::Param, &strided(8, 0), ALL).expect("inside"), [[8, 9, 10, 11]; LANES]);
+    let each = cx.load::<2>(Window::Param, &strided(0, 2), ALL).expect("inside");
+    assert_eq!(each[31], [62, 63]);
+    assert_eq!(name(&cx.load::<2>(Window::Param, &strided(2, 2), ALL)), "OutOfBounds 31");
+    assert_eq!(name(&cx.load::<8>(Window::Param, &strided(4, 0), ALL)), "Misaligned 0");
+    assert_eq!(name(&cx.store(Window::Param, &strided(0, 0), &[[0; 4]; LANES], 4)), "NotAccessible 2");
+    assert_eq!(name(&cx.store(Window::Generic, &strided(window::PARAM, 0), &[[0; 4]; LANES], 4)), "NotAccessible 2");
+}
+
+#[test]
+fn generic_addresses_may_lie_in_different_windows() {
+    let (mut rig, base) = Rig::new(256, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    let starts = [base, window::SHARED, window::LOCAL];
+    let at: Addresses = std::array::from_fn(|lane| starts[lane % 3] + 4 * lane as u64);
+    let values: Lanes<[u8; 4]> = std::array::from_fn(|lane| [lane as u8; 4]);
+    let mut cx = rig.cx(0, 1);
+    cx.store(Window::Generic, &at, &values, ALL).expect("inside");
+    assert_eq!(cx.load::<4>(Window::Generic, &at, ALL).expect("written"), values);
+    let shared = cx.load::<4>(Window::Shared, &strided(0, 4), 2).expect("written");
+    assert_eq!(shared[1], [1; 4]);
+    let plus = &mut |_, old: [u8; 4]| old.map(|byte| byte + 1);
+    assert_eq!(cx.update(Window::Generic, &at, ALL, plus).expect("written"), values);
+    assert_eq!(cx.load::<4>(Window::Generic, &at, ALL).expect("written"), values.map(|v| v.map(|byte| byte + 1)));
+}
+
+/// A rig with 512 written bytes (each its index) and 128 that are not, at the base.
+fn copies() -> (Rig, u64) {
+    Rig::new(4096, 2, |space| {
+        let base = space.alloc(0, 640, "cuMemAlloc").expect("memory").base();
+        let bytes: Vec<u8> = (0..512).map(|i| i as u8).collect();
+        space.snapshot().write(base, &bytes).expect("inside");
+        base
+    })
+}
+
+#[test]
+fn asynchronous_copies_arrive_when_waited_for() {
+    let (mut rig, base) = copies();
+    let mut cx = rig.cx(0, 7);
+    cx.copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
+    cx.commit_async(ALL);
+    cx.copy_async(&strided(512, 16), &strided(base, 16), 16, &[4; LANES], ALL).expect("started");
+    cx.commit_async(ALL);
+    let result = cx.load::<4>(Window::Shared, &strided(0, 4), ALL);
+    let Err(fault) = &result else { panic!("read before it was waited for") };
+    assert!(fault.kind.to_string().contains("started at PTX line 7"), "{}", fault.kind);
+    assert_eq!(name(&cx.store(Window::Shared, &strided(0, 4), &[[0; 4]; LANES], 1)), "PendingCopy 0");
+    // The source is read as late as allowed.
+    rig.space.snapshot().write(base, &[99; 4]).expect("inside");
+    let mut cx = rig.cx(0, 8);
+    cx.wait_async(Some(1), ALL).expect("one group");
+    let got = cx.load::<16>(Window::Shared, &strided(0, 16), ALL).expect("it arrived");
+    assert_eq!((got[0][..5].to_vec(), got[1][0]), (vec![99, 99, 99, 99, 4], 16));
+    assert_eq!(name(&cx.load::<4>(Window::Shared, &strided(512, 0), 1)), "PendingCopy 0");
+    cx.wait_async(Some(0), ALL).expect("the other");
+    let got = cx.load::<16>(Window::Shared, &strided(512, 16), 2).expect("it arrived");
+    assert_eq!(got[1][..6], [16, 17, 18, 19, 0, 0], "the rest is zeros");
+    assert_eq!(name(&rig.cx(1, 9).load::<4>(Window::Shared, &strided(0, 0), 1)), "Race 0");
+    rig.shared.barrier(3);
+    rig.cx(1, 9).load::<4>(Window::Shared, &strided(0, 4), ALL).expect("after a barrier");
+}
+
+#[test]
+fn groups_are_each_lanes_own() {
+    let (mut rig, base) = copies();
+    let mut cx = rig.cx(0, 1);
+    cx.copy_async(&strided(0, 4), &strided(base, 4), 4, &[4; LANES], 3).expect("started");
+    cx.commit_async(1);
+    cx.wait_async(Some(0), ALL).expect("lane 0's group");
+    cx.load::<4>(Window::Shared, &strided(0, 4), 1).expect("lane 0's copy arrived");
+    assert_eq!(name(&cx.load::<4>(Window::Shared, &strided(0, 4), 2)), "PendingCopy 1", "lane 1 has not committed");
+    cx.wait_async(None, ALL).expect("all, committed or not");
+    cx.load::<4>(Window::Shared, &strided(0, 4), 2).expect("lane 1's copy arrived");
+}
+
+#[test]
+fn asynchronous_copies_are_checked() {
+    let (mut rig, base) = copies();
+    let mut start = |to: u64, from: u64, size: u32, bytes: u32| {
+        name(&rig.cx(0, 1).copy_async(&strided(to, 16), &strided(base + from, 16), size, &[bytes; LANES], 1))
+    };
+    // (to, from, size, bytes read, result)
+    let cases = [
+        (0, 0, 16, 16, "ok"),
+        (0, 0, 16, 16, "PendingCopy 0"),
+        (64, 4, 16, 16, "Misaligned 0"),
+        (68, 0, 16, 16, "Misaligned 0"),
+        (4096, 0, 16, 16, "OutOfBounds 0"),
+        (128, 640, 16, 16, "OutOfBounds 0"),
+        (128, 640, 16, 0, "ok"),
+        (160, 512, 16, 16, "Uninitialised 0"),
+        (160, 512, 12, 12, "InvalidValue 0"),
+    ];
+    for (to, from, size, bytes, wanted) in cases {
+        assert_eq!(start(to, from, size, bytes), wanted, "{to} {from} {size} {bytes}");
+    }
+    // Another warp still reads the buffer that is to be filled again.
+    let mut cx = rig.cx(0, 1);
+    cx.store(Window::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
+    rig.shared.barrier(3);
+    rig.cx(1, 2).load::<4>(Window::Shared, &strided(1024, 4), ALL).expect("after a barrier");
+    let refill =
+        |rig: &mut Rig| name(&rig.cx(0, 3).copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], 1));
+    assert_eq!(refill(&mut rig), "Race 0");
+    let (mut rig, base) = copies();
+    rig.cx(1, 2).store(Window::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
+    rig.shared.barrier(3);
+    let mut cx = rig.cx(0, 3);
+    cx.copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("after a barrier");
+    // Freed before it is waited for.
+    rig.space.free(base).expect("freed");
+    assert_eq!(name(&rig.cx(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
+}
+
+#[test]
+fn copies_never_waited_for_never_arrive() {
+    let (mut rig, base) = copies();
+    rig.cx(0, 1).copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
+    rig.copies[0].reset();
+    rig.shared.barrier(3);
+    assert_eq!(name(&rig.cx(1, 2).load::<4>(Window::Shared, &strided(0, 4), ALL)), "PendingCopy 0");
+    rig.shared.reset();
+    assert_eq!(name(&rig.cx(1, 2).load::<4>(Window::Shared, &strided(0, 4), ALL)), "Uninitialised 0");
+    rig.cx(1, 2)
+        .store(Window::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
+        .expect("the next block knows nothing of it");
+}
+
+#[test]
+fn a_footprint_counts_each_byte_once() {
+    let (mut rig, base) = copies();
+    rig.footprint = Arc::new(Footprint::new(rig.space.snapshot()));
+    rig.global = Global::new(rig.space.snapshot(), 0, 0, true, Some(rig.footprint.clone()));
+    for _ in 0..3 {
+        rig.cx(0, 1).load::<4>(Window::Global, &strided(base, 8), ALL).expect("inside");
+        rig.cx(0, 1).store(Window::Global, &strided(base, 2), &[[0; 2]; LANES], ALL).expect("inside");
+    }
+    assert_eq!((rig.footprint.read_bytes(), rig.footprint.written_bytes()), (128, 64));
+    assert_eq!((rig.counts.global_read.bytes, rig.counts.global_read.sectors), (384, 3 * 256 / 32));
+}

@@ -1,0 +1,195 @@
+//! The sixteen barriers of a block.
+
+use crate::code::{Args, Barrier, BarrierKind};
+use crate::fault::{Fault, Kind};
+
+use super::{Cx, Registers};
+
+/// Barriers that a block's instructions can name.
+const BARRIERS: usize = 16;
+/// Behind them: the cluster's barrier, for which arriving and waiting are two instructions. A cluster is one block here.
+const CLUSTER: usize = BARRIERS;
+
+/// Lanes of a warp that execute a barrier instruction.
+pub(super) struct Arrival {
+    pub(super) warp: usize,
+    pub(super) mask: u32,
+    /// Lanes of the warp that have not exited.
+    pub(super) live: u32,
+    pub(super) barrier: Barrier,
+}
+
+/// Lanes that wait no longer, with what a reduction gave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Released {
+    pub(super) mask: u32,
+    popc: u32,
+    and: bool,
+    or: bool,
+}
+
+impl Released {
+    /// Writes a reduction's result: the first operand is its destination.
+    pub(super) fn deliver(&self, kind: BarrierKind, regs: &mut Registers, args: &Args) {
+        match kind {
+            BarrierKind::Sync | BarrierKind::Arrive => {}
+            BarrierKind::RedPopc => regs.set(args.s[0], &[self.popc; 32], self.mask),
+            BarrierKind::RedAnd => regs.set_pred(args.s[0], if self.and { u32::MAX } else { 0 }, self.mask),
+            BarrierKind::RedOr => regs.set_pred(args.s[0], if self.or { u32::MAX } else { 0 }, self.mask),
+        }
+    }
+}
+
+/// One barrier, from its first arrival to its completion.
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// Threads that have arrived; whole warps count 32 where the instruction is aligned and counted.
+    arrived: u32,
+    /// Threads whose predicate held, and those that were asked.
+    held: u32,
+    asked: u32,
+    /// The count that was given; 0: all threads of the block that have not exited.
+    expected: u32,
+    /// Who waits: warp and lanes.
+    waiting: Vec<(usize, u32)>,
+    /// Lanes of each warp that have arrived at the cluster's barrier.
+    lanes: [u32; 32],
+}
+
+/// The barriers of one block.
+#[derive(Debug, Default)]
+pub(super) struct Barriers {
+    states: [State; BARRIERS + 1],
+    /// Threads that have not exited.
+    live: u32,
+    /// Who may go on: warp and what it gets.
+    released: Vec<(usize, Released)>,
+    /// Barriers that are complete, with the warps that waited: to be told to the race checker.
+    completed: Vec<(u32, u32)>,
+}
+
+impl Barriers {
+    /// For the next block.
+    pub(super) fn reset(&mut self, threads: u32) {
+        self.states = Default::default();
+        self.live = threads;
+        self.released.clear();
+        self.completed.clear();
+    }
+
+    /// Lanes of this warp that may go on.
+    pub(super) fn released(&mut self, warp: usize) -> Vec<Released> {
+        if self.released.is_empty() {
+            return Vec::new();
+        }
+        let mine = self.released.extract_if(.., |(w, _)| *w == warp);
+        mine.map(|(_, released)| released).collect()
+    }
+
+    /// Threads that exit are waited for no longer.
+    pub(super) fn exited(&mut self, warp: usize, lanes: u32) {
+        self.live = self.live.saturating_sub(lanes.count_ones());
+        // Who has arrived at the cluster's barrier and exits without having waited counts no longer.
+        let cluster = &mut self.states[CLUSTER];
+        cluster.arrived -= (cluster.lanes[warp] & lanes).count_ones();
+        cluster.lanes[warp] &= !lanes;
+        for number in 0..=CLUSTER {
+            self.complete_if_due(number);
+        }
+    }
+
+    /// Barriers that were completed since the last call, with the warps that waited at them.
+    pub(super) fn completed(&mut self) -> std::vec::Drain<'_, (u32, u32)> {
+        self.completed.drain(..)
+    }
+
+    /// Counts lanes in; whether they wait.
+    pub(super) fn arrive(&mut self, arrival: &Arrival, args: &Args, cx: &mut Cx<'_>) -> Result<bool, Box<Fault>> {
+        let Arrival { warp, mask, live, barrier } = *arrival;
+        let lane = mask.trailing_zeros() as usize & 31;
+        let reduces = !matches!(barrier.kind, BarrierKind::Sync | BarrierKind::Arrive);
+        let mut operands = args.s.iter().skip(usize::from(reduces));
+        let mut next = || operands.next().copied().unwrap_or_default();
+        if args.s[0].is_none() {
+            return Ok(self.cluster(arrival, cx));
+        }
+        let number = cx.regs.get::<u32>(next())[lane];
+        let count = if barrier.counted { cx.regs.get::<u32>(next())[lane] } else { 0 };
+        let predicate = if reduces { cx.regs.pred(next()) & mask } else { 0 };
+
+        let invalid = |text: String| Err(Fault::new(Kind::InvalidValue(text), lane));
+        if number as usize >= BARRIERS {
+            return invalid(format!("barrier {number}; there are 0 to {}", BARRIERS - 1));
+        }
+        if barrier.counted && (count == 0 || !count.is_multiple_of(32) || count > 1024) {
+            return invalid(format!(
+                "a barrier for {count} threads; it must be a multiple of the warp size, at most 1024"
+            ));
+        }
+        if barrier.aligned && mask != live {
+            let text = format!(
+                "lanes {mask:#010x} of warp {warp} are at barrier {number}, lanes {:#010x} are not; all must reach it together",
+                live & !mask
+            );
+            cx.report_kind(Kind::DivergentBarrier(text), lane)?;
+        }
+        let state = &mut self.states[number as usize];
+        if state.arrived > 0 && state.expected != count {
+            let text = format!("barrier {number} is awaited by {} threads and by {count}", state.expected);
+            return invalid(text);
+        }
+        state.expected = count;
+        state.arrived += if barrier.aligned && barrier.counted { 32 } else { mask.count_ones() };
+        state.held += predicate.count_ones();
+        state.asked += mask.count_ones();
+        cx.shared.arrive(number, warp as u32);
+        let waits = barrier.kind != BarrierKind::Arrive;
+        if waits {
+            state.waiting.push((warp, mask));
+        }
+        self.complete_if_due(number as usize);
+        Ok(waits)
+    }
+
+    /// `barrier.cluster.arrive` counts in; `.wait` waits for the phase that the warp has arrived in.
+    fn cluster(&mut self, arrival: &Arrival, cx: &mut Cx<'_>) -> bool {
+        let state = &mut self.states[CLUSTER];
+        if arrival.barrier.kind == BarrierKind::Arrive {
+            state.arrived += (arrival.mask & !state.lanes[arrival.warp]).count_ones();
+            state.lanes[arrival.warp] |= arrival.mask;
+            cx.shared.arrive(CLUSTER as u32, arrival.warp as u32);
+            self.complete_if_due(CLUSTER);
+            return false;
+        }
+        let waits = state.lanes[arrival.warp] & arrival.mask != 0;
+        if waits {
+            state.waiting.push((arrival.warp, arrival.mask));
+        }
+        waits
+    }
+
+    fn complete_if_due(&mut self, number: usize) {
+        let state = &mut self.states[number];
+        let expected = if state.expected == 0 { self.live } else { state.expected };
+        if state.arrived == 0 || state.arrived < expected {
+            return;
+        }
+        let done = std::mem::take(state);
+        let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
+        self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
+        // Warps that have arrived at the cluster's barrier and come to wait later find it complete: they are ordered now.
+        let came = (0..32).filter(|&warp| done.lanes[warp] != 0).fold(0, |warps, warp| warps | 1 << warp);
+        let waited = done.waiting.iter().fold(came, |warps, &(warp, _)| warps | 1 << warp);
+        self.completed.push((number as u32, waited));
+    }
+
+    /// What is awaited, for the report of a deadlock.
+    pub(super) fn describe(&self) -> String {
+        let open = self.states.iter().enumerate().filter(|(_, s)| s.arrived > 0).map(|(number, s)| {
+            let expected = if s.expected == 0 { self.live } else { s.expected };
+            format!("barrier {number} has {} of {expected} threads", s.arrived)
+        });
+        let open: Vec<_> = open.collect();
+        if open.is_empty() { "threads wait for lanes of their warp that cannot come".into() } else { open.join(", ") }
+    }
+}

@@ -1,0 +1,253 @@
+//! A block: its warps in turn, until all have ended.
+
+use crate::code::{Constant, Special};
+use crate::fault::{Fault, Kind};
+
+use super::barrier::Barriers;
+use super::groups::Flow;
+use super::launch::{Launch, Machine};
+use super::warp::{Around, Stopped, Turn};
+use super::worker::Running;
+use super::{AsyncCopies, Lanes, Local, Profile, Registers, Shared, Worker};
+
+/// Warp instructions of a warp's turn.
+const TURN: u64 = 1 << 16;
+
+/// A warp with what is its own.
+#[derive(Debug)]
+struct Warp {
+    flow: Flow,
+    regs: Registers,
+    local: Local,
+    copies: AsyncCopies,
+    clock: u64,
+}
+
+/// A block that is being run. It can be left between turns and taken up again.
+#[derive(Debug)]
+pub(super) struct Block {
+    /// Its place in the grid, x fastest.
+    pub(super) index: u64,
+    at: [u32; 3],
+    warps: Vec<Warp>,
+    shared: Shared,
+    barriers: Barriers,
+    /// Warp instructions since it started.
+    executed: u64,
+}
+
+/// A fault with the thread that caused it.
+#[derive(Debug)]
+pub(super) struct BlockFault {
+    pub(super) stopped: Stopped,
+    pub(super) warp: usize,
+}
+
+/// Registers that every warp of a launch starts with, those that differ by thread left out.
+pub(super) fn template(launch: &Launch, machine: &Machine) -> Registers {
+    let kernel = launch.kernel();
+    let mut registers = Registers::new(&kernel.registers);
+    for &(slot, constant) in &kernel.constants {
+        let value = match constant {
+            Constant::Bits(bits) => bits,
+            Constant::Global(index, offset) => {
+                launch.globals.get(index as usize).copied().unwrap_or(0).wrapping_add_signed(offset)
+            }
+            Constant::DynamicShared(offset) => u64::from(launch.dynamic_shared_start()).wrapping_add_signed(offset),
+            Constant::Special(special) => launch_wide(special, launch, machine),
+        };
+        registers.set_any(slot, &[value; 32], u32::MAX);
+    }
+    registers
+}
+
+/// Special registers that are the same for the whole launch; 0 for the others.
+fn launch_wide(special: Special, launch: &Launch, machine: &Machine) -> u64 {
+    let axis = |values: &[u32; 3], axis: u8| values.get(usize::from(axis)).map_or(0, |&v| u64::from(v));
+    match special {
+        Special::Ntid(a) => axis(&launch.block, a),
+        Special::Nctaid(a) | Special::NclusterId(a) => axis(&launch.grid, a),
+        Special::ClusterNctaid(a) => u64::from(a < 3),
+        Special::ClusterNctarank => 1,
+        Special::NwarpId => u64::from(launch.threads().div_ceil(32)),
+        Special::NsmId => u64::from(machine.sms),
+        Special::Envreg(1) => launch.workspace >> 32,
+        Special::Envreg(2) => launch.workspace & 0xffff_ffff,
+        Special::GridId => launch.id,
+        Special::DynamicSmemSize => u64::from(launch.dynamic_shared),
+        Special::TotalSmemSize | Special::AggrSmemSize => u64::from(launch.shared_bytes()),
+        _ => 0,
+    }
+}
+
+impl Block {
+    /// An empty block to be [`Block::start`]ed.
+    pub(super) fn new(launch: &Launch, machine: &Machine, template: &Registers) -> Self {
+        let warps = launch.threads().div_ceil(32);
+        let warp = |_| Warp {
+            flow: Flow::default(),
+            regs: template.clone(),
+            local: Local::new(machine.local_bytes),
+            copies: AsyncCopies::default(),
+            clock: 0,
+        };
+        Self {
+            index: 0,
+            at: [0; 3],
+            warps: (0..warps).map(warp).collect(),
+            shared: Shared::new(launch.shared_bytes(), launch.threads(), machine.counting),
+            barriers: Barriers::default(),
+            executed: 0,
+        }
+    }
+
+    /// Makes it the `index`-th block of the grid, at its start.
+    pub(super) fn start(&mut self, index: u64, launch: &Launch, machine: &Machine, template: &Registers) {
+        let [nx, ny, _] = launch.grid.map(u64::from);
+        self.index = index;
+        self.at = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
+        self.shared.reset();
+        self.barriers.reset(launch.threads());
+        self.executed = 0;
+        let kernel = launch.kernel();
+        for (number, warp) in self.warps.iter_mut().enumerate() {
+            let first = number as u32 * 32;
+            let lanes = launch.threads() - first;
+            let mask = if lanes >= 32 { u32::MAX } else { (1 << lanes) - 1 };
+            warp.flow.start(mask, launch.function as u32, kernel.start);
+            warp.regs.clone_from(template);
+            warp.local.reset();
+            warp.copies.reset();
+            warp.clock = 0;
+            for &(slot, constant) in &kernel.constants {
+                if let Constant::Special(special) = constant
+                    && let Some(lanes) = special_of(special, first, self.at, index, launch, machine)
+                {
+                    warp.regs.set_any(slot, &lanes, u32::MAX);
+                }
+            }
+        }
+    }
+
+    /// Runs its warps for about `budget` warp instructions (counted down). True: it has ended.
+    pub(super) fn run(
+        &mut self,
+        launch: &Launch,
+        machine: &Machine,
+        worker: &mut Worker,
+        profile: &mut Profile,
+        budget: &mut u64,
+    ) -> Result<bool, BlockFault> {
+        let mut force = false;
+        loop {
+            let (mut ran, mut ended) = (false, true);
+            for number in 0..self.warps.len() {
+                let warp = &mut self.warps[number];
+                if warp.flow.ended() {
+                    continue;
+                }
+                let mut turn = TURN.min(*budget);
+                let before = turn;
+                let mut around = Around {
+                    code: &launch.code,
+                    barriers: &mut self.barriers,
+                    warp: number,
+                    local_bytes: machine.local_bytes,
+                    profile,
+                };
+                let running = Running {
+                    regs: &mut warp.regs,
+                    local: &mut warp.local,
+                    copies: &mut warp.copies,
+                    shared: &mut self.shared,
+                    warp: number as u32,
+                    block: self.at,
+                    clock: warp.clock,
+                };
+                let mut cx = worker.cx(launch, running);
+                let result = warp.flow.run(&mut cx, &mut around, &mut turn, force);
+                warp.clock = cx.clock;
+                let used = before - turn;
+                *budget -= used;
+                self.executed += used;
+                let turn = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
+                ran |= used > 0 || turn == Turn::Ended;
+                ended &= turn == Turn::Ended;
+            }
+            if ended {
+                return Ok(true);
+            }
+            if *budget == 0 {
+                return Ok(false);
+            }
+            if !ran {
+                if force {
+                    return Err(self.deadlock());
+                }
+                force = true;
+            } else {
+                force = false;
+            }
+        }
+    }
+
+    /// No warp can go on: names the first that waits.
+    fn deadlock(&self) -> BlockFault {
+        let waiting = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
+        let (pc, mask) = self.warps.get(waiting).map_or((0, 1), |w| w.flow.place());
+        let fault = Fault::new(Kind::Deadlock(self.barriers.describe()), mask.trailing_zeros() as usize & 31);
+        BlockFault { stopped: Stopped { fault, pc }, warp: waiting }
+    }
+
+    /// Warp instructions since it started.
+    pub(super) fn executed(&self) -> u64 {
+        self.executed
+    }
+
+    /// Where the block stands, for a launch that does not end.
+    pub(super) fn endless(&self) -> BlockFault {
+        let running = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
+        let (pc, mask) = self.warps.get(running).map_or((0, 1), |w| w.flow.place());
+        let fault = Fault::new(Kind::Endless, mask.trailing_zeros() as usize & 31);
+        BlockFault { stopped: Stopped { fault, pc }, warp: running }
+    }
+
+    /// `blockIdx`, and `threadIdx` of a lane.
+    pub(super) fn thread(&self, warp: usize, lane: u8, launch: &Launch) -> ([u32; 3], [u32; 3]) {
+        (self.at, thread_at(warp as u32 * 32 + u32::from(lane), launch.block))
+    }
+}
+
+/// `threadIdx` of a thread's number in its block.
+pub(super) fn thread_at(number: u32, [nx, ny, _]: [u32; 3]) -> [u32; 3] {
+    [number % nx, number / nx % ny, number / nx / ny]
+}
+
+/// Special registers that differ by thread or block; `None` for the others.
+fn special_of(
+    special: Special,
+    first: u32,
+    at: [u32; 3],
+    index: u64,
+    launch: &Launch,
+    machine: &Machine,
+) -> Option<Lanes<u64>> {
+    let lanes = |value: &dyn Fn(u32) -> u32| std::array::from_fn(|lane| u64::from(value(lane as u32)));
+    let below = |lane: u32| (1u32 << lane) - 1;
+    Some(match special {
+        Special::Tid(axis) => {
+            let axis = usize::from(axis);
+            lanes(&|lane| thread_at(first + lane, launch.block).get(axis).copied().unwrap_or(0))
+        }
+        Special::Ctaid(axis) | Special::ClusterId(axis) => lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0)),
+        Special::LaneId => lanes(&|lane| lane),
+        Special::WarpId => lanes(&|_| first / 32),
+        Special::SmId => lanes(&|_| (index % u64::from(machine.sms.max(1))) as u32),
+        Special::LanemaskEq => lanes(&|lane| 1 << lane),
+        Special::LanemaskLt => lanes(&below),
+        Special::LanemaskLe => lanes(&|lane| below(lane) | 1 << lane),
+        Special::LanemaskGt => lanes(&|lane| !(below(lane) | 1 << lane)),
+        Special::LanemaskGe => lanes(&|lane| !below(lane)),
+        _ => return None,
+    })
+}

@@ -1,0 +1,168 @@
+//! A grid: its blocks spread over threads.
+//!
+//! A worker takes the next block when its own have ended, or when one has run for so long that it may be waiting for another
+//! block. Blocks of a cooperative launch are all taken at the start.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::fault::{Fault, Kind, Report};
+use crate::mem::{Footprint, View};
+
+use super::block::{Block, BlockFault, template};
+use super::launch::{Launch, Machine, Outcome, Profile};
+use super::{Counts, Registers, Worker};
+
+/// Warp instructions that a block may run before another one gets its turn.
+const TURN: u64 = 1 << 22;
+/// Blocks that a worker holds at most, where they need not all be there at once.
+const HELD: usize = 32;
+
+/// What the workers share.
+struct Grid<'a> {
+    launch: &'a Launch,
+    machine: &'a Machine,
+    view: &'a Arc<View>,
+    template: Registers,
+    footprint: Option<Arc<Footprint>>,
+    blocks: u64,
+    next: AtomicU64,
+    /// Lowest block that has failed: later ones need not go on.
+    failed: AtomicU64,
+    sum: Mutex<Sum>,
+}
+
+#[derive(Default)]
+struct Sum {
+    fault: Option<(u64, Report)>,
+    warnings: Vec<(u64, Report)>,
+    more_warnings: u64,
+    profile: Profile,
+    counts: Counts,
+}
+
+/// Executes a launch to its end.
+pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
+    let blocks = launch.blocks();
+    let grid = Grid {
+        launch,
+        machine,
+        view,
+        template: template(launch, machine),
+        footprint: machine.footprint.then(|| Arc::new(Footprint::new(view.clone()))),
+        blocks,
+        next: AtomicU64::new(0),
+        failed: AtomicU64::new(u64::MAX),
+        sum: Mutex::new(Sum { profile: Profile::new(&launch.code), ..Sum::default() }),
+    };
+    let workers = machine.threads.clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX).max(1));
+    std::thread::scope(|scope| {
+        for number in 1..workers {
+            let grid = &grid;
+            scope.spawn(move || grid.work(number as u64, workers as u64));
+        }
+        grid.work(0, workers as u64);
+    });
+    let footprint = grid.footprint.as_ref().map(|f| [f.read_bytes(), f.written_bytes()]);
+    let mut sum = grid.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    sum.warnings.sort_by_key(|(block, _)| *block);
+    Outcome {
+        result: sum.fault.map_or(Ok(()), |(_, report)| Err(Box::new(report))),
+        warnings: sum.warnings.into_iter().map(|(_, report)| report).collect(),
+        more_warnings: sum.more_warnings,
+        profile: sum.profile,
+        counts: sum.counts,
+        footprint,
+    }
+}
+
+impl Grid<'_> {
+    /// One worker: blocks until there are none left.
+    fn work(&self, number: u64, workers: u64) {
+        let mut worker = Worker::new(self.launch, self.view, self.machine, self.footprint.clone());
+        let mut profile = Profile::new(&self.launch.code);
+        let mut held: VecDeque<Block> = VecDeque::new();
+        let mut spare: Vec<Block> = Vec::new();
+        if self.launch.cooperative {
+            for index in (number..self.blocks).step_by(workers as usize) {
+                held.push_back(self.start(index, &mut spare));
+            }
+        }
+        let mut warnings = Vec::new();
+        loop {
+            let more = !self.launch.cooperative && held.len() < HELD;
+            let block = if more { self.take(&mut spare) } else { None };
+            let Some(mut block) = block.or_else(|| held.pop_front()) else { break };
+            if self.is_over(&block) {
+                continue;
+            }
+            let mut budget = TURN;
+            let ended = block.run(self.launch, self.machine, &mut worker, &mut profile, &mut budget);
+            for warning in worker.take_warnings() {
+                let report = self.report(&block, *warning.fault, warning.warp as usize, warning.line);
+                warnings.push((block.index, report));
+            }
+            match ended {
+                Err(fault) => self.fail(&block, fault),
+                Ok(true) => spare.push(block),
+                Ok(false) if block.executed() > self.machine.max_instructions => self.fail(&block, block.endless()),
+                Ok(false) => held.push_back(block),
+            }
+        }
+        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        sum.profile.add(&profile);
+        sum.counts.add(worker.counts());
+        sum.warnings.append(&mut warnings);
+        sum.more_warnings += worker.more_warnings();
+    }
+
+    /// Whether a block need not go on because of one that failed: those before it still may fail first. Blocks that run
+    /// together wait for each other, so there none goes on.
+    fn is_over(&self, block: &Block) -> bool {
+        let failed = self.failed.load(Ordering::Relaxed);
+        block.index > failed || self.launch.cooperative && failed != u64::MAX
+    }
+
+    /// The next block of the grid, started.
+    fn take(&self, spare: &mut Vec<Block>) -> Option<Block> {
+        if self.next.load(Ordering::Relaxed) >= self.blocks {
+            return None;
+        }
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.blocks && index <= self.failed.load(Ordering::Relaxed)).then(|| self.start(index, spare))
+    }
+
+    fn start(&self, index: u64, spare: &mut Vec<Block>) -> Block {
+        let mut block = spare.pop().unwrap_or_else(|| Block::new(self.launch, self.machine, &self.template));
+        block.start(index, self.launch, self.machine, &self.template);
+        block
+    }
+
+    fn fail(&self, block: &Block, fault: BlockFault) {
+        let line = self.launch.code.insts.get(fault.stopped.pc as usize).map_or(0, |inst| inst.line);
+        let report = self.report(block, *fault.stopped.fault, fault.warp, line);
+        self.failed.fetch_min(block.index, Ordering::Relaxed);
+        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        // A block that waits for ever may do so because another one failed.
+        let rank = |index: u64, kind: &Kind| (matches!(kind, Kind::Endless | Kind::Deadlock(_)), index);
+        let earlier =
+            |(first, other): &(u64, Report)| rank(*first, &other.fault.kind) < rank(block.index, &report.fault.kind);
+        if !sum.fault.as_ref().is_some_and(earlier) {
+            sum.fault = Some((block.index, report));
+        }
+    }
+
+    fn report(&self, block: &Block, fault: Fault, warp: usize, line: u32) -> Report {
+        let (at, thread) = block.thread(warp, fault.lane, self.launch);
+        let text = (line as usize).checked_sub(1).and_then(|index| self.launch.code.lines.get(index));
+        Report {
+            fault,
+            kernel: self.launch.kernel().name.to_string(),
+            block: at,
+            thread,
+            line,
+            text: text.map_or(String::new(), |text| text.trim().to_owned()),
+        }
+    }
+}

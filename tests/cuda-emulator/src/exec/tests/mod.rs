@@ -1,0 +1,125 @@
+//! Whole launches of small kernels written by hand.
+
+mod flow;
+mod progress;
+
+use std::sync::{Arc, Mutex};
+
+use super::{Launch, Machine, Outcome, Sink, run};
+use crate::fault::Kind;
+use crate::mem::Space;
+use crate::{code, ptx};
+
+/// A kernel named `k` with one parameter: the address of `out`.
+pub(super) struct Setup {
+    pub(super) body: String,
+    pub(super) functions: String,
+    pub(super) grid: u32,
+    pub(super) block: u32,
+    pub(super) cooperative: bool,
+    pub(super) report_only: bool,
+    pub(super) max_instructions: u64,
+}
+
+/// What came of it.
+pub(super) struct Ran {
+    pub(super) outcome: Outcome,
+    pub(super) out: Vec<u32>,
+    pub(super) printed: String,
+}
+
+impl Setup {
+    pub(super) fn new(body: &str) -> Self {
+        Self {
+            body: body.into(),
+            functions: String::new(),
+            grid: 1,
+            block: 32,
+            cooperative: false,
+            report_only: false,
+            max_instructions: 1 << 24,
+        }
+    }
+
+    /// Runs it; `out` is one word a thread, zero before.
+    pub(super) fn run(&self) -> Ran {
+        let printed = Arc::new(Mutex::new(String::new()));
+        let sink = printed.clone();
+        let mut ran =
+            self.run_printing(Arc::new(move |text| sink.lock().unwrap_or_else(|e| e.into_inner()).push_str(text)));
+        ran.printed = printed.lock().map(|text| text.clone()).unwrap_or_default();
+        ran
+    }
+
+    /// The same, with printf's text going elsewhere.
+    pub(super) fn run_printing(&self, print: Sink) -> Ran {
+        let text = format!(
+            ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
+             .reg .pred %p<8>; .reg .b32 %r<24>; .reg .b64 %rd<8>;\n\
+             ld.param.u64 %rd1, [out];\n mov.u32 %r20, %ctaid.x; mov.u32 %r21, %ntid.x; mov.u32 %r0, %tid.x;\n\
+             mad.lo.s32 %r22, %r20, %r21, %r0; mul.wide.u32 %rd2, %r22, 4; add.s64 %rd3, %rd1, %rd2;\n{}\n}}\n",
+            self.functions, self.body
+        );
+        let module = ptx::parse(&text).unwrap_or_else(|e| unreachable!("{e}"));
+        let code = code::decode(&module, &text).unwrap_or_else(|e| unreachable!("{e}"));
+        let function = code.functions.iter().position(|f| f.entry).unwrap_or_default();
+        let space = Space::new(&[1 << 30]).unwrap_or_else(|e| unreachable!("{e}"));
+        let threads = (self.grid * self.block) as usize;
+        let out = space.alloc(0, threads as u64 * 4, "test").unwrap_or_else(|e| unreachable!("{e}"));
+        let written = space.snapshot().write(out.base(), &vec![0; threads * 4]);
+        written.unwrap_or_else(|e| unreachable!("{e}"));
+        let globals: Vec<u64> = code
+            .globals
+            .iter()
+            .map(|global| {
+                let memory = space.alloc(0, global.bytes, "test").unwrap_or_else(|e| unreachable!("{e}"));
+                let view = space.snapshot();
+                let bytes = global.init.clone().unwrap_or_default();
+                view.write(memory.base(), &bytes).unwrap_or_else(|e| unreachable!("{e}"));
+                memory.base()
+            })
+            .collect();
+        let view = space.snapshot();
+        let launch = Launch {
+            code: Arc::new(code),
+            function,
+            grid: [self.grid, 1, 1],
+            block: [self.block, 1, 1],
+            dynamic_shared: 0,
+            params: out.base().to_le_bytes().into(),
+            globals: globals.into(),
+            cooperative: self.cooperative,
+            device: 0,
+            peers: 1,
+            workspace: 0,
+            id: 1,
+        };
+        let machine = Machine {
+            sms: 4,
+            threads: 2,
+            max_instructions: self.max_instructions,
+            report_only: self.report_only,
+            local_bytes: 4096,
+            counting: true,
+            footprint: true,
+            print,
+        };
+        let outcome = run(&launch, &view, &machine);
+        let mut bytes = vec![0; threads * 4];
+        view.read(out.base(), &mut bytes).unwrap_or_else(|e| unreachable!("{e}"));
+        let out = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Ran { outcome, out, printed: String::new() }
+    }
+
+    /// What each thread wrote, where nothing may go wrong.
+    pub(super) fn values(&self) -> Vec<u32> {
+        let ran = self.run();
+        ran.outcome.result.unwrap_or_else(|report| unreachable!("{report}"));
+        ran.out
+    }
+
+    /// The fault that ended it.
+    pub(super) fn fault(&self) -> Option<Kind> {
+        self.run().outcome.result.err().map(|report| report.fault.kind)
+    }
+}

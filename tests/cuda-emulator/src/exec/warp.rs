@@ -1,0 +1,334 @@
+//! A warp: 32 lanes that execute together, and part and meet where the code says so.
+//!
+//! Lanes with the same program counter and the same calls are a *group*. While all lanes agree there is one. A branch on
+//! which they do not agree splits it; from then on the group with the deepest call and then the smallest program counter
+//! goes first, so that the others are met where the paths join. A group that reaches an instruction which other lanes must execute with it
+//! (`.sync`, aligned barriers) waits for them while any of them can still come. A group that runs for long lets the
+//! others go, so that lanes may wait for each other's stores.
+
+use std::rc::Rc;
+
+use crate::code::{Action, CallSite, Callee, Code, Control, Gather, Inst};
+use crate::fault::{Fault, Kind};
+
+use super::barrier::{Arrival, Barriers};
+use super::calls::{self, Call};
+use super::groups::{Flow, PATIENCE, State, named_lanes};
+use super::{Cx, builtins};
+
+/// Calls that may be open in a thread beside those that local memory has room for.
+const CALLS: u32 = 1024;
+/// Bytes of local memory that a call takes at least, as far as the number of open calls goes.
+const CALL_BYTES: u32 = 16;
+
+/// A fault and the instruction that caused it.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    pub(super) fault: Box<Fault>,
+    pub(super) pc: u32,
+}
+
+/// Where a warp stands after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// All lanes have exited.
+    Ended,
+    /// Every group waits at a barrier of the block.
+    Waiting,
+    /// Its turn is over; it can go on.
+    Yielded,
+}
+
+/// What the loop shares with the block.
+pub(super) struct Around<'a> {
+    pub(super) code: &'a Code,
+    pub(super) barriers: &'a mut Barriers,
+    /// Index of the warp in its block.
+    pub(super) warp: usize,
+    /// Local memory a thread may use.
+    pub(super) local_bytes: u32,
+    /// Executed warps and lanes, by instruction.
+    pub(super) profile: &'a mut super::Profile,
+}
+
+impl Flow {
+    /// Runs until all groups wait or end, or `budget` warp instructions are used up (which it counts down). With `force`,
+    /// lanes that wait for lanes at a barrier of the block wait no longer: that barrier cannot complete.
+    pub(super) fn run(
+        &mut self,
+        cx: &mut Cx<'_>,
+        around: &mut Around<'_>,
+        budget: &mut u64,
+        mut force: bool,
+    ) -> Result<Turn, Stopped> {
+        self.release(cx, around);
+        loop {
+            if self.live == 0 {
+                return Ok(Turn::Ended);
+            }
+            let Some(chosen) = self.choose(cx, around, std::mem::take(&mut force)) else {
+                return Ok(Turn::Waiting);
+            };
+            if *budget == 0 {
+                return Ok(Turn::Yielded);
+            }
+            if !self.step(chosen, cx, around, budget)? {
+                return Ok(Turn::Yielded);
+            }
+        }
+    }
+
+    /// Runs one group until it waits, ends, meets another one or uses up a budget. False: the warp's turn is over.
+    fn step(
+        &mut self,
+        chosen: usize,
+        cx: &mut Cx<'_>,
+        around: &mut Around<'_>,
+        budget: &mut u64,
+    ) -> Result<bool, Stopped> {
+        let code = around.code;
+        let mut at = chosen;
+        // The next program counter at which another group stands.
+        let mut meeting = self.next_meeting(at);
+        let mut alone = self.groups[at].state == State::Alone;
+        self.groups[at].state = State::Ready;
+        let mut pc = self.groups[at].pc;
+        let mut active = self.groups[at].mask;
+        cx.frame = self.groups[at].frame;
+        cx.active = active;
+        cx.live = self.live;
+        loop {
+            if pc == meeting && !alone {
+                self.groups[at].pc = pc;
+                at = self.merge(at);
+                active = self.groups[at].mask;
+                cx.active = active;
+                meeting = self.next_meeting(at);
+            }
+            let several = self.groups.len() > 1;
+            if *budget == 0 {
+                self.groups[at].pc = pc;
+                return Ok(false);
+            }
+            *budget -= 1;
+            if several {
+                let group = &mut self.groups[at];
+                group.used += 1;
+                if group.used.is_multiple_of(PATIENCE) {
+                    // Its patience is used up: the next instruction is run when it is chosen again.
+                    group.pc = pc;
+                    return Ok(true);
+                }
+            }
+            let inst = &code.insts[pc as usize];
+            let mask = if inst.guard.is_none() { active } else { active & cx.regs.pred(inst.guard) };
+            around.profile.warps[pc as usize] += 1;
+            around.profile.lanes[pc as usize] += u64::from(mask.count_ones());
+            if mask == 0 {
+                pc += 1;
+                continue;
+            }
+            cx.clock += 1;
+            cx.line = inst.line;
+            if several && !alone && inst.gather != Gather::None && self.must_wait(inst, active, cx.regs) {
+                self.groups[at].pc = pc;
+                self.groups[at].state = State::Gathering;
+                return Ok(true);
+            }
+            alone = false;
+            let stopped = |fault| Stopped { fault, pc };
+            let control = match &inst.action {
+                Action::Compute(compute) => {
+                    compute(cx.regs, &inst.args, mask);
+                    pc += 1;
+                    continue;
+                }
+                Action::Access(access) => {
+                    access(cx, &inst.args, mask).map_err(stopped)?;
+                    pc += 1;
+                    continue;
+                }
+                Action::Control(control) => control,
+            };
+            self.groups[at].pc = pc;
+            if let Control::Branch(target) = control
+                && mask == active
+            {
+                pc = *target;
+                if several {
+                    self.groups[at].pc = pc;
+                    meeting = self.next_meeting(at);
+                }
+                continue;
+            }
+            let goes_on = self.control(at, control, inst, mask, cx, around).map_err(stopped)?;
+            if !goes_on {
+                return Ok(!matches!(control, Control::Yield));
+            }
+            pc = self.groups[at].pc;
+            active = self.groups[at].mask;
+            cx.active = active;
+            cx.frame = self.groups[at].frame;
+            meeting = self.next_meeting(at);
+        }
+    }
+
+    /// Control flow other than a branch that all lanes take. False: the groups changed, or wait: choose again.
+    fn control(
+        &mut self,
+        at: usize,
+        control: &Control,
+        inst: &Inst,
+        mask: u32,
+        cx: &mut Cx<'_>,
+        around: &mut Around<'_>,
+    ) -> Result<bool, Box<Fault>> {
+        let (pc, active) = (self.groups[at].pc, self.groups[at].mask);
+        match control {
+            Control::Branch(target) => {
+                let taken = self.part(at, mask);
+                self.groups[at].pc += 1;
+                self.groups[taken].pc = *target;
+                Ok(false)
+            }
+            Control::BranchIndexed(targets) => {
+                let indices = cx.regs.get::<u32>(inst.args.s[0]);
+                let mut left = mask;
+                while left != 0 {
+                    let lane = left.trailing_zeros() as usize;
+                    let same = (0..32).filter(|&l| indices[l] == indices[lane]).fold(0, |m, l| m | 1 << l) & left;
+                    let Some(&target) = targets.get(indices[lane] as usize) else {
+                        let text = format!("brx.idx with index {} of {} targets", indices[lane], targets.len());
+                        return Err(Fault::new(Kind::InvalidValue(text), lane));
+                    };
+                    let taken = self.part(at, same);
+                    self.groups[taken].pc = target;
+                    left &= !same;
+                }
+                if mask != active {
+                    self.groups[at].pc = pc + 1;
+                }
+                Ok(false)
+            }
+            Control::Call(site) => self.call(at, site, mask, cx, around),
+            Control::Return if self.groups[at].stack.is_some() => {
+                if mask != active {
+                    let rest = self.part(at, active & !mask);
+                    self.groups[rest].pc += 1;
+                }
+                self.give_back(at, mask, cx, around)?;
+                Ok(false)
+            }
+            Control::Return | Control::Exit => {
+                self.live &= !mask;
+                cx.live = self.live;
+                self.leave(at, mask);
+                around.barriers.exited(around.warp, mask);
+                if self.live == 0 {
+                    cx.shared.exit(cx.warp);
+                }
+                Ok(false)
+            }
+            Control::Barrier(barrier) => {
+                let arrival = Arrival { warp: around.warp, mask, live: self.live, barrier: *barrier };
+                if !around.barriers.arrive(&arrival, &inst.args, cx)? {
+                    self.groups[at].pc = pc + 1;
+                    // It may have been the last to arrive: then others go on, and what they did is ordered.
+                    self.release(cx, around);
+                    return Ok(true);
+                }
+                let waiting = self.part(at, mask);
+                self.groups[waiting].state = State::Barrier;
+                if waiting != at {
+                    self.groups[at].pc = pc + 1;
+                }
+                self.release(cx, around);
+                Ok(false)
+            }
+            Control::WarpSync => {
+                let named = named_lanes(cx.regs, inst.args.s[0], mask);
+                let missing = named & self.live & !mask;
+                if missing != 0 {
+                    let text = format!("bar.warp.sync waits for lanes {missing:#010x}, which cannot come");
+                    cx.report_kind(Kind::InactiveLane(text), mask.trailing_zeros() as usize)?;
+                }
+                cx.shared.warp_sync(cx.warp, mask, self.live);
+                self.groups[at].pc = pc + 1;
+                Ok(true)
+            }
+            Control::Yield => {
+                self.groups[at].pc = pc + 1;
+                if self.groups.len() > 1 {
+                    self.groups[at].used = (self.groups[at].used / PATIENCE + 1) * PATIENCE;
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    fn call(
+        &mut self,
+        at: usize,
+        site: &CallSite,
+        mut mask: u32,
+        cx: &mut Cx<'_>,
+        around: &mut Around<'_>,
+    ) -> Result<bool, Box<Fault>> {
+        let (active, wanted) = (self.groups[at].mask, mask);
+        let callee = match &site.callee {
+            Callee::Function(index) => *index,
+            Callee::Indirect(slot) => {
+                // One callee at a time: the other lanes come back to this instruction.
+                let (index, same) = calls::resolve(cx.regs, *slot, mask, around.code)?;
+                mask = same;
+                index
+            }
+            builtin => {
+                builtins::call(builtin, site, self.groups[at].frame, mask, cx)?;
+                self.groups[at].pc += 1;
+                return Ok(true);
+            }
+        };
+        let called = self.part(at, mask);
+        if called != at && active & !mask & wanted == 0 {
+            self.groups[at].pc += 1;
+        }
+        let group = &mut self.groups[called];
+        let caller = &around.code.functions[group.function as usize];
+        let function = &around.code.functions[callee as usize];
+        let frame = group.frame + caller.frame_bytes;
+        let full = frame.checked_add(function.frame_bytes).is_none_or(|end| end > around.local_bytes);
+        if full || group.depth >= CALLS + around.local_bytes / CALL_BYTES {
+            return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
+        }
+        let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
+        cx.local.enter(frame, function.frame_bytes, mask);
+        calls::pass(&site.args, group.frame, &function.params, frame, mask, cx)?;
+        let call =
+            Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
+        group.stack = Some(Rc::new(call));
+        group.depth += 1;
+        group.frame = frame;
+        group.function = callee;
+        group.pc = function.start;
+        Ok(false)
+    }
+
+    /// `ret` of the lanes in `mask`: results to the caller, whose frame is theirs again.
+    fn give_back(&mut self, at: usize, mask: u32, cx: &mut Cx<'_>, around: &Around<'_>) -> Result<(), Box<Fault>> {
+        let group = &mut self.groups[at];
+        let Some(call) = group.stack.take() else { return Ok(()) };
+        let function = &around.code.functions[group.function as usize];
+        let results = calls::results(&function.returns, group.frame, cx);
+        calls::restore(cx.regs, &call.saved, mask);
+        if let Action::Control(Control::Call(site)) = &around.code.insts[call.pc as usize].action {
+            calls::take(&site.returns, call.frame, &results, mask, cx)?;
+        }
+        group.pc = call.pc + 1;
+        group.frame = call.frame;
+        group.function = call.function;
+        group.depth -= 1;
+        group.stack = call.parent.clone();
+        Ok(())
+    }
+}

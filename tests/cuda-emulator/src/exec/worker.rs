@@ -1,0 +1,125 @@
+//! What one thread of the emulator keeps while it runs blocks of a launch.
+
+use std::sync::Arc;
+
+use crate::fault::Fault;
+use crate::mem::{Footprint, View};
+
+use super::launch::{Launch, Machine, Sink};
+use super::{AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
+
+/// Warnings of one launch that a thread keeps: a kernel that is wrong everywhere says so often enough.
+const WARNINGS: u64 = 64;
+
+/// A fault that did not end the launch.
+#[derive(Debug)]
+pub(super) struct Warning {
+    pub(super) fault: Box<Fault>,
+    pub(super) warp: u32,
+    pub(super) line: u32,
+}
+
+/// One thread's view of memory, its counts and its reports.
+#[derive(Debug)]
+pub(super) struct Worker {
+    global: Global,
+    counts: Counts,
+    desk: Desk,
+}
+
+/// The worker's console.
+struct Desk {
+    report_only: bool,
+    warnings: Vec<Warning>,
+    /// Warnings of this launch so far.
+    count: u64,
+    print: Sink,
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").field("warnings", &self.warnings).finish_non_exhaustive()
+    }
+}
+
+impl Console for Desk {
+    fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>> {
+        if !self.report_only {
+            return Err(fault);
+        }
+        self.count += 1;
+        if self.count <= WARNINGS {
+            self.warnings.push(Warning { fault, warp, line });
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, text: &str) {
+        (self.print)(text);
+    }
+}
+
+/// What belongs to the warp that runs.
+pub(super) struct Running<'a> {
+    pub(super) regs: &'a mut Registers,
+    pub(super) local: &'a mut Local,
+    pub(super) copies: &'a mut AsyncCopies,
+    pub(super) shared: &'a mut Shared,
+    pub(super) warp: u32,
+    pub(super) block: [u32; 3],
+    pub(super) clock: u64,
+}
+
+impl Worker {
+    pub(super) fn new(launch: &Launch, view: &Arc<View>, machine: &Machine, footprint: Option<Arc<Footprint>>) -> Self {
+        let counting = machine.counting;
+        Self {
+            global: Global::new(view.clone(), launch.device, launch.peers, counting, footprint),
+            counts: Counts::default(),
+            desk: Desk {
+                report_only: machine.report_only,
+                warnings: Vec::new(),
+                count: 0,
+                print: machine.print.clone(),
+            },
+        }
+    }
+
+    /// The context for a turn of a warp.
+    pub(super) fn cx<'a>(&'a mut self, launch: &'a Launch, running: Running<'a>) -> Cx<'a> {
+        let Running { regs, local, copies, shared, warp, block, clock } = running;
+        Cx {
+            regs,
+            active: 0,
+            live: 0,
+            global: &mut self.global,
+            shared,
+            local,
+            copies,
+            params: &launch.params,
+            frame: 0,
+            counts: &mut self.counts,
+            console: &mut self.desk,
+            warp,
+            block,
+            shape: launch.block,
+            line: 0,
+            clock,
+        }
+    }
+
+    /// Faults since the last call.
+    pub(super) fn take_warnings(&mut self) -> Vec<Warning> {
+        std::mem::take(&mut self.desk.warnings)
+    }
+
+    /// Warnings that were not kept.
+    pub(super) fn more_warnings(&self) -> u64 {
+        self.desk.count.saturating_sub(WARNINGS)
+    }
+
+    /// What was counted.
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}

@@ -1,0 +1,95 @@
+//! Bit counting, bit fields and byte permutation (PTX ISA, "Integer Arithmetic Instructions" and `prmt`).
+
+use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
+use crate::code::{Action, Args, Compute};
+use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::numeric::bits::{self, PrmtMode};
+
+pub(crate) fn family() -> Family {
+    let mut rows = Vec::new();
+    counts(&mut rows);
+    fields(&mut rows);
+    permutations(&mut rows);
+    Family { title: "Bit fields", rows, hints: vec![] }
+}
+
+fn counts(rows: &mut Vec<Row>) {
+    map!(rows, Integer, "popc.b32", b32 => u32, |x| x.count_ones());
+    map!(rows, Integer, "popc.b64", b64 => u32, |x| x.count_ones());
+    map!(rows, Integer, "clz.b32", b32 => u32, |x| x.leading_zeros());
+    map!(rows, Integer, "clz.b64", b64 => u32, |x| x.leading_zeros());
+    map!(rows, Integer, "brev.b32", b32 => b32, |x| x.reverse_bits());
+    map!(rows, Integer, "brev.b64", b64 => b64, |x| x.reverse_bits());
+    map!(rows, Integer, "bfind.u32", u32 => u32, |x| bits::bfind_u32(x, false));
+    map!(rows, Integer, "bfind.s32", s32 => u32, |x| bits::bfind_s32(x, false));
+    map!(rows, Integer, "bfind.u64", u64 => u32, |x| bits::bfind_u64(x, false));
+    map!(rows, Integer, "bfind.s64", s64 => u32, |x| bits::bfind_s64(x, false));
+    map!(rows, Integer, "bfind.shiftamt.u32", u32 => u32, |x| bits::bfind_u32(x, true));
+    map!(rows, Integer, "bfind.shiftamt.s32", s32 => u32, |x| bits::bfind_s32(x, true));
+    map!(rows, Integer, "bfind.shiftamt.u64", u64 => u32, |x| bits::bfind_u64(x, true));
+    map!(rows, Integer, "bfind.shiftamt.s64", s64 => u32, |x| bits::bfind_s64(x, true));
+    map!(rows, Integer, "fns.b32", b32, b32, s32 => b32, bits::fns);
+}
+
+fn fields(rows: &mut Vec<Row>) {
+    map!(rows, Integer, "bfe.u32", u32, u32, u32 => u32, bits::bfe_u32);
+    map!(rows, Integer, "bfe.s32", u32, u32, u32 => u32, bits::bfe_s32);
+    map!(rows, Integer, "bfe.u64", u64, u32, u32 => u64, bits::bfe_u64);
+    map!(rows, Integer, "bfe.s64", u64, u32, u32 => u64, bits::bfe_s64);
+    insert(rows, "bfi.b32", Value::B32, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b32)));
+    insert(rows, "bfi.b64", Value::B64, kernel!(|r, a, m| bfi(r, a, m, bits::bfi_b64)));
+    map!(rows, Integer, "szext.clamp.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, false));
+    map!(rows, Integer, "szext.wrap.u32", u32, u32 => u32, |x, n| bits::szext(x, n, false, true));
+    map!(rows, Integer, "szext.clamp.s32", u32, u32 => u32, |x, n| bits::szext(x, n, true, false));
+    map!(rows, Integer, "szext.wrap.s32", u32, u32 => u32, |x, n| bits::szext(x, n, true, true));
+    map!(rows, Integer, "bmsk.clamp.b32", u32, u32 => u32, |x, n| bits::bmsk(x, n, false));
+    map!(rows, Integer, "bmsk.wrap.b32", u32, u32 => u32, |x, n| bits::bmsk(x, n, true));
+}
+
+fn insert(rows: &mut Vec<Row>, name: &str, value: Value, action: Compute) {
+    let position = Operand::In(Value::B32);
+    let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), position, position];
+    rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));
+}
+
+#[inline(always)]
+fn bfi<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, T, u32, u32) -> T) {
+    let (x, y) = (r.get::<T>(a.s[1]), r.get::<T>(a.s[2]));
+    let (position, length) = (r.get::<u32>(a.s[3]), r.get::<u32>(a.s[4]));
+    let result: Lanes<T> = lanes(|lane| f(x[lane], y[lane], position[lane], length[lane]));
+    r.set(a.s[0], &result, mask);
+}
+
+fn permutations(rows: &mut Vec<Row>) {
+    let value = Operand::In(Value::B32);
+    let operands = [Operand::Out(Value::B32), value, value, value];
+    rows.push(row("prmt.b32", &operands, Category::Integer, 0, Action::Compute(kernel!(|r, a, m| permute(r, a, m)))));
+    map!(rows, Integer, "prmt.b32.f4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::F4e));
+    map!(rows, Integer, "prmt.b32.b4e", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::B4e));
+    map!(rows, Integer, "prmt.b32.rc8", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc8));
+    map!(rows, Integer, "prmt.b32.ecl", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecl));
+    map!(rows, Integer, "prmt.b32.ecr", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Ecr));
+    map!(rows, Integer, "prmt.b32.rc16", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc16));
+}
+
+/// `prmt` by index. The selectors are nearly always an immediate: each result byte is then the same shift in all lanes.
+#[inline(always)]
+fn permute(r: &mut Registers, a: &Args, mask: u32) {
+    let (x, y) = (r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2]));
+    let selectors = r.get::<u32>(a.s[3]);
+    let Some(selectors) = uniform(&selectors) else {
+        return r.map3(a, mask, |x, y, c| bits::prmt(x, y, c, PrmtMode::Index));
+    };
+    let mut result = [0u32; LANES];
+    for byte in 0..4 {
+        let selector = selectors >> (4 * byte);
+        let (word, left) = (if selector & 4 == 0 { &x } else { &y }, 24 - 8 * (selector & 3));
+        // The byte goes to the top, where its sign fills a register as easily as its value is shifted down.
+        for lane in 0..LANES {
+            let top = word[lane] << left;
+            let value = if selector & 8 != 0 { (top as i32 >> 31) as u32 } else { top };
+            result[lane] |= value >> 24 << (8 * byte);
+        }
+    }
+    r.set(a.s[0], &result, mask);
+}

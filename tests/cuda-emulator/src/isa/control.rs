@@ -1,0 +1,116 @@
+//! Branches, calls, barriers and the rest that steers a warp (PTX ISA, "Control Flow Instructions", "Parallel Synchronization
+//! and Communication Instructions"). What they do is the warp's loop's work; here is only what they are called.
+
+use super::{Category, Decode, Family, Operand, Row, Value, row};
+use crate::code::{Action, Args, Barrier, BarrierKind, Control};
+use crate::exec::{Cx, Registers};
+use crate::fault::{Fault, Kind};
+
+fn trap(_: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    stop("the kernel executed a trap", mask)
+}
+
+fn breakpoint(_: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    stop("the kernel reached a breakpoint, and there is no debugger", mask)
+}
+
+fn stop(text: &str, mask: u32) -> Result<(), Box<Fault>> {
+    if mask == 0 {
+        return Ok(());
+    }
+    Err(Fault::new(Kind::Trap(text.into()), mask.trailing_zeros() as usize))
+}
+
+fn nothing(_: &mut Registers, _: &Args, _: u32) {}
+
+fn control(name: &str, operands: &[Operand], category: Category, control: Control) -> Row {
+    row(name, operands, category, 0, Action::Control(control))
+}
+
+/// Rows whose operands have a form of their own.
+fn formed(name: &str, operands: &[Operand], decode: Decode) -> Row {
+    Row { name: name.into(), operands: operands.to_vec(), decode, k: 0, category: Category::Control }
+}
+
+/// `bar` (always aligned) and `barrier`, with and without `.aligned`.
+fn barriers(rows: &mut Vec<Row>) {
+    use Operand::{In, InPred, Out};
+    let number = In(Value::B32);
+    for (opcode, suffix, aligned) in [("bar", "", true), ("barrier", "", false), ("barrier", ".aligned", true)] {
+        let mut barrier = |name: &str, operands: &[Operand], kind, counted| {
+            let barrier = Control::Barrier(Barrier { kind, aligned, counted });
+            rows.push(control(&format!("{opcode}.{name}"), operands, Category::Barrier, barrier));
+        };
+        barrier(&format!("sync{suffix}"), &[number], BarrierKind::Sync, false);
+        barrier(&format!("sync{suffix}"), &[number, number], BarrierKind::Sync, true);
+        barrier(&format!("arrive{suffix}"), &[number, number], BarrierKind::Arrive, true);
+        for (op, ty, kind) in [
+            ("popc", Value::B32, BarrierKind::RedPopc),
+            ("and", Value::Pred, BarrierKind::RedAnd),
+            ("or", Value::Pred, BarrierKind::RedOr),
+        ] {
+            let name = if ty == Value::Pred { "pred" } else { "u32" };
+            let mut orders = vec![format!("red.{op}{suffix}.{name}")];
+            if !suffix.is_empty() {
+                orders.push(format!("red{suffix}.{op}.{name}"));
+            }
+            for name in orders {
+                barrier(&name, &[Out(ty), number, InPred], kind, false);
+                barrier(&name, &[Out(ty), number, number, InPred], kind, true);
+            }
+        }
+    }
+    rows.push(control("bar.warp.sync", &[number], Category::Barrier, Control::WarpSync));
+    // A cluster is one block; its barrier has no number, and arriving and waiting are two instructions.
+    for (aligned, suffix) in [(false, ""), (true, ".aligned")] {
+        for (op, order, kind) in [
+            ("arrive", "", BarrierKind::Arrive),
+            ("arrive", ".release", BarrierKind::Arrive),
+            ("arrive", ".relaxed", BarrierKind::Arrive),
+            ("wait", "", BarrierKind::Sync),
+            ("wait", ".acquire", BarrierKind::Sync),
+        ] {
+            let barrier = Control::Barrier(Barrier { kind, aligned, counted: false });
+            let name = format!("barrier.cluster.{op}{order}{suffix}");
+            rows.push(control(&name, &[], Category::Barrier, barrier));
+        }
+    }
+}
+
+pub(crate) fn family() -> Family {
+    use Operand::{Imm, In, Label};
+    let mut rows = vec![
+        formed("bra", &[Label], Decode::Branch),
+        formed("brx.idx", &[In(Value::B32), Label], Decode::BranchIndexed),
+        formed("call", &[], Decode::Call),
+        control("ret", &[], Category::Control, Control::Return),
+        control("exit", &[], Category::Control, Control::Exit),
+        control("nanosleep.u32", &[In(Value::B32)], Category::Control, Control::Yield),
+        row("trap", &[], Category::Control, 0, Action::Access(trap)),
+        row("brkpt", &[], Category::Control, 0, Action::Access(breakpoint)),
+    ];
+    barriers(&mut rows);
+    // No profiler, no registers to hand over, and a grid starts when the one before it has ended.
+    for (name, operands) in [
+        ("pmevent", &[Imm][..]),
+        ("pmevent.mask", &[Imm]),
+        ("setmaxnreg.inc.sync.aligned.u32", &[Imm]),
+        ("setmaxnreg.dec.sync.aligned.u32", &[Imm]),
+        ("griddepcontrol.launch_dependents", &[]),
+        ("griddepcontrol.wait", &[]),
+    ] {
+        rows.push(row(name, operands, Category::Control, 0, Action::Compute(nothing)));
+    }
+    Family {
+        title: "Control flow and barriers",
+        rows,
+        hints: vec![
+            ("bra", &["uni"]),
+            ("brx", &["uni"]),
+            ("call", &["uni"]),
+            ("ret", &["uni"]),
+            ("bar", &["cta"]),
+            ("barrier", &["cta"]),
+        ],
+    }
+}

@@ -1,0 +1,62 @@
+//! `cvt` and `cvt.pack` (PTX ISA, "Data Movement and Conversion Instructions"): between single values in [`scalar`], of
+//! packed pairs in [`packed`].
+
+mod packed;
+mod scalar;
+
+use super::vector::Host;
+use super::{Family, Row};
+use crate::numeric::Rounding;
+use crate::numeric::convert::FloatCvt;
+
+pub(crate) fn family() -> Family {
+    Family { title: "Conversion", rows: rows(Host::detect()), hints: vec![] }
+}
+
+pub(crate) fn rows(host: Host) -> Vec<Row> {
+    let mut rows = Vec::new();
+    scalar::rows(&mut rows, host);
+    packed::rows(&mut rows, host);
+    rows
+}
+
+/// Rounding modifiers; the index is in the low bits of a row's constant. No modifier: the conversion is exact.
+const ROUNDINGS: [(&str, Rounding); 6] = [
+    ("", Rounding::Rn),
+    (".rn", Rounding::Rn),
+    (".rz", Rounding::Rz),
+    (".rm", Rounding::Rm),
+    (".rp", Rounding::Rp),
+    (".rna", Rounding::Rna),
+];
+
+const FTZ: u32 = 1 << 3;
+const SAT: u32 = 1 << 4;
+const RELU: u32 = 1 << 5;
+const SATFINITE: u32 = 1 << 6;
+
+/// `.relu` and `.satfinite` in either order: the manual has one order for halves, and the other for bytes.
+const CLAMPS: [(&str, u32); 5] = [
+    ("", 0),
+    (".relu", RELU),
+    (".satfinite", SATFINITE),
+    (".relu.satfinite", RELU | SATFINITE),
+    (".satfinite.relu", RELU | SATFINITE),
+];
+
+/// The modifiers in a row's constant.
+#[inline(always)]
+fn modifiers(k: u32) -> FloatCvt {
+    FloatCvt {
+        round: ROUNDINGS[(k & 7) as usize % ROUNDINGS.len()].1,
+        ftz: k & FTZ != 0,
+        sat: k & SAT != 0,
+        relu: k & RELU != 0,
+        satfinite: k & SATFINITE != 0,
+    }
+}
+
+/// The index of a rounding modifier.
+fn rounding(text: &str) -> u32 {
+    ROUNDINGS.iter().position(|(name, _)| *name == text).unwrap_or(0) as u32
+}

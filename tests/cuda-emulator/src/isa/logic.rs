@@ -1,0 +1,120 @@
+//! Logic and shifts (PTX ISA, "Logic and Shift Instructions").
+
+use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
+use crate::code::{Action, Args};
+use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::numeric::bits;
+use crate::numeric::integer::Integer as _;
+
+pub(crate) fn family() -> Family {
+    let mut rows = Vec::new();
+    let r = &mut rows;
+    bitwise(r);
+    lop3(r);
+    shifts(r);
+    Family { title: "Logic and shifts", rows, hints: vec![] }
+}
+
+fn bitwise(rows: &mut Vec<Row>) {
+    map_each!(rows, Integer, "and", [b16 b32 b64], (2) |x, y| x & y);
+    map_each!(rows, Integer, "or", [b16 b32 b64], (2) |x, y| x | y);
+    map_each!(rows, Integer, "xor", [b16 b32 b64], (2) |x, y| x ^ y);
+    map_each!(rows, Integer, "not", [b16 b32 b64], (1) |x| !x);
+    map!(rows, Integer, "cnot.b16", b16 => b16, |x| u16::from(x == 0));
+    map!(rows, Integer, "cnot.b32", b32 => b32, |x| u32::from(x == 0));
+    map!(rows, Integer, "cnot.b64", b64 => b64, |x| u64::from(x == 0));
+
+    let two = [Operand::Out(Value::Pred), Operand::InPred, Operand::InPred];
+    let mut pred = |name: &str, operands: &[Operand], action: fn(&mut Registers, &Args, u32)| {
+        rows.push(row(name, operands, Category::Predicate, 0, Action::Compute(action)));
+    };
+    pred("and.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) & r.pred(a.s[2]), m));
+    pred("or.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) | r.pred(a.s[2]), m));
+    pred("xor.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) ^ r.pred(a.s[2]), m));
+    pred("not.pred", &two[..2], |r, a, m| r.set_pred(a.s[0], !r.pred(a.s[1]), m));
+}
+
+/// `lop3`: the table is an immediate, in `imm[0]`.
+fn lop3(rows: &mut Vec<Row>) {
+    let value = Value::B32;
+    let sources = [Operand::In(value), Operand::In(value), Operand::In(value), Operand::Imm];
+    let plain = [&[Operand::Out(value)], &sources[..]].concat();
+    rows.push(row(
+        "lop3.b32",
+        &plain,
+        Category::Integer,
+        0,
+        Action::Compute(kernel!(|r, a, m| {
+            let result = table(r, a, [1, 2, 3]);
+            r.set(a.s[0], &result, m);
+        })),
+    ));
+    let tested = [&[Operand::OutPair(value, Value::Pred)], &sources[..], &[Operand::InPred]].concat();
+    let mut test = |name: &str, action: fn(&mut Registers, &Args, u32)| {
+        rows.push(row(name, &tested, Category::Integer, 0, Action::Compute(action)));
+    };
+    // Six operands: they are all in `all`.
+    test("lop3.or.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q)));
+    test("lop3.and.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q)));
+}
+
+#[inline(always)]
+fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
+    let [x, y, z] = sources;
+    let (x, y, z) = (r.get::<u32>(a.s[x]), r.get::<u32>(a.s[y]), r.get::<u32>(a.s[z]));
+    // The table is a tree of choices: by `z` between neighbouring entries, then by `y`, then by `x`. Those by `z` are between
+    // constants, so all that depends on a lane is two operations a choice.
+    let entry = |index: u32| 0u32.wrapping_sub(a.imm[0] as u32 >> index & 1);
+    let by_z: [(u32, u32); 4] = std::array::from_fn(|i| {
+        let zero = entry(2 * i as u32);
+        (zero, zero ^ entry(2 * i as u32 + 1))
+    });
+    let choose = |selector: u32, one: u32, zero: u32| zero ^ selector & (zero ^ one);
+    let mut result = [0; LANES];
+    for lane in 0..LANES {
+        let leaf = |i: usize| by_z[i].0 ^ z[lane] & by_z[i].1;
+        result[lane] = choose(x[lane], choose(y[lane], leaf(3), leaf(2)), choose(y[lane], leaf(1), leaf(0)));
+    }
+    result
+}
+
+/// `d|p = (d != 0) op q`
+#[inline(always)]
+fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) -> u32) {
+    let result = table(r, a, [2, 3, 4]);
+    let nonzero = (0..LANES).fold(0, |bits, lane| bits | u32::from(result[lane] != 0) << lane);
+    let q = a.all.get(5).map_or(0, |&slot| r.pred(slot));
+    r.set(a.s[0], &result, mask);
+    r.set_pred(a.s[1], combine(nonzero, q), mask);
+}
+
+/// Amounts are `.u32` whatever the type; beyond the width they count as the width.
+macro_rules! shift {
+    ($rows:ident, $op:ident, [$($name:literal $t:ident),*]) => { $(
+        let operands = [Operand::Out(value!($t)), Operand::In(value!($t)), Operand::In(Value::B32)];
+        let action = kernel!(|r, a, m| shift(r, a, m, |x: lane_type!($t), n| x.$op(n)));
+        $rows.push(row($name, &operands, Category::Integer, 0, Action::Compute(action)));
+    )* };
+}
+
+fn shifts(rows: &mut Vec<Row>) {
+    shift!(rows, shl, ["shl.b16" b16, "shl.b32" b32, "shl.b64" b64]);
+    shift!(rows, shr, ["shr.b16" b16, "shr.b32" b32, "shr.b64" b64]);
+    shift!(rows, shr, ["shr.u16" u16, "shr.u32" u32, "shr.u64" u64]);
+    shift!(rows, shr, ["shr.s16" s16, "shr.s32" s32, "shr.s64" s64]);
+    map!(rows, Integer, "shf.l.clamp.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_l(x, y, n, false));
+    map!(rows, Integer, "shf.l.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_l(x, y, n, true));
+    map!(rows, Integer, "shf.r.clamp.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, false));
+    map!(rows, Integer, "shf.r.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, true));
+}
+
+/// Nearly all amounts are immediates, and one amount for all lanes is a vector instruction on any processor.
+#[inline(always)]
+fn shift<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, u32) -> T) {
+    let (x, n) = (r.get::<T>(a.s[1]), r.get::<u32>(a.s[2]));
+    let result: Lanes<T> = match uniform(&n) {
+        Some(n) => lanes(|lane| f(x[lane], n)),
+        None => lanes(|lane| f(x[lane], n[lane])),
+    };
+    r.set(a.s[0], &result, mask);
+}

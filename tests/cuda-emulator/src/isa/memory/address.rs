@@ -1,0 +1,171 @@
+//! Addresses: cvta, isspacep, mapa, getctarank; and what only advises caches or orders memory, which has nothing to do here:
+//! prefetch, prefetchu, discard, applypriority, createpolicy, fence, membar.
+
+use crate::code::{Access, Action, Args};
+use crate::exec::{Cx, Registers, window};
+use crate::fault::{Fault, Kind};
+use crate::isa::{Category, Family, Operand, Row, Value, row};
+
+/// State spaces that have a window in the generic address space, and where it starts. Global and constant memory are the
+/// generic address space itself.
+const WINDOWS: [(&str, u64); 8] = [
+    ("global", 0),
+    ("const", 0),
+    ("shared", window::SHARED),
+    ("shared::cta", window::SHARED),
+    ("shared::cluster", window::SHARED),
+    ("local", window::LOCAL),
+    ("param", window::PARAM),
+    ("param::entry", window::PARAM),
+];
+
+/// A window's start as a row's constant: its upper half, for the lower is zero.
+fn encode(start: u64) -> u32 {
+    (start >> 32) as u32
+}
+
+/// The start that [`encode`] packed.
+fn start(args: &Args) -> u64 {
+    u64::from(args.k) << 32
+}
+
+fn to_generic(regs: &mut Registers, args: &Args, mask: u32) {
+    let start = start(args);
+    regs.map1(args, mask, |offset: u64| offset.wrapping_add(start));
+}
+
+fn from_generic(regs: &mut Registers, args: &Args, mask: u32) {
+    let start = start(args);
+    regs.map1(args, mask, |address: u64| address.wrapping_sub(start));
+}
+
+fn inside(address: u64, start: u64) -> bool {
+    address.wrapping_sub(start) < window::BYTES
+}
+
+/// isspacep: a space with a window is that window; what is in none is global memory, but for what is constant.
+fn is_in(cx: &mut Cx<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Result<(), Box<Fault>> {
+    let (addresses, start) = (cx.regs.get::<u64>(args.s[1]), start(args));
+    let windowed = |a: u64| [window::SHARED, window::LOCAL, window::PARAM].iter().any(|&start| inside(a, start));
+    let holds = |a: u64| match constant {
+        Some(constant) => !windowed(a) && cx.global.is_constant(a) == constant,
+        None => inside(a, start),
+    };
+    let held = addresses.iter().rev().fold(0, |bits, &a| bits << 1 | u32::from(holds(a)));
+    cx.regs.set_pred(args.s[0], held, mask);
+    Ok(())
+}
+
+/// mapa: the address of the same variable in another block of the cluster. Clusters have one block, so only rank 0 exists.
+fn map_address(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    let ranks = cx.regs.get::<u32>(args.s[2]);
+    for lane in (0..32).filter(|&lane| mask >> lane & 1 != 0) {
+        if ranks[lane] != 0 {
+            let text = format!("mapa to block {} of a cluster of 1", ranks[lane]);
+            return Err(Fault::new(Kind::InvalidValue(text), lane));
+        }
+    }
+    let addresses = cx.regs.get_any(args.s[1]);
+    cx.regs.set_any(args.s[0], &addresses, mask);
+    Ok(())
+}
+
+/// Writes zeros: the rank of the only block of a cluster, and cache policies, which mean nothing here.
+fn zero(regs: &mut Registers, args: &Args, mask: u32) {
+    regs.set_any(args.s[0], &[0; 32], mask);
+}
+
+fn nothing(_: &mut Registers, _: &Args, _: u32) {}
+
+/// A row that does nothing.
+fn idle(name: impl Into<String>, operands: &[Operand], category: Category) -> Row {
+    row(name, operands, category, 0, Action::Compute(nothing))
+}
+
+fn conversions(rows: &mut Vec<Row>) {
+    use Operand::{In, Out};
+    let wide = [Out(Value::B64), In(Value::B64)];
+    let test = [Out(Value::Pred), In(Value::B64)];
+    for (space, start) in WINDOWS {
+        let k = encode(start);
+        rows.push(row(format!("cvta.{space}.u64"), &wide, Category::Move, k, Action::Compute(to_generic)));
+        rows.push(row(format!("cvta.to.{space}.u64"), &wide, Category::Move, k, Action::Compute(from_generic)));
+        let action: Access = match space {
+            "global" => |cx, args, mask| is_in(cx, args, mask, Some(false)),
+            "const" => |cx, args, mask| is_in(cx, args, mask, Some(true)),
+            _ => |cx, args, mask| is_in(cx, args, mask, None),
+        };
+        rows.push(row(format!("isspacep.{space}"), &test, Category::Predicate, k, Action::Access(action)));
+    }
+    for (name, address) in
+        [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)]
+    {
+        let operands = [Out(address), In(address), In(Value::B32)];
+        rows.push(row(format!("mapa.{name}"), &operands, Category::Move, 0, Action::Access(map_address)));
+        let operands = [Out(Value::B32), In(address)];
+        rows.push(row(format!("getctarank.{name}"), &operands, Category::Move, 0, Action::Compute(zero)));
+    }
+}
+
+fn cache_control(rows: &mut Vec<Row>) {
+    use Operand::{Address, Imm, In, OptIn, Out};
+    for space in ["", ".global", ".local"] {
+        for level in ["L1", "L2"] {
+            rows.push(idle(format!("prefetch{space}.{level}"), &[Address], Category::Other));
+        }
+    }
+    rows.push(idle("prefetchu.L1", &[Address], Category::Other));
+    for space in ["", ".global"] {
+        // discard leaves the bytes undefined: what they were is as good as anything.
+        for priority in ["evict_last", "evict_normal"] {
+            rows.push(idle(format!("prefetch{space}.L2::{priority}"), &[Address], Category::Other));
+        }
+        rows.push(idle(format!("discard{space}.L2"), &[Address, Imm], Category::Other));
+        rows.push(idle(format!("applypriority{space}.L2::evict_normal"), &[Address, Imm], Category::Other));
+    }
+    let policy = |name: String, operands: &[Operand]| row(name, operands, Category::Other, 0, Action::Compute(zero));
+    let out = Out(Value::B64);
+    for primary in ["evict_last", "evict_normal", "evict_first", "evict_unchanged"] {
+        for secondary in ["", ".L2::evict_first", ".L2::evict_unchanged"] {
+            let name = format!("L2::{primary}{secondary}.b64");
+            rows.push(policy(format!("createpolicy.fractional.{name}"), &[out, OptIn(Value::F32)]));
+            for space in ["", ".global"] {
+                let operands = [out, Address, In(Value::B32), In(Value::B32)];
+                rows.push(policy(format!("createpolicy.range{space}.{name}"), &operands));
+            }
+        }
+    }
+    rows.push(policy("createpolicy.cvt.L2.b64".into(), &[out, In(Value::B64)]));
+}
+
+fn fences(rows: &mut Vec<Row>) {
+    use Operand::{Address, Imm};
+    let mut fence = |name: &str, operands: &[Operand]| rows.push(idle(name, operands, Category::Barrier));
+    for scope in ["cta", "cluster", "gpu", "sys"] {
+        fence(&format!("fence.{scope}"), &[]);
+        for order in ["sc", "acq_rel", "acquire", "release"] {
+            fence(&format!("fence.{order}.{scope}"), &[]);
+        }
+        fence(&format!("fence.proxy.tensormap::generic.release.{scope}"), &[]);
+        fence(&format!("fence.proxy.tensormap::generic.acquire.{scope}"), &[Address, Imm]);
+    }
+    fence("fence.mbarrier_init.release.cluster", &[]);
+    fence("fence.acquire.sync_restrict::shared::cluster.cluster", &[]);
+    fence("fence.release.sync_restrict::shared::cta.cluster", &[]);
+    fence("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster", &[]);
+    fence("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster", &[]);
+    for proxy in ["alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"] {
+        fence(&format!("fence.proxy.{proxy}"), &[]);
+    }
+    for level in ["cta", "gl", "sys", "proxy.alias"] {
+        fence(&format!("membar.{level}"), &[]);
+    }
+}
+
+pub(crate) fn family() -> Family {
+    let mut rows = Vec::new();
+    conversions(&mut rows);
+    cache_control(&mut rows);
+    fences(&mut rows);
+    Family { title: "Addresses, caches and fences", rows, hints: Vec::new() }
+}

@@ -1,0 +1,200 @@
+//! Fragments: how the lanes of a warp hold the elements of a matrix between them.
+//!
+//! In `mma` lanes form eight groups of four. Group and thread in the group choose row and column so that each register's
+//! elements lie at `base + group · g + thread · t + element · e` of the matrix: a [`Place`].
+
+use super::kind::{Accumulator, Element};
+use crate::code::Slot;
+use crate::exec::{Lanes, Registers};
+use crate::isa::lanes;
+use crate::numeric::fp8::{Fp8, fp8_to_f32};
+use crate::numeric::half::{bf16_to_f32, f16_to_f32, f64_to_f16};
+
+/// Where the elements of one register lie in a matrix that is stored row by row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    base: usize,
+    group: usize,
+    thread: usize,
+    element: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn at(self, lane: usize, element: usize) -> usize {
+        self.base + lane / 4 * self.group + lane % 4 * self.thread + element * self.element
+    }
+}
+
+/// A of `m` × `k`: groups are rows. Registers go through the two halves of 16 rows first, then along k.
+pub(super) fn place_a(register: usize, packed: usize, m: usize, k: usize) -> Place {
+    let halves = m / 8;
+    let (half, step) = (register % halves, register / halves);
+    Place { base: half * 8 * k + step * 4 * packed, group: k, thread: packed, element: 1 }
+}
+
+/// B of k × 8: groups are columns. Registers go along k.
+pub(super) fn place_b(register: usize, packed: usize) -> Place {
+    Place { base: register * 4 * packed * 8, group: 1, thread: packed * 8, element: 8 }
+}
+
+/// C or D of m × 8: a thread has two neighbouring columns, in two registers or packed in one.
+pub(super) fn place_c(register: usize, packed: usize) -> Place {
+    let base = if packed == 2 { register * 64 } else { register / 2 * 64 + register % 2 };
+    Place { base, group: 8, thread: 2, element: 1 }
+}
+
+/// The fragments of `wmma`, whose layout PTX leaves open: word after word, first through the lanes, then through the registers.
+pub(super) fn place_linear(register: usize, packed: usize) -> Place {
+    Place { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
+}
+
+/// Decodes the elements of a fragment into a matrix.
+#[inline(always)]
+pub(super) fn gather(
+    regs: &Registers,
+    slots: &[Slot],
+    element: Element,
+    matrix: &mut [f32],
+    place: impl Fn(usize) -> Place,
+) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let (words, place) = (regs.get::<u32>(slot), place(register));
+        decode(&words, element, |lane, at, value| matrix[place.at(lane, at)] = value);
+    }
+}
+
+/// Calls `put(lane, element, value)` for each element of a register.
+#[inline(always)]
+pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(usize, usize, f32)) {
+    // One loop a type, so that each decodes all lanes at once.
+    macro_rules! each {
+        ($packed:literal, $f:expr) => {
+            for at in 0..$packed {
+                let f: fn(u32, u32) -> f32 = $f;
+                let values = lanes(|lane| f(words[lane], at));
+                for lane in 0..32 {
+                    put(lane, at as usize, values[lane]);
+                }
+            }
+        };
+    }
+    match element {
+        Element::F16 => each!(2, |word, at| f16_to_f32((word >> (16 * at)) as u16)),
+        Element::Bf16 => each!(2, |word, at| bf16_to_f32((word >> (16 * at)) as u16)),
+        // Of 32 bits the tensor core reads sign, exponent and ten bits of the fraction.
+        Element::Tf32 => each!(1, |word, _| f32::from_bits(word & 0xffff_e000)),
+        Element::E4m3 => each!(4, |word, at| fp8_to_f32(Fp8::E4m3, (word >> (8 * at)) as u8)),
+        Element::E5m2 => each!(4, |word, at| fp8_to_f32(Fp8::E5m2, (word >> (8 * at)) as u8)),
+        Element::S8 => each!(4, |word, at| ((word << (24 - 8 * at)) as i32 >> 24) as f32),
+        Element::U8 => each!(4, |word, at| (word >> (8 * at) & 0xff) as i32 as f32),
+        Element::S4 => each!(8, |word, at| ((word << (28 - 4 * at)) as i32 >> 28) as f32),
+        Element::U4 => each!(8, |word, at| (word >> (4 * at) & 15) as i32 as f32),
+        // Bits are counted by word, and doubles have registers of their own.
+        Element::B1 | Element::F64 => {}
+    }
+}
+
+/// Decodes the accumulator C of a floating-point product.
+#[inline(always)]
+pub(super) fn gather_c(
+    regs: &Registers,
+    slots: &[Slot],
+    accumulator: Accumulator,
+    matrix: &mut [f64],
+    place: impl Fn(usize) -> Place,
+) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let (words, place) = (regs.get::<u32>(slot), place(register));
+        for at in 0..accumulator.packed() {
+            let values: Lanes<f32> = match accumulator {
+                Accumulator::F16 => lanes(|lane| f16_to_f32((words[lane] >> (16 * at)) as u16)),
+                _ => words.map(f32::from_bits),
+            };
+            for lane in 0..32 {
+                matrix[place.at(lane, at)] = f64::from(values[lane]);
+            }
+        }
+    }
+}
+
+/// Rounds a matrix to the type of D and hands each lane its elements.
+#[inline(always)]
+pub(super) fn scatter_d(
+    regs: &mut Registers,
+    slots: &[Slot],
+    accumulator: Accumulator,
+    matrix: &[f64],
+    mask: u32,
+    place: impl Fn(usize) -> Place,
+) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let place = place(register);
+        let element = |at: usize| lanes(|lane| matrix[place.at(lane, at)]);
+        let words: Lanes<u32> = if accumulator == Accumulator::F16 {
+            let (low, high) = (element(0), element(1));
+            lanes(|lane| u32::from(f64_to_f16(low[lane])) | u32::from(f64_to_f16(high[lane])) << 16)
+        } else {
+            let values = element(0);
+            lanes(|lane| {
+                let value = values[lane] as f32;
+                if value.is_nan() { 0x7fff_ffff } else { value.to_bits() }
+            })
+        };
+        regs.set(slot, &words, mask);
+    }
+}
+
+/// The words of a fragment of 32-bit registers in their places: integers of C, or words of bits.
+#[inline(always)]
+pub(super) fn gather_words(regs: &Registers, slots: &[Slot], matrix: &mut [u32], place: impl Fn(usize) -> Place) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let (words, place) = (regs.get::<u32>(slot), place(register));
+        for lane in 0..32 {
+            matrix[place.at(lane, 0)] = words[lane];
+        }
+    }
+}
+
+/// Hands each lane its words of D.
+#[inline(always)]
+pub(super) fn scatter_words(
+    regs: &mut Registers,
+    slots: &[Slot],
+    matrix: &[u32],
+    mask: u32,
+    place: impl Fn(usize) -> Place,
+) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let place = place(register);
+        let words: Lanes<u32> = lanes(|lane| matrix[place.at(lane, 0)]);
+        regs.set(slot, &words, mask);
+    }
+}
+
+/// A fragment of `.f64`.
+#[inline(always)]
+pub(super) fn gather_f64(regs: &Registers, slots: &[Slot], matrix: &mut [f64], place: impl Fn(usize) -> Place) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let (values, place) = (regs.get::<f64>(slot), place(register));
+        for lane in 0..32 {
+            matrix[place.at(lane, 0)] = values[lane];
+        }
+    }
+}
+
+/// Hands each lane its elements of a `.f64` D.
+#[inline(always)]
+pub(super) fn scatter_f64(
+    regs: &mut Registers,
+    slots: &[Slot],
+    matrix: &[f64],
+    mask: u32,
+    place: impl Fn(usize) -> Place,
+) {
+    for (register, &slot) in slots.iter().enumerate() {
+        let place = place(register);
+        let values: Lanes<f64> = lanes(|lane| matrix[place.at(lane, 0)]);
+        regs.set(slot, &values, mask);
+    }
+}

@@ -1,0 +1,49 @@
+//! Matrix products of a warp: `mma`, `mma.sp` and `wmma` (PTX ISA, "Warp Level Matrix Instructions").
+//!
+//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once,
+//! to nearest even, to the type of the result. Tensor cores add the products of a few steps of k in a narrow fixed-point sum
+//! and truncate it; PTX leaves that open, so results of hardware may differ from ours in their last bits. Sums of `.f64`
+//! round at each step, in the order of k, as a chain of `fma` does. NaN results are 0x7fffffff (`.f16`: 0x7fff).
+//!
+//! | file | holds |
+//! |---|---|
+//! | `kind` | element types and what a row's constant says |
+//! | `fragment` | how lanes hold the elements of a matrix |
+//! | `product` | the products of whole matrices |
+//! | `dense` | `mma` |
+//! | `volta` | `mma.m8n8k4` of `.f16`, with its own layout |
+//! | `wmma` | `wmma.mma`; `wmma_memory` its loads and stores |
+
+mod dense;
+mod fragment;
+mod kind;
+mod product;
+#[cfg(test)]
+mod tests;
+mod volta;
+mod wmma;
+mod wmma_memory;
+
+use super::Family;
+use crate::exec::Cx;
+use crate::fault::{Fault, Kind as FaultKind};
+
+pub(crate) fn family() -> Family {
+    let mut rows = dense::rows();
+    rows.extend(volta::rows());
+    rows.extend(wmma::rows());
+    rows.extend(wmma_memory::rows());
+    Family { title: "Matrix products", rows, hints: vec![] }
+}
+
+/// Matrix instructions are executed by all lanes of a warp together; anything else is reported.
+pub(crate) fn whole_warp(cx: &mut Cx<'_>, mask: u32) -> Result<(), Box<Fault>> {
+    if mask == u32::MAX {
+        return Ok(());
+    }
+    let lane = (!mask).trailing_zeros() as usize;
+    let text = format!(
+        "a matrix instruction needs all 32 lanes of the warp; the mask of those that execute it is {mask:#010x}"
+    );
+    cx.report_kind(FaultKind::InactiveLane(text), lane)
+}

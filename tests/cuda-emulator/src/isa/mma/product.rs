@@ -1,0 +1,70 @@
+//! Products of whole matrices, stored row by row: `c += a · b` with `a` of m × k and `b` of k × n. `n` is a multiple of 8.
+
+use crate::numeric::Rounding;
+use crate::numeric::double;
+
+/// Columns that are summed side by side, in registers of the processor.
+const WIDTH: usize = 8;
+
+/// Floating-point elements (each exact in `f32`), summed in `f64`.
+#[inline(always)]
+pub(super) fn floats<const B: usize>(a: &[f32], b: &[f32; B], c: &mut [f64], n: usize, k: usize) {
+    let b = b.map(f64::from);
+    multiply(a, &b, c, n, k, |x, y, sum| sum + f64::from(x) * y);
+}
+
+/// Small integers: in `f32`, whose 24 bits hold any sum of 64 products of bytes.
+#[inline(always)]
+pub(super) fn integers<const B: usize>(a: &[f32], b: &[f32; B], c: &mut [f32], n: usize, k: usize) {
+    multiply(a, b, c, n, k, |x, y, sum| sum + x * y);
+}
+
+/// Two rows at a time, so that one sum need not wait for the last.
+#[inline(always)]
+fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: impl Fn(f32, T, T) -> T) {
+    for (rows, sums) in a.chunks_exact(2 * k).zip(c.chunks_exact_mut(2 * n)) {
+        let ((first, second), (sums, more_sums)) = (rows.split_at(k), sums.split_at_mut(n));
+        let blocks = sums.as_chunks_mut::<WIDTH>().0.iter_mut().zip(more_sums.as_chunks_mut::<WIDTH>().0);
+        for (block, (sums, more_sums)) in blocks.enumerate() {
+            let (mut one, mut two) = (*sums, *more_sums);
+            for (step, (&x, &z)) in first.iter().zip(second).enumerate() {
+                let Some(y) = b[step * n + block * WIDTH..].first_chunk::<WIDTH>() else { continue };
+                for column in 0..WIDTH {
+                    one[column] = add(x, y[column], one[column]);
+                    two[column] = add(z, y[column], two[column]);
+                }
+            }
+            (*sums, *more_sums) = (one, two);
+        }
+    }
+}
+
+/// Doubles: a chain of `fma` along k, which begins with the accumulator.
+#[inline(always)]
+pub(super) fn doubles(a: &[f64], b: &[f64], c: &mut [f64], n: usize, k: usize, round: Rounding) {
+    for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            for (step, &x) in row.iter().enumerate() {
+                *sum = double::fma(x, b[step * n + column], *sum, round);
+            }
+        }
+    }
+}
+
+/// Bits: the number of those that are set after `op`, a word of 32 at a time; `k` counts words.
+pub(super) fn bits(a: &[u32], b: &[u32], c: &mut [u32], n: usize, k: usize, op: impl Fn(u32, u32) -> u32) {
+    for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            for (step, &x) in row.iter().enumerate() {
+                *sum = sum.wrapping_add(op(x, b[step * n + column]).count_ones());
+            }
+        }
+    }
+}
+
+/// The integer result: accumulator and sum, clamped (`.satfinite`) or wrapped to 32 bits.
+pub(super) fn add_s32(c: u32, sum: f32, saturate: bool) -> u32 {
+    let exact = i64::from(c as i32) + sum as i64;
+    let result = if saturate { exact.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) } else { exact };
+    result as u32
+}

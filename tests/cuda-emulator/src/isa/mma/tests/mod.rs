@@ -1,0 +1,113 @@
+//! Matrix products against products in unbounded precision, over a statement of the fragment layouts of its own.
+
+mod layout;
+mod shapes;
+mod special;
+mod wmma;
+
+use super::kind::{Accumulator, Element};
+use layout::Shape;
+
+/// What a row's name says.
+#[derive(Clone, Copy, Debug)]
+struct Spec {
+    shape: Shape,
+    a: Element,
+    b: Element,
+    d: Accumulator,
+    c: Accumulator,
+}
+
+const ELEMENTS: [Element; 11] = [
+    Element::F16,
+    Element::Bf16,
+    Element::Tf32,
+    Element::E4m3,
+    Element::E5m2,
+    Element::S8,
+    Element::U8,
+    Element::S4,
+    Element::U4,
+    Element::B1,
+    Element::F64,
+];
+const ACCUMULATORS: [Accumulator; 4] = [Accumulator::F16, Accumulator::F32, Accumulator::S32, Accumulator::F64];
+
+/// Reads `….m16n8k16.row.col{…}.dtype.atype.btype.ctype{…}`.
+fn spec(name: &str) -> Spec {
+    let parts: Vec<&str> = name.split('.').collect();
+    let extents: Vec<usize> = parts
+        .iter()
+        .find(|part| part.starts_with('m') && part.contains('k'))
+        .map_or(vec![], |part| part.split(['m', 'n', 'k']).filter_map(|number| number.parse().ok()).collect());
+    let element = |name: &str| ELEMENTS.into_iter().find(|element| element.name() == name);
+    let accumulator = |name: &str| ACCUMULATORS.into_iter().find(|accumulator| accumulator.name() == name);
+    let types =
+        parts.windows(4).find_map(|w| Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)));
+    // `wmma.mma` of `.f16` names D and C alone.
+    let short = || {
+        let last: Vec<Accumulator> = parts.iter().rev().take(2).filter_map(|part| accumulator(part)).collect();
+        (last[1], Element::F16, Element::F16, last[0])
+    };
+    let (d, a, b, c) = types.unwrap_or_else(short);
+    Spec { shape: Shape { m: extents[0], n: extents[1], k: extents[2] }, a, b, d, c }
+}
+
+/// The exact value of an element.
+fn value(element: Element, bits: u64) -> f64 {
+    let small = |width: u32, signed: bool| {
+        let top = (bits as i64) << (64 - width);
+        if signed { (top >> (64 - width)) as f64 } else { (bits & ((1 << width) - 1)) as f64 }
+    };
+    let minifloat = |exponent_bits: u32, fraction_bits: u32, bias: i32| {
+        let fraction = (bits & ((1 << fraction_bits) - 1)) as f64 / f64::from(1 << fraction_bits);
+        let exponent = (bits >> fraction_bits & ((1 << exponent_bits) - 1)) as i32;
+        let sign = if bits >> (exponent_bits + fraction_bits) & 1 == 1 { -1.0 } else { 1.0 };
+        if exponent == 0 {
+            sign * fraction * 2f64.powi(1 - bias)
+        } else {
+            sign * (1.0 + fraction) * 2f64.powi(exponent - bias)
+        }
+    };
+    match element {
+        Element::F16 => minifloat(5, 10, 15),
+        Element::Bf16 => minifloat(8, 7, 127),
+        Element::Tf32 => f64::from(f32::from_bits(bits as u32 & !0x1fff)),
+        Element::E4m3 => minifloat(4, 3, 7),
+        Element::E5m2 => minifloat(5, 2, 15),
+        Element::S8 => small(8, true),
+        Element::U8 => small(8, false),
+        Element::S4 => small(4, true),
+        Element::U4 => small(4, false),
+        Element::B1 => small(1, false),
+        Element::F64 => f64::from_bits(bits),
+    }
+}
+
+/// The exact value of an accumulator.
+fn accumulated(accumulator: Accumulator, bits: u64) -> f64 {
+    match accumulator {
+        Accumulator::F16 => value(Element::F16, bits),
+        Accumulator::F32 => f64::from(f32::from_bits(bits as u32)),
+        Accumulator::S32 => f64::from(bits as u32 as i32),
+        Accumulator::F64 => f64::from_bits(bits),
+    }
+}
+
+/// A finite, moderate element: sums of products of these are exact in `f64`.
+fn moderate(random: &mut fastrand::Rng, element: Element) -> u64 {
+    let float = |random: &mut fastrand::Rng, exponent_bits: u32, fraction_bits: u32, bias: u64| {
+        let sign = random.u64(0..2) << (exponent_bits + fraction_bits);
+        sign | (bias - 3 + random.u64(0..6)) << fraction_bits | random.u64(0..1 << fraction_bits)
+    };
+    match element {
+        Element::F16 => float(random, 5, 10, 15),
+        Element::Bf16 => float(random, 8, 7, 127),
+        // With bits below the tenth of the fraction, which do not count.
+        Element::Tf32 => float(random, 8, 23, 127),
+        Element::E4m3 => float(random, 4, 3, 7),
+        Element::E5m2 => float(random, 5, 2, 15),
+        Element::F64 => float(random, 11, 52, 1023) & !0xff_ffff_ffff,
+        _ => random.u64(0..1 << element.bits()),
+    }
+}

@@ -1,0 +1,166 @@
+//! Values where rounding, overflow and NaN rules show, on elements whose place does not matter: all rows of A are equal, and
+//! all columns of B.
+
+use super::super::family;
+use crate::isa::harness::Harness;
+
+const INFINITY: u16 = 0x7c00;
+const NAN: u16 = 0x7e00;
+const LEAST: u16 = 0x0001; // 2^-24
+const LARGEST: u16 = 0x7bff; // 65504
+const ONE: u16 = 0x3c00;
+
+/// The first elements of the rows of A and of the columns of B in k; the rest is zero.
+type Vectors<'a> = &'a [(u16, u16)];
+
+/// `m16n8k8` with 16-bit elements: the thread of the group that holds k = 2t, 2t + 1 is t.
+fn run(name: &str, vectors: Vectors, c: &[i128]) -> Vec<u128> {
+    let pair = |which: fn(&(u16, u16)) -> u16, thread: usize| {
+        let at = |k: usize| i128::from(vectors.get(k).map_or(0, which));
+        at(2 * thread) | at(2 * thread + 1) << 16
+    };
+    let inputs: Vec<Vec<i128>> = (0..32)
+        .map(|lane| {
+            let (a, b) = (pair(|v| v.0, lane % 4), pair(|v| v.1, lane % 4));
+            [&[a, a, b], c].concat()
+        })
+        .collect();
+    let outputs = Harness::new(family()).run(name, &inputs);
+    assert!(outputs.iter().all(|output| output == &outputs[0]), "{name}: all elements are the same");
+    outputs[0].clone()
+}
+
+fn f32_of(vectors: Vectors, c: f32) -> u32 {
+    run("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", vectors, &[i128::from(c.to_bits()); 4])[0] as u32
+}
+
+fn f16_of(vectors: Vectors, c: u16) -> u16 {
+    let c = i128::from(c) | i128::from(c) << 16;
+    run("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", vectors, &[c; 2])[0] as u16
+}
+
+fn bf16_of(vectors: Vectors, c: f32) -> u32 {
+    run("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", vectors, &[i128::from(c.to_bits()); 4])[0] as u32
+}
+
+#[test]
+fn special_values_of_f32_accumulators() {
+    let minus = 0x8000;
+    for (vectors, c, expected) in [
+        (&[(LEAST, LEAST)] as Vectors, 0.0, 2f32.powi(-48).to_bits()),
+        (&[(LEAST, LARGEST)], 0.0, (2f32.powi(-24) * 65504.0).to_bits()),
+        (&[(LARGEST, LARGEST); 8], 0.0, (65504f32 * 65504.0 * 8.0).to_bits()),
+        (&[(INFINITY, ONE)], -1.0, f32::INFINITY.to_bits()),
+        (&[(INFINITY | minus, ONE)], 1.0, f32::NEG_INFINITY.to_bits()),
+        (&[(INFINITY, ONE), (INFINITY, ONE | minus)], 0.0, 0x7fff_ffff),
+        (&[(INFINITY, ONE)], f32::NEG_INFINITY, 0x7fff_ffff),
+        (&[(INFINITY, 0)], 0.0, 0x7fff_ffff),
+        (&[(NAN, ONE)], 0.0, 0x7fff_ffff),
+        (&[(NAN | minus, 0)], 0.0, 0x7fff_ffff),
+        (&[(ONE, ONE)], f32::NAN, 0x7fff_ffff),
+        (&[], f32::from_bits(1), 1),
+        (&[], f32::from_bits(0x8000_0001), 0x8000_0001),
+        // One rounding of the whole sum: the small products together make half a unit and more.
+        (&[(0x1000, ONE); 4], 16_384.0, 0x4680_0001), // 4 · 2^-11 + 2^14, a unit being 2^-9
+        (&[(0x0c00, ONE); 2], 16_384.0, 0x4680_0000), // 2 · 2^-12 is a quarter of a unit
+        (&[(0x1000, ONE); 2], 16_384.0, 0x4680_0000), // half a unit: to even
+        (&[(LARGEST, LARGEST), (LARGEST | minus, LARGEST), (LEAST, ONE)], 0.0, 2f32.powi(-24).to_bits()),
+    ] {
+        let got = f32_of(vectors, c);
+        assert_eq!(got, expected, "{vectors:x?} + {c}: got {got:x}, expected {expected:x}");
+    }
+}
+
+#[test]
+fn special_values_of_f16_accumulators() {
+    for (vectors, c, expected) in [
+        (&[(LARGEST, ONE), (ONE, ONE)] as Vectors, 0, LARGEST),
+        (&[(LARGEST, ONE), (0x4c00, ONE)], 0, INFINITY), // 65504 + 16 is halfway to 65536
+        (&[(LARGEST, ONE), (0x4bff, ONE)], 0, LARGEST),
+        (&[(LARGEST, LARGEST)], 0, INFINITY),
+        (&[(LARGEST, 0xfbff)], 0, 0xfc00),
+        (&[(LEAST, ONE)], 0, LEAST),
+        (&[(LEAST, 0x3800)], 0, 0), // half of the least: to even
+        (&[(LEAST, 0x3801)], 0, LEAST),
+        (&[(LEAST, 0x3800)], LEAST, 2),
+        (&[(INFINITY, ONE)], 0xfc00, 0x7fff),
+        (&[(NAN, ONE)], 0, 0x7fff),
+        // 2048 + 1 + 2^-24: more than a tie only by its last bit, far below f32's precision next to the rest.
+        (&[(0x6800, ONE), (ONE, ONE), (LEAST, ONE)], 0, 0x6801),
+        (&[(0x6800, ONE), (ONE, ONE)], 0, 0x6800),
+    ] {
+        let got = f16_of(vectors, c);
+        assert_eq!(got, expected, "{vectors:x?} + {c:x}: got {got:x}, expected {expected:x}");
+    }
+}
+
+#[test]
+fn special_values_of_bf16() {
+    let (largest, least, one) = (0x7f7f, 0x0001, 0x3f80_u16); // about 3.39e38 and 2^-133
+    for (vectors, c, expected) in [
+        (&[(largest, one)] as Vectors, 0.0, f32::from_bits(0x7f7f_0000).to_bits()),
+        (&[(largest, largest)], 0.0, f32::INFINITY.to_bits()),
+        (&[(largest, 0xff7f)], 0.0, f32::NEG_INFINITY.to_bits()),
+        // Sums that leave the range of f32 on the way come back.
+        (&[(largest, 0x4000), (largest, 0xbf80)], 0.0, 0x7f7f_0000),
+        (&[(least, 0x3f80)], 0.0, 0x0001_0000),
+        (&[(least, least)], 0.0, 0),
+        (&[(0x7f80, 0x0000)], 0.0, 0x7fff_ffff),
+        (&[(0x7fc0, 0x3f80)], 0.0, 0x7fff_ffff),
+    ] {
+        let got = bf16_of(vectors, c);
+        assert_eq!(got, expected, "{vectors:x?} + {c}: got {got:x}, expected {expected:x}");
+    }
+}
+
+#[test]
+fn nan_and_infinity_of_fp8() {
+    let run = |types: &str, a: u8, b: u8| {
+        let name = format!("mma.sync.aligned.m16n8k16.row.col.f32.{types}.f32");
+        // The first thread of each group holds k = 0 to 3.
+        let first = |byte: u8, lane: usize| if lane & 3 == 0 { i128::from(byte) } else { 0 };
+        let inputs: Vec<Vec<i128>> =
+            (0..32).map(|lane| vec![first(a, lane), first(a, lane), first(b, lane), 0, 0, 0, 0]).collect();
+        Harness::new(family()).run(&name, &inputs)[0][0] as u32
+    };
+    assert_eq!(run("e4m3.e4m3", 0x7f, 0x38), 0x7fff_ffff, "NaN");
+    assert_eq!(run("e4m3.e4m3", 0x7e, 0x38), 448f32.to_bits(), "the largest");
+    assert_eq!(run("e4m3.e4m3", 0x01, 0x01), 2f32.powi(-18).to_bits(), "subnormal");
+    assert_eq!(run("e5m2.e5m2", 0x7c, 0x3c), f32::INFINITY.to_bits(), "infinity");
+    assert_eq!(run("e5m2.e4m3", 0x7c, 0x00), 0x7fff_ffff, "infinity times zero");
+    assert_eq!(run("e4m3.e5m2", 0x38, 0x7d), 0x7fff_ffff, "NaN");
+    assert_eq!(run("e5m2.e5m2", 0x01, 0x01), 2f32.powi(-32).to_bits(), "subnormal");
+}
+
+#[test]
+fn integers_wrap_or_saturate() {
+    let run = |saturate: &str, a: u32, b: u32, c: i32| {
+        let name = format!("mma.sync.aligned.m8n8k16.row.col{saturate}.s32.s8.s8.s32");
+        let inputs = vec![vec![i128::from(a), i128::from(b), i128::from(c), i128::from(c)]; 32];
+        Harness::new(family()).run(&name, &inputs)[0][0] as u32 as i32
+    };
+    let (least, largest) = (0x8080_8080, 0x7f7f_7f7f);
+    assert_eq!(run("", least, least, i32::MAX), i32::MIN + 16 * 128 * 128 - 1);
+    assert_eq!(run(".satfinite", least, least, i32::MAX), i32::MAX);
+    assert_eq!(run("", least, largest, i32::MIN), i32::MAX - 16 * 128 * 127 + 1);
+    assert_eq!(run(".satfinite", least, largest, i32::MIN), i32::MIN);
+    assert_eq!(run(".satfinite", least, largest, 5), 5 - 16 * 128 * 127);
+}
+
+#[test]
+fn doubles_round_at_each_step_in_the_named_mode() {
+    let run = |mode: &str, sign: f64| {
+        let name = format!("mma.sync.aligned.m8n8k4.row.col{mode}.f64.f64.f64.f64");
+        // k = 0 to 3 in the threads of a group: four times 2^-54 added to ±1.
+        let [a, b, c] = [2f64.powi(-54) * sign, 1.0, sign].map(|v| i128::from(v.to_bits()));
+        f64::from_bits(Harness::new(family()).run(&name, &vec![vec![a, b, c, c]; 32])[0][0] as u64)
+    };
+    let unit = f64::EPSILON;
+    assert_eq!(run("", 1.0), 1.0);
+    assert_eq!(run(".rn", 1.0), 1.0);
+    assert_eq!(run(".rz", 1.0), 1.0);
+    assert_eq!(run(".rm", 1.0), 1.0);
+    assert_eq!(run(".rp", 1.0), 1.0 + 4.0 * unit);
+    assert_eq!(run(".rm", -1.0), -1.0 - 4.0 * unit);
+    assert_eq!(run(".rp", -1.0), -1.0);
+}

@@ -1,0 +1,232 @@
+//! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): between memory and the fragments of [`super::wmma`].
+
+use super::kind::{Accumulator, Element, Kind};
+use super::whole_warp;
+use super::wmma::{SHAPES, factor_registers};
+use crate::code::{Action, Args, Slot};
+use crate::exec::{Addresses, Cx, Lanes, Window};
+use crate::fault::Fault;
+use crate::isa::{Category, Operand, Row, Value, lanes, row};
+
+/// Spaces, by [`Kind::option`]; the last spelling means the same as the one before.
+const SPACES: [(&str, Window, u32); 4] = [
+    ("", Window::Generic, 0),
+    (".global", Window::Global, 1),
+    (".shared", Window::Shared, 2),
+    (".shared::cta", Window::Shared, 2),
+];
+
+/// A matrix as its fragment sees it: lines (rows of A, C and D, columns of B) one after another.
+#[derive(Clone, Copy, Debug)]
+struct Lines {
+    /// Elements of a line.
+    length: usize,
+    /// How many there are.
+    count: usize,
+    /// Bits of an element.
+    bits: usize,
+    /// Memory holds the lines one after another too, a stride apart; else an element of each line in turn.
+    contiguous: bool,
+    /// Registers a lane of the fragment.
+    registers: usize,
+}
+
+/// Which of the matrices of a [`Kind`].
+type Which = fn(Kind) -> Lines;
+
+fn lines_of_a(kind: Kind) -> Lines {
+    let registers = factor_registers(kind.a, kind.m * kind.k);
+    Lines { length: kind.k, count: kind.m, bits: kind.a.bits(), contiguous: !kind.flag, registers }
+}
+
+fn lines_of_b(kind: Kind) -> Lines {
+    let registers = factor_registers(kind.b, kind.k * kind.n);
+    Lines { length: kind.k, count: kind.n, bits: kind.b.bits(), contiguous: kind.flag, registers }
+}
+
+fn lines_of_c(kind: Kind) -> Lines {
+    let (bits, registers) = match kind.c {
+        Accumulator::F16 => (16, kind.m * kind.n / 64),
+        Accumulator::F64 => (64, kind.m * kind.n / 32),
+        _ => (32, kind.m * kind.n / 32),
+    };
+    Lines { length: kind.n, count: kind.m, bits, contiguous: !kind.flag, registers }
+}
+
+pub(super) fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (m, n, k) in SHAPES {
+        let kind = |element: Element, c: Accumulator| Kind {
+            a: element,
+            b: element,
+            d: c,
+            c,
+            m,
+            n,
+            k,
+            flag: false,
+            option: 0,
+        };
+        for element in [Element::F16, Element::Bf16, Element::S8, Element::U8] {
+            factors(&mut rows, kind(element, Accumulator::F32), &["row", "col"], &["row", "col"]);
+        }
+        for c in [Accumulator::F16, Accumulator::F32, Accumulator::S32] {
+            results(&mut rows, kind(Element::F16, c));
+        }
+    }
+    let (row, col, both) = (["row"], ["col"], ["row", "col"]);
+    for (element, c, (m, n, k), a_layouts, b_layouts) in [
+        (Element::Tf32, Accumulator::F32, (16, 16, 8), &both[..], &both[..]),
+        (Element::F64, Accumulator::F64, (8, 8, 4), &both, &both),
+        (Element::S4, Accumulator::S32, (8, 8, 32), &row, &col),
+        (Element::U4, Accumulator::S32, (8, 8, 32), &row, &col),
+        (Element::B1, Accumulator::S32, (8, 8, 128), &row, &col),
+    ] {
+        let kind = Kind { a: element, b: element, d: c, c, m, n, k, flag: false, option: 0 };
+        factors(&mut rows, kind, a_layouts, b_layouts);
+        if element != Element::U4 {
+            results(&mut rows, kind);
+        }
+    }
+    rows
+}
+
+fn factors(rows: &mut Vec<Row>, kind: Kind, a_layouts: &[&str], b_layouts: &[&str]) {
+    for layout in a_layouts {
+        push(rows, "load.a", layout, kind.a.name(), kind.a.value(), kind, lines_of_a, Action::Access(load_a));
+    }
+    for layout in b_layouts {
+        push(rows, "load.b", layout, kind.b.name(), kind.b.value(), kind, lines_of_b, Action::Access(load_b));
+    }
+}
+
+fn results(rows: &mut Vec<Row>, kind: Kind) {
+    for layout in ["row", "col"] {
+        push(rows, "load.c", layout, kind.c.name(), kind.c.value(), kind, lines_of_c, Action::Access(load_c));
+        push(rows, "store.d", layout, kind.c.name(), kind.c.value(), kind, lines_of_c, Action::Access(store_d));
+    }
+}
+
+fn push(rows: &mut Vec<Row>, op: &str, layout: &str, ty: &str, value: Value, kind: Kind, which: Which, action: Action) {
+    let Kind { m, n, k, .. } = kind;
+    for (space, _, option) in SPACES {
+        let kind = Kind { flag: layout == "col", option, ..kind };
+        let registers = which(kind).registers as u8;
+        let name = format!("wmma.{op}.sync.aligned.{layout}.m{m}n{n}k{k}{space}.{ty}");
+        let (address, stride) = (Operand::Address, Operand::OptIn(Value::B32));
+        let operands = match op {
+            "store.d" => [address, Operand::InVector(registers, value), stride],
+            _ => [Operand::OutVector(registers, value), address, stride],
+        };
+        rows.push(row(name, &operands, Category::Matrix, kind.pack(), action.clone()));
+    }
+}
+
+/// The slots of the fragment and of the stride.
+fn split(args: &Args, registers: usize) -> (&[Slot], Slot) {
+    let slots = if args.all.is_empty() { &args.s } else { &*args.all };
+    (&slots[..registers], slots.get(registers).copied().unwrap_or_default())
+}
+
+/// Addresses a lane of the elements that begin at these numbers; the stride is in elements.
+struct Place {
+    lines: Lines,
+    base: Addresses,
+    stride: Lanes<u64>,
+}
+
+impl Place {
+    fn new(cx: &Cx<'_>, args: &Args, lines: Lines, stride: Slot) -> Self {
+        let least = if lines.contiguous { lines.length } else { lines.count } as u64;
+        let stride = if stride.is_none() { [least; 32] } else { cx.regs.get::<u32>(stride).map(u64::from) };
+        Self { lines, base: cx.addresses(args), stride }
+    }
+
+    fn addresses(&self, element: impl Fn(usize) -> usize) -> Addresses {
+        lanes(|lane| {
+            let (line, at) = (element(lane) / self.lines.length, element(lane) % self.lines.length);
+            let (outer, inner) = if self.lines.contiguous { (line, at) } else { (at, line) };
+            let index = (outer as u64).wrapping_mul(self.stride[lane]).wrapping_add(inner as u64);
+            self.base[lane].wrapping_add(index.wrapping_mul(self.lines.bits as u64) / 8)
+        })
+    }
+
+    /// Elements that one access moves: a register's, where they are neighbours in memory.
+    fn together(&self) -> usize {
+        if self.lines.contiguous { (32 / self.lines.bits).max(1) } else { 1 }
+    }
+}
+
+fn load_a(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    load(cx, args, mask, lines_of_a)
+}
+
+fn load_b(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    load(cx, args, mask, lines_of_b)
+}
+
+fn load_c(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    load(cx, args, mask, lines_of_c)
+}
+
+fn load(cx: &mut Cx<'_>, args: &Args, mask: u32, which: Which) -> Result<(), Box<Fault>> {
+    whole_warp(cx, mask)?;
+    let kind = Kind::unpack(args.k);
+    let lines = which(kind);
+    let (slots, stride) = split(args, lines.registers);
+    let place = Place::new(cx, args, lines, stride);
+    let window = SPACES[kind.option as usize].1;
+    let packed = (32 / lines.bits).max(1);
+    let needed = lines.length * lines.count / 32 / packed;
+    for (register, &slot) in slots.iter().enumerate() {
+        let first = |lane: usize| (register % needed * 32 + lane) * packed;
+        if lines.bits == 64 {
+            let bytes = cx.load::<8>(window, &place.addresses(first), mask)?;
+            cx.regs.set(slot, &bytes.map(u64::from_le_bytes), mask);
+            continue;
+        }
+        let mut words = [0u32; 32];
+        for at in (0..packed).step_by(place.together()) {
+            let addresses = place.addresses(|lane| first(lane) + at);
+            let part: Lanes<u32> = match place.together() * lines.bits {
+                8 => cx.load::<1>(window, &addresses, mask)?.map(|byte| u32::from(byte[0])),
+                16 => cx.load::<2>(window, &addresses, mask)?.map(|bytes| u32::from(u16::from_le_bytes(bytes))),
+                _ => cx.load::<4>(window, &addresses, mask)?.map(u32::from_le_bytes),
+            };
+            for lane in 0..32 {
+                words[lane] |= part[lane] << (at * lines.bits);
+            }
+        }
+        cx.regs.set(slot, &words, mask);
+    }
+    Ok(())
+}
+
+fn store_d(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    whole_warp(cx, mask)?;
+    let kind = Kind::unpack(args.k);
+    let lines = lines_of_c(kind);
+    let (slots, stride) = split(args, lines.registers);
+    let place = Place::new(cx, args, lines, stride);
+    let window = SPACES[kind.option as usize].1;
+    let packed = (32 / lines.bits).max(1);
+    for (register, &slot) in slots.iter().enumerate() {
+        let first = |lane: usize| (register * 32 + lane) * packed;
+        if lines.bits == 64 {
+            let values = cx.regs.get::<u64>(slot).map(u64::to_le_bytes);
+            cx.store(window, &place.addresses(first), &values, mask)?;
+            continue;
+        }
+        let words = cx.regs.get::<u32>(slot);
+        for at in (0..packed).step_by(place.together()) {
+            let addresses = place.addresses(|lane| first(lane) + at);
+            if place.together() * lines.bits == 16 {
+                let values = words.map(|word| ((word >> (at * lines.bits)) as u16).to_le_bytes());
+                cx.store(window, &addresses, &values, mask)?;
+            } else {
+                cx.store(window, &addresses, &words.map(u32::to_le_bytes), mask)?;
+            }
+        }
+    }
+    Ok(())
+}

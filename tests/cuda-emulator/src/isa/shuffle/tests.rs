@@ -1,0 +1,304 @@
+//! Every row against its definition; and the reports of lanes that are missing.
+
+use std::collections::HashSet;
+
+use super::*;
+use crate::code::{Class, RegisterCounts};
+use crate::exec::Registers;
+use crate::exec::rig::Rig;
+use crate::isa::Decode;
+
+const ALL: u32 = u32::MAX;
+
+/// Executes rows by name; operands are given as values.
+struct Bench {
+    rows: Vec<Row>,
+    seen: HashSet<String>,
+    active: u32,
+    live: u32,
+}
+
+/// An operand's value in each lane.
+#[derive(Clone)]
+enum Given {
+    Word(Lanes<u32>),
+    Long(Lanes<u64>),
+    Pred(u32),
+}
+
+use Given::{Long, Pred, Word};
+
+fn word(value: u32) -> Given {
+    Word([value; LANES])
+}
+
+fn each<T>(f: impl Fn(u32) -> T) -> Lanes<T> {
+    std::array::from_fn(|lane| f(lane as u32))
+}
+
+fn mask(f: impl Fn(u32) -> bool) -> u32 {
+    (0..32).fold(0, |bits, lane| bits | u32::from(f(lane)) << lane)
+}
+
+/// What destinations hold where nothing was written.
+const OLD: u32 = 0x0bad_cafe;
+
+impl Bench {
+    fn new() -> Self {
+        Self { rows: family().rows, seen: HashSet::new(), active: ALL, live: ALL }
+    }
+
+    /// Lanes that execute, and those of the warp that are alive.
+    fn lanes(&mut self, active: u32, live: u32) -> &mut Self {
+        (self.active, self.live) = (active, live);
+        self
+    }
+
+    /// The B32 and the predicate destination after the row, or the report.
+    fn try_run(&mut self, name: &str, inputs: &[Given]) -> Result<(Lanes<u32>, u32), String> {
+        let row = self.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
+        self.seen.insert(name.into());
+        let mut regs = Registers::new(&RegisterCounts { pred: 8, b16: 0, b32: 8, b64: 8, b128: 0 });
+        let slot = |class, index| Slot::new(class, index).unwrap_or_default();
+        let (d, p) = (slot(Class::B32, 0), slot(Class::Pred, 0));
+        regs.set(d, &[OLD; LANES], ALL);
+        let mut slots = match row.operands[0] {
+            Operand::OutPair(..) => vec![d, p],
+            Operand::Out(Value::Pred) => vec![p],
+            _ => vec![d],
+        };
+        for (index, input) in inputs.iter().enumerate() {
+            let class = match input {
+                Word(_) => Class::B32,
+                Long(_) => Class::B64,
+                Pred(_) => Class::Pred,
+            };
+            let slot = slot(class, index + 1);
+            match input {
+                Word(values) => regs.set(slot, values, ALL),
+                Long(values) => regs.set(slot, values, ALL),
+                Pred(values) => regs.set_pred(slot, *values, ALL),
+            }
+            slots.push(slot);
+        }
+        let mut args = Args { k: row.k, ..Args::default() };
+        for (place, &slot) in args.s.iter_mut().zip(&slots) {
+            *place = slot;
+        }
+        if slots.len() > args.s.len() {
+            args.all = slots.into();
+        }
+        let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is no access") };
+        let (mut rig, ()) = Rig::new(0, 1, |_| ());
+        rig.regs = regs;
+        let mut cx = rig.cx(0, 1);
+        cx.active = self.active;
+        cx.live = self.live;
+        action(&mut cx, &args, self.active).map_err(|fault| fault.kind.to_string())?;
+        let regs = rig.regs;
+        let d = regs.get::<u32>(d);
+        for lane in (0..LANES).filter(|&lane| !has(self.active, lane)) {
+            assert_eq!(d[lane], OLD, "{name} wrote lane {lane}, which is off");
+        }
+        Ok((d, regs.pred(p)))
+    }
+
+    #[track_caller]
+    fn run(&mut self, name: &str, inputs: &[Given]) -> (Lanes<u32>, u32) {
+        self.try_run(name, inputs).unwrap_or_else(|report| panic!("{name}: {report}"))
+    }
+
+    #[track_caller]
+    fn refused(&mut self, name: &str, inputs: &[Given], part: &str) {
+        match self.try_run(name, inputs) {
+            Err(report) => assert!(report.contains(part), "{name}: {report}"),
+            Ok(_) => panic!("{name} was not reported"),
+        }
+    }
+}
+
+/// Value of lane `lane`: nothing like its number.
+fn value(lane: u32) -> u32 {
+    lane.wrapping_mul(0x9e37_79b9) ^ 0x1234_5678
+}
+
+/// Operand c as CUDA's `__shfl_…_sync` of a width makes it.
+fn clamp(mode: &str, width: u32) -> u32 {
+    (32 - width) << 8 | if mode == "up" { 0 } else { 31 }
+}
+
+fn shuffles_follow_cudas_definition(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    for mode in ["up", "down", "bfly", "idx"] {
+        for width in [1, 2, 4, 8, 16, 32] {
+            for x in 0..32 {
+                // The lane read, if it is in range. A butterfly may reach into segments before its own.
+                let source = |lane: u32| {
+                    let (start, at) = (lane - lane % width, lane % width);
+                    match mode {
+                        "up" => (at >= x).then(|| lane - x),
+                        "down" => (at + x < width).then(|| lane + x),
+                        "bfly" => Some(lane ^ x).filter(|&other| other < start + width),
+                        _ => Some(start + x % width),
+                    }
+                };
+                let inputs = [Word(each(value)), word(x), word(clamp(mode, width)), word(ALL)];
+                for (name, inputs) in
+                    [(format!("shfl.sync.{mode}.b32"), &inputs[..]), (format!("shfl.{mode}.b32"), &inputs[..3])]
+                {
+                    let (d, p) = bench.run(&name, inputs);
+                    assert_eq!(d, each(|lane| value(source(lane).unwrap_or(lane))), "{name} {x} width {width}");
+                    assert_eq!(p, mask(|lane| source(lane).is_some()), "{name} {x} width {width}: predicate");
+                }
+            }
+        }
+    }
+}
+
+fn shuffle_operands_differ_between_lanes(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    // Reverses the warp; bits above the fifth do not count.
+    let inputs = [Word(each(value)), Word(each(|lane| 31 - lane + 0xe0)), word(0xffff_e01f), word(ALL)];
+    assert_eq!(bench.run("shfl.sync.idx.b32", &inputs), (each(|lane| value(31 - lane)), ALL));
+    // A clamp below 31: lanes read up to it.
+    let inputs = [Word(each(value)), word(4), word(9), word(ALL)];
+    let (d, p) = bench.run("shfl.sync.down.b32", &inputs);
+    assert_eq!(d, each(|lane| value(if lane + 4 <= 9 { lane + 4 } else { lane })));
+    assert_eq!(p, mask(|lane| lane + 4 <= 9));
+}
+
+fn halves_of_a_warp_shuffle_among_themselves(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    let members = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
+    let inputs = [Word(each(value)), word(1), word(clamp("bfly", 16)), members];
+    assert_eq!(bench.run("shfl.sync.bfly.b32", &inputs).0, each(|lane| value(lane ^ 1)));
+}
+
+#[test]
+fn lanes_that_are_missing_are_reported() {
+    let mut bench = Bench::new();
+    let inputs = |members: u32, x: u32| [Word(each(value)), word(x), word(0x1f), word(members)];
+    let down = "shfl.sync.down.b32";
+    bench.lanes(0xffff, ALL).refused(down, &inputs(ALL, 1), "names lanes 0xffff0000, which do not execute it");
+    bench.lanes(0xffff, ALL).refused(down, &inputs(0xfff, 1), "does not name lane 12");
+    bench.lanes(0xffff, 0xffff).refused(down, &inputs(ALL, 1), "lane 15 reads from lane 16, which has exited");
+    bench.lanes(0xffff, ALL).refused(down, &inputs(0xffff, 1), "lane 15 reads from lane 16, which does not execute");
+    bench.lanes(0xffff, 0xffff).refused("shfl.down.b32", &inputs(0, 1)[..3], "lane 15 reads from lane 16");
+    let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
+    bench.lanes(ALL, ALL).refused(
+        down,
+        &[Word(each(value)), word(1), word(0x1f), halves],
+        "lane 15 reads from lane 16, which is no member",
+    );
+    let mixed = Word(each(|lane| if lane == 3 { 0xffff } else { ALL }));
+    bench.refused("redux.sync.add.u32", &[word(1), mixed], "lane 0 has the member mask 0xffffffff, lane 3 0x0000ffff");
+    // The same in order: exited members do not count, and segments keep within the lanes that are here.
+    let inputs = [Word(each(value)), word(1), word(clamp("down", 16)), word(ALL)];
+    assert_eq!(bench.lanes(0xffff, 0xffff).run(down, &inputs).1, 0x7fff);
+}
+
+fn votes_count_members_only(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
+    // (source, all, any, uni) of each half.
+    for (source, all, any, uni) in [
+        (0, 0, 0, ALL),
+        (ALL, ALL, ALL, ALL),
+        (0x0000_ffff, 0xffff, 0xffff, ALL),
+        (0x0001_0000, 0, 0xffff_0000, 0xffff),
+        (0xffff_0001, 0xffff_0000, ALL, 0xffff_0000),
+    ] {
+        let inputs = [Pred(source), halves.clone()];
+        assert_eq!(bench.run("vote.sync.all.pred", &inputs).1, all, "all of {source:#x}");
+        assert_eq!(bench.run("vote.sync.any.pred", &inputs).1, any, "any of {source:#x}");
+        assert_eq!(bench.run("vote.sync.uni.pred", &inputs).1, uni, "uni of {source:#x}");
+        let ballot = each(|lane| source & if lane < 16 { 0xffff } else { 0xffff_0000 });
+        assert_eq!(bench.run("vote.sync.ballot.b32", &inputs).0, ballot);
+    }
+    bench.lanes(0x00ff_00f0, ALL);
+    let here = |value: u32| each(|lane| if has(0x00ff_00f0, lane as usize) { value } else { OLD });
+    assert_eq!(bench.run("vote.ballot.b32", &[Pred(0x0f0f_0f3f)]).0, here(0x000f_0030));
+    assert_eq!(bench.run("vote.all.pred", &[Pred(0x00ff_00f0)]).1, 0x00ff_00f0);
+    assert_eq!(bench.run("vote.any.pred", &[Pred(0xff00_ff0f)]).1, 0);
+    assert_eq!(bench.run("vote.uni.pred", &[Pred(0xff00_ff0f)]).1, 0x00ff_00f0);
+    bench.refused("vote.sync.any.pred", &[Pred(0), word(ALL)], "which do not execute it");
+}
+
+fn matches(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    let words = Word(each(|lane| lane % 3));
+    // Equal in the lower half, different above.
+    let longs = Long(each(|lane| u64::from(lane % 3) << 32 | 7));
+    let expected = each(|lane| mask(|other| other % 3 == lane % 3));
+    for (order, all) in [("any.sync", "all.sync"), ("sync.any", "sync.all")] {
+        assert_eq!(bench.run(&format!("match.{order}.b32"), &[words.clone(), word(ALL)]).0, expected);
+        assert_eq!(bench.run(&format!("match.{order}.b64"), &[longs.clone(), word(ALL)]).0, expected);
+        for (ty, different, same) in
+            [("b32", words.clone(), word(5)), ("b64", longs.clone(), Long([u64::MAX - 1; LANES]))]
+        {
+            let name = format!("match.{all}.{ty}");
+            assert_eq!(bench.run(&name, &[different, word(ALL)]), ([0; LANES], 0), "{name}");
+            assert_eq!(bench.run(&name, &[same, word(ALL)]), ([ALL; LANES], ALL), "{name}");
+        }
+    }
+    // Lanes that have exited are no members any more.
+    bench.lanes(0xff, 0xff);
+    let (d, p) = bench.run("match.all.sync.b32", &[word(5), word(ALL)]);
+    assert_eq!((d[0], p), (0xff, 0xff));
+}
+
+fn reductions(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    let halves = |low: u32, high: u32| each(|lane| if lane < 16 { low } else { high });
+    let members = Word(halves(0xffff, 0xffff_0000));
+    // Lane 3 holds -7, lane 20 0x8000_0000, the others their number plus 1.
+    let values = each(|lane| match lane {
+        3 => -7i32 as u32,
+        20 => 0x8000_0000,
+        _ => lane + 1,
+    });
+    let sum = |range: std::ops::Range<usize>| values[range].iter().fold(0u32, |a, &b| a.wrapping_add(b));
+    for (op, low, high) in [
+        ("add.u32", sum(0..16), sum(16..32)),
+        ("add.s32", sum(0..16), sum(16..32)),
+        ("min.u32", 1, 17),
+        ("max.u32", -7i32 as u32, 0x8000_0000),
+        ("min.s32", -7i32 as u32, 0x8000_0000),
+        ("max.s32", 16, 32),
+        ("and.b32", 0, 0),
+        ("or.b32", ALL, 0x8000_003f),
+        ("xor.b32", values[..16].iter().fold(0, |a, b| a ^ b), values[16..].iter().fold(0, |a, b| a ^ b)),
+    ] {
+        let (d, _) = bench.run(&format!("redux.sync.{op}"), &[Word(values), members.clone()]);
+        assert_eq!(d, halves(low, high), "{op}");
+    }
+    assert_eq!(sum(0..16), 136 - 4 - 7);
+}
+
+fn active_lanes_and_their_leader(bench: &mut Bench) {
+    bench.lanes(ALL, ALL);
+    bench.lanes(0xf0, 0xffff);
+    let here = |value: u32| each(|lane| if (4..8).contains(&lane) { value } else { OLD });
+    assert_eq!(bench.run("activemask.b32", &[]).0, here(0xf0));
+    assert_eq!(bench.run("elect.sync", &[word(0xf0)]), (here(4), 0x10));
+    bench.refused("elect.sync", &[word(ALL)], "which do not execute it");
+}
+
+#[test]
+fn every_row_gives_known_values() {
+    let mut bench = Bench::new();
+    for check in [
+        shuffles_follow_cudas_definition,
+        shuffle_operands_differ_between_lanes,
+        halves_of_a_warp_shuffle_among_themselves,
+        votes_count_members_only,
+        matches,
+        reductions,
+        active_lanes_and_their_leader,
+    ] {
+        check(&mut bench);
+    }
+    let missing: Vec<&str> =
+        bench.rows.iter().map(|row| &*row.name).filter(|name| !bench.seen.contains(*name)).collect();
+    assert!(missing.is_empty(), "rows without a test: {missing:?}");
+}

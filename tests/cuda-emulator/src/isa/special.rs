@@ -1,0 +1,43 @@
+//! Special registers that change while a warp runs, and addresses of the function's frame: the decoder makes rows of its own of
+//! the `mov`s that read them (PTX ISA, "Special Registers").
+
+use super::{Category, Family, Operand, Row, Value, row};
+use crate::code::{Action, Args};
+use crate::exec::Cx;
+use crate::fault::Fault;
+
+/// In a row's constant: the upper half of the counter.
+const UPPER: u32 = 1;
+
+fn clock(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    let clock = cx.clock() >> if args.k & UPPER != 0 { 32 } else { 0 };
+    cx.regs.set_any(args.s[0], &[clock; 32], mask);
+    Ok(())
+}
+
+/// The address of a variable of the frame: an offset into local memory, to which `cvta.local` adds the window.
+fn frame(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    let addresses = cx.addresses(args);
+    cx.regs.set_any(args.s[0], &addresses, mask);
+    Ok(())
+}
+
+pub(crate) fn family() -> Family {
+    use Operand::{Address, Out};
+    let mut rows: Vec<Row> = Vec::new();
+    // A clock counts instructions; the global timer takes one for a nanosecond.
+    for (name, value, k) in [
+        ("u32.%clock", Value::B32, 0),
+        ("u32.%clock_hi", Value::B32, UPPER),
+        ("u64.%clock64", Value::B64, 0),
+        ("u32.%globaltimer_lo", Value::B32, 0),
+        ("u32.%globaltimer_hi", Value::B32, UPPER),
+        ("u64.%globaltimer", Value::B64, 0),
+    ] {
+        rows.push(row(format!("mov.{name}"), &[Out(value)], Category::Move, k, Action::Access(clock)));
+    }
+    for (name, value) in [("u32", Value::B32), ("u64", Value::B64)] {
+        rows.push(row(format!("mov.{name}.frame"), &[Out(value), Address], Category::Move, 0, Action::Access(frame)));
+    }
+    Family { title: "Special registers", rows, hints: Vec::new() }
+}

@@ -1,0 +1,306 @@
+//! Host memory that several threads may touch at once, and the reservation that device addresses come from.
+//!
+//! Blocks of a kernel run on several threads, and a wrong kernel may race on the bytes of its buffers. To Rust that must
+//! be no data race, so the memory is never borrowed as bytes: every access is a relaxed atomic one of 1, 2, 4 or 8 bytes,
+//! host copies included. Such a race may mix widths (one thread stores a word, another loads its lower half).
+//! The memory is not Rust's (it comes from `mmap` or from the foreign program), no `&mut` to it exists, and on the
+//! targets this runs on each such access is one plain load or store, so a mixed race yields some mixture of the bytes, as
+//! on a GPU; nothing is derived from such bytes but numbers.
+#![allow(unsafe_code, reason = "one of the places the crate allows it in: mapped memory")]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use super::Error;
+
+/// Bytes before and after each mapping that nothing may touch.
+const FENCE: usize = 64 << 10;
+
+/// Serialises 16-byte compare-and-swaps, which have no portable atomic.
+static WIDE: Mutex<()> = Mutex::new(());
+
+/// Bytes in host memory, zero until written, committed by the system when first touched.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// What to unmap when dropped: the mapping's start and length. `None`: the program's memory.
+    mapping: Option<(NonNull<u8>, usize)>,
+}
+
+// SAFETY: the memory belongs to no thread, and every access to it is atomic.
+unsafe impl Send for Backing {}
+// SAFETY: as above.
+unsafe impl Sync for Backing {}
+
+/// Maps private anonymous memory that costs nothing until it is touched.
+fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
+    // SAFETY: a fresh private mapping at an address that the system chooses; nothing existing is touched.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    let failed = || Error::AddressSpace { what, bytes: bytes as u64, reason: io::Error::last_os_error().to_string() };
+    if start == libc::MAP_FAILED { Err(failed()) } else { NonNull::new(start.cast()).ok_or_else(failed) }
+}
+
+fn unmap(start: NonNull<u8>, bytes: usize) {
+    // SAFETY: called from `drop` alone, with what `map` returned; no reference into the mapping outlives its owner.
+    unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
+}
+
+macro_rules! atomics {
+    ($($name:ident: $atomic:ty, $bytes:literal);+) => { $(
+        /// The bytes at `at` as one atomic; `None` if they are not aligned.
+        #[inline(always)]
+        fn $name(&self, at: usize) -> Option<&$atomic> {
+            let place = self.place::<$bytes>(at)?;
+            // SAFETY: `place` checked bounds and alignment; the memory lives as long as `self` and is only accessed
+            // atomically (module header).
+            Some(unsafe { <$atomic>::from_ptr(place.cast()) })
+        }
+    )+ };
+}
+
+impl Backing {
+    /// Zeroed memory.
+    pub(crate) fn new(bytes: u64) -> Result<Self, Error> {
+        let too_much = || Error::AddressSpace { what: "memory", bytes, reason: "more than an address space".into() };
+        let bytes = usize::try_from(bytes).map_err(|_| too_much())?;
+        let inner = bytes.checked_next_multiple_of(FENCE).ok_or_else(too_much)?;
+        let length = inner.checked_add(2 * FENCE).filter(|&n| n < isize::MAX as usize).ok_or_else(too_much)?;
+        let mapped = map(length, "memory")?;
+        // From here on the mapping is dropped with the value.
+        // SAFETY: `FENCE` bytes into a mapping that is longer than that.
+        let start = unsafe { mapped.add(FENCE) };
+        let backing = Self { start, bytes, mapping: Some((mapped, length)) };
+        // SAFETY: the range lies inside of the mapping just made, which nobody else knows.
+        let rc = unsafe { libc::mprotect(start.as_ptr().cast(), inner, libc::PROT_READ | libc::PROT_WRITE) };
+        if rc != 0 {
+            let reason = io::Error::last_os_error().to_string();
+            return Err(Error::AddressSpace { what: "memory", bytes: bytes as u64, reason });
+        }
+        Ok(backing)
+    }
+
+    /// Memory of the program.
+    ///
+    /// # Safety
+    /// It must stay mapped, readable and writable, until this is dropped, and must not be memory that Rust code borrows
+    /// while a kernel or copy may touch it.
+    pub(crate) unsafe fn foreign(start: NonNull<u8>, bytes: usize) -> Self {
+        Self { start, bytes, mapping: None }
+    }
+
+    /// Its address in the host's address space.
+    pub(crate) fn host_address(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Pointer to `N` bytes at `at`; `None` if they are not aligned to `N` (foreign memory can start anywhere).
+    #[inline(always)]
+    fn place<const N: usize>(&self, at: usize) -> Option<*mut u8> {
+        assert!(at <= self.bytes && self.bytes - at >= N, "{N} bytes at {at} of {}", self.bytes);
+        // SAFETY: inside of the memory, as was just checked.
+        let place = unsafe { self.start.as_ptr().add(at) };
+        (place as usize).is_multiple_of(N).then_some(place)
+    }
+
+    atomics!(atomic8: AtomicU8, 1; atomic16: AtomicU16, 2; atomic32: AtomicU32, 4; atomic64: AtomicU64, 8);
+
+    /// Eight-byte words of the memory; its start must be aligned, as mapped memory's is. Bytes past the last whole word are left out.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        if self.mapping.is_none() {
+            return &[];
+        }
+        // SAFETY: mapped memory is page-aligned, zeroed, at least this long, and only accessed atomically.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / 8) }
+    }
+
+    /// Loads `N` bytes: 1, 2, 4, 8 in one piece, 16 in two.
+    #[inline(always)]
+    pub(crate) fn load<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut out = [0; N];
+        match N {
+            1 if let Some(cell) = self.atomic8(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            2 if let Some(cell) = self.atomic16(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            4 if let Some(cell) = self.atomic32(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            8 if let Some(cell) = self.atomic64(at) => out.copy_from_slice(&cell.load(Relaxed).to_ne_bytes()),
+            _ => self.read(at, &mut out),
+        }
+        out
+    }
+
+    /// Stores `N` bytes: 1, 2, 4, 8 in one piece, 16 in two.
+    #[inline(always)]
+    pub(crate) fn store<const N: usize>(&self, at: usize, value: [u8; N]) {
+        match N {
+            1 if let Some(cell) = self.atomic8(at) => cell.store(value[0], Relaxed),
+            2 if let Some(cell) = self.atomic16(at) => cell.store(number(&value) as u16, Relaxed),
+            4 if let Some(cell) = self.atomic32(at) => cell.store(number(&value) as u32, Relaxed),
+            8 if let Some(cell) = self.atomic64(at) => cell.store(number(&value), Relaxed),
+            _ => self.write(at, &value),
+        }
+    }
+
+    /// Replaces `N` bytes (2, 4, 8 or 16) by `new` if they are `old`, in one step; else tells what they are.
+    /// Atomic against other such calls; against 8-byte stores too, unless `N` is 16.
+    pub(crate) fn exchange<const N: usize>(&self, at: usize, old: [u8; N], new: [u8; N]) -> Result<(), [u8; N]> {
+        fn bytes<const N: usize>(found: &[u8]) -> [u8; N] {
+            std::array::from_fn(|i| found[i])
+        }
+        let (from, to) = (number(&old), number(&new));
+        match N {
+            2 if let Some(cell) = self.atomic16(at) => {
+                let found = cell.compare_exchange(from as u16, to as u16, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
+            }
+            4 if let Some(cell) = self.atomic32(at) => {
+                let found = cell.compare_exchange(from as u32, to as u32, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
+            }
+            8 if let Some(cell) = self.atomic64(at) => {
+                let found = cell.compare_exchange(from, to, Relaxed, Relaxed);
+                found.map(|_| ()).map_err(|found| bytes(&found.to_ne_bytes()))
+            }
+            _ => {
+                let _one_at_a_time = WIDE.lock().unwrap_or_else(PoisonError::into_inner);
+                let found = self.load(at);
+                if found != old {
+                    return Err(found);
+                }
+                self.store(at, new);
+                Ok(())
+            }
+        }
+    }
+
+    /// How many bytes from `at` the first aligned word is, at most `bytes`.
+    #[inline(always)]
+    fn head(&self, at: usize, bytes: usize) -> usize {
+        ((self.start.as_ptr() as usize).wrapping_add(at).wrapping_neg() & 7).min(bytes)
+    }
+
+    /// The aligned words of a range that starts at one.
+    #[inline(always)]
+    fn whole_words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        if count == 0 {
+            return &[];
+        }
+        assert!(at <= self.bytes && (self.bytes - at) / 8 >= count, "{count} words at {at} of {}", self.bytes);
+        // SAFETY: inside of the memory (just checked), and only accessed atomically.
+        let first = unsafe { self.start.as_ptr().add(at) };
+        assert!((first as usize).is_multiple_of(8), "words at an odd address");
+        // SAFETY: `count` words from there are inside too, and aligned.
+        unsafe { std::slice::from_raw_parts(first.cast(), count) }
+    }
+
+    /// Reads a range.
+    #[inline]
+    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        let (head, rest) = out.split_at_mut(self.head(at, out.len()));
+        for (i, byte) in head.iter_mut().enumerate() {
+            [*byte] = self.load(at + i);
+        }
+        let at = at + head.len();
+        let (words, tail) = rest.as_chunks_mut::<8>();
+        let source = self.whole_words(at, words.len());
+        for (to, from) in words.iter_mut().zip(source) {
+            *to = from.load(Relaxed).to_ne_bytes();
+        }
+        let at = at + words.len() * 8;
+        for (i, byte) in tail.iter_mut().enumerate() {
+            [*byte] = self.load(at + i);
+        }
+    }
+
+    /// Writes a range.
+    #[inline]
+    pub(crate) fn write(&self, at: usize, data: &[u8]) {
+        let (head, rest) = data.split_at(self.head(at, data.len()));
+        for (i, &byte) in head.iter().enumerate() {
+            self.store(at + i, [byte]);
+        }
+        let at = at + head.len();
+        let (words, tail) = rest.as_chunks::<8>();
+        for (from, to) in words.iter().zip(self.whole_words(at, words.len())) {
+            to.store(u64::from_ne_bytes(*from), Relaxed);
+        }
+        let at = at + words.len() * 8;
+        for (i, &byte) in tail.iter().enumerate() {
+            self.store(at + i, [byte]);
+        }
+    }
+}
+
+/// Up to eight bytes as a number, in the host's order.
+#[inline(always)]
+fn number(bytes: &[u8]) -> u64 {
+    match *bytes {
+        [a] => u64::from(a),
+        [a, b] => u64::from(u16::from_ne_bytes([a, b])),
+        [a, b, c, d] => u64::from(u32::from_ne_bytes([a, b, c, d])),
+        [a, b, c, d, e, f, g, h] => u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+        _ => 0,
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if let Some((start, bytes)) = self.mapping {
+            unmap(start, bytes);
+        }
+    }
+}
+
+/// A range of addresses that nothing may touch: device addresses are taken from it, so that they are no one else's.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: no memory is behind it; it is a pair of numbers.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Reserves `most` bytes, or as much of it as the system gives, down to `least`.
+    pub(crate) fn new(most: usize, least: usize) -> Result<Self, Error> {
+        let mut bytes = most;
+        loop {
+            match map(bytes, "address range") {
+                Ok(start) => return Ok(Self { start, bytes }),
+                Err(_) if bytes / 2 >= least => bytes /= 2,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// First and one past the last address.
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        let start = self.start.as_ptr() as u64;
+        start..start + self.bytes as u64
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        unmap(self.start, self.bytes);
+    }
+}

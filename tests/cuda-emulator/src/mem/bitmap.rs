@@ -1,0 +1,143 @@
+//! One bit a byte of some memory: written, or touched.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Error;
+use super::backing::Backing;
+
+/// A set of byte offsets, which several threads may add to at once. Costs memory only where it is touched.
+#[derive(Debug)]
+pub struct Bitmap {
+    bits: Backing,
+    bytes: u64,
+}
+
+/// The bits `at..at + count` of a word; `at + count <= 64`.
+#[inline(always)]
+fn mask(at: u64, count: u64) -> u64 {
+    debug_assert!(count <= 64 && at + count <= 64);
+    if count == 64 { u64::MAX } else { ((1 << count) - 1) << at }
+}
+
+/// The words that a range of bits touches: (index, bits of it).
+#[inline(always)]
+fn words(at: u64, count: u64) -> impl Iterator<Item = (usize, u64)> {
+    let end = at + count;
+    let mut next = at;
+    std::iter::from_fn(move || {
+        if next >= end {
+            return None;
+        }
+        let word = next / 64;
+        let stop = end.min((word + 1) * 64);
+        let item = (word as usize, mask(next % 64, stop - next));
+        next = stop;
+        Some(item)
+    })
+}
+
+impl Bitmap {
+    /// The empty set over `bytes` bytes.
+    pub fn new(bytes: u64) -> Result<Self, Error> {
+        Ok(Self { bits: Backing::new(bytes.div_ceil(64) * 8)?, bytes })
+    }
+
+    #[inline(always)]
+    fn words(&self) -> &[AtomicU64] {
+        self.bits.words()
+    }
+
+    /// How many 64-bit words it has.
+    pub(crate) fn word_count(&self) -> u64 {
+        self.bytes.div_ceil(64)
+    }
+
+    /// Bits of the last word that stand for no byte.
+    pub(crate) fn padding(&self) -> u64 {
+        match self.bytes % 64 {
+            0 => 0,
+            rest => u64::MAX << rest,
+        }
+    }
+
+    /// Word `index`; 0 past the end.
+    #[inline(always)]
+    pub(crate) fn word(&self, index: usize) -> u64 {
+        self.words().get(index).map_or(0, |word| word.load(Relaxed))
+    }
+
+    /// Whether all of a range is in the set.
+    #[inline(always)]
+    pub fn contains(&self, at: u64, count: u64) -> bool {
+        let (shift, index) = (at % 64, (at / 64) as usize);
+        if shift + count <= 64 {
+            let mask = mask(shift, count);
+            return self.word(index) & mask == mask;
+        }
+        words(at, count).all(|(index, mask)| self.word(index) & mask == mask)
+    }
+
+    /// The first offset of a range that is not in the set.
+    pub fn first_missing(&self, at: u64, count: u64) -> Option<u64> {
+        words(at, count).find_map(|(index, mask)| {
+            let missing = !self.word(index) & mask;
+            (missing != 0).then(|| index as u64 * 64 + u64::from(missing.trailing_zeros()))
+        })
+    }
+
+    /// Adds bits of one word; whether the word was filled by it.
+    #[inline(always)]
+    fn add_word(&self, index: usize, mask: u64, full: u64) -> bool {
+        let Some(word) = self.words().get(index) else { return false };
+        // Most stores go where something was written before: look first, a locked instruction costs twenty times that.
+        if word.load(Relaxed) & mask == mask {
+            return false;
+        }
+        let old = word.fetch_or(mask, Relaxed);
+        old & full != full && (old | mask) & full == full
+    }
+
+    /// Adds a range; how many words became full by it (padding never counts as missing).
+    #[inline(always)]
+    pub fn add(&self, at: u64, count: u64) -> u64 {
+        let last = self.word_count() - 1;
+        let full = |index: usize| if index as u64 == last { !self.padding() } else { u64::MAX };
+        let (shift, index) = (at % 64, (at / 64) as usize);
+        if shift + count <= 64 {
+            return u64::from(self.add_word(index, mask(shift, count), full(index)));
+        }
+        words(at, count).map(|(index, mask)| u64::from(self.add_word(index, mask, full(index)))).sum()
+    }
+
+    /// Removes a range; how many words were full before.
+    pub(crate) fn remove(&self, at: u64, count: u64) -> u64 {
+        let last = self.word_count() - 1;
+        words(at, count)
+            .map(|(index, mask)| {
+                let full = if index as u64 == last { !self.padding() } else { u64::MAX };
+                let Some(word) = self.words().get(index) else { return 0 };
+                u64::from(word.fetch_and(!mask, Relaxed) & full == full && mask & full != 0)
+            })
+            .sum()
+    }
+
+    /// Up to 64 bits from `at` on (bits past the end are 0).
+    pub(crate) fn bits(&self, at: u64, count: u64) -> u64 {
+        let (shift, index) = (at % 64, (at / 64) as usize);
+        let mut bits = self.word(index) >> shift;
+        if shift != 0 && shift + count > 64 {
+            bits |= self.word(index + 1) << (64 - shift);
+        }
+        bits & mask(0, count)
+    }
+
+    /// How many bytes are in the set.
+    pub fn len(&self) -> u64 {
+        self.words().iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.words().iter().all(|word| word.load(Relaxed) == 0)
+    }
+}

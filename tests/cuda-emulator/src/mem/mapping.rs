@@ -1,0 +1,150 @@
+//! Address ranges and memory apart from each other: what `cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` and
+//! `cuMemSetAccess` do.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::{Access, Allocation, AllocationKind, Error, Physical, Space};
+
+/// Addresses and sizes of these calls are multiples of it: 2 MiB, as on real devices.
+pub const GRANULARITY: u64 = 2 << 20;
+
+fn granular(what: &str, address: u64, bytes: u64) -> Result<(), Error> {
+    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !address.is_multiple_of(GRANULARITY) {
+        let text =
+            format!("{what}: {bytes} bytes at {address:#x}: both must be multiples of {GRANULARITY}, not 0 bytes");
+        return Err(Error::Invalid(text));
+    }
+    Ok(())
+}
+
+impl Space {
+    /// Sets addresses aside: a multiple of [`GRANULARITY`] bytes, at a multiple of it and of `align` (0: no more).
+    pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64, Error> {
+        granular("address range", 0, bytes)?;
+        let align = align.max(GRANULARITY);
+        if !align.is_power_of_two() {
+            return Err(Error::Invalid(format!("address range: alignment {align} is no power of two")));
+        }
+        let mut state = self.lock();
+        let address = self.carve(&mut state, bytes, align, false)?;
+        state.reserved.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// Gives a whole reserved range back; nothing may be mapped in it.
+    pub fn release(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        let mut state = self.lock();
+        if state.reserved.get(&address) != Some(&bytes) {
+            return Err(Error::Invalid(format!("no range of {bytes} bytes was reserved at {address:#x}")));
+        }
+        if let Some((_, mapped)) = state.live.range(address..address + bytes).next() {
+            return Err(Error::Invalid(format!("{} is still mapped in the range to be released", mapped.describe())));
+        }
+        state.reserved.remove(&address);
+        self.uncarve(&mut state, address);
+        Ok(())
+    }
+
+    /// Memory of a device without an address: a multiple of [`GRANULARITY`]. It is given back with the last of its users.
+    pub fn create(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Physical>, Error> {
+        granular(origin, 0, bytes)?;
+        Ok(Arc::new(Physical::device_memory(device, bytes, self.usage(device)?)?))
+    }
+
+    /// Puts a part of some memory behind reserved addresses. No device may use it before [`Space::set_access`].
+    pub fn map(&self, address: u64, bytes: u64, physical: &Arc<Physical>, offset: u64) -> Result<(), Error> {
+        granular("cuMemMap", address, bytes)?;
+        if !offset.is_multiple_of(GRANULARITY) || offset.checked_add(bytes).is_none_or(|end| end > physical.bytes()) {
+            let has = physical.bytes();
+            return Err(Error::Invalid(format!("cuMemMap: {bytes} bytes at offset {offset} of memory of {has} bytes")));
+        }
+        let mut state = self.lock();
+        let range = state.reserved.range(..=address).next_back().map(|(&start, &length)| (start, length));
+        if range.is_none_or(|(start, length)| address - start > length || length - (address - start) < bytes) {
+            return Err(Error::Invalid(format!("cuMemMap: {bytes} bytes at {address:#x} were not reserved")));
+        }
+        if let Some((_, other)) = state.live.range(..address + bytes).next_back()
+            && other.end() > address
+        {
+            return Err(Error::Invalid(format!("cuMemMap: {address:#x} is taken by {}", other.describe())));
+        }
+        self.unbury(address, address + bytes);
+        let allocation = Allocation {
+            base: address,
+            bytes,
+            offset,
+            physical: physical.clone(),
+            kind: AllocationKind::Mapped,
+            origin: "cuMemMap",
+            readers: 0,
+            writers: 0,
+            freed: AtomicBool::new(false),
+        };
+        state.live.insert(address, Arc::new(allocation));
+        state.changed();
+        Ok(())
+    }
+
+    /// The bases of the mappings that make up a range exactly.
+    fn mapped(state: &super::space::State, what: &str, address: u64, bytes: u64) -> Result<Vec<u64>, Error> {
+        let holes =
+            || Error::Invalid(format!("{what}: {bytes} bytes at {address:#x} are not whole mappings side by side"));
+        let end = address.checked_add(bytes).ok_or_else(holes)?;
+        let mut at = address;
+        let mut bases = Vec::new();
+        while at < end {
+            let mapping = state.live.get(&at).filter(|a| a.kind == AllocationKind::Mapped).ok_or_else(holes)?;
+            bases.push(at);
+            at = mapping.end();
+        }
+        if at == end && bytes > 0 { Ok(bases) } else { Err(holes()) }
+    }
+
+    /// Takes whole mappings away.
+    pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        let mut state = self.lock();
+        for base in Self::mapped(&state, "cuMemUnmap", address, bytes)? {
+            if let Some(allocation) = state.live.remove(&base) {
+                self.bury(&allocation);
+            }
+        }
+        state.changed();
+        Ok(())
+    }
+
+    /// Says what a device may do with whole mappings.
+    pub fn set_access(&self, address: u64, bytes: u64, device: u32, access: Access) -> Result<(), Error> {
+        self.usage(device)?;
+        let mut state = self.lock();
+        let bit = 1 << device;
+        for base in Self::mapped(&state, "cuMemSetAccess", address, bytes)? {
+            let Some(old) = state.live.get(&base).cloned() else { continue };
+            let set = |mask: u64, on: bool| if on { mask | bit } else { mask & !bit };
+            // Views keep the old one: a launch sees the access that it started with.
+            let new = Allocation {
+                base,
+                bytes: old.bytes,
+                offset: old.offset,
+                physical: old.physical.clone(),
+                kind: old.kind,
+                origin: old.origin,
+                readers: set(old.readers, access != Access::None),
+                writers: set(old.writers, access == Access::ReadWrite),
+                freed: AtomicBool::new(false),
+            };
+            state.live.insert(base, Arc::new(new));
+        }
+        state.changed();
+        Ok(())
+    }
+
+    /// What a device may do with the mapping at an address.
+    pub fn access(&self, address: u64, device: u32) -> Access {
+        match self.find(address) {
+            Some(a) if a.writers >> device & 1 != 0 => Access::ReadWrite,
+            Some(a) if a.readers >> device & 1 != 0 => Access::Read,
+            _ => Access::None,
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! All allocations of the process: making, freeing, finding them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::backing::Reservation;
+use super::physical::Usage;
+use super::{Allocation, AllocationKind, Error, Physical, View};
+
+/// Device addresses, if the system gives as many, and the least to start with.
+const ADDRESSES: usize = 8 << 40;
+const LEAST_ADDRESSES: usize = 64 << 30;
+
+/// Addresses between allocations that belong to none: a wrong index ends there rather than in a neighbour.
+const GUARD: u64 = 1 << 20;
+
+/// Alignment of an allocation, as strict as a real driver's: the address is a multiple of it and not of twice it.
+const ALIGNMENT: u64 = 512;
+
+/// How many freed allocations are remembered.
+const GRAVES: usize = 1 << 16;
+
+/// A freed allocation, remembered for the message.
+#[derive(Clone, Debug)]
+pub(super) struct Grave {
+    pub(super) bytes: u64,
+    pub(super) text: String,
+}
+
+/// Freed allocations by address.
+#[derive(Debug, Default)]
+pub(super) struct Graves {
+    by_base: BTreeMap<u64, Grave>,
+    oldest_first: VecDeque<u64>,
+}
+
+impl Graves {
+    fn bury(&mut self, allocation: &Allocation) {
+        let grave = Grave { bytes: allocation.bytes, text: allocation.describe() };
+        if self.by_base.insert(allocation.base, grave).is_none() {
+            self.oldest_first.push_back(allocation.base);
+        }
+        if self.oldest_first.len() > GRAVES
+            && let Some(base) = self.oldest_first.pop_front()
+        {
+            self.by_base.remove(&base);
+        }
+    }
+
+    /// Forgets what lay in a range that is used again.
+    fn clear(&mut self, start: u64, end: u64) {
+        let mut gone: Vec<u64> = self.by_base.range(start..end).map(|(&base, _)| base).collect();
+        gone.extend(self.by_base.range(..start).next_back().filter(|(b, g)| *b + g.bytes > start).map(|(&b, _)| b));
+        for base in &gone {
+            self.by_base.remove(base);
+        }
+    }
+
+    /// The freed allocation that held an address.
+    pub(super) fn at(&self, address: u64) -> Option<(u64, &Grave)> {
+        let (&base, grave) = self.by_base.range(..=address).next_back()?;
+        (address - base < grave.bytes).then_some((base, grave))
+    }
+}
+
+/// What the lock holds.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) live: BTreeMap<u64, Arc<Allocation>>,
+    /// Ranges of the reservation in use: start → end. Allocations of a device, and reserved ranges.
+    taken: BTreeMap<u64, u64>,
+    /// Ranges reserved by [`Space::reserve`]: start → bytes.
+    pub(super) reserved: BTreeMap<u64, u64>,
+    /// Where the next addresses are looked for.
+    cursor: u64,
+    snapshot: Option<Arc<View>>,
+}
+
+impl State {
+    /// Must be called by all that changes `live`.
+    pub(super) fn changed(&mut self) {
+        self.snapshot = None;
+    }
+}
+
+/// All allocations of the process.
+#[derive(Debug)]
+pub struct Space {
+    state: Mutex<State>,
+    graves: Arc<Mutex<Graves>>,
+    usage: Vec<Arc<Usage>>,
+    addresses: Reservation,
+}
+
+fn multiple(value: u64, of: u64) -> u64 {
+    value.next_multiple_of(of)
+}
+
+impl Space {
+    /// A space for as many devices as there are limits (bytes each; at most 64 devices).
+    pub fn new(limits: &[u64]) -> Result<Self, Error> {
+        if limits.len() > 64 {
+            return Err(Error::Invalid(format!("{} devices asked for; at most 64 are possible", limits.len())));
+        }
+        let addresses = Reservation::new(ADDRESSES, LEAST_ADDRESSES)?;
+        let cursor = addresses.range().start;
+        let usage = |&limit: &u64| Arc::new(Usage { used: AtomicU64::new(0), limit });
+        Ok(Self {
+            state: Mutex::new(State {
+                live: BTreeMap::new(),
+                taken: BTreeMap::new(),
+                reserved: BTreeMap::new(),
+                cursor,
+                snapshot: None,
+            }),
+            graves: Arc::default(),
+            usage: limits.iter().map(usage).collect(),
+            addresses,
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn graves(&self) -> MutexGuard<'_, Graves> {
+        self.graves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn usage(&self, device: u32) -> Result<&Arc<Usage>, Error> {
+        self.usage.get(device as usize).ok_or(Error::Device { device, count: self.usage.len() })
+    }
+
+    /// Finds free addresses: `bytes` at a multiple of `align`; `odd`: not of twice it. Guards lie before and after.
+    pub(super) fn carve(&self, state: &mut State, bytes: u64, align: u64, odd: bool) -> Result<u64, Error> {
+        let range = self.addresses.range();
+        let none = || Error::AddressSpace { what: "address range", bytes, reason: "all are in use".into() };
+        let mut from = state.cursor;
+        let mut wrapped = false;
+        loop {
+            let start = if odd {
+                multiple(from + GUARD, 2 * align) + align
+            } else {
+                from.checked_add(GUARD).and_then(|a| a.checked_next_multiple_of(align)).ok_or_else(none)?
+            };
+            let end = start.checked_add(bytes).and_then(|end| end.checked_add(GUARD)).ok_or_else(none)?;
+            if end > range.end {
+                if wrapped {
+                    return Err(none());
+                }
+                (from, wrapped) = (range.start, true);
+                continue;
+            }
+            // The taken range that ends last among those that start before `end`: they do not overlap.
+            match state.taken.range(..end).next_back() {
+                Some((_, &taken_end)) if taken_end > start - GUARD => from = taken_end,
+                _ => {
+                    state.taken.insert(start, start + bytes);
+                    state.cursor = start + bytes;
+                    self.graves().clear(start, start + bytes);
+                    return Ok(start);
+                }
+            }
+        }
+    }
+
+    /// Gives addresses back.
+    pub(super) fn uncarve(&self, state: &mut State, start: u64) {
+        state.taken.remove(&start);
+    }
+
+    /// Puts an allocation among the live ones.
+    pub(super) fn place(
+        &self,
+        state: &mut State,
+        base: u64,
+        physical: Arc<Physical>,
+        kind: AllocationKind,
+        origin: &'static str,
+    ) -> Arc<Allocation> {
+        let allocation = Arc::new(Allocation {
+            base,
+            bytes: physical.bytes(),
+            offset: 0,
+            physical,
+            kind,
+            origin,
+            readers: 0,
+            writers: 0,
+            freed: AtomicBool::new(false),
+        });
+        state.live.insert(base, allocation.clone());
+        state.changed();
+        allocation
+    }
+
+    /// Host memory, at the host's own address.
+    pub(super) fn place_host(
+        &self,
+        base: u64,
+        physical: Arc<Physical>,
+        kind: AllocationKind,
+        origin: &'static str,
+    ) -> Result<Arc<Allocation>, Error> {
+        let end = base + physical.bytes();
+        let mut state = self.lock();
+        if let Some((_, other)) = state.live.range(..end).next_back()
+            && other.end() > base
+        {
+            return Err(Error::Invalid(format!("{origin}: {base:#x} overlaps {}", other.describe())));
+        }
+        self.graves().clear(base, end);
+        Ok(self.place(&mut state, base, physical, kind, origin))
+    }
+
+    fn alloc_on(
+        &self,
+        device: u32,
+        bytes: u64,
+        kind: AllocationKind,
+        origin: &'static str,
+    ) -> Result<Arc<Allocation>, Error> {
+        let physical = Arc::new(Physical::device_memory(device, bytes, self.usage(device)?)?);
+        let mut state = self.lock();
+        let base = self.carve(&mut state, bytes, ALIGNMENT, true)?;
+        Ok(self.place(&mut state, base, physical, kind, origin))
+    }
+
+    /// Memory of a device.
+    pub fn alloc(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
+        self.alloc_on(device, bytes, AllocationKind::Device, origin)
+    }
+
+    /// Memory of a device that kernels may read and not write.
+    pub fn alloc_constant(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
+        self.alloc_on(device, bytes, AllocationKind::Constant, origin)
+    }
+
+    /// Memory of a device that the host may use too, at the same address. Its bytes count as written: nobody sees the host write.
+    pub fn alloc_managed(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
+        self.usage(device)?;
+        let physical = Arc::new(Physical::pinned(bytes, device)?);
+        self.place_host(physical.host_address(), physical, AllocationKind::Managed, origin)
+    }
+
+    /// Host memory that all devices may use; its address is the host's.
+    pub fn alloc_host(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
+        let physical = Arc::new(Physical::pinned(bytes, device)?);
+        self.place_host(physical.host_address(), physical, AllocationKind::PinnedHost, origin)
+    }
+
+    /// Frees (or unregisters) the allocation that starts at `address`.
+    pub fn free(&self, address: u64) -> Result<Arc<Allocation>, Error> {
+        let mut state = self.lock();
+        let found = state.live.get(&address).filter(|a| a.kind != AllocationKind::Mapped).cloned();
+        let Some(allocation) = found else {
+            drop(state);
+            let near = self.snapshot().why_not(address, 1).to_string();
+            return Err(Error::NotAllocated { address, near });
+        };
+        state.live.remove(&address);
+        state.changed();
+        self.uncarve(&mut state, address);
+        allocation.freed.store(true, Relaxed);
+        allocation.physical.discharge();
+        self.graves().bury(&allocation);
+        Ok(allocation)
+    }
+
+    /// Remembers a mapping that was taken away.
+    pub(super) fn bury(&self, allocation: &Allocation) {
+        allocation.freed.store(true, Relaxed);
+        self.graves().bury(allocation);
+    }
+
+    /// Forgets what lay at addresses that are used again.
+    pub(super) fn unbury(&self, start: u64, end: u64) {
+        self.graves().clear(start, end);
+    }
+
+    /// The live allocation that holds an address.
+    pub fn find(&self, address: u64) -> Option<Arc<Allocation>> {
+        let state = self.lock();
+        let (_, allocation) = state.live.range(..=address).next_back()?;
+        (address < allocation.end()).then(|| allocation.clone())
+    }
+
+    /// The live allocations, for a launch or a copy. The same one again as long as nothing changes.
+    pub fn snapshot(&self) -> Arc<View> {
+        let mut state = self.lock();
+        if let Some(view) = &state.snapshot {
+            return view.clone();
+        }
+        let view = Arc::new(View::new(state.live.values().cloned().collect(), self.graves.clone()));
+        state.snapshot = Some(view.clone());
+        view
+    }
+
+    /// Bytes of a device in use; 0 if there is no such device.
+    pub fn used(&self, device: u32) -> u64 {
+        self.usage(device).map_or(0, |usage| usage.used.load(Relaxed))
+    }
+
+    /// Bytes that a device has.
+    pub fn limit(&self, device: u32) -> u64 {
+        self.usage(device).map_or(0, |usage| usage.limit)
+    }
+}
