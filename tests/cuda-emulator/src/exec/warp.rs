@@ -130,6 +130,7 @@ impl Flow {
             }
             cx.clock += 1;
             cx.line = inst.line;
+            cx.padding = inst.args.padding;
             if several && !alone && inst.gather != Gather::None && self.must_wait(inst, active, cx.regs) {
                 self.groups[at].pc = pc;
                 self.groups[at].state = State::Gathering;
