@@ -97,6 +97,7 @@ pub(super) fn link(
             returns,
             param_bytes: body.param_bytes,
             frame_bytes: align_up(u64::from(body.frame_bytes), module.frame_align) as u32,
+            stack_bytes: 0,
             shared_bytes: shared.bytes[index],
             dynamic_shared_align: align.max(1),
             registers: registers.counts[index],
@@ -109,7 +110,10 @@ pub(super) fn link(
             reported_registers: reported(source, with_reached().map(|function| live[function]).max()),
         });
     }
+    let frames: Vec<u64> = code.functions.iter().map(|function| u64::from(function.frame_bytes)).collect();
     for (index, function) in code.functions.iter_mut().enumerate() {
+        let others = reached[index].iter().filter(|&&other| other != index).map(|&other| frames[other]);
+        function.stack_bytes = others.fold(frames[index], u64::saturating_add);
         function.constants = constants[index].clone();
         for &other in reached[index].iter().filter(|&&other| other != index) {
             function.constants.extend_from_slice(&constants[other]);

@@ -69,6 +69,8 @@ pub struct Function {
     pub param_bytes: u32,
     /// Bytes of its frame in local memory: `.local` and `.param` variables. Multiple of 16.
     pub frame_bytes: u32,
+    /// Bytes of its frame and those of all functions that it may reach, each once: what a thread needs without recursion.
+    pub stack_bytes: u64,
     /// Statically allocated shared memory of the kernel, with that of all functions of the module that it may call.
     pub shared_bytes: u32,
     /// Alignment that dynamic shared memory (`.extern .shared`) asks for; it starts at `shared_bytes` rounded up to it.
