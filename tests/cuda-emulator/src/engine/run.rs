@@ -117,6 +117,9 @@ impl Machinery {
         drop(alone);
         printer.finish();
         done.reports.extend(outcome.warnings.iter().map(Report::to_string));
+        if outcome.more_warnings > 0 {
+            done.reports.push(format!("… and {} more faults of that launch", outcome.more_warnings));
+        }
         let name = launch.code.functions.get(launch.function).map_or_else(String::new, |f| f.name.to_string());
         done.counts.push((name, Kernel::of(&launch, &outcome)));
         if let Err(report) = outcome.result {

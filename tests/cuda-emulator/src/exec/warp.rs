@@ -280,7 +280,7 @@ impl Flow {
             Callee::Function(index) => *index,
             Callee::Indirect(slot) => {
                 // One callee at a time: the other lanes come back to this instruction.
-                let (index, same) = calls::resolve(cx.regs, *slot, mask, around.code)?;
+                let (index, same) = calls::resolve(cx.regs, *slot, site.prototype.as_ref(), mask, around.code)?;
                 mask = same;
                 index
             }
