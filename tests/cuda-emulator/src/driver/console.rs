@@ -10,8 +10,8 @@ use crate::exec::Sink;
 
 /// Says it on stderr, after the emulator's name.
 pub fn say(message: impl Display) {
-    // Nobody can be told that stderr is closed.
-    let _ = writeln!(std::io::stderr(), "cudaemu: {message}");
+    // In one write, so that what the program says meanwhile does not come in between. Nobody can be told that stderr is closed.
+    let _ = std::io::stderr().write_all(format!("cudaemu: {message}\n").as_bytes());
 }
 
 /// The device's `printf` in one launch: goes to stdout.
