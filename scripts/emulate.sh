@@ -9,7 +9,8 @@ Usage: scripts/emulate.sh [-n DEVICES] [-c CAPABILITY] [--debug] COMMAND [ARGUME
 Runs COMMAND with the emulated CUDA driver in place of libcuda.so, whether or not this machine has a GPU.
 
   -n DEVICES     how many devices it finds (default 1; also CUDAEMU_DEVICES)
-  -c CAPABILITY  their compute capability: 7.5, 8.0 or 9.0 (default 8.0; also CUDAEMU_CAPABILITY)
+  -c CAPABILITY  their compute capability: 7.5, 8.0, 8.6, 8.9 or 9.0, or a list with one for each (default 8.0; also
+                 CUDAEMU_CAPABILITY)
   --debug        use the development build of the emulator (built faster, runs slower)
   -h, --help     this text
 
@@ -23,7 +24,7 @@ while (($#)); do
     case $1 in
         -n) [[ ${2-} =~ ^[0-9]+$ ]] || { echo "emulate.sh: -n wants a number of devices, got '${2-}'" >&2; exit 2; }
             export CUDAEMU_DEVICES=$2; shift 2 ;;
-        -c) [[ ${2-} =~ ^[0-9]+\.[0-9]$ ]] || { echo "emulate.sh: -c wants a capability like 8.0, got '${2-}'" >&2; exit 2; }
+        -c) [[ ${2-} =~ ^[0-9]+\.[0-9](,[0-9]+\.[0-9])*$ ]] || { echo "emulate.sh: -c wants a capability like 8.0, got '${2-}'" >&2; exit 2; }
             export CUDAEMU_CAPABILITY=$2; shift 2 ;;
         --debug) profile=dev; shift ;;
         -h|--help) usage; exit 0 ;;
@@ -45,7 +46,9 @@ library=$(
 # Programs ask the loader for one of these names.
 folder=$(dirname "$library")/cuda-emulator
 mkdir -p "$folder"
-ln -sf "$library" "$folder/libcuda.so"
-ln -sf "$library" "$folder/libcuda.so.1"
+for name in libcuda.so libcuda.so.1; do
+    # What is right already is left alone: another program may be loading it.
+    [[ $folder/$name -ef $library ]] || ln -sf "$library" "$folder/$name"
+done
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 exec "$@"

@@ -5,8 +5,11 @@ cd "$(dirname "$0")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
-step cargo fmt --check
-step cargo clippy --locked --all-targets -- -D warnings
+step cargo fmt --all --check
+step cargo clippy --locked --workspace --all-targets -- -D warnings
 step cargo test --locked
 step cargo test --locked --bench ops
-RUSTDOCFLAGS="-D warnings" step cargo doc --locked --no-deps
+# The emulator executes too slowly without optimisation.
+step cargo test --locked --release -p cudaemu
+step cargo test --locked --release -p cudaemu --bench matvec -- --test
+RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps

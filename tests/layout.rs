@@ -58,11 +58,23 @@ fn files_stay_short_enough_to_read() {
 /// `unsafe` stands only where the design allows it.
 #[test]
 fn unsafe_code_stays_in_its_modules() {
-    let allowed = ["src/cpu/memory", "src/cpu/pool", "src/cpu/simd", "bench/ops/peaks"];
+    let allowed = [
+        "src/cpu/memory",
+        "src/cpu/pool",
+        "src/cpu/simd",
+        "bench/ops/peaks",
+        "tests/cuda-emulator/src/driver/abi",
+        "tests/cuda-emulator/src/isa/vector",
+        "tests/cuda-emulator/src/mem/backing",
+        "tests/cuda-emulator/src/mem/host",
+        // Programs that launch kernels: each launch is an unsafe call.
+        "tests/cuda-emulator/examples",
+        "tests/cuda-emulator/tests",
+    ];
     for path in all_sources() {
         let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
         let text = fs::read_to_string(&path).unwrap();
-        let lifts = text.contains(concat!("allow(", "unsafe_code)"));
+        let lifts = ["allow(", "expect("].iter().any(|word| text.contains(&[*word, "unsafe_code"].concat()));
         assert!(!lifts || allowed.iter().any(|a| name.starts_with(a)), "{name} lifts the ban on unsafe code");
     }
 }
@@ -88,6 +100,36 @@ fn rooms_know_only_what_is_below_them() {
             for word in *forbidden {
                 assert!(!text.contains(word), "{name} in {room} mentions {word}");
             }
+        }
+    }
+}
+
+/// The same for the emulator: what each of its layers may use besides itself.
+#[test]
+fn layers_of_the_emulator_know_only_what_is_below_them() {
+    let rules: &[(&str, &[&str])] = &[
+        ("ptx", &[]),
+        ("numeric", &[]),
+        ("fault", &[]),
+        ("mem", &["fault"]),
+        ("exec", &["code", "mem", "fault"]),
+        ("isa", &["code", "exec", "numeric", "fault"]),
+        ("code", &["ptx", "isa", "exec", "fault"]),
+        // Of the driver: errors, handles, settings and counts.
+        ("engine", &["exec", "mem", "fault", "driver"]),
+    ];
+    let folder = root().join("tests/cuda-emulator/src");
+    for path in all_sources().iter().filter_map(|path| path.strip_prefix(&folder).ok()) {
+        let name = path.to_string_lossy().replace('\\', "/");
+        let Some((layer, below)) = rules.iter().find(|(layer, _)| name.starts_with(layer)) else { continue };
+        if name.contains("tests") {
+            continue;
+        }
+        let text = fs::read_to_string(folder.join(path)).unwrap();
+        let text = text.split("#[cfg(test)]\nmod").next().unwrap();
+        for other in ["ptx", "numeric", "fault", "mem", "exec", "isa", "code", "engine", "driver"] {
+            let known = other == *layer || below.contains(&other);
+            assert!(known || !text.contains(&format!("crate::{other}::")), "{name} in {layer} uses {other}");
         }
     }
 }

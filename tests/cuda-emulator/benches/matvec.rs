@@ -75,6 +75,7 @@ fn measure(
         cooperative: false,
         device: 0,
         peers: 1,
+        workspace: 0,
         id: 1,
     };
     let machine = Machine {

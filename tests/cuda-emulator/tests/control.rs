@@ -8,6 +8,9 @@ use common::{Device, Params};
 use cudaemu::fault::Kind;
 use cudaemu::isa::table;
 
+/// What a thread must have stored, by its number.
+type ValueOf = Box<dyn Fn(u32) -> u32>;
+
 /// Threads of a block: two warps.
 const THREADS: u32 = 64;
 
@@ -47,7 +50,7 @@ fn values(device: &mut Device, module: &common::Module, name: &str) -> Vec<u32> 
 fn barriers() {
     let mut device = Device::new();
     let mut text = header();
-    let mut expected: Vec<(String, Box<dyn Fn(u32) -> u32>)> = Vec::new();
+    let mut expected: Vec<(String, ValueOf)> = Vec::new();
     // Each thread takes what the last but it has left behind the barrier.
     let hand_over = |barrier: &str| format!("st.shared.u32 [%a], %t; {barrier} ld.shared.u32 %v, [%b];");
     for row in table().rows() {
@@ -58,8 +61,12 @@ fn barriers() {
         }
         let has = |word: &str| words.contains(&word);
         let operands = row.operands.len();
-        let (body, value): (String, Box<dyn Fn(u32) -> u32>) = if has("cluster") {
-            let other = if has("arrive") { format!("{name}; barrier.cluster.wait;") } else { format!("barrier.cluster.arrive; {name};") };
+        let (body, value): (String, ValueOf) = if has("cluster") {
+            let other = if has("arrive") {
+                format!("{name}; barrier.cluster.wait;")
+            } else {
+                format!("barrier.cluster.arrive; {name};")
+            };
             (hand_over(&other), Box::new(|t| 63 - t))
         } else if has("warp") {
             (format!("mov.u32 %v, %t; {name} 0xffffffff;"), Box::new(|t| t))
@@ -180,6 +187,16 @@ fn steps() {
         assert_eq!(report.thread, [40, 0, 0], "the first thread that comes there");
     }
     device.executed_all(&[
-        "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol",
+        "bra",
+        "brx",
+        "call",
+        "ret",
+        "exit",
+        "trap",
+        "brkpt",
+        "pmevent",
+        "nanosleep",
+        "setmaxnreg",
+        "griddepcontrol",
     ]);
 }

@@ -78,7 +78,7 @@ extern "C" __global__ void reduce_shuffle(const float* in, float* out, int n) {
     __syncthreads();
     if (t < BLOCK / 32) {
         sum = warps[t];
-        for (int step = BLOCK / 64; step > 0; step /= 2) sum += __shfl_down_sync((1u << (BLOCK / 32)) - 1, sum, step);
+        for (int step = BLOCK / 64; step > 0; step /= 2) sum += __shfl_down_sync((1u << (BLOCK / 32)) - 1, sum, step, BLOCK / 32);
         if (t == 0) atomicAdd(out, sum);
     }
 }

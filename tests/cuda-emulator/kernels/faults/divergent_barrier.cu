@@ -18,7 +18,8 @@ extern "C" __global__ void barrier_in_branch_fault(const int* in, int* out) {
         cells[t] += 5;
         __syncthreads();
     }
-    out[t] = cells[t];
+    __syncthreads();
+    out[t] = cells[63 - t];
 }
 
 // Both halves have a barrier, each its own.
@@ -43,6 +44,7 @@ extern "C" __global__ void barrier_in_loop_fault(const int* rounds, int* out) {
         sum += k * t;
         __syncthreads();
     }
+    __syncthreads();
     out[t] = sum;
 }
 

@@ -21,8 +21,8 @@ extern "C" __global__ void mask_without_caller_fault(const int* in, int* out) {
     out[t] = __shfl_xor_sync(0x7fffffff, in[t], 1);
 }
 
-// The mask names lanes that never come: they have left the kernel.
-extern "C" __global__ void mask_of_exited_fault(const int* in, int* out) {
+// The mask names lanes that have left the kernel: they are not waited for, and nobody reads from them.
+extern "C" __global__ void mask_of_exited_clean(const int* in, int* out) {
     int t = threadIdx.x;
     if (t >= 24) return;
     out[t] = __shfl_xor_sync(0xffffffff, in[t], 1);

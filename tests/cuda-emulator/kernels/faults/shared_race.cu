@@ -17,6 +17,8 @@ extern "C" __global__ void shared_race_clean(const int* in, int* out) {
 extern "C" __global__ void read_after_write_fault(const int* in, int* out) {
     __shared__ int cells[256];
     int t = threadIdx.x;
+    cells[t] = 0;
+    __syncthreads();
     cells[t] = in[t];
     out[t] = cells[255 - t];
 }
@@ -47,7 +49,9 @@ extern "C" __global__ void atomic_race_fault(const int* in, int* out) {
     __shared__ int sum;
     int t = threadIdx.x;
     if (t == 0) sum = 0;
-    atomicAdd(&sum, in[t]);
+    __syncthreads();
+    if (t == 0) sum = in[0];
+    else atomicAdd(&sum, in[t]);
     __syncthreads();
     if (t == 0) *out = sum;
 }

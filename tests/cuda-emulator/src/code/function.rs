@@ -24,6 +24,8 @@ pub(super) struct FunctionDecoder<'a, 'm> {
     /// Where labels lie, by number; `None` until reached.
     labels: Vec<Option<u32>>,
     frame: u64,
+    /// It is a kernel.
+    entry: bool,
 }
 
 /// Decodes a function's body; targets, slots and shared offsets count from its own start.
@@ -36,6 +38,7 @@ pub(super) fn decode_function(module: &mut ModuleState<'_>, function: &ast::Func
         body: Body::default(),
         labels: Vec::new(),
         frame: 0,
+        entry: function.entry,
     };
     decoder.scopes.enter();
     decoder.parameters(function)?;
@@ -257,7 +260,11 @@ impl FunctionDecoder<'_, '_> {
     fn instruction(&mut self, instruction: &Instruction) -> Result<(), Error> {
         let table = self.module.table;
         let (opcode, line) = (&*instruction.opcode, instruction.line);
-        let candidates = table.candidates(opcode);
+        // In a function `.param` is its frame, also where the address is in a register.
+        let candidates = match opcode.split_once(".param.") {
+            Some((head, rest)) if !self.entry => table.candidates(&format!("{head}.param::func.{rest}")),
+            _ => table.candidates(opcode),
+        };
         let Some((index, row)) = candidates.first().and_then(|&index| Some((index, table.row(index)?))) else {
             return Err(self.no_instruction(opcode, line));
         };

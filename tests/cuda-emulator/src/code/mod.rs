@@ -178,7 +178,7 @@ pub enum Special {
     ClusterCtarank,
     ClusterNctarank,
     IsExplicitCluster,
-    Envreg,
+    Envreg(u8),
 }
 
 /// A variable of the module in global or constant memory.

@@ -238,8 +238,8 @@ pub(super) fn special(name: &str) -> Option<(Special, Class)> {
         "cluster_nctarank" => Special::ClusterNctarank,
         "is_explicit_cluster" => return Some((Special::IsExplicitCluster, Class::Pred)),
         _ => {
-            let number: u32 = name.strip_prefix("envreg")?.parse().ok()?;
-            return (number < 32).then_some((Special::Envreg, Class::B32));
+            let number: u8 = name.strip_prefix("envreg")?.parse().ok()?;
+            return (number < 32).then_some((Special::Envreg(number), Class::B32));
         }
     };
     Some((special, Class::B32))

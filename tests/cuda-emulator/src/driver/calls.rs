@@ -11,7 +11,7 @@ use crate::engine::{Call, Performed};
 
 /// The thread that calls, once it was needed. It ends with the driver.
 #[derive(Debug, Default)]
-pub struct Caller {
+pub(super) struct Caller {
     jobs: OnceLock<Mutex<Sender<Job>>>,
 }
 
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// Whether this thread is in a function that a stream called.
-pub fn calling() -> bool {
+pub(super) fn calling() -> bool {
     CALLING.get()
 }
 
@@ -48,9 +48,9 @@ impl Caller {
 impl Job {
     fn run(self) {
         CALLING.set(true);
-        (self.call.0)();
+        (self.call.run)();
         CALLING.set(false);
-        self.driver.lock().finish(self.context, self.stream, Performed::default());
+        self.driver.state().finish(self.context, self.stream, Performed::default());
         self.driver.changed.notify_all();
     }
 }

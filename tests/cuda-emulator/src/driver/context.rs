@@ -28,6 +28,8 @@ pub struct Context {
     pub peers: BTreeSet<ContextId>,
     /// Launches so far.
     pub launches: u64,
+    /// What its cooperative launches meet through ([`crate::exec::Launch::workspace`]); 0 before the first.
+    pub workspace: u64,
     /// `cuCtxGetId`
     pub id: u64,
 }
@@ -96,7 +98,7 @@ impl State {
     }
 
     fn new_context(&mut self, device: usize, primary: bool, flags: u32) -> ContextId {
-        let id = self.contexts.next();
+        let id = self.contexts.reserve();
         self.contexts.put(
             id,
             Context {
@@ -109,6 +111,7 @@ impl State {
                 shared: 1,
                 peers: BTreeSet::new(),
                 launches: 0,
+                workspace: 0,
                 id: id.raw() >> 4 & 0xff_ffff,
             },
         );

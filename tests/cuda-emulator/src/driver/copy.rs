@@ -4,6 +4,7 @@
 //! pageable: bytes to the device are taken when the call is made, and calls that bring bytes to the host return after the copy.
 
 use super::error::{Error, Result};
+use super::graph::CopyRequest;
 use super::handle::{ContextId, StreamId};
 use super::memory::on_host;
 use super::{Driver, Guard, abi::HostMemory};
@@ -55,12 +56,12 @@ impl Extent {
         Self { width, height: 1, depth: 1 }
     }
 
-    fn is_empty(self) -> bool {
+    pub(super) fn is_empty(self) -> bool {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
     /// Bytes from the first to the last one that is touched; `None` where that is no number, or rows overlap.
-    fn span(self, pitch: Pitch) -> Option<u64> {
+    pub(super) fn span(self, pitch: Pitch) -> Option<u64> {
         if (self.height > 1 && pitch.row < self.width)
             || (self.depth > 1 && pitch.slice < pitch.row.checked_mul(self.height)?)
         {
@@ -95,6 +96,12 @@ impl Driver {
         if extent.is_empty() {
             return Ok(());
         }
+        if when == When::Sync {
+            state.unsafe_call()?;
+        }
+        if state.captures.records(stream)? {
+            return self.capture_copy(state, CopyRequest { to, to_pitch, from, from_pitch, extent }, stream);
+        }
         let span = |pitch| extent.span(pitch).ok_or(Error::InvalidValue);
         let (to_span, from_span) = (span(to_pitch)?, span(from_pitch)?);
         let to = self.side(to, to_pitch, to_span)?;
@@ -121,7 +128,7 @@ impl Driver {
     }
 
     /// What an end is, with all its bytes inside of one allocation if the driver knows it.
-    fn side(&self, end: End, pitch: Pitch, span: u64) -> Result<Side> {
+    pub(super) fn side(&self, end: End, pitch: Pitch, span: u64) -> Result<Side> {
         let (address, memory, must_be_known) = match end {
             End::Device(address) => (address, None, true),
             End::Host(memory) | End::Unified(memory) => (memory.address(), Some(memory), false),
@@ -181,20 +188,28 @@ impl Driver {
         if fill.width == 0 || fill.height == 0 {
             return Ok(());
         }
-        let bytes = u64::from(fill.bytes);
-        let width = fill.width.checked_mul(bytes).ok_or(Error::InvalidValue)?;
-        let extent = Extent { width, height: fill.height, depth: 1 };
-        let span = extent.span(Pitch { row: fill.pitch, slice: 0 }).ok_or(Error::InvalidValue)?;
-        if fill.address % bytes != 0 || (fill.height > 1 && fill.pitch % bytes != 0) {
-            return Err(Error::InvalidValue);
+        if when == When::Sync {
+            state.unsafe_call()?;
         }
-        self.within(fill.address, span)?;
+        self.check_fill(&fill)?;
         // Whatever the call is named: a memset of device memory returns before it is done.
         let wait = when == When::Sync && !self.is_device(fill.address);
         match wait {
             true => self.submit_and_wait(state, stream, Work::Fill(fill)),
             false => self.submit(state, stream, Work::Fill(fill)),
         }
+    }
+
+    /// Fails for a memset that is not aligned, or whose bytes are not all of one allocation.
+    pub(super) fn check_fill(&self, fill: &Fill) -> Result<()> {
+        let bytes = u64::from(fill.bytes);
+        let width = fill.width.checked_mul(bytes).ok_or(Error::InvalidValue)?;
+        let extent = Extent { width, height: fill.height, depth: 1 };
+        let span = extent.span(Pitch { row: fill.pitch, slice: 0 }).ok_or(Error::InvalidValue)?;
+        if !fill.address.is_multiple_of(bytes) || (fill.height > 1 && !fill.pitch.is_multiple_of(bytes)) {
+            return Err(Error::InvalidValue);
+        }
+        self.within(fill.address, span)
     }
 
     /// `cuStreamWriteValue` and `cuStreamWaitValue`: 4 or 8 bytes of device memory, aligned.
@@ -209,7 +224,7 @@ impl Driver {
         let mut batch = Vec::new();
         for (address, bytes, work) in works {
             if !matches!(work, Work::Wait) {
-                if address % u64::from(bytes) != 0 {
+                if !address.is_multiple_of(u64::from(bytes)) {
                     return Err(Error::InvalidValue);
                 }
                 self.within(address, u64::from(bytes))?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::exec::{Counts, Launch, Outcome, Traffic};
-use crate::isa::{self, Category};
+use crate::isa::{self, Category, Row};
 
 /// What one or more launches of a kernel did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct Kernel {
     pub launches: u64,
     /// Threads that were started.
     pub threads: u64,
+    /// Elements stored to global memory: each element of a vector, each atomic.
+    pub elements: u64,
     /// Instructions of warps.
     pub warps: u64,
     /// Instructions of lanes whose guard held, by class.
@@ -26,14 +28,18 @@ pub struct Kernel {
 impl Kernel {
     /// What a launch did.
     pub fn of(launch: &Launch, outcome: &Outcome) -> Self {
-        let mut lanes = BTreeMap::new();
+        let (mut lanes, mut elements) = (BTreeMap::new(), 0);
         for (inst, &count) in launch.code.insts.iter().zip(&outcome.profile.lanes).filter(|(_, count)| **count > 0) {
-            let category = isa::table().row(inst.row).map_or(Category::Other, |row| row.category);
-            *lanes.entry(category).or_default() += count;
+            let row = isa::table().row(inst.row);
+            *lanes.entry(row.map_or(Category::Other, |row| row.category)).or_default() += count;
+            if row.is_some_and(writes_global) {
+                elements += count * u64::from(inst.args.vector.max(1));
+            }
         }
         Self {
             launches: 1,
             threads: u64::from(launch.threads()) * launch.blocks(),
+            elements,
             warps: outcome.profile.warps.iter().sum(),
             lanes,
             memory: outcome.counts.clone(),
@@ -44,6 +50,7 @@ impl Kernel {
     fn add(&mut self, other: &Self) {
         self.launches += other.launches;
         self.threads += other.threads;
+        self.elements += other.elements;
         self.warps += other.warps;
         for (&category, count) in &other.lanes {
             *self.lanes.entry(category).or_default() += count;
@@ -55,6 +62,17 @@ impl Kernel {
     fn all_lanes(&self) -> u64 {
         self.lanes.values().sum()
     }
+
+    /// Lane instructions for each element that is stored.
+    fn per_element(&self) -> f64 {
+        self.all_lanes() as f64 / self.elements.max(1) as f64
+    }
+}
+
+/// Whether a row stores to global memory. Of generic stores it is assumed: compilers name the other spaces.
+fn writes_global(row: &Row) -> bool {
+    matches!(row.category, Category::Store | Category::Atomic)
+        && ![".shared", ".local", ".param"].iter().any(|space| row.name.contains(space))
 }
 
 /// Sums since the driver began.
@@ -85,20 +103,23 @@ impl Totals {
         text
     }
 
-    /// A line per kernel.
+    /// A line per kernel, then what its instructions were.
     pub fn table(&self) -> String {
         let mut text = format!("bytes between host and devices: {}\n", self.host_bytes);
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<32} {:>8} {:>12} {:>14} {:>10} {:>14} {:>12} {:>14} {:>12} {:>10} {:>12}",
+            "{:<32} {:>8} {:>14} {:>12} {:>11} | {:>12} {:>12} {:>12} | {:>12} {:>12} {:>12} | {:>9} {:>11}",
             "kernel",
             "launches",
-            "threads",
             "lane insts",
-            "per thread",
+            "elements",
+            "per element",
             "bytes read",
+            "in sectors",
             "distinct",
             "bytes written",
+            "in sectors",
             "distinct",
             "conflicts",
             "local bytes"
@@ -107,30 +128,41 @@ impl Totals {
             let memory = &kernel.memory;
             let _ = writeln!(
                 text,
-                "{name:<32} {:>8} {:>12} {:>14} {:>10.1} {:>14} {:>12} {:>14} {:>12} {:>10} {:>12}",
+                "{name:<32} {:>8} {:>14} {:>12} {:>11.1} | {:>12} {:>12} {:>12} | {:>13} {:>12} {:>12} | {:>9} {:>11}",
                 kernel.launches,
-                kernel.threads,
                 kernel.all_lanes(),
-                kernel.all_lanes() as f64 / kernel.threads.max(1) as f64,
+                kernel.elements,
+                kernel.per_element(),
                 memory.global_read.bytes,
+                memory.global_read.sectors * SECTOR,
                 kernel.distinct[0],
                 memory.global_written.bytes,
+                memory.global_written.sectors * SECTOR,
                 kernel.distinct[1],
                 memory.bank_conflicts,
                 memory.local_read.bytes + memory.local_written.bytes,
             );
         }
+        for (name, kernel) in &self.kernels {
+            let class = |(category, count): (&Category, &u64)| format!("{} {count}", class_name(*category));
+            let classes: Vec<String> = kernel.lanes.iter().map(class).collect();
+            let _ = writeln!(text, "{name}: {}", classes.join(", "));
+        }
         text
     }
 }
 
+/// Bytes of a sector.
+const SECTOR: u64 = 32;
+
+fn class_name(category: Category) -> String {
+    format!("{category:?}").to_lowercase()
+}
+
 impl Kernel {
     fn json(&self) -> String {
-        let classes: Vec<String> = self
-            .lanes
-            .iter()
-            .map(|(category, count)| format!("\"{}\": {count}", format!("{category:?}").to_lowercase()))
-            .collect();
+        let classes: Vec<String> =
+            self.lanes.iter().map(|(category, count)| format!("\"{}\": {count}", class_name(*category))).collect();
         let memory = &self.memory;
         let traffic = |traffic: &Traffic| {
             format!(
@@ -139,13 +171,16 @@ impl Kernel {
             )
         };
         format!(
-            "{{\"launches\": {}, \"threads\": {}, \"warp_instructions\": {}, \"lane_instructions\": {}, \"classes\": {{{}}}, \
+            "{{\"launches\": {}, \"threads\": {}, \"output_elements\": {}, \"warp_instructions\": {}, \
+             \"lane_instructions\": {}, \"lane_instructions_per_element\": {:.3}, \"classes\": {{{}}}, \
              \"global_read\": {}, \"global_read_distinct_bytes\": {}, \"global_written\": {}, \"global_written_distinct_bytes\": {}, \
              \"shared_read\": {}, \"shared_written\": {}, \"bank_conflicts\": {}, \"local_read\": {}, \"local_written\": {}}}",
             self.launches,
             self.threads,
+            self.elements,
             self.warps,
             self.all_lanes(),
+            self.per_element(),
             classes.join(", "),
             traffic(&memory.global_read),
             self.distinct[0],

@@ -4,6 +4,7 @@
 //! used again while the process lives, and they lie outside of canonical addresses, so that a program that dereferences one stops.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{Error, Result};
 
@@ -77,32 +78,33 @@ handles! {
 /// What the handles of one kind stand for, in the order of their making.
 #[derive(Debug)]
 pub struct Table<H, T> {
-    made: u64,
     items: BTreeMap<u64, T>,
     kind: std::marker::PhantomData<fn() -> H>,
 }
 
 impl<H, T> Default for Table<H, T> {
     fn default() -> Self {
-        Self { made: 0, items: BTreeMap::new(), kind: std::marker::PhantomData }
+        Self { items: BTreeMap::new(), kind: std::marker::PhantomData }
     }
 }
 
 impl<H: Handle, T> Table<H, T> {
     /// A new handle for this.
     pub fn insert(&mut self, item: T) -> H {
-        let handle = self.next();
+        let handle = self.reserve();
         self.items.insert(handle.raw(), item);
         handle
     }
 
     /// The handle that the next [`Table::insert`] gives, for items that must know their own.
-    pub fn next(&mut self) -> H {
-        self.made += 1;
-        H::from_raw(0xe000_0000_0000_0000 | u64::from(H::KIND) << 44 | self.made << 4)
+    pub fn reserve(&mut self) -> H {
+        // One count for all tables, old and new: a driver that tests made anew does not know the handles of the one before.
+        static MADE: AtomicU64 = AtomicU64::new(1);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        H::from_raw(0xe000_0000_0000_0000 | u64::from(H::KIND) << 44 | number << 4)
     }
 
-    /// Puts an item under a handle from [`Table::next`].
+    /// Puts an item under a handle from [`Table::reserve`].
     pub fn put(&mut self, handle: H, item: T) {
         self.items.insert(handle.raw(), item);
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::error::{Error, Result};
-use super::handle::{FunctionId, StreamId};
+use super::handle::{ContextId, FunctionId, StreamId};
+use super::memory::{How, refused};
 use super::occupancy::blocks_per_sm;
 use super::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use super::{Driver, Guard};
@@ -35,25 +36,28 @@ impl Driver {
     pub fn launch(&self, request: Request, params: impl FnOnce(&code::Function) -> Result<Vec<u8>>) -> Result<()> {
         let mut state = self.lock();
         let stream = state.stream(request.stream)?;
-        let work = self.launch_work(&mut state, request, stream, params)?;
-        self.submit(state, stream, work)
-    }
-
-    /// Checks a launch against the limits of device and kernel, and makes it work.
-    pub fn launch_work(
-        &self,
-        state: &mut Guard<'_>,
-        request: Request,
-        stream: StreamId,
-        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
-    ) -> Result<Work> {
-        let id = state.any_function(self, request.function)?;
-        let (function, spec) = state.function(self, id)?;
-        let module = state.modules.get(function.module)?;
-        let context = module.context;
+        if state.captures.records(stream)? {
+            return self.capture_launch(state, request, stream, params);
+        }
+        let (launch, context) = self.checked_launch(&mut state, request, params)?;
         if state.streams.get(stream)?.context != context {
             return Err(Error::InvalidHandle);
         }
+        self.submit(state, stream, Work::Launch(Box::new(launch)))
+    }
+
+    /// Checks a launch against the limits of device and kernel; the context is the kernel's.
+    pub fn checked_launch(
+        &self,
+        state: &mut Guard<'_>,
+        request: Request,
+        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+    ) -> Result<(Launch, ContextId)> {
+        let id = state.any_function(self, request.function)?;
+        let context = state.modules.get(state.function(self, id)?.0.module)?.context;
+        let workspace = if request.cooperative { self.workspace(state, context)? } else { 0 };
+        let (function, spec) = state.function(self, id)?;
+        let module = state.modules.get(function.module)?;
         let within =
             |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
         let threads = request.block.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
@@ -98,10 +102,25 @@ impl Driver {
             cooperative: request.cooperative,
             device: owner.device as u32,
             peers: state.reach(context)?,
+            workspace,
             id: owner.launches,
         };
         let local_bytes = u32::try_from(frames + owner.limits[0]).unwrap_or(u32::MAX);
         state.contexts.get_mut(context)?.launches += 1;
-        Ok(Work::Launch(Box::new(Launch { launch, local_bytes })))
+        Ok((Launch { launch, local_bytes }, context))
+    }
+
+    /// The memory that the cooperative launches of a context meet through. It goes with the context.
+    fn workspace(&self, state: &mut Guard<'_>, context: ContextId) -> Result<u64> {
+        let owner = state.contexts.get(context)?;
+        if owner.workspace != 0 {
+            return Ok(owner.workspace);
+        }
+        let made = self.space().alloc(owner.device as u32, 8, "cooperative launches");
+        let allocation = made.map_err(|error| refused(&error))?;
+        self.space().snapshot().write(allocation.base(), &[0; 8]).map_err(|_| Error::Unknown)?;
+        state.memory.add(&allocation, context, How::Global);
+        state.contexts.get_mut(context)?.workspace = allocation.base();
+        Ok(allocation.base())
     }
 }

@@ -22,6 +22,8 @@ pub enum How {
     Registered(u32),
     /// A variable of a module.
     Global,
+    /// A node of a graph: in use or not, as launches of the graph say.
+    Graph,
 }
 
 /// An allocation's owner.
@@ -59,14 +61,15 @@ impl Ledger {
         self.owners.insert(allocation.base(), owner);
     }
 
-    /// It is gone.
-    pub fn forget(&mut self, address: u64) {
-        self.owners.remove(&address);
+    /// It is gone; whether it was still there.
+    pub fn forget(&mut self, address: u64) -> bool {
+        self.owners.remove(&address).is_some()
     }
 
     /// What the program has not given back.
     pub fn left(&self) -> Option<String> {
-        let mine = || self.owners.values().filter(|owner| owner.how != How::Global && !owner.leaving);
+        let mine =
+            || self.owners.values().filter(|owner| !matches!(owner.how, How::Global | How::Graph) && !owner.leaving);
         let bytes: u64 = mine().map(|owner| owner.bytes).sum();
         (bytes > 0).then(|| format!("{bytes} bytes of memory in {} allocations", mine().count()))
     }
@@ -105,8 +108,9 @@ pub const REGISTER_FLAGS: u32 = 15;
 impl Driver {
     /// `cuMemAlloc` and its kin; the address.
     pub fn allocate(&self, bytes: u64, kind: Kind, origin: &'static str) -> Result<u64> {
-        let state = self.lock();
+        let mut state = self.lock();
         let (context, device) = state.current_device()?;
+        state.unsafe_call()?;
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
@@ -145,8 +149,18 @@ impl Driver {
     /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` says whether the call is for memory of this kind; the
     /// error is the call's answer if it is not. Waits for the context's work, as the driver does, but not for pools' memory.
     pub fn free(&self, address: u64, fits: fn(How) -> bool, wrong: Error) -> Result<()> {
-        let state = self.lock();
+        let mut state = self.lock();
         state.current()?;
+        state.unsafe_call()?;
+        if let Some(last) = state.graphs.free_by_program(address) {
+            let context = state.current()?;
+            let (mut state, result) = self.synchronize_context(state, context);
+            if last {
+                state.memory.forget(address);
+                self.space().free(address).map_err(|error| refused(&error))?;
+            }
+            return result;
+        }
         let owner = state.memory.get(address).filter(|owner| fits(owner.how) && !owner.leaving).ok_or(wrong)?;
         let (context, pooled) = (owner.context, matches!(owner.how, How::Pool(_)));
         let mut state = match pooled {
@@ -167,6 +181,12 @@ impl Driver {
     pub fn free_async(&self, address: u64, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.stream(stream)?;
+        if state.captures.records(stream)? {
+            return state.capture(stream, Work::Free(address));
+        }
+        if let Some(last) = state.graphs.free_by_program(address) {
+            return self.submit(state, stream, if last { Work::Free(address) } else { Work::Wait });
+        }
         let owner = state.memory.owners.get_mut(&address).ok_or(Error::InvalidValue)?;
         if !matches!(owner.how, How::Pool(_) | How::Plain) || owner.leaving {
             return Err(Error::InvalidValue);
@@ -211,7 +231,7 @@ impl State {
         for address in gone {
             let Some(owner) = self.memory.owners.remove(&address) else { continue };
             let Ok(allocation) = driver.space().free(address) else { continue };
-            if owner.how != How::Global && !owner.leaving {
+            if !matches!(owner.how, How::Global | How::Graph) && !owner.leaving {
                 bytes += owner.bytes;
                 *places.entry(allocation.origin()).or_default() += 1;
             }

@@ -6,12 +6,14 @@
 
 pub mod abi;
 mod calls;
+pub mod capture;
 pub mod config;
 pub mod context;
 pub mod copy;
 pub mod counts;
 pub mod error;
 pub mod function;
+pub mod graph;
 pub mod handle;
 pub mod launch;
 pub mod memory;
@@ -19,6 +21,7 @@ pub mod module;
 pub mod occupancy;
 pub mod physical;
 pub mod pool;
+pub mod simulation;
 pub mod spec;
 pub mod stream;
 
@@ -26,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Event, Machinery, Order, Performed, Point, Streams, Work};
+use crate::engine::{Captures, Event, Machinery, Order, Performed, Point, Progress, Runner, Streams, Timeline, Work};
 use crate::mem::Space;
 use config::Config;
 use context::{Context, Primary};
@@ -43,6 +46,7 @@ pub struct Driver {
     state: Mutex<State>,
     changed: Condvar,
     caller: calls::Caller,
+    runner: Runner,
     me: Weak<Driver>,
 }
 
@@ -63,6 +67,10 @@ pub struct State {
     pub kernels: Table<KernelId, module::Kernel>,
     /// Streams and their work.
     pub streams: Streams,
+    /// What is being captured.
+    pub captures: Captures,
+    /// Graphs.
+    pub graphs: graph::Graphs,
     /// Events.
     pub events: Table<EventId, Event>,
     /// Memory pools.
@@ -96,6 +104,8 @@ pub type Guard<'a> = MutexGuard<'a, State>;
 
 /// The driver of the process. `None` before `cuInit`.
 static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
+/// How long no call has to come before queued work runs by itself.
+const QUIET: Duration = Duration::from_millis(2);
 /// Settings of tests; they go over those of the environment.
 static OVERRIDES: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
@@ -168,7 +178,9 @@ impl Driver {
             functions: Table::default(),
             libraries: Table::default(),
             kernels: Table::default(),
-            streams: Streams::default(),
+            streams: Streams::new(Timeline::new(config.time)),
+            captures: Captures::default(),
+            graphs: graph::Graphs::default(),
             events: Table::default(),
             pools,
             physical: Table::default(),
@@ -187,12 +199,38 @@ impl Driver {
             began: Instant::now(),
         };
         let (state, changed, caller) = (Mutex::new(state), Condvar::new(), calls::Caller::default());
-        Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, me: me.clone() }))
+        let runner = Runner::default();
+        Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, runner, me: me.clone() }))
     }
 
-    /// Takes the lock.
+    /// Takes the lock for a call.
     pub fn lock(&self) -> Guard<'_> {
+        self.runner.tick();
+        self.state()
+    }
+
+    /// Takes the lock, but not for a call.
+    fn state(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something was submitted: it runs at the latest when no call came for a while.
+    fn wake_runner(&self) {
+        let this = self.me.clone();
+        self.runner.submitted(QUIET, || {
+            move || match this.upgrade() {
+                Some(driver) => driver.idle_step(),
+                None => Progress::Gone,
+            }
+        });
+    }
+
+    fn idle_step(&self) -> Progress {
+        match self.step(self.state()) {
+            (_, true) => Progress::Moved,
+            (state, false) if state.streams.any_queued() => Progress::Blocked,
+            _ => Progress::Idle,
+        }
     }
 
     /// All memory.
@@ -221,7 +259,9 @@ impl Driver {
 
     /// Runs work until the points are reached.
     pub fn run_to<'a>(&'a self, state: Guard<'a>, points: &[Point]) -> Guard<'a> {
-        self.run_until(state, |state| points.iter().all(|&point| state.streams.reached(point)))
+        let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.reached(point)));
+        state.streams.waited(points);
+        state
     }
 
     /// Does one piece of work, if some is ready; whether something came of it.
@@ -246,13 +286,12 @@ impl Driver {
                 }
                 return (state, true);
             }
+            // It went with its context, which ended while the stream of another one still held this.
+            Work::Free(address) if !state.memory.forget(address) => Performed::default(),
             work => {
-                if let Work::Free(address) = &work {
-                    state.memory.forget(*address);
-                }
                 drop(state);
                 let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
-                state = self.lock();
+                state = self.state();
                 done.unwrap_or_else(|_| Performed {
                     error: Some(Error::Unknown),
                     reports: vec!["a piece of work panicked: the emulator is at fault, please report it".to_owned()],
@@ -296,12 +335,13 @@ impl Driver {
     }
 
     fn reached(&self, state: &mut State, event: EventId, stream: StreamId) {
-        let point = Point { stream, index: state.streams.running_index(stream) };
-        let now = self.machinery.now();
+        let index = state.streams.running_index(stream);
+        let simulated = state.streams.time.on();
         if let Ok(event) = state.events.get_mut(event)
-            && event.recorded == Some(point)
+            && let Some(point) = event.recorded
+            && (point.stream, point.index) == (stream, index)
         {
-            event.time = Some(now);
+            event.time = Some(if simulated { point.time as f64 / 1e6 } else { self.machinery.now() });
         }
     }
 }

@@ -131,7 +131,7 @@ impl Driver {
     pub fn load_library(&self, image: &Image) -> std::result::Result<LibraryId, Refused> {
         let code = self.translate(image, None)?;
         let mut state = self.lock();
-        let id = state.libraries.next();
+        let id = state.libraries.reserve();
         let mut kernels = Vec::new();
         for function in code.functions.iter().filter(|function| function.entry) {
             kernels.push(state.kernels.insert(Kernel { library: id, name: c_name(&function.name)? }));
@@ -208,7 +208,7 @@ impl State {
                 return Err(Error::Unknown);
             }
         }
-        let id = self.modules.next();
+        let id = self.modules.reserve();
         let mut functions = Vec::new();
         for (index, kernel) in code.functions.iter().enumerate().filter(|(_, function)| function.entry) {
             functions.push(self.functions.insert(Function {

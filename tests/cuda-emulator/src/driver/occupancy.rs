@@ -23,7 +23,7 @@ pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spe
         return Ok(0);
     }
     let shared = (shared as u32 + spec.shared_reserved).next_multiple_of(SHARED_UNIT);
-    let by_shared = if shared == 0 { u32::MAX } else { spec.shared_per_sm / shared };
+    let by_shared = spec.shared_per_sm.checked_div(shared).unwrap_or(u32::MAX);
     Ok(by_warps.min(by_registers).min(by_shared).min(spec.blocks_per_sm))
 }
 
@@ -86,7 +86,7 @@ mod tests {
         let a100 = Spec::of((8, 0)).unwrap();
         let needs = Needs { registers: 32, static_shared: 0, max_threads: 1024 };
         assert_eq!(best_block(needs, |_| 0, 0, &a100), Ok((216, 1024)));
-        assert_eq!(best_block(needs, |_| 0, 200, &a100), Ok((108 * 10, 192)));
+        assert_eq!(best_block(needs, |_| 0, 200, &a100), Ok((108 * 16, 128)));
         assert_eq!(best_block(needs, |threads| u64::from(threads) * 1024, 0, &a100).map(|(_, b)| b), Ok(160));
         assert_eq!(available_shared(needs, 1, 256, &a100), Ok(166_912));
         assert_eq!(available_shared(needs, 2, 256, &a100), Ok(82_944));

@@ -16,7 +16,7 @@ impl Driver {
     /// `cuMemCreate`
     pub fn create_physical(&self, bytes: u64, device: i32) -> Result<PhysicalId> {
         let device = self.device(device)? as u32;
-        if bytes == 0 || bytes % GRANULARITY != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Error::InvalidValue);
         }
         let physical = self.space().create(device, bytes, "cuMemCreate").map_err(|error| refused(&error))?;
@@ -30,7 +30,7 @@ impl Driver {
 
     /// `cuMemAddressReserve`; an address that the program wishes for is not heeded, as the driver may.
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64> {
-        if bytes == 0 || bytes % GRANULARITY != 0 || (align != 0 && !align.is_power_of_two()) {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || (align != 0 && !align.is_power_of_two()) {
             return Err(Error::InvalidValue);
         }
         self.space().reserve(bytes, align.max(GRANULARITY)).map_err(|error| refused(&error))

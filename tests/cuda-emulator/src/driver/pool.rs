@@ -108,6 +108,14 @@ impl Driver {
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
+        if state.captures.records(stream)? {
+            let (graph, after) = state.captures.next(stream)?;
+            let after = after.to_vec();
+            let made = self.add_alloc_node(state, graph, &after, device as u32, bytes, context);
+            let (node, address, mut state) = made?;
+            state.captures.advance(stream, node);
+            return Ok(address);
+        }
         let id = pool.unwrap_or(state.devices[device].pool);
         let pool = live(state.pools.get_mut(id)?)?;
         let (device, most) = (pool.device, pool.most);

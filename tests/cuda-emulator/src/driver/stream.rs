@@ -1,9 +1,10 @@
 //! Streams and events: submitting, waiting, asking.
 
 use super::error::{Error, Result};
-use super::handle::{ContextId, EventId, StreamId};
+use super::graph::Node;
+use super::handle::{ContextId, EventId, GraphId, StreamId};
 use super::{Driver, Guard, State};
-use crate::engine::{Event, Point, StreamKind, Work};
+use crate::engine::{Event, Point, StreamKind, Waited, Work};
 
 /// `CU_EVENT_…`: blocking sync, no timing, interprocess.
 const EVENT_FLAGS: u32 = 7;
@@ -11,15 +12,6 @@ const EVENT_FLAGS: u32 = 7;
 const EVENT_NO_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`
 const EVENT_INTERPROCESS: u32 = 4;
-
-thread_local! {
-    static CAPTURE_MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-/// `cuThreadExchangeStreamCaptureMode`: which calls a thread may make while a stream is captured (global, thread-local, relaxed).
-pub fn exchange_capture_mode(mode: u32) -> Result<u32> {
-    if mode > 2 { Err(Error::InvalidValue) } else { Ok(CAPTURE_MODE.replace(mode)) }
-}
 
 impl State {
     /// The stream that a handle names: 0 and 1 are the legacy default stream of the current context, 2 is the thread's own.
@@ -34,6 +26,7 @@ impl State {
         };
         let context = self.streams.get(id)?.context;
         self.alive(context)?;
+        self.check_legacy(id)?;
         Ok(id)
     }
 
@@ -55,11 +48,13 @@ impl State {
     }
 
     /// `cuStreamDestroy`: default streams cannot be destroyed; what is queued still runs.
-    pub fn destroy_stream(&mut self, stream: StreamId) -> Result<()> {
+    /// The graph, if there is one, that a capture which began in it has recorded for nothing.
+    pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
         if crate::engine::special(stream).is_some() {
             return Err(Error::InvalidHandle);
         }
-        self.streams.destroy(stream)
+        self.streams.destroy(stream)?;
+        Ok(self.captures.destroy(stream).filter(|ended| !ended.given).map(|ended| ended.graph))
     }
 
     /// `cuEventCreate`
@@ -69,6 +64,12 @@ impl State {
             return Err(Error::InvalidValue);
         }
         Ok(self.events.insert(Event::new(context, flags & EVENT_NO_TIMING == 0)))
+    }
+
+    /// `cuEventDestroy`
+    pub fn destroy_event(&mut self, event: EventId) -> Result<()> {
+        self.captures.forget(event);
+        self.events.remove(event).map(drop)
     }
 
     /// `cuEventElapsedTime`, in milliseconds.
@@ -88,16 +89,26 @@ impl State {
 }
 
 impl Driver {
+    /// `cuStreamDestroy`
+    pub fn end_stream(&self, stream: StreamId) -> Result<()> {
+        let lost = self.lock().destroy_stream(stream)?;
+        lost.map_or(Ok(()), |graph| self.destroy_graph(graph))
+    }
+
     /// Appends work to a stream. Whether some of the work that waits is done at once is the seed's choice too: CUDA allows a
     /// stream to begin as soon as it likes.
     pub fn submit<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
-        state.streams.submit(stream, work)?;
+        if state.captures.records(stream)? {
+            return state.capture(stream, work);
+        }
+        self.enqueue(&mut state, stream, work)?;
         self.perhaps_run(state);
         Ok(())
     }
 
     /// In one submission of four, up to four pieces of work run.
-    fn perhaps_run<'a>(&'a self, mut state: Guard<'a>) {
+    pub(super) fn perhaps_run<'a>(&'a self, mut state: Guard<'a>) {
+        self.wake_runner();
         if state.order.choose(4) == 0 {
             for _ in 0..=state.order.choose(4) {
                 let moved;
@@ -111,7 +122,8 @@ impl Driver {
 
     /// Appends work and waits for it: a call that is synchronous with the host.
     pub fn submit_and_wait<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
-        let point = state.streams.submit(stream, work)?;
+        state.host_asks(stream)?;
+        let point = self.enqueue(&mut state, stream, work)?;
         let context = state.streams.get(stream)?.context;
         let state = self.run_to(state, &[point]);
         state.alive(context)
@@ -121,6 +133,7 @@ impl Driver {
     pub fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.stream(stream)?;
+        state.host_asks(stream)?;
         let context = state.streams.get(stream)?.context;
         let ends = state.streams.ends(stream);
         let state = self.run_to(state, &ends);
@@ -131,6 +144,7 @@ impl Driver {
     pub fn query_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.stream(stream)?;
+        state.host_asks(stream)?;
         let context = state.streams.get(stream)?.context;
         let ends = state.streams.ends(stream);
         self.query(state, context, &ends)
@@ -138,30 +152,50 @@ impl Driver {
 
     fn query<'a>(&'a self, state: Guard<'a>, context: ContextId, points: &[Point]) -> Result<()> {
         let reached = |state: &State| points.iter().all(|&point| state.streams.reached(point));
-        let state = if reached(&state) { state } else { self.step(state).0 };
+        let mut state = if reached(&state) { state } else { self.step(state).0 };
         state.alive(context)?;
-        if reached(&state) { Ok(()) } else { Err(Error::NotReady) }
+        if reached(&state) {
+            state.streams.waited(points);
+            Ok(())
+        } else {
+            Err(Error::NotReady)
+        }
     }
 
-    /// `cuStreamWaitEvent`: an event that was never recorded is no wait.
+    /// `cuStreamWaitEvent`: an event that was never recorded is no wait. With flag 1 a captured wait becomes a node that waits when the
+    /// graph runs.
     pub fn wait_event(&self, stream: StreamId, event: EventId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);
         }
         let mut state = self.lock();
         let stream = state.stream(stream)?;
-        if let Some(point) = state.events.get(event)?.recorded {
-            state.streams.wait(stream, point)?;
+        let recorded = state.events.get(event)?.recorded;
+        if flags == 1 && state.captures.records(stream)? {
+            return state.append(stream, Node::Wait(event)).map(drop);
         }
-        Ok(())
+        match (state.captures.wait(stream, event, recorded.is_some())?, recorded) {
+            (Waited::Plainly, Some(point)) => state.streams.wait(stream, point),
+            _ => Ok(()),
+        }
     }
 
-    /// `cuEventRecord`: event and stream must be of one context.
-    pub fn record_event(&self, event: EventId, stream: StreamId) -> Result<()> {
+    /// `cuEventRecord`: event and stream must be of one context. In a capturing stream the event stands for what was recorded so far; with
+    /// flag 1 it becomes a node that records it when the graph runs.
+    pub fn record_event(&self, event: EventId, stream: StreamId, flags: u32) -> Result<()> {
+        if flags > 1 {
+            return Err(Error::InvalidValue);
+        }
         let mut state = self.lock();
         let stream = state.stream(stream)?;
         if state.events.get(event)?.context != state.streams.get(stream)?.context {
             return Err(Error::InvalidHandle);
+        }
+        if flags == 1 && state.captures.records(stream)? {
+            return state.append(stream, Node::Record(event)).map(drop);
+        }
+        if state.captures.record(event, stream)? {
+            return Ok(());
         }
         let point = state.streams.submit(stream, Work::Record(event))?;
         let event = state.events.get_mut(event)?;
@@ -172,20 +206,24 @@ impl Driver {
 
     /// `cuEventSynchronize`: an event that was never recorded is reached.
     pub fn synchronize_event(&self, event: EventId) -> Result<()> {
-        let state = self.lock();
+        let mut state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
         state.alive(context)?;
+        state.captures.host_asks(event)?;
+        state.unsafe_call()?;
         let state = self.run_to(state, point.as_slice());
         state.alive(context)
     }
 
     /// `cuEventQuery`
     pub fn query_event(&self, event: EventId) -> Result<()> {
-        let state = self.lock();
+        let mut state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
         state.alive(context)?;
+        state.captures.host_asks(event)?;
+        state.unsafe_call()?;
         self.query(state, context, point.as_slice())
     }
 }

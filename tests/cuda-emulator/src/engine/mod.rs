@@ -4,17 +4,29 @@
 //! something (or asks whether it is done), and then one stream after another is chosen by the seed among those whose first work
 //! has all that it waits for ([`order`]): so every order that CUDA allows can occur, and a program that forgot a dependency
 //! meets one that it did not expect. An [`event`] is a point of a stream; to wait for it is to wait for that point.
+//! While the program makes no calls, a [`runner`] of ours does what is ready.
+//!
+//! A [`graph`] becomes work in streams of its own when it is launched; [`capture`] knows which streams record into one. What
+//! [`time`] simulates is computed from what is submitted, in the order of submission.
 //!
 //! The state is guarded by the driver's lock; work itself runs outside of it ([`run`]), on the thread that synchronises.
 
+mod capture;
 mod event;
+mod graph;
 mod order;
 mod run;
+mod runner;
 mod stream;
+mod time;
 mod work;
 
+pub use capture::{Capture, CaptureMode, Captures, Ended, Waited};
 pub use event::Event;
+pub use graph::{Edge, Graph, Mismatch, Payload, Plan, Step};
 pub use order::Order;
 pub use run::{Machinery, Performed};
+pub use runner::{Progress, Runner};
 pub use stream::{HIGHEST, Point, Stream, StreamKind, Streams, special};
+pub use time::{Cost, Picos, Timeline};
 pub use work::{Call, Copy, Fill, Launch, Side, WaitCondition, Work};

@@ -58,7 +58,7 @@ impl Machinery {
             Work::Copy(copy) => copy.perform(&self.space.snapshot(), &mut done.host_bytes),
             Work::Fill(fill) => fill.perform(&self.space.snapshot()),
             Work::Call(call) => {
-                (call.0)();
+                (call.run)();
                 Ok(())
             }
             Work::Record(_) | Work::Wait => Ok(()),

@@ -1,9 +1,10 @@
 //! Streams: queues of work, and what their work waits for.
 
-use std::collections::VecDeque;
-use std::thread::ThreadId;
+use std::collections::{BTreeMap, VecDeque};
+use std::thread::{self, ThreadId};
 
 use super::Work;
+use super::time::{Cost, Picos, Timeline};
 use crate::driver::error::{Error, Result};
 use crate::driver::handle::{ContextId, Handle, StreamId, Table};
 
@@ -27,6 +28,8 @@ pub struct Point {
     pub stream: StreamId,
     /// How much of its work has to be done.
     pub index: u64,
+    /// When that is, in simulated time; 0 without.
+    pub time: Picos,
 }
 
 /// Work in a queue.
@@ -55,6 +58,8 @@ pub struct Stream {
     pending: Vec<Point>,
     submitted: u64,
     done: u64,
+    /// Simulated end of all that was submitted.
+    time: Picos,
     /// Its first work is being done now.
     running: bool,
     /// The program destroyed it; it goes when its work is done.
@@ -66,9 +71,18 @@ pub struct Stream {
 pub struct Streams {
     table: Table<StreamId, Stream>,
     made: u64,
+    /// Simulated time.
+    pub time: Timeline,
+    /// Simulated ends of streams that are gone, for default streams of their context that have to wait for them.
+    past: BTreeMap<ContextId, Picos>,
 }
 
 impl Streams {
+    /// None, with this clock.
+    pub fn new(time: Timeline) -> Self {
+        Self { time, ..Self::default() }
+    }
+
     /// A new stream.
     pub fn create(&mut self, context: ContextId, kind: StreamKind, priority: i32) -> StreamId {
         self.made += 1;
@@ -81,9 +95,19 @@ impl Streams {
             pending: Vec::new(),
             submitted: 0,
             done: 0,
+            time: 0,
             running: false,
             destroyed: false,
         })
+    }
+
+    /// A stream of the driver's own: programs cannot name it, nothing waits for it implicitly, and it goes when its work is done.
+    pub fn create_hidden(&mut self, context: ContextId) -> StreamId {
+        let id = self.create(context, StreamKind::NonBlocking, 0);
+        if let Ok(stream) = self.table.get_mut(id) {
+            stream.destroyed = true;
+        }
+        id
     }
 
     /// A stream that the program has not destroyed.
@@ -100,22 +124,61 @@ impl Streams {
         }
     }
 
-    /// Appends work. A blocking stream's work waits for what the legacy stream has by now, and the other way round.
+    /// Appends work that takes no simulated time.
     pub fn submit(&mut self, stream: StreamId, work: Work) -> Result<Point> {
-        let after = self.implied(stream)?;
+        self.submit_costing(stream, work, Vec::new(), Cost::Nothing)
+    }
+
+    /// The same for work that also waits for points.
+    pub fn submit_after(&mut self, stream: StreamId, work: Work, after: Vec<Point>) -> Result<Point> {
+        self.submit_costing(stream, work, after, Cost::Nothing)
+    }
+
+    /// Appends work that waits for points. A blocking stream's work waits for what the legacy stream has by now, and the other way
+    /// round.
+    pub fn submit_costing(&mut self, stream: StreamId, work: Work, mut after: Vec<Point>, cost: Cost) -> Result<Point> {
+        let implied = self.implied(stream)?;
+        after.append(&mut self.table.get_mut(stream)?.pending);
+        let ready = self.start(stream, after.iter().chain(&implied))?;
+        let time = if self.time.on() { self.time.place(cost, ready) } else { 0 };
+        after.extend(implied);
+        after.retain(|&point| point.stream != stream && !self.reached(point));
         let target = self.table.get_mut(stream)?;
-        let mut item = Item { work, after: std::mem::take(&mut target.pending) };
-        item.after.extend(after);
-        target.queue.push_back(item);
+        target.queue.push_back(Item { work, after });
         target.submitted += 1;
-        let point = Point { stream, index: target.submitted };
-        Ok(point)
+        target.time = time;
+        Ok(Point { stream, index: target.submitted, time })
+    }
+
+    /// When work that is submitted now could begin in simulated time.
+    fn start<'a>(&self, stream: StreamId, after: impl Iterator<Item = &'a Point>) -> Result<Picos> {
+        if !self.time.on() {
+            return Ok(0);
+        }
+        let own = self.table.get(stream)?;
+        let past = match own.kind {
+            StreamKind::NonBlocking => 0,
+            _ => self.past.get(&own.context).copied().unwrap_or(0),
+        };
+        let host = self.time.now(thread::current().id());
+        Ok(after.map(|point| point.time).fold(own.time.max(past).max(host), Picos::max))
+    }
+
+    /// The thread launches a kernel or a graph, which keeps it busy for a while.
+    pub fn launched(&mut self) {
+        self.time.launch(thread::current().id());
+    }
+
+    /// The thread has waited for points.
+    pub fn waited(&mut self, points: &[Point]) {
+        let latest = points.iter().map(|point| point.time).max();
+        self.time.waited(thread::current().id(), latest.unwrap_or(0));
     }
 
     /// All later work of the stream waits for the point.
     pub fn wait(&mut self, stream: StreamId, point: Point) -> Result<()> {
         self.get(stream)?;
-        if point.stream != stream && !self.reached(point) {
+        if point.stream != stream && (self.time.on() || !self.reached(point)) {
             self.table.get_mut(stream)?.pending.push(point);
             // The wait takes a place in the queue: what the default streams imply must see it.
             self.submit(stream, Work::Wait)?;
@@ -125,7 +188,8 @@ impl Streams {
 
     /// The end of all that the stream has by now.
     pub fn end(&self, stream: StreamId) -> Point {
-        Point { stream, index: self.table.get(stream).map_or(0, |stream| stream.submitted) }
+        let (index, time) = self.table.get(stream).map_or((0, 0), |stream| (stream.submitted, stream.time));
+        Point { stream, index, time }
     }
 
     /// What a synchronisation with the stream waits for: with the legacy stream, that is all blocking streams too.
@@ -159,6 +223,21 @@ impl Streams {
             !stream.running && first.is_some_and(|item| item.after.iter().all(|&point| self.reached(point)))
         };
         self.table.iter().filter(|(_, stream)| ready(stream)).map(|(id, _)| id).collect()
+    }
+
+    /// Whether some work waits or is being done.
+    pub fn any_queued(&self) -> bool {
+        self.table.iter().any(|(_, stream)| stream.running || !stream.queue.is_empty())
+    }
+
+    /// All streams of a context.
+    pub fn of_context(&self, context: ContextId) -> impl Iterator<Item = (StreamId, &Stream)> {
+        self.table.iter().filter(move |(_, stream)| stream.context == context)
+    }
+
+    /// The context of a stream, which may be one of the driver's own.
+    pub fn context_of(&self, stream: StreamId) -> Option<ContextId> {
+        self.table.get(stream).ok().map(|stream| stream.context)
     }
 
     /// Whether some work is being done now.
@@ -198,7 +277,12 @@ impl Streams {
 
     /// Ends the handle; what is queued still runs.
     pub fn destroy(&mut self, stream: StreamId) -> Result<()> {
-        self.get(stream)?;
+        let (context, kind, time) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.time))?;
+        if kind != StreamKind::NonBlocking && self.time.on() {
+            // When the stream itself goes depends on the order of execution; what waits for it must not.
+            let past = self.past.entry(context).or_default();
+            *past = time.max(*past);
+        }
         self.table.get_mut(stream)?.destroyed = true;
         self.sweep(stream);
         Ok(())
@@ -206,6 +290,7 @@ impl Streams {
 
     /// Ends all streams of a context at once, with what is queued, and gives those that the program left.
     pub fn drop_context(&mut self, context: ContextId) -> Vec<StreamId> {
+        self.past.remove(&context);
         let gone = self.table.take(|_, stream| stream.context == context);
         let left = |stream: &Stream| {
             !stream.destroyed && matches!(stream.kind, StreamKind::Blocking | StreamKind::NonBlocking)
@@ -226,7 +311,7 @@ impl Streams {
         let own = self.table.get(stream)?;
         let others = |wanted: fn(StreamKind) -> bool| {
             let others = self.table.iter().filter(move |(_, other)| other.context == own.context && wanted(other.kind));
-            others.map(|(id, _)| self.end(id)).filter(|&point| !self.reached(point)).collect()
+            others.map(|(id, _)| self.end(id)).filter(|&point| self.time.on() || !self.reached(point)).collect()
         };
         Ok(match own.kind {
             StreamKind::NonBlocking => Vec::new(),
@@ -257,5 +342,51 @@ pub fn special(stream: StreamId) -> Option<StreamKind> {
         0 | 1 => Some(StreamKind::Legacy),
         2 => Some(StreamKind::PerThread(std::thread::current().id())),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_streams_wait_for_blocking_ones_and_the_other_way_round() {
+        let context = ContextId::default();
+        let mut streams = Streams::default();
+        let blocking = streams.create(context, StreamKind::Blocking, 0);
+        let free = streams.create(context, StreamKind::NonBlocking, -99);
+        let legacy = streams.default_of(context, StreamKind::Legacy);
+        assert_eq!(streams.default_of(context, StreamKind::Legacy), legacy);
+        assert_eq!(streams.get(free).map(|stream| stream.priority), Ok(HIGHEST));
+        for stream in [blocking, legacy, blocking, free] {
+            assert!(streams.submit(stream, Work::Wait).is_ok());
+        }
+        let mut order = Vec::new();
+        while let Some(&stream) = streams.ready().first() {
+            assert!(streams.begin(stream).is_some());
+            assert!(!streams.ready().contains(&stream));
+            streams.finish(stream);
+            order.push(stream);
+        }
+        assert_eq!(order, [blocking, free, legacy, blocking]);
+        assert!(streams.get(legacy).is_ok_and(Stream::idle));
+    }
+
+    #[test]
+    fn destroyed_streams_finish_their_work() {
+        let context = ContextId::default();
+        let mut streams = Streams::default();
+        let [first, second] = [0; 2].map(|_| streams.create(context, StreamKind::NonBlocking, 0));
+        let Ok(point) = streams.submit(first, Work::Wait) else { panic!("the stream is there") };
+        assert_eq!(streams.wait(second, point), Ok(()));
+        assert_eq!(streams.destroy(first), Ok(()));
+        assert_eq!(streams.destroy(first), Err(Error::InvalidHandle));
+        assert_eq!(streams.ready(), [first]);
+        assert!(!streams.reached(point));
+        assert!(streams.begin(first).is_some());
+        streams.finish(first);
+        assert!(streams.reached(point));
+        assert_eq!(streams.ready(), [second]);
+        assert_eq!(streams.drop_context(context), [second]);
     }
 }

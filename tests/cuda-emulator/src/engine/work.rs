@@ -33,7 +33,7 @@ pub enum Work {
 }
 
 /// A kernel to run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Launch {
     /// What the executor needs.
     pub launch: exec::Launch,
@@ -100,7 +100,32 @@ pub struct Fill {
 
 /// A function of the program, with its argument. A copy of it is the same call again, as graphs need it.
 #[derive(Clone)]
-pub struct Call(pub Arc<dyn Fn() + Send + Sync>);
+pub struct Call {
+    /// What is called.
+    pub run: Arc<dyn Fn() + Send + Sync>,
+    /// Addresses of function and argument, for those who ask what a node of a graph does.
+    pub raw: [u64; 2],
+}
+
+impl Copy {
+    /// Bytes that it moves.
+    pub fn bytes(&self) -> u64 {
+        self.width * self.height * self.depth
+    }
+
+    /// Whether another copy has the same kinds of memory on both sides.
+    pub fn same_route(&self, other: &Self) -> bool {
+        let known = |side: &Side| matches!(side, Side::Known { .. });
+        known(&self.from) == known(&other.from) && known(&self.to) == known(&other.to)
+    }
+}
+
+impl Fill {
+    /// Bytes that it writes.
+    pub fn total(&self) -> u64 {
+        u64::from(self.bytes) * self.width * self.height
+    }
+}
 
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -131,6 +156,34 @@ impl WaitCondition {
             Self::Eq => found & mask == value & mask,
             Self::And => found & value & mask != 0,
             Self::Nor => !(found | value) & mask != 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WaitCondition::{And, Eq, Geq, Nor};
+
+    #[test]
+    fn awaited_values() {
+        let low = u64::from(u32::MAX);
+        for (condition, found, value, bytes, holds) in [
+            (Geq, 5, 5, 4, true),
+            (Geq, 4, 5, 4, false),
+            (Geq, 1, low - 1, 4, true), // wrapped around
+            (Geq, 1, low - 1, 8, false),
+            (Geq, 0, u64::MAX, 8, true),
+            (Eq, 7, 7, 4, true),
+            (Eq, 1 << 32 | 7, 7, 4, true),
+            (Eq, 1 << 32 | 7, 7, 8, false),
+            (And, 6, 2, 4, true),
+            (And, 6, 1, 4, false),
+            (And, 1 << 32, 1 << 32, 4, false),
+            (Nor, low, 0, 4, false),
+            (Nor, low, 0, 8, true),
+            (Nor, low - 1, 1, 4, false),
+        ] {
+            assert_eq!(condition.holds(found, value, bytes), holds, "{condition:?} {found:#x} {value:#x} {bytes}");
         }
     }
 }

@@ -75,6 +75,8 @@ fn launch_wide(special: Special, launch: &Launch, machine: &Machine) -> u64 {
         Special::ClusterNctarank => 1,
         Special::NwarpId => u64::from(launch.threads().div_ceil(32)),
         Special::NsmId => u64::from(machine.sms),
+        Special::Envreg(1) => launch.workspace >> 32,
+        Special::Envreg(2) => launch.workspace & 0xffff_ffff,
         Special::GridId => launch.id,
         Special::DynamicSmemSize => u64::from(launch.dynamic_shared),
         Special::TotalSmemSize | Special::AggrSmemSize => u64::from(launch.shared_bytes()),

@@ -47,22 +47,24 @@ pub(super) fn call(callee: &Callee, site: &CallSite, frame: u32, mask: u32, cx: 
 
 /// The text of each lane, in the order of the lanes; the result is the number of arguments, as CUDA's is.
 fn print(cx: &mut Cx<'_>, format: &Lanes<u64>, values: &Lanes<u64>, mask: u32) -> Result<Lanes<u64>, Box<Fault>> {
+    let mut counts = [0; LANES];
     for lane in lanes(mask) {
         let Some(text) = string(cx, format[lane], lane) else {
             let kind = Kind::InvalidValue(format!("printf with a format at {:#x}, which cannot be read", format[lane]));
             return Err(Fault::new(kind, lane));
         };
-        let format = printf::Format::parse(&text);
-        let mut bytes = vec![0; format.argument_bytes()];
+        let parsed = printf::Format::parse(&text);
+        let mut bytes = vec![0; parsed.argument_bytes()];
         for (offset, byte) in bytes.iter_mut().enumerate() {
             let at = [values[lane].wrapping_add(offset as u64); LANES];
             // Padding between arguments is never written.
             *byte = cx.peek(&at, lane).unwrap_or(0);
         }
-        let line = format.render(&bytes, &mut |address| string(cx, address, lane));
+        let line = parsed.render(&bytes, &mut |address| string(cx, address, lane));
         cx.print(&line);
+        counts[lane] = parsed.arguments().len() as u64;
     }
-    Ok([0; LANES])
+    Ok(counts)
 }
 
 /// A zero-terminated string of one lane's generic address space; `None` if it cannot be read.

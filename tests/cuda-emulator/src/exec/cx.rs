@@ -5,7 +5,7 @@ use std::fmt;
 use crate::code::{Args, Base};
 use crate::fault::{Access, Fault, Kind, Memory};
 
-use super::{AsyncCopies, Counts, Global, LANES, Lanes, Local, Registers, Shared, window};
+use super::{AsyncCopies, Counts, Global, LANES, Lanes, Local, Registers, Shared, each, window};
 
 /// Where faults that only the checker sees, and what the device prints, go.
 pub trait Console: fmt::Debug {
@@ -142,9 +142,9 @@ impl Cx<'_> {
         let offset = args.offset as u64;
         match args.base {
             Base::None | Base::Param => [offset; LANES],
-            Base::Wide(slot) => self.regs.get::<u64>(slot).map(|base| base.wrapping_add(offset)),
+            Base::Wide(slot) => each(&self.regs.get::<u64>(slot), |base| base.wrapping_add(offset)),
             // Narrow addresses wrap at 32 bits, as the memories they are for.
-            Base::Narrow(slot) => self.regs.get::<u32>(slot).map(|base| u64::from(base.wrapping_add(offset as u32))),
+            Base::Narrow(slot) => each(&self.regs.get::<u32>(slot), |base| u64::from(base.wrapping_add(offset as u32))),
             Base::Frame => [u64::from(self.frame).wrapping_add(offset); LANES],
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::fault::{Access, Fault, Kind, Memory};
-use crate::mem::{Allocation, Footprint, Physical, View};
+use crate::mem::{Allocation, AllocationKind, Footprint, Physical, View};
 
 use super::cx::{Env, consecutive, lanes};
 use super::{Addresses, LANES, Lanes};
@@ -68,6 +68,18 @@ fn access<const N: usize>(address: u64, write: bool) -> Access {
 
 /// Distinct 32-byte sectors.
 fn sectors(at: &Addresses, mask: u32) -> u64 {
+    if mask == u32::MAX {
+        // Mostly the lanes' addresses rise: then a sector is new where it differs from its neighbour's.
+        let (mut new, mut falls) = (1, 0);
+        for lane in 1..LANES {
+            let (before, here) = (at[lane - 1] >> 5, at[lane] >> 5);
+            new += u64::from(here != before);
+            falls |= u64::from(here < before);
+        }
+        if falls == 0 {
+            return new;
+        }
+    }
     let mut seen = [0; LANES];
     let mut count = 0;
     let mut highest = 0;
@@ -88,6 +100,12 @@ impl Global {
     /// `counting`: bytes and sectors are counted; with a footprint, distinct bytes too.
     pub fn new(view: Arc<View>, device: u32, peers: u64, counting: bool, footprint: Option<Arc<Footprint>>) -> Self {
         Self { view, device, peers, counting, footprint, recent: Default::default(), oldest: 0 }
+    }
+
+    /// Whether an address is in constant memory.
+    pub fn is_constant(&self, address: u64) -> bool {
+        let index = self.view.index_of(address, 1);
+        index.is_some_and(|index| self.view.allocations()[index].kind() == AllocationKind::Constant)
     }
 
     /// A place among the recent ones that holds the range.

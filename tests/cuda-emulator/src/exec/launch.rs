@@ -31,6 +31,9 @@ pub struct Launch {
     pub device: u32,
     /// Devices whose memory it may touch, itself included: one bit each.
     pub peers: u64,
+    /// Address of eight bytes, zero at first, through which the blocks of cooperative launches meet: the compiler's library for groups
+    /// finds it in `%envreg1` (upper half) and `%envreg2`. 0 where there is none.
+    pub workspace: u64,
     /// `%gridid`: counts the launches of a context.
     pub id: u64,
 }

@@ -37,7 +37,7 @@ pub use global::Global;
 pub use grid::run;
 pub use launch::{Launch, Machine, Outcome, Profile, Sink};
 pub use local::Local;
-pub use registers::{LANES, Lane, Lanes, Registers};
+pub use registers::{LANES, Lane, Lanes, Registers, each};
 pub use shared::Shared;
 
 use worker::Worker;

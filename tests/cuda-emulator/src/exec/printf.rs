@@ -120,18 +120,20 @@ impl Format {
 
     /// Bytes of packed arguments that the format reads.
     pub(crate) fn argument_bytes(&self) -> usize {
-        let add = |end: usize, bytes: usize| end.next_multiple_of(bytes) + bytes;
-        self.pieces.iter().fold(0, |mut end, piece| {
+        self.arguments().iter().fold(0usize, |end, &bytes| end.next_multiple_of(bytes) + bytes)
+    }
+
+    /// Bytes of each argument that the format reads; widths and precisions count.
+    pub(crate) fn arguments(&self) -> Vec<usize> {
+        let mut arguments = Vec::new();
+        for piece in &self.pieces {
             if let Piece::Conversion(conversion) = piece {
-                for count in [conversion.width, conversion.precision] {
-                    if matches!(count, Count::Argument) {
-                        end = add(end, 4);
-                    }
-                }
-                end = add(end, conversion.argument_bytes());
+                let counts = [conversion.width, conversion.precision];
+                arguments.extend(counts.iter().filter(|count| matches!(count, Count::Argument)).map(|_| 4));
+                arguments.push(conversion.argument_bytes());
             }
-            end
-        })
+        }
+        arguments
     }
 
     /// The text, with arguments from `bytes`; `read` gives the string at a device address, or `None` where there is none. A

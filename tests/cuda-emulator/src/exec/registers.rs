@@ -8,6 +8,16 @@ pub const LANES: usize = 32;
 /// One value a lane.
 pub type Lanes<T> = [T; LANES];
 
+/// `f` of each lane. A loop that is always compiled where it stands, and so becomes vector code; `array::map` is not.
+#[inline(always)]
+pub fn each<A: Copy, D: Copy + Default>(lanes: &Lanes<A>, f: impl Fn(A) -> D) -> Lanes<D> {
+    let mut out = [D::default(); LANES];
+    for lane in 0..LANES {
+        out[lane] = f(lanes[lane]);
+    }
+    out
+}
+
 /// Registers, constants and special registers of one warp. Predicates are masks, one bit a lane.
 #[derive(Clone, Debug, Default)]
 pub struct Registers {
@@ -32,24 +42,20 @@ macro_rules! lane {
         impl Lane for $ty {
             #[inline(always)]
             fn read(registers: &Registers, slot: Slot) -> Lanes<Self> {
-                let from: fn($bits) -> $ty = $from;
-                let source = &registers.$file[slot.index()];
-                std::array::from_fn(|lane| from(source[lane]))
+                each(&registers.$file[slot.index()], $from)
             }
             #[inline(always)]
             fn write(registers: &mut Registers, slot: Slot, values: &Lanes<Self>, mask: u32) {
-                let to: fn($ty) -> $bits = $to;
                 if slot.is_none() {
                     return;
                 }
                 let target = &mut registers.$file[slot.index()];
+                let bits: Lanes<$bits> = each(values, $to);
                 if mask == u32::MAX {
-                    *target = std::array::from_fn(|lane| to(values[lane]));
+                    *target = bits;
                 } else {
                     for lane in 0..LANES {
-                        if mask >> lane & 1 != 0 {
-                            target[lane] = to(values[lane]);
-                        }
+                        target[lane] = if mask >> lane & 1 != 0 { bits[lane] } else { target[lane] };
                     }
                 }
             }
@@ -126,10 +132,10 @@ impl Registers {
     pub fn get_any(&self, slot: Slot) -> Lanes<u64> {
         match slot.class() {
             Class::Pred => std::array::from_fn(|lane| u64::from(self.pred(slot) >> lane & 1)),
-            Class::B16 => self.get::<u16>(slot).map(u64::from),
-            Class::B32 => self.get::<u32>(slot).map(u64::from),
+            Class::B16 => each(&self.get::<u16>(slot), u64::from),
+            Class::B32 => each(&self.get::<u32>(slot), u64::from),
             Class::B64 => self.get(slot),
-            Class::B128 => self.get::<u128>(slot).map(|v| v as u64),
+            Class::B128 => each(&self.get::<u128>(slot), |v| v as u64),
         }
     }
 
@@ -143,10 +149,10 @@ impl Registers {
                 let bits = (0..LANES).fold(0, |bits, lane| bits | u32::from(values[lane] != 0) << lane);
                 self.set_pred(slot, bits, mask);
             }
-            Class::B16 => self.set(slot, &values.map(|v| v as u16), mask),
-            Class::B32 => self.set(slot, &values.map(|v| v as u32), mask),
+            Class::B16 => self.set(slot, &each(values, |v| v as u16), mask),
+            Class::B32 => self.set(slot, &each(values, |v| v as u32), mask),
             Class::B64 => self.set(slot, values, mask),
-            Class::B128 => self.set(slot, &values.map(u128::from), mask),
+            Class::B128 => self.set(slot, &each(values, u128::from), mask),
         }
     }
 
@@ -154,10 +160,7 @@ impl Registers {
     #[inline(always)]
     pub fn map1<A: Lane, D: Lane>(&mut self, args: &Args, mask: u32, f: impl Fn(A) -> D) {
         let a = self.get::<A>(args.s[1]);
-        let mut d = [D::default(); LANES];
-        for lane in 0..LANES {
-            d[lane] = f(a[lane]);
-        }
+        let d: Lanes<D> = each(&a, f);
         self.set(args.s[0], &d, mask);
     }
 
@@ -187,6 +190,10 @@ impl Registers {
     #[inline(always)]
     pub fn test2<A: Lane>(&self, a: Slot, b: Slot, f: impl Fn(A, A) -> bool) -> u32 {
         let (a, b) = (self.get::<A>(a), self.get::<A>(b));
-        (0..LANES).fold(0, |bits, lane| bits | u32::from(f(a[lane], b[lane])) << lane)
+        let mut bits = 0;
+        for lane in 0..LANES {
+            bits |= u32::from(f(a[lane], b[lane])) << lane;
+        }
+        bits
     }
 }

@@ -163,11 +163,12 @@ fn test<S: Source>(op: usize, a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
 
 #[inline(always)]
 fn holds<S: Source, const OP: usize>(a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
-    let mut bits = 0;
+    // First a lane each, then all together: as one loop it would not become vector code.
+    let mut bits = [0; LANES];
     for lane in 0..LANES {
-        bits |= u32::from(compare(COMPARISONS[OP].1, S::read(a[lane]), S::read(b[lane]))) << lane;
+        bits[lane] = u32::from(compare(COMPARISONS[OP].1, S::read(a[lane]), S::read(b[lane]))) << lane;
     }
-    bits
+    bits.into_iter().fold(0, |all, bit| all | bit)
 }
 
 struct Setp<S>(PhantomData<S>);

@@ -28,6 +28,11 @@ fn groups(cx: &mut Cx<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lane
     }
     let members: Lanes<u32> = cx.regs.get(members);
     let live = cx.live;
+    let first = members[mask.trailing_zeros() as usize & 31];
+    // Nearly always all name the same lanes, and these are here.
+    if first & mask == mask && first & live & !mask == 0 && members.iter().all(|&named| named == first) {
+        return Ok([first & mask; LANES]);
+    }
     let wrong = (0..LANES).filter(|&lane| has(mask, lane)).find_map(|lane| {
         let named = members[lane];
         let away = named & live & !mask;

@@ -141,10 +141,14 @@ impl Table {
     /// What is supported, as Markdown: a heading for each family, a line for each set of rows that differ in their
     /// modifiers only.
     pub fn markdown(&self) -> String {
-        let mut text = String::new();
+        let mut text = format!(
+            "# Instructions\n\n{} forms, generated from the decoder's table by `cargo run -p cudaemu --example supported`. \
+             `{{a,b}}` is one of them, `[.a]` may be absent.\n\n",
+            self.rows.len()
+        );
         for section in &self.sections {
             let names = self.rows[section.rows.clone()].iter().map(|row| &*row.name);
-            let _ = writeln!(text, "### {} ({} forms)\n", section.title, section.rows.len());
+            let _ = writeln!(text, "## {} ({} forms)\n", section.title, section.rows.len());
             for pattern in fold(names) {
                 let _ = writeln!(text, "- `{}`", render(&pattern));
             }
@@ -161,6 +165,8 @@ impl Table {
             }
             text.push('\n');
         }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
         text
     }
 }

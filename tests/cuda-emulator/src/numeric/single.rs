@@ -16,10 +16,11 @@ pub fn flush(x: f32) -> f32 {
     f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
 }
 
-/// Any NaN becomes 0x7fffffff.
+/// Any NaN becomes 0x7fffffff. By integers: the compiler takes one NaN for as good as another.
 #[inline(always)]
 pub fn canonical(x: f32) -> f32 {
-    if x.is_nan() { NAN } else { x }
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
 }
 
 /// `.sat`: clamped to [0.0, 1.0]; NaN and -0.0 become +0.0.
@@ -181,7 +182,7 @@ fn select(a: f32, b: f32, mode: MinMax, pick: impl Fn(f32, f32) -> f32) -> f32 {
         picked
     };
     let number = if mode.xorsign_abs { f32::from_bits(number.to_bits() | sign) } else { number };
-    if number.is_nan() || (mode.nan && (a.is_nan() || b.is_nan())) { NAN } else { number }
+    if mode.nan && (a.is_nan() || b.is_nan()) { NAN } else { canonical(number) }
 }
 
 /// `testp.op.f32`

@@ -1,7 +1,7 @@
 //! A device without its driver: PTX text in, memory out. For tests of instructions.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudaemu::code::{self, Code};
 use cudaemu::exec::{self, Launch, Machine, Outcome};
@@ -9,40 +9,42 @@ use cudaemu::mem::Space;
 use cudaemu::{isa, ptx};
 
 /// A device and what the kernels on it have done.
-pub struct Device {
+pub(crate) struct Device {
     space: Space,
     machine: Machine,
-    printed: Arc<Mutex<String>>,
     /// Rows of the instruction table that were executed.
     executed: HashSet<u32>,
 }
 
 /// A loaded module.
-pub struct Module {
+pub(crate) struct Module {
     code: Arc<Code>,
     globals: Arc<[u64]>,
 }
 
 /// Arguments of a launch, packed one after another, each aligned to its size.
 #[derive(Default)]
-pub struct Params(Vec<u8>);
+pub(crate) struct Params(Vec<u8>);
 
 impl Params {
-    pub fn add(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn add(mut self, bytes: &[u8]) -> Self {
         self.0.resize(self.0.len().next_multiple_of(bytes.len().max(1)), 0);
         self.0.extend_from_slice(bytes);
         self
     }
 
-    pub fn pointer(self, address: u64) -> Self {
+    pub(crate) fn pointer(self, address: u64) -> Self {
         self.add(&address.to_le_bytes())
     }
 }
 
 impl Device {
-    pub fn new() -> Self {
-        let printed = Arc::<Mutex<String>>::default();
-        let sink = Arc::clone(&printed);
+    pub(crate) fn new() -> Self {
+        Self::printing(|_| {})
+    }
+
+    /// One whose kernels print to this.
+    pub(crate) fn printing(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let machine = Machine {
             sms: 4,
             threads: 1,
@@ -51,38 +53,23 @@ impl Device {
             local_bytes: 1 << 16,
             counting: false,
             footprint: false,
-            print: Arc::new(move |text: &str| sink.lock().unwrap_or_else(PoisonError::into_inner).push_str(text)),
+            print: Arc::new(print),
         };
-        Self {
-            space: Space::new(&[1 << 30]).expect("address space"),
-            machine,
-            printed,
-            executed: HashSet::new(),
-        }
-    }
-
-    /// What the kernels have printed.
-    pub fn printed(&self) -> String {
-        self.printed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
     }
 
     /// Memory that holds these bytes.
-    pub fn upload(&self, bytes: &[u8]) -> u64 {
+    pub(crate) fn upload(&self, bytes: &[u8]) -> u64 {
         let allocation = self.space.alloc(0, bytes.len() as u64, "test").expect("memory");
         self.space.snapshot().write(allocation.base(), bytes).expect("write");
         allocation.base()
     }
 
-    /// Memory that nothing has written.
-    pub fn alloc(&self, bytes: u64) -> u64 {
-        self.space.alloc(0, bytes, "test").expect("memory").base()
-    }
-
-    pub fn write(&self, address: u64, bytes: &[u8]) {
+    fn write(&self, address: u64, bytes: &[u8]) {
         self.space.snapshot().write(address, bytes).expect("write");
     }
 
-    pub fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
+    pub(crate) fn download(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut out = vec![0; bytes];
         self.space.snapshot().read(address, &mut out).expect("read");
         out
@@ -90,7 +77,7 @@ impl Device {
 
     /// Loads a module; variables get their initial values (but no addresses of others).
     #[track_caller]
-    pub fn load(&self, text: &str) -> Module {
+    pub(crate) fn load(&self, text: &str) -> Module {
         let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
         let code = code::decode(&module, text).unwrap_or_else(|error| panic!("{error}"));
         let place = |global: &code::Global| {
@@ -111,7 +98,7 @@ impl Device {
 
     /// Runs a kernel to its end, or to its fault.
     #[track_caller]
-    pub fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
+    pub(crate) fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
         let function = module.code.functions.iter().position(|f| &*f.name == kernel);
         let launch = Launch {
             code: Arc::clone(&module.code),
@@ -124,6 +111,7 @@ impl Device {
             cooperative: false,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
         assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");
@@ -135,7 +123,7 @@ impl Device {
 
     /// Runs a kernel that must not fail.
     #[track_caller]
-    pub fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
+    pub(crate) fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
         if let Err(report) = self.launch(module, kernel, grid, block, params).result {
             panic!("{report}");
         }
@@ -143,7 +131,7 @@ impl Device {
 
     /// Fails if a row of these instructions (the first words of their opcodes) was never executed on this device.
     #[track_caller]
-    pub fn executed_all(&self, instructions: &[&str]) {
+    pub(crate) fn executed_all(&self, instructions: &[&str]) {
         let rows = isa::table().rows().iter().enumerate();
         let missing: Vec<&str> = rows
             .filter(|(index, row)| {

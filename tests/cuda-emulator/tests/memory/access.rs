@@ -124,8 +124,12 @@ fn address(row: &Row<'_>, place: Place) -> (String, String) {
 fn load_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> String {
     let mut body = PROLOGUE.to_string();
     match place {
-        Place::Shared => body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.shared.v4.u32 [%s], {%w0, %w1, %w2, %w3};\n",
-        Place::Local => body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.local.v4.u32 [local], {%w0, %w1, %w2, %w3};\n",
+        Place::Shared => {
+            body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.shared.v4.u32 [%s], {%w0, %w1, %w2, %w3};\n"
+        }
+        Place::Local => {
+            body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.local.v4.u32 [local], {%w0, %w1, %w2, %w3};\n"
+        }
         _ => {}
     }
     let (before, base) = address(row, place);
@@ -205,7 +209,12 @@ fn loads() {
                 for index in 0..row.count {
                     let at = 64 * lane + 16 * index;
                     let want = extended(&data[size * index..][..size], row.ty, *width);
-                    assert_eq!(got[at..at + width / 8], want, "{} from {place:?} to {width} bits, lane {lane}", row.name);
+                    assert_eq!(
+                        got[at..at + width / 8],
+                        want,
+                        "{} from {place:?} to {width} bits, lane {lane}",
+                        row.name
+                    );
                 }
             }
         }
@@ -226,8 +235,16 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     let store = |base: &str| format!("{before}{} [{base}], {};\n", row.name, operands(width, row.count));
     body += &match place {
         Place::Global => format!("st.global.v4.u32 [%out], {fill};\n{}", store("%out")),
-        Place::Shared => format!("st.shared.v4.u32 [%s], {fill};\n{}{};\n", store(&base), result.replace("global", "shared") + ", [%s]"),
-        Place::Local => format!("st.local.v4.u32 [local], {fill};\n{}{};\n", store(&base), result.replace("global", "local") + ", [local]"),
+        Place::Shared => format!(
+            "st.shared.v4.u32 [%s], {fill};\n{}{};\n",
+            store(&base),
+            result.replace("global", "shared") + ", [%s]"
+        ),
+        Place::Local => format!(
+            "st.local.v4.u32 [local], {fill};\n{}{};\n",
+            store(&base),
+            result.replace("global", "local") + ", [local]"
+        ),
         _ => format!(
             "{{ .param .b64 a; .param .align 16 .b8 data[16];
                st.param.b64 [a], %out; st.param.v4.b32 [data], {fill};
@@ -239,7 +256,9 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     if matches!(place, Place::Shared | Place::Local) {
         body += "st.global.v4.u32 [%out], {%w0, %w1, %w2, %w3};\n";
     }
-    format!(".visible .entry k{kernel}(.param .u64 out, .param .u64 in, .param .align 16 .b8 unused[16]) {{ {body} ret; }}\n")
+    format!(
+        ".visible .entry k{kernel}(.param .u64 out, .param .u64 in, .param .align 16 .b8 unused[16]) {{ {body} ret; }}\n"
+    )
 }
 
 /// Stores its 16 bytes where its first parameter points.
@@ -283,7 +302,9 @@ fn stores() {
 #[test]
 fn immediates_absent_elements_and_hints() {
     let mut device = Device::new();
-    let module = device.load(&(header() + "
+    let module = device.load(
+        &(header()
+            + "
         .visible .entry k(.param .u64 out) {
             .reg .b64 %a, %p; .reg .b32 %r<4>; .reg .f32 %f<2>; .reg .f64 %e;
             ld.param.u64 %a, [out];
@@ -298,7 +319,8 @@ fn immediates_absent_elements_and_hints() {
             ld.volatile.u32 %r3, [%a+8];
             st.v2.u32 [%a+40], {%r2, %r3};
             ret;
-        }"));
+        }"),
+    );
     let out = device.upload(&[0; 48]);
     device.run(&module, "k", 1, 1, Params::default().pointer(out));
     let words: Vec<u32> =
@@ -306,7 +328,91 @@ fn immediates_absent_elements_and_hints() {
     assert_eq!(
         words,
         [
-            0x1234_5678, 0, 0x3fc0_0000, 0x4020_0000, 0, 0x3ff8_0000, 2, 0, 0x3fc0_0000, 0x1234_5678, 0x1234_5678, 0x3fc0_0000
+            0x1234_5678,
+            0,
+            0x3fc0_0000,
+            0x4020_0000,
+            0,
+            0x3ff8_0000,
+            2,
+            0,
+            0x3fc0_0000,
+            0x1234_5678,
+            0x1234_5678,
+            0x3fc0_0000
         ]
     );
+}
+
+#[test]
+fn a_parameter_by_its_address() {
+    let mut device = Device::new();
+    let body = "
+        .reg .b64 %out, %a; .reg .b32 %x, %y;
+        ld.param.u64 %out, [out];
+        mov.u64 %a, data;
+        ld.param.u32 %x, [%a+8];";
+    let module = device.load(
+        &(header()
+            + &format!(
+                "
+        .func f(.param .b64 out, .param .align 16 .b8 data[16]) {{ {body}
+            cvta.local.u64 %a, %a;
+            ld.u32 %y, [%a+12];
+            st.global.v2.u32 [%out], {{%x, %y}};
+            ret;
+        }}
+        .visible .entry k(.param .u64 out, .param .align 16 .b8 data[16]) {{ {body}
+            .reg .b32 %w<4>;
+            cvta.param.u64 %a, %a;
+            ld.u32 %y, [%a+12];
+            st.global.v2.u32 [%out], {{%x, %y}};
+            mov.u32 %w0, 5; mov.u32 %w1, 6; mov.u32 %w2, 7; mov.u32 %w3, 8;
+            add.s64 %out, %out, 8;
+            {{ .param .b64 a; .param .align 16 .b8 b[16];
+               st.param.b64 [a], %out; st.param.v4.b32 [b], {{%w0, %w1, %w2, %w3}};
+               call.uni f, (a, b); }}
+            ret;
+        }}"
+            )),
+    );
+    let out = device.upload(&[0; 16]);
+    device.run(&module, "k", 1, 1, Params::default().pointer(out).add(&SAME));
+    let mut want = SAME[8..].to_vec();
+    want.extend([7, 0, 0, 0, 8, 0, 0, 0]);
+    assert_eq!(device.download(out, 16), want);
+}
+
+#[test]
+fn spaces_of_generic_addresses() {
+    let mut device = Device::new();
+    let mut body = String::new();
+    for (index, space) in ["global", "const", "shared", "local", "param"].into_iter().enumerate() {
+        let name = ["variable", "constant", "shared", "local", "out"][index];
+        body += &format!("mov.u64 %a, {name}; cvta.{space}.u64 %a, %a; mov.u32 %v, 0;\n");
+        for (bit, asked) in ["global", "const", "shared", "local", "param"].into_iter().enumerate() {
+            body += &format!("isspacep.{asked} %p, %a; selp.u32 %w, {}, 0, %p; or.b32 %v, %v, %w;\n", 1 << bit);
+        }
+        body += &format!("st.global.u32 [%out+{}], %v;\n", 4 * index);
+    }
+    let module = device.load(
+        &(header()
+            + &format!(
+                "
+        .global .align 4 .b8 variable[4];
+        .const .align 4 .b8 constant[4];
+        .visible .entry k(.param .u64 out) {{
+            .reg .b64 %a, %out; .reg .b32 %v, %w; .reg .pred %p;
+            .shared .align 4 .b8 shared[4];
+            .local .align 4 .b8 local[4];
+            ld.param.u64 %out, [out];
+            {body}
+            ret;
+        }}"
+            )),
+    );
+    let out = device.upload(&[0; 20]);
+    device.run(&module, "k", 1, 1, Params::default().pointer(out));
+    let got: Vec<u8> = device.download(out, 20).into_iter().step_by(4).collect();
+    assert_eq!(got, [1, 2, 4, 8, 16]);
 }

@@ -22,9 +22,8 @@ struct Row<'a> {
 }
 
 const OPS: [&str; 10] = ["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"];
-const TYPES: [&str; 15] = [
-    "b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "b8",
-];
+const TYPES: [&str; 15] =
+    ["b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "b8"];
 
 impl<'a> Row<'a> {
     fn of(name: &'a str) -> Option<Self> {
@@ -47,15 +46,45 @@ fn integer(op: &str, ty: &str, old: u128, b: u128, c: u128) -> u128 {
     let less = if ty.starts_with('s') { signed(old) < signed(b) } else { old < b };
     let result = match op {
         "add" => old.wrapping_add(b),
-        "min" => if less { old } else { b },
-        "max" => if less { b } else { old },
+        "min" => {
+            if less {
+                old
+            } else {
+                b
+            }
+        }
+        "max" => {
+            if less {
+                b
+            } else {
+                old
+            }
+        }
         "and" => old & b,
         "or" => old | b,
         "xor" => old ^ b,
         "exch" => b,
-        "cas" => if old == b { c } else { old },
-        "inc" => if old >= b { 0 } else { old + 1 },
-        "dec" => if old == 0 || old > b { b } else { old - 1 },
+        "cas" => {
+            if old == b {
+                c
+            } else {
+                old
+            }
+        }
+        "inc" => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        "dec" => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
         _ => panic!("{op}"),
     };
     if bits == 128 { result } else { result & ((1 << bits) - 1) }
@@ -136,7 +165,8 @@ fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
         "f16x2" => pairs(halves(&F16), halves(&F16)),
         "bf16x2" => pairs(halves(&BF16), halves(&BF16)),
         "f32" => {
-            let subnormal = F32_SUBNORMAL.iter().map(|&(old, b, kept, flushed)| (old, b, if shared { kept } else { flushed }));
+            let subnormal =
+                F32_SUBNORMAL.iter().map(|&(old, b, kept, flushed)| (old, b, if shared { kept } else { flushed }));
             F32.iter().copied().chain(subnormal).map(case).collect()
         }
         "f64" => F64.iter().copied().map(case).collect(),
@@ -279,7 +309,9 @@ fn every_operation_in_every_space() {
 #[test]
 fn threads_that_meet_at_one_word() {
     let mut device = Device::new();
-    let module = device.load(&(header() + "
+    let module = device.load(
+        &(header()
+            + "
         .visible .entry k(.param .u64 out, .param .u64 counters) {
             .reg .b32 %t, %r<4>; .reg .b64 %out, %c, %o; .reg .pred %p;
             .shared .align 4 .b8 sum[4];
@@ -299,7 +331,8 @@ fn threads_that_meet_at_one_word() {
             ld.shared.u32 %r2, [sum];
             @!%p st.global.u32 [%c+20], %r2;
             ret;
-        }"));
+        }"),
+    );
     let (out, counters) = (device.upload(&[0; 4 * 128]), device.upload(&[0; 24]));
     device.run(&module, "k", 1, 128, Params::default().pointer(out).pointer(counters));
     let words = |address, n: usize| -> Vec<u32> {

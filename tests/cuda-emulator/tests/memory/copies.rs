@@ -36,14 +36,16 @@ fn input(device: &Device) -> (Vec<u8>, u64) {
     (bytes.clone(), device.upload(&bytes))
 }
 
+/// Opcode, operands, what waits, size of the copy, and how much of it a lane's source gives.
+type Form = (String, String, &'static str, usize, fn(usize, usize) -> usize);
+
 #[test]
 fn every_form_and_size() {
     let mut device = Device::new();
     let (data, source) = input(&device);
     let wait_all = "cp.async.wait_all;";
     let wait_group = "cp.async.commit_group; cp.async.wait_group 0;";
-    // What each lane's copy has of the source.
-    let mut forms: Vec<(String, String, &str, usize, fn(usize, usize) -> usize)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     for (cache, sizes) in [("ca", &[4, 8, 16][..]), ("cg", &[16])] {
         for space in ["shared", "shared::cta"] {
             for &size in sizes {
@@ -51,12 +53,32 @@ fn every_form_and_size() {
                 let mut form = |name: String, operands: String, wait, of| forms.push((name, operands, wait, size, of));
                 form(name.clone(), format!("[%s], [%in+16], {size}"), wait_all, |_, size| size);
                 form(format!("{name}.L2::128B"), format!("[%s64], [%in+16], {size}"), wait_group, |_, size| size);
-                form(format!("{name}.L2::cache_hint"), format!("[%s], [%in+16], {size}, %policy"), wait_all, |_, size| size);
+                form(
+                    format!("{name}.L2::cache_hint"),
+                    format!("[%s], [%in+16], {size}, %policy"),
+                    wait_all,
+                    |_, size| size,
+                );
                 form(name.clone(), format!("[%s], [%in+16], {size}, %size"), wait_group, |lane, _| lane & 3);
                 form(name.clone(), format!("[%s], [%in+16], {size}, 3"), wait_all, |_, _| 3);
-                form(format!("{name}.L2::cache_hint.L2::64B"), format!("[%s], [%in+16], {size}, %size, %policy"), wait_all, |lane, _| lane & 3);
-                form(name.clone(), format!("[%s], [%in+16], {size}, %p"), wait_all, |lane, size| if lane < 16 { 0 } else { size });
-                form(format!("{name}.L2::cache_hint"), format!("[%s], [%in+16], {size}, !%p, %policy"), wait_all, |lane, size| if lane < 16 { size } else { 0 });
+                form(
+                    format!("{name}.L2::cache_hint.L2::64B"),
+                    format!("[%s], [%in+16], {size}, %size, %policy"),
+                    wait_all,
+                    |lane, _| lane & 3,
+                );
+                form(
+                    name.clone(),
+                    format!("[%s], [%in+16], {size}, %p"),
+                    wait_all,
+                    |lane, size| if lane < 16 { 0 } else { size },
+                );
+                form(
+                    format!("{name}.L2::cache_hint"),
+                    format!("[%s], [%in+16], {size}, !%p, %policy"),
+                    wait_all,
+                    |lane, size| if lane < 16 { size } else { 0 },
+                );
             }
         }
     }
@@ -94,7 +116,9 @@ fn fault(opcode: &str, operands: &str, wait: &str) -> Result<(), Kind> {
 fn a_copy_that_is_not_waited_for_is_reported() {
     let copy = "cp.async.ca.shared.global";
     let operands = "[%s], [%in+16], 16";
-    for wait in ["", "cp.async.commit_group;", "cp.async.wait_group 0;", "cp.async.commit_group; cp.async.wait_group 1;"] {
+    for wait in
+        ["", "cp.async.commit_group;", "cp.async.wait_group 0;", "cp.async.commit_group; cp.async.wait_group 1;"]
+    {
         let fault = fault(copy, operands, wait);
         assert!(matches!(fault, Err(Kind::PendingCopy(_))), "{wait}: {fault:?}");
     }

@@ -88,7 +88,7 @@ fn special_registers() {
         ("%nctaid.z", Special::Nctaid(2)),
         ("%laneid", Special::LaneId),
         ("%lanemask_lt", Special::LanemaskLt),
-        ("%envreg31", Special::Envreg),
+        ("%envreg31", Special::Envreg(31)),
         ("%cluster_ctarank", Special::ClusterCtarank),
     ] {
         assert_eq!(operand(&format!("mov.u32 %r1, {name};"), 1), Constant::Special(special));

@@ -207,7 +207,8 @@ fn create(context: Out<ContextId>, flags: c_uint, device: c_int) -> Result<()> {
 
 fn synchronize(context: ContextId) -> Result<()> {
     let driver = driver()?;
-    let state = driver.lock();
+    let mut state = driver.lock();
     let context = state.context_or_current(context)?;
+    state.host_asks_context(context)?;
     driver.synchronize_context(state, context).1
 }

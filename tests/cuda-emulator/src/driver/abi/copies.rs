@@ -7,6 +7,7 @@ use super::door::{In, api};
 use crate::driver::copy::{End, Extent, Pitch, When};
 use crate::driver::driver;
 use crate::driver::error::{Error, Result};
+use crate::driver::graph::CopyRequest;
 use crate::driver::handle::{ContextId, StreamId};
 use crate::engine::Fill;
 
@@ -35,7 +36,7 @@ struct Plane {
 /// `CUDA_MEMCPY3D`, and `CUDA_MEMCPY3D_PEER`, where the reserved fields are contexts.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Copy3D {
+pub(super) struct Copy3D {
     from: Volume,
     to: Volume,
     width: usize,
@@ -234,17 +235,48 @@ fn plane(copy: In<Copy2D>, when: When) -> Result<()> {
         pitch: plane.pitch,
         height: 0,
     };
-    boxes(volume(to), volume(from), [width, height, 1], when)
+    boxes(Copy3D { from: volume(from), to: volume(to), width, height, depth: 1 }, when)
 }
 
 fn volume(copy: In<Copy3D>, when: When) -> Result<()> {
-    let Copy3D { from, to, width, height, depth } = copy.get()?;
-    boxes(to, from, [width, height, depth], when)
+    boxes(copy.get()?, when)
 }
 
-fn boxes(to: Volume, from: Volume, [width, height, depth]: [usize; 3], when: When) -> Result<()> {
-    let (to, to_pitch) = to.end(width, height)?;
-    let (from, from_pitch) = from.end(width, height)?;
-    let extent = Extent { width: width as u64, height: height as u64, depth: depth as u64 };
+fn boxes(copy: Copy3D, when: When) -> Result<()> {
+    let CopyRequest { to, to_pitch, from, from_pitch, extent } = copy.request()?;
     driver()?.copy(to, to_pitch, from, from_pitch, extent, when)
+}
+
+impl Copy3D {
+    /// As a copy.
+    pub(super) fn request(self) -> Result<CopyRequest> {
+        let Self { from, to, width, height, depth } = self;
+        let (to, to_pitch) = to.end(width, height)?;
+        let (from, from_pitch) = from.end(width, height)?;
+        let extent = Extent { width: width as u64, height: height as u64, depth: depth as u64 };
+        Ok(CopyRequest { to, to_pitch, from, from_pitch, extent })
+    }
+
+    /// The description of a copy, with all offsets in the addresses.
+    pub(super) fn of(request: &CopyRequest) -> Self {
+        let CopyRequest { to, to_pitch, from, from_pitch, extent } = *request;
+        let volume = |end: End, pitch: Pitch| {
+            let none = HostMemory::at(0);
+            let (kind, host, device) = match end {
+                End::Host(memory) => (1, memory, 0),
+                End::Device(address) => (2, none, address),
+                End::Unified(memory) => (4, none, memory.address()),
+            };
+            let height = pitch.slice.checked_div(pitch.row).unwrap_or(0) as usize;
+            let row = pitch.row as usize;
+            Volume { x: 0, y: 0, z: 0, level: 0, kind, host, device, array: 0, reserved: 0, pitch: row, height }
+        };
+        Self {
+            from: volume(from, from_pitch),
+            to: volume(to, to_pitch),
+            width: extent.width as usize,
+            height: extent.height as usize,
+            depth: extent.depth as usize,
+        }
+    }
 }

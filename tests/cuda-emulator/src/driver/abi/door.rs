@@ -18,15 +18,15 @@ macro_rules! api {
         )*
 
         /// Name and address of each function here.
-        pub(super) fn entries() -> Vec<(&'static str, *const std::ffi::c_void)> {
+        pub(in crate::driver::abi) fn entries() -> Vec<(&'static str, *const std::ffi::c_void)> {
             vec![$((stringify!($name), $name as *const std::ffi::c_void)),*]
         }
     };
 }
-pub(super) use api;
+pub(in crate::driver::abi) use api;
 
 /// Runs a function's body; its error becomes the code, and so does a panic.
-pub(super) fn door(name: &str, body: impl FnOnce() -> Result<()>) -> u32 {
+pub(in crate::driver::abi) fn door(name: &str, body: impl FnOnce() -> Result<()>) -> u32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => error.code(),
@@ -38,7 +38,7 @@ pub(super) fn door(name: &str, body: impl FnOnce() -> Result<()>) -> u32 {
 }
 
 /// Does something with the driver and its locked state.
-pub(super) fn locked<R>(body: impl FnOnce(&Driver, &mut Guard<'_>) -> Result<R>) -> Result<R> {
+pub(in crate::driver::abi) fn locked<R>(body: impl FnOnce(&Driver, &mut Guard<'_>) -> Result<R>) -> Result<R> {
     let driver = driver()?;
     let mut state = driver.lock();
     body(&driver, &mut state)
@@ -47,21 +47,26 @@ pub(super) fn locked<R>(body: impl FnOnce(&Driver, &mut Guard<'_>) -> Result<R>)
 /// A pointer to a place for an answer.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Out<T>(*mut T);
+pub(in crate::driver::abi) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// A place that a program says is at an address.
+    pub(in crate::driver::abi) fn new(address: u64) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(address as usize))
+    }
+
     /// Fails for null.
-    pub(super) fn given(&self) -> Result<()> {
+    pub(in crate::driver::abi) fn given(&self) -> Result<()> {
         if self.0.is_null() { Err(Error::InvalidValue) } else { Ok(()) }
     }
 
     /// Whether there is a place.
-    pub(super) fn is_given(&self) -> bool {
+    pub(in crate::driver::abi) fn is_given(&self) -> bool {
         !self.0.is_null()
     }
 
     /// Answers; nothing is computed where there is no place for it.
-    pub(super) fn answer(self, value: impl FnOnce() -> Result<T>) -> Result<()> {
+    pub(in crate::driver::abi) fn answer(self, value: impl FnOnce() -> Result<T>) -> Result<()> {
         self.given()?;
         let value = value()?;
         self.set(value);
@@ -69,7 +74,7 @@ impl<T> Out<T> {
     }
 
     /// Writes, if there is a place.
-    pub(super) fn set(self, value: T) {
+    pub(in crate::driver::abi) fn set(self, value: T) {
         if self.is_given() {
             // SAFETY: the caller promises that a pointer for an answer that is not null points to a place for a `T`.
             unsafe { self.0.write_unaligned(value) }
@@ -77,7 +82,7 @@ impl<T> Out<T> {
     }
 
     /// Writes the `index`-th of several places.
-    pub(super) fn set_at(self, index: usize, value: T) {
+    pub(in crate::driver::abi) fn set_at(self, index: usize, value: T) {
         if self.is_given() {
             // SAFETY: the caller promises an array as long as the count that it gave with it, and `index` is below that.
             unsafe { self.0.add(index).write_unaligned(value) }
@@ -88,26 +93,31 @@ impl<T> Out<T> {
 /// A pointer to something to read.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct In<T>(*const T);
+pub(in crate::driver::abi) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
+    /// What a program says is at an address.
+    pub(in crate::driver::abi) fn new(address: u64) -> Self {
+        Self(std::ptr::with_exposed_provenance(address as usize))
+    }
+
     /// Nothing.
-    pub(super) fn null() -> Self {
+    pub(in crate::driver::abi) fn null() -> Self {
         Self(std::ptr::null())
     }
 
     /// Whether there is something.
-    pub(super) fn is_given(&self) -> bool {
+    pub(in crate::driver::abi) fn is_given(&self) -> bool {
         !self.0.is_null()
     }
 
     /// Reads; null fails.
-    pub(super) fn get(self) -> Result<T> {
+    pub(in crate::driver::abi) fn get(self) -> Result<T> {
         self.at(0)
     }
 
     /// Reads the `index`-th of several.
-    pub(super) fn at(self, index: usize) -> Result<T> {
+    pub(in crate::driver::abi) fn at(self, index: usize) -> Result<T> {
         if self.0.is_null() {
             return Err(Error::InvalidValue);
         }
@@ -117,7 +127,7 @@ impl<T: Copy> In<T> {
     }
 
     /// Reads all of an array.
-    pub(super) fn all(self, count: usize) -> Result<Vec<T>> {
+    pub(in crate::driver::abi) fn all(self, count: usize) -> Result<Vec<T>> {
         (0..count).map(|index| self.at(index)).collect()
     }
 }
@@ -125,23 +135,23 @@ impl<T: Copy> In<T> {
 /// A pointer to something that is read and written.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct InOut<T>(*mut T);
+pub(in crate::driver::abi) struct InOut<T>(*mut T);
 
 impl<T: Copy> InOut<T> {
     /// Gives what is there to the function, and puts its answer there; null fails.
-    pub(super) fn exchange(self, exchange: impl FnOnce(T) -> Result<T>) -> Result<()> {
+    pub(in crate::driver::abi) fn exchange(self, exchange: impl FnOnce(T) -> Result<T>) -> Result<()> {
         let new = exchange(In(self.0.cast_const()).get()?)?;
         Out(self.0).set(new);
         Ok(())
     }
 
     /// Reads the `index`-th of several; null fails.
-    pub(super) fn at(self, index: usize) -> Result<T> {
+    pub(in crate::driver::abi) fn at(self, index: usize) -> Result<T> {
         In(self.0.cast_const()).at(index)
     }
 
     /// Writes the `index`-th of several places.
-    pub(super) fn set_at(self, index: usize, value: T) {
+    pub(in crate::driver::abi) fn set_at(self, index: usize, value: T) {
         Out(self.0).set_at(index, value);
     }
 }
@@ -149,11 +159,11 @@ impl<T: Copy> InOut<T> {
 /// A C string.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Text(*const c_char);
+pub(in crate::driver::abi) struct Text(*const c_char);
 
 impl Text {
     /// Its bytes; null fails.
-    pub(super) fn bytes(self) -> Result<Vec<u8>> {
+    pub(in crate::driver::abi) fn bytes(self) -> Result<Vec<u8>> {
         if self.0.is_null() {
             return Err(Error::InvalidValue);
         }
@@ -162,7 +172,7 @@ impl Text {
     }
 
     /// As text; null fails, and so does what is no UTF-8 (no name is that).
-    pub(super) fn read(self) -> Result<String> {
+    pub(in crate::driver::abi) fn read(self) -> Result<String> {
         String::from_utf8(self.bytes()?).map_err(|_| Error::InvalidValue)
     }
 }
@@ -170,21 +180,21 @@ impl Text {
 /// A buffer for a string.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Buffer(*mut c_char);
+pub(in crate::driver::abi) struct Buffer(*mut c_char);
 
 impl Buffer {
     /// One at an address that came as a number.
-    pub(super) fn at(address: u64) -> Self {
+    pub(in crate::driver::abi) fn at(address: u64) -> Self {
         Self(std::ptr::with_exposed_provenance_mut(address as usize))
     }
 
     /// Whether there is one.
-    pub(super) fn is_given(self) -> bool {
+    pub(in crate::driver::abi) fn is_given(self) -> bool {
         !self.0.is_null()
     }
 
     /// Writes as much as fits, and a zero. Null, and no room for the zero, fail.
-    pub(super) fn write(self, text: &str, room: usize) -> Result<()> {
+    pub(in crate::driver::abi) fn write(self, text: &str, room: usize) -> Result<()> {
         if self.0.is_null() || room == 0 {
             return Err(Error::InvalidValue);
         }
@@ -201,7 +211,14 @@ impl Buffer {
 /// Any pointer that is only passed on.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Opaque(pub(super) *mut c_void);
+pub(in crate::driver::abi) struct Opaque(pub(in crate::driver::abi) *mut c_void);
+
+impl Opaque {
+    /// Its number.
+    pub(in crate::driver::abi) fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+}
 
 // SAFETY: it is not dereferenced here; the program that gave it to be passed to its own function answers for what that does.
 unsafe impl Send for Opaque {}

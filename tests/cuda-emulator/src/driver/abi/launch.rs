@@ -85,12 +85,12 @@ api! {
         }
         let driver = driver()?;
         driver.launch(request, |kernel| parameters(kernel, params, extra))?;
-        events.into_iter().try_for_each(|event| driver.record_event(event, stream))
+        events.into_iter().try_for_each(|event| driver.record_event(event, stream, 0))
     }
 }
 
 /// The parameter block: from an array of pointers to each, or from a buffer that `extra` describes.
-fn parameters(kernel: &code::Function, params: In<HostMemory>, extra: In<u64>) -> Result<Vec<u8>> {
+pub(super) fn parameters(kernel: &code::Function, params: In<HostMemory>, extra: In<u64>) -> Result<Vec<u8>> {
     let mut block = vec![0; kernel.param_bytes as usize];
     if extra.is_given() {
         if params.is_given() {

@@ -166,7 +166,7 @@ api! {
             (1, 4) => value.set(0),
             // No location was preferred, nothing was prefetched.
             (2 | 4, 4) => value.set(-2),
-            (3, _) if bytes % 4 == 0 => (0..bytes / 4).for_each(|index| value.set_at(index, -2)),
+            (3, _) if bytes.is_multiple_of(4) => (0..bytes / 4).for_each(|index| value.set_at(index, -2)),
             _ => return Err(Error::InvalidValue),
         }
         Ok(())

@@ -7,11 +7,13 @@
 #![allow(unsafe_code, reason = "this is the C boundary; see above")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
+mod capture;
 mod context;
 mod copies;
 mod device;
 mod door;
 mod extension;
+mod graph;
 mod host;
 mod jit;
 mod launch;

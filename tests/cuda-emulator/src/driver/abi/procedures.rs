@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::door::{Opaque, Out, Text, api};
-use super::{context, copies, device, extension, launch, library, memory, missing, module, physical, pool, stream};
+use super::{
+    capture, context, copies, device, extension, graph, launch, library, memory, missing, module, physical, pool,
+    stream,
+};
 use crate::driver::error::{Error, Result};
 
 api! {
@@ -82,10 +85,12 @@ fn all_entries() -> &'static BTreeMap<&'static str, usize> {
     static ALL: OnceLock<BTreeMap<&'static str, usize>> = OnceLock::new();
     ALL.get_or_init(|| {
         let files = [
+            capture::entries(),
             context::entries(),
             copies::entries(),
             device::entries(),
             extension::entries(),
+            graph::all_entries(),
             launch::entries(),
             library::entries(),
             memory::entries(),

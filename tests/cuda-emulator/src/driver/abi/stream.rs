@@ -3,11 +3,10 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use super::door::{In, InOut, Opaque, Out, api, locked};
+use super::door::{In, Opaque, Out, api, locked};
 use crate::driver::driver;
 use crate::driver::error::{Error, Result};
 use crate::driver::handle::{ContextId, EventId, StreamId};
-use crate::driver::stream::exchange_capture_mode;
 use crate::engine::{Call, WaitCondition, Work};
 
 /// `CUhostFn`
@@ -25,7 +24,7 @@ api! {
     }
 
     fn cuStreamDestroy_v2(stream: StreamId) {
-        locked(|_, state| state.destroy_stream(stream))
+        driver()?.end_stream(stream)
     }
 
     fn cuStreamSynchronize(stream: StreamId) {
@@ -159,27 +158,20 @@ api! {
         batch(stream, count, operations, flags)
     }
 
-    fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_uint>) {
-        mode.exchange(exchange_capture_mode)
-    }
-
     fn cuEventCreate(event: Out<EventId>, flags: c_uint) {
         event.answer(|| locked(|_, state| state.create_event(flags)))
     }
 
     fn cuEventDestroy_v2(event: EventId) {
-        locked(|_, state| state.events.remove(event).map(drop))
+        locked(|_, state| state.destroy_event(event))
     }
 
     fn cuEventRecord(event: EventId, stream: StreamId) {
-        driver()?.record_event(event, stream)
+        driver()?.record_event(event, stream, 0)
     }
 
     fn cuEventRecordWithFlags(event: EventId, stream: StreamId, flags: c_uint) {
-        if flags > 1 {
-            return Err(Error::InvalidValue);
-        }
-        driver()?.record_event(event, stream)
+        driver()?.record_event(event, stream, flags)
     }
 
     fn cuEventQuery(event: EventId) {
@@ -201,14 +193,19 @@ api! {
 
 fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Result<()> {
     let function = function.ok_or(Error::InvalidValue)?;
-    call(stream, Arc::new(move || function(data)))
+    let raw = [function as usize as u64, data.address()];
+    let driver = driver()?;
+    let mut state = driver.lock();
+    let stream = state.stream(stream)?;
+    let call = Call { run: Arc::new(move || function(data)), raw };
+    driver.submit(state, stream, Work::Call(call))
 }
 
 fn call(stream: StreamId, function: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
     let driver = driver()?;
     let mut state = driver.lock();
     let stream = state.stream(stream)?;
-    driver.submit(state, stream, Work::Call(Call(function)))
+    driver.submit(state, stream, Work::Call(Call { run: function, raw: [0; 2] }))
 }
 
 fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {

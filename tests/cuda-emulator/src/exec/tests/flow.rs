@@ -1,5 +1,9 @@
 //! Lanes that part and meet, calls, barriers.
 
+use std::collections::HashSet;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
 use super::Setup;
 use crate::fault::Kind;
 
@@ -20,7 +24,7 @@ fn divergent_branches_meet_again() {
         32 << 16
             | if lane % 2 == 1 {
                 100
-            } else if lane % 4 == 0 {
+            } else if lane.is_multiple_of(4) {
                 2 * lane
             } else {
                 0
@@ -117,9 +121,12 @@ fn reductions_at_a_barrier_count_all_threads() {
     assert_eq!(setup.values(), [2040; 96]);
 }
 
+/// A kernel's body, its threads, and what is expected of the fault.
+type Row = (&'static str, u32, fn(&Kind) -> bool);
+
 #[test]
 fn faults_of_flow_are_told() {
-    let table: [(&str, u32, fn(&Kind) -> bool); 6] = [
+    let table: [Row; 6] = [
         ("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0; ret;", 32, |k| matches!(k, Kind::DivergentBarrier(_))),
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 1, 64; OUT: ret;", 64, |k| matches!(k, Kind::Deadlock(_))),
         ("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;", 32, |k| {
@@ -165,8 +172,8 @@ fn faults_name_block_thread_and_line() {
     assert_eq!(report.kernel, "k");
 }
 
-#[test]
-fn printf_and_assertions_speak() {
+/// A kernel whose threads each print their number.
+fn printing() -> Setup {
     let mut setup = Setup::new(
         ".local .align 8 .b8 __local[8]; mov.u64 %rd4, __local; cvta.local.u64 %rd4, %rd4; st.local.u32 [__local], %r0;
         mov.u64 %rd5, text; cvta.global.u64 %rd5, %rd5;
@@ -177,8 +184,32 @@ fn printf_and_assertions_speak() {
     setup.functions = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);
         .global .align 1 .b8 text[11] = {116, 104, 114, 101, 97, 100, 32, 37, 100, 10, 0};"
         .into();
+    setup
+}
+
+#[test]
+fn printf_speaks_in_the_order_of_lanes() {
+    let mut setup = printing();
     setup.block = 3;
     let ran = setup.run();
     ran.outcome.result.unwrap_or_else(|report| unreachable!("{report}"));
     assert_eq!(ran.printed, "thread 0\nthread 1\nthread 2\n");
+}
+
+#[test]
+fn blocks_are_spread_over_threads() {
+    // The first thread that prints waits until another one has: a single one would wait for ever.
+    let mut setup = printing();
+    setup.block = 1;
+    setup.grid = 64;
+    let seen = Arc::new((Mutex::new(HashSet::new()), Condvar::new()));
+    let outside = seen.clone();
+    setup.run_printing(Arc::new(move |_| {
+        let (threads, more) = &*seen;
+        let Ok(mut threads) = threads.lock() else { return };
+        threads.insert(std::thread::current().id());
+        more.notify_all();
+        let _met = more.wait_timeout_while(threads, Duration::from_secs(20), |threads| threads.len() < 2);
+    }));
+    assert_eq!(outside.0.lock().map(|threads| threads.len()).ok(), Some(2));
 }

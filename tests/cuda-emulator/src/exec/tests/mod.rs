@@ -4,7 +4,7 @@ mod flow;
 
 use std::sync::{Arc, Mutex};
 
-use super::{Launch, Machine, Outcome, run};
+use super::{Launch, Machine, Outcome, Sink, run};
 use crate::fault::Kind;
 use crate::mem::Space;
 use crate::{code, ptx};
@@ -42,6 +42,16 @@ impl Setup {
 
     /// Runs it; `out` is one word a thread, zero before.
     pub(super) fn run(&self) -> Ran {
+        let printed = Arc::new(Mutex::new(String::new()));
+        let sink = printed.clone();
+        let mut ran =
+            self.run_printing(Arc::new(move |text| sink.lock().unwrap_or_else(|e| e.into_inner()).push_str(text)));
+        ran.printed = printed.lock().map(|text| text.clone()).unwrap_or_default();
+        ran
+    }
+
+    /// The same, with printf's text going elsewhere.
+    pub(super) fn run_printing(&self, print: Sink) -> Ran {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
              .reg .pred %p<8>; .reg .b32 %r<24>; .reg .b64 %rd<8>;\n\
@@ -80,10 +90,9 @@ impl Setup {
             cooperative: self.cooperative,
             device: 0,
             peers: 1,
+            workspace: 0,
             id: 1,
         };
-        let printed = Arc::new(Mutex::new(String::new()));
-        let sink = printed.clone();
         let machine = Machine {
             sms: 4,
             threads: 2,
@@ -92,14 +101,13 @@ impl Setup {
             local_bytes: 4096,
             counting: true,
             footprint: true,
-            print: Arc::new(move |text| sink.lock().unwrap_or_else(|e| e.into_inner()).push_str(text)),
+            print,
         };
         let outcome = run(&launch, &view, &machine);
         let mut bytes = vec![0; threads * 4];
         view.read(out.base(), &mut bytes).unwrap_or_else(|e| unreachable!("{e}"));
         let out = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let printed = printed.lock().map(|text| text.clone()).unwrap_or_default();
-        Ran { outcome, out, printed }
+        Ran { outcome, out, printed: String::new() }
     }
 
     /// What each thread wrote, where nothing may go wrong.

@@ -5,7 +5,7 @@
 
 use super::{CACHE, POLICY, SEMANTICS, SPACES, encode, window};
 use crate::code::{Access, Action, Args, Class, Slot};
-use crate::exec::{Cx, Registers, Window};
+use crate::exec::{Cx, Registers, Window, each};
 use crate::fault::Fault;
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 
@@ -56,13 +56,16 @@ const HANDLERS: [(usize, u8, Access, Access); 12] = [
 /// `E` bytes of `bytes`, from the `index`-th such element.
 #[inline(always)]
 fn element<const N: usize, const E: usize>(bytes: &[u8; N], index: usize) -> [u8; E] {
-    std::array::from_fn(|byte| bytes[index * E + byte])
+    bytes.as_chunks::<E>().0[index]
 }
 
 /// `[u8; E]` as an integer, zero-extended.
 #[inline(always)]
 fn widen<const E: usize>(bytes: [u8; E]) -> u64 {
-    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+    let mut wide = [0; 8];
+    let count = E.min(8);
+    wide[..count].copy_from_slice(&bytes[..count]);
+    u64::from_le_bytes(wide)
 }
 
 fn load<const N: usize, const E: usize, const V: usize>(
@@ -79,17 +82,23 @@ fn load<const N: usize, const E: usize, const V: usize>(
         }
         // Registers of the type's own width take the bytes as they are: the common case, and one the compiler vectorises.
         match (E, slot.class()) {
-            (2, Class::B16) => cx.regs.set(slot, &bytes.map(|b| u16::from_le_bytes(element::<N, 2>(&b, index))), mask),
-            (4, Class::B32) => cx.regs.set(slot, &bytes.map(|b| u32::from_le_bytes(element::<N, 4>(&b, index))), mask),
-            (8, Class::B64) => cx.regs.set(slot, &bytes.map(|b| u64::from_le_bytes(element::<N, 8>(&b, index))), mask),
-            (16, Class::B128) => cx.regs.set(slot, &bytes.map(|b| u128::from_le_bytes(element(&b, index))), mask),
+            (2, Class::B16) => {
+                cx.regs.set(slot, &each(&bytes, |b| u16::from_le_bytes(element::<N, 2>(&b, index))), mask)
+            }
+            (4, Class::B32) => {
+                cx.regs.set(slot, &each(&bytes, |b| u32::from_le_bytes(element::<N, 4>(&b, index))), mask)
+            }
+            (8, Class::B64) => {
+                cx.regs.set(slot, &each(&bytes, |b| u64::from_le_bytes(element::<N, 8>(&b, index))), mask)
+            }
+            (16, Class::B128) => cx.regs.set(slot, &each(&bytes, |b| u128::from_le_bytes(element(&b, index))), mask),
             _ => {
                 let shift = if args.k & SIGNED != 0 { 64 - 8 * E.min(8) } else { 0 };
                 let extend = |b: [u8; N]| {
                     let value = widen(element::<N, E>(&b, index));
                     if shift == 0 { value } else { ((value << shift) as i64 >> shift) as u64 }
                 };
-                cx.regs.set_any(slot, &bytes.map(extend), mask);
+                cx.regs.set_any(slot, &each(&bytes, extend), mask);
             }
         }
     }

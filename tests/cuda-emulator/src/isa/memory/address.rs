@@ -1,7 +1,7 @@
 //! Addresses: cvta, isspacep, mapa, getctarank; and what only advises caches or orders memory, which has nothing to do here:
 //! prefetch, prefetchu, discard, applypriority, createpolicy, fence, membar.
 
-use crate::code::{Action, Args};
+use crate::code::{Access, Action, Args};
 use crate::exec::{Cx, Registers, window};
 use crate::fault::{Fault, Kind};
 use crate::isa::{Category, Family, Operand, Row, Value, row};
@@ -43,19 +43,17 @@ fn inside(address: u64, start: u64) -> bool {
     address.wrapping_sub(start) < window::BYTES
 }
 
-/// isspacep of a space with a window.
-fn is_in_window(regs: &mut Registers, args: &Args, mask: u32) {
-    let start = start(args);
-    let held = regs.get::<u64>(args.s[1]).iter().rev().fold(0, |bits, &a| bits << 1 | u32::from(inside(a, start)));
-    regs.set_pred(args.s[0], held, mask);
-}
-
-/// isspacep.global: what lies in none of the windows. (Constant memory has none here, as on current hardware, where its
-/// generic addresses are global ones.)
-fn is_global(regs: &mut Registers, args: &Args, mask: u32) {
+/// isspacep: a space with a window is that window; what is in none is global memory, but for what is constant.
+fn is_in(cx: &mut Cx<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Result<(), Box<Fault>> {
+    let (addresses, start) = (cx.regs.get::<u64>(args.s[1]), start(args));
     let windowed = |a: u64| [window::SHARED, window::LOCAL, window::PARAM].iter().any(|&start| inside(a, start));
-    let held = regs.get::<u64>(args.s[1]).iter().rev().fold(0, |bits, &a| bits << 1 | u32::from(!windowed(a)));
-    regs.set_pred(args.s[0], held, mask);
+    let holds = |a: u64| match constant {
+        Some(constant) => !windowed(a) && cx.global.is_constant(a) == constant,
+        None => inside(a, start),
+    };
+    let held = addresses.iter().rev().fold(0, |bits, &a| bits << 1 | u32::from(holds(a)));
+    cx.regs.set_pred(args.s[0], held, mask);
+    Ok(())
 }
 
 /// mapa: the address of the same variable in another block of the cluster. Clusters have one block, so only rank 0 exists.
@@ -92,12 +90,12 @@ fn conversions(rows: &mut Vec<Row>) {
         let k = encode(start);
         rows.push(row(format!("cvta.{space}.u64"), &wide, Category::Move, k, Action::Compute(to_generic)));
         rows.push(row(format!("cvta.to.{space}.u64"), &wide, Category::Move, k, Action::Compute(from_generic)));
-        let action = match space {
-            "global" => is_global,
-            "const" => zero,
-            _ => is_in_window,
+        let action: Access = match space {
+            "global" => |cx, args, mask| is_in(cx, args, mask, Some(false)),
+            "const" => |cx, args, mask| is_in(cx, args, mask, Some(true)),
+            _ => |cx, args, mask| is_in(cx, args, mask, None),
         };
-        rows.push(row(format!("isspacep.{space}"), &test, Category::Predicate, k, Action::Compute(action)));
+        rows.push(row(format!("isspacep.{space}"), &test, Category::Predicate, k, Action::Access(action)));
     }
     for (name, address) in
         [("u64", Value::B64), ("shared::cluster.u32", Value::B32), ("shared::cluster.u64", Value::B64)]

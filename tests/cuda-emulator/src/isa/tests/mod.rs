@@ -3,10 +3,16 @@
 mod bits;
 mod carry;
 mod compare;
+mod compare_float;
+mod convert;
+mod float;
+mod formats;
+mod half;
 mod integer;
 mod logic;
 mod matrix;
 mod moves;
+mod vector;
 mod video;
 mod video_scalar;
 

@@ -3,9 +3,12 @@
 //! A value that cannot be understood is a message on stderr, and `cuInit` answers CUDA_ERROR_INVALID_VALUE. Lists are separated
 //! by commas, one value per device; a single value counts for all. [`SETTINGS`] is the whole of it.
 
+mod read;
+
 use std::path::PathBuf;
 
 use super::spec::Spec;
+use read::{amount, bytes, choice, driver_version, list, number, pci, peers, put};
 
 /// One setting: its name, what it says (with default), and how its text is read.
 pub struct Setting {
@@ -97,8 +100,16 @@ pub const SETTINGS: &[Setting] = &[
         read: |raw, text| put(&mut raw.time.kernel_us, amount(text)),
     },
     Setting {
+        name: "CUDAEMU_KERNELS_AT_ONCE",
+        help: "simulated time: kernels that a device runs at once, 1 to 128 (1)",
+        read: |raw, text| {
+            raw.time.kernels_at_once = number(text, 1, 128)? as u32;
+            Ok(())
+        },
+    },
+    Setting {
         name: "CUDAEMU_LAUNCH_US",
-        help: "simulated time: microseconds between the launch and the kernel's start (off)",
+        help: "simulated time: microseconds that the launch of a kernel or graph takes the calling thread, before it can start (off)",
         read: |raw, text| put(&mut raw.time.launch_us, amount(text)),
     },
     Setting {
@@ -145,7 +156,7 @@ pub enum Counts {
 pub struct Time {
     /// Microseconds a kernel takes.
     pub kernel_us: Option<f64>,
-    /// Microseconds from launch to start.
+    /// Microseconds that a launch takes the calling thread.
     pub launch_us: Option<f64>,
     /// Gigabytes a second between host and device.
     pub host_gbps: Option<f64>,
@@ -153,6 +164,8 @@ pub struct Time {
     pub peer_gbps: Option<f64>,
     /// Gigabytes a second within a device.
     pub device_gbps: Option<f64>,
+    /// Kernels that a device runs at once; 0 counts as 1.
+    pub kernels_at_once: u32,
 }
 
 /// The settings as they were given.
@@ -380,70 +393,6 @@ impl Pci {
         };
         (pci.domain <= 0xffff && pci.bus <= 0xff && pci.device <= 0x1f).then_some(pci)
     }
-}
-
-fn put<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
-    *place = Some(value?);
-    Ok(())
-}
-
-fn list<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
-    text.split(',').map(|entry| read(entry.trim())).collect()
-}
-
-fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
-    let number = text.parse::<u64>().map_err(|_| format!("{text:?} is no whole number"))?;
-    match (least..=most).contains(&number) {
-        true => Ok(number),
-        false => Err(format!("{number} is not within {least} to {most}")),
-    }
-}
-
-fn amount(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(amount) if amount.is_finite() && amount > 0.0 => Ok(amount),
-        _ => Err(format!("{text:?} is no positive number")),
-    }
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    // 64 TB: what the address space of a device holds.
-    number(digits, 1, (1 << 46) >> shift).map(|number| number << shift)
-}
-
-fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
-    let found = choices.iter().find(|(name, _)| *name == text);
-    found.map(|&(_, value)| value).ok_or_else(|| format!("{text:?} is none of the choices"))
-}
-
-fn pci(text: &str) -> Result<Pci, String> {
-    Pci::parse(text).ok_or_else(|| format!("{text:?} is no PCI address"))
-}
-
-fn peers(text: &str) -> Result<Peers, String> {
-    match text {
-        "all" => Ok(Peers::All),
-        "none" | "" => Ok(Peers::Pairs(Vec::new())),
-        pairs => list(pairs, |pair| {
-            let (a, b) = pair.split_once('-').ok_or_else(|| format!("{pair:?} is no pair"))?;
-            Ok((number(a, 0, 63)? as usize, number(b, 0, 63)? as usize))
-        })
-        .map(Peers::Pairs),
-    }
-}
-
-fn driver_version(text: &str) -> Result<u32, String> {
-    let version = match text.split_once('.') {
-        Some((major, minor)) => number(major, 1, 99)? * 1000 + number(minor, 0, 99)? * 10,
-        None => number(text, 1000, 99_990)?,
-    };
-    Ok(version as u32)
 }
 
 #[cfg(test)]

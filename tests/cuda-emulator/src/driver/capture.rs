@@ -1,0 +1,185 @@
+//! Stream capture: calls that record into a graph instead of a stream.
+
+use std::thread;
+
+use super::error::{Error, Result};
+use super::graph::{CopyRequest, Node};
+use super::handle::{ContextId, GraphId, NodeId, StreamId};
+use super::launch::Request;
+use super::{Driver, Guard, State};
+use crate::code;
+use crate::engine::{CaptureMode, StreamKind, Work};
+
+/// What `cuStreamGetCaptureInfo` tells.
+#[derive(Debug, Default)]
+pub struct CaptureInfo {
+    /// `CUstreamCaptureStatus`: 0 none, 1 active, 2 invalidated.
+    pub status: u32,
+    /// Number of the capture.
+    pub id: u64,
+    /// What is recorded into, while that is active.
+    pub graph: GraphId,
+    /// Address of the nodes that the next one will wait for. The array is the driver's; it stays until the stream's capture goes on.
+    pub nodes: u64,
+    /// How many.
+    pub count: usize,
+}
+
+impl State {
+    /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and nodes that the first one waits for.
+    pub fn begin_capture(&mut self, stream: StreamId, mode: u32, given: Option<(GraphId, Vec<NodeId>)>) -> Result<()> {
+        let stream = self.stream(stream)?;
+        let mode = CaptureMode::new(mode)?;
+        if self.streams.get(stream)?.kind == StreamKind::Legacy {
+            return Err(Error::StreamCaptureUnsupported);
+        }
+        if self.captures.of(stream).is_some() {
+            return Err(Error::IllegalState);
+        }
+        let (graph, given) = match given {
+            Some((graph, nodes)) => {
+                let found = self.graphs.get(graph)?;
+                nodes.iter().try_for_each(|&node| found.payload(node).map(drop))?;
+                (graph, Some(nodes))
+            }
+            None => (self.graphs.create(), None),
+        };
+        self.captures.begin(stream, mode, thread::current().id(), graph, given)
+    }
+
+    /// What `cuStreamIsCapturing` and `cuStreamGetCaptureInfo` tell.
+    pub fn capture_info(&mut self, stream: StreamId) -> Result<CaptureInfo> {
+        let id = match crate::engine::special(stream) {
+            Some(kind) => {
+                let context = self.current()?;
+                self.streams.default_of(context, kind)
+            }
+            None => stream,
+        };
+        let own = self.streams.get(id)?;
+        if own.kind == StreamKind::Legacy && !self.implicated(own.context).is_empty() {
+            // Asking does no harm, unlike using.
+            return Err(Error::StreamCaptureImplicit);
+        }
+        let Some(capture) = self.captures.of(id) else { return Ok(CaptureInfo::default()) };
+        let (status, number) = (capture.status(), capture.id);
+        let (graph, nodes) = self.captures.next(id).unwrap_or_default();
+        let (nodes, count) = (nodes.as_ptr().expose_provenance() as u64, nodes.len());
+        Ok(CaptureInfo { status, id: number, graph, nodes, count })
+    }
+
+    /// `cuStreamUpdateCaptureDependencies`
+    pub fn update_capture(&mut self, stream: StreamId, nodes: &[NodeId], replace: bool) -> Result<()> {
+        let stream = self.stream(stream)?;
+        let (graph, _) = self.captures.next(stream)?;
+        let graph = self.graphs.get(graph)?;
+        nodes.iter().try_for_each(|&node| graph.payload(node).map(drop))?;
+        self.captures.update(stream, nodes, replace)
+    }
+
+    /// Capturing streams of a context that the legacy default stream would have to wait for.
+    fn implicated(&self, context: ContextId) -> Vec<StreamId> {
+        if self.captures.none() {
+            return Vec::new();
+        }
+        let streams = self.streams.of_context(context).filter(|(id, stream)| {
+            matches!(stream.kind, StreamKind::Blocking | StreamKind::PerThread(_)) && self.captures.of(*id).is_some()
+        });
+        streams.map(|(id, _)| id).collect()
+    }
+
+    /// The legacy default stream cannot be used while a stream that it would wait for is captured.
+    pub(super) fn check_legacy(&mut self, stream: StreamId) -> Result<()> {
+        let own = self.streams.get(stream)?;
+        if own.kind != StreamKind::Legacy {
+            return Ok(());
+        }
+        let implicated = self.implicated(own.context);
+        self.captures.touch(implicated, Error::StreamCaptureImplicit)
+    }
+
+    /// The host asks about a stream's work, or waits for it.
+    pub(super) fn host_asks(&mut self, stream: StreamId) -> Result<()> {
+        self.captures.touch([stream], Error::StreamCaptureUnsupported)
+    }
+
+    /// The host waits for all of a context.
+    pub(super) fn host_asks_context(&mut self, context: ContextId) -> Result<()> {
+        if self.captures.none() {
+            return Ok(());
+        }
+        let streams: Vec<StreamId> = self.streams.of_context(context).map(|(id, _)| id).collect();
+        self.captures.touch(streams, Error::StreamCaptureUnsupported)
+    }
+
+    /// A call that is unsafe while something is captured.
+    pub(super) fn unsafe_call(&mut self) -> Result<()> {
+        self.captures.unsafe_call(thread::current().id())
+    }
+
+    /// Appends a node to a capturing stream.
+    pub(super) fn append(&mut self, stream: StreamId, node: Node) -> Result<NodeId> {
+        let (graph, after) = self.captures.next(stream)?;
+        let after = after.to_vec();
+        let node = self.graphs.add(graph, &after, node)?;
+        self.captures.advance(stream, node);
+        Ok(node)
+    }
+
+    /// Appends a stream's work to what is captured; fails, and ends what can come of the capture, for work that no node does.
+    pub(super) fn capture(&mut self, stream: StreamId, work: Work) -> Result<()> {
+        let context = self.streams.get(stream)?.context;
+        match self.node_of(work, context) {
+            Ok(node) => self.append(stream, node).map(drop),
+            Err(error) => {
+                let id = self.captures.of(stream).map(|capture| capture.id);
+                self.captures.invalidate(|capture| Some(capture.id) == id);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Driver {
+    /// `cuStreamEndCapture`: the graph.
+    pub fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        let State { captures, graphs, .. } = &mut *state;
+        let ended = captures.end(stream, thread::current().id(), |graph, nodes| {
+            graphs.get(graph).map(|graph| graph.ancestors(nodes)).unwrap_or_default()
+        })?;
+        drop(state);
+        match ended.result {
+            Ok(()) => Ok(ended.graph),
+            Err(error) => {
+                if !ended.given {
+                    self.destroy_graph(ended.graph)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// A launch into a capturing stream.
+    pub(super) fn capture_launch(
+        &self,
+        mut state: Guard<'_>,
+        request: Request,
+        stream: StreamId,
+        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+    ) -> Result<()> {
+        let node = self.kernel_node(&mut state, request, params)?;
+        if node.context() != Some(state.streams.get(stream)?.context) {
+            return Err(Error::InvalidHandle);
+        }
+        state.append(stream, node).map(drop)
+    }
+
+    /// A copy into a capturing stream.
+    pub(super) fn capture_copy(&self, mut state: Guard<'_>, request: CopyRequest, stream: StreamId) -> Result<()> {
+        let context = state.streams.get(stream)?.context;
+        let node = self.copy_node(request, context)?;
+        state.append(stream, node).map(drop)
+    }
+}

@@ -1,0 +1,182 @@
+//! Making and changing graphs.
+
+use super::{Entry, Graphs, Leavings, Node};
+use crate::driver::error::{Error, Result};
+use crate::driver::handle::{GraphId, NodeId};
+use crate::engine::{Edge, Graph};
+
+impl Graphs {
+    /// `cuGraphCreate`
+    pub fn create(&mut self) -> GraphId {
+        let id = self.new_id();
+        self.graphs.insert(Entry { id, ..Entry::default() })
+    }
+
+    /// `cuGraphDestroy`: the graphs of its child nodes go with it.
+    pub fn destroy(&mut self, graph: GraphId) -> Result<Leavings> {
+        if self.entry(graph)?.owned {
+            return Err(Error::InvalidValue);
+        }
+        let mut leavings = Leavings::default();
+        self.drop_graph(graph, &mut leavings);
+        Ok(leavings)
+    }
+
+    fn drop_graph(&mut self, graph: GraphId, leavings: &mut Leavings) {
+        let Ok(entry) = self.graphs.remove(graph) else { return };
+        for (id, node) in entry.graph.iter() {
+            // Every node of a graph is in the table.
+            let _ = self.nodes.remove(id);
+            self.drop_node(node, leavings);
+        }
+        for (object, count) in entry.objects {
+            leavings.calls.extend(self.drop_references(object, count));
+        }
+    }
+
+    fn drop_node(&mut self, node: &Node, leavings: &mut Leavings) {
+        match node {
+            Node::Child(child) => self.drop_graph(*child, leavings),
+            Node::Alloc(memory) => leavings.memory.extend(self.drop_use(memory.address)),
+            _ => {}
+        }
+    }
+
+    /// Adds a node that waits for others of the graph.
+    pub fn add(&mut self, graph: GraphId, after: &[NodeId], node: Node) -> Result<NodeId> {
+        let entry = self.graphs.get_mut(graph)?;
+        let id = self.nodes.reserve();
+        entry.graph.add(id, node, after)?;
+        self.nodes.put(id, graph);
+        Ok(id)
+    }
+
+    /// `cuGraphAddChildGraphNode`: the node holds a copy.
+    pub fn add_child(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
+        self.entry(graph)?;
+        let copy = self.copy(child)?;
+        self.adopt(graph, after, copy)
+    }
+
+    /// Adds a node that holds a graph made for it.
+    pub(super) fn adopt(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
+        self.graphs.get_mut(child)?.owned = true;
+        let added = self.add(graph, after, Node::Child(child));
+        if added.is_err() {
+            // A copy has neither memory nor, yet, launches: nothing has to be waited for.
+            self.drop_graph(child, &mut Leavings::default());
+        }
+        added
+    }
+
+    /// `cuGraphDestroyNode`. Nodes of memory stay, as with the driver.
+    pub fn destroy_node(&mut self, node: NodeId) -> Result<Leavings> {
+        let graph = self.graph_of(node)?;
+        let mut leavings = Leavings::default();
+        if matches!(self.node(node)?, Node::Alloc(_) | Node::Free(_)) {
+            return Err(Error::NotSupported);
+        }
+        let payload = self.graphs.get_mut(graph)?.graph.remove(node)?;
+        self.nodes.remove(node)?;
+        self.drop_node(&payload, &mut leavings);
+        Ok(leavings)
+    }
+
+    /// `cuGraphClone`: memory has one owner, so graphs with memory nodes cannot be cloned.
+    pub fn copy(&mut self, graph: GraphId) -> Result<GraphId> {
+        let entry = self.entry(graph)?;
+        if entry.graph.iter().any(|(_, node)| matches!(node, Node::Alloc(_) | Node::Free(_))) {
+            return Err(Error::NotSupported);
+        }
+        let objects = entry.objects.clone();
+        let Self { graphs, nodes, .. } = self;
+        let (mut copy, names) = graphs.get(graph)?.graph.copy(|| nodes.reserve());
+        for (_, node) in copy.iter_mut() {
+            if let Node::Child(child) = node {
+                let inner = self.copy(*child)?;
+                self.graphs.get_mut(inner)?.owned = true;
+                *child = inner;
+            }
+        }
+        let id = self.new_id();
+        for (&object, &count) in &objects {
+            self.add_references(object, count)?;
+        }
+        let made =
+            self.graphs.insert(Entry { graph: copy, id, owned: false, copied: Some((graph, names.clone())), objects });
+        for node in names.into_values() {
+            self.nodes.put(node, made);
+        }
+        Ok(made)
+    }
+
+    /// `cuGraphNodeFindInClone`
+    pub fn in_clone(&self, original: NodeId, clone: GraphId) -> Result<NodeId> {
+        let (from, names) = self.entry(clone)?.copied.as_ref().ok_or(Error::InvalidValue)?;
+        if let Some(&found) = names.get(&original) {
+            // It may have been destroyed since.
+            return self.get(clone)?.payload(found).map(|_| found);
+        }
+        // It may lie in the graph of a child node, of which the clone has a copy.
+        let inner =
+            self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, Node::Child(_)));
+        let inner = inner.filter_map(|(id, _)| match self.node(*names.get(&id)?).ok()? {
+            Node::Child(child) => Some(*child),
+            _ => None,
+        });
+        inner.into_iter().find_map(|child| self.in_clone(original, child).ok()).ok_or(Error::InvalidValue)
+    }
+
+    /// `cuGraphAddDependencies`
+    pub fn connect(&mut self, graph: GraphId, edges: &[Edge]) -> Result<()> {
+        self.graphs.get_mut(graph)?.graph.connect(edges)
+    }
+
+    /// `cuGraphRemoveDependencies`
+    pub fn disconnect(&mut self, graph: GraphId, edges: &[Edge]) -> Result<()> {
+        self.graphs.get_mut(graph)?.graph.disconnect(edges)
+    }
+
+    /// Replaces what a node does; it must stay of its kind.
+    pub fn set(&mut self, node: NodeId, new: Node) -> Result<()> {
+        let graph = self.graph_of(node)?;
+        let payload = self.graphs.get_mut(graph)?.graph.payload_mut(node)?;
+        if payload.kind() != new.kind() || matches!(new, Node::Child(_) | Node::Alloc(_) | Node::Free(_)) {
+            return Err(Error::InvalidValue);
+        }
+        *payload = new;
+        Ok(())
+    }
+
+    /// The graph in the DOT language, with those of its child nodes.
+    pub fn dot(&self, graph: GraphId) -> Result<String> {
+        let mut text = String::from("digraph dot {\n");
+        self.dot_part(graph, &mut text)?;
+        text.push_str("}\n");
+        Ok(text)
+    }
+
+    fn dot_part(&self, graph: GraphId, text: &mut String) -> Result<()> {
+        use crate::driver::handle::Handle;
+        let entry = self.entry(graph)?;
+        let name = |node: NodeId| format!("\"graph_{}_node_{:x}\"", entry.id, node.raw() >> 4 & 0xff_ffff);
+        text.push_str(&format!("subgraph cluster_{} {{\nlabel=\"graph_{}\"\n", entry.id, entry.id));
+        for (id, node) in entry.graph.iter() {
+            text.push_str(&format!(
+                "{} [shape=\"rectangle\" label=\"{}\"];\n",
+                name(id),
+                node.label().replace('"', "'")
+            ));
+        }
+        for (from, to) in entry.graph.edges() {
+            text.push_str(&format!("{} -> {};\n", name(from), name(to)));
+        }
+        for (_, node) in entry.graph.iter() {
+            if let Node::Child(child) = node {
+                self.dot_part(*child, text)?;
+            }
+        }
+        text.push_str("}\n");
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! Instantiating, updating and launching.
+
+use std::collections::BTreeMap;
+
+use super::{Exec, Graphs, Leavings, Node, Refused};
+use crate::driver::error::{Error, Result};
+use crate::driver::handle::{ContextId, GraphExecId, GraphId, NodeId, StreamId};
+use crate::driver::{Driver, Guard, State};
+use crate::engine::{Mismatch, Plan, Point, Step, Work};
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
+const AUTO_FREE: u64 = 1;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+pub const UPLOAD: u64 = 2;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`
+const DEVICE_LAUNCH: u64 = 4;
+/// All of them; the last one is the nodes' own priorities, which change no result.
+const FLAGS: u64 = 15;
+
+/// What came of an update: `CUgraphExecUpdateResultInfo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Updated {
+    /// `CUgraphExecUpdateResult`; 0 is success.
+    pub result: u32,
+    /// The new graph's node that did not fit.
+    pub node: NodeId,
+    /// Its counterpart in the old graph.
+    pub from: NodeId,
+}
+
+impl Graphs {
+    fn plan(&self, graph: GraphId) -> Result<Plan<Node>> {
+        Plan::new(self.get(graph)?, &|child| self.get(child).ok())
+    }
+
+    /// `cuGraphInstantiate`
+    pub fn instantiate(&mut self, graph: GraphId, flags: u64) -> Result<GraphExecId> {
+        if flags & !FLAGS != 0 || flags & (AUTO_FREE | DEVICE_LAUNCH) == AUTO_FREE | DEVICE_LAUNCH {
+            return Err(Error::InvalidValue);
+        }
+        if flags & DEVICE_LAUNCH != 0 {
+            return Err(Error::NotSupported);
+        }
+        let plan = self.plan(graph)?;
+        let allocated = plan.steps().iter().filter_map(|step| match &step.payload {
+            Some(Node::Alloc(memory)) => Some(memory.address),
+            _ => None,
+        });
+        let memory: Vec<u64> = allocated.collect();
+        // Memory is used by one instantiation at a time.
+        if self.execs.iter().any(|(_, exec)| exec.memory.iter().any(|address| memory.contains(address))) {
+            return Err(Error::InvalidValue);
+        }
+        let objects = self.entry(graph)?.objects.clone();
+        for (&object, &count) in &objects {
+            self.add_references(object, count)?;
+        }
+        memory.iter().for_each(|&address| self.add_use(address));
+        let id = self.new_id();
+        Ok(self.execs.insert(Exec { plan, flags, id, last: None, objects, memory }))
+    }
+
+    /// Ends an exec. What was launched goes on.
+    fn drop_exec(&mut self, exec: GraphExecId) -> Result<(Leavings, Option<Point>)> {
+        let gone = self.execs.remove(exec)?;
+        let mut leavings = Leavings::default();
+        for (object, count) in gone.objects {
+            leavings.calls.extend(self.drop_references(object, count));
+        }
+        for address in gone.memory {
+            leavings.memory.extend(self.drop_use(address));
+        }
+        Ok((leavings, gone.last))
+    }
+
+    /// `cuGraphExecUpdate`
+    pub fn update(&mut self, exec: GraphExecId, graph: GraphId) -> Result<Updated> {
+        let new = self.plan(graph)?;
+        let exec = self.execs.get_mut(exec)?;
+        let memory = |step: &Step<Node>| matches!(step.payload, Some(Node::Alloc(_) | Node::Free(_)));
+        let none = NodeId::default();
+        if exec.plan.steps().iter().any(memory) {
+            return Ok(Updated { result: Refused::Unsupported as u32, node: none, from: none });
+        }
+        Ok(match exec.plan.update(&new, Node::fits) {
+            Ok(()) => Updated { result: 0, node: none, from: none },
+            Err(Mismatch::Topology(node)) => Updated { result: 2, node: node.unwrap_or_default(), from: none },
+            Err(Mismatch::Node(node, from, reason)) => Updated { result: reason as u32, node, from },
+        })
+    }
+
+    /// Replaces what one node of an exec does: `cuGraphExecKernelNodeSetParams` and its kin.
+    pub fn set_step(&mut self, exec: GraphExecId, node: NodeId, new: Node) -> Result<()> {
+        let step = self.execs.get_mut(exec)?.plan.step_mut(node)?;
+        let old = step.payload.as_mut().ok_or(Error::InvalidValue)?;
+        Node::fits(old, &new).map_err(|_| Error::InvalidValue)?;
+        *old = new;
+        Ok(())
+    }
+
+    /// `cuGraphExecChildGraphNodeSetParams`
+    pub fn set_child(&mut self, exec: GraphExecId, node: NodeId, child: GraphId) -> Result<()> {
+        let new = self.plan(child)?;
+        let exec = self.execs.get_mut(exec)?;
+        exec.plan.update_child(node, &new, Node::fits).map_err(|_| Error::InvalidValue)
+    }
+
+    /// `cuGraphNodeSetEnabled`
+    pub fn enable(&mut self, exec: GraphExecId, node: NodeId, enabled: bool) -> Result<()> {
+        let step = self.execs.get_mut(exec)?.plan.step_mut(node)?;
+        if !step.payload.as_ref().is_some_and(Node::can_be_disabled) {
+            return Err(Error::InvalidValue);
+        }
+        step.enabled = enabled;
+        Ok(())
+    }
+
+    /// A graph of what an exec does now: a launch that is captured.
+    pub(in crate::driver) fn graph_of_exec(&mut self, exec: GraphExecId) -> Result<GraphId> {
+        let plan = self.execs.get(exec)?.plan.clone();
+        if plan.steps().iter().any(|step| matches!(step.payload, Some(Node::Alloc(_) | Node::Free(_)))) {
+            return Err(Error::NotSupported);
+        }
+        let graph = self.create();
+        let mut nodes = Vec::new();
+        for step in plan.steps() {
+            let after: Vec<NodeId> = step.after.iter().map(|&step| nodes[step]).collect();
+            let payload = step.payload.clone().filter(|_| step.enabled).unwrap_or(Node::Empty);
+            nodes.push(self.add(graph, &after, payload)?);
+        }
+        Ok(graph)
+    }
+}
+
+impl Driver {
+    /// `cuGraphUpload`: there is nothing to prepare.
+    pub fn upload_graph(&self, exec: GraphExecId, stream: StreamId) -> Result<()> {
+        let mut state = self.lock();
+        state.graphs.exec_number(exec)?;
+        state.stream(stream).map(drop)
+    }
+
+    /// `cuGraphLaunch`
+    pub fn launch_graph(&self, exec: GraphExecId, stream: StreamId) -> Result<()> {
+        let mut state = self.lock();
+        let stream = state.stream(stream)?;
+        if state.captures.records(stream)? {
+            let child = state.graphs.graph_of_exec(exec)?;
+            let (graph, after) = state.captures.next(stream)?;
+            let after = after.to_vec();
+            let node = state.graphs.adopt(graph, &after, child)?;
+            state.captures.advance(stream, node);
+            return Ok(());
+        }
+        let context = state.streams.get(stream)?.context;
+        let graphs = &mut state.graphs;
+        let found = graphs.execs.get(exec)?;
+        let (steps, last) = (found.plan.steps().to_vec(), found.last);
+        let auto_free = found.flags & AUTO_FREE != 0;
+        graphs.book(steps.iter().filter_map(|step| step.payload.as_ref()), auto_free)?;
+        state.streams.launched();
+        let end = self.run_plan(&mut state, &steps, last, stream, context)?;
+        state.graphs.execs.get_mut(exec)?.last = Some(end);
+        self.perhaps_run(state);
+        Ok(())
+    }
+
+    /// `cuGraphExecDestroy`
+    pub fn destroy_exec(&self, exec: GraphExecId) -> Result<()> {
+        let mut state = self.lock();
+        let (leavings, last) = state.graphs.drop_exec(exec)?;
+        self.leave(state, leavings, last);
+        Ok(())
+    }
+
+    /// `cuGraphDestroy`
+    pub fn destroy_graph(&self, graph: GraphId) -> Result<()> {
+        let mut state = self.lock();
+        let leavings = state.graphs.destroy(graph)?;
+        self.leave(state, leavings, None);
+        Ok(())
+    }
+
+    /// `cuGraphDestroyNode`
+    pub fn destroy_node(&self, node: NodeId) -> Result<()> {
+        let mut state = self.lock();
+        let leavings = state.graphs.destroy_node(node)?;
+        self.leave(state, leavings, None);
+        Ok(())
+    }
+
+    /// Gives memory back and calls destructors, after the last launch that may use them.
+    fn leave<'a>(&'a self, mut state: Guard<'a>, leavings: Leavings, last: Option<Point>) {
+        for address in leavings.memory {
+            let Some(context) = state.memory.get(address).map(|owner| owner.context) else { continue };
+            let stream = state.streams.create_hidden(context);
+            // The stream was just made.
+            let _ = state.streams.submit_after(stream, Work::Free(address), last.into_iter().collect());
+        }
+        let used = last.is_some_and(|last| !state.streams.reached(last));
+        let owner = last.filter(|_| used).and_then(|last| state.streams.context_of(last.stream));
+        match owner {
+            Some(context) => {
+                for call in leavings.calls {
+                    let stream = state.streams.create_hidden(context);
+                    // The stream was just made.
+                    let _ = state.streams.submit_after(stream, Work::Call(call), last.into_iter().collect());
+                }
+            }
+            None => {
+                drop(state);
+                leavings.calls.iter().for_each(|call| (call.run)());
+            }
+        }
+    }
+}
+
+impl Driver {
+    /// Submits a plan's steps as work that waits for the stream's work so far, and makes the stream wait for all of it. Steps that follow
+    /// one another alone share a hidden stream; all others have one of their own, so that the order among them is free.
+    fn run_plan(
+        &self,
+        state: &mut State,
+        steps: &[Step<Node>],
+        last: Option<Point>,
+        stream: StreamId,
+        context: ContextId,
+    ) -> Result<Point> {
+        let start = state.streams.submit_after(stream, Work::Wait, last.into_iter().collect())?;
+        let mut points: Vec<Point> = Vec::with_capacity(steps.len());
+        // The step that each hidden stream ends with.
+        let mut tails: BTreeMap<usize, StreamId> = BTreeMap::new();
+        let mut ends = vec![true; steps.len()];
+        for (index, step) in steps.iter().enumerate() {
+            let payload = step.payload.as_ref().filter(|_| step.enabled);
+            let own = payload
+                .and_then(Node::context)
+                .filter(|&context| state.contexts.get(context).is_ok())
+                .unwrap_or(context);
+            let mut after: Vec<Point> = step.after.iter().map(|&before| points[before]).collect();
+            if after.is_empty() {
+                after.push(start);
+            }
+            if let Some(Node::Wait(event)) = payload {
+                after.extend(state.events.get(*event).ok().and_then(|event| event.recorded));
+            }
+            let follows = match step.after[..] {
+                [before] => tails.remove(&before).filter(|&stream| state.streams.context_of(stream) == Some(own)),
+                _ => None,
+            };
+            let hidden = match follows {
+                Some(stream) => stream,
+                None => state.streams.create_hidden(own),
+            };
+            let mut work = payload.map_or(Work::Wait, Node::work);
+            if let Work::Launch(launch) = &mut work {
+                launch.launch.peers = state.reach(own)?;
+                let owner = state.contexts.get_mut(own)?;
+                launch.launch.id = owner.launches;
+                owner.launches += 1;
+            }
+            let cost = self.cost(state, own, &work);
+            let point = state.streams.submit_costing(hidden, work, after, cost)?;
+            if let Some(Node::Record(event)) = payload
+                && let Ok(event) = state.events.get_mut(*event)
+            {
+                (event.recorded, event.time) = (Some(point), None);
+            }
+            step.after.iter().for_each(|&before| ends[before] = false);
+            tails.insert(index, hidden);
+            points.push(point);
+        }
+        let after = points.iter().zip(ends).filter(|(_, end)| *end).map(|(&point, _)| point).collect();
+        state.streams.submit_after(stream, Work::Wait, after)
+    }
+}

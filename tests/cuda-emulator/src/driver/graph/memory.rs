@@ -1,0 +1,154 @@
+//! Memory that graphs allocate.
+//!
+//! A node that allocates has its memory from when it is made, at an address that stays: the memory is given back when the graph and
+//! all that was instantiated of it are gone. Launches only keep the books of what is in use between allocating and freeing nodes.
+
+use super::{AllocNode, Graphs, Node};
+use crate::driver::Driver;
+use crate::driver::error::{Error, Result};
+use crate::driver::handle::{ContextId, GraphId, NodeId};
+use crate::driver::memory::{How, refused};
+use crate::driver::{Guard, State};
+
+/// Memory of one allocating node.
+#[derive(Clone, Copy, Debug)]
+pub struct GraphMemory {
+    node: AllocNode,
+    /// The graph, and what was instantiated of it.
+    users: u32,
+    /// Between allocation and free, by what was launched so far.
+    live: bool,
+}
+
+impl Graphs {
+    /// What the driver knows of memory at an address.
+    pub fn memory(&self, address: u64) -> Option<AllocNode> {
+        self.memory.get(&address).map(|memory| memory.node)
+    }
+
+    /// One more that uses it.
+    pub(super) fn add_use(&mut self, address: u64) {
+        if let Some(memory) = self.memory.get_mut(&address) {
+            memory.users += 1;
+        }
+    }
+
+    /// One user less; the address, if the memory is to be given back.
+    pub(super) fn drop_use(&mut self, address: u64) -> Option<u64> {
+        let memory = self.memory.get_mut(&address)?;
+        memory.users = memory.users.saturating_sub(1);
+        if memory.users > 0 || memory.live {
+            return None;
+        }
+        self.memory.remove(&address).map(|_| address)
+    }
+
+    /// The program frees it: whether it is to be given back, for no graph is left. None: it is not in use, or not a graph's.
+    pub fn free_by_program(&mut self, address: u64) -> Option<bool> {
+        let memory = self.memory.get_mut(&address).filter(|memory| memory.live)?;
+        memory.live = false;
+        let last = memory.users == 0;
+        if last {
+            self.memory.remove(&address);
+        }
+        Some(last)
+    }
+
+    /// Keeps the books of one launch. Memory that is in use cannot be allocated again, unless it is freed first by the launch
+    /// (`auto_free`).
+    pub(super) fn book<'a>(&mut self, nodes: impl Iterator<Item = &'a Node> + Clone, auto_free: bool) -> Result<()> {
+        let in_use = |address: &u64| self.memory.get(address).is_some_and(|memory| memory.live);
+        let allocated = |node: &&Node| matches!(node, Node::Alloc(memory) if in_use(&memory.address));
+        if !auto_free && nodes.clone().any(|node| allocated(&node)) {
+            return Err(Error::InvalidValue);
+        }
+        for node in nodes {
+            let (address, live) = match node {
+                Node::Alloc(memory) => (memory.address, true),
+                Node::Free(address) => (*address, false),
+                _ => continue,
+            };
+            if let Some(memory) = self.memory.get_mut(&address) {
+                memory.live = live;
+                let device = memory.node.device;
+                let used = self.used(device);
+                let high = self.high.entry(device).or_default();
+                *high = used.max(*high);
+            }
+        }
+        Ok(())
+    }
+
+    fn used(&self, device: u32) -> u64 {
+        self.sum(device, |memory| memory.live)
+    }
+
+    fn sum(&self, device: u32, which: impl Fn(&GraphMemory) -> bool) -> u64 {
+        let memory = self.memory.values().filter(|memory| memory.node.device == device && which(memory));
+        memory.map(|memory| memory.node.bytes).sum()
+    }
+
+    /// `cuDeviceGetGraphMemAttribute`: used now, used at most, reserved now, reserved at most.
+    pub fn memory_attribute(&self, device: u32, attribute: u32) -> Result<u64> {
+        let reserved = self.sum(device, |_| true);
+        let high = self.high.get(&device).copied().unwrap_or(0);
+        match attribute {
+            0 => Ok(self.used(device)),
+            1 => Ok(high),
+            2 => Ok(reserved),
+            3 => Ok(high.max(reserved)),
+            _ => Err(Error::InvalidValue),
+        }
+    }
+
+    /// `cuDeviceSetGraphMemAttribute`: the most can be set back to 0, and that is what is used now.
+    pub fn reset_memory_attribute(&mut self, device: u32, attribute: u32, value: u64) -> Result<()> {
+        if !matches!(attribute, 1 | 3) || value != 0 {
+            return Err(Error::InvalidValue);
+        }
+        let used = self.used(device);
+        self.high.insert(device, used);
+        Ok(())
+    }
+}
+
+impl Driver {
+    /// `cuGraphAddMemAllocNode`: the node and the address.
+    pub fn add_alloc_node<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        graph: GraphId,
+        after: &[NodeId],
+        device: u32,
+        bytes: u64,
+        context: ContextId,
+    ) -> Result<(NodeId, u64, Guard<'a>)> {
+        state.graphs.get(graph)?;
+        if bytes == 0 {
+            return Err(Error::InvalidValue);
+        }
+        let allocation =
+            self.space().alloc(device, bytes, "cuGraphAddMemAllocNode").map_err(|error| refused(&error))?;
+        let node = AllocNode { address: allocation.base(), bytes, device };
+        let added = state.graphs.add(graph, after, Node::Alloc(node));
+        match added {
+            Ok(id) => {
+                state.memory.add(&allocation, context, How::Graph);
+                state.graphs.memory.insert(node.address, GraphMemory { node, users: 1, live: false });
+                Ok((id, node.address, state))
+            }
+            Err(error) => {
+                // It was allocated above, and nobody knows of it.
+                let _ = self.space().free(node.address);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl State {
+    /// A node that frees memory which a node of a graph allocates.
+    pub fn free_node(&self, address: u64) -> Result<Node> {
+        self.graphs.memory(address).map(|_| Node::Free(address)).ok_or(Error::InvalidValue)
+    }
+}

@@ -1,0 +1,210 @@
+use super::*;
+use crate::driver::handle::Handle;
+
+/// Captures with a little graph: node ids count up, edges are kept.
+#[derive(Default)]
+struct Rig {
+    captures: Captures,
+    after: BTreeMap<NodeId, Vec<NodeId>>,
+}
+
+fn stream(raw: u64) -> StreamId {
+    StreamId::from_raw(raw)
+}
+
+fn event(raw: u64) -> EventId {
+    EventId::from_raw(raw)
+}
+
+fn node(raw: u64) -> NodeId {
+    NodeId::from_raw(raw)
+}
+
+fn me() -> ThreadId {
+    std::thread::current().id()
+}
+
+fn other() -> ThreadId {
+    std::thread::spawn(me).join().unwrap()
+}
+
+const GRAPH: u64 = 77;
+
+impl Rig {
+    fn begin(&mut self, on: u64, mode: CaptureMode) -> Result<()> {
+        self.captures.begin(stream(on), mode, me(), GraphId::from_raw(GRAPH + on), None)
+    }
+
+    fn work(&mut self, on: u64) -> Result<NodeId> {
+        let after = self.captures.next(stream(on))?.1.to_vec();
+        let made = node(self.after.len() as u64 + 1);
+        self.after.insert(made, after);
+        self.captures.advance(stream(on), made);
+        Ok(made)
+    }
+
+    fn end(&mut self, on: u64) -> Result<Result<()>> {
+        let after = &self.after;
+        let ended = self.captures.end(stream(on), me(), |_, nodes| {
+            let (mut found, mut open) = (BTreeSet::new(), nodes.to_vec());
+            while let Some(node) = open.pop() {
+                if found.insert(node) {
+                    open.extend(after.get(&node).into_iter().flatten());
+                }
+            }
+            found
+        });
+        ended.map(|ended| ended.result)
+    }
+}
+
+/// Runs a script: `b1` begin in stream 1, `w1` work, `r1a` record event a in stream 1, `s1a` stream 1 waits for a, `e1` end,
+/// `d1` destroy, `q1` the host asks about stream 1, `ha` the host asks for event a, `u` an unsafe call. Gives each step's result.
+fn script(text: &str) -> (Rig, Vec<Result<()>>) {
+    let mut rig = Rig::default();
+    let results = text.split_whitespace().map(|step| {
+        let letters: Vec<char> = step.chars().collect();
+        let number = |at: usize| letters[at].to_digit(10).map_or(letters[at] as u64, u64::from);
+        match letters[0] {
+            'b' => rig.begin(number(1), CaptureMode::Global),
+            'w' => rig.work(number(1)).map(drop),
+            'r' => rig.captures.record(event(number(2)), stream(number(1))).map(drop),
+            's' => rig.captures.wait(stream(number(1)), event(number(2)), letters[2] != 'n').map(drop),
+            'e' => rig.end(number(1)).and_then(|result| result),
+            'd' => {
+                rig.captures.destroy(stream(number(1)));
+                Ok(())
+            }
+            'q' => rig.captures.touch([stream(number(1))], Error::StreamCaptureUnsupported),
+            'h' => rig.captures.host_asks(event(number(1))),
+            _ => rig.captures.unsafe_call(me()),
+        }
+    });
+    let results = results.collect();
+    (rig, results)
+}
+
+#[test]
+fn what_is_allowed_and_what_is_not() {
+    use Error::{
+        CapturedEvent, IllegalState, StreamCaptureInvalidated as Invalidated, StreamCaptureIsolation,
+        StreamCaptureMerge, StreamCaptureUnjoined, StreamCaptureUnmatched, StreamCaptureUnsupported,
+    };
+    for (text, last) in [
+        ("b1 e1", Ok(())),
+        ("b1 w1 w1 e1", Ok(())),
+        ("b1 b1", Err(IllegalState)),
+        ("e1", Err(IllegalState)),
+        ("w1", Err(IllegalState)),
+        ("b1 e1 w1", Err(IllegalState)),
+        // fork and join
+        ("b1 w1 r1a s2a w2 r2b s1b e1", Ok(())),
+        ("b1 w1 r1a s2a w2 r2b s1b w1 e1", Ok(())),
+        ("b1 r1a s2a w2 r2b s1b e1", Ok(())),
+        ("b1 w1 r1a s2a w2 e1", Err(StreamCaptureUnjoined)),
+        ("b1 w1 r1a s2a w2 r2b w2 s1b e1", Err(StreamCaptureUnjoined)),
+        ("b1 w1 r1a s2a w2 r2b s3b w3 r3c s1c e1", Ok(())),
+        ("b1 w1 r1a s2a e1", Ok(())),
+        ("b1 w1 r1a s2a w2 e1 w2", Err(IllegalState)),
+        ("b1 w1 r1a s2a w2 r2b s1b e2", Err(StreamCaptureUnmatched)),
+        ("b1 w1 r1a s2a w2 r2b s1b e2 e1", Ok(())),
+        ("b1 w1 r1a s2a b2", Err(IllegalState)),
+        // the joined stream is free afterwards
+        ("b1 w1 r1a s2a w2 r2b s1b e1 b2", Ok(())),
+        // events
+        ("r1a b1 s1a", Err(StreamCaptureIsolation)),
+        ("r1a b1 s1a e1", Err(Invalidated)),
+        ("b1 s1n", Ok(())),
+        ("b1 b2 w2 r2a s1a", Err(StreamCaptureMerge)),
+        ("b1 b2 w2 r2a s1a e2", Err(Invalidated)),
+        ("b1 b2 w2 r2a s1a e1", Err(Invalidated)),
+        ("b1 w1 r1a e1 s2a", Err(CapturedEvent)),
+        ("b1 w1 r1a e1 r1a s2a", Ok(())),
+        ("b1 w1 r1a ha", Err(CapturedEvent)),
+        ("b1 w1 r1a ha w1", Err(Invalidated)),
+        ("b1 r1a q1 s2a", Err(Invalidated)),
+        ("b1 q1 r1a", Err(Invalidated)),
+        // the host
+        ("q1", Ok(())),
+        ("b1 q2 w1 e1", Ok(())),
+        ("b1 q1", Err(StreamCaptureUnsupported)),
+        ("b1 q1 q1", Err(Invalidated)),
+        ("b1 q1 w1", Err(Invalidated)),
+        ("b1 q1 e1", Err(Invalidated)),
+        ("b1 q1 e1 b1 w1 e1", Ok(())),
+        ("u", Ok(())),
+        ("b1 u", Err(StreamCaptureUnsupported)),
+        ("b1 u e1", Err(Invalidated)),
+        // streams that go
+        ("b1 d1 e1", Err(IllegalState)),
+        ("b1 d1 b1 e1", Ok(())),
+        ("b1 w1 r1a s2a d2 e1", Err(Invalidated)),
+        ("b1 w1 r1a s2a d1 w2", Err(IllegalState)),
+    ] {
+        let (_, results) = script(text);
+        assert_eq!(results.last(), Some(&last), "{text}: {results:?}");
+    }
+}
+
+#[test]
+fn nodes_wait_for_what_their_streams_waited_for() {
+    let (rig, _) = script("b1 w1 r1a s2a w2 w1 r2b s1b w1 e1");
+    let after = |raw: u64| rig.after[&node(raw)].clone();
+    assert_eq!(after(1), []);
+    assert_eq!(after(2), [node(1)]);
+    assert_eq!(after(3), [node(1)]);
+    assert_eq!(after(4), [node(3), node(2)]);
+}
+
+#[test]
+fn dependencies_can_be_set() {
+    let mut rig = Rig::default();
+    rig.begin(1, CaptureMode::Relaxed).unwrap();
+    let (a, b) = (rig.work(1).unwrap(), rig.work(1).unwrap());
+    rig.captures.update(stream(1), &[a], false).unwrap();
+    assert_eq!(rig.captures.next(stream(1)).unwrap().1, [b, a]);
+    rig.captures.update(stream(1), &[a], true).unwrap();
+    let c = rig.work(1).unwrap();
+    assert_eq!(rig.after[&c], [a]);
+    // b is joined to nothing now.
+    assert_eq!(rig.end(1), Ok(Err(Error::StreamCaptureUnjoined)));
+    assert_eq!(rig.captures.update(stream(1), &[a], true), Err(Error::IllegalState));
+}
+
+#[test]
+fn modes_decide_whose_calls_are_unsafe() {
+    use CaptureMode::{Global, Relaxed, ThreadLocal};
+    let (mine, its) = (me(), other());
+    for (capture, thread, exchanged, allowed) in [
+        (Global, mine, Global, false),
+        (Global, its, Global, false),
+        (Global, its, ThreadLocal, true),
+        (Global, mine, ThreadLocal, false),
+        (Global, mine, Relaxed, true),
+        (ThreadLocal, mine, Global, false),
+        (ThreadLocal, its, Global, true),
+        (ThreadLocal, mine, Relaxed, true),
+        (Relaxed, mine, Global, true),
+    ] {
+        let mut rig = Rig::default();
+        rig.begin(1, capture).unwrap();
+        assert_eq!(rig.captures.exchange(thread, exchanged), Global);
+        assert_eq!(rig.captures.unsafe_call(thread).is_ok(), allowed, "{capture:?} {exchanged:?}");
+        assert_eq!(rig.captures.exchange(thread, Global), exchanged);
+        assert_eq!(rig.work(1).is_ok(), allowed);
+    }
+}
+
+#[test]
+fn only_a_relaxed_capture_ends_in_another_thread() {
+    for (mode, result) in [
+        (CaptureMode::Global, Err(Error::StreamCaptureWrongThread)),
+        (CaptureMode::ThreadLocal, Err(Error::StreamCaptureWrongThread)),
+        (CaptureMode::Relaxed, Ok(Ok(()))),
+    ] {
+        let mut rig = Rig::default();
+        rig.begin(1, mode).unwrap();
+        let ended = rig.captures.end(stream(1), other(), |_, _| BTreeSet::new());
+        assert_eq!(ended.map(|ended| ended.result), result);
+    }
+}

@@ -1,0 +1,214 @@
+//! Graphs: nodes, and what each of them waits for.
+//!
+//! A [`Graph`] knows nothing of what its nodes do: that is the payload. Nodes are kept in the order of their making, which is what
+//! pairs the nodes of two graphs when one updates the other ([`Plan::update`]). A [`Plan`] is what instantiating makes of a graph:
+//! a snapshot in an order in which it may run, with the graphs of child nodes in their places.
+
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::driver::error::{Error, Result};
+use crate::driver::handle::{GraphId, NodeId};
+
+pub use plan::{Mismatch, Plan, Step};
+
+/// What a node does.
+pub trait Payload: Clone {
+    /// The graph that stands in this node's place, for child graph nodes.
+    fn child(&self) -> Option<GraphId>;
+}
+
+/// A node with its edges.
+#[derive(Clone, Debug)]
+struct Node<P> {
+    payload: P,
+    after: BTreeSet<NodeId>,
+    before: BTreeSet<NodeId>,
+}
+
+/// Nodes and edges without a cycle.
+#[derive(Clone, Debug)]
+pub struct Graph<P> {
+    nodes: BTreeMap<NodeId, Node<P>>,
+}
+
+/// From a node to one that waits for it.
+pub type Edge = (NodeId, NodeId);
+
+impl<P> Default for Graph<P> {
+    fn default() -> Self {
+        Self { nodes: BTreeMap::new() }
+    }
+}
+
+impl<P> Graph<P> {
+    /// Adds a node that waits for others. Each of them must be here, and be named once.
+    pub fn add(&mut self, id: NodeId, payload: P, after: &[NodeId]) -> Result<()> {
+        let set: BTreeSet<NodeId> = after.iter().copied().collect();
+        if set.len() != after.len()
+            || set.iter().any(|node| !self.nodes.contains_key(node))
+            || self.nodes.contains_key(&id)
+        {
+            return Err(Error::InvalidValue);
+        }
+        for node in &set {
+            self.node_mut(*node)?.before.insert(id);
+        }
+        self.nodes.insert(id, Node { payload, after: set, before: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// Takes a node away, with its edges.
+    pub fn remove(&mut self, id: NodeId) -> Result<P> {
+        let gone = self.nodes.remove(&id).ok_or(Error::InvalidValue)?;
+        for node in self.nodes.values_mut() {
+            node.after.remove(&id);
+            node.before.remove(&id);
+        }
+        Ok(gone.payload)
+    }
+
+    /// Adds edges: all of them, or none and an error if one is there already, has a foreign end or would close a cycle.
+    pub fn connect(&mut self, edges: &[Edge]) -> Result<()> {
+        for (count, &(from, to)) in edges.iter().enumerate() {
+            if let Err(error) = self.connect_one(from, to) {
+                for &(from, to) in &edges[..count] {
+                    self.cut(from, to);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn connect_one(&mut self, from: NodeId, to: NodeId) -> Result<()> {
+        let there = self.node(from)?.before.contains(&to);
+        self.node(to)?;
+        if there || self.ancestors(&[from]).contains(&to) {
+            return Err(Error::InvalidValue);
+        }
+        self.node_mut(from)?.before.insert(to);
+        self.node_mut(to)?.after.insert(from);
+        Ok(())
+    }
+
+    /// Takes edges away: all of them, or none and an error if one is not there.
+    pub fn disconnect(&mut self, edges: &[Edge]) -> Result<()> {
+        let distinct: BTreeSet<&Edge> = edges.iter().collect();
+        let there = |&&(from, to): &&Edge| self.nodes.get(&from).is_some_and(|node| node.before.contains(&to));
+        if distinct.len() != edges.len() || !distinct.iter().all(there) {
+            return Err(Error::InvalidValue);
+        }
+        edges.iter().for_each(|&(from, to)| self.cut(from, to));
+        Ok(())
+    }
+
+    fn cut(&mut self, from: NodeId, to: NodeId) {
+        if let Some(node) = self.nodes.get_mut(&from) {
+            node.before.remove(&to);
+        }
+        if let Some(node) = self.nodes.get_mut(&to) {
+            node.after.remove(&from);
+        }
+    }
+
+    fn node(&self, id: NodeId) -> Result<&Node<P>> {
+        self.nodes.get(&id).ok_or(Error::InvalidValue)
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Result<&mut Node<P>> {
+        self.nodes.get_mut(&id).ok_or(Error::InvalidValue)
+    }
+
+    /// What a node does.
+    pub fn payload(&self, id: NodeId) -> Result<&P> {
+        self.node(id).map(|node| &node.payload)
+    }
+
+    /// What a node does, to be changed.
+    pub fn payload_mut(&mut self, id: NodeId) -> Result<&mut P> {
+        self.node_mut(id).map(|node| &mut node.payload)
+    }
+
+    /// Nodes that a node waits for.
+    pub fn dependencies(&self, id: NodeId) -> Result<Vec<NodeId>> {
+        Ok(self.node(id)?.after.iter().copied().collect())
+    }
+
+    /// Nodes that wait for a node.
+    pub fn dependents(&self, id: NodeId) -> Result<Vec<NodeId>> {
+        Ok(self.node(id)?.before.iter().copied().collect())
+    }
+
+    /// All nodes with their payloads, in the order of their making.
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &P)> {
+        self.nodes.iter().map(|(&id, node)| (id, &node.payload))
+    }
+
+    /// All nodes with their payloads, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut P)> {
+        self.nodes.iter_mut().map(|(&id, node)| (id, &mut node.payload))
+    }
+
+    /// Nodes that wait for none.
+    pub fn roots(&self) -> Vec<NodeId> {
+        self.nodes.iter().filter(|(_, node)| node.after.is_empty()).map(|(&id, _)| id).collect()
+    }
+
+    /// All edges.
+    pub fn edges(&self) -> Vec<Edge> {
+        self.nodes.iter().flat_map(|(&from, node)| node.before.iter().map(move |&to| (from, to))).collect()
+    }
+
+    /// These nodes, and all that must be done before them.
+    pub fn ancestors(&self, of: &[NodeId]) -> BTreeSet<NodeId> {
+        let mut found = BTreeSet::new();
+        let mut open = of.to_vec();
+        while let Some(id) = open.pop() {
+            if let Some(node) = self.nodes.get(&id)
+                && found.insert(id)
+            {
+                open.extend(&node.after);
+            }
+        }
+        found
+    }
+
+    /// All nodes, each after those that it waits for, and the oldest first among those that could come next.
+    pub fn order(&self) -> Vec<NodeId> {
+        let mut missing: BTreeMap<NodeId, usize> =
+            self.nodes.iter().map(|(&id, node)| (id, node.after.len())).collect();
+        let mut next: BTreeSet<NodeId> = self.roots().into_iter().collect();
+        let mut order = Vec::with_capacity(self.nodes.len());
+        while let Some(id) = next.pop_first() {
+            order.push(id);
+            for &later in self.nodes.get(&id).map(|node| &node.before).into_iter().flatten() {
+                if let Some(missing) = missing.get_mut(&later) {
+                    *missing -= 1;
+                    if *missing == 0 {
+                        next.insert(later);
+                    }
+                }
+            }
+        }
+        order
+    }
+
+    /// A copy with new nodes (`fresh` gives their ids, rising), and which node became which.
+    pub fn copy(&self, mut fresh: impl FnMut() -> NodeId) -> (Self, BTreeMap<NodeId, NodeId>)
+    where
+        P: Clone,
+    {
+        let names: BTreeMap<NodeId, NodeId> = self.nodes.keys().map(|&id| (id, fresh())).collect();
+        let renamed = |ids: &BTreeSet<NodeId>| ids.iter().filter_map(|id| names.get(id).copied()).collect();
+        let nodes = self.nodes.iter().filter_map(|(id, node)| {
+            let copy =
+                Node { payload: node.payload.clone(), after: renamed(&node.after), before: renamed(&node.before) };
+            Some((*names.get(id)?, copy))
+        });
+        (Self { nodes: nodes.collect() }, names)
+    }
+}

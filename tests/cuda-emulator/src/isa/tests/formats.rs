@@ -1,0 +1,113 @@
+//! Floating-point formats by their bits, and tables of known values (`values/*.txt`).
+
+use std::collections::HashSet;
+
+use crate::isa::{Family, Row};
+
+/// A format as a type of PTX.
+#[derive(Clone, Copy)]
+pub(super) struct Format {
+    pub(super) name: &'static str,
+    pub(super) sign: i128,
+    /// Infinity, which is also the mask of the exponent.
+    pub(super) inf: i128,
+    pub(super) one: i128,
+}
+
+pub(super) const F16: Format = Format { name: "f16", sign: 1 << 15, inf: 0x7c00, one: 0x3c00 };
+pub(super) const BF16: Format = Format { name: "bf16", sign: 1 << 15, inf: 0x7f80, one: 0x3f80 };
+pub(super) const F32: Format = Format { name: "f32", sign: 1 << 31, inf: 0x7f80_0000, one: 0x3f80_0000 };
+pub(super) const F64: Format = Format { name: "f64", sign: 1 << 63, inf: 0x7ff << 52, one: 0x3ff << 52 };
+
+impl Format {
+    /// The NaN that arithmetic gives.
+    pub(super) fn nan(self) -> i128 {
+        if self.name == "f64" { 0xfff8 << 48 } else { self.sign - 1 }
+    }
+
+    pub(super) fn is_nan(self, bits: i128) -> bool {
+        bits & (self.sign - 1) > self.inf
+    }
+
+    /// `.ftz`
+    pub(super) fn flush(self, bits: i128) -> i128 {
+        if bits & self.inf == 0 { bits & self.sign } else { bits }
+    }
+
+    /// `.sat`
+    pub(super) fn sat(self, bits: i128) -> i128 {
+        if self.is_nan(bits) || bits & self.sign != 0 { 0 } else { bits.min(self.one) }
+    }
+
+    /// `.relu`
+    pub(super) fn relu(self, bits: i128) -> i128 {
+        if self.is_nan(bits) { self.nan() } else { self.positive(bits) }
+    }
+
+    fn positive(self, bits: i128) -> i128 {
+        if bits & self.sign != 0 { 0 } else { bits }
+    }
+
+    /// A value by its name: `1`, `-1`, `2`, `0`, `-0`, `inf`, `nan`, `sub` (the least subnormal), `big` (the largest finite).
+    pub(super) fn value(self, name: &str) -> i128 {
+        let (sign, name) = name.strip_prefix('-').map_or((0, name), |rest| (self.sign, rest));
+        sign | match name {
+            "0" => 0,
+            "1" => self.one,
+            "2" => self.one + (self.inf & !(self.inf << 1)),
+            "sub" => 1,
+            "big" => self.inf - 1,
+            "inf" => self.inf,
+            "nan" => self.nan(),
+            _ => panic!("no value is called {name}"),
+        }
+    }
+}
+
+/// A line of a table: operands and results.
+pub(super) struct Known<'a> {
+    pub(super) op: &'a str,
+    pub(super) inputs: Vec<i128>,
+    /// By `.rn`, `.rz`, `.rm`, `.rp`.
+    pub(super) plain: [i128; 4],
+    /// With `.ftz`.
+    pub(super) ftz: [i128; 4],
+}
+
+fn hex(text: &str) -> Vec<i128> {
+    text.split(',').map(|word| i128::from_str_radix(word, 16).expect("a hexadecimal number")).collect()
+}
+
+/// Four results, or one for all.
+pub(super) fn results(text: &str) -> [i128; 4] {
+    let all = hex(text);
+    std::array::from_fn(|at| all[at.min(all.len() - 1)])
+}
+
+pub(super) fn lines(text: &str) -> impl Iterator<Item = Vec<&str>> {
+    text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(' ').collect())
+}
+
+/// The table of a format's arithmetic.
+pub(super) fn known(text: &str) -> Vec<Known<'_>> {
+    lines(text)
+        .map(|words| Known {
+            op: words[0],
+            inputs: hex(words[1]),
+            plain: results(words[2]),
+            ftz: results(words.get(3).unwrap_or(&words[2])),
+        })
+        .collect()
+}
+
+/// The roundings of a [`Known`] line, by their places. No modifier is `.rn`.
+pub(super) const ROUNDINGS: [(&str, usize); 5] = [("", 0), (".rn", 0), (".rz", 1), (".rm", 2), (".rp", 3)];
+
+pub(super) fn names(rows: &[Row]) -> HashSet<String> {
+    rows.iter().map(|row| row.name.clone()).collect()
+}
+
+/// Rows as a family, for the harness.
+pub(super) fn family(rows: Vec<Row>) -> Family {
+    Family { title: "", rows, hints: vec![] }
+}

@@ -1,0 +1,178 @@
+//! Wrong arguments of every kind are errors, and nothing else.
+
+use super::support::{Primary, function, get, handle, launch, module, ok};
+use cudarc::driver::sys::{self, CUresult};
+
+const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
+
+#[test]
+fn handles_of_nothing_of_others_and_of_the_past() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let primary = Primary::new(0);
+    // SAFETY: wrong handles are what is tested; out parameters are places of their types.
+    unsafe {
+        let past = handle(|s| sys::cuStreamCreate(s, 0));
+        ok(sys::cuStreamDestroy_v2(past));
+        let event = handle(|e| sys::cuEventCreate(e, 0));
+        let module = module();
+        let wrong: [u64; 6] = [past as u64, 0x1234, u64::MAX, event as u64, module as u64, primary.context as u64];
+        for stream in wrong.map(|wrong| wrong as sys::CUstream) {
+            let mut number = 0;
+            let mut context = std::ptr::null_mut();
+            for answer in [
+                sys::cuStreamDestroy_v2(stream),
+                sys::cuStreamSynchronize(stream),
+                sys::cuStreamQuery(stream),
+                sys::cuStreamWaitEvent(stream, event, 0),
+                sys::cuStreamGetPriority(stream, &mut number),
+                sys::cuStreamGetCtx(stream, &mut context),
+                sys::cuEventRecord(event, stream),
+                sys::cuMemsetD8Async(0, 0, 1, stream),
+                launch(function(module, "trap"), 1, stream, &[]),
+            ] {
+                assert_eq!(answer, INVALID_HANDLE);
+            }
+        }
+        let gone = handle(|e| sys::cuEventCreate(e, 0));
+        ok(sys::cuEventDestroy_v2(gone));
+        for wrong in [0, 7, gone as u64, module as u64] {
+            let event = wrong as sys::CUevent;
+            assert_eq!(sys::cuEventDestroy_v2(event), INVALID_HANDLE);
+            assert_eq!(sys::cuEventQuery(event), INVALID_HANDLE);
+            assert_eq!(sys::cuEventRecord(event, std::ptr::null_mut()), INVALID_HANDLE);
+            let mut f = std::ptr::null_mut();
+            if wrong != module as u64 {
+                assert_eq!(sys::cuModuleGetFunction(&mut f, event.cast(), c"trap".as_ptr()), INVALID_HANDLE);
+                assert_eq!(sys::cuModuleUnload(event.cast()), INVALID_HANDLE);
+            }
+            assert_eq!(launch(event.cast(), 1, std::ptr::null_mut(), &[]), INVALID_HANDLE);
+            assert_eq!(sys::cuCtxPushCurrent_v2(event.cast()), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            assert_eq!(sys::cuMemPoolTrimTo(event.cast(), 0), INVALID_VALUE);
+        }
+        let trap = function(module, "trap");
+        ok(sys::cuModuleUnload(module));
+        assert_eq!(sys::cuModuleUnload(module), INVALID_HANDLE);
+        assert_eq!(launch(trap, 1, std::ptr::null_mut(), &[]), INVALID_HANDLE);
+        ok(sys::cuEventDestroy_v2(event));
+    }
+}
+
+#[test]
+fn null_where_a_place_or_text_must_be() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: null is what is tested.
+    unsafe {
+        let module = module();
+        let null = std::ptr::null_mut();
+        let mut function = std::ptr::null_mut();
+        for answer in [
+            sys::cuStreamCreate(std::ptr::null_mut(), 0),
+            sys::cuEventCreate(std::ptr::null_mut(), 0),
+            sys::cuEventElapsedTime(std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
+            sys::cuModuleLoadData(std::ptr::null_mut(), c"".as_ptr().cast()),
+            sys::cuModuleLoadData(std::ptr::from_mut(&mut std::ptr::null_mut()), std::ptr::null()),
+            sys::cuModuleLoad(std::ptr::from_mut(&mut std::ptr::null_mut()), std::ptr::null()),
+            sys::cuModuleGetFunction(std::ptr::null_mut(), module, c"trap".as_ptr()),
+            sys::cuModuleGetFunction(&mut function, module, std::ptr::null()),
+            sys::cuCtxGetCurrent(std::ptr::null_mut()),
+            sys::cuCtxGetDevice(std::ptr::null_mut()),
+            sys::cuMemAllocAsync(std::ptr::null_mut(), 16, null),
+            sys::cuPointerGetAttribute(
+                std::ptr::null_mut(),
+                sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_CONTEXT,
+                0,
+            ),
+            sys::cuLaunchHostFunc(null, None, std::ptr::null_mut()),
+            sys::cuStreamCreate(std::ptr::from_mut(&mut std::ptr::null_mut()), 77),
+            sys::cuEventCreate(std::ptr::from_mut(&mut std::ptr::null_mut()), 77),
+        ] {
+            assert_eq!(answer, INVALID_VALUE);
+        }
+        ok(sys::cuModuleUnload(module));
+    }
+}
+
+#[test]
+fn launches_outside_of_the_limits() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: the launches are refused before a kernel gets anything; the others get what they declare.
+    unsafe {
+        let module = module();
+        let (trap, exact) = (function(module, "trap"), function(module, "exact"));
+        let null = std::ptr::null_mut();
+        let run = |f, grid: [u32; 3], block: [u32; 3], shared| {
+            let none = std::ptr::null_mut();
+            sys::cuLaunchKernel(f, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, null, none, none)
+        };
+        for (grid, block, shared) in [
+            ([0, 1, 1], [1, 1, 1], 0),
+            ([1, 65536, 1], [1, 1, 1], 0),
+            ([1, 1, 65536], [1, 1, 1], 0),
+            ([1 << 31, 1, 1], [1, 1, 1], 0),
+            ([1, 1, 1], [0, 1, 1], 0),
+            ([1, 1, 1], [1025, 1, 1], 0),
+            ([1, 1, 1], [1, 1, 65], 0),
+            ([1, 1, 1], [32, 32, 2], 0),
+            ([1, 1, 1], [u32::MAX, u32::MAX, 2], 0),
+            ([1, 1, 1], [1, 1, 1], (48 << 10) + 1),
+        ] {
+            assert_eq!(run(trap, grid, block, shared), INVALID_VALUE, "{grid:?} {block:?} {shared}");
+        }
+        assert_eq!(run(exact, [1, 1, 1], [32, 1, 1], 0), INVALID_VALUE);
+        // More shared memory for those that ask, up to the device's limit.
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        assert_eq!(sys::cuFuncSetAttribute(exact, attribute, 166_913), INVALID_VALUE);
+        ok(sys::cuFuncSetAttribute(exact, attribute, 166_912));
+        ok(run(exact, [1, 1, 1], [64, 1, 1], 166_912));
+        assert_eq!(run(exact, [1, 1, 1], [64, 1, 1], 166_913), INVALID_VALUE);
+        // Parameters: an array that is not there, and one in a buffer.
+        let copy = function(module, "copy");
+        assert_eq!(run(copy, [1, 1, 1], [1, 1, 1], 0), INVALID_VALUE);
+        let a = get(|a| sys::cuMemAlloc_v2(a, 16));
+        ok(sys::cuMemsetD32_v2(a, 3, 2));
+        let mut params = [a + 8, a];
+        for (bytes, answer) in [(16usize, CUresult::CUDA_SUCCESS), (8, INVALID_VALUE)] {
+            let mut bytes = bytes;
+            let mut extra = [
+                std::ptr::without_provenance_mut(1),
+                params.as_mut_ptr().cast(),
+                std::ptr::without_provenance_mut(2),
+                std::ptr::from_mut(&mut bytes).cast(),
+                std::ptr::null_mut(),
+            ];
+            let none = std::ptr::null_mut();
+            assert_eq!(sys::cuLaunchKernel(copy, 1, 1, 1, 1, 1, 1, 0, null, none, extra.as_mut_ptr()), answer);
+        }
+        let mut word = 0u32;
+        ok(sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), a + 8, 4));
+        assert_eq!(word, 3);
+        // Cooperative grids must fit at once: 108 multiprocessors of 32 blocks.
+        let cooperative =
+            |blocks| sys::cuLaunchCooperativeKernel(exact, blocks, 1, 1, 64, 1, 1, 0, null, std::ptr::null_mut());
+        ok(cooperative(108));
+        assert_eq!(cooperative(108 * 32 + 1), CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        ok(sys::cuMemFree_v2(a));
+    }
+}
+
+#[test]
+fn what_is_not_emulated_says_so() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: the functions touch nothing.
+    unsafe {
+        let mut array = std::ptr::null_mut();
+        assert_eq!(sys::cuArrayCreate_v2(&mut array, std::ptr::null()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        let mut object = 0;
+        let null = std::ptr::null();
+        assert_eq!(
+            sys::cuTexObjectCreate(&mut object, null, null.cast(), null.cast()),
+            CUresult::CUDA_ERROR_NOT_SUPPORTED
+        );
+        let mut table = std::ptr::null();
+        assert_eq!(sys::cuGetExportTable(&mut table, std::ptr::null()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+}

@@ -1,0 +1,117 @@
+//! Contexts: the stack of a thread, limits, and what is left when one ends.
+
+use super::support::{Primary, get, handle, module, ok};
+use cudarc::driver::sys::{self, CUlimit_enum as L, CUresult};
+
+#[test]
+fn each_thread_has_a_stack() {
+    let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let current = || handle(|c| sys::cuCtxGetCurrent(c));
+        let second = handle(|c| sys::cuCtxCreate_v2(c, 0, 1));
+        assert_eq!(current(), second);
+        assert_eq!(get(|d| sys::cuCtxGetDevice(d)), 1);
+        ok(sys::cuCtxPushCurrent_v2(primary.context));
+        assert_eq!(get(|d| sys::cuCtxGetDevice(d)), 0);
+        let other = std::thread::spawn(|| handle(|c| sys::cuCtxGetCurrent(c)).is_null());
+        assert!(other.join().unwrap());
+        assert_eq!(handle(|c| sys::cuCtxPopCurrent_v2(c)), primary.context);
+        assert_eq!(current(), second);
+        ok(sys::cuCtxDestroy_v2(second));
+        assert_eq!(current(), primary.context);
+        assert_eq!(sys::cuCtxDestroy_v2(second), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(sys::cuCtxDestroy_v2(primary.context), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(sys::cuCtxSetCurrent(second), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        ok(sys::cuCtxPopCurrent_v2(std::ptr::null_mut()));
+        assert_eq!(sys::cuCtxPopCurrent_v2(std::ptr::null_mut()), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        let mut address = 0;
+        assert_eq!(sys::cuMemAlloc_v2(&mut address, 16), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    }
+}
+
+#[test]
+fn limits_and_settings() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        assert_eq!(get(|v| sys::cuCtxGetLimit(v, L::CU_LIMIT_STACK_SIZE)), 1024);
+        ok(sys::cuCtxSetLimit(L::CU_LIMIT_STACK_SIZE, 4001));
+        assert_eq!(get(|v| sys::cuCtxGetLimit(v, L::CU_LIMIT_STACK_SIZE)), 4016);
+        assert_eq!(sys::cuCtxSetLimit(L::CU_LIMIT_MAX, 1), CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT);
+        let (mut least, mut greatest) = (9, 9);
+        ok(sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest));
+        assert_eq!((least, greatest), (0, -5));
+        let stream = handle(|s| sys::cuStreamCreateWithPriority(s, 1, -9));
+        assert_eq!(get(|p| sys::cuStreamGetPriority(stream, p)), -5);
+        assert_eq!(get(|f| sys::cuStreamGetFlags(stream, f)), 1);
+        ok(sys::cuStreamDestroy_v2(stream));
+    }
+}
+
+#[test]
+fn what_is_left_is_reported() {
+    let emulator = cudaemu::test::start("").unwrap();
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let primary = Primary::new(0);
+        let mut left = std::ptr::null_mut();
+        ok(sys::cuStreamCreate(&mut left, 0));
+        ok(sys::cuStreamCreate(&mut left, 0));
+        get(|a| sys::cuMemAlloc_v2(a, 1000));
+        get(|a| sys::cuMemAllocAsync(a, 24, left));
+        let event = handle(|e| sys::cuEventCreate(e, 0));
+        module();
+        drop(primary);
+        assert_eq!(
+            emulator.reports(),
+            ["leak: when the primary context of device 0 ended, there were left: 2 streams, 1 event, 1 module, \
+              1024 bytes of memory (1 from cuMemAlloc, 1 from cuMemAllocAsync)"]
+        );
+        // The handles are gone with it.
+        let _primary = Primary::new(0);
+        assert_eq!(sys::cuStreamSynchronize(left), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+}
+
+#[test]
+fn a_reset_ends_the_primary_context() {
+    let emulator = cudaemu::test::start("").unwrap();
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let primary = Primary::new(0);
+        let event = handle(|e| sys::cuEventCreate(e, 2));
+        ok(sys::cuDevicePrimaryCtxReset_v2(0));
+        assert_eq!(sys::cuCtxSynchronize(), CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(emulator.reports().len(), 1);
+        drop(primary);
+        let again = Primary::new(0);
+        ok(sys::cuCtxSynchronize());
+        drop(again);
+    }
+}
+
+#[test]
+fn memory_may_go_back_in_a_stream_of_another_context() {
+    let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let first = Primary::new(0);
+    let second = Primary::new(1);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let null = std::ptr::null_mut();
+        let a = get(|a| sys::cuMemAllocAsync(a, 16, null));
+        let b = get(|b| sys::cuMemAllocAsync(b, 16, null));
+        ok(sys::cuCtxSetCurrent(first.context));
+        ok(sys::cuMemFreeAsync(a, null));
+        ok(sys::cuCtxSynchronize());
+        ok(sys::cuMemFreeAsync(b, null));
+        drop(second);
+        ok(sys::cuCtxSynchronize());
+    }
+    drop(first);
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}

@@ -1,0 +1,110 @@
+//! Errors of kernels are the driver's: sticky on their context, and on no other.
+
+use super::support::{Primary, function, get, handle, launch, module, ok};
+use cudarc::driver::sys::{self, CUresult};
+
+/// The code that a kernel's fault gives, and the report.
+fn fault(settings: &str, kernel: &str, params: impl Fn(u64) -> Vec<u64>) -> (CUresult, Vec<String>) {
+    let emulator = cudaemu::test::start(settings).unwrap();
+    let primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    unsafe {
+        let a = get(|a| sys::cuMemAlloc_v2(a, 256));
+        let function = function(module(), kernel);
+        ok(launch(function, 1, std::ptr::null_mut(), &params(a)));
+        let error = sys::cuCtxSynchronize();
+        // All later calls of the context answer the same.
+        let mut b = 0;
+        assert_eq!(sys::cuMemAlloc_v2(&mut b, 16), error);
+        assert_eq!(sys::cuMemFree_v2(a), error);
+        assert_eq!(sys::cuMemsetD8_v2(a, 0, 1), error);
+        assert_eq!(launch(function, 1, std::ptr::null_mut(), &params(a)), error);
+        assert_eq!(sys::cuStreamSynchronize(std::ptr::null_mut()), error);
+        let mut stream = std::ptr::null_mut();
+        assert_eq!(sys::cuStreamCreate(&mut stream, 0), error);
+        drop(primary);
+        // A new context works.
+        let primary = Primary::new(0);
+        let b = get(|b| sys::cuMemAlloc_v2(b, 16));
+        ok(sys::cuMemFree_v2(b));
+        drop(primary);
+        (error, emulator.reports())
+    }
+}
+
+#[test]
+fn each_fault_has_its_code_and_is_reported_with_its_place() {
+    use CUresult::*;
+    for (settings, kernel, offset, code, text) in [
+        ("", "overrun", 256, CUDA_ERROR_ILLEGAL_ADDRESS, "in kernel overrun, block (0,0,0), thread (0,0,0)"),
+        ("", "overrun", 1 << 40, CUDA_ERROR_ILLEGAL_ADDRESS, "write of 4 bytes"),
+        ("", "overrun", 2, CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned access"),
+        ("", "trap", 0, CUDA_ERROR_LAUNCH_FAILED, "in kernel trap"),
+        ("CUDAEMU_MAX_INSTRUCTIONS=10K", "spin", 0, CUDA_ERROR_LAUNCH_TIMEOUT, "CUDAEMU_MAX_INSTRUCTIONS"),
+        ("", "copy", 0, CUDA_ERROR_LAUNCH_FAILED, "read of uninitialised memory"),
+    ] {
+        let (error, reports) =
+            fault(settings, kernel, |a| if kernel == "copy" { vec![a, a + 16] } else { vec![a, offset] });
+        assert_eq!(error, code, "{kernel} {offset}");
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert!(reports[0].contains(text), "{reports:?}");
+    }
+}
+
+#[test]
+fn reports_alone_do_not_stop_the_program() {
+    let emulator = cudaemu::test::start("CUDAEMU_CHECK=report").unwrap();
+    let primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    unsafe {
+        let a = get(|a| sys::cuMemAlloc_v2(a, 256));
+        ok(launch(function(module(), "copy"), 1, std::ptr::null_mut(), &[a, a + 16]));
+        ok(sys::cuCtxSynchronize());
+        ok(sys::cuMemFree_v2(a));
+    }
+    let reports = emulator.reports();
+    assert!(reports.len() == 1 && reports[0].contains("read of uninitialised memory"), "{reports:?}");
+    drop(primary);
+}
+
+#[test]
+fn other_contexts_go_on() {
+    let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let good = Primary::new(1);
+    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    unsafe {
+        let kept = get(|a| sys::cuMemAlloc_v2(a, 16));
+        ok(sys::cuMemsetD8_v2(kept, 5, 16));
+        let bad = Primary::new(0);
+        let event = handle(|e| sys::cuEventCreate(e, 0));
+        ok(launch(function(module(), "trap"), 1, std::ptr::null_mut(), &[]));
+        // The kernel may have failed by now, or not.
+        let recorded = sys::cuEventRecord(event, std::ptr::null_mut());
+        assert!([CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_LAUNCH_FAILED].contains(&recorded));
+        assert_eq!(sys::cuEventSynchronize(event), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        ok(sys::cuCtxSetCurrent(good.context));
+        let mut data = [0u8; 16];
+        ok(sys::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), kept, 16));
+        assert_eq!(data, [5; 16]);
+        ok(sys::cuMemFree_v2(kept));
+        drop(bad);
+    }
+}
+
+#[test]
+fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
+    let emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    unsafe {
+        let null = std::ptr::null_mut();
+        let overrun = function(module(), "overrun");
+        let a = get(|a| sys::cuMemAllocAsync(a, 256, null));
+        ok(launch(overrun, 1, null, &[a, 0]));
+        ok(sys::cuMemFreeAsync(a, null));
+        ok(launch(overrun, 1, null, &[a, 0]));
+        assert_eq!(sys::cuCtxSynchronize(), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    assert!(emulator.reports()[0].contains("use after free"), "{:?}", emulator.reports());
+}

@@ -1,0 +1,189 @@
+//! Modules, functions, occupancy, libraries, and functions found by name.
+
+use std::ffi::{CStr, CString, c_void};
+
+use super::support::{KERNELS, Primary, function, get, handle, launch, module, ok};
+use cudarc::driver::sys::{self, CUfunction_attribute_enum as F, CUresult};
+
+#[test]
+fn variables_have_their_values() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let module = module();
+        let (mut address, mut bytes) = (0, 0);
+        ok(sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, c"table".as_ptr()));
+        assert_eq!(bytes, 16);
+        let mut words = [0u32; 4];
+        ok(sys::cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, 16));
+        assert_eq!(words, [1, 2, 3, 4]);
+        // The host may write constant memory.
+        ok(sys::cuMemcpyHtoD_v2(address + 4, [9u32].as_ptr().cast(), 4));
+        ok(sys::cuModuleGetGlobal_v2(&mut address, std::ptr::null_mut(), module, c"answer".as_ptr()));
+        ok(sys::cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, 4));
+        assert_eq!(words[0], 42);
+        let absent = sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, c"absent".as_ptr());
+        assert_eq!(absent, CUresult::CUDA_ERROR_NOT_FOUND);
+        let mut f = std::ptr::null_mut();
+        assert_eq!(sys::cuModuleGetFunction(&mut f, module, c"absent".as_ptr()), CUresult::CUDA_ERROR_NOT_FOUND);
+        assert_eq!(sys::cuMemFree_v2(address), CUresult::CUDA_ERROR_INVALID_VALUE);
+        ok(sys::cuModuleUnload(module));
+        assert_eq!(sys::cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, 4), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_is_refused_with_a_log() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    let header = ".version 7.0\n.target sm_80\n.address_size 64\n";
+    let body = ".visible .entry k()\n{\n    frobnicate.u32 %r1;\n    ret;\n}\n";
+    for (text, code, part) in [
+        (format!("{header}{body}"), CUresult::CUDA_ERROR_INVALID_PTX, "line 6"),
+        ("nonsense".to_owned(), CUresult::CUDA_ERROR_INVALID_PTX, "line 1"),
+        (KERNELS.replace("sm_75", "sm_90"), CUresult::CUDA_ERROR_INVALID_PTX, "the device is sm_80"),
+        (KERNELS.replace("7.0", "9.9"), CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "knows none newer than 8.8"),
+        ("\u{7f}ELF\u{1}".to_owned(), CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, "machine code"),
+    ] {
+        let text = CString::new(text).unwrap();
+        let mut log = vec![0u8; 1000];
+        let mut options = [
+            sys::CUjit_option_enum::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option_enum::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), 1000 as *mut c_void];
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the arrays are of the length that is given, the log has room.
+        let answer = unsafe {
+            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+        };
+        assert_eq!(answer, code);
+        let log = CStr::from_bytes_until_nul(&log).unwrap().to_str().unwrap();
+        assert!(log.contains(part), "{log}");
+        assert_eq!(values[1] as usize, log.len());
+    }
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the path is a C string.
+    let answer = unsafe { sys::cuModuleLoad(&mut module, c"/no/such/file.ptx".as_ptr()) };
+    assert_eq!(answer, CUresult::CUDA_ERROR_FILE_NOT_FOUND);
+}
+
+#[test]
+fn attributes_and_occupancy() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let module = module();
+        let (scale, exact) = (function(module, "scale"), function(module, "exact"));
+        let attribute = |f, attribute| get(|v| sys::cuFuncGetAttribute(v, attribute, f));
+        assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 1024);
+        assert_eq!(attribute(exact, F::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 64);
+        assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_PTX_VERSION), 75);
+        assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_BINARY_VERSION), 80);
+        assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES), 0);
+        assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), 48 << 10);
+        let blocks =
+            |threads, shared| get(|n| sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(n, scale, threads, shared));
+        assert_eq!([blocks(256, 0), blocks(1024, 0), blocks(32, 0), blocks(128, 80 << 10)], [8, 2, 32, 2]);
+        let (mut grid, mut block) = (0, 0);
+        ok(sys::cuOccupancyMaxPotentialBlockSize(&mut grid, &mut block, scale, None, 0, 0));
+        assert_eq!((grid, block), (216, 1024));
+        ok(sys::cuFuncSetCacheConfig(scale, sys::CUfunc_cache_enum::CU_FUNC_CACHE_PREFER_L1));
+    }
+}
+
+#[test]
+fn attributes_of_launches() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: the structures are filled as the calls want them; the kernel gets what it declares.
+    unsafe {
+        let exact = function(module(), "exact");
+        let attribute = |id, value: [u32; 3]| {
+            let mut attribute = std::mem::MaybeUninit::<sys::CUlaunchAttribute>::zeroed();
+            (*attribute.as_mut_ptr()).id = id;
+            std::ptr::addr_of_mut!((*attribute.as_mut_ptr()).value).cast::<[u32; 3]>().write(value);
+            attribute.assume_init()
+        };
+        use sys::CUlaunchAttributeID_enum as L;
+        for (id, value, answer) in [
+            (L::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, [1, 0, 0], CUresult::CUDA_SUCCESS),
+            (L::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, [1, 1, 1], CUresult::CUDA_SUCCESS),
+            (L::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, [2, 1, 1], CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE),
+            (L::CU_LAUNCH_ATTRIBUTE_PRIORITY, [0, 0, 0], CUresult::CUDA_SUCCESS),
+            (L::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, [1, 0, 0], CUresult::CUDA_SUCCESS),
+        ] {
+            let mut attributes = [attribute(id, value)];
+            let config = sys::CUlaunchConfig {
+                gridDimX: 2,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: 64,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: 0,
+                hStream: std::ptr::null_mut(),
+                attrs: attributes.as_mut_ptr(),
+                numAttrs: 1,
+            };
+            assert_eq!(sys::cuLaunchKernelEx(&config, exact, std::ptr::null_mut(), std::ptr::null_mut()), answer);
+        }
+        ok(sys::cuCtxSynchronize());
+    }
+}
+
+#[test]
+fn libraries_are_loaded_into_each_context() {
+    let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let text = CString::new(KERNELS).unwrap();
+    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    unsafe {
+        let first = Primary::new(0);
+        let second = Primary::new(1);
+        let (null, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let library = handle(|l| {
+            let image = text.as_ptr().cast();
+            sys::cuLibraryLoadData(l, image, null, none, 0, std::ptr::null_mut(), std::ptr::null_mut(), 0)
+        });
+        let kernel = handle(|k| sys::cuLibraryGetKernel(k, library, c"scale".as_ptr()));
+        for context in [first.context, second.context] {
+            ok(sys::cuCtxSetCurrent(context));
+            let a = get(|a| sys::cuMemAlloc_v2(a, 4));
+            ok(sys::cuMemsetD32_v2(a, 5, 1));
+            ok(launch(kernel.cast(), 1, std::ptr::null_mut(), &[a, 3, 1]));
+            let mut word = 0u32;
+            ok(sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), a, 4));
+            assert_eq!(word, 15);
+            ok(sys::cuMemFree_v2(a));
+            let function = handle(|f| sys::cuKernelGetFunction(f, kernel));
+            assert_eq!(launch(function, 1, std::ptr::null_mut(), &[0, 0, 0]), CUresult::CUDA_SUCCESS);
+            ok(sys::cuCtxSynchronize());
+        }
+        ok(sys::cuLibraryUnload(library));
+        assert_eq!(sys::cuLibraryUnload(library), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        drop((first, second));
+    }
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
+#[test]
+fn functions_are_found_by_name_and_version() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let find = |name: &CStr, version| {
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the name is a C string, the out parameter a place of its type.
+        let answer =
+            unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, std::ptr::null_mut()) };
+        (answer == CUresult::CUDA_SUCCESS).then_some(function as usize)
+    };
+    assert_eq!(find(c"cuMemAlloc", 12000), find(c"cuMemAlloc_v2", 12000));
+    assert!(find(c"cuMemAlloc", 12000).is_some());
+    assert_ne!(find(c"cuMemPrefetchAsync", 12000), find(c"cuMemPrefetchAsync", 12020));
+    assert_eq!(find(c"cuNoSuchFunction", 12000), None);
+    let init = find(c"cuInit", 2000).unwrap();
+    // SAFETY: the address is that of cuInit.
+    let init = unsafe { std::mem::transmute::<usize, extern "C" fn(u32) -> u32>(init) };
+    assert_eq!(init(0), 0);
+}

@@ -1,0 +1,240 @@
+//! Streams run in any order that CUDA allows, and in no other.
+
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::support::{Primary, function, get, handle, launch, module, ok};
+use cudarc::driver::sys::{self, CUresult};
+
+const NULL: sys::CUstream = std::ptr::null_mut();
+const NON_BLOCKING: u32 = 1;
+
+fn word(address: u64) -> u32 {
+    let mut word = 0u32;
+    // SAFETY: a place of the copy's size.
+    ok(unsafe { sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), address, 4) });
+    word
+}
+
+/// What the second stream copies of what the first one writes, for a seed: 1 is what was there before, 6 what was written.
+fn seen(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) -> u32 {
+    let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    unsafe {
+        let module = module();
+        let (scale, copy) = (function(module, "scale"), function(module, "copy"));
+        let [first, second] = flags.map(|flags| match flags {
+            2 => NULL,
+            flags => handle(|s| sys::cuStreamCreate(s, flags)),
+        });
+        let a = get(|a| sys::cuMemAlloc_v2(a, 8));
+        ok(sys::cuMemsetD32_v2(a, 1, 2));
+        ok(sys::cuCtxSynchronize());
+        for factor in [2, 3] {
+            ok(launch(scale, 1, first, &[a, factor, 1]));
+        }
+        how(first, second);
+        ok(launch(copy, 1, second, &[a + 4, a]));
+        ok(sys::cuStreamSynchronize(second));
+        ok(sys::cuCtxSynchronize());
+        let seen = word(a + 4);
+        ok(sys::cuMemFree_v2(a));
+        ok(sys::cuModuleUnload(module));
+        for stream in [first, second].into_iter().filter(|stream| !stream.is_null()) {
+            ok(sys::cuStreamDestroy_v2(stream));
+        }
+        seen
+    }
+}
+
+#[test]
+fn a_forgotten_dependency_shows_and_an_event_holds() {
+    let (mut racy, mut ordered) = (BTreeSet::new(), BTreeSet::new());
+    for seed in 0..40 {
+        racy.insert(seen(seed, [NON_BLOCKING; 2], |_, _| {}));
+        ordered.insert(seen(seed, [NON_BLOCKING; 2], |first, second| {
+            // SAFETY: out parameters are places of their types.
+            unsafe {
+                let event = handle(|e| sys::cuEventCreate(e, 2));
+                ok(sys::cuEventRecord(event, first));
+                ok(sys::cuStreamWaitEvent(second, event, 0));
+                // It may go: the wait stays.
+                ok(sys::cuEventDestroy_v2(event));
+            }
+        }));
+    }
+    assert_eq!(racy, BTreeSet::from([1, 2, 6]));
+    assert_eq!(ordered, BTreeSet::from([6]));
+}
+
+#[test]
+fn default_streams_order_the_others() {
+    // 2 stands for the legacy default stream.
+    for (flags, all) in [
+        ([0, 0], vec![1, 2, 6]),
+        ([0, 2], vec![6]),
+        ([2, 0], vec![6]),
+        ([2, 2], vec![6]),
+        ([2, NON_BLOCKING], vec![1, 2, 6]),
+        ([NON_BLOCKING, 2], vec![1, 2, 6]),
+    ] {
+        let found: BTreeSet<u32> = (0..40).map(|seed| seen(seed, flags, |_, _| {})).collect();
+        assert_eq!(found, BTreeSet::from_iter(all), "{flags:?}");
+    }
+    let between: BTreeSet<u32> = (0..20)
+        .map(|seed| {
+            // SAFETY: the stream is the thread's own.
+            seen(seed, [0, NON_BLOCKING], |first, _| unsafe {
+                ok(sys::cuStreamSynchronize(first));
+            })
+        })
+        .collect();
+    assert_eq!(between, BTreeSet::from([6]));
+}
+
+#[test]
+fn pinned_memory_is_read_when_the_copy_runs() {
+    let found: BTreeSet<u32> = (0..40)
+        .map(|seed| {
+            let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
+            let _primary = Primary::new(0);
+            // SAFETY: the pinned word is written while a copy may read it, which is what is tested; nothing else reads it.
+            unsafe {
+                let pinned: *mut c_void = handle(|p| sys::cuMemAllocHost_v2(p, 4));
+                let a = get(|a| sys::cuMemAlloc_v2(a, 4));
+                let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
+                pinned.cast::<u32>().write_volatile(1);
+                ok(sys::cuMemcpyHtoDAsync_v2(a, pinned, 4, stream));
+                pinned.cast::<u32>().write_volatile(2);
+                ok(sys::cuStreamSynchronize(stream));
+                let found = word(a);
+                ok(sys::cuMemFree_v2(a));
+                ok(sys::cuMemFreeHost(pinned));
+                ok(sys::cuStreamDestroy_v2(stream));
+                found
+            }
+        })
+        .collect();
+    assert_eq!(found, BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn events_have_times_and_states() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types.
+    unsafe {
+        let [start, end, untimed] = [0, 0, 2].map(|flags| handle(|e| sys::cuEventCreate(e, flags)));
+        let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
+        ok(sys::cuEventQuery(start));
+        ok(sys::cuEventSynchronize(start));
+        let mut time = 0.0;
+        assert_eq!(sys::cuEventElapsedTime(&mut time, start, end), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        for event in [start, end, untimed] {
+            ok(sys::cuEventRecord(event, stream));
+        }
+        let mut asked = 0;
+        while sys::cuEventQuery(untimed) == CUresult::CUDA_ERROR_NOT_READY {
+            asked += 1;
+            assert!(asked < 100);
+        }
+        ok(sys::cuEventElapsedTime(&mut time, start, end));
+        assert!(time >= 0.0);
+        assert_eq!(sys::cuEventElapsedTime(&mut time, start, untimed), CUresult::CUDA_ERROR_INVALID_HANDLE);
+        ok(sys::cuStreamQuery(stream));
+    }
+}
+
+static CALLS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count(step: *mut c_void) {
+    // A function that a stream calls may not call the driver.
+    let mut device = 0;
+    // SAFETY: the out parameter is a place of its type.
+    let answer = unsafe { sys::cuCtxGetDevice(&mut device) };
+    assert_eq!(answer, CUresult::CUDA_ERROR_NOT_PERMITTED);
+    CALLS.fetch_add(step as u32, Ordering::Relaxed);
+}
+
+extern "C" fn wait(receiver: *mut c_void) {
+    // SAFETY: the test passes a boxed receiver.
+    let receiver = unsafe { Box::from_raw(receiver.cast::<Receiver<()>>()) };
+    assert_eq!(receiver.recv(), Ok(()));
+}
+
+#[test]
+fn functions_are_called_in_order_and_may_wait_for_the_program() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: the functions get what they expect.
+    unsafe {
+        let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
+        let (go, receiver): (Sender<()>, _) = channel();
+        let receiver = Box::into_raw(Box::new(receiver));
+        ok(sys::cuLaunchHostFunc(stream, Some(wait), receiver.cast()));
+        ok(sys::cuLaunchHostFunc(stream, Some(count), 10 as *mut c_void));
+        assert_eq!(sys::cuStreamQuery(stream), CUresult::CUDA_ERROR_NOT_READY);
+        assert_eq!(CALLS.load(Ordering::Relaxed), 0);
+        go.send(()).unwrap();
+        ok(sys::cuStreamSynchronize(stream));
+        assert_eq!(CALLS.load(Ordering::Relaxed), 10);
+    }
+}
+
+#[test]
+fn values_in_memory_hold_a_stream() {
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    unsafe {
+        let [first, second] = [0; 2].map(|_| handle(|s| sys::cuStreamCreate(s, NON_BLOCKING)));
+        let a = get(|a| sys::cuMemAlloc_v2(a, 16));
+        ok(sys::cuMemsetD32_v2(a, 0, 4));
+        ok(sys::cuCtxSynchronize());
+        let copy = function(module(), "copy");
+        ok(sys::cuStreamWaitValue32_v2(second, a, 5, 0));
+        ok(launch(copy, 1, second, &[a + 8, a + 4]));
+        for _ in 0..10 {
+            assert_eq!(sys::cuStreamQuery(second), CUresult::CUDA_ERROR_NOT_READY);
+        }
+        ok(sys::cuMemsetD32Async(a + 4, 77, 1, first));
+        ok(sys::cuStreamWriteValue32_v2(first, a, 6, 0));
+        ok(sys::cuStreamSynchronize(second));
+        assert_eq!(word(a + 8), 77);
+        assert_eq!(sys::cuStreamWaitValue32_v2(second, a + 2, 5, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(sys::cuStreamWriteValue32_v2(second, a + 16, 5, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+#[test]
+fn threads_share_a_context() {
+    let emulator = cudaemu::test::start("CUDAEMU_SEED=3").unwrap();
+    let primary = Primary::new(0);
+    let (context, scale) = (primary.context as usize, function(module(), "scale") as usize);
+    let threads: Vec<_> = (0..4u32)
+        .map(|thread| {
+            std::thread::spawn(move || {
+                // SAFETY: handles are numbers that may be used from any thread; the kernel gets what it declares.
+                unsafe {
+                    ok(sys::cuCtxSetCurrent(context as sys::CUcontext));
+                    // The default stream of the thread.
+                    let stream = 2 as sys::CUstream;
+                    let a = get(|a| sys::cuMemAlloc_v2(a, 4));
+                    ok(sys::cuMemsetD32Async(a, thread, 1, stream));
+                    for _ in 0..10 {
+                        ok(launch(scale as sys::CUfunction, 1, stream, &[a, 2, 1]));
+                    }
+                    ok(sys::cuStreamSynchronize(stream));
+                    assert_eq!(word(a), thread << 10);
+                    ok(sys::cuMemFree_v2(a));
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    drop(primary);
+    assert_eq!(emulator.reports().len(), 1); // the module is left
+}

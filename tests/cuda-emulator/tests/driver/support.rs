@@ -1,0 +1,140 @@
+//! What the tests of the driver share: a session, calls that must succeed, and small kernels.
+
+use cudarc::driver::sys::{self, CUresult};
+
+/// `scale(data, factor, count)`, `overrun(data, index)`, `misaligned(data)`, `trap()`, `read_first(data, out)`.
+pub const KERNELS: &str = r#"
+.version 7.0
+.target sm_75
+.address_size 64
+.global .align 4 .u32 answer = 42;
+.const .align 4 .u32 table[4] = {1, 2, 3, 4};
+.visible .entry scale(.param .u64 data, .param .u32 factor, .param .u32 count)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [data];
+    ld.param.u32 %r6, [factor];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra $done;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    ld.global.u32 %r7, [%rd4];
+    mul.lo.u32 %r8, %r7, %r6;
+    st.global.u32 [%rd4], %r8;
+$done:
+    ret;
+}
+.visible .entry overrun(.param .u64 data, .param .u64 offset)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [data];
+    ld.param.u64 %rd2, [offset];
+    add.s64 %rd3, %rd1, %rd2;
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd3], %r1;
+    ret;
+}
+.visible .entry trap()
+{
+    trap;
+    ret;
+}
+.visible .entry spin()
+{
+$again:
+    bra $again;
+}
+.visible .entry copy(.param .u64 to, .param .u64 from)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u64 %rd2, [from];
+    ld.global.u32 %r1, [%rd2];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+.visible .entry exact() .reqntid 64, 1, 1
+{
+    ret;
+}
+"#;
+
+/// A call that has to succeed.
+#[track_caller]
+pub fn ok(result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+}
+
+/// What a call wrote to its out parameter; it has to succeed.
+#[track_caller]
+pub fn get<T: Default>(call: impl FnOnce(*mut T) -> CUresult) -> T {
+    let mut value = T::default();
+    ok(call(&mut value));
+    value
+}
+
+/// The same for handles, which have no default.
+#[track_caller]
+pub fn handle<T>(call: impl FnOnce(*mut *mut T) -> CUresult) -> *mut T {
+    let mut value = std::ptr::null_mut();
+    ok(call(&mut value));
+    value
+}
+
+/// A retained primary context that is current; released at the end.
+pub struct Primary {
+    pub device: sys::CUdevice,
+    pub context: sys::CUcontext,
+}
+
+impl Primary {
+    pub fn new(ordinal: i32) -> Self {
+        // SAFETY: out parameters are places of their types.
+        unsafe {
+            ok(sys::cuInit(0));
+            let device = get(|d| sys::cuDeviceGet(d, ordinal));
+            let context = handle(|c| sys::cuDevicePrimaryCtxRetain(c, device));
+            ok(sys::cuCtxSetCurrent(context));
+            Self { device, context }
+        }
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        // SAFETY: the context was retained.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A loaded module of [`KERNELS`].
+pub fn module() -> sys::CUmodule {
+    let text = std::ffi::CString::new(KERNELS).unwrap();
+    // SAFETY: the image is a zero-terminated text.
+    handle(|m| unsafe { sys::cuModuleLoadData(m, text.as_ptr().cast()) })
+}
+
+/// A function of a module.
+pub fn function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
+    let name = std::ffi::CString::new(name).unwrap();
+    // SAFETY: the name is a C string.
+    handle(|f| unsafe { sys::cuModuleGetFunction(f, module, name.as_ptr()) })
+}
+
+/// A launch of one block of `threads` in a stream; parameters are given as 8-byte values of which the kernel reads what it wants.
+pub fn launch(function: sys::CUfunction, threads: u32, stream: sys::CUstream, params: &[u64]) -> CUresult {
+    let mut pointers: Vec<_> = params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect();
+    // SAFETY: there is a pointer to at least as many bytes for each parameter that the callers' kernels have.
+    unsafe {
+        sys::cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, pointers.as_mut_ptr(), std::ptr::null_mut())
+    }
+}

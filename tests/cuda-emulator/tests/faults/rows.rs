@@ -1,0 +1,461 @@
+//! Accesses that may not be: outside, after free, misaligned, of nothing.
+
+use cudarc::driver::sys::CUresult::{
+    CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS,
+};
+
+use super::{Gpu, Launch, Row, attempt, check_all};
+
+const OUTSIDE: &str = "access outside an allocation: ";
+const UNINITIALISED: &str = "read of uninitialised memory; ";
+
+/// Whole numbers, 1 and up.
+pub(super) fn numbers(count: i32) -> Vec<i32> {
+    (1..=count).collect()
+}
+
+#[test]
+fn outside_of_global_memory() {
+    const N: usize = 100;
+    /// Launches one of the kernels on two buffers of `N` floats; the address is so many bytes from the start of `in` or `out`.
+    fn run(gpu: &Gpu, module: &std::sync::Arc<cudarc::driver::CudaModule>, kernel: &str, n: i32) -> [u64; 2] {
+        let (input, out) = (gpu.up(&[1.0f32; N]), gpu.zeros::<f32>(N));
+        attempt!(gpu, module, kernel, 2, 64; &input, &out, &n);
+        [gpu.address(&input), gpu.address(&out)]
+    }
+    let row = |kernel, block, thread, instruction, fault: Launch| Row {
+        file: "out_of_bounds",
+        kernel,
+        kind: OUTSIDE,
+        block,
+        thread,
+        instruction,
+        error: CUDA_ERROR_ILLEGAL_ADDRESS,
+        fault,
+        clean: |gpu, module| {
+            run(gpu, module, "out_of_bounds_clean", N as i32);
+            None
+        },
+    };
+    check_all(&[
+        row("read_past_end_fault", 1, 35, "ld.global.f32", |gpu, module| {
+            Some(("Global", run(gpu, module, "read_past_end_fault", 100)[0] + 400))
+        }),
+        row("write_past_end_fault", 1, 36, "st.global.f32", |gpu, module| {
+            Some(("Global", run(gpu, module, "write_past_end_fault", 100)[1] + 400))
+        }),
+        row("read_before_start_fault", 0, 0, "ld.global.f32", |gpu, module| {
+            Some(("Global", run(gpu, module, "read_before_start_fault", 100)[0] - 4))
+        }),
+        row("write_before_start_fault", 0, 0, "st.global.f32", |gpu, module| {
+            Some(("Global", run(gpu, module, "write_before_start_fault", 100)[1] - 4))
+        }),
+        row("vector_over_end_fault", 0, 25, "ld.global.v4.f32", |gpu, module| {
+            let (input, out) = (gpu.up(&[1.0f32; 102]), gpu.zeros::<f32>(N));
+            attempt!(gpu, module, "vector_over_end_fault", 2, 64; &input, &out, &102);
+            Some(("Global", gpu.address(&input) + 400))
+        }),
+        row("atomic_past_end_fault", 1, 36, "atom.global.add.f32", |gpu, module| {
+            Some(("Global", run(gpu, module, "atomic_past_end_fault", 100)[1] + 400))
+        }),
+    ]);
+}
+
+#[test]
+fn outside_of_other_memory() {
+    /// Indices of 64 threads, one of them far outside.
+    fn indices() -> Vec<i32> {
+        (0..64).map(|i| if i == 37 { 1 << 20 } else { i % 8 }).collect()
+    }
+    let row = |file, kernel, thread, instruction, fault, clean| Row {
+        file,
+        kernel,
+        kind: OUTSIDE,
+        block: 0,
+        thread,
+        instruction,
+        error: CUDA_ERROR_ILLEGAL_ADDRESS,
+        fault,
+        clean,
+    };
+    check_all(&[
+        row(
+            "out_of_bounds_shared",
+            "shared_static_fault",
+            37,
+            "ld.shared.u32",
+            |gpu, module| {
+                let (input, index) = (gpu.up(&numbers(64)), gpu.up(&indices()));
+                attempt!(gpu, module, "shared_static_fault", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
+                Some(("Shared", 4 << 20))
+            },
+            |gpu, module| {
+                attempt!(gpu, module, "shared_static_clean", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+                None
+            },
+        ),
+        row(
+            "out_of_bounds_shared",
+            "shared_dynamic_write_fault",
+            63,
+            "st.shared.u32",
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "shared_dynamic_write_fault", 1, 64, shared 256; &input, &out);
+                Some(("Shared", 256))
+            },
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "shared_dynamic_clean", 1, 64, shared 256; &input, &out);
+                None
+            },
+        ),
+        row(
+            "out_of_bounds_shared",
+            "shared_dynamic_read_fault",
+            0,
+            "ld.shared.u32",
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "shared_dynamic_read_fault", 1, 64, shared 256; &input, &out);
+                Some(("Shared", 256))
+            },
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "shared_dynamic_clean", 1, 64, shared 256; &input, &out);
+                None
+            },
+        ),
+        row(
+            "out_of_bounds_local",
+            "local_array_fault",
+            37,
+            "ld.local.u32",
+            |gpu, module| {
+                let (input, index) = (gpu.up(&numbers(8)), gpu.up(&indices()));
+                attempt!(gpu, module, "local_array_fault", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
+                Some(("Local", 4 << 20))
+            },
+            |gpu, module| {
+                let (input, index) = (gpu.up(&numbers(8)), gpu.up(&indices()));
+                attempt!(gpu, module, "local_array_clean", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
+                None
+            },
+        ),
+        row(
+            "out_of_bounds_constant",
+            "constant_fault",
+            37,
+            "ld.const.u32",
+            |gpu, module| {
+                use cudarc::driver::DevicePtr;
+                let (index, out) = (gpu.up(&indices()), gpu.zeros::<i32>(64));
+                let constants = module.get_global("constants", gpu.stream()).unwrap();
+                let address = constants.device_ptr(gpu.stream()).0;
+                attempt!(gpu, module, "constant_fault", 1, 64; &index, &out);
+                Some(("Global", address + (4 << 20)))
+            },
+            |gpu, module| {
+                attempt!(gpu, module, "constant_clean", 1, 64; &gpu.up(&indices()), &gpu.zeros::<i32>(64));
+                None
+            },
+        ),
+    ]);
+}
+
+#[test]
+fn use_after_free() {
+    let row = |kernel, instruction, fault, clean| Row {
+        file: "use_after_free",
+        kernel,
+        kind: "use after free: ",
+        block: 0,
+        thread: 0,
+        instruction,
+        error: CUDA_ERROR_ILLEGAL_ADDRESS,
+        fault,
+        clean,
+    };
+    check_all(&[
+        row(
+            "read_cells",
+            "ld.global.u32",
+            |gpu, module| {
+                let (cells, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let address = gpu.address(&cells);
+                drop(cells);
+                attempt!(gpu, module, "read_cells", 1, 64; &address, &out);
+                Some(("Global", address))
+            },
+            |gpu, module| {
+                // Given back in the order of the stream: after the kernel.
+                attempt!(gpu, module, "read_cells", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+                None
+            },
+        ),
+        row(
+            "write_cells",
+            "st.global.u32",
+            |gpu, module| {
+                let cells = gpu.up(&numbers(64));
+                let address = gpu.address(&cells);
+                drop(cells);
+                attempt!(gpu, module, "write_cells", 1, 64; &address, &5);
+                Some(("Global", address))
+            },
+            |gpu, module| {
+                attempt!(gpu, module, "write_cells", 1, 64; &gpu.alloc::<i32>(64), &5);
+                None
+            },
+        ),
+        row(
+            "add_to_cells",
+            "atom.global.add.u32",
+            |gpu, module| {
+                let cells = gpu.up(&numbers(64));
+                let address = gpu.address(&cells);
+                drop(cells);
+                attempt!(gpu, module, "add_to_cells", 1, 64; &address, &5);
+                Some(("Global", address))
+            },
+            |gpu, module| {
+                attempt!(gpu, module, "add_to_cells", 1, 64; &gpu.up(&numbers(64)), &5);
+                None
+            },
+        ),
+        row(
+            "use_address",
+            "ld.global.u32",
+            |gpu, module| {
+                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "keep_address", 1, 1; &kept, &cells);
+                let address = gpu.address(&cells);
+                drop(cells);
+                attempt!(gpu, module, "use_address", 1, 64; &kept, &out);
+                Some(("Global", address))
+            },
+            |gpu, module| {
+                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "keep_address", 1, 1; &kept, &cells);
+                attempt!(gpu, module, "use_address", 1, 64; &kept, &out);
+                assert_eq!(gpu.down(&out), numbers(64));
+                None
+            },
+        ),
+    ]);
+}
+
+#[test]
+fn null_pointers() {
+    let row = |kernel, instruction, fault| Row {
+        file: "null_pointer",
+        kernel,
+        kind: OUTSIDE,
+        block: 0,
+        thread: 0,
+        instruction,
+        error: CUDA_ERROR_ILLEGAL_ADDRESS,
+        fault,
+        clean: |gpu, module| {
+            let out = gpu.zeros::<i32>(32);
+            attempt!(gpu, module, "null_pointer_clean", 1, 32; &0u64, &out);
+            assert_eq!(gpu.down(&out), [-1; 32]);
+            None
+        },
+    };
+    check_all(&[
+        row("null_pointer_read_fault", "ld.global.u32", |gpu, module| {
+            attempt!(gpu, module, "null_pointer_read_fault", 1, 32; &0u64, &gpu.zeros::<i32>(32));
+            Some(("Global", 0))
+        }),
+        row("null_pointer_offset_fault", "ld.global.u64", |gpu, module| {
+            attempt!(gpu, module, "null_pointer_offset_fault", 1, 32; &0u64, &gpu.zeros::<i32>(32));
+            Some(("Global", 8))
+        }),
+        row("null_pointer_write_fault", "st.global.u32", |gpu, module| {
+            attempt!(gpu, module, "null_pointer_write_fault", 1, 32; &0u64, &gpu.zeros::<i32>(32));
+            Some(("Global", 0))
+        }),
+    ]);
+}
+
+/// Fault and clean twin of a kernel with parameters (bytes, other, offset).
+macro_rules! misaligned {
+    ($kernel:literal, $instruction:literal, $offset:literal, $aligned:literal) => {
+        Row {
+            file: "misaligned",
+            kernel: $kernel,
+            kind: "misaligned access; ",
+            block: 0,
+            thread: 0,
+            instruction: $instruction,
+            error: CUDA_ERROR_MISALIGNED_ADDRESS,
+            fault: |gpu, module| {
+                let (bytes, other) = (gpu.zeros::<u8>(1024), gpu.zeros::<u8>(1024));
+                attempt!(gpu, module, $kernel, 1, 32; &bytes, &other, &$offset);
+                Some(("Global", gpu.address(&bytes) + $offset))
+            },
+            clean: |gpu, module| {
+                let (bytes, other) = (gpu.zeros::<u8>(1024), gpu.zeros::<u8>(1024));
+                attempt!(gpu, module, $kernel, 1, 32; &bytes, &other, &$aligned);
+                None
+            },
+        }
+    };
+}
+
+#[test]
+fn misaligned() {
+    check_all(&[
+        misaligned!("misaligned_read_u16", "ld.global.u16", 1, 2),
+        misaligned!("misaligned_read_u32", "ld.global.u32", 2, 4),
+        misaligned!("misaligned_read_u64", "ld.global.u64", 4, 8),
+        misaligned!("misaligned_read_v4_u32", "ld.global.v4.u32", 8, 16),
+        misaligned!("misaligned_write_u16", "st.global.u16", 1, 2),
+        misaligned!("misaligned_write_u32", "st.global.u32", 2, 4),
+        misaligned!("misaligned_write_u64", "st.global.u64", 4, 8),
+        misaligned!("misaligned_write_v4_u32", "st.global.v4.u32", 8, 16),
+        Row {
+            file: "misaligned",
+            kernel: "misaligned_shared",
+            kind: "misaligned access; ",
+            block: 0,
+            thread: 0,
+            instruction: "st.shared.u32",
+            error: CUDA_ERROR_MISALIGNED_ADDRESS,
+            fault: |gpu, module| {
+                attempt!(gpu, module, "misaligned_shared", 1, 64; &gpu.zeros::<i32>(64), &2);
+                Some(("Shared", 2))
+            },
+            clean: |gpu, module| {
+                attempt!(gpu, module, "misaligned_shared", 1, 64; &gpu.zeros::<i32>(64), &4);
+                None
+            },
+        },
+        Row {
+            file: "misaligned",
+            kernel: "misaligned_atomic",
+            kind: "misaligned access; ",
+            block: 0,
+            thread: 0,
+            instruction: "atom.global.add.u32",
+            error: CUDA_ERROR_MISALIGNED_ADDRESS,
+            fault: |gpu, module| {
+                let bytes = gpu.zeros::<u8>(16);
+                attempt!(gpu, module, "misaligned_atomic", 1, 32; &bytes, &2);
+                Some(("Global", gpu.address(&bytes) + 2))
+            },
+            clean: |gpu, module| {
+                attempt!(gpu, module, "misaligned_atomic", 1, 32; &gpu.zeros::<u8>(16), &4);
+                None
+            },
+        },
+    ]);
+}
+
+#[test]
+fn uninitialised() {
+    let row = |file, kernel, block, thread, instruction, fault, clean| Row {
+        file,
+        kernel,
+        kind: UNINITIALISED,
+        block,
+        thread,
+        instruction,
+        error: CUDA_ERROR_LAUNCH_FAILED,
+        fault,
+        clean,
+    };
+    let clean_shared: Launch = |gpu, module| {
+        attempt!(gpu, module, "uninitialised_shared_clean", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+        None
+    };
+    check_all(&[
+        row(
+            "uninitialised_global",
+            "uninitialised_global",
+            1,
+            6,
+            "ld.global.u32",
+            |gpu, module| {
+                let (mut input, out) = (gpu.alloc::<i32>(100), gpu.alloc::<i32>(100));
+                gpu.stream().memcpy_htod(&numbers(70), &mut input.slice_mut(..70)).unwrap();
+                attempt!(gpu, module, "uninitialised_global", 2, 64; &input, &out, &100);
+                Some(("Global", gpu.address(&input) + 280))
+            },
+            |gpu, module| {
+                let (input, out) = (gpu.alloc::<i32>(100), gpu.alloc::<i32>(100));
+                attempt!(gpu, module, "write_every", 2, 64; &input, &100);
+                attempt!(gpu, module, "uninitialised_global", 2, 64; &input, &out, &100);
+                None
+            },
+        ),
+        row(
+            "uninitialised_global",
+            "uninitialised_global",
+            0,
+            1,
+            "ld.global.u32",
+            |gpu, module| {
+                let (input, out) = (gpu.alloc::<i32>(100), gpu.alloc::<i32>(100));
+                attempt!(gpu, module, "write_every_second", 2, 64; &input, &100);
+                attempt!(gpu, module, "uninitialised_global", 2, 64; &input, &out, &100);
+                Some(("Global", gpu.address(&input) + 4))
+            },
+            |gpu, module| {
+                // Copies are no reads: what was not written stays so.
+                let input = gpu.alloc::<i32>(100);
+                let copy = gpu.stream().clone_dtod(&input).unwrap();
+                gpu.down(&copy);
+                attempt!(gpu, module, "write_every", 2, 64; &copy, &100);
+                attempt!(gpu, module, "uninitialised_global", 2, 64; &copy, &input, &100);
+                None
+            },
+        ),
+        row(
+            "uninitialised_shared",
+            "uninitialised_shared_fault",
+            0,
+            63,
+            "ld.shared.u32",
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "uninitialised_shared_fault", 1, 64; &input, &out);
+                Some(("Shared", 256))
+            },
+            clean_shared,
+        ),
+        row(
+            "uninitialised_shared",
+            "uninitialised_shared_atomic_fault",
+            0,
+            0,
+            "atom.shared.add.u32",
+            |gpu, module| {
+                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "uninitialised_shared_atomic_fault", 1, 64; &input, &out);
+                Some(("Shared", 0))
+            },
+            clean_shared,
+        ),
+        row(
+            "uninitialised_local",
+            "uninitialised_local",
+            0,
+            5,
+            "ld.local.u32",
+            |gpu, module| {
+                let order: Vec<i32> = (0..8).collect();
+                let index: Vec<i32> = (0..32).map(|i| i % 8).collect();
+                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.up(&order), &gpu.up(&index), &gpu.zeros::<i32>(32), &5);
+                Some(("Local", 20))
+            },
+            |gpu, module| {
+                let order: Vec<i32> = (0..8).collect();
+                let index: Vec<i32> = (0..32).map(|i| i % 8).collect();
+                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.up(&order), &gpu.up(&index), &gpu.zeros::<i32>(32), &8);
+                None
+            },
+        ),
+    ]);
+}

@@ -1,0 +1,167 @@
+//! What tests of streams and graphs share: two kernels, and short ways to call them.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudaemu::test::Session;
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
+
+/// `add`: data[i] += value for i < count. `sum`: a[i] += b[i] for i < count.
+const PTX: &str = r#"
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry add(.param .u64 data, .param .f32 value, .param .u32 count)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<4>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [data];
+    ld.param.f32 %f1, [value];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra $done;
+    cvta.to.global.u64 %rd2, %rd1;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    ld.global.f32 %f2, [%rd4];
+    add.f32 %f3, %f2, %f1;
+    st.global.f32 [%rd4], %f3;
+$done:
+    ret;
+}
+.visible .entry sum(.param .u64 a, .param .u64 b, .param .u32 count)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<4>;
+    .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [a];
+    ld.param.u64 %rd2, [b];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra $done;
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    mul.wide.u32 %rd5, %r5, 4;
+    add.s64 %rd6, %rd3, %rd5;
+    add.s64 %rd7, %rd4, %rd5;
+    ld.global.f32 %f1, [%rd6];
+    ld.global.f32 %f2, [%rd7];
+    add.f32 %f3, %f1, %f2;
+    st.global.f32 [%rd6], %f3;
+$done:
+    ret;
+}
+"#;
+
+/// The emulator with these settings, for this test alone.
+pub fn emulator(settings: &str) -> Session {
+    cudaemu::test::start(settings).unwrap()
+}
+
+/// The context of a device, without cudarc's own events for slices: captures could not have them.
+pub fn context(device: usize) -> Arc<CudaContext> {
+    let context = CudaContext::new(device).unwrap();
+    // SAFETY: the tests order their streams themselves.
+    unsafe { context.disable_event_tracking() };
+    context
+}
+
+/// Fails for any error of the driver.
+#[track_caller]
+pub fn ok(result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+}
+
+/// 0, 1, 2, …
+pub fn floats(count: usize) -> Vec<f32> {
+    (0..count).map(|i| i as f32).collect()
+}
+
+/// All of a buffer, after the stream's work.
+pub fn read(stream: &Arc<CudaStream>, data: &CudaSlice<f32>) -> Vec<f32> {
+    stream.clone_dtoh(data).unwrap()
+}
+
+/// A buffer's address.
+pub fn address(data: &CudaSlice<f32>, stream: &CudaStream) -> u64 {
+    data.device_ptr(stream).0
+}
+
+/// The kernels.
+pub struct Kernels {
+    /// data[i] += value
+    pub add: CudaFunction,
+    sum: CudaFunction,
+}
+
+impl Kernels {
+    /// Loads them.
+    pub fn load(context: &Arc<CudaContext>) -> Self {
+        let module = context.load_module(Ptx::from_src(PTX)).unwrap();
+        let [add, sum] = ["add", "sum"].map(|name| module.load_function(name).unwrap());
+        Self { add, sum }
+    }
+
+    /// a += b
+    pub fn sum(&self, stream: &Arc<CudaStream>, a: &mut CudaSlice<f32>, b: &CudaSlice<f32>) {
+        let count = a.len() as u32;
+        let mut launch = stream.launch_builder(&self.sum);
+        launch.arg(a).arg(b).arg(&count);
+        // SAFETY: the arguments are the kernel's, and the buffers are as long as it says.
+        unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
+    }
+
+    /// Pointers to the arguments of `add`.
+    pub fn add_arguments(data: &u64, value: &mut f32, count: &u32) -> [*mut c_void; 3] {
+        [
+            std::ptr::from_ref(data).cast_mut().cast(),
+            std::ptr::from_mut(value).cast(),
+            std::ptr::from_ref(count).cast_mut().cast(),
+        ]
+    }
+
+    /// Two blocks of 32 threads of `add`.
+    pub fn node_params(&self, arguments: &mut [*mut c_void; 3]) -> sys::CUDA_KERNEL_NODE_PARAMS {
+        sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.add.cu_function(),
+            gridDimX: 2,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: arguments.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        }
+    }
+}
+
+/// data[i] += value for the first `count`.
+pub fn launch(stream: &Arc<CudaStream>, add: &CudaFunction, data: &mut CudaSlice<f32>, value: f32, count: u32) {
+    let mut launch = stream.launch_builder(add);
+    launch.arg(data).arg(&value).arg(&count);
+    // SAFETY: the arguments are the kernel's, and the buffer is at least as long.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
+}
+
+/// data[i] += value for all.
+pub fn add(stream: &Arc<CudaStream>, kernels: &Kernels, data: &mut CudaSlice<f32>, value: f32) {
+    let count = data.len() as u32;
+    launch(stream, &kernels.add, data, value, count);
+}

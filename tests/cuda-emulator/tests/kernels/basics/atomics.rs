@@ -1,0 +1,211 @@
+//! Atomics: what each thread saw, and what is left, must be what some order of the threads gives.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaModule, CudaSlice};
+
+use crate::gpu::{Gpu, floats, launch, random, same};
+
+const FILES: [(u32, &str); 2] = [(80, "atomics.sm_80"), (90, "atomics.sm_90")];
+/// Threads on one cell.
+const TOGETHER: usize = 6;
+const THREADS: usize = 96;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Values {
+    Whole,
+    Float,
+    Double,
+}
+
+/// Name, bytes, values, and what an operation makes of old value and operand.
+type Row = (&'static str, usize, Values, fn(u64, u64) -> u64);
+
+const ROWS: [Row; 28] = [
+    ("add_s32", 4, Values::Whole, |a, b| a.wrapping_add(b)),
+    ("add_u32", 4, Values::Whole, |a, b| a.wrapping_add(b)),
+    ("add_u64", 8, Values::Whole, |a, b| a.wrapping_add(b)),
+    ("add_f32", 4, Values::Float, |a, b| (f32::from_bits(a as u32) + f32::from_bits(b as u32)).to_bits().into()),
+    ("add_f64", 8, Values::Double, |a, b| (f64::from_bits(a) + f64::from_bits(b)).to_bits()),
+    ("sub_s32", 4, Values::Whole, |a, b| a.wrapping_sub(b)),
+    ("min_s32", 4, Values::Whole, |a, b| (a as i32).min(b as i32) as u64),
+    ("min_u32", 4, Values::Whole, |a, b| a.min(b)),
+    ("min_s64", 8, Values::Whole, |a, b| (a as i64).min(b as i64) as u64),
+    ("min_u64", 8, Values::Whole, |a, b| a.min(b)),
+    ("max_s32", 4, Values::Whole, |a, b| (a as i32).max(b as i32) as u64),
+    ("max_u32", 4, Values::Whole, |a, b| a.max(b)),
+    ("max_s64", 8, Values::Whole, |a, b| (a as i64).max(b as i64) as u64),
+    ("max_u64", 8, Values::Whole, |a, b| a.max(b)),
+    ("and_u32", 4, Values::Whole, |a, b| a & b),
+    ("and_u64", 8, Values::Whole, |a, b| a & b),
+    ("or_u32", 4, Values::Whole, |a, b| a | b),
+    ("or_u64", 8, Values::Whole, |a, b| a | b),
+    ("xor_u32", 4, Values::Whole, |a, b| a ^ b),
+    ("xor_u64", 8, Values::Whole, |a, b| a ^ b),
+    ("inc_u32", 4, Values::Whole, |a, b| if a >= b { 0 } else { a + 1 }),
+    ("dec_u32", 4, Values::Whole, |a, b| if a == 0 || a > b { b } else { a - 1 }),
+    ("exch_u32", 4, Values::Whole, |_, b| b),
+    ("exch_f32", 4, Values::Whole, |_, b| b),
+    ("exch_u64", 8, Values::Whole, |_, b| b),
+    ("cas_u16", 2, Values::Whole, |a, b| if a == 0 { b } else { a }),
+    ("cas_u32", 4, Values::Whole, |a, b| if a == 0 { b } else { a }),
+    ("cas_u64", 8, Values::Whole, |a, b| if a == 0 { b } else { a }),
+];
+
+impl Values {
+    fn sample(self, random: &mut fastrand::Rng, bytes: usize) -> u64 {
+        let small = random.u32(..6);
+        match self {
+            Self::Float => f32::to_bits(small as f32 - 2.0).into(),
+            Self::Double => f64::to_bits(f64::from(small) - 2.0),
+            Self::Whole if random.bool() => small.into(),
+            Self::Whole => random.u64(..) & mask(bytes),
+        }
+    }
+}
+
+fn mask(bytes: usize) -> u64 {
+    u64::MAX >> (64 - 8 * bytes)
+}
+
+/// Cells or values of some bytes each, on the device.
+struct Numbers {
+    bytes: usize,
+    values: Vec<u64>,
+    memory: CudaSlice<u8>,
+}
+
+impl Numbers {
+    fn new(gpu: &Gpu, bytes: usize, values: Vec<u64>) -> Self {
+        let all: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()[..bytes].to_vec()).collect();
+        Self { bytes, values, memory: gpu.up(&all) }
+    }
+
+    fn now(&self, gpu: &Gpu) -> Vec<u64> {
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+        gpu.down(&self.memory).chunks(self.bytes).map(number).collect()
+    }
+}
+
+/// Whether the threads, in some order, lead from one value to another; each has an operand, and what it saw if that is known.
+fn possible(apply: &dyn Fn(u64, u64) -> u64, from: u64, to: u64, threads: &mut Vec<(u64, Option<u64>)>) -> bool {
+    if threads.is_empty() {
+        return from == to;
+    }
+    for index in 0..threads.len() {
+        let (value, saw) = threads[index];
+        if saw.is_none_or(|saw| saw == from) {
+            threads.swap_remove(index);
+            let found = possible(apply, apply(from, value), to, threads);
+            threads.push((value, saw));
+            let last = threads.len() - 1;
+            threads.swap(index, last);
+            if found {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Runs one kernel on cells that start as random values, and checks each cell. In shared memory each block has its own cells.
+fn check(gpu: &Gpu, module: &Arc<CudaModule>, kernel: &str, (_, bytes, kind, apply): Row, blocks: usize) {
+    let mut random = random(bytes as u64);
+    let shared = kernel.starts_with("shared");
+    let slots = THREADS / TOGETHER / if shared { blocks } else { 1 };
+    let mut sample = |count: usize| (0..count).map(|_| kind.sample(&mut random, bytes)).collect::<Vec<_>>();
+    let values = Numbers::new(gpu, bytes, sample(THREADS));
+    let mut start = sample(THREADS / TOGETHER);
+    start.iter_mut().step_by(2).for_each(|cell| *cell = 0);
+    let cells = Numbers::new(gpu, bytes, start);
+    let old = Numbers::new(gpu, bytes, vec![0; THREADS]);
+    let (grid, block) = (blocks as u32, (THREADS / blocks) as u32);
+    if kernel.starts_with("reduce") {
+        launch!(gpu, module, kernel, grid, block; &cells.memory, &values.memory, &(slots as i32));
+    } else {
+        launch!(gpu, module, kernel, grid, block; &cells.memory, &values.memory, &old.memory, &(slots as i32));
+    }
+    let (end, saw) = (cells.now(gpu), old.now(gpu));
+    for (cell, (&from, &to)) in cells.values.iter().zip(&end).enumerate() {
+        let mine =
+            |thread: &usize| thread % slots == cell % slots && (!shared || thread / block as usize == cell / slots);
+        let known = !kernel.starts_with("reduce");
+        let mut threads: Vec<_> =
+            (0..THREADS).filter(mine).map(|thread| (values.values[thread], known.then_some(saw[thread]))).collect();
+        assert_eq!(threads.len(), TOGETHER);
+        let apply = |a, b| apply(a, b) & mask(bytes);
+        assert!(
+            possible(&apply, from, to, &mut threads),
+            "{kernel}: cell {cell} went from {from:#x} to {to:#x} by {threads:x?}"
+        );
+    }
+}
+
+#[test]
+fn all_kinds() {
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        for row in ROWS {
+            for kind in ["reduce", "fetch", "shared"] {
+                check(&gpu, &module, &format!("{kind}_{}", row.0), row, 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn scopes() {
+    let rows = [
+        ("fetch_add_block_u32", "add_u32", 1),
+        ("fetch_add_system_u32", "add_u32", 3),
+        ("fetch_max_block_s32", "max_s32", 1),
+        ("fetch_cas_system_u64", "cas_u64", 3),
+        ("fetch_add_block_f32", "add_f32", 1),
+    ];
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        for (kernel, like, blocks) in rows {
+            let row = ROWS.into_iter().find(|row| row.0 == like).unwrap();
+            check(&gpu, &module, kernel, row, blocks);
+        }
+    }
+}
+
+#[test]
+fn built_from_others() {
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        let values = floats(192, 1);
+        let cells = gpu.up(&[-2.0f32; 8]);
+        launch!(gpu, module, "max_f32_by_cas", 3, 64; &cells, &gpu.up(&values), &8);
+        let largest = |cell: usize| values[cell..].iter().step_by(8).copied().fold(-2.0, f32::max);
+        same(&format!("{file} max_f32_by_cas"), &gpu.down(&cells), &(0..8).map(largest).collect::<Vec<_>>());
+
+        let (cells, out) = (gpu.zeros::<i32>(1), gpu.alloc::<i32>(3));
+        launch!(gpu, module, "generic_add", 3, 64; &cells, &out);
+        same(&format!("{file} generic_add"), &gpu.down(&cells), &[3 * (0..64).step_by(2).sum::<i32>()]);
+        same(&format!("{file} generic_add"), &gpu.down(&out), &[(1..64).step_by(2).sum::<i32>(); 3]);
+    }
+}
+
+#[test]
+fn orders() {
+    for (target, file) in FILES {
+        let gpu = Gpu::new(target);
+        let module = gpu.load(file);
+        let (data, flag, out) = (gpu.zeros::<i32>(1), gpu.zeros::<i32>(1), gpu.alloc::<i32>(2));
+        launch!(gpu, module, "message_passing", 2, 32; &data, &flag, &out);
+        same(&format!("{file} message_passing"), &gpu.down(&out), &[7, 2]);
+
+        let (cells, out) = (gpu.zeros::<u32>(2 + 32), gpu.alloc::<u32>(32));
+        launch!(gpu, module, "ordered_builtins", 1, 32; &cells, &out);
+        let want: Vec<u32> = [(0..32).sum(), u32::MAX].into_iter().chain(0..32).collect();
+        same(&format!("{file} ordered_builtins"), &gpu.down(&cells), &want);
+        let mut threads: Vec<_> =
+            gpu.down(&out).iter().zip(0..).map(|(saw, i)| (1 << i, Some(u64::from(saw.wrapping_sub(i))))).collect();
+        assert!(possible(&|a, b| a | b, 0, u32::MAX.into(), &mut threads), "{file}: {threads:x?}");
+    }
+}

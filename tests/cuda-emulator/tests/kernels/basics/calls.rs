@@ -1,0 +1,81 @@
+//! Functions that are not inlined.
+
+use crate::gpu::{Gpu, close, floats, ints, launch, same};
+
+#[test]
+fn plain_calls() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("calls.sm_80");
+    let x = floats(96, 1);
+    let out = gpu.alloc::<f32>(96);
+    launch!(gpu, module, "call_plain", 2, 48; &gpu.up(&x), &out);
+    let value = |(i, &x): (usize, &f32)| {
+        let (x, i) = (f64::from(x), i as f64);
+        (2.0 * x + 3.0) * x - (i - x) * x
+    };
+    close("call_plain", &gpu.down(&out), &x.iter().enumerate().map(value).collect::<Vec<_>>(), 1e-6, 1e-5);
+}
+
+fn sum_digits(depth: i32, seed: i32) -> i32 {
+    let digit = |k: i32| (seed + k * depth) % 10;
+    let below = if depth > 0 { sum_digits(depth - 1, digit(seed % 10) + depth) } else { 0 };
+    below + digit((seed + depth) % 10)
+}
+
+#[test]
+fn recursion() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("calls.sm_80");
+    let out = gpu.alloc::<u32>(4 * 80);
+    launch!(gpu, module, "call_recursive", 2, 40; &out);
+    let fibonacci = |n: u32| (0..n).fold((0, 1), |(a, b), _| (b, a + b)).0;
+    let values = |i: u32| {
+        let factorial = (1..=i % 13).product();
+        [factorial, fibonacci(i % 9), u32::from(i.is_multiple_of(2)), sum_digits(i as i32 % 7, i as i32) as u32]
+    };
+    same("call_recursive", &gpu.down(&out), &(0..80).flat_map(values).collect::<Vec<_>>());
+}
+
+#[test]
+fn structures() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("calls.sm_80");
+    let x: Vec<f64> = floats(64, 2).into_iter().map(f64::from).collect();
+    let out = gpu.alloc::<f64>(4 * 64);
+    launch!(gpu, module, "call_with_structure", 1, 64; &gpu.up(&x), &out);
+    let values = |(i, &x): (usize, &f64)| [x - 0.5 - x, x + 1.0 + 0.5 + x, i as f64 + 2.0, i as f64];
+    close(
+        "call_with_structure",
+        &gpu.down(&out),
+        &x.iter().enumerate().flat_map(values).collect::<Vec<_>>(),
+        0.0,
+        1e-15,
+    );
+}
+
+#[test]
+fn references() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("calls.sm_80");
+    let before = ints(64, -100..100, 3);
+    let memory = gpu.up(&before);
+    launch!(gpu, module, "call_by_reference", 1, 64; &memory);
+    let want: Vec<i32> = before.iter().zip(0..).map(|(value, i)| value + 3 * i + 12).collect();
+    same("call_by_reference", &gpu.down(&memory), &want);
+}
+
+#[test]
+fn calls_through_pointers() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("calls.sm_80");
+    let (which, a, b) = (ints(96, 0..4, 4), ints(96, -1000..1000, 5), ints(96, -1000..1000, 6));
+    let out = gpu.alloc::<i32>(96);
+    launch!(gpu, module, "call_by_pointer", 2, 48; &gpu.up(&which), &gpu.up(&a), &gpu.up(&b), &out);
+    let apply = |i: usize| [a[i] + b[i], a[i] - b[i], a[i] * b[i], a[i].max(b[i])][which[i] as usize];
+    same("call_by_pointer", &gpu.down(&out), &(0..96).map(apply).collect::<Vec<_>>());
+    let sizes = floats(96, 7);
+    let out = gpu.alloc::<f32>(96);
+    launch!(gpu, module, "call_virtual", 2, 48; &gpu.up(&sizes), &out);
+    let area = |(i, &size): (usize, &f32)| f64::from(size) * f64::from(size) * if i % 2 == 1 { 1.0 } else { 3.0 };
+    close("call_virtual", &gpu.down(&out), &sizes.iter().enumerate().map(area).collect::<Vec<_>>(), 2e-7, 0.0);
+}

@@ -1,0 +1,12 @@
+//! `kernels/basics`: one feature of the language each.
+
+mod atomics;
+mod barriers;
+mod calls;
+mod control;
+mod copy;
+mod elementwise;
+mod groups;
+mod print;
+mod spaces;
+mod warp;
