@@ -127,8 +127,12 @@ impl Driver {
     }
 }
 
+/// How much larger a frame with its parameters may be than one without, for recursion.
+const PARAMETERS: u64 = 8;
+
 /// Local memory of a thread: the frames of all that the kernel may call, and for recursion what the context grants (`stack`, from
-/// `CU_LIMIT_STACK_SIZE`), as far as there is room for it.
+/// `CU_LIMIT_STACK_SIZE`) several times over, as far as there is room for it: parameters, which lie in our frames, are in registers
+/// on hardware.
 fn local_bytes(code: &code::Code, kernel: &code::Function, stack: u64) -> Result<u32> {
     let needed = kernel.stack_bytes;
     if needed > MAX_LOCAL {
@@ -136,7 +140,7 @@ fn local_bytes(code: &code::Code, kernel: &code::Function, stack: u64) -> Result
     }
     // Whether the kernel itself reaches the recursion is not known, and it may have the stack anyway.
     let recursion = needed > 0 && code.functions.iter().any(|function| function.recursive);
-    let granted = if recursion { needed.saturating_add(stack) } else { needed };
+    let granted = if recursion { needed.saturating_add(stack.saturating_mul(PARAMETERS)) } else { needed };
     Ok(granted.min(MAX_LOCAL) as u32)
 }
 
@@ -151,7 +155,7 @@ mod tests {
             (0, false, 1024, Ok(0)),
             (0, true, 1024, Ok(0)),
             (48, false, 1024, Ok(48)),
-            (48, true, 1024, Ok(1072)),
+            (48, true, 1024, Ok(48 + 8192)),
             (48, true, u64::MAX, Ok(512 << 10)),
             (512 << 10, true, 1024, Ok(512 << 10)),
             ((512 << 10) + 16, false, 0, Err(Error::LaunchOutOfResources)),
