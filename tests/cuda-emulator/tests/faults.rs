@@ -14,10 +14,12 @@ mod gpu;
 
 #[path = "faults/endings.rs"]
 mod endings;
+#[path = "faults/inside.rs"]
+mod inside;
 #[path = "faults/leaks.rs"]
 mod leaks;
-#[path = "faults/rows.rs"]
-mod rows;
+#[path = "faults/outside.rs"]
+mod outside;
 #[path = "faults/sync.rs"]
 mod sync;
 
@@ -115,6 +117,11 @@ fn check(row: &Row) -> Vec<String> {
         wrong.push(report.clone());
     }
     wrong
+}
+
+/// Whole numbers, 1 and up.
+fn numbers(count: i32) -> Vec<i32> {
+    (1..=count).collect()
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use super::layout::Size;
 use super::names::{Entity, bits};
 use super::state::Pending;
 use super::words::describe;
-use super::{Action, CallSite, Callee, Class, Constant, Control, Error, Passed, Slot};
+use super::{Action, CallSite, Callee, Class, Constant, Control, Error, Passed, Prototype, Slot};
 use crate::isa::Value;
 use crate::ptx::ast::{Instruction, Name, Operand, Space};
 
@@ -102,7 +102,10 @@ impl FunctionDecoder<'_, '_> {
         let args = args.collect::<Result<Box<[_]>, _>>()?;
         let returns = returns.iter().zip(&results).map(|(result, size)| self.passed(at, name, result, *size, false));
         let returns = returns.collect::<Result<Box<[_]>, _>>()?;
-        let site = Box::new(CallSite { callee, args, returns });
+        let bytes = |sizes: &[Size]| sizes.iter().map(|size| size.bytes).collect();
+        let prototype = matches!(callee, Callee::Indirect(_))
+            .then(|| Prototype { params: bytes(&params), returns: bytes(&results) });
+        let site = Box::new(CallSite { callee, args, returns, prototype });
         self.push(Action::Control(Control::Call(site)), Bound::default(), guard, line, row);
         Ok(())
     }

@@ -24,6 +24,8 @@ pub(super) struct FunctionDecoder<'a, 'm> {
     /// Where labels lie, by number; `None` until reached.
     labels: Vec<Option<u32>>,
     frame: u64,
+    /// What a pragma says of the next instruction, if that is a load.
+    used_bytes: Option<u32>,
     /// It is a kernel.
     entry: bool,
 }
@@ -38,6 +40,7 @@ pub(super) fn decode_function(module: &mut ModuleState<'_>, function: &ast::Func
         body: Body::default(),
         labels: Vec::new(),
         frame: 0,
+        used_bytes: None,
         entry: function.entry,
     };
     decoder.scopes.enter();
@@ -152,6 +155,7 @@ impl FunctionDecoder<'_, '_> {
                 }
                 Statement::Variable(variable) => self.variable(variable)?,
                 Statement::BranchTargets(..) | Statement::CallTargets(..) | Statement::CallPrototype { .. } => {}
+                Statement::UsedBytes(mask) => self.used_bytes = Some(*mask),
                 Statement::Block(inner) => self.block(inner, line)?,
                 Statement::Instruction(instruction) => self.instruction(instruction)?,
             }
@@ -343,11 +347,15 @@ impl FunctionDecoder<'_, '_> {
     }
 
     /// Appends an instruction; branch targets still are numbers of labels.
-    pub(super) fn push(&mut self, action: Action, bound: Bound, guard: Slot, line: u32, row: u32) {
+    pub(super) fn push(&mut self, action: Action, mut bound: Bound, guard: Slot, line: u32, row: u32) {
+        let name = self.module.table.row(row).map_or("", |row| &row.name);
+        let used_bytes = self.used_bytes.take();
+        if name.starts_with("ld.") || name.starts_with("ldu.") {
+            bound.args.padding = used_bytes.map_or(0, |used| !used);
+        }
         if let Some(shared) = bound.shared {
             self.body.shared_addresses.push((self.body.insts.len(), shared));
         }
-        let name = self.module.table.row(row).map_or("", |row| &row.name);
         let gather = Gather::of(name, &action, &bound.args);
         self.body.insts.push(Inst { action, args: bound.args, guard, gather, line, row });
         self.body.dests.push(bound.dests);

@@ -1,6 +1,6 @@
 //! Bytecode: what a warp executes. Made once per module by the decoder; from here on nothing is looked up by name.
 
-use super::Slot;
+use super::{Function, Param, Slot};
 use crate::exec::{Cx, Registers};
 use crate::fault::Fault;
 
@@ -81,6 +81,25 @@ pub struct CallSite {
     pub args: Box<[Passed]>,
     /// Results, in order: where the caller wants them.
     pub returns: Box<[Passed]>,
+    /// Of a call by address: what the callee must take and give.
+    pub prototype: Option<Prototype>,
+}
+
+/// Sizes of the parameters and results that a `.callprototype` (or the functions of a `.calltargets`) has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prototype {
+    /// Bytes of each parameter.
+    pub params: Box<[u32]>,
+    /// Bytes of each result.
+    pub returns: Box<[u32]>,
+}
+
+impl Prototype {
+    /// Whether a function takes and gives just that.
+    pub fn fits(&self, function: &Function) -> bool {
+        let same = |bytes: &[u32], params: &[Param]| bytes.iter().eq(params.iter().map(|param| &param.bytes));
+        same(&self.params, &function.params) && same(&self.returns, &function.returns)
+    }
 }
 
 /// Whom a call calls.
@@ -145,6 +164,9 @@ pub struct Args {
     pub imm: [i64; 2],
     /// The row's own constant ([`crate::isa::Row::k`]).
     pub k: u32,
+    /// Bytes of a load's data that the program does not use, one bit each from the lowest address (`.pragma
+    /// "used_bytes_mask"`).
+    pub padding: u32,
     /// How many vector elements the first vector operand has; 0 without one.
     pub vector: u8,
 }

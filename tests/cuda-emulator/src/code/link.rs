@@ -15,6 +15,10 @@ use super::{
 };
 use crate::ptx::ast;
 
+/// What all kernels of a module may reach in all: functions and their calls, constants and shared variables. Compilers make
+/// kernels that call few functions; without an end some megabytes of text could ask for any amount of memory.
+const MAX_REACHED: usize = 8 << 20;
+
 const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128];
 
 /// Registers that a thread can have, and that a block's threads share (CUDA C++ Programming Guide, "Technical
@@ -29,8 +33,21 @@ pub(super) fn link(
     bodies: Vec<Body>,
     code: &mut Code,
 ) -> Result<(), Error> {
-    let graph = Graph::new(&bodies, module.address_taken.iter().copied());
-    let reached: Vec<Vec<usize>> = (0..bodies.len()).map(|function| graph.reached(function)).collect();
+    // Kernels cannot be called, by address no more than by name.
+    let callable = |function: u32| functions.get(function as usize).is_some_and(|function| !function.entry);
+    let graph = Graph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
+    let weight = |body: &Body| 1 + body.constants.len() + body.shared.len();
+    let weights: Vec<usize> = bodies.iter().map(weight).collect();
+    let kernels = (0..bodies.len()).filter(|&function| functions[function].entry);
+    let reached = graph.reached(kernels, &weights, MAX_REACHED).map_err(|kernel| {
+        let ast::Function { name, line, .. } = functions[kernel];
+        let text = format!(
+            "the kernels up to `{name}` reach more than {MAX_REACHED} functions, calls, constants and shared variables in all: \
+             split the module"
+        );
+        Error::new(*line, text)
+    })?;
+    let recursive = graph.recursive();
     let registers = place_registers(functions, &bodies, &reached);
     let shared = place_shared(&module, functions, &bodies, &reached)?;
     let live: Vec<u32> = bodies.iter().map(liveness::most_live).collect();
@@ -80,18 +97,23 @@ pub(super) fn link(
             returns,
             param_bytes: body.param_bytes,
             frame_bytes: align_up(u64::from(body.frame_bytes), module.frame_align) as u32,
+            stack_bytes: 0,
             shared_bytes: shared.bytes[index],
             dynamic_shared_align: align.max(1),
             registers: registers.counts[index],
             constants: Vec::new(),
             own: body.own.into_iter().map(|slot| placed.slot(slot)).collect::<Result<_, _>>()?,
-            recursive: reach.binary_search(&index).is_ok(),
+            recursive: recursive[index],
+            address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
             max_threads: source.max_threads,
             required_threads: source.required_threads,
             reported_registers: reported(source, with_reached().map(|function| live[function]).max()),
         });
     }
+    let frames: Vec<u64> = code.functions.iter().map(|function| u64::from(function.frame_bytes)).collect();
     for (index, function) in code.functions.iter_mut().enumerate() {
+        let others = reached[index].iter().filter(|&&other| other != index).map(|&other| frames[other]);
+        function.stack_bytes = others.fold(frames[index], u64::saturating_add);
         function.constants = constants[index].clone();
         for &other in reached[index].iter().filter(|&&other| other != index) {
             function.constants.extend_from_slice(&constants[other]);

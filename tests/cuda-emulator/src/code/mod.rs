@@ -26,6 +26,7 @@ pub use decode::decode;
 pub use error::Error;
 pub use inst::{
     Access, Action, Args, Barrier, BarrierKind, Base, CallSite, Callee, Compute, Control, Gather, Inst, Passed,
+    Prototype,
 };
 pub use slot::{Class, Slot};
 
@@ -68,18 +69,22 @@ pub struct Function {
     pub param_bytes: u32,
     /// Bytes of its frame in local memory: `.local` and `.param` variables. Multiple of 16.
     pub frame_bytes: u32,
+    /// Bytes of its frame and those of all functions that it may reach, each once: what a thread needs without recursion.
+    pub stack_bytes: u64,
     /// Statically allocated shared memory of the kernel, with that of all functions of the module that it may call.
     pub shared_bytes: u32,
     /// Alignment that dynamic shared memory (`.extern .shared`) asks for; it starts at `shared_bytes` rounded up to it.
     pub dynamic_shared_align: u32,
-    /// Registers of each class that the kernel with all functions it may reach needs: lengths of the register file.
+    /// Of a kernel: registers of each class that it needs with all functions it may reach, the lengths of the register file.
     pub registers: RegisterCounts,
-    /// What constant slots hold when a warp starts, for the kernel and all it may reach.
+    /// Of a kernel: what constant slots hold when a warp starts, its own and those of all it may reach.
     pub constants: Vec<(Slot, Constant)>,
     /// The registers that belong to this function alone, by class: saved and restored around recursion.
     pub own: Vec<Slot>,
     /// It may be active more than once in a thread: calls save `own` first.
     pub recursive: bool,
+    /// It is no kernel, and something holds its address: calls by address may reach it, and no other function.
+    pub address_taken: bool,
     /// `.maxntid`, or `.reqntid`.
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid`: blocks must be exactly that.

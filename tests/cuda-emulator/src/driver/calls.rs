@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Driver;
+use super::error::Error;
 use super::handle::{ContextId, StreamId};
 use crate::engine::{Call, Performed};
 
@@ -20,6 +21,7 @@ struct Job {
     context: ContextId,
     stream: StreamId,
     call: Call,
+    lost: Option<Error>,
 }
 
 thread_local! {
@@ -32,8 +34,15 @@ pub(super) fn calling() -> bool {
 }
 
 impl Caller {
-    /// Has a stream's work called; the stream goes on when it returns.
-    pub(super) fn call(&self, driver: Arc<Driver>, context: ContextId, stream: StreamId, call: Call) {
+    /// Has a stream's work called; the stream goes on when it returns. `lost` is the error of a lost context.
+    pub(super) fn call(
+        &self,
+        driver: Arc<Driver>,
+        context: ContextId,
+        stream: StreamId,
+        call: Call,
+        lost: Option<Error>,
+    ) {
         let jobs = self.jobs.get_or_init(|| {
             let (sender, jobs) = channel::<Job>();
             std::thread::spawn(move || jobs.into_iter().for_each(Job::run));
@@ -41,14 +50,14 @@ impl Caller {
         });
         let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
         // The thread takes jobs as long as there is a sender.
-        let _ = jobs.send(Job { driver, context, stream, call });
+        let _ = jobs.send(Job { driver, context, stream, call, lost });
     }
 }
 
 impl Job {
     fn run(self) {
         CALLING.set(true);
-        (self.call.run)();
+        (self.call.run)(self.lost);
         CALLING.set(false);
         self.driver.state().finish(self.context, self.stream, Performed::default());
         self.driver.changed.notify_all();

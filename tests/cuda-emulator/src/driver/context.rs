@@ -56,7 +56,12 @@ thread_local! {
 
 /// The thread's current context, alive or not.
 pub fn top() -> Option<ContextId> {
-    STACK.with_borrow(|stack| stack.last().copied()).filter(|context| !context.is_null())
+    stack(|stack| stack.last().copied()).ok().flatten().filter(|context| !context.is_null())
+}
+
+/// Does something with the thread's stack of contexts. A thread that ends may call the driver when its stack is gone already.
+fn stack<R>(body: impl FnOnce(&mut Vec<ContextId>) -> R) -> Result<R> {
+    STACK.try_with(|stack| body(&mut stack.borrow_mut())).map_err(|_| Error::InvalidContext)
 }
 
 impl State {
@@ -148,7 +153,10 @@ impl State {
             return Err(Error::InvalidValue);
         }
         let context = self.new_context(device, false, flags);
-        STACK.with_borrow_mut(|stack| stack.push(context));
+        if let Err(error) = stack(|stack| stack.push(context)) {
+            self.contexts.remove(context)?;
+            return Err(error);
+        }
         Ok(context)
     }
 
@@ -157,25 +165,23 @@ impl State {
         if !context.is_null() {
             self.contexts.get(context)?;
         }
-        STACK.with_borrow_mut(|stack| {
+        stack(|stack| {
             stack.pop();
             if !context.is_null() {
                 stack.push(context);
             }
-        });
-        Ok(())
+        })
     }
 
     /// `cuCtxPushCurrent`
     pub fn push(&self, context: ContextId) -> Result<()> {
         self.contexts.get(context)?;
-        STACK.with_borrow_mut(|stack| stack.push(context));
-        Ok(())
+        stack(|stack| stack.push(context))
     }
 
     /// `cuCtxPopCurrent`
     pub fn pop(&self) -> Result<ContextId> {
-        STACK.with_borrow_mut(Vec::pop).ok_or(Error::InvalidContext)
+        stack(Vec::pop)?.ok_or(Error::InvalidContext)
     }
 
     /// `cuCtxSetFlags` and its kin.
@@ -284,27 +290,38 @@ impl Driver {
         (state, result)
     }
 
+    /// The same before the context ends. Other threads may have begun more of its work meanwhile, which uses its memory and the
+    /// program's: that is waited for too. What they only queued goes with the context.
+    fn still_context<'a>(&'a self, state: Guard<'a>, context: ContextId) -> Guard<'a> {
+        let (state, _) = self.synchronize_context(state, context);
+        let all = state.memory.registered_by(context);
+        self.until_still(state, |running| all || running == context)
+    }
+
     /// `cuDevicePrimaryCtxRelease`
     pub fn release_primary(&self, device: usize) -> Result<()> {
         let mut state = self.lock();
         let primary = state.devices[device].primary.as_mut().ok_or(Error::InvalidContext)?;
-        primary.retained -= 1;
+        primary.retained = primary.retained.checked_sub(1).ok_or(Error::InvalidContext)?;
         match primary.retained {
-            0 => self.end_primary(state, device),
+            0 => self.end_primary(state, device, |primary| primary.retained == 0),
             _ => Ok(()),
         }
     }
 
     /// `cuDevicePrimaryCtxReset`
     pub fn reset_primary(&self, device: usize) -> Result<()> {
-        self.end_primary(self.lock(), device)
+        self.end_primary(self.lock(), device, |_| true)
     }
 
-    fn end_primary(&self, state: Guard<'_>, device: usize) -> Result<()> {
-        let Some(primary) = state.devices[device].primary else { return Ok(()) };
-        let (mut state, _) = self.synchronize_context(state, primary.context);
-        state.devices[device].primary = None;
-        state.end_context(self, primary.context);
+    /// Ends a primary context, if it is still to be when its work is done: others may retain or end it meanwhile.
+    fn end_primary(&self, state: Guard<'_>, device: usize, still: fn(&Primary) -> bool) -> Result<()> {
+        let Some(Primary { context, .. }) = state.devices[device].primary else { return Ok(()) };
+        let mut state = self.still_context(state, context);
+        if state.devices[device].primary.is_some_and(|primary| primary.context == context && still(&primary)) {
+            state.devices[device].primary = None;
+            state.end_context(self, context);
+        }
         Ok(())
     }
 
@@ -314,10 +331,10 @@ impl Driver {
         if state.contexts.get(context)?.primary {
             return Err(Error::InvalidContext);
         }
-        let (mut state, _) = self.synchronize_context(state, context);
+        let mut state = self.still_context(state, context);
         state.end_context(self, context);
         if top() == Some(context) {
-            STACK.with_borrow_mut(Vec::pop);
+            stack(Vec::pop)?;
         }
         Ok(())
     }

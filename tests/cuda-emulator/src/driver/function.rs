@@ -68,7 +68,8 @@ impl Function {
         let kernel = self.kernel();
         let registers = kernel.reported_registers.clamp(8, 255);
         let by_registers = REGISTERS / registers_of_warp(registers) * WARP;
-        let declared = kernel.max_threads.map_or(MAX_THREADS, |threads| threads.iter().product());
+        let declared =
+            kernel.max_threads.map_or(MAX_THREADS, |threads| threads.into_iter().fold(1, u32::saturating_mul));
         Needs {
             registers,
             static_shared: kernel.shared_bytes,

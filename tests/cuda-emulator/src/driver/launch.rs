@@ -12,6 +12,9 @@ use crate::code;
 use crate::engine::{Launch, Work};
 use crate::exec;
 
+/// The most local memory that a thread can have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+const MAX_LOCAL: u64 = 512 << 10;
+
 /// A launch as the call asks for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
@@ -88,9 +91,8 @@ impl Driver {
             return Err(Error::CooperativeLaunchTooLarge);
         }
         let params: Arc<[u8]> = params(kernel)?.into();
-        // Frames of all that can be called once, and the stack that the context grants for recursion.
-        let frames: u64 = function.code.functions.iter().map(|function| u64::from(function.frame_bytes)).sum();
         let owner = state.contexts.get(context)?;
+        let local_bytes = local_bytes(&function.code, kernel, owner.limits[0])?;
         let launch = exec::Launch {
             code: function.code.clone(),
             function: function.index,
@@ -105,12 +107,12 @@ impl Driver {
             workspace,
             id: owner.launches,
         };
-        let local_bytes = u32::try_from(frames + owner.limits[0]).unwrap_or(u32::MAX);
         state.contexts.get_mut(context)?.launches += 1;
         Ok((Launch { launch, local_bytes }, context))
     }
 
-    /// The memory that the cooperative launches of a context meet through. It goes with the context.
+    /// The memory that the cooperative launches of a context meet through. It goes with the context. One is enough: the engine runs
+    /// cooperative kernels one at a time ([`crate::engine::Machinery`]).
     fn workspace(&self, state: &mut Guard<'_>, context: ContextId) -> Result<u64> {
         let owner = state.contexts.get(context)?;
         if owner.workspace != 0 {
@@ -122,5 +124,45 @@ impl Driver {
         state.memory.add(&allocation, context, How::Global);
         state.contexts.get_mut(context)?.workspace = allocation.base();
         Ok(allocation.base())
+    }
+}
+
+/// How much larger a frame with its parameters may be than one without, for recursion.
+const PARAMETERS: u64 = 8;
+
+/// Local memory of a thread: the frames of all that the kernel may call, and for recursion what the context grants (`stack`, from
+/// `CU_LIMIT_STACK_SIZE`) several times over, as far as there is room for it: parameters, which lie in our frames, are in registers
+/// on hardware.
+fn local_bytes(code: &code::Code, kernel: &code::Function, stack: u64) -> Result<u32> {
+    let needed = kernel.stack_bytes;
+    if needed > MAX_LOCAL {
+        return Err(Error::LaunchOutOfResources);
+    }
+    // Whether the kernel itself reaches the recursion is not known, and it may have the stack anyway.
+    let recursion = needed > 0 && code.functions.iter().any(|function| function.recursive);
+    let granted = if recursion { needed.saturating_add(stack.saturating_mul(PARAMETERS)) } else { needed };
+    Ok(granted.min(MAX_LOCAL) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_memory_of_a_thread() {
+        let function = |stack_bytes, recursive| code::Function { stack_bytes, recursive, ..code::Function::default() };
+        for (needed, recursive, stack, bytes) in [
+            (0, false, 1024, Ok(0)),
+            (0, true, 1024, Ok(0)),
+            (48, false, 1024, Ok(48)),
+            (48, true, 1024, Ok(48 + 8192)),
+            (48, true, u64::MAX, Ok(512 << 10)),
+            (512 << 10, true, 1024, Ok(512 << 10)),
+            ((512 << 10) + 16, false, 0, Err(Error::LaunchOutOfResources)),
+            (u64::MAX, true, u64::MAX, Err(Error::LaunchOutOfResources)),
+        ] {
+            let code = code::Code { functions: vec![function(16, recursive)], ..code::Code::default() };
+            assert_eq!(local_bytes(&code, &function(needed, false), stack), bytes, "{needed} {recursive} {stack}");
+        }
     }
 }

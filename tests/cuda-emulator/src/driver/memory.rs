@@ -74,6 +74,11 @@ impl Ledger {
         (bytes > 0).then(|| format!("{bytes} bytes of memory in {} allocations", mine().count()))
     }
 
+    /// Whether a context has registered memory of the program.
+    pub fn registered_by(&self, context: ContextId) -> bool {
+        self.owners.values().any(|owner| owner.context == context && matches!(owner.how, How::Registered(_)))
+    }
+
     /// Bytes that a pool's allocations hold.
     pub fn pool_bytes(&self, pool: PoolId) -> u64 {
         self.owners.values().filter(|owner| owner.how == How::Pool(pool)).map(|owner| owner.bytes).sum()
@@ -162,10 +167,16 @@ impl Driver {
             return result;
         }
         let owner = state.memory.get(address).filter(|owner| fits(owner.how) && !owner.leaving).ok_or(wrong)?;
-        let (context, pooled) = (owner.context, matches!(owner.how, How::Pool(_)));
-        let mut state = match pooled {
-            true => state,
-            false => self.synchronize_context(state, context).0,
+        let (context, how) = (owner.context, owner.how);
+        let mut state = match how {
+            How::Pool(_) => state,
+            // All contexts may use it, and afterwards the program may do with it what it likes.
+            How::Registered(_) => {
+                let ends = state.streams.ends_of_all();
+                let state = self.run_to(state, &ends);
+                self.until_still(state, |_| true)
+            }
+            _ => self.synchronize_context(state, context).0,
         };
         // Another thread may have been faster while work ran.
         if state.memory.get(address).is_none_or(|owner| owner.leaving) {

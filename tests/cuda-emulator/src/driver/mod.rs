@@ -8,6 +8,7 @@ pub mod abi;
 mod calls;
 pub mod capture;
 pub mod config;
+pub mod console;
 pub mod context;
 pub mod copy;
 pub mod counts;
@@ -83,6 +84,8 @@ pub struct State {
     pub reports: Vec<String>,
     /// Counts of all kernels so far.
     pub counts: counts::Totals,
+    /// Contexts whose work some thread does at the moment, outside of the lock; once for each piece of work.
+    performing: Vec<ContextId>,
     order: Order,
 }
 
@@ -120,7 +123,7 @@ pub fn init(flags: u32) -> Result<()> {
     }
     let overrides = OVERRIDES.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let config = Config::read(Config::environment().chain(overrides)).map_err(|message| {
-        eprintln!("cudaemu: {message}");
+        console::say(message);
         Error::InvalidValue
     })?;
     if config.devices.is_empty() {
@@ -163,7 +166,7 @@ impl Driver {
     fn new(config: Config) -> Result<Arc<Self>> {
         let limits: Vec<u64> = config.devices.iter().map(|device| device.memory).collect();
         let space = Space::new(&limits).map_err(|error| {
-            eprintln!("cudaemu: {error}");
+            console::say(error);
             Error::OutOfMemory
         })?;
         let mut pools = Table::default();
@@ -187,6 +190,7 @@ impl Driver {
             memory: memory::Ledger::default(),
             reports: Vec::new(),
             counts: counts::Totals::default(),
+            performing: Vec::new(),
             order: Order::new(config.seed),
         };
         let machinery = Machinery {
@@ -196,6 +200,7 @@ impl Driver {
             max_instructions: config.max_instructions,
             report_only: config.report_only,
             counting: config.counts != config::Counts::Off,
+            cooperative: Mutex::new(()),
             began: Instant::now(),
         };
         let (state, changed, caller) = (Mutex::new(state), Condvar::new(), calls::Caller::default());
@@ -264,6 +269,14 @@ impl Driver {
         state
     }
 
+    /// Waits until no thread does work of these contexts. Nothing is begun for it, and what is queued stays so.
+    pub fn until_still<'a>(&'a self, mut state: Guard<'a>, of: impl Fn(ContextId) -> bool) -> Guard<'a> {
+        while state.performing.iter().any(|&context| of(context)) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
     /// Does one piece of work, if some is ready; whether something came of it.
     pub fn step<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         let ready = state.streams.ready();
@@ -272,26 +285,30 @@ impl Driver {
         }
         let stream = ready[state.order.choose(ready.len())];
         let Some((context, work)) = state.streams.begin(stream) else { return (state, false) };
-        let lost = state.contexts.get(context).map_or(true, |context| context.failed.is_some());
+        let lost = state.contexts.get(context).map_or_else(Some, |context| context.failed);
         let event = match &work {
             Work::Record(event) => Some(*event),
             _ => None,
         };
         let done = match work {
-            // A lost context's work comes to nothing; memory goes with the context.
-            _ if lost => Performed::default(),
-            Work::Call(call) => {
+            Work::Call(call) if lost.is_none() || call.even_lost => {
                 if let Some(me) = self.me.upgrade() {
-                    self.caller.call(me, context, stream, call);
+                    self.caller.call(me, context, stream, call, lost);
                 }
                 return (state, true);
             }
+            // A lost context's work comes to nothing; memory goes with the context.
+            _ if lost.is_some() => Performed::default(),
             // It went with its context, which ended while the stream of another one still held this.
             Work::Free(address) if !state.memory.forget(address) => Performed::default(),
             work => {
+                state.performing.push(context);
                 drop(state);
                 let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
                 state = self.state();
+                if let Some(at) = state.performing.iter().position(|&performing| performing == context) {
+                    state.performing.swap_remove(at);
+                }
                 done.unwrap_or_else(|_| Performed {
                     error: Some(Error::Unknown),
                     reports: vec!["a piece of work panicked: the emulator is at fault, please report it".to_owned()],
@@ -314,21 +331,18 @@ impl Driver {
         let Ok(state) = self.state.try_lock() else { return };
         let left = state.memory.left();
         if !state.reports.is_empty() {
-            eprintln!(
-                "cudaemu: {} report{} in all",
-                state.reports.len(),
-                if state.reports.len() == 1 { "" } else { "s" }
-            );
+            let s = if state.reports.len() == 1 { "" } else { "s" };
+            console::say(format_args!("{} report{s} in all", state.reports.len()));
         }
         if let Some(left) = left {
-            eprintln!("cudaemu: when the process ended, there were left: {left}");
+            console::say(format_args!("when the process ended, there were left: {left}"));
         }
         match &self.config.counts {
             config::Counts::Off | config::Counts::On => {}
-            config::Counts::Table => eprint!("cudaemu: {}", state.counts.table()),
+            config::Counts::Table => console::say(state.counts.table().trim_end()),
             config::Counts::File(path) => {
                 if let Err(error) = std::fs::write(path, state.counts.json()) {
-                    eprintln!("cudaemu: the counts cannot be written to {}: {error}", path.display());
+                    console::say(format_args!("the counts cannot be written to {}: {error}", path.display()));
                 }
             }
         }
@@ -363,7 +377,7 @@ impl State {
 
     /// Tells the user, and keeps it for [`abi`]'s `cudaemu_reports`.
     pub fn report(&mut self, report: String) {
-        eprintln!("cudaemu: {report}");
+        console::say(&report);
         self.reports.push(report);
     }
 }

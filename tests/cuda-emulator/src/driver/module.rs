@@ -10,6 +10,8 @@ use super::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId
 use super::memory::{How, refused};
 use super::{Driver, State};
 use crate::code::{self, Code, FUNCTION_ADDRESS, Global, Symbol};
+use crate::fault::Kind;
+use crate::mem::View;
 use crate::ptx;
 
 /// A module in a context.
@@ -191,6 +193,8 @@ impl State {
             };
             match made {
                 Ok(allocation) => {
+                    // CUDA zeroes what has no initialiser, and so is new memory.
+                    allocation.physical().mark(0, allocation.physical().bytes());
                     self.memory.add(&allocation, context, How::Global);
                     globals.push(allocation.base());
                 }
@@ -202,8 +206,7 @@ impl State {
         }
         let view = driver.space().snapshot();
         for (global, &address) in code.globals.iter().zip(&globals) {
-            let bytes = initial_bytes(global, &globals);
-            if view.write(address, &bytes).is_err() {
+            if initialise(&view, address, global, &globals).is_err() {
                 self.free_globals(driver, &globals);
                 return Err(Error::Unknown);
             }
@@ -324,26 +327,24 @@ impl State {
     }
 }
 
-/// What a variable holds when the module is loaded.
-fn initial_bytes(global: &Global, addresses: &[u64]) -> Vec<u8> {
-    let mut bytes = global.init.clone().unwrap_or_default();
-    bytes.resize(global.bytes.max(1) as usize, 0);
+/// Writes what a variable holds when the module is loaded; the rest of it is zero already.
+fn initialise(view: &View, address: u64, global: &Global, addresses: &[u64]) -> std::result::Result<(), Kind> {
+    if let Some(init) = &global.init {
+        view.write(address, &init[..init.len().min(global.bytes as usize)])?;
+    }
     for relocation in &global.relocations {
         let of = match relocation.of {
             Symbol::Global(index) => addresses.get(index as usize).copied().unwrap_or(0),
             Symbol::Function(index) => FUNCTION_ADDRESS + u64::from(index),
         };
         let value = of.wrapping_add_signed(relocation.offset).to_le_bytes();
-        let at = relocation.at as usize;
         let source = match relocation.bytes {
             1 => &value[relocation.byte.min(7) as usize..][..1],
             count => &value[..count.min(8) as usize],
         };
-        if let Some(place) = bytes.get_mut(at..at + source.len()) {
-            place.copy_from_slice(source);
-        }
+        view.write(address.saturating_add(relocation.at), source)?;
     }
-    bytes
+    Ok(())
 }
 
 fn c_name(name: &str) -> Result<Arc<std::ffi::CStr>> {

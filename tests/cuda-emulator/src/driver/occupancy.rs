@@ -18,7 +18,7 @@ pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spe
     let warps = threads.div_ceil(WARP);
     let by_warps = spec.threads_per_sm / WARP / warps;
     let by_registers = REGISTERS / registers_of_warp(needs.registers) / warps;
-    let shared = u64::from(needs.static_shared) + dynamic_shared;
+    let shared = u64::from(needs.static_shared).saturating_add(dynamic_shared);
     if shared > u64::from(spec.shared_optin) {
         return Ok(0);
     }
@@ -72,6 +72,7 @@ mod tests {
             (needs(16, 16384), 128, 0, &a100, 9),   // shared: (16 + 1) K of 164 K
             (needs(16, 0), 128, 166_912, &a100, 1), // all that a block can have
             (needs(16, 0), 128, 166_913, &a100, 0), // more
+            (needs(16, 1), 128, u64::MAX, &a100, 0),
             (needs(16, 0), 128, 232_448, &h100, 1),
             (needs(16, 0), 1024, 0, &t4, 1),
             (Needs { max_threads: 128, ..needs(16, 0) }, 256, 0, &a100, 0),

@@ -1,9 +1,10 @@
 //! Doing a piece of work, outside of the driver's lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::work::{Copy, Fill, Launch, Side, Work};
+use crate::driver::console::Printer;
 use crate::driver::counts::Kernel;
 use crate::driver::error::Error;
 use crate::exec;
@@ -19,12 +20,15 @@ pub struct Machinery {
     pub sms: Vec<u32>,
     /// Threads that execute blocks.
     pub threads: usize,
-    /// Limit of a warp's instructions.
+    /// Warp instructions of one block after which a launch counts as endless.
     pub max_instructions: u64,
     /// Faults that only the checker sees do not stop a launch.
     pub report_only: bool,
     /// Traffic and the distinct bytes that kernels touch are counted.
     pub counting: bool,
+    /// Held by the cooperative kernel that runs: those of a context share what their blocks meet through, and two threads of the
+    /// program may each run one.
+    pub cooperative: Mutex<()>,
     /// When the driver began.
     pub began: Instant,
 }
@@ -57,10 +61,8 @@ impl Machinery {
             Work::Launch(launch) => self.launch(*launch, &mut done),
             Work::Copy(copy) => copy.perform(&self.space.snapshot(), &mut done.host_bytes),
             Work::Fill(fill) => fill.perform(&self.space.snapshot()),
-            Work::Call(call) => {
-                (call.run)();
-                Ok(())
-            }
+            // The driver has its own thread for these.
+            Work::Call(_) => Err(Kind::Internal("a function of the program is no work of the device".into())),
             Work::Record(_) | Work::Wait => Ok(()),
             // That it is an allocation was checked when it was submitted; that it still is one, the program has to see to.
             Work::Free(address) => {
@@ -99,6 +101,7 @@ impl Machinery {
 
     fn launch(&self, work: Launch, done: &mut Performed) -> Result<(), Kind> {
         let launch = work.launch;
+        let printer = Printer::default();
         let machine = exec::Machine {
             sms: self.sms.get(launch.device as usize).copied().unwrap_or(1),
             threads: self.threads,
@@ -107,10 +110,16 @@ impl Machinery {
             local_bytes: work.local_bytes,
             counting: self.counting,
             footprint: self.counting,
-            print: Arc::new(|text| print!("{text}")),
+            print: printer.sink(),
         };
+        let alone = launch.cooperative.then(|| self.cooperative.lock().unwrap_or_else(PoisonError::into_inner));
         let outcome = exec::run(&launch, &self.space.snapshot(), &machine);
+        drop(alone);
+        printer.finish();
         done.reports.extend(outcome.warnings.iter().map(Report::to_string));
+        if outcome.more_warnings > 0 {
+            done.reports.push(format!("… and {} more faults of that launch", outcome.more_warnings));
+        }
         let name = launch.code.functions.get(launch.function).map_or_else(String::new, |f| f.name.to_string());
         done.counts.push((name, Kernel::of(&launch, &outcome)));
         if let Err(report) = outcome.result {

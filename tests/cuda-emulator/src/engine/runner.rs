@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::driver::console::say;
+
 /// What came of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -73,9 +75,9 @@ impl Runner {
         let step = step();
         let made = std::thread::Builder::new().name("cudaemu idle".into()).spawn(move || shared.run(quiet, step));
         if let Err(error) = made {
-            eprintln!(
-                "cudaemu: no thread for idle times ({error}): queued work runs only when the program waits for it"
-            );
+            say(format_args!(
+                "no thread for idle times ({error}): queued work runs only when the program waits for it"
+            ));
         }
     }
 }

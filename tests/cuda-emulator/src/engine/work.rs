@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::abi::HostMemory;
+use crate::driver::error::Error;
 use crate::driver::handle::EventId;
 use crate::exec;
 
@@ -102,7 +103,10 @@ pub struct Fill {
 #[derive(Clone)]
 pub struct Call {
     /// What is called.
-    pub run: Arc<dyn Fn() + Send + Sync>,
+    /// With the error that the context was lost to, if it is.
+    pub run: Arc<dyn Fn(Option<Error>) + Send + Sync>,
+    /// It is called for a lost context too.
+    pub even_lost: bool,
     /// Addresses of function and argument, for those who ask what a node of a graph does.
     pub raw: [u64; 2],
 }

@@ -2,7 +2,7 @@
 
 use super::rig::{Rig, name, strided};
 use super::{Addresses, Global, LANES, Lanes, Window, window};
-use crate::fault::Kind;
+use crate::fault::{Fault, Kind, Memory};
 use crate::mem::Footprint;
 use std::sync::Arc;
 
@@ -234,6 +234,58 @@ fn atomics_of_many_threads_add_up() {
     assert_eq!(out[4..8], (sum as u32).to_le_bytes());
     assert_eq!(out[8..16], sum.to_le_bytes());
     assert_eq!(out[16..32], u128::from(sum).to_le_bytes());
+}
+
+/// The first five bytes of every eight are written: a load that uses no others is good, and says nothing of those it does use.
+#[test]
+fn padding_need_not_be_written() {
+    let (mut rig, base) = Rig::new(512, 1, |space| {
+        let base = space.alloc(0, 256, "cuMemAlloc").expect("memory").base();
+        (0..LANES as u64).for_each(|i| space.snapshot().write(base + 8 * i, &[7; 5]).expect("inside"));
+        base
+    });
+    let first = |start| strided(start, 8);
+    for (window, start) in [(Window::Shared, 0), (Window::Local, 0)] {
+        let mut cx = rig.cx(0, 1);
+        cx.store(window, &first(start), &[[7; 4]; LANES], ALL).expect("inside");
+        cx.store(window, &first(start + 4), &[[7; 1]; LANES], ALL).expect("inside");
+    }
+    for (window, start) in [(Window::Global, base), (Window::Generic, base), (Window::Shared, 0), (Window::Local, 0)] {
+        for (padding, wanted) in [
+            (0, "Uninitialised 0"),
+            (!0x1f, "ok"),
+            (0xe0, "ok"),
+            (!0x3f, "Uninitialised 0"),
+            (!1, "ok"),
+            (!0x80, "Uninitialised 0"),
+        ] {
+            let mut cx = rig.cx(0, 1);
+            cx.padding = padding;
+            let result = cx.load::<8>(window, &first(start), ALL);
+            assert_eq!(name(&result), wanted, "{window:?} {padding:#x}");
+            let one = cx.load::<1>(window, &first(start + 5), ALL);
+            assert_eq!(name(&one), if padding & 1 != 0 { "ok" } else { "Uninitialised 0" }, "{window:?} {padding:#x}");
+        }
+    }
+}
+
+#[test]
+fn reports_say_which_memory_and_whether_it_was_read() {
+    let (mut rig, base) = Rig::new(64, 1, |space| space.alloc(0, 64, "cuMemAlloc").expect("memory").base());
+    let mut cx = rig.cx(0, 1);
+    let access = |result: Result<Lanes<[u8; 4]>, Box<Fault>>| {
+        let fault = result.expect_err("it is wrong");
+        fault.access.map(|access| (access.memory, access.write))
+    };
+    // An atomic reads what it finds.
+    let mut add = |_: usize, old: [u8; 4]| old;
+    let at = strided(base, 0);
+    assert_eq!(access(cx.update(Window::Global, &at, 1, &mut add)), Some((Memory::Global, false)));
+    assert_eq!(access(cx.update(Window::Shared, &strided(0, 0), 1, &mut add)), Some((Memory::Shared, false)));
+    let outside = strided(base + 64, 0);
+    assert_eq!(access(cx.update(Window::Global, &outside, 1, &mut add)), Some((Memory::Global, true)));
+    assert_eq!(access(cx.load(Window::Global, &outside, 1)), Some((Memory::Global, false)));
+    assert_eq!(access(cx.load(Window::Const, &outside, 1)), Some((Memory::Const, false)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::code::{Code, FUNCTION_ADDRESS, Param, Passed, Slot};
+use crate::code::{Code, FUNCTION_ADDRESS, Param, Passed, Prototype, Slot};
 use crate::fault::{Fault, Kind};
 
 use super::cx::lanes;
@@ -161,17 +161,29 @@ pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u128>)], mask:
     }
 }
 
-/// The function that the first lane calls, and the lanes that call the same one.
-pub(super) fn resolve(regs: &Registers, slot: Slot, mask: u32, code: &Code) -> Result<(u32, u32), Box<Fault>> {
+/// The function that the first lane calls, and the lanes that call the same one. It must have the prototype's parameters.
+pub(super) fn resolve(
+    regs: &Registers,
+    slot: Slot,
+    prototype: Option<&Prototype>,
+    mask: u32,
+    code: &Code,
+) -> Result<(u32, u32), Box<Fault>> {
     let lanes = regs.get::<u64>(slot);
     let first = mask.trailing_zeros() as usize & 31;
     let same = (0..32).filter(|&lane| lanes[lane] == lanes[first]).fold(0, |m, lane| m | 1 << lane) & mask;
-    let index = lanes[first].checked_sub(FUNCTION_ADDRESS).filter(|&i| i < code.functions.len() as u64);
-    match index {
-        Some(index) => Ok((index as u32, same)),
-        None => {
-            let text = format!("a call of {:#x}, where no function of this module lies", lanes[first]);
-            Err(Fault::new(Kind::InvalidValue(text), first))
-        }
+    let found = lanes[first].checked_sub(FUNCTION_ADDRESS).and_then(|index| {
+        let function = code.functions.get(usize::try_from(index).ok()?)?;
+        // A number that is no function's address must not become one.
+        function.address_taken.then_some((index as u32, function))
+    });
+    let Some((index, function)) = found else {
+        let text = format!("a call of {:#x}, where no function of this module lies", lanes[first]);
+        return Err(Fault::new(Kind::InvalidValue(text), first));
+    };
+    if prototype.is_some_and(|prototype| !prototype.fits(function)) {
+        let text = format!("a call of {} through a prototype with other parameters", function.name);
+        return Err(Fault::new(Kind::InvalidValue(text), first));
     }
+    Ok((index, same))
 }

@@ -48,6 +48,8 @@ pub struct Cx<'a> {
     pub block: [u32; 3],
     /// `blockDim`.
     pub shape: [u32; 3],
+    /// Bytes of a load's data that the program does not use, as in [`Args::padding`]: they need not have been written.
+    pub padding: u32,
     /// PTX line of the instruction, for reports that name an earlier access.
     pub line: u32,
     /// Clock of the machine, in instructions of this warp.
@@ -60,6 +62,7 @@ pub(super) struct Env<'a> {
     pub(super) counts: &'a mut Counts,
     pub(super) console: &'a mut dyn Console,
     pub(super) warp: u32,
+    pub(super) padding: u32,
     pub(super) line: u32,
 }
 
@@ -80,6 +83,8 @@ pub enum Window {
     Generic,
     /// Global (and constant) memory: device addresses.
     Global,
+    /// The same for an instruction that says `.const`; reports name it so.
+    Const,
     /// Shared memory of the block: offsets.
     Shared,
     /// Local memory of the thread: offsets (frame base included for variables of a frame).
@@ -151,7 +156,8 @@ impl Cx<'_> {
 
     #[inline(always)]
     fn parts(&mut self) -> (&mut Global, &mut Shared, &mut Local, Env<'_>) {
-        let env = Env { counts: self.counts, console: self.console, warp: self.warp, line: self.line };
+        let env =
+            Env { counts: self.counts, console: self.console, warp: self.warp, padding: self.padding, line: self.line };
         (self.global, self.shared, self.local, env)
     }
 
@@ -168,6 +174,7 @@ impl Cx<'_> {
         match from {
             _ if mask == 0 => Ok([[0; N]; LANES]),
             Window::Global => global.load(at, mask, &mut env),
+            Window::Const => global.load(at, mask, &mut env).map_err(in_constant_memory),
             Window::Shared => shared.load(at, mask, &mut env),
             Window::Local => local.load(at, mask, &mut env),
             Window::Param => load_param(params, at, mask),
@@ -195,7 +202,7 @@ impl Cx<'_> {
         let (global, shared, local, mut env) = self.parts();
         match to {
             _ if mask == 0 => Ok(()),
-            Window::Global => global.store(at, values, mask, &mut env),
+            Window::Global | Window::Const => global.store(at, values, mask, &mut env),
             Window::Shared => shared.store(at, values, mask, &mut env),
             Window::Local => local.store(at, values, mask, &mut env),
             Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
@@ -221,7 +228,7 @@ impl Cx<'_> {
         let (global, shared, local, mut env) = self.parts();
         match at_window {
             _ if mask == 0 => Ok([[0; N]; LANES]),
-            Window::Global => global.update(at, mask, update, &mut env),
+            Window::Global | Window::Const => global.update(at, mask, update, &mut env),
             Window::Shared => shared.update(at, mask, update, &mut env),
             Window::Local => local.update(at, mask, update, &mut env),
             Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
@@ -246,7 +253,8 @@ impl Cx<'_> {
         bytes: &Lanes<u32>,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        let mut env = Env { counts: self.counts, console: self.console, warp: self.warp, line: self.line };
+        let (counts, console) = (&mut *self.counts, &mut *self.console);
+        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
         self.copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
     }
 
@@ -258,7 +266,8 @@ impl Cx<'_> {
     /// Completes the asynchronous copies of the lanes in the mask, up to `pending` of the youngest groups; `None`: all, with
     /// those that no group holds yet.
     pub fn wait_async(&mut self, pending: Option<u32>, mask: u32) -> Result<(), Box<Fault>> {
-        let mut env = Env { counts: self.counts, console: self.console, warp: self.warp, line: self.line };
+        let (counts, console) = (&mut *self.counts, &mut *self.console);
+        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
         self.copies.wait(self.global, self.shared, pending, mask, &mut env)
     }
 
@@ -293,6 +302,15 @@ impl Cx<'_> {
     pub fn report_kind(&mut self, kind: Kind, lane: usize) -> Result<(), Box<Fault>> {
         self.report(Fault::new(kind, lane))
     }
+}
+
+/// Constant memory lies among global memory, and so do the addresses that miss it.
+#[cold]
+fn in_constant_memory(mut fault: Box<Fault>) -> Box<Fault> {
+    if let Some(access) = &mut fault.access {
+        access.memory = Memory::Const;
+    }
+    fault
 }
 
 fn param_fault<const N: usize>(at: &Addresses, mask: u32, text: &str, write: bool) -> Box<Fault> {

@@ -66,6 +66,13 @@ fn access<const N: usize>(address: u64, write: bool) -> Access {
     Access { memory: Memory::Global, address, bytes: N as u32, write }
 }
 
+/// Whether all bytes of a load were written but those that it does not use.
+#[cold]
+fn known<const N: usize>(physical: &Physical, at: u64, padding: u32) -> bool {
+    let mut used = (0..N as u64).filter(|byte| padding >> byte & 1 == 0);
+    physical.is_written(at, N as u64) || padding != 0 && used.all(|byte| physical.is_written(at + byte, 1))
+}
+
 /// Distinct 32-byte sectors.
 fn sectors(at: &Addresses, mask: u32) -> u64 {
     if mask == u32::MAX {
@@ -264,7 +271,7 @@ impl Global {
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, false)?;
             out[lane] = place.physical.backing().load(place.at as usize);
-            if !reported && !place.physical.is_written(place.at, N as u64) {
+            if !reported && !known::<N>(place.physical, place.at, env.padding) {
                 env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
@@ -328,7 +335,7 @@ impl Global {
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, true)?;
             if !place.physical.is_written(place.at, N as u64) {
-                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], true)))?;
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
             }
             let (backing, offset) = (place.physical.backing(), place.at as usize);
             let mut old = backing.load(offset);

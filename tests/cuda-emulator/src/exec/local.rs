@@ -75,7 +75,8 @@ impl Local {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, false)?;
             let (word, bits) = Self::bits::<N>(place);
-            if self.written[word] & bits != bits && !reported {
+            let used = bits & !(u64::from(env.padding) << (place % 64));
+            if self.written[word] & used != used && !reported {
                 env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }

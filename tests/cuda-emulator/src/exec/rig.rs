@@ -76,6 +76,7 @@ impl Rig {
             warp,
             block: [0; 3],
             shape: [32, 1, 1],
+            padding: 0,
             line,
             clock: 0,
         }

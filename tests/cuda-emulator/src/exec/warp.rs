@@ -130,6 +130,7 @@ impl Flow {
             }
             cx.clock += 1;
             cx.line = inst.line;
+            cx.padding = inst.args.padding;
             if several && !alone && inst.gather != Gather::None && self.must_wait(inst, active, cx.regs) {
                 self.groups[at].pc = pc;
                 self.groups[at].state = State::Gathering;
@@ -279,7 +280,7 @@ impl Flow {
             Callee::Function(index) => *index,
             Callee::Indirect(slot) => {
                 // One callee at a time: the other lanes come back to this instruction.
-                let (index, same) = calls::resolve(cx.regs, *slot, mask, around.code)?;
+                let (index, same) = calls::resolve(cx.regs, *slot, site.prototype.as_ref(), mask, around.code)?;
                 mask = same;
                 index
             }

@@ -103,6 +103,7 @@ impl Worker {
             warp,
             block,
             shape: launch.block,
+            padding: 0,
             line: 0,
             clock,
         }

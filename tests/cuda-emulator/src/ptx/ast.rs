@@ -206,6 +206,9 @@ pub enum Statement {
         /// Line.
         line: u32,
     },
+    /// `.pragma "used_bytes_mask 0x7";`: the bytes of its data, one bit each from the lowest address, that a load which comes
+    /// next uses.
+    UsedBytes(u32),
     /// `{ … }`: names declared inside end with it.
     Block(Vec<Statement>),
     /// An instruction.

@@ -115,3 +115,63 @@ fn memory_may_go_back_in_a_stream_of_another_context() {
     drop(first);
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
+
+#[test]
+fn a_context_retained_while_it_is_released_stays() {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    type Ends = (Sender<()>, Receiver<()>);
+    extern "C" fn wait(ends: *mut std::ffi::c_void) {
+        // SAFETY: it is what the test gives, which waits for this function.
+        let (entered, go) = unsafe { &*ends.cast::<Ends>() };
+        entered.send(()).unwrap();
+        go.recv().unwrap();
+    }
+    let _emulator = cudaemu::test::start("").unwrap();
+    let primary = Primary::new(0);
+    let ((entered, seen), (go, wanted)) = (channel(), channel());
+    let mut ends: Ends = (entered, wanted);
+    // SAFETY: out parameters are places of their types; `ends` outlives the call.
+    unsafe {
+        ok(sys::cuLaunchHostFunc(std::ptr::null_mut(), Some(wait), std::ptr::from_mut(&mut ends).cast()));
+        let device = primary.device;
+        let release = std::thread::spawn(move || sys::cuDevicePrimaryCtxRelease_v2(device));
+        seen.recv().unwrap();
+        // Whether the other thread has begun to release it or not.
+        let context = handle(|c| sys::cuDevicePrimaryCtxRetain(c, device));
+        assert_eq!(context, primary.context);
+        go.send(()).unwrap();
+        ok(release.join().unwrap());
+        ok(sys::cuCtxSynchronize());
+        drop(primary);
+        assert_eq!(sys::cuDevicePrimaryCtxRelease_v2(device), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    }
+}
+
+#[test]
+fn a_thread_that_ends_has_no_context() {
+    struct Last(std::sync::mpsc::Sender<CUresult>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            // SAFETY: it takes no arguments.
+            let _ = self.0.send(unsafe { sys::cuCtxSynchronize() });
+        }
+    }
+    thread_local! {
+        static LAST: std::cell::RefCell<Option<Last>> = const { std::cell::RefCell::new(None) };
+    }
+    let _emulator = cudaemu::test::start("").unwrap();
+    let primary = Primary::new(0);
+    let (answer, came) = std::sync::mpsc::channel();
+    let context = primary.context as usize;
+    let thread = std::thread::spawn(move || {
+        // What is made first goes last: after the driver's own.
+        LAST.set(Some(Last(answer)));
+        // SAFETY: the context is alive.
+        unsafe {
+            ok(sys::cuCtxSetCurrent(context as sys::CUcontext));
+            ok(sys::cuCtxSynchronize());
+        }
+    });
+    thread.join().unwrap();
+    assert_eq!(came.recv(), Ok(CUresult::CUDA_ERROR_INVALID_CONTEXT));
+}

@@ -108,3 +108,39 @@ fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
     }
     assert!(emulator.reports()[0].contains("use after free"), "{:?}", emulator.reports());
 }
+
+#[test]
+fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    extern "C" fn callback(_: sys::CUstream, status: CUresult, seen: *mut std::ffi::c_void) {
+        // SAFETY: it is what the test gives, which waits for this function.
+        unsafe { &*seen.cast::<AtomicU32>() }.store(status as u32, Ordering::SeqCst);
+    }
+    extern "C" fn host(seen: *mut std::ffi::c_void) {
+        // SAFETY: as above.
+        unsafe { &*seen.cast::<AtomicU32>() }.store(1, Ordering::SeqCst);
+    }
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    let [called, told] = [0; 2].map(AtomicU32::new);
+    let data = |seen: &AtomicU32| std::ptr::from_ref(seen).cast_mut().cast();
+    // SAFETY: out parameters are places of their types; what the functions get outlives their calls.
+    unsafe {
+        let module = module();
+        let trap = function(module, "trap");
+        // A value that has not come keeps the stream from going on before all is submitted.
+        let gate = get(|a| sys::cuMemAlloc_v2(a, 4));
+        ok(sys::cuMemsetD32_v2(gate, 0, 1));
+        ok(sys::cuCtxSynchronize());
+        let stream = handle(|s| sys::cuStreamCreate(s, 1));
+        ok(sys::cuStreamWaitValue32_v2(stream, gate, 1, 1));
+        ok(launch(trap, 1, stream, &[]));
+        ok(sys::cuLaunchHostFunc(stream, Some(host), data(&called)));
+        ok(sys::cuStreamAddCallback(stream, Some(callback), data(&told), 0));
+        let other = handle(|s| sys::cuStreamCreate(s, 1));
+        ok(sys::cuStreamWriteValue32_v2(other, gate, 1, 0));
+        assert_eq!(sys::cuCtxSynchronize(), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    }
+    assert_eq!(called.into_inner(), 0);
+    assert_eq!(told.into_inner(), CUresult::CUDA_ERROR_LAUNCH_FAILED as u32);
+}

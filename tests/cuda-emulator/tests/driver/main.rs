@@ -9,5 +9,6 @@ mod faults;
 mod memory;
 mod modules;
 mod peers;
+mod printing;
 mod streams;
 mod support;

@@ -187,3 +187,36 @@ fn functions_are_found_by_name_and_version() {
     let init = unsafe { std::mem::transmute::<usize, extern "C" fn(u32) -> u32>(init) };
     assert_eq!(init(0), 0);
 }
+
+#[test]
+fn hostile_sizes_are_refused_or_cost_nothing() {
+    let emulator = cudaemu::test::start("CUDAEMU_MEMORY=64G").unwrap();
+    let _primary = Primary::new(0);
+    let text = CString::new(
+        ".version 7.0\n.target sm_75\n.address_size 64\n.global .align 8 .b8 big[60000000000];\n\
+         .visible .entry small() { ret; }\n\
+         .visible .entry wide() .maxntid 65536, 65536, 65536 { ret; }\n\
+         .func inner() { .local .align 4 .b8 y[300000]; .reg .b32 %r<2>; mov.u32 %r1, 1; st.local.u32 [y], %r1; ret; }\n\
+         .visible .entry deep() { .local .align 4 .b8 x[300000]; .reg .b32 %r<2>; mov.u32 %r1, 1; st.local.u32 [x], %r1; call inner; ret; }\n",
+    )
+    .unwrap();
+    // SAFETY: out parameters are places of their types, the image is a zero-terminated text.
+    unsafe {
+        let module = handle(|m| sys::cuModuleLoadData(m, text.as_ptr().cast()));
+        let (mut address, mut bytes) = (0, 0);
+        ok(sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, c"big".as_ptr()));
+        assert_eq!(bytes, 60_000_000_000);
+        let mut word = 1u64;
+        ok(sys::cuMemcpyDtoH_v2((&raw mut word).cast(), address + bytes as u64 - 8, 8));
+        assert_eq!(word, 0);
+        let null = std::ptr::null_mut();
+        // Another kernel's local memory is not its own.
+        ok(launch(function(module, "small"), 1024, null, &[]));
+        ok(launch(function(module, "wide"), 1024, null, &[]));
+        let refused = launch(function(module, "deep"), 1, null, &[]);
+        assert_eq!(refused, CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        ok(sys::cuCtxSynchronize());
+        ok(sys::cuModuleUnload(module));
+    }
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}

@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_ASSERT, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT,
 };
 
-use super::rows::numbers;
+use super::numbers;
 use super::{Row, attempt, check_all};
 
 #[test]

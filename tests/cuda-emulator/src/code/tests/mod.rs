@@ -2,6 +2,7 @@
 
 mod errors;
 mod kernels;
+mod links;
 mod programs;
 mod robust;
 

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::driver::console::say;
 use crate::driver::error::{Error, Result};
 use crate::driver::{Driver, Guard, driver};
 
@@ -31,7 +32,7 @@ pub(in crate::driver::abi) fn door(name: &str, body: impl FnOnce() -> Result<()>
         Ok(Ok(())) => 0,
         Ok(Err(error)) => error.code(),
         Err(_) => {
-            eprintln!("cudaemu: {name} panicked: the emulator is at fault, please report it");
+            say(format_args!("{name} panicked: the emulator is at fault, please report it"));
             Error::Unknown.code()
         }
     }

@@ -3,6 +3,7 @@
 use std::ffi::c_uint;
 
 use super::door::{Buffer, In, InOut, Text};
+use crate::driver::console::say;
 use crate::driver::error::{Error, Result};
 use crate::driver::module::{Image, Refused};
 
@@ -57,7 +58,7 @@ impl Options {
         }
         loaded.map_err(|refused| {
             if !refused.log.is_empty() {
-                eprintln!("cudaemu: a module is refused: {}", refused.log);
+                say(format_args!("a module is refused: {}", refused.log));
             }
             refused.error
         })
@@ -85,7 +86,7 @@ pub(super) fn file(path: Text) -> Result<Image> {
     let path = path.bytes()?;
     let path = std::path::Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&path));
     let mut data = std::fs::read(path).map_err(|error| {
-        eprintln!("cudaemu: {} cannot be read: {error}", path.display());
+        say(format_args!("{} cannot be read: {error}", path.display()));
         Error::FileNotFound
     })?;
     if let Some(what) = binary(&data) {

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+use crate::driver::console::say;
 use crate::driver::error::Error;
 
 /// Says the name, once per process.
 fn missing(name: &'static str) -> u32 {
     static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(name) {
-        eprintln!("cudaemu: {name} is not emulated: it answers CUDA_ERROR_NOT_SUPPORTED");
+        say(format_args!("{name} is not emulated: it answers CUDA_ERROR_NOT_SUPPORTED"));
     }
     Error::NotSupported.code()
 }

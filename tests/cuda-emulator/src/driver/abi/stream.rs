@@ -115,7 +115,11 @@ api! {
         if flags != 0 {
             return Err(Error::InvalidValue);
         }
-        call(stream, Arc::new(move || callback(stream, 0, data)))
+        let driver = driver()?;
+        let mut state = driver.lock();
+        let target = state.stream(stream)?;
+        let run = move |lost: Option<Error>| callback(stream, lost.map_or(0, Error::code), data);
+        driver.submit(state, target, Work::Call(Call { run: Arc::new(run), even_lost: true, raw: [0; 2] }))
     }
 
     fn cuStreamWriteValue32_v2(stream: StreamId, address: u64, value: u32, flags: c_uint) {
@@ -197,15 +201,8 @@ fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Resu
     let driver = driver()?;
     let mut state = driver.lock();
     let stream = state.stream(stream)?;
-    let call = Call { run: Arc::new(move || function(data)), raw };
+    let call = Call { run: Arc::new(move |_| function(data)), even_lost: false, raw };
     driver.submit(state, stream, Work::Call(call))
-}
-
-fn call(stream: StreamId, function: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
-    let driver = driver()?;
-    let mut state = driver.lock();
-    let stream = state.stream(stream)?;
-    driver.submit(state, stream, Work::Call(Call { run: function, raw: [0; 2] }))
 }
 
 fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {

@@ -81,7 +81,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "CUDAEMU_MAX_INSTRUCTIONS",
-        help: "instructions of a warp after which a launch counts as endless, with K, M or G (4G)",
+        help: "warp instructions of one block after which a launch counts as endless, with K, M or G (4G)",
         read: |raw, text| put(&mut raw.max_instructions, bytes(text)),
     },
     Setting {

@@ -209,7 +209,7 @@ impl Driver {
             }
             None => {
                 drop(state);
-                leavings.calls.iter().for_each(|call| (call.run)());
+                leavings.calls.iter().for_each(|call| (call.run)(None));
             }
         }
     }

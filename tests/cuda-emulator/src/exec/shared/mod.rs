@@ -39,6 +39,13 @@ fn words<const N: usize>(at: usize) -> (std::ops::Range<usize>, u8) {
     if N >= 4 { (at / 4..(at + N) / 4, 0xf) } else { (at / 4..at / 4 + 1, ((1 << N) - 1) << (at % 4)) }
 }
 
+/// Which bytes of a word a load that starts at `at` does not use; `padding` as in [`crate::code::Args::padding`].
+#[inline(always)]
+fn padding<const N: usize>(at: usize, word: usize, padding: u32) -> u8 {
+    let bits = if N >= 4 { u64::from(padding) >> (word * 4 - at) } else { u64::from(padding) << (at % 4) };
+    (bits & 0xf) as u8
+}
+
 impl Shared {
     /// `bytes` of memory for blocks of `threads` threads (at most 1024). `counting`: bank conflicts are counted.
     pub fn new(bytes: u32, threads: u32, counting: bool) -> Self {
@@ -118,7 +125,9 @@ impl Shared {
                 "thread {thread} of the block (or another of its warp) read it, with no barrier since"
             )),
         };
-        env.report(Fault::access(kind, lane, access))
+        // What an atomic misses is what it reads.
+        let write = access.write && found != Found::Uninitialised;
+        env.report(Fault::access(kind, lane, Access { write, ..access }))
     }
 
     pub(super) fn load<const N: usize>(
@@ -184,7 +193,8 @@ impl Shared {
             let who = warp.lane(lane);
             let (words, bytes) = words::<N>(place);
             for word in words {
-                if self.shadow.read_simple(word, bytes, &who) {
+                let bytes = bytes & !padding::<N>(place, word, env.padding);
+                if bytes == 0 || self.shadow.read_simple(word, bytes, &who) {
                     continue;
                 }
                 if let Some(found) = self.shadow.read(word, bytes, &who) {

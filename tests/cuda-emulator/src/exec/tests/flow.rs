@@ -92,6 +92,18 @@ fn indirect_calls_go_where_each_lane_says() {
     .func (.param .b32 r) square(.param .b32 n) { .reg .b32 %a; ld.param.u32 %a, [n]; mul.lo.u32 %a, %a, %a; st.param.b32 [r], %a; ret; }"
         .into();
     assert_eq!(setup.values(), (0..32).map(|n| if n % 2 == 1 { 2 * n } else { n * n }).collect::<Vec<_>>());
+    // A number near a function's address is none, and neither is a kernel's.
+    for wrong in ["add.s64 %rd6, %rd6, 2;", "mov.u64 %rd6, 0x0008000000000002;", "mov.u64 %rd6, 0;"] {
+        let mut bad = Setup::new(&setup.body.replace("selp.b64 %rd6, %rd4, %rd5, %p1;", wrong));
+        bad.functions = setup.functions.clone();
+        assert!(matches!(bad.fault(), Some(Kind::InvalidValue(_))), "{wrong}: {:?}", bad.fault());
+    }
+    let mut other = Setup::new(
+        &setup.body.replace("(.param .b32 _) _ (.param .b32 _)", "(.param .b32 _) _ (.param .b32 _, .param .b32 _)"),
+    );
+    other.body = other.body.replace("(a), proto", "(a, a), proto");
+    other.functions = setup.functions.clone();
+    assert!(matches!(other.fault(), Some(Kind::InvalidValue(_))), "{:?}", other.fault());
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(super) const POLICY: Operand = Operand::OptIn(Value::B64);
 pub(super) const SPACES: [(&str, Window); 10] = [
     ("", Window::Generic),
     (".global", Window::Global),
-    (".const", Window::Global),
+    (".const", Window::Const),
     (".shared", Window::Shared),
     (".shared::cta", Window::Shared),
     (".shared::cluster", Window::Shared),
@@ -72,6 +72,7 @@ pub(super) fn encode(window: Window) -> u32 {
         Window::Shared => 2,
         Window::Local => 3,
         Window::Param => 4,
+        Window::Const => 5,
     }
 }
 
@@ -87,6 +88,7 @@ pub(super) fn window(args: &Args) -> Window {
         (Base::Param, _) | (_, 4) => Window::Param,
         (_, 1) => Window::Global,
         (_, 2) => Window::Shared,
+        (_, 5) => Window::Const,
         _ => Window::Generic,
     }
 }

@@ -125,17 +125,26 @@ impl Parser<'_> {
             }
             Kind::Word("loc") => self.location()?,
             Kind::Word("pragma") => {
-                self.bump()?;
-                self.text()?;
-                while self.eat(",")? {
-                    self.text()?;
-                }
-                self.need(";")?;
+                self.pragma(|_, _| Ok(()))?;
             }
             Kind::Word("section") => self.section()?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// `.pragma "a", "b";`: each string is looked at while it is the current token.
+    pub(super) fn pragma(&mut self, mut look: impl FnMut(&Self, &str) -> Result<(), Error>) -> Result<(), Error> {
+        self.bump()?;
+        loop {
+            if let Kind::Text(text) = self.token.kind {
+                look(self, text)?;
+            }
+            self.text()?;
+            if !self.eat(",")? {
+                return self.need(";");
+            }
+        }
     }
 
     /// `.loc 1 25 9, function_name $L__info_string0 + 4, inlined_at 1 10 5`

@@ -79,6 +79,14 @@ impl Parser<'_> {
     }
 
     fn directive(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
+        if self.token.kind == Kind::Word("pragma") {
+            return self.pragma(|p, text| {
+                if let Some(mask) = text.strip_prefix("used_bytes_mask") {
+                    out.push(Statement::UsedBytes(p.used_bytes(mask)?));
+                }
+                Ok(())
+            });
+        }
         if self.skipped()? {
             return Ok(());
         }
@@ -88,6 +96,17 @@ impl Parser<'_> {
             Some(space) => self.variables(space, linkage, |variable| out.push(Statement::Variable(variable))),
             None => self.expected("a declaration or directive of a function's body"),
         }
+    }
+
+    /// The mask of `used_bytes_mask` (PTX ISA, "Pragma Strings"): a number of 32 bits in C's notation. The current token is
+    /// the string.
+    fn used_bytes(&self, mask: &str) -> Result<u32, Error> {
+        let digits = mask.trim();
+        let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => digits.parse(),
+        };
+        parsed.or_else(|_| self.expected("a number of 32 bits after `used_bytes_mask`"))
     }
 
     /// An instruction after its guard.

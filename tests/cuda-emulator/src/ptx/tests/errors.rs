@@ -81,6 +81,8 @@ fn items_are_refused() {
         (".section .debug_x {\n .b8 1\n", 3, "the section of line 4"),
         (".pragma nounroll;", 1, "a string"),
         (".pragma \"nounroll\n;", 1, "expected `\"`"),
+        (".func f() {\n.pragma \"used_bytes_mask 0x1g\"; }", 2, "a number of 32 bits after `used_bytes_mask`"),
+        (".func f() {\n.pragma \"used_bytes_mask 4294967296\"; }", 2, "a number of 32 bits after `used_bytes_mask`"),
         ("\n/* one\ntwo", 2, "expected `*/`"),
         ("#include", 1, "'#'"),
         ("// fine \u{e9}\n\u{e9}", 2, "'\u{e9}'"),

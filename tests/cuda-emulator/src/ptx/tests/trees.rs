@@ -76,6 +76,7 @@ fn statement(statement: &Statement) -> String {
             format!("{name}: ({}) ({})", variables(returns), variables(params))
         }
         Statement::Block(all) => format!("{{ {} }}", all.iter().map(self::statement).collect::<Vec<_>>().join(" / ")),
+        Statement::UsedBytes(mask) => format!("used bytes {mask:#x}"),
         Statement::Instruction(found) => instruction(found),
     }
 }

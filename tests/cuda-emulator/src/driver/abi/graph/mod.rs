@@ -114,7 +114,7 @@ api! {
             return Err(Error::InvalidValue);
         }
         let raw = [(destroy as *const c_void).addr() as u64, data.address()];
-        let call = Call { run: Arc::new(move || destroy(data)), raw };
+        let call = Call { run: Arc::new(move |_| destroy(data)), even_lost: true, raw };
         object.answer(|| locked(|_, state| state.graphs.create_object(call, references)))
     }
 
@@ -156,7 +156,7 @@ pub(super) fn all_entries() -> Vec<(&'static str, *const c_void)> {
 
 fn finish(destructor: Option<Call>) -> Result<()> {
     if let Some(call) = destructor {
-        (call.run)();
+        (call.run)(None);
     }
     Ok(())
 }

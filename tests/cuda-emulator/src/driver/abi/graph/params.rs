@@ -123,7 +123,7 @@ impl Host {
     pub(super) fn node(self) -> Result<Payload> {
         let (function, data) = (self.function.ok_or(Error::InvalidValue)?, self.data);
         let raw = [(function as *const c_void).addr() as u64, data.address()];
-        Ok(Payload::Host(Call { run: Arc::new(move || function(data)), raw }))
+        Ok(Payload::Host(Call { run: Arc::new(move |_| function(data)), even_lost: false, raw }))
     }
 }
 
