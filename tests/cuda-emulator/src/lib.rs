@@ -14,7 +14,7 @@
 //! | [`exec`] | registers, warps, blocks, grids; the checked access to each memory | `code`, `mem`, `fault` |
 //! | [`isa`] | one file per instruction family: rows of the instruction table and what they do | `exec`, `numeric` |
 //! | [`code`] | syntax tree + instruction table → bytecode | `ptx`, `isa` |
-//! | [`engine`] | streams, events, graphs: the order in which work runs, and its simulated time | `exec`, `mem` |
+//! | [`engine`] | streams, events, graphs: the order in which work runs, and its simulated time | `exec`, `mem`, handles and errors of `driver` |
 //! | [`driver`] | the C functions of the driver API | all |
 //!
 //! `unsafe` stands in `mem::backing`, `mem::host`, `driver::abi` and the vector variants of `isa`, each block with its

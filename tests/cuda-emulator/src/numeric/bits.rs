@@ -140,21 +140,6 @@ pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
     result
 }
 
-/// `lop3.b32`: the bit of `lut` at index `4·a + 2·b + c`, for each bit.
-#[inline(always)]
-pub fn lop3(a: u32, b: u32, c: u32, lut: u8) -> u32 {
-    // All ones where the table's entry is set: eight masked terms, which a constant table folds away.
-    let entry = |index: u32| 0u32.wrapping_sub(u32::from(lut) >> index & 1);
-    (entry(0) & !a & !b & !c)
-        | (entry(1) & !a & !b & c)
-        | (entry(2) & !a & b & !c)
-        | (entry(3) & !a & b & c)
-        | (entry(4) & a & !b & !c)
-        | (entry(5) & a & !b & c)
-        | (entry(6) & a & b & !c)
-        | (entry(7) & a & b & c)
-}
-
 #[inline(always)]
 fn funnel_amount(amount: u32, wrap: bool) -> u32 {
     if wrap { amount & 31 } else { amount.min(32) }

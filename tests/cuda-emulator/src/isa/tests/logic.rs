@@ -27,6 +27,11 @@ fn logic_and_shifts() {
 fn lop3(table: &mut Harness) {
     // The manual's way to a table: apply the function to these three.
     let (a, b, c) = (0xf0_i128, 0xcc_i128, 0xaa_i128);
+    // These three number the table's entries: the low byte is the table, the other bits are its entry 0.
+    for lut in 0..256 {
+        let high = if lut & 1 == 0 { 0 } else { 0xffff_ff00 };
+        table.check("lop3.b32", &[(&[a, b, c, lut], &[high | lut])]);
+    }
     let (x, y, z) = (0x1234_5678, 0xff00_ff0f, 0x0f0f_3c5a);
     for (lut, result) in [
         (a & b & c, x & y & z),

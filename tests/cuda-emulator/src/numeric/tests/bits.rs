@@ -77,16 +77,6 @@ fn permutations() {
 }
 
 #[test]
-fn every_lop3_table() {
-    let (a, b, c) = (0xf0, 0xcc, 0xaa);
-    for lut in 0..=u8::MAX {
-        // The inputs enumerate the table's index, so that the result's low byte is the table.
-        assert_eq!(bits::lop3(a, b, c, lut) & 0xff, u32::from(lut));
-    }
-    assert_eq!(bits::lop3(0x1234_5678, 0x9abc_def0, 0x0f1e_2d3c, 0x96), 0x1234_5678 ^ 0x9abc_def0 ^ 0x0f1e_2d3c);
-}
-
-#[test]
 fn funnel_shifts() {
     let (a, b) = (0x8765_4321, 0x0fed_cba9);
     for (amount, wrap, left, right) in [
