@@ -153,8 +153,8 @@ families! {
     binary: Binary [Add, Sub, Mul, Div, AddId];
     unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill];
     glu: Glu [Glu];
-    reduce: Reduce [Sum, SumRows, Mean, Argmax];
-    norm: Norm [Norm, RmsNorm, L2Norm];
+    reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax];
+    norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm];
     copy: Copy [Dup, Cpy, Cont];
     rows: Rows [GetRows, SetRows];
     concat: Concat [Concat, Repeat];

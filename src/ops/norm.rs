@@ -1,9 +1,10 @@
-//! NORM, RMS_NORM, L2_NORM: each row scaled by a statistic of its own.
+//! NORM, RMS_NORM, L2_NORM: each row scaled by a statistic of its own; GROUP_NORM: each group of channels.
 
 use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use std::num::NonZeroU32;
 
-/// A normalisation of the rows of a tensor `[ne3, ne2, ne1, ne0]`; the result has its shape. Sums are accumulated in
-/// f64 over f32 terms, all else is f32.
+/// A normalisation of the rows, or of groups of channels, of a tensor `[ne3, ne2, ne1, ne0]`; the result has its shape.
+/// Sums are accumulated in f64 over f32 terms, all else is f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
     /// `(x - mean) / sqrt(var + eps)` with `var = mean((x - mean)²)`.
@@ -14,6 +15,13 @@ pub enum Norm {
     /// `x / sqrt(mean(x²) + eps)`.
     RmsNorm {
         /// Added to the mean square; at least 0.
+        eps: f32,
+    },
+    /// As [`Norm::Norm`], with mean and variance over a group of channels `[ne1, ne0]` (dimension 2) of one `i3`.
+    GroupNorm {
+        /// Groups, at most `i32::MAX`. Each has `ceil(ne2 / groups)` channels; the last ones may have fewer, or none.
+        groups: NonZeroU32,
+        /// Added to the variance; at least 0.
         eps: f32,
     },
     /// `x / max(sqrt(sum(x²)), eps)`.
@@ -28,16 +36,23 @@ impl Family for Norm {
         match self {
             Norm::Norm { .. } => OpCode::Norm,
             Norm::RmsNorm { .. } => OpCode::RmsNorm,
+            Norm::GroupNorm { .. } => OpCode::GroupNorm,
             Norm::L2Norm { .. } => OpCode::L2Norm,
         }
     }
 
     fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
-        let eps = words.float(0);
+        let word = usize::from(code == OpCode::GroupNorm);
+        let eps = words.float(word);
         if eps.is_nan() || eps < 0.0 {
-            return Err(ParamError::new(code, 0, "eps", eps, "at least 0"));
+            return Err(ParamError::new(code, word, "eps", eps, "at least 0"));
         }
         Ok(match code {
+            OpCode::GroupNorm => {
+                let groups = u32::try_from(words.int(0)).ok().and_then(NonZeroU32::new);
+                let groups = groups.ok_or_else(|| ParamError::new(code, 0, "n_groups", words.int(0), "at least 1"))?;
+                Norm::GroupNorm { groups, eps }
+            }
             OpCode::Norm => Norm::Norm { eps },
             OpCode::L2Norm => Norm::L2Norm { eps },
             _ => Norm::RmsNorm { eps },
@@ -45,8 +60,10 @@ impl Family for Norm {
     }
 
     fn encode(&self) -> Words {
-        let (Norm::Norm { eps } | Norm::RmsNorm { eps } | Norm::L2Norm { eps }) = *self;
-        Words::default().with_float(0, eps)
+        match *self {
+            Norm::GroupNorm { groups, eps } => Words::default().with_int(0, groups.get() as i32).with_float(1, eps),
+            Norm::Norm { eps } | Norm::RmsNorm { eps } | Norm::L2Norm { eps } => Words::default().with_float(0, eps),
+        }
     }
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
@@ -55,6 +72,9 @@ impl Family for Norm {
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         ensure!(node, node.dst.ne() == node.src(0)?.ne(), "dst has the source's shape");
+        if let Norm::GroupNorm { groups, .. } = self {
+            ensure!(node, i32::try_from(groups.get()).is_ok(), "the number of groups fits an I32");
+        }
         Ok(())
     }
 

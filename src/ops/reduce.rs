@@ -1,4 +1,4 @@
-//! SUM, SUM_ROWS, MEAN, ARGMAX: one value out of many.
+//! SUM, SUM_ROWS, MEAN, ARGMAX: one value out of many; CUMSUM: the sums on the way.
 
 use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
 use crate::tensor::DType;
@@ -10,6 +10,9 @@ pub enum Reduce {
     Sum,
     /// The sum of each row, `[ne3, ne2, ne1, 1]`, accumulated in f64.
     SumRows,
+    /// The running sums of each row, `[ne3, ne2, ne1, ne0]`: element k is the sum of elements 0 to k. Added in f32, on
+    /// the CPU one after another.
+    Cumsum,
     /// The mean of each row, `[ne3, ne2, ne1, 1]`: the f64 sum rounded to f32, then divided by `ne0` in f32.
     Mean,
     /// The index of the largest value of each row of a matrix `[1, 1, m, n]`, I32 `[1, 1, 1, m]`. Of several, the last;
@@ -22,6 +25,7 @@ impl Family for Reduce {
         match self {
             Reduce::Sum => OpCode::Sum,
             Reduce::SumRows => OpCode::SumRows,
+            Reduce::Cumsum => OpCode::Cumsum,
             Reduce::Mean => OpCode::Mean,
             Reduce::Argmax => OpCode::Argmax,
         }
@@ -30,6 +34,7 @@ impl Family for Reduce {
     fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::SumRows => Reduce::SumRows,
+            OpCode::Cumsum => Reduce::Cumsum,
             OpCode::Mean => Reduce::Mean,
             OpCode::Argmax => Reduce::Argmax,
             _ => Reduce::Sum,
@@ -46,6 +51,7 @@ impl Family for Reduce {
         Ok(match self {
             Reduce::Sum => Out { dtype: x.dtype(), ne: [1; 4] },
             Reduce::SumRows | Reduce::Mean => Out { dtype: DType::F32, ne: [1, n1, n2, n3] },
+            Reduce::Cumsum => Out { dtype: DType::F32, ne: x.ne() },
             Reduce::Argmax => Out { dtype: DType::I32, ne: [n1, 1, 1, 1] },
         })
     }
@@ -59,6 +65,7 @@ impl Family for Reduce {
         node.dst_is(self.infer(&node.srcs)?)
     }
 
+    // No client places a CUMSUM on its source, and where none lies there a device may scan a row in parts.
     fn in_place(&self, _: usize) -> bool {
         false
     }

@@ -56,7 +56,7 @@ ops! {
     13 Cos "COS";
     14 Sum "SUM" in reduce;
     15 SumRows "SUM_ROWS" in reduce;
-    16 Cumsum "CUMSUM";
+    16 Cumsum "CUMSUM" in reduce;
     17 Mean "MEAN" in reduce;
     18 Argmax "ARGMAX" in reduce;
     19 CountEqual "COUNT_EQUAL";
@@ -67,7 +67,7 @@ ops! {
     24 Norm "NORM" in norm;
     25 RmsNorm "RMS_NORM" in norm;
     26 RmsNormBack "RMS_NORM_BACK";
-    27 GroupNorm "GROUP_NORM";
+    27 GroupNorm "GROUP_NORM" in norm;
     28 L2Norm "L2_NORM" in norm;
     29 MulMat "MUL_MAT" in mul_mat;
     30 MulMatId "MUL_MAT_ID" in mul_mat;

@@ -60,14 +60,15 @@ fn what_computes_nothing_is_dropped_and_not_judged() {
     let mut uncomputed = node(5, OpCode::SsmScan, &[99], ne, 0);
     uncomputed.flags = 1;
     let empty = node(6, OpCode::MulMat, &[99], [0, 4, 1, 1], 0);
+    let no_channels = node(8, OpCode::GroupNorm, &[99], [8, 4, 0, 1], 0);
     // A leaf that carries an op, parameters and sources from elsewhere: they mean nothing here.
     records[0].op = OpCode::FlashAttnExt.to_wire();
     records[0].srcs = [77; 10];
     // A leaf nobody reads may be anything.
     let mut junk = tensor(7, ne, usize::MAX);
     junk.dtype = 4;
-    records.extend([view, uncomputed, empty, junk]);
-    let graph = validate(&[4, 5, 3, 6], &records).unwrap();
+    records.extend([view, uncomputed, empty, no_channels, junk]);
+    let graph = validate(&[4, 5, 3, 6, 8], &records).unwrap();
     assert_eq!((graph.nodes().len(), graph.tensors().len()), (1, 3));
 }
 
@@ -124,6 +125,11 @@ fn refusals() {
         ("an op beyond the table", |r| r[2].op = 101, |e| matches!(e, GraphError::UnknownOp(101))),
         ("an op we do not run", |r| r[2].op = 77, |e| matches!(e, GraphError::UnsupportedOp(OpCode::SsmScan))),
         ("a client's function", |r| r[2].op = 92, |e| matches!(e, GraphError::UnsupportedOp(OpCode::MapCustom1))),
+        (
+            "a parameter that the op does not define",
+            |r| (r[2].op, r[2].srcs) = (OpCode::GroupNorm.to_wire(), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            |e| matches!(e, GraphError::Param(e) if (e.op, e.word, e.name) == (OpCode::GroupNorm, 0, "n_groups")),
+        ),
         ("a removed type", |r| r[0].dtype = 4, |e| matches!(e, GraphError::UnknownType(4))),
         ("a type beyond the table", |r| r[2].dtype = u32::MAX, |e| matches!(e, GraphError::UnknownType(u32::MAX))),
         ("a row of half a block", |r| r[0].dtype = DType::Q4_0.to_wire(), |e| matches!(e, GraphError::Desc(_))),
@@ -188,6 +194,13 @@ fn in_place_is_exact_or_refused() {
     assert!(matches!(validate(&[3], &records), Err(GraphError::Overlap { op: OpCode::AddId, index: 1 })));
     records[2].place = records[0].place;
     assert!(validate(&[3], &records).is_ok(), "ADD_ID onto its first source");
+    let mut records = addition();
+    records[2].place = records[0].place;
+    records[2].srcs[1] = 0;
+    (records[2].op, records[2].params[0]) = (OpCode::GroupNorm.to_wire(), 3);
+    assert!(validate(&[3], &records).is_ok(), "GROUP_NORM onto its source");
+    records[2].op = OpCode::Cumsum.to_wire();
+    assert!(matches!(validate(&[3], &records), Err(GraphError::Overlap { op: OpCode::Cumsum, index: 0 })));
 }
 
 #[test]

@@ -1,4 +1,7 @@
-use crate::common::{Case, assert_close, devices, normal, rounding};
+use crate::common::{Case, assert_close, devices, normal, rounding, uniform};
+use fanout::device::DeviceKind;
+use fanout::graph::BuildError;
+use fanout::graph::validate::GraphError;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
@@ -78,6 +81,97 @@ fn layouts() {
     }
 }
 
+fn running_sums(x: &[f64], n: usize) -> Vec<f64> {
+    let row = |x: &[f64]| -> Vec<f64> {
+        let mut sum = 0.0;
+        x.iter().map(|x| (sum += x, sum).1).collect()
+    };
+    x.chunks(n).flat_map(row).collect()
+}
+
+/// Sums of integers are exact in any order.
+#[test]
+fn cumsum_of_integers() {
+    let longer = [[1, 70, 3, 1], [1023, 2, 1, 1], [1024, 1, 3, 1], [1025, 3, 2, 1], [2049, 1, 1, 1]];
+    for ne in SHAPES.into_iter().chain(longer) {
+        let values: Vec<f32> = normal(6, ne.iter().product()).iter().map(|v| (v * 8.0).round()).collect();
+        let mut case = Case::new();
+        let x = case.leaf(DType::F32, ne, &values);
+        let dst = case.b.node(Reduce::Cumsum, &[Some(x)]).unwrap();
+        let case = case.build();
+        let want = running_sums(&case.values(x), ne[0]);
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, 0.0, 0.0, &format!("{ne:?} {}", on.name));
+        }
+    }
+}
+
+#[test]
+fn cumsum_rounds_each_sum() {
+    let n = 40_001;
+    let values = uniform(7, 2 * n, 0.0, 1.0);
+    let mut case = Case::new();
+    let x = case.leaf(DType::F32, [n, 2, 1, 1], &values);
+    let dst = case.b.node(Reduce::Cumsum, &[Some(x)]).unwrap();
+    let case = case.build();
+    let one_by_one: Vec<u8> = values
+        .chunks(n)
+        .flat_map(|row| row.iter().scan(0f32, |sum, x| (*sum += x, Some(*sum)).1))
+        .flat_map(f32::to_le_bytes)
+        .collect();
+    for on in devices() {
+        let run = case.run(on);
+        assert_close(&run.values(dst), &running_sums(&case.values(x), n), 5e-5, 0.0, on.name);
+        if on.device.info().kind == DeviceKind::Cpu {
+            assert!(run.bytes(dst) == one_by_one, "{}: another order than ggml's", on.name);
+        }
+    }
+}
+
+#[test]
+fn cumsum_of_what_is_no_number() {
+    const NAN: f32 = f32::NAN;
+    const INF: f32 = f32::INFINITY;
+    let rows: [([f32; 4], [f32; 4]); 4] = [
+        ([1.0, INF, 2.0, 3.0], [1.0, INF, INF, INF]),
+        ([INF, 1.0, -INF, 1.0], [INF, INF, NAN, NAN]),
+        ([2.0, NAN, 1.0, 1.0], [2.0, NAN, NAN, NAN]),
+        ([f32::MAX, f32::MAX, -1.0, 0.0], [f32::MAX, INF, INF, INF]),
+    ];
+    let mut case = Case::new();
+    let x = case.leaf(DType::F32, [4, 4, 1, 1], &rows.map(|(row, _)| row).concat());
+    let dst = case.b.node(Reduce::Cumsum, &[Some(x)]).unwrap();
+    let case = case.build();
+    let want: Vec<f64> = rows.iter().flat_map(|(_, want)| want.map(f64::from)).collect();
+    for on in devices() {
+        assert_close(&case.run(on).values(dst), &want, 0.0, 0.0, on.name);
+    }
+}
+
+#[test]
+fn cumsum_layouts() {
+    let desc = |ne, nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
+    let ne = [6, 4, 3, 2];
+    let (padded, permuted) = (desc(ne, [4, 40, 200, 800]), desc(ne, [4, 72, 24, 288]));
+    let (transposed, repeated) = (desc(ne, [16, 4, 96, 288]), desc(ne, [4, 0, 24, 72]));
+    let long = desc([2050, 3, 1, 1], [12, 4, 24_600, 24_600]);
+    let cases = [(padded, permuted), (permuted, padded), (transposed, padded), (repeated, transposed), (long, long)];
+    for (dx, dd) in cases {
+        let values: Vec<f32> = normal(8, dx.elements()).iter().map(|v| (v * 8.0).round()).collect();
+        let mut case = Case::new();
+        let x = case.leaf_of(dx, &values);
+        // Repeated rows must not hold more elements than the buffer could.
+        case.leaf(DType::F32, [dx.elements(), 1, 1, 1], &vec![0.0; dx.elements()]);
+        let dst = case.b.leaf_of(dd).unwrap();
+        case.b.node_onto(Reduce::Cumsum, &[Some(x)], dst).unwrap();
+        let case = case.build();
+        let want = running_sums(&case.values(x), dx.ne()[0]);
+        for on in devices() {
+            assert_close(&case.run(on).values(dst), &want, 0.0, 0.0, &format!("{dx:?} {}", on.name));
+        }
+    }
+}
+
 #[test]
 fn argmax_takes_the_last_of_equals() {
     const NAN: f32 = f32::NAN;
@@ -124,6 +218,7 @@ fn rules() {
     for (op, code) in [
         (Reduce::Sum, OpCode::Sum),
         (Reduce::SumRows, OpCode::SumRows),
+        (Reduce::Cumsum, OpCode::Cumsum),
         (Reduce::Mean, OpCode::Mean),
         (Reduce::Argmax, OpCode::Argmax),
     ] {
@@ -144,6 +239,29 @@ fn rules() {
     assert!(refused(Reduce::Argmax, [4, 3, 1, 1], Some((DType::F32, [3, 1, 1, 1]))), "indices as floats");
     assert!(refused(Reduce::Sum, ne, Some((DType::F32, [2, 1, 1, 1]))));
     assert!(refused(Reduce::SumRows, ne, Some((DType::F32, [1, 3, 1, 1]))));
+    assert!(refused(Reduce::Cumsum, ne, Some((DType::F32, [4, 3, 1, 2]))));
+    assert!(refused(Reduce::Cumsum, ne, Some((DType::F16, ne))));
+    assert!(refused(Reduce::Cumsum, [4, 0, 2, 1], None), "nothing to sum");
+    assert!(!refused(Reduce::Cumsum, ne, Some((DType::F32, ne))));
     assert!(refused(Reduce::Mean, ne, Some((DType::F32, ne))));
     assert!(!refused(Reduce::Mean, ne, Some((DType::F32, [1, 3, 2, 1]))));
+}
+
+#[test]
+fn cumsum_is_refused() {
+    let ne = [8, 3, 1, 1];
+    let mut case = Case::new();
+    let x = case.leaf(DType::F32, ne, &normal(9, 24));
+    let same = case.b.view(x, TensorDesc::contiguous(DType::F32, ne).unwrap(), 0).unwrap();
+    case.b.node_onto(Reduce::Cumsum, &[Some(x)], same).unwrap();
+    let error = case.b.build().unwrap_err();
+    assert!(matches!(error, BuildError::Graph(GraphError::Overlap { index: 0, .. })), "in place: {error:?}");
+    assert!(Case::new().b.node(Reduce::Cumsum, &[]).is_err(), "no source");
+    for dtype in [DType::F16, DType::I32] {
+        let mut case = Case::new();
+        let x = case.leaf(dtype, ne, &normal(9, 24));
+        case.b.node(Reduce::Cumsum, &[Some(x)]).unwrap();
+        let graph = case.build().graph;
+        assert!(devices()[0].device.prepare(graph).is_err(), "{dtype}");
+    }
 }

@@ -1,4 +1,4 @@
-//! SUM, SUM_ROWS, MEAN with f64 accumulators; ARGMAX.
+//! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with one of f32, as ggml has it; ARGMAX.
 
 use super::{CHUNK, Kernel, Pieces, is_float, math, pieces, rows_of, types};
 use crate::cpu::pool::Work;
@@ -18,6 +18,7 @@ pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
             Kernel::new(cost, sum).with_shared(PARTS * size_of::<f64>()).with_syncs(1)
         }
         (Reduce::SumRows, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, _| sum as f32)),
+        (Reduce::Cumsum, F32, F32) => Kernel::new(cost, cumsum).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK))),
         (Reduce::Mean, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, n| sum as f32 / n as f32)),
         (Reduce::Argmax, F32, I32) => Kernel::new(cost, argmax),
         _ => return Err(types(node)),
@@ -58,6 +59,26 @@ fn sum_rows(work: &mut Work<'_>, finish: impl Fn(f64, usize) -> f32) {
             });
             let [i1, i2, i3] = dst.desc().row_index(r);
             dst.store([0, i1, i2, i3], &[finish(total, src.ne()[0])]);
+        }
+    }
+}
+
+fn cumsum(work: &mut Work<'_>) {
+    let (dst, src) = (work.dst(), work.src(0));
+    let mut x = [0.0; CHUNK];
+    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+        for r in rows {
+            // Nothing is added to a first -0 either.
+            let mut sum = -0.0;
+            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+                let x = &mut x[..n];
+                src.load(i, x);
+                for x in x.iter_mut() {
+                    sum += *x;
+                    *x = sum;
+                }
+                dst.store(i, x);
+            });
         }
     }
 }

@@ -59,9 +59,23 @@ impl Maker<'_> {
         let x = self.tensor(dtype, ne);
         match op {
             OpCode::Sum => Draft::new(dtype, [1; 4], &[x]),
+            OpCode::Cumsum => Draft::new(F32, ne, &[x]),
             OpCode::Argmax => Draft::new(I32, [ne[1], 1, 1, 1], &[x]),
             _ => Draft::new(F32, [1, ne[1], ne[2], ne[3]], &[x]),
         }
+    }
+
+    pub(super) fn norm(&mut self, op: OpCode) -> Draft {
+        let ne = self.shape(&[F32]);
+        let mut draft = Draft::new(F32, ne, &[self.tensor(F32, ne)]);
+        let eps = self.number(1e-5);
+        if op == OpCode::GroupNorm {
+            draft.params[0] = self.pick(&[1, 1, 2, 2, 3, 4, 32, ne[2] as i32, i32::MAX, 0, -1]);
+            draft.params[1] = eps;
+        } else {
+            draft.params[0] = eps;
+        }
+        draft
     }
 
     pub(super) fn copy(&mut self, op: OpCode) -> Draft {

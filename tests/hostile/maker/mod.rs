@@ -270,13 +270,8 @@ impl Maker<'_> {
             OpCode::Add | OpCode::Sub | OpCode::Mul | OpCode::Div => self.binary(),
             OpCode::AddId => self.add_id(),
             OpCode::Glu => self.glu(),
-            OpCode::Sum | OpCode::SumRows | OpCode::Mean | OpCode::Argmax => self.reduction(op),
-            OpCode::Norm | OpCode::RmsNorm | OpCode::L2Norm => {
-                let ne = self.shape(&[F32]);
-                let mut draft = Draft::new(F32, ne, &[self.tensor(F32, ne)]);
-                draft.params[0] = self.number(1e-5);
-                draft
-            }
+            OpCode::Sum | OpCode::SumRows | OpCode::Cumsum | OpCode::Mean | OpCode::Argmax => self.reduction(op),
+            OpCode::Norm | OpCode::RmsNorm | OpCode::GroupNorm | OpCode::L2Norm => self.norm(op),
             OpCode::Dup | OpCode::Cpy | OpCode::Cont => self.copy(op),
             OpCode::GetRows => self.get_rows(),
             OpCode::SetRows => self.set_rows(),
