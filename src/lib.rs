@@ -82,6 +82,7 @@
 compile_error!("fanout needs a 64-bit little-endian target: the wire and the quantised formats are defined as such");
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod graph;
 pub mod ops;

@@ -212,3 +212,33 @@ struct BF16 {
         ((unsigned short*)row)[k] = bf16_of_float(value);
     }
 };
+
+// ---- ends of rows
+
+// Elements k to k + 7 of a row of n, zeros behind its end, at any alignment of the type.
+template <class T>
+__device__ __forceinline__ void load_some(const unsigned char* row, unsigned long long k, unsigned long long n, float (&out)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = k + i < n ? T::load1(row, k + i) : 0.0f;
+}
+
+// Writes elements k to k + 7 as far as the row of n has them.
+template <class T>
+__device__ __forceinline__ void store_some(unsigned char* row, unsigned long long k, unsigned long long n, const float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (k + i < n) T::store1(row, k + i, values[i]);
+    }
+}
+
+// ---- types known only when the kernel runs: a number of Type, see abi.cuh
+
+__device__ __forceinline__ float load_float(const unsigned char* at, unsigned type) {
+    if (type == 0) return F32::load1(at, 0);
+    return type == 1 ? F16::load1(at, 0) : BF16::load1(at, 0);
+}
+
+__device__ __forceinline__ void store_float(unsigned char* at, unsigned type, float value) {
+    if (type == 0) return F32::store1(at, 0, value);
+    return type == 1 ? F16::store1(at, 0, value) : BF16::store1(at, 0, value);
+}

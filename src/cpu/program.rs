@@ -1,12 +1,13 @@
 //! A graph made ready for the CPU: one kernel per node, and the executor that runs them.
 
-use super::fuse::{self, Pattern};
+use super::fuse;
 use super::layout::{Access, Held, Memory, Needs, Uses, in_order};
 use super::memory::{HostMemory, Locals, Shared, View};
 use super::ops::{self, Kernel, Path};
 use super::pool::{Ask, Member, Pool, Team, Work, lock, run_team};
 use super::reuse;
 use crate::device::{DeviceError, Region, Unsupported};
+use crate::graph::fuse::{Pattern, Step as Fusable, TABLE, steps};
 use crate::graph::{Graph, Place, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
@@ -58,7 +59,7 @@ pub(super) struct Operand {
 
 impl Code {
     pub(super) fn new(graph: &Arc<Graph>, path: Path, workers: usize) -> Result<Code, DeviceError> {
-        Code::of(graph, workers, fuse::TABLE, |node| ops::select(node, path))
+        Code::of(graph, workers, TABLE, |node| ops::select(node, path))
     }
 
     /// As [`Code::new`], with neighbours fused by these patterns only and kernels of the caller's choice.
@@ -79,9 +80,9 @@ impl Code {
                 (operands.len() - 1) as u32 // no more than tensors, which a u32 counts
             }))
         };
-        let mut steps = Vec::with_capacity(graph.nodes().len());
+        let mut made = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
-        fuse::steps(graph, patterns, select, |fuse::Step { code, kernel, dst, srcs }| {
+        steps(graph, patterns, select, fuse::kernel, |Fusable { code, kernel, dst, srcs }| {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());
@@ -89,10 +90,11 @@ impl Code {
             let srcs = srcs.into_iter().enumerate();
             let srcs = srcs.map(|(i, id)| id.map(|id| operand(id, kernel.access(i))).transpose());
             let srcs = srcs.collect::<Result<Box<[_]>, _>>()?;
-            steps.push(Step { code, kernel, finds_columns: false, dst, srcs });
-            Ok(())
+            made.push(Step { code, kernel, finds_columns: false, dst, srcs });
+            Ok::<_, DeviceError>(())
         })?;
         drop(numbers);
+        let mut steps = made;
         steps.shrink_to_fit();
         operands.shrink_to_fit();
         let mut held = reuse::Held::default();

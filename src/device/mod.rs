@@ -12,8 +12,8 @@
 //!
 //! # Failures
 //! Submitting returns before large work is done; it waits only for room among what was submitted before, and a large
-//! upload for all of that. A failure sticks to the queue and is returned to whoever submits or waits next; nothing
-//! after it runs. [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
+//! upload for all of that. A failure sticks to the queue and is returned to whoever submits or waits next; nothing that
+//! is submitted after it was returned runs (a device may have gone on with what was submitted before). [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
 mod account;
 mod memory;
@@ -21,6 +21,7 @@ mod timeline;
 
 pub use account::{Account, Charge};
 pub use memory::{Buffer, Program, Region};
+pub(crate) use timeline::Progress;
 pub use timeline::{Point, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
@@ -114,6 +115,16 @@ pub enum DeviceError {
     /// The wait's deadline passed; the work may still finish.
     #[error("the deadline passed while waiting for {0}")]
     Deadline(&'static str),
+    /// The device's driver refused a call, or what ran on the device failed: its queues are of no use any more.
+    #[error("{device}: {call} failed: {reason}")]
+    Driver {
+        /// The device's name.
+        device: String,
+        /// The call that reported it.
+        call: &'static str,
+        /// The driver's error, and what was launched before it.
+        reason: String,
+    },
     /// The queue was dropped or the device went away before the work was done.
     #[error("the device's queue ended before the work was done")]
     Lost,

@@ -1,20 +1,48 @@
 //! Points on timelines: what other queues and the host wait for.
 
 use super::DeviceError;
+use std::any::Any;
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a waiter looks again and again before it pauses between two looks: a token's work is done by then.
+const EAGER: Duration = Duration::from_micros(200);
+
+/// The pause between two looks at a device that tells nobody when its work is done.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// How far one queue has come. A device advances it; anyone may wait for a [`Point`] on it.
 #[derive(Debug, Default)]
 pub struct Timeline {
     state: Mutex<State>,
     changed: Condvar,
+    progress: Option<Arc<dyn Progress>>,
 }
 
-#[derive(Debug, Default)]
+/// The end of a timeline's work, for a device that tells nobody when it is done: whoever wants to know looks.
+pub(crate) trait Progress: Send + Sync + fmt::Debug {
+    /// Advances the timeline as far as the device has come, or fails it.
+    fn look(&self, timeline: &Timeline);
+
+    /// The device's own kind of it, for queues of the same kind.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Told once when a point is reached, or will never be.
+type Watcher = Box<dyn FnOnce(Result<(), DeviceError>) + Send>;
+
+#[derive(Default)]
 struct State {
     done: u64,
     failure: Option<DeviceError>,
+    watchers: Vec<(u64, Watcher)>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "done {}, failure {:?}, {} watchers", self.done, self.failure, self.watchers.len())
+    }
 }
 
 impl Timeline {
@@ -23,18 +51,37 @@ impl Timeline {
         Arc::default()
     }
 
+    /// A timeline at moment 0 that `progress` brings up to date when someone looks.
+    pub(crate) fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
+        Arc::new(Timeline { progress: Some(progress), ..Timeline::default() })
+    }
+
     /// All work up to `seq` is done.
     pub fn advance(&self, seq: u64) {
         let mut state = self.lock();
         state.done = state.done.max(seq);
+        let done = state.done;
+        let reached: Vec<_> = state.watchers.extract_if(.., |(seq, _)| *seq <= done).collect();
         drop(state);
         self.changed.notify_all();
+        reached.into_iter().for_each(|(_, watcher)| watcher(Ok(())));
     }
 
     /// The queue failed: every point not yet reached fails with this, the first failure wins.
     pub fn fail(&self, error: DeviceError) {
-        self.lock().failure.get_or_insert(error);
+        let mut state = self.lock();
+        let failure = state.failure.get_or_insert(error).clone();
+        let watchers = std::mem::take(&mut state.watchers);
+        drop(state);
         self.changed.notify_all();
+        watchers.into_iter().for_each(|(_, watcher)| watcher(Err(failure.clone())));
+    }
+
+    /// Brings it up to date, where it does not keep itself so.
+    pub(crate) fn look(&self) {
+        if let Some(progress) = &self.progress {
+            progress.look(self);
+        }
     }
 
     /// The failure that sticks to the queue, if there is one.
@@ -66,11 +113,45 @@ impl Point {
     /// # Errors
     /// The queue's failure.
     pub fn poll(&self) -> Result<bool, DeviceError> {
+        let known = self.known();
+        if known != Ok(false) || self.timeline.progress.is_none() {
+            return known;
+        }
+        self.timeline.look();
+        self.known()
+    }
+
+    /// As [`Point::poll`], from what is known without asking the device.
+    fn known(&self) -> Result<bool, DeviceError> {
         let state = self.timeline.lock();
         if state.done >= self.seq {
             return Ok(true);
         }
         state.failure.clone().map_or(Ok(false), Err)
+    }
+
+    /// The moment's number on its timeline.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// What brings the point's timeline up to date, where that is of the kind `T`.
+    pub(crate) fn progress<T: 'static>(&self) -> Option<&T> {
+        self.timeline.progress.as_ref()?.as_any().downcast_ref()
+    }
+
+    /// Calls `watcher` once when the point is reached or its queue fails, at once if that is so already; on whichever
+    /// thread finds out. Only for timelines that their device advances by itself.
+    pub(crate) fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
+        let mut state = self.timeline.lock();
+        let known = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
+        match known {
+            None => state.watchers.push((self.seq, Box::new(watcher))),
+            Some(known) => {
+                drop(state);
+                watcher(known);
+            }
+        }
     }
 
     /// Blocks until it is reached, the queue fails, or the deadline passes (`None`: no deadline; for a device's own
@@ -79,6 +160,9 @@ impl Point {
     /// # Errors
     /// The queue's failure, or [`DeviceError::Deadline`].
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
+        if self.timeline.progress.is_some() {
+            return self.wait_looking(deadline);
+        }
         let mut state = self.timeline.lock();
         loop {
             if state.done >= self.seq {
@@ -101,14 +185,44 @@ impl Point {
     }
 }
 
+impl Point {
+    fn wait_looking(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
+        let began = Instant::now();
+        while !self.poll()? {
+            let now = Instant::now();
+            if deadline.is_some_and(|at| now >= at) {
+                return Err(DeviceError::Deadline("a point on a queue"));
+            }
+            if now - began < EAGER {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Bytes on their way from a device.
 #[derive(Debug)]
 pub struct Ticket(Bytes);
 
-#[derive(Debug)]
 enum Bytes {
     Here(Vec<u8>),
     Coming(crossbeam::channel::Receiver<Result<Vec<u8>, DeviceError>>),
+    Fetched(Fetch),
+}
+
+/// Waits for bytes until a deadline, and brings them.
+type Fetch = Box<dyn FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send>;
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bytes::Here(bytes) => write!(f, "{} bytes", bytes.len()),
+            Bytes::Coming(_) | Bytes::Fetched(_) => f.write_str("on their way"),
+        }
+    }
 }
 
 /// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Lost`].
@@ -127,6 +241,13 @@ impl Ticket {
         Ticket(Bytes::Here(bytes))
     }
 
+    /// A ticket whose owner fetches the bytes when it waits for them.
+    pub(crate) fn fetched(
+        fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static,
+    ) -> Ticket {
+        Ticket(Bytes::Fetched(Box::new(fetch)))
+    }
+
     /// Blocks until the bytes are there, the queue fails, or the deadline passes.
     ///
     /// # Errors
@@ -135,6 +256,7 @@ impl Ticket {
         use crossbeam::channel::RecvTimeoutError;
         let coming = match self.0 {
             Bytes::Here(bytes) => return Ok(bytes),
+            Bytes::Fetched(fetch) => return fetch(deadline),
             Bytes::Coming(coming) => coming,
         };
         match deadline {
@@ -172,6 +294,24 @@ mod tests {
         line.fail(DeviceError::Misuse("a later failure does not replace the first"));
         assert_eq!((a.poll(), a.wait(None)), (Ok(true), Ok(())));
         assert_eq!((b.poll(), b.wait(None)), (Err(DeviceError::Lost), Err(DeviceError::Lost)));
+    }
+
+    #[test]
+    fn watchers_are_told_once() {
+        let (line, (tx, rx)) = (Timeline::new(), std::sync::mpsc::channel());
+        let watch = |seq| {
+            let tx = tx.clone();
+            Point::new(&line, seq).when(move |outcome| tx.send((seq, outcome)).unwrap());
+        };
+        (1..=3).for_each(watch);
+        assert!(rx.try_recv().is_err());
+        line.advance(2);
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(1, Ok(())), (2, Ok(()))]);
+        line.fail(DeviceError::Lost);
+        watch(2);
+        watch(4);
+        let lost = Err(DeviceError::Lost);
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(3, lost.clone()), (2, Ok(())), (4, lost)]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! ([`validate::check`]), after which kernels trust it.
 
 mod builder;
+pub(crate) mod fuse;
 mod overlap;
 pub mod validate;
 

@@ -120,7 +120,8 @@ impl Kind {
         Kind::Trunc,
     ];
 
-    fn number(&self) -> i32 {
+    /// Its number on the wire.
+    pub(crate) fn number(&self) -> i32 {
         let same = |kind| std::mem::discriminant(kind) == std::mem::discriminant(self);
         Kind::ALL.iter().position(same).map_or(-1, |k| k as i32)
     }

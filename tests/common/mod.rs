@@ -1,6 +1,7 @@
 //! What the op tests share: seeded inputs, a run on each device with every byte accounted for, error measures.
 
 use fanout::cpu::{CpuDevice, Path};
+use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, Source};
 use fanout::graph::{Builder, Graph, Place, TensorId};
 use fanout::tensor::quant::{dequantiser, quantiser};
@@ -26,8 +27,18 @@ pub fn devices() -> &'static [Subject] {
             Subject { name: "exact, 1 thread", device: cpu(1, Path::Exact), fast: false },
             Subject { name: "exact, 3 threads", device: cpu(3, Path::Exact), fast: false },
             Subject { name: "fast, 2 threads", device: cpu(2, Path::Fast), fast: true },
+            Subject { name: "CUDA", device: gpu(), fast: true },
         ]
     })
+}
+
+/// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.
+fn gpu() -> Arc<dyn Device> {
+    if std::env::var("FANOUT_TEST_GPU").as_deref() != Ok("1") {
+        cudaemu::test::load().expect("the emulator is built with the tests");
+    }
+    let gpus = cuda::detect().expect("a GPU");
+    CudaDevice::new("CUDA0", &gpus[0], 4 << 30).expect("a GPU that can be used")
 }
 
 /// A graph in the making with the values of its leaves.

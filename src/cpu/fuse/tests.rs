@@ -1,10 +1,11 @@
 //! Every pattern against the same graph node by node, and everything that must keep it from being fused.
 
-use super::{TABLE, steps};
+use super::kernel;
 use crate::cpu::ops::{self, Kernel};
 use crate::cpu::program::Code;
 use crate::cpu::{CpuDevice, Path};
 use crate::device::{Account, Device, Program, Source, Unsupported};
+use crate::graph::fuse::{TABLE, steps};
 use crate::graph::{Builder, Graph, TensorId};
 use crate::ops::NodeView;
 use crate::ops::binary::Binary;
@@ -79,9 +80,9 @@ impl Case {
     fn check(mut self, what: &str, want: usize) {
         let graph = Arc::new(std::mem::take(&mut self.b).build().unwrap());
         let mut count = 0;
-        let counted = steps(&graph, TABLE, exact, |_| {
+        let counted = steps(&graph, TABLE, exact, kernel, |_| {
             count += 1;
-            Ok(())
+            Ok::<_, Unsupported>(())
         });
         assert_eq!(counted.map(|()| count), Ok(want), "{what}: steps");
         let mut memory = vec![0xa5; graph.slots()[0]];

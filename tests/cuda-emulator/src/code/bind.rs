@@ -428,7 +428,8 @@ fn truncate(value: i128, bits: u32) -> u64 {
 /// The bits of a literal as a value of this kind; `None` if PTX has no such literal for it.
 fn immediate(operand: &Operand, value: Value) -> Option<u64> {
     match (operand, value) {
-        (&Operand::Int(number), Value::Pred) => u64::try_from(number).ok().filter(|&number| number <= 1),
+        // NVRTC writes -1 for true.
+        (&Operand::Int(number), Value::Pred) => (-1..=1).contains(&number).then(|| u64::from(number != 0)),
         (&Operand::Int(number), Value::B16 | Value::B32 | Value::B64) => Some(truncate(number, bits(value.class()))),
         // The constant has room for 64 bits; the rest of a 128-bit one would have to be zeros.
         (&Operand::Int(number), Value::B128) => u64::try_from(number).ok(),

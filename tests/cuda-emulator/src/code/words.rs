@@ -40,7 +40,7 @@ pub(super) fn register_from(value: Value) -> String {
 pub(super) fn source_kind(value: Value, wide: bool) -> String {
     let register = if wide { register_from(value) } else { register(value.class()) };
     match value {
-        Value::Pred => format!("{register}, 0 or 1"),
+        Value::Pred => format!("{register}, 0, 1 or -1"),
         Value::F32 | Value::F64 => format!("{register} or a floating-point literal"),
         _ => format!("{register} or a number"),
     }

@@ -64,7 +64,7 @@ fn operands_that_do_not_fit() {
         ("mov.u32 %r1, %gridid;", &["`%gridid`, which has 64 bits"]),
         ("mov.u32 %r1, %nothing;", &["no register or special register `%nothing`"]),
         ("mov.u32 %r1, %clock64;", &["%clock64"]),
-        ("mov.pred %p1, 2;", &["a predicate register, 0 or 1", "the number 2"]),
+        ("mov.pred %p1, 2;", &["a predicate register, 0, 1 or -1", "the number 2"]),
         ("selp.b32 %r1, %r2, %r3, %r4;", &["operand 4", "a predicate register"]),
         ("shfl.sync.down.b32 %r1|%r2, %r2, %r3, 31, -1;", &["operand 1", "a predicate register, not `%r2`"]),
         ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", &["operand 5", "must be a number, not `%r5`"]),

@@ -61,6 +61,7 @@ fn literals_become_constants() {
         ("mov.f64 %fd1, 0d3FF0000000000000;", 0x3ff0_0000_0000_0000),
         ("mov.f64 %fd1, 0f3F800000;", 0x3ff0_0000_0000_0000),
         ("mov.pred %p1, 1;", 1),
+        ("mov.pred %p1, -1;", 1),
         ("mov.pred %p1, 0;", 0),
         ("mov.b128 %q1, 7;", 7),
     ] {

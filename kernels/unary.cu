@@ -1,0 +1,112 @@
+// Element-wise ops of one tensor: y = f(x), computed in f32. SQR, SQRT, SCALE, CLAMP, FILL and the 22 kinds of UNARY.
+//
+// Variants: unary_f32, unary_f16, unary_bf16 for packed tensors of one type, 8 elements a thread in 16-byte accesses where
+//           the addresses allow them; unary_any for every other pair of float types and every layout, an element a thread.
+// Limits:   any number of elements; dimensions below 2^31 for unary_any.
+// Floor:    each element is read once and written once.
+#include "common/abi.cuh"
+#include "common/math.cuh"
+#include "common/types.cuh"
+
+// Which function (the kind's number; from 32 on the ops of their own), and its parameters.
+struct Op {
+    u32 which;
+    float p[4];
+};
+
+struct Dense {
+    const u8 *x;
+    u8 *y;
+    u64 n;
+    Op op;
+    u32 padding;
+};
+
+struct Strided {
+    const u8 *x;
+    u8 *y;
+    Shape xs, ys;
+    u32 types[2];
+    Op op;
+    u32 padding;
+};
+
+template <int N, class F>
+__device__ __forceinline__ void map(float (&x)[N], F f) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = f(x[i]);
+}
+
+__device__ __forceinline__ float hard_sigmoid(float x) {
+    float y = (x + 3.0f) / 6.0f;
+    y = y < 0.0f ? 0.0f : y;
+    return y > 1.0f ? 1.0f : y;
+}
+
+// The choice is made once for N elements: all threads of a launch take the same way.
+template <int N>
+__device__ __forceinline__ void apply(const Op &op, float (&x)[N]) {
+    const float a = op.p[0], b = op.p[1], c = op.p[2], d = op.p[3];
+    switch (op.which) {
+    case 0: return map(x, [](float x) { return fabsf(x); });
+    case 1: return map(x, [](float x) { return (float)((x > 0.0f) - (x < 0.0f)); });
+    case 2: return map(x, [](float x) { return -x; });
+    case 3: return map(x, [](float x) { return x > 0.0f ? 1.0f : 0.0f; });
+    case 4: return map(x, [](float x) { return tanhf(x); });
+    case 5: return map(x, [](float x) { return x > 0.0f ? x : expm1f(x); });
+    case 6: return map(x, [](float x) { return x > 0.0f ? x : 0.0f; });
+    case 7: return map(x, [](float x) { return sigmoid(x); });
+    case 8: return map(x, [](float x) { return gelu(x); });
+    case 9: return map(x, [](float x) { return gelu_quick(x); });
+    case 10: return map(x, [](float x) { return silu(x); });
+    case 11: return map(x, [](float x) { return x * hard_sigmoid(x); });
+    case 12: return map(x, [](float x) { return hard_sigmoid(x); });
+    case 13: return map(x, [](float x) { return expf(x); });
+    case 14: return map(x, [](float x) { return expf(x) - 1.0f; });
+    case 15: return map(x, [](float x) { return x > 20.0f ? x : log1pf(expf(x)); });
+    case 16: return map(x, [](float x) { return gelu_erf(x); });
+    case 17: // a = alpha_n, b = alpha_p, c = beta, d = eps
+        return map(x, [=](float x) { return (x > 0.0f ? b * x * x : (expm1f(fminf(x, d)) - x) * a) + c * x; });
+    case 18: return map(x, [](float x) { return floorf(x); });
+    case 19: return map(x, [](float x) { return ceilf(x); });
+    case 20: return map(x, [](float x) { return roundf(x); });
+    case 21: return map(x, [](float x) { return truncf(x); });
+    case 32: return map(x, [](float x) { return x * x; });
+    case 33: return map(x, [](float x) { return sqrtf(x); });
+    case 34: return map(x, [=](float x) { return b == 0.0f ? x * a : x * a + b; });
+    case 35: // a = min, b = max; NaN becomes max
+        return map(x, [=](float x) {
+            x = x < b ? x : b;
+            return x > a ? x : a;
+        });
+    case 36: return map(x, [=](float) { return a; });
+    }
+}
+
+// A launch of ceil(n / 8 / blockDim.x) blocks.
+template <class T>
+__device__ __forceinline__ void dense(const Dense &args) {
+    const u64 k = 8 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    const bool whole = k + 8 <= args.n && aligned(args.x, args.y, 16);
+    float x[8];
+    if (whole) T::template load8<true>(args.x, k, x);
+    else load_some<T>(args.x, k, args.n, x);
+    apply(args.op, x);
+    if (whole) T::template store8<true>(args.y, k, x);
+    else store_some<T>(args.y, k, args.n, x);
+}
+
+extern "C" __global__ void unary_f32(Dense args) { dense<F32>(args); }
+extern "C" __global__ void unary_f16(Dense args) { dense<F16>(args); }
+extern "C" __global__ void unary_bf16(Dense args) { dense<BF16>(args); }
+
+// Blocks: rows in x, pieces of blockDim.x elements in y.
+extern "C" __global__ void unary_any(Strided args) {
+    const u32 i0 = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i0 >= args.ys.ne[0]) return;
+    u32 i1, i2, i3;
+    args.ys.split(blockIdx.x, i1, i2, i3);
+    float x[1] = {load_float(args.x + args.xs.at(i0, i1, i2, i3), args.types[0])};
+    apply(args.op, x);
+    store_float(args.y + args.ys.at(i0, i1, i2, i3), args.types[1], x[0]);
+}

@@ -1,0 +1,144 @@
+//! What the queues and buffers of one device share: its context, streams' events and pinned blocks to use again, modules.
+
+use super::driver::{Gpu, failed};
+use super::events::{Event, Stream};
+use super::kernel::Modules;
+use super::memory::Pinned;
+use crate::device::{Account, DeviceError};
+use cudarc::driver::{CudaContext, DriverError, result};
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Size of a pinned block that is kept for later: the pieces in which servers read tensors.
+pub(super) const BLOCK: usize = 1 << 20;
+
+/// Pinned blocks that are kept.
+const BLOCKS: usize = 16;
+
+/// What must outlive work that a dropped queue left behind.
+type Grave = (Event, Box<dyn Any + Send>);
+
+pub(super) struct Core {
+    pub(super) gpu: Gpu,
+    /// The device's name here: `CUDA0`.
+    pub(super) name: String,
+    pub(super) modules: Modules,
+    /// All that its buffers and queues use.
+    pub(super) account: Arc<Account>,
+    events: Mutex<Vec<Event>>,
+    blocks: Mutex<Vec<Pinned>>,
+    graves: Mutex<Vec<Grave>>,
+    /// For work that no queue asked for: clearing new memory.
+    housekeeping: Mutex<Option<Stream>>,
+    /// Last: what is above must go before its context does.
+    context: Arc<CudaContext>,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.gpu)
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What they hold are lists of whole things: a panic elsewhere cannot have left one torn.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    pub(super) fn new(gpu: &Gpu, name: &str, memory: u64) -> Result<Arc<Core>, DeviceError> {
+        let context = CudaContext::new(gpu.ordinal).map_err(|e| failed(name, "cuDevicePrimaryCtxRetain", e))?;
+        Ok(Arc::new(Core {
+            gpu: gpu.clone(),
+            name: name.to_owned(),
+            context,
+            modules: Modules::default(),
+            account: Account::new(memory),
+            events: Mutex::default(),
+            blocks: Mutex::default(),
+            graves: Mutex::default(),
+            housekeeping: Mutex::default(),
+        }))
+    }
+
+    /// Makes the device's context the calling thread's: before each driver call that has to do with it.
+    pub(super) fn bind(&self) -> Result<(), DeviceError> {
+        self.context.bind_to_thread().map_err(|e| self.failed("cuCtxSetCurrent", e))
+    }
+
+    pub(super) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// Free and total bytes of the GPU's memory now.
+    pub(super) fn memory_info(&self) -> Result<(u64, u64), DeviceError> {
+        self.bind()?;
+        let info = result::mem_get_info().map_err(|e| self.failed("cuMemGetInfo", e))?;
+        Ok((info.0 as u64, info.1 as u64))
+    }
+
+    /// The error of a driver call on this device.
+    pub(super) fn failed(&self, call: &'static str, e: DriverError) -> DeviceError {
+        failed(&self.name, call, e)
+    }
+
+    /// An event to record.
+    pub(super) fn event(&self) -> Result<Event, DeviceError> {
+        match lock(&self.events).pop() {
+            Some(event) => Ok(event),
+            None => Event::new(self),
+        }
+    }
+
+    /// Takes an event back that nobody will ask for any more.
+    pub(super) fn reuse(&self, event: Event) {
+        lock(&self.events).push(event);
+    }
+
+    /// Pinned memory of at least `bytes` bytes, for [`Core::give_back`].
+    pub(super) fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
+        if bytes > BLOCK {
+            return Pinned::new(self, bytes);
+        }
+        match lock(&self.blocks).pop() {
+            Some(block) => Ok(block),
+            None => Pinned::new(self, BLOCK),
+        }
+    }
+
+    pub(super) fn give_back(&self, block: Pinned) {
+        let mut blocks = lock(&self.blocks);
+        if block.bytes() == BLOCK && blocks.len() < BLOCKS {
+            blocks.push(block);
+        }
+    }
+
+    /// Runs `work` on a stream of the device's own, and waits for it.
+    pub(super) fn at_once(&self, work: impl FnOnce(&Stream) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        self.bind()?;
+        let mut stream = lock(&self.housekeeping);
+        let stream = match &mut *stream {
+            Some(stream) => stream,
+            none => none.insert(Stream::new(self)?),
+        };
+        work(stream)?;
+        stream.synchronize(self)
+    }
+
+    /// Keeps `what` until `end` is reached.
+    pub(super) fn bury(&self, end: Event, what: Box<dyn Any + Send>) {
+        lock(&self.graves).push((end, what));
+        self.sweep();
+    }
+
+    /// Frees what dropped queues left and is of no use to the device any more.
+    pub(super) fn sweep(&self) {
+        if self.bind().is_err() {
+            return;
+        }
+        // A device that failed will not use it either.
+        let over: Vec<Grave> = lock(&self.graves).extract_if(.., |(end, _)| end.reached(self) != Ok(false)).collect();
+        drop(over);
+    }
+}

@@ -1,0 +1,167 @@
+//! Memory of a device, and pinned memory of the host.
+#![allow(unsafe_code)]
+
+use super::core::Core;
+use super::events::Stream;
+use crate::device::DeviceError;
+use cudarc::driver::{result, sys};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A range of a device's memory. It is freed on drop: whoever drops it knows that no work uses it any more.
+#[derive(Debug)]
+pub(super) struct Memory {
+    core: Arc<Core>,
+    address: sys::CUdeviceptr,
+    bytes: u64,
+}
+
+impl Memory {
+    /// Zeroed memory. Tensors lie in it at the device's alignment, and kernels stay within their extents: no padding is needed.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the device has less left.
+    pub(super) fn zeroed(core: &Arc<Core>, bytes: u64) -> Result<Memory, DeviceError> {
+        core.sweep();
+        core.bind()?;
+        let memory = Memory::raw(core, bytes)?;
+        if bytes > 0 {
+            // Others' data may have been there.
+            core.at_once(|stream| memory.fill(stream, 0, bytes, 0))?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory with whatever is in it, for scratch that is written before it is read.
+    pub(super) fn scratch(core: &Arc<Core>, bytes: u64) -> Result<Memory, DeviceError> {
+        core.sweep();
+        core.bind()?;
+        Memory::raw(core, bytes)
+    }
+
+    fn raw(core: &Arc<Core>, bytes: u64) -> Result<Memory, DeviceError> {
+        let size =
+            usize::try_from(bytes.max(1)).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
+        // SAFETY: the context is current; the memory is owned by the value made here.
+        match unsafe { result::malloc_sync(size) } {
+            Ok(address) => Ok(Memory { core: Arc::clone(core), address, bytes }),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (left, limit) = result::mem_get_info().map_or((0, core.gpu.memory), |(f, t)| (f as u64, t as u64));
+                Err(DeviceError::OutOfMemory { asked: bytes, left, limit })
+            }
+            Err(e) => Err(core.failed("cuMemAlloc", e)),
+        }
+    }
+
+    /// The device it lies on.
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// Its address on the device.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The address of `bytes` bytes from `offset` on.
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(self.address + offset),
+            _ => Err(DeviceError::Misuse("a range reaches past the end of its buffer")),
+        }
+    }
+
+    /// Sets bytes, in order with the stream's work.
+    pub(super) fn fill(&self, stream: &Stream, offset: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
+        let address = self.at(offset, bytes)?;
+        // SAFETY: `at` has seen that the range lies in this allocation, which outlives the work (see the type).
+        unsafe { result::memset_d8_async(address, value, bytes as usize, stream.raw()) }
+            .map_err(|e| self.core.failed("cuMemsetD8Async", e))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.core.bind().is_ok() {
+            // SAFETY: it came from cuMemAlloc and is freed once. After a fault of the device the call fails, and the memory
+            // is gone with the context.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Memory of the host that devices reach: copies to and from it need no waiting, and kernels can write it.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    host: *mut u8,
+    device: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory behind an exclusively owned pointer; shared use is by atomics only.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Zeroed pinned memory that every device can use.
+    pub(super) fn new(core: &Core, bytes: usize) -> Result<Pinned, DeviceError> {
+        core.bind()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current; the memory is owned by the value made here. Not write-combined, which is slow to read.
+        let host =
+            unsafe { result::malloc_host(bytes, flags) }.map_err(|e| core.failed("cuMemHostAlloc", e))?.cast::<u8>();
+        // SAFETY: it is `bytes` bytes of this process's memory that nobody else knows of yet.
+        unsafe { host.write_bytes(0, bytes) };
+        let mut device = 0;
+        // SAFETY: the pointer is that of memory mapped for devices; one address is written.
+        let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host.cast(), 0) }.result();
+        let pinned = Pinned { host, device, bytes };
+        mapped.map_err(|e| core.failed("cuMemHostGetDevicePointer", e))?;
+        Ok(pinned)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where devices see byte `offset`.
+    pub(super) fn device(&self, offset: usize) -> u64 {
+        self.device + offset as u64
+    }
+
+    /// Bytes for the host to fill; no work that touches them may be on its way.
+    pub(super) fn slice_mut(&mut self, offset: usize, bytes: usize) -> Option<&mut [u8]> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes)?;
+        // SAFETY: the range lies in the allocation, which is initialised; `&mut self` makes this the host's only access, and the
+        // caller sees to it that no device writes meanwhile.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.host.add(offset), end - offset) })
+    }
+
+    /// Bytes for the host to read; no work that writes them may be on its way.
+    pub(super) fn slice(&self, bytes: usize) -> Option<&[u8]> {
+        // SAFETY: as in `slice_mut`, for reading.
+        (bytes <= self.bytes).then(|| unsafe { std::slice::from_raw_parts(self.host, bytes) })
+    }
+
+    /// A word that host and device share at any time.
+    pub(super) fn word(&self, index: usize) -> Option<&AtomicU32> {
+        let offset = index.checked_mul(4).filter(|&o| o + 4 <= self.bytes)?;
+        // SAFETY: pinned memory is page-aligned, so the word is aligned, and it lies in the allocation. The device writes whole
+        // aligned words, which an atomic may be read beside.
+        Some(unsafe { AtomicU32::from_ptr(self.host.add(offset).cast()) })
+    }
+
+    /// The value of a word that the device may write.
+    pub(super) fn read_word(&self, index: usize) -> u32 {
+        self.word(index).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: it came from cuMemHostAlloc and is freed once; whoever drops it knows that no copy uses it any more. It needs no
+        // certain context, and after a fault of one it may fail: the process then keeps the memory.
+        let _ = unsafe { result::free_host(self.host.cast()) };
+    }
+}

@@ -1,0 +1,153 @@
+//! How each op runs on a GPU, one file per family: which kernels of `kernels/<stem>.cu`, on which grid, with which arguments.
+//!
+//! A family's `select` is both the device's answer to "do you support this" and the thing that is launched. A node it
+//! refuses runs on the CPU: see [`crate::fallback`].
+
+mod binary;
+mod concat;
+mod copy;
+mod flash_attn;
+mod glu;
+mod mul_mat;
+mod norm;
+mod reduce;
+mod rope;
+mod rows;
+mod softmax;
+mod sort;
+mod unary;
+
+use super::driver::Gpu;
+use super::kernel::{Grid, Kernel, Launch, Ptr};
+use crate::device::Unsupported;
+use crate::graph::fuse::Fused;
+use crate::ops::{NodeView, Op};
+use crate::tensor::{DIMS, DType, TensorDesc};
+use bytemuck::{NoUninit, Pod, Zeroable};
+
+/// Threads of a block where nothing speaks for another number.
+const THREADS: u32 = 256;
+
+/// The kernels for a node that keeps its shape rule.
+///
+/// # Errors
+/// [`Unsupported`] names what CUDA lacks for it.
+pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupported> {
+    if node.dst.is_empty() {
+        return Ok(Kernel::default());
+    }
+    let on = On { node, gpu };
+    match node.op {
+        Op::Unary(op) => unary::select(*op, &on),
+        Op::Binary(op) => binary::select(*op, &on),
+        Op::Concat(op) => concat::select(*op, &on),
+        Op::Copy(op) => copy::select(*op, &on),
+        Op::FlashAttn(op) => flash_attn::select(*op, &on),
+        Op::Glu(op) => glu::select(*op, &on),
+        Op::MulMat(op) => mul_mat::select(*op, &on),
+        Op::Norm(op) => norm::select(*op, &on),
+        Op::Reduce(op) => reduce::select(*op, &on),
+        Op::Rope(op) => rope::select(*op, &on),
+        Op::Rows(op) => rows::select(*op, &on),
+        Op::SoftMax(op) => softmax::select(*op, &on),
+        Op::Sort(op) => sort::select(*op, &on),
+    }
+}
+
+/// The kernels for a fused step, where there are some. `view` has the fused operands.
+pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
+    let on = On { node: view, gpu };
+    match *fused {
+        Fused::Norm { op, add, mul } => norm::fused(op, add, mul, &on),
+        Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
+    }
+}
+
+/// A node and the GPU it shall run on.
+struct On<'a> {
+    node: &'a NodeView<'a>,
+    gpu: &'a Gpu,
+}
+
+impl<'a> On<'a> {
+    fn dst(&self) -> &'a TensorDesc {
+        self.node.dst
+    }
+
+    /// Source `i`.
+    fn src(&self, i: usize) -> Result<&'a TensorDesc, Unsupported> {
+        self.node.srcs.get(i).ok_or_else(|| self.unsupported("a source is missing"))
+    }
+
+    /// One launch of the entry `name` of `kernels/<stem>.cu`: see [`Launch::new`].
+    fn launch(
+        &self,
+        entry: (&str, &str),
+        grid: Grid,
+        pointers: &[Ptr],
+        numbers: &impl NoUninit,
+    ) -> Result<Launch, Unsupported> {
+        Launch::new(self.node, self.gpu, entry, grid, pointers, numbers)
+    }
+
+    /// The same, alone.
+    fn kernel(
+        &self,
+        entry: (&str, &str),
+        grid: Grid,
+        pointers: &[Ptr],
+        numbers: &impl NoUninit,
+    ) -> Result<Kernel, Unsupported> {
+        self.launch(entry, grid, pointers, numbers).map(Kernel::one)
+    }
+
+    /// The kernel's view of a tensor.
+    fn shape(&self, t: &TensorDesc) -> Result<Shape, Unsupported> {
+        Shape::of(t).ok_or_else(|| self.unsupported("a tensor with 2^31 or more elements in a dimension"))
+    }
+
+    fn unsupported(&self, reason: impl Into<String>) -> Unsupported {
+        Unsupported { op: self.node.op.code(), reason: reason.into() }
+    }
+
+    /// The error that a node's types are not among those its kernels take.
+    fn types(&self) -> Unsupported {
+        let mut reason = String::from("types");
+        for src in (0..crate::ops::MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
+            reason += &format!(" {}", src.dtype());
+        }
+        self.unsupported(reason + &format!(" -> {}", self.node.dst.dtype()))
+    }
+}
+
+/// `struct Shape` of kernels/common/abi.cuh: element counts and byte strides.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Shape {
+    ne: [u32; DIMS],
+    nb: [u64; DIMS],
+}
+
+impl Shape {
+    /// `None` when a dimension has 2³¹ or more elements.
+    fn of(t: &TensorDesc) -> Option<Shape> {
+        let count = |n: usize| i32::try_from(n).ok().map(|n| n as u32);
+        let [n0, n1, n2, n3] = t.ne().map(count);
+        Some(Shape { ne: [n0?, n1?, n2?, n3?], nb: t.nb().map(|b| b as u64) })
+    }
+}
+
+/// Whether a type is one of the three that element-wise ops compute on.
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// A type's part of an entry's name: `f32`, `q4_0`.
+fn suffix(dtype: DType) -> String {
+    dtype.name().to_ascii_lowercase()
+}
+
+/// Blocks of `threads` threads for `n` items, each thread with `each` of them.
+fn blocks(n: usize, threads: u32, each: usize) -> u64 {
+    (n as u64).div_ceil(u64::from(threads) * each as u64)
+}

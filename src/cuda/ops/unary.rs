@@ -1,0 +1,74 @@
+//! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY: kernels/unary.cu.
+
+use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float, suffix};
+use crate::ops::unary::{Kind, Unary};
+use bytemuck::{Pod, Zeroable};
+
+/// Elements of a thread in the dense kernels.
+const EACH: usize = 8;
+
+/// `struct Dense` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Dense {
+    n: u64,
+    op: Params,
+    padding: u32,
+}
+
+/// `struct Strided` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Strided {
+    x: Shape,
+    y: Shape,
+    types: [u32; 2],
+    op: Params,
+    padding: u32,
+}
+
+/// `struct Op` of the file: which function, and its parameters.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    which: u32,
+    p: [f32; 4],
+}
+
+pub(super) fn select(op: Unary, on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let (x, y) = (on.src(0)?, on.dst());
+    if !(is_float(x.dtype()) && is_float(y.dtype())) {
+        return Err(on.types());
+    }
+    let (op, n) = (params(op), y.elements());
+    if x.dtype() == y.dtype() && x.is_contiguous() && y.is_contiguous() {
+        let grid = Grid::line(blocks(n, THREADS, EACH), THREADS);
+        let name = format!("unary_{}", suffix(x.dtype()));
+        let dense = Dense { n: n as u64, op, padding: 0 };
+        return on.kernel(("unary", &name), grid, &[Ptr::Src(0), Ptr::Dst], &dense);
+    }
+    let types = [x.dtype(), y.dtype()].map(|t| t.to_wire());
+    let strided = Strided { x: on.shape(x)?, y: on.shape(y)?, types, op, padding: 0 };
+    let per_row = blocks(y.ne()[0], THREADS, 1);
+    let grid = Grid::of([y.rows() as u64, per_row, 1], THREADS);
+    on.kernel(("unary", "unary_any"), grid, &[Ptr::Src(0), Ptr::Dst], &strided)
+}
+
+/// Numbers of the functions: 0 to 21 are UNARY's kinds.
+fn params(op: Unary) -> Params {
+    let (which, p) = match op {
+        Unary::Sqr => (32, [0.0; 4]),
+        Unary::Sqrt => (33, [0.0; 4]),
+        Unary::Scale { scale, bias } => (34, [scale, bias, 0.0, 0.0]),
+        Unary::Clamp { min, max } => (35, [min, max, 0.0, 0.0]),
+        Unary::Fill { value } => (36, [value, 0.0, 0.0, 0.0]),
+        Unary::Kind(kind) => {
+            let p = match kind {
+                Kind::Xielu { alpha_n, alpha_p, beta, eps } => [alpha_n, alpha_p, beta, eps],
+                _ => [0.0; 4],
+            };
+            (kind.number() as u32, p)
+        }
+    };
+    Params { which, p }
+}

@@ -1,0 +1,356 @@
+//! The queue of a GPU: a stream. What is submitted goes to the driver at once, and the host waits only for bytes.
+
+use super::copy::{self, Bounce, Landing, SEGMENT, Staging};
+use super::core::Core;
+use super::events::{Marks, Stream};
+use super::memory::Memory;
+use super::program::{Code, Run};
+use crate::device::{Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::tensor::TensorDesc;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Longest wait of the host for a point that the device cannot wait for itself.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Things kept for unmarked work before a mark is made for them.
+const UNMARKED: usize = 64;
+
+/// Words of the queue's shared memory that waits for other kinds of queues use in turn; word 0 is the verdict.
+const GATES: u64 = 1000;
+
+pub(super) struct CudaQueue {
+    account: Arc<Account>,
+    stream: Option<Stream>,
+    marks: Arc<Marks>,
+    timeline: Arc<Timeline>,
+    marked: u64,
+    /// Work submitted and things kept since the last mark.
+    dirty: bool,
+    unmarked: usize,
+    staging: Option<Staging>,
+    scratch: Option<Scratch>,
+    /// The ways from other devices, by their number.
+    ways: HashMap<usize, Way>,
+    gates: u64,
+    /// Last: what is above goes before its context does.
+    core: Arc<Core>,
+}
+
+struct Scratch {
+    memory: Memory,
+    /// Given back with it.
+    _charges: (Charge, Charge),
+}
+
+enum Way {
+    Direct,
+    Staged(Bounce),
+}
+
+fn memory(region: &Region) -> Result<&Memory, DeviceError> {
+    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+}
+
+impl CudaQueue {
+    pub(super) fn new(core: &Arc<Core>, account: &Arc<Account>) -> Result<CudaQueue, DeviceError> {
+        core.bind()?;
+        let marks = Arc::new(Marks::new(core)?);
+        let progress = Arc::clone(&marks);
+        Ok(CudaQueue {
+            core: Arc::clone(core),
+            account: Arc::clone(account),
+            stream: Some(Stream::new(core)?),
+            marks,
+            timeline: Timeline::looked_at(progress),
+            marked: 0,
+            dirty: false,
+            unmarked: 0,
+            staging: None,
+            scratch: None,
+            ways: HashMap::new(),
+            gates: 0,
+        })
+    }
+
+    /// Submits work: not after a failure, and one of the driver's sticks.
+    fn submit<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        self.unbroken()?;
+        let done = self.core.bind().and_then(|()| work(self)).map_err(|e| self.marks.explain(e));
+        self.dirty = true;
+        if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Deadline(_))) = &done {
+            self.timeline.fail(e.clone());
+        }
+        done
+    }
+
+    fn unbroken(&self) -> Result<(), DeviceError> {
+        if let Some(e) = self.marks.data_error() {
+            self.timeline.fail(e);
+        }
+        self.timeline.failure().map_or(Ok(()), Err)
+    }
+
+    fn stream(&self) -> Result<&Stream, DeviceError> {
+        self.stream.as_ref().ok_or(DeviceError::Lost)
+    }
+
+    /// Keeps something until the work submitted so far is done.
+    fn keep(&mut self, what: impl std::any::Any + Send) -> Result<(), DeviceError> {
+        self.marks.keep(self.marked + 1, Box::new(what));
+        self.unmarked += 1;
+        if self.unmarked >= UNMARKED { self.record().map(drop) } else { Ok(()) }
+    }
+
+    /// A mark behind everything so far.
+    fn record(&mut self) -> Result<u64, DeviceError> {
+        let seq = self.marked + 1;
+        self.marks.record(self.stream()?, seq)?;
+        self.marked = seq;
+        self.dirty = false;
+        self.unmarked = 0;
+        // Whoever marks a moment and never looks at it should not keep memory from being freed.
+        self.timeline.look();
+        Ok(seq)
+    }
+
+    /// A range of this queue's device.
+    fn own<'a>(&self, region: &'a Region) -> Result<&'a Memory, DeviceError> {
+        let memory = memory(region)?;
+        let same = memory.core().gpu.ordinal == self.core.gpu.ordinal;
+        if same { Ok(memory) } else { Err(DeviceError::Misuse("a region of another device")) }
+    }
+
+    fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        let enough = |scratch: &Scratch| scratch.memory.at(0, bytes).is_ok();
+        if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
+            let size = bytes.next_power_of_two().max(1 << 20);
+            let _charges = (self.account.charge(size)?, self.core.account.charge(size)?);
+            let memory = Memory::scratch(&self.core, size)?;
+            if let Some(old) = self.scratch.replace(Scratch { memory, _charges }) {
+                self.keep(old)?;
+            }
+        }
+        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
+    }
+
+    /// Makes the stream wait for a point of another kind of queue: for a word that changes when the point is reached.
+    fn wait_for_host(&mut self, point: &Point) -> Result<(), DeviceError> {
+        let (index, value) = ((1 + self.gates % GATES) as usize, (self.gates / GATES + 1) as u32);
+        let free = self.marks.verdict.read_word(index) + 1 == value;
+        if !free || !self.core.gpu.waits_for_memory {
+            return point.wait(Some(Instant::now() + PATIENCE));
+        }
+        self.gates += 1;
+        let (marks, timeline) = (Arc::clone(&self.marks), Arc::clone(&self.timeline));
+        self.stream()?.wait_for_word(&self.core, &self.marks.verdict, index, value)?;
+        point.when(move |outcome| {
+            if let Err(e) = outcome {
+                timeline.fail(e);
+            }
+            if let Some(word) = marks.verdict.word(index) {
+                word.fetch_max(value, Ordering::Release);
+            }
+        });
+        Ok(())
+    }
+
+    fn wait_on(&mut self, point: &Point) -> Result<(), DeviceError> {
+        if point.poll()? {
+            return Ok(());
+        }
+        match point.progress::<Marks>() {
+            // In order with itself.
+            Some(marks) if std::ptr::eq(marks, &*self.marks) => Ok(()),
+            Some(marks) => {
+                let (core, stream) = (&self.core, self.stream()?);
+                marks.event_of(point.seq(), |event| stream.wait(core, event))
+            }
+            None => self.wait_for_host(point),
+        }
+    }
+
+    fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
+        let (from, to) = ((memory(src)?, src.offset()), (self.own(dst)?, dst.offset()));
+        let bytes = src.bytes();
+        if from.0.core().gpu.ordinal != self.core.gpu.ordinal {
+            return self.copy_over(from, to, bytes);
+        }
+        let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
+        if !overlap {
+            return copy::within(self.stream()?, from, to, bytes);
+        }
+        if from.1 == to.1 {
+            return Ok(());
+        }
+        let (charge, between) = (self.account.charge(bytes)?, Memory::scratch(&self.core, bytes)?);
+        copy::within(self.stream()?, from, (&between, 0), bytes)?;
+        copy::within(self.stream()?, (&between, 0), to, bytes)?;
+        self.keep((between, charge))
+    }
+
+    /// Copies from another device.
+    fn copy_over(&mut self, from: (&Memory, u64), to: (&Memory, u64), bytes: u64) -> Result<(), DeviceError> {
+        let source = from.0.core();
+        let stream = self.stream.as_ref().ok_or(DeviceError::Lost)?;
+        let way = match self.ways.entry(source.gpu.ordinal) {
+            std::collections::hash_map::Entry::Occupied(way) => way.into_mut(),
+            std::collections::hash_map::Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
+                Way::Direct
+            } else {
+                Way::Staged(Bounce::new(&self.core, source)?)
+            }),
+        };
+        match way {
+            Way::Direct => copy::direct(stream, from, to, bytes),
+            Way::Staged(bounce) => bounce.copy(stream, from, to, bytes),
+        }
+    }
+}
+
+impl Queue for CudaQueue {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        self.own(&dst)?;
+        if let Source::Borrowed(bytes) = &src
+            && bytes.len() as u64 != dst.bytes()
+        {
+            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+        }
+        self.submit(|queue| {
+            let mut staging = match queue.staging.take() {
+                Some(staging) => staging,
+                None => Staging::new(&queue.core)?,
+            };
+            let done = pieces(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
+            queue.staging = Some(staging);
+            queue.keep(dst)?;
+            done
+        })
+    }
+
+    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+        self.own(&src)?;
+        self.submit(|queue| {
+            let bytes =
+                usize::try_from(src.bytes()).map_err(|_| DeviceError::Misuse("a download beyond the address space"))?;
+            if bytes == 0 {
+                return Ok(Ticket::ready(Vec::new()));
+            }
+            let landing = Arc::new(Landing::start(queue.stream()?, memory(&src)?, src.offset(), bytes)?);
+            queue.keep((src, Arc::clone(&landing)))?;
+            let seq = queue.record()?;
+            let point = Point::new(&queue.timeline, seq);
+            Ok(Ticket::fetched(move |deadline| {
+                point.wait(deadline).map_err(|e| match e {
+                    DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
+                    e => e,
+                })?;
+                landing.bytes(bytes)
+            }))
+        })
+    }
+
+    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
+        self.own(&dst)?;
+        self.submit(|queue| {
+            memory(&dst)?.fill(queue.stream()?, dst.offset(), dst.bytes(), value)?;
+            queue.keep(dst)
+        })
+    }
+
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+        self.own(&dst)?;
+        if src.bytes() != dst.bytes() {
+            return Err(DeviceError::Misuse("a copy's regions differ in size"));
+        }
+        if memory(&src).is_err() {
+            return Ok(false);
+        }
+        self.submit(|queue| {
+            if let Some(point) = after {
+                queue.wait_on(point)?;
+            }
+            if src.bytes() > 0 {
+                queue.copy(&src, &dst)?;
+            }
+            queue.keep((src, dst))?;
+            Ok(true)
+        })
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        let code = program.code::<Code>().ok_or(DeviceError::Misuse("a program of another kind of device"))?;
+        let slots = program.graph().slots();
+        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
+        if !fits {
+            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
+        }
+        self.submit(|queue| {
+            let scratch = queue.ensure_scratch(code.scratch())?;
+            let run = Run { core: &queue.core, stream: queue.stream()?, marks: &queue.marks, scratch };
+            code.run(&run, bindings)?;
+            queue.keep((program.clone(), Arc::clone(bindings)))
+        })
+    }
+
+    fn mark(&mut self) -> Point {
+        // A failed queue makes no new moments, and one without new work needs none.
+        if self.unbroken().is_ok() && self.dirty {
+            let _ = self.submit(|queue| queue.record());
+            self.dirty = false;
+        }
+        let seq = if self.timeline.failure().is_some() { self.marked + 1 } else { self.marked };
+        Point::new(&self.timeline, seq)
+    }
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+        self.submit(|queue| queue.wait_on(point).inspect_err(|e| queue.timeline.fail(e.clone())))
+    }
+}
+
+/// Uploads a region piece by piece.
+fn pieces(
+    stream: &Stream,
+    staging: &mut Staging,
+    memory: &Memory,
+    dst: &Region,
+    mut src: Source<'_>,
+) -> Result<(), DeviceError> {
+    let mut at = 0;
+    while at < dst.bytes() {
+        let n = (dst.bytes() - at).min(SEGMENT as u64);
+        staging.upload(stream, memory, dst.offset() + at, n as usize, |piece| match &mut src {
+            Source::Borrowed(bytes) => {
+                let (next, rest) = bytes.split_at(piece.len());
+                piece.copy_from_slice(next);
+                *bytes = rest;
+                Ok(())
+            }
+            Source::Writer(fill) => fill(piece).map_err(|e| DeviceError::Source(e.to_string())),
+        })?;
+        at += n;
+    }
+    Ok(())
+}
+
+impl Drop for CudaQueue {
+    /// Leaves what the device has yet to do with all it needs to the device, which frees it afterwards.
+    fn drop(&mut self) {
+        let ended = self.core.bind().and_then(|()| self.core.event());
+        self.timeline.fail(DeviceError::Lost);
+        // Nobody may come any more for whom it waits.
+        for gate in 1..=GATES as usize {
+            if let Some(word) = self.marks.verdict.word(gate) {
+                word.store(u32::MAX, Ordering::Release);
+            }
+        }
+        let rest = (self.stream.take(), self.staging.take(), self.scratch.take(), std::mem::take(&mut self.ways));
+        if let (Ok(end), Some(stream)) = (ended, &rest.0)
+            && end.record(&self.core, stream).is_ok()
+        {
+            self.core.bury(end, Box::new((rest, Arc::clone(&self.marks))));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Neighbouring nodes that run as one: fewer launches or barriers, and rows that are not written between them only to be
+//! read again.
+//!
+//! One table of patterns for all devices. A row of it names the ops of consecutive nodes, and a function that looks closer:
+//! it returns what the fused kernel computes with its operands, or `None` where the nodes must run one by one. The device
+//! then gives a kernel for it, or declines. A fused step reads and writes what its nodes do, row by row, except for results
+//! that it passes on: nobody else reads those (see [`Candidate::passes_on`]), and their memory keeps what was there.
+
+use super::{Graph, Node, Overlap, TensorId, overlap};
+use crate::ops::norm::Norm;
+use crate::ops::rope::Rope;
+use crate::ops::{NodeView, Op, OpCode, Sources};
+use crate::tensor::DType::F32;
+use crate::tensor::TensorDesc;
+
+/// One kernel with its operands: a node or several.
+pub(crate) struct Step<K> {
+    /// The (first) node's op, for messages.
+    pub(crate) code: OpCode,
+    pub(crate) kernel: K,
+    pub(crate) dst: TensorId,
+    /// As the kernel counts them. A second result is among them.
+    pub(crate) srcs: Vec<Option<TensorId>>,
+}
+
+/// What a fused kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fused {
+    /// A norm with its neighbours. Sources: x, or the summands a and b; with `add` source 2 is the sum, which is written;
+    /// with `mul` source 3 is the weights.
+    Norm {
+        op: Norm,
+        /// `x = a + b`, written to source 2, is what is normed.
+        add: bool,
+        /// The norm times weights, row by row.
+        mul: bool,
+    },
+    /// ROPE whose result becomes rows of a cache, all heads of a token one row of `row` elements. Sources: x, positions,
+    /// factors or nothing, row numbers.
+    RopeSetRows { op: Rope, row: usize },
+}
+
+/// Nodes that run as one.
+pub(crate) struct Found {
+    fused: Fused,
+    dst: TensorId,
+    srcs: Vec<Option<TensorId>>,
+}
+
+/// A row of the table.
+pub(crate) struct Pattern {
+    ops: &'static [OpCode],
+    find: fn(&Candidate<'_>) -> Option<Found>,
+}
+
+/// All patterns; of those that begin with the same op, the longest first.
+pub(crate) const TABLE: &[Pattern] = &[
+    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: add_norm_mul },
+    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: add_norm },
+    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm_mul },
+    Pattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
+];
+
+/// Gives the steps of a graph to `take`, in order, with nodes fused by the patterns of `table` where `fuse` has a kernel for
+/// them (it sees the main op with the fused operands), and kernels of `select` for the others.
+///
+/// # Errors
+/// When the device has no kernel for a node; those of `take`.
+pub(crate) fn steps<K, U, E: From<U>>(
+    graph: &Graph,
+    table: &[Pattern],
+    select: impl Fn(&NodeView<'_>) -> Result<K, U>,
+    fuse: impl Fn(&Fused, &NodeView<'_>) -> Option<K>,
+    mut take: impl FnMut(Step<K>) -> Result<(), E>,
+) -> Result<(), E> {
+    let readers = readers(graph);
+    let mut rest = graph.nodes();
+    while let Some(node) = rest.first() {
+        // A graph's nodes name its own tensors: `validate` has seen to it.
+        let Some(view) = graph.view(node) else { return Ok(()) };
+        let kernel = select(&view)?;
+        let fused = table.iter().find_map(|pattern| {
+            let nodes = rest.get(..pattern.ops.len())?;
+            let fits = nodes.iter().zip(pattern.ops).all(|(node, &op)| node.op.code() == op);
+            let candidate = Candidate { graph, nodes, readers: &readers };
+            // A node that could not run by itself is not run in company either: the answers to "do you support this" hold.
+            let all = || nodes.iter().all(|n| graph.view(n).is_some_and(|n| select(&n).is_ok()));
+            let found = (fits && all()).then(|| (pattern.find)(&candidate)).flatten()?;
+            let kernel = found.kernel(graph, &fuse)?;
+            Some((nodes.len(), Step { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
+        });
+        let (taken, step) = fused.unwrap_or_else(|| {
+            let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+            (1, Step { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
+        });
+        take(step)?;
+        rest = &rest[taken..];
+    }
+    Ok(())
+}
+
+impl Found {
+    fn kernel<K>(&self, graph: &Graph, fuse: impl Fn(&Fused, &NodeView<'_>) -> Option<K>) -> Option<K> {
+        let desc = |id: TensorId| graph.tensor(id).map(|t| &t.desc);
+        let op = match self.fused {
+            Fused::Norm { op, .. } => Op::Norm(op),
+            Fused::RopeSetRows { op, .. } => Op::Rope(op),
+        };
+        let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
+        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs) };
+        fuse(&self.fused, &view)
+    }
+}
+
+/// How many sources of nodes each tensor is, itself or through a view that names it.
+fn readers(graph: &Graph) -> Vec<u32> {
+    let mut readers = vec![0u32; graph.tensors().len()];
+    for id in graph.nodes().iter().flat_map(|node| node.srcs).flatten() {
+        for id in [Some(id), graph.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
+            if let Some(count) = readers.get_mut(id.0 as usize) {
+                *count = count.saturating_add(1);
+            }
+        }
+    }
+    readers
+}
+
+/// Consecutive nodes with the ops of a pattern.
+struct Candidate<'a> {
+    graph: &'a Graph,
+    nodes: &'a [Node],
+    readers: &'a [u32],
+}
+
+impl<'a> Candidate<'a> {
+    fn desc(&self, id: TensorId) -> Option<&'a TensorDesc> {
+        self.graph.tensor(id).map(|t| &t.desc)
+    }
+
+    /// Source `i` of node `k`.
+    fn src(&self, k: usize, i: usize) -> Option<TensorId> {
+        self.nodes.get(k)?.srcs[i]
+    }
+
+    /// Whether the result of node `k` is for the next node alone, which reads it as `reader`: no output, no other reader
+    /// in the whole graph of whoever made it, none in this one, and `reader` is it or a view of just its bytes.
+    fn passes_on(&self, k: usize, reader: TensorId) -> bool {
+        let id = self.nodes[k].dst;
+        let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
+        let only = |id: TensorId, uses: Option<u32>| uses == Some(1) && self.readers.get(id.0 as usize) == Some(&1);
+        let viewed = || {
+            let packed = result.desc.is_contiguous() && read.desc.is_contiguous();
+            let same = result.place == read.place && result.desc.dtype() == read.desc.dtype();
+            let all = result.desc.elements() == read.desc.elements();
+            read.view_of == Some(id) && only(reader, read.uses) && packed && same && all
+        };
+        only(id, result.uses) && (reader == id || viewed())
+    }
+
+    /// Whether two tensors share no byte.
+    fn apart(&self, a: TensorId, b: TensorId) -> bool {
+        self.overlap(a, b) == Some(Overlap::Disjoint)
+    }
+
+    /// Whether two tensors share no byte, or each row of the one lies on the same row of the other: a kernel may write the
+    /// row when it has read it.
+    fn row_by_row(&self, a: TensorId, b: TensorId) -> bool {
+        matches!(self.overlap(a, b), Some(Overlap::Disjoint | Overlap::Exact))
+    }
+
+    fn overlap(&self, a: TensorId, b: TensorId) -> Option<Overlap> {
+        Some(overlap(self.graph.tensor(a)?, self.graph.tensor(b)?))
+    }
+
+    fn is_f32_rows(&self, id: TensorId) -> bool {
+        self.desc(id).is_some_and(|t| t.dtype() == F32 && t.rows_dense())
+    }
+}
+
+/// RMS_NORM, MUL by weights: the norm is passed on.
+fn norm_mul(c: &Candidate<'_>) -> Option<Found> {
+    let x = c.src(0, 0)?;
+    let (dst, w) = scaled(c, 0)?;
+    let srcs = vec![Some(x), None, None, Some(w)];
+    normed(c, 0, (false, true), dst, srcs)
+}
+
+/// ADD, RMS_NORM: both results are written.
+fn add_norm(c: &Candidate<'_>) -> Option<Found> {
+    let (a, b, sum) = summed(c)?;
+    let dst = c.nodes[1].dst;
+    let fits = [a, b, sum].iter().all(|&src| c.row_by_row(dst, src)) && c.is_f32_rows(dst);
+    fits.then(|| normed(c, 1, (true, false), dst, vec![Some(a), Some(b), Some(sum)])).flatten()
+}
+
+/// ADD, RMS_NORM, MUL by weights: the sum is written (it is the residual), the norm is passed on.
+fn add_norm_mul(c: &Candidate<'_>) -> Option<Found> {
+    let (a, b, sum) = summed(c)?;
+    let (dst, w) = scaled(c, 1)?;
+    let fits = [a, b, sum].iter().all(|&src| c.row_by_row(dst, src)) && c.apart(sum, w);
+    fits.then(|| normed(c, 1, (true, true), dst, vec![Some(a), Some(b), Some(sum), Some(w)])).flatten()
+}
+
+/// Summands and result of an ADD without broadcast at node 0 whose result node 1 norms.
+fn summed(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
+    let (a, b, sum) = (c.src(0, 0)?, c.src(0, 1)?, c.nodes[0].dst);
+    let same = c.desc(a)?.ne() == c.desc(b)?.ne() && c.src(1, 0) == Some(sum);
+    (same && [a, b, sum].iter().all(|&id| c.is_f32_rows(id))).then_some((a, b, sum))
+}
+
+/// Destination and weights of the MUL after the norm at node `k`.
+fn scaled(c: &Candidate<'_>, k: usize) -> Option<(TensorId, TensorId)> {
+    let (x, y, w, dst) = (c.src(k, 0)?, c.src(k + 1, 0)?, c.src(k + 1, 1)?, c.nodes[k + 1].dst);
+    let whole = c.desc(w)?.ne()[0] == c.desc(x)?.ne()[0];
+    let fits = whole && c.is_f32_rows(w) && c.is_f32_rows(dst) && c.row_by_row(dst, x) && c.apart(dst, w);
+    (fits && c.passes_on(k, y)).then_some((dst, w))
+}
+
+/// What was found around the norm at node `k`.
+fn normed(
+    c: &Candidate<'_>,
+    k: usize,
+    (add, mul): (bool, bool),
+    dst: TensorId,
+    srcs: Vec<Option<TensorId>>,
+) -> Option<Found> {
+    let Op::Norm(op) = c.nodes[k].op else { return None };
+    Some(Found { fused: Fused::Norm { op, add, mul }, dst, srcs })
+}
+
+/// ROPE of new keys, SET_ROWS of all heads of a token as one row of the cache: the turned keys are passed on.
+fn rope_set_rows(c: &Candidate<'_>) -> Option<Found> {
+    let Op::Rope(op) = c.nodes[0].op else { return None };
+    let (x, positions, factors) = (c.src(0, 0)?, c.src(0, 1)?, c.src(0, 2));
+    let (rows, ids, cache) = (c.src(1, 0)?, c.src(1, 1)?, c.nodes[1].dst);
+    let [d, heads, tokens, batches] = c.desc(x)?.ne();
+    let row = d.checked_mul(heads)?;
+    let shapes = batches == 1 && c.desc(rows)?.ne() == [row, tokens, 1, 1] && c.desc(ids)?.ne() == [tokens, 1, 1, 1];
+    let apart = [Some(x), Some(positions), factors].into_iter().flatten().all(|src| c.apart(cache, src));
+    let fits = shapes && apart && c.passes_on(0, rows);
+    let srcs = vec![Some(x), Some(positions), factors, Some(ids)];
+    fits.then_some(Found { fused: Fused::RopeSetRows { op, row }, dst: cache, srcs })
+}

@@ -1,0 +1,126 @@
+//! Every variant of every kernel over shapes, against the CPU's exact path, on a GPU of each target that there is PTX for.
+//! An entry of kernels/ptx that no case launches fails the sweep.
+
+mod binary;
+mod concat;
+mod copy;
+mod flash_attn;
+mod glu;
+mod mul_mat;
+mod norm;
+mod reduce;
+mod rope;
+mod rows;
+mod softmax;
+mod sort;
+mod unary;
+
+use crate::common::{Built, Subject, nmse};
+use fanout::cpu::{CpuDevice, Path};
+use fanout::cuda::{self, CudaDevice};
+use fanout::graph::TensorId;
+use std::collections::BTreeSet;
+use std::fs;
+
+type Family = (&'static str, fn(&Sweep));
+
+/// The cases of each family.
+const FAMILIES: &[Family] = &[
+    ("binary", binary::run),
+    ("concat", concat::run),
+    ("copy", copy::run),
+    ("flash_attn", flash_attn::run),
+    ("glu", glu::run),
+    ("mul_mat", mul_mat::run),
+    ("norm", norm::run),
+    ("reduce", reduce::run),
+    ("rope", rope::run),
+    ("rows", rows::run),
+    ("softmax", softmax::run),
+    ("sort", sort::run),
+    ("unary", unary::run),
+];
+
+/// The devices of a sweep.
+pub struct Sweep {
+    cpu: Subject,
+    gpu: Subject,
+}
+
+impl Sweep {
+    /// Runs a graph on both devices: the results `dsts` must agree within an NMSE, and nothing else may be written.
+    #[track_caller]
+    pub fn check(&self, case: &Built, dsts: &[TensorId], bound: f64, what: &str) {
+        let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
+        for &dst in dsts {
+            let error = nmse(&got.values(dst), &want.values(dst));
+            assert!(error <= bound, "{what}: NMSE {error:e} to the CPU, at most {bound:e} is allowed");
+        }
+    }
+
+    /// As [`Sweep::check`], for results that must agree bit for bit.
+    #[track_caller]
+    pub fn same(&self, case: &Built, dsts: &[TensorId], what: &str) {
+        let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
+        for &dst in dsts {
+            assert!(got.bytes(dst) == want.bytes(dst), "{what}: other bytes than the CPU's");
+        }
+    }
+}
+
+/// Entries of the PTX files for a target.
+fn entries(target: u32) -> BTreeSet<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx");
+    let mut found = BTreeSet::new();
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        if path.to_string_lossy().ends_with(&format!(".sm_{target}.ptx")) {
+            let text = fs::read_to_string(path).unwrap();
+            let names = text.split(".visible .entry ").skip(1).filter_map(|entry| entry.split('(').next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+    found
+}
+
+fn sweep(target: u32) {
+    let wanted = entries(target);
+    if wanted.is_empty() {
+        return;
+    }
+    let settings = format!("CUDAEMU_CAPABILITY={}.{}\nCUDAEMU_COUNTS=on", target / 10, target % 10);
+    let emulator = cudaemu::test::start(&settings).unwrap();
+    {
+        let gpus = cuda::detect().unwrap();
+        let gpu = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).unwrap();
+        let cpu = CpuDevice::new("CPU", 1, Path::Exact, 4 << 30).unwrap();
+        let sweep = Sweep {
+            cpu: Subject { name: "CPU", device: cpu, fast: false },
+            gpu: Subject { name: "GPU", device: gpu, fast: true },
+        };
+        // One family alone, for whoever works on it; then not all entries can have run.
+        let only = std::env::var("FANOUT_TEST_FAMILY").ok();
+        for (_, run) in FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+            run(&sweep);
+        }
+        let counts = emulator.counts_json();
+        let missing: Vec<_> = wanted.iter().filter(|name| !counts.contains(&format!("\"{name}\""))).collect();
+        assert!(only.is_some() || missing.is_empty(), "no case launches {missing:?} for capability {target}");
+    }
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
+#[test]
+fn every_variant_on_capability_7_5() {
+    sweep(75);
+}
+
+#[test]
+fn every_variant_on_capability_8_0() {
+    sweep(80);
+}
+
+#[test]
+fn every_variant_on_capability_9_0() {
+    sweep(90);
+}
