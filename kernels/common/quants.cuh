@@ -40,12 +40,13 @@ struct Affine {
 // Two halves at a multiple of ALIGN bytes.
 template <int ALIGN>
 __device__ __forceinline__ void load_halves(const unsigned char* from, float& first, float& second) {
+    unsigned short halves[2];
     if constexpr (ALIGN >= 4) {
-        unsigned word = *(const unsigned*)from;
-        first = float_of_half(word), second = float_of_half(word >> 16);
+        halves_of_word(*(const unsigned*)from, halves[0], halves[1]);
     } else {
-        first = float_of_half(((const unsigned short*)from)[0]), second = float_of_half(((const unsigned short*)from)[1]);
+        halves[0] = ((const unsigned short*)from)[0], halves[1] = ((const unsigned short*)from)[1];
     }
+    first = float_of_half(halves[0]), second = float_of_half(halves[1]);
 }
 
 __device__ __forceinline__ float load_half(const unsigned char* from) { return float_of_half(*(const unsigned short*)from); }

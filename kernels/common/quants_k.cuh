@@ -11,7 +11,9 @@ __device__ __forceinline__ Affine load_scale_min(const unsigned char* block, int
     if constexpr (ALIGN >= 16) {
         unsigned head[4];
         load_words<16>(block, head);
-        d = float_of_half(head[0]), dmin = float_of_half(head[0] >> 16);
+        unsigned short halves[2];
+        halves_of_word(head[0], halves[0], halves[1]);
+        d = float_of_half(halves[0]), dmin = float_of_half(halves[1]);
         a = head[1] >> (8 * s) & 255, b = head[2] >> (8 * s) & 255, c = head[3] >> (8 * s) & 255;
     } else {
         load_halves<ALIGN>(block, d, dmin);

@@ -9,7 +9,7 @@
 // may lie at any multiple of its element, a row of blocks at any even address, and one of MXFP4 anywhere. No byte
 // outside of the elements (or of their block) is read.
 //
-// Halves are handled as bits, without cuda_fp16.h and cuda_bf16.h: these would triple the time of a compilation.
+// Halves are handled as bits, so that this needs no header of CUDA, and that NaN is the same on every target.
 #pragma once
 
 // ---- bits
@@ -43,6 +43,11 @@ __device__ __forceinline__ unsigned word_of_halves(unsigned short low, unsigned 
     unsigned word;
     asm("mov.b32 %0, {%1, %2};" : "=r"(word) : "h"(low), "h"(high));
     return word;
+}
+
+// The inverse of word_of_halves.
+__device__ __forceinline__ void halves_of_word(unsigned word, unsigned short& low, unsigned short& high) {
+    asm("mov.b32 {%0, %1}, %2;" : "=h"(low), "=h"(high) : "r"(word));
 }
 
 // ---- memory
@@ -141,7 +146,11 @@ struct F16 {
             unsigned words[4];
             load_words<16>(row + 2 * k, words);
 #pragma unroll
-            for (int i = 0; i < 8; i++) out[i] = float_of_half(words[i / 2] >> (16 * (i % 2)));
+            for (int i = 0; i < 4; i++) {
+                unsigned short low, high;
+                halves_of_word(words[i], low, high);
+                out[2 * i] = float_of_half(low), out[2 * i + 1] = float_of_half(high);
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) out[i] = load1(row, k + i);

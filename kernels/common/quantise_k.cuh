@@ -1,0 +1,375 @@
+// Quantisers of the blocks of 256: least-squares fits of codes and two-level scales, as src/tensor/quant/fit.rs has them.
+// Included by quantise.cuh. Each sub-block is fitted alone first: from several starting scales, codes and scale are improved
+// in turn. Then the scales are rounded to multiples of a common one, which is refitted once to the codes that result.
+//
+// Nothing but the fits of the sub-blocks alone is kept between the steps: codes are found again from their scale.
+#pragma once
+
+// Starting scales of a sub-block: code ranges from one step short of the full range to one step beyond, in quarters.
+constexpr int STARTS = 9;
+
+__device__ __forceinline__ float start_range(int start, float top) { return __fadd_rn(top, (start - 4) * 0.25f); }
+
+// Nearest whole number of `low` to `high`; halves go up.
+__device__ __forceinline__ int nearest(float x, int low, int high) {
+    return max(low, min(high, __float2int_rd(__fadd_rn(x, 0.5f))));
+}
+
+// Codes of a sub-block as bytes of words.
+template <int LEN>
+__device__ __forceinline__ void pack_bytes(const int (&codes)[LEN], unsigned (&words)[LEN / 4]) {
+#pragma unroll
+    for (int w = 0; w < LEN / 4; w++) {
+        words[w] = codes[4 * w] | codes[4 * w + 1] << 8 | codes[4 * w + 2] << 16 | codes[4 * w + 3] << 24;
+    }
+}
+
+// Values of sub-block s.
+template <int LEN, class Get>
+__device__ __forceinline__ void load_sub_block(const Get& x, int s, float (&values)[LEN]) {
+#pragma unroll
+    for (int l = 0; l < LEN; l++) values[l] = x(s * LEN + l);
+}
+
+// ---- d * scale * q - dmin * min, with nothing negative
+
+// The nearest codes, and the sum of squared errors they leave.
+template <int TOP, int LEN>
+__device__ __forceinline__ float affine_codes(const float (&values)[LEN], float scale, float min, int (&codes)[LEN]) {
+    float by = inverse(scale), error = 0.0f;
+#pragma unroll
+    for (int l = 0; l < LEN; l++) {
+        float q = mul_add(__fadd_rn(values[l], min), by, 0.5f);
+        codes[l] = __float2int_rz(fminf(fmaxf(q, 0.0f), (float)TOP));
+        float rest = __fsub_rn(__fsub_rn(__fmul_rn(scale, (float)codes[l]), min), values[l]);
+        error = mul_add(rest, rest, error);
+    }
+    return error;
+}
+
+// Sums of the normal equations of x = scale * a - min * b, with whole numbers a and b.
+struct Sums {
+    int aa = 0, ab = 0, bb = 0;
+    double xa = 0.0, xb = 0.0;
+
+    // The products are exact, so that fused sums are those of the CPU.
+    __device__ __forceinline__ void add(float x, int a, int b) {
+        aa += a * a, ab += a * b, bb += b * b;
+        xa = __fma_rn((double)x, (double)a, xa), xb = __fma_rn((double)x, (double)b, xb);
+    }
+
+    // Scale and minimum of least squared error, neither negative.
+    __device__ __forceinline__ void solve(float& scale, float& min) const {
+        double a = aa, m = ab, b = bb;
+        double determinant = __dsub_rn(__dmul_rn(a, b), __dmul_rn(m, m));
+        if (determinant >= 1.0) {
+            double s = __ddiv_rn(__dsub_rn(__dmul_rn(xa, b), __dmul_rn(xb, m)), determinant);
+            double t = __ddiv_rn(__dsub_rn(__dmul_rn(xa, m), __dmul_rn(xb, a)), determinant);
+            if (s >= 0.0 && t >= 0.0) {
+                scale = __double2float_rn(s), min = __double2float_rn(t);
+                return;
+            }
+        }
+        // On the border one of the two is 0; the other has a solution of its own.
+        double s = aa > 0 ? fmax(__ddiv_rn(xa, a), 0.0) : 0.0, t = bb > 0 ? fmax(__ddiv_rn(-xb, b), 0.0) : 0.0;
+        bool scaled = __dmul_rn(s, xa) >= __dmul_rn(-t, xb);
+        scale = scaled ? __double2float_rn(s) : 0.0f, min = scaled ? 0.0f : __double2float_rn(t);
+    }
+};
+
+// Scale and minimum of one sub-block.
+template <int TOP, int LEN>
+__device__ __forceinline__ void fit_affine_alone(const float (&values)[LEN], float& best_scale, float& best_min) {
+    float low = 0.0f, high = -3.40282347e38f, least = __int_as_float(0x7f800000);
+#pragma unroll
+    for (int l = 0; l < LEN; l++) low = fminf(values[l], low), high = fmaxf(values[l], high);
+    best_scale = 0.0f, best_min = -low;
+    if (high <= low) return;
+#pragma unroll 1
+    for (int start = 0; start < STARTS; start++) {
+        float scale = __fdiv_rn(__fsub_rn(high, low), start_range(start, TOP)), min = -low;
+#pragma unroll 1
+        for (int pass = 0; pass < 3; pass++) {
+            int codes[LEN];
+            float error = affine_codes<TOP>(values, scale, min, codes);
+            // The start itself is no candidate: it fits the extremes, not the sum.
+            if (pass > 0 && error < least) least = error, best_scale = scale, best_min = min;
+            Sums sums;
+#pragma unroll
+            for (int l = 0; l < LEN; l++) sums.add(values[l], codes[l], 1);
+            sums.solve(scale, min);
+        }
+    }
+}
+
+// The fit of a block. After `fit`, `choose` gives the final numbers of each sub-block.
+template <int LEN, int TOP, int SCALE_TOP>
+struct AffineFit {
+    static constexpr int SUBS = 256 / LEN;
+    float scales[SUBS], mins[SUBS]; // of the sub-blocks alone
+    unsigned short d, dmin;
+
+    template <class Get>
+    __device__ __forceinline__ void fit(const Get& x) {
+        float most_scale = 0.0f, most_min = 0.0f, values[LEN];
+#pragma unroll 1
+        for (int s = 0; s < SUBS; s++) {
+            float scale, min;
+            load_sub_block(x, s, values);
+            fit_affine_alone<TOP>(values, scale, min);
+            most_scale = fmaxf(scale, most_scale), most_min = fmaxf(min, most_min);
+            scales[s] = scale, mins[s] = min;
+        }
+        d = half_of_float(__fdiv_rn(most_scale, (float)SCALE_TOP)), dmin = half_of_float(__fdiv_rn(most_min, (float)SCALE_TOP));
+        Sums sums;
+#pragma unroll 1
+        for (int s = 0; s < SUBS; s++) {
+            int codes[LEN], scale, min;
+            load_sub_block(x, s, values);
+            choose(values, s, scale, min, codes);
+#pragma unroll
+            for (int l = 0; l < LEN; l++) sums.add(values[l], scale * codes[l], min);
+        }
+        float common, common_min;
+        sums.solve(common, common_min);
+        d = half_of_float(common), dmin = half_of_float(common_min);
+    }
+
+    // Scale, minimum and codes of sub-block s: among the neighbours of its own fit, those with least error.
+    __device__ __forceinline__ void choose(const float (&values)[LEN], int s, int& scale, int& min, int (&codes)[LEN]) const {
+        float unit = float_of_half(d), unit_min = float_of_half(dmin), least = __int_as_float(0x7f800000);
+        int centre = nearest(__fmul_rn(scales[s], inverse(unit)), 0, SCALE_TOP);
+        int centre_min = nearest(__fmul_rn(mins[s], inverse(unit_min)), 0, SCALE_TOP);
+        scale = min = 0;
+#pragma unroll 1
+        for (int i = 0; i < 9; i++) {
+            int a = centre + i / 3 - 1, b = centre_min + i % 3 - 1;
+            if (a < 0 || a > SCALE_TOP || b < 0 || b > SCALE_TOP) continue;
+            float error = affine_codes<TOP>(values, __fmul_rn(unit, (float)a), __fmul_rn(unit_min, (float)b), codes);
+            if (error < least) least = error, scale = a, min = b;
+        }
+        affine_codes<TOP>(values, __fmul_rn(unit, (float)scale), __fmul_rn(unit_min, (float)min), codes);
+    }
+};
+
+template <class Get>
+__device__ __forceinline__ void pack(Q2_K, const Get& x, unsigned char* block) {
+    AffineFit<16, 3, 15> fit;
+    fit.fit(x);
+    // Sixteen bytes hold the codes of four sub-blocks, two apart.
+#pragma unroll 1
+    for (int group = 0; group < 4; group++) {
+        unsigned pairs[4] = {};
+#pragma unroll 1
+        for (int c = 0; c < 4; c++) {
+            int s = group / 2 * 8 + c * 2 + group % 2, scale, min, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            fit.choose(values, s, scale, min, codes);
+            block[s] = scale | min << 4;
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) pairs[w] |= words[w] << (2 * c);
+        }
+        store_words<2>(block + 16 + 16 * group, pairs);
+    }
+    store_half(block + 80, fit.d), store_half(block + 82, fit.dmin);
+}
+
+// Q4_K, and Q5_K with FIFTH: the same but for the fifth bits before the nibbles.
+template <bool FIFTH, class Get>
+__device__ __forceinline__ void pack_rows(const Get& x, unsigned char* block) {
+    AffineFit<32, FIFTH ? 31 : 15, 63> fit;
+    fit.fit(x);
+    unsigned low[8] = {}, fifth[8] = {};
+    unsigned long long scales = 0, mins = 0;
+#pragma unroll 1
+    for (int s = 0; s < 8; s++) {
+        int scale, min, codes[32];
+        float values[32];
+        load_sub_block(x, s, values);
+        fit.choose(values, s, scale, min, codes);
+        scales |= (unsigned long long)scale << (8 * s), mins |= (unsigned long long)min << (8 * s);
+        unsigned words[8];
+        pack_bytes(codes, words);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            fifth[w] |= (words[w] >> 4 & 0x01010101) << s;
+            // Low nibbles are of even rows: they wait for those of the next row.
+            words[w] &= 0x0f0f0f0f;
+            low[w] = s % 2 == 0 ? words[w] : low[w] | words[w] << 4;
+        }
+        if (s % 2 == 1) store_words<2>(block + (FIFTH ? 48 : 16) + 16 * (s - 1), low);
+    }
+    if constexpr (FIFTH) store_words<2>(block + 16, fifth);
+    store_half(block, fit.d), store_half(block + 2, fit.dmin);
+    // Six bits each: sub-blocks 4 to 7 lie in nibbles and in the bits that 0 to 3 leave.
+    unsigned upper = scales >> 32, upper_min = mins >> 32;
+    unsigned packed[3] = {(unsigned)scales | (upper & 0x30303030) << 2, (unsigned)mins | (upper_min & 0x30303030) << 2,
+                          (upper & 0x0f0f0f0f) | (upper_min & 0x0f0f0f0f) << 4};
+    store_words<2>(block + 4, packed);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q4_K, const Get& x, unsigned char* block) {
+    pack_rows<false>(x, block);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q5_K, const Get& x, unsigned char* block) {
+    pack_rows<true>(x, block);
+}
+
+// ---- d * scale * (q - ZERO), with signed scales
+
+template <int ZERO>
+__device__ __forceinline__ int symmetric_code(float x, float by) {
+    float q = __fadd_rn(mul_add(x, by, (float)ZERO), 0.5f);
+    return __float2int_rz(fminf(fmaxf(q, 0.0f), 2.0f * ZERO - 1));
+}
+
+// The scale of one sub-block, of either sign: there is one more code below zero than above.
+template <int ZERO>
+__device__ __forceinline__ float fit_symmetric_alone(const float (&values)[16]) {
+    float peak = 0.0f, best = 0.0f, most = 0.0f;
+#pragma unroll
+    for (int l = 0; l < 16; l++) peak = fmaxf(fabsf(values[l]), peak);
+#pragma unroll 1
+    for (int start = 0; start < 2 * STARTS; start++) {
+        float by = __fmul_rn(start_range(start / 2, ZERO), inverse(peak));
+        if (start % 2 == 1) by = -by;
+#pragma unroll 1
+        for (int pass = 0; pass < 2; pass++) {
+            float product = 0.0f, square = 0.0f;
+#pragma unroll
+            for (int l = 0; l < 16; l++) {
+                float a = symmetric_code<ZERO>(values[l], by) - ZERO;
+                product = mul_add(values[l], a, product), square = mul_add(a, a, square);
+            }
+            // With the scale product / square, this is what the fit takes off the sum of squares.
+            float gain = __fmul_rn(__fmul_rn(product, product), inverse(square));
+            if (gain > most) most = gain, best = __fdiv_rn(product, square);
+            by = inverse(__fmul_rn(product, inverse(square)));
+        }
+    }
+    return best;
+}
+
+// The fit of a block. After `fit`, `choose` gives the final numbers of each sub-block.
+template <int ZERO, int SCALE_ZERO>
+struct SymmetricFit {
+    float scales[16]; // of the sub-blocks alone
+    unsigned short d;
+
+    template <class Get>
+    __device__ __forceinline__ void fit(const Get& x) {
+        float peak = 0.0f, values[16];
+#pragma unroll 1
+        for (int s = 0; s < 16; s++) {
+            load_sub_block(x, s, values);
+            float scale = fit_symmetric_alone<ZERO>(values);
+            if (fabsf(scale) > fabsf(peak)) peak = scale;
+            scales[s] = scale;
+        }
+        // The largest takes the lowest number, of which there is one more than of positive ones.
+        d = half_of_float(__fdiv_rn(peak, (float)-SCALE_ZERO));
+        double product = 0.0, square = 0.0;
+#pragma unroll 1
+        for (int s = 0; s < 16; s++) {
+            int codes[16];
+            load_sub_block(x, s, values);
+            int scale = choose(values, s, codes);
+#pragma unroll
+            for (int l = 0; l < 16; l++) {
+                double a = scale * (codes[l] - ZERO);
+                product = __fma_rn((double)values[l], a, product), square = __fma_rn(a, a, square);
+            }
+        }
+        if (square > 0.0) d = half_of_float(__double2float_rn(__ddiv_rn(product, square)));
+    }
+
+    // Scale (returned) and codes of sub-block s: among the neighbours of its own fit, those with least error.
+    __device__ __forceinline__ int choose(const float (&values)[16], int s, int (&codes)[16]) const {
+        float unit = float_of_half(d), least = __int_as_float(0x7f800000);
+        int centre = nearest(__fmul_rn(scales[s], inverse(unit)), -SCALE_ZERO, SCALE_ZERO - 1), scale = 0;
+#pragma unroll 1
+        for (int a = max(centre - 1, -SCALE_ZERO); a <= min(centre + 1, SCALE_ZERO - 1); a++) {
+            float step = __fmul_rn(unit, (float)a), by = inverse(step), error = 0.0f;
+#pragma unroll
+            for (int l = 0; l < 16; l++) {
+                float rest = __fsub_rn(__fmul_rn(step, symmetric_code<ZERO>(values[l], by) - ZERO), values[l]);
+                error = mul_add(rest, rest, error);
+            }
+            if (error < least) least = error, scale = a;
+        }
+        // Scale 0 is also what is left where the common one overflowed: its codes stand for 0 then too.
+        float by = scale == 0 ? 0.0f : inverse(__fmul_rn(unit, (float)scale));
+#pragma unroll
+        for (int l = 0; l < 16; l++) codes[l] = symmetric_code<ZERO>(values[l], by);
+        return scale;
+    }
+};
+
+template <class Get>
+__device__ __forceinline__ void pack(Q3_K, const Get& x, unsigned char* block) {
+    SymmetricFit<4, 32> fit;
+    fit.fit(x);
+    unsigned long long low_scales = 0;
+    unsigned high_scales = 0;
+#pragma unroll 1
+    for (int odd = 0; odd < 2; odd++) {
+        unsigned third[4] = {}, pairs[4] = {};
+        // Sub-blocks s of equal s % 2 share the bytes of the third bits, and four in a row those of the pairs.
+#pragma unroll 1
+        for (int row = 0; row < 8; row++) {
+            int s = 2 * row + odd, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            unsigned scale = fit.choose(values, s, codes) + 32;
+            low_scales |= (unsigned long long)(scale & 15) << (8 * (s % 8) + 4 * (s / 8));
+            high_scales |= (scale >> 4) << (8 * (s % 4) + 2 * (s / 4));
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                third[w] |= (words[w] >> 2 & 0x01010101) << row;
+                pairs[w] = (row % 4 == 0 ? 0 : pairs[w]) | (words[w] & 0x03030303) << (row % 4 * 2);
+            }
+            if (row % 4 == 3) store_words<2>(block + 32 + 32 * (row / 4) + 16 * odd, pairs);
+        }
+        store_words<2>(block + 16 * odd, third);
+    }
+    unsigned packed[3] = {(unsigned)low_scales, (unsigned)(low_scales >> 32), high_scales};
+    store_words<2>(block + 96, packed);
+    store_half(block + 108, fit.d);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q6_K, const Get& x, unsigned char* block) {
+    SymmetricFit<32, 128> fit;
+    fit.fit(x);
+    // Sixteen bytes of high bits hold four sub-blocks, two apart; nibbles are shared by those four apart.
+#pragma unroll 1
+    for (int group = 0; group < 4; group++) {
+        unsigned high[4] = {}, low[4] = {};
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) {
+            int c = i / 2 + i % 2 * 2, s = group / 2 * 8 + c * 2 + group % 2, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            block[192 + s] = fit.choose(values, s, codes);
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                high[w] |= (words[w] >> 4 & 0x03030303) << (2 * c);
+                words[w] &= 0x0f0f0f0f;
+                low[w] = c < 2 ? words[w] : low[w] | words[w] << 4;
+            }
+            if (c >= 2) store_words<2>(block + 64 * (group / 2) + 32 * (c & 1) + 16 * (group % 2), low);
+        }
+        store_words<2>(block + 128 + 16 * group, high);
+    }
+    store_half(block + 208, fit.d);
+}
