@@ -5,4 +5,7 @@
 #[allow(dead_code)] // the op tests use the rest of it
 mod common;
 
+mod pipeline;
+mod queue;
+mod rig;
 mod sweep;
