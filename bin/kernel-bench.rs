@@ -1,7 +1,7 @@
 //! Checks every kernel of the CUDA device against the CPU on the shapes of a real model, then times it beside the GPU's roofs.
 
 #[path = "../bench/cases/mod.rs"]
-#[allow(missing_docs, unreachable_pub)]
+#[allow(missing_docs, unreachable_pub, dead_code)] // the benchmark of the CPU uses the rest of it
 mod cases;
 
 use cases::{Case, Draft, Kind, Sizes, pattern};
