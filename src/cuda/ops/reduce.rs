@@ -72,6 +72,9 @@ pub(super) fn select(op: Reduce, on: &On<'_>) -> Result<Kernel, Unsupported> {
 fn sum(on: &On<'_>) -> Result<Kernel, Unsupported> {
     let x = on.src(0)?;
     let n = x.elements() as u64;
+    if !x.is_contiguous() && i32::try_from(x.rows()).is_err() {
+        return Err(on.unsupported("2^31 or more rows"));
+    }
     let blocks = n.div_ceil(PIECE as u64).min(PARTS);
     let sum = Sum { x: on.shape(x)?, n, dtype: x.dtype().to_wire(), packed: x.is_contiguous().into() };
     let grid = Grid::line(blocks, THREADS);
