@@ -48,7 +48,7 @@ pub(super) fn steps(
     select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
     mut take: impl FnMut(Step) -> Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
-    let readers = readers(graph);
+    let readers = graph.readers();
     let mut rest = graph.nodes();
     while let Some(node) = rest.first() {
         let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
@@ -69,19 +69,6 @@ pub(super) fn steps(
         rest = &rest[taken..];
     }
     Ok(())
-}
-
-/// How many sources of nodes each tensor is, itself or through a view that names it.
-fn readers(graph: &Graph) -> Vec<u32> {
-    let mut readers = vec![0u32; graph.tensors().len()];
-    for id in graph.nodes().iter().flat_map(|node| node.srcs).flatten() {
-        for id in [Some(id), graph.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
-            if let Some(count) = readers.get_mut(id.0 as usize) {
-                *count = count.saturating_add(1);
-            }
-        }
-    }
-    readers
 }
 
 /// Consecutive nodes with the ops of a pattern.

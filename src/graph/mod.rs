@@ -13,6 +13,8 @@ pub(crate) use overlap::{Overlap, overlap};
 
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Index of a tensor in its graph's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -92,5 +94,52 @@ impl Graph {
             }
         }
         Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs) })
+    }
+
+    /// How many sources of nodes each tensor is, itself or through a view that names it; by id.
+    pub(crate) fn readers(&self) -> Vec<u32> {
+        let mut readers = vec![0u32; self.tensors.len()];
+        for id in self.nodes.iter().flat_map(|node| node.srcs).flatten() {
+            for id in [Some(id), self.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
+                if let Some(count) = readers.get_mut(id.0 as usize) {
+                    *count = count.saturating_add(1);
+                }
+            }
+        }
+        readers
+    }
+
+    /// The graph of some consecutive nodes with only the tensors that they name, which `place` puts into slots of these
+    /// sizes. A tensor that other nodes read too, by the [`Graph::readers`] of all, is one that anyone may read.
+    pub(crate) fn part(
+        &self,
+        nodes: Range<usize>,
+        readers: &[u32],
+        slots: Vec<usize>,
+        mut place: impl FnMut(&Tensor) -> Option<Place>,
+    ) -> Graph {
+        let (mut part, mut ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
+        let mut olds = Vec::new();
+        let mut renamed = |id: TensorId| {
+            *ids.entry(id).or_insert_with(|| {
+                olds.push(id);
+                TensorId(olds.len() as u32 - 1)
+            })
+        };
+        for node in self.nodes.get(nodes).unwrap_or_default() {
+            let (dst, srcs) = (renamed(node.dst), node.srcs.map(|id| id.map(&mut renamed)));
+            part.nodes.push(Node { op: node.op.clone(), dst, srcs });
+        }
+        for tensor in olds.iter().filter_map(|&old| self.tensor(old)) {
+            let view_of = tensor.view_of.and_then(|of| ids.get(&of).copied());
+            part.tensors.push(Tensor { place: place(tensor), view_of, ..tensor.clone() });
+        }
+        let inside = part.readers();
+        for ((tensor, old), inside) in part.tensors.iter_mut().zip(&olds).zip(inside) {
+            if readers.get(old.0 as usize) != Some(&inside) {
+                tensor.uses = None;
+            }
+        }
+        part
     }
 }
