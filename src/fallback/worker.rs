@@ -176,10 +176,6 @@ impl Worker {
             self.ask(Of::Second, |queue| queue.fill(region, 0))?;
         }
         self.carry(&away.reads, Of::Primary, bindings, &scratch)?;
-        if away.reads.is_empty() {
-            // What is brought back would wait for earlier work anyhow, where nobody could end it.
-            self.settle()?;
-        }
         let bound = Arc::from([scratch.clone()]);
         self.ask(Of::Second, |queue| queue.run_here(&away.program, &bound, HERE))?;
         self.carry(&away.writes, Of::Second, bindings, &scratch)?;

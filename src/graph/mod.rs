@@ -143,3 +143,41 @@ impl Graph {
         part
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::unary::Unary;
+    use crate::tensor::DType;
+
+    /// A result may be left out where all that read it are in its part, also through views, and only there.
+    #[test]
+    fn a_part_says_who_else_reads_its_tensors() {
+        let mut b = Builder::new();
+        let x = b.leaf(DType::F32, [8, 1, 1, 1]).unwrap();
+        let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
+        let desc = b.tensor(y).unwrap().desc;
+        let seen = b.view(y, desc, 0).unwrap();
+        let z = b.node(Unary::Sqr, &[Some(seen)]).unwrap();
+        b.node(Unary::Sqr, &[Some(z)]).unwrap();
+        for id in [y, seen, z] {
+            b.used_only(id, 1).unwrap();
+        }
+        let graph = b.build().unwrap();
+        let part = |nodes| {
+            graph.part(nodes, &graph.readers(), vec![graph.slots()[0] + 4096], |t| {
+                t.place.map(|p| Place { offset: p.offset + 4096, ..p })
+            })
+        };
+        let uses = |part: &Graph| part.nodes().iter().map(|n| part.tensor(n.dst).unwrap().uses).collect::<Vec<_>>();
+        assert_eq!(uses(&part(0..3)), [Some(1), Some(1), None]);
+        assert_eq!(uses(&part(0..2)), [Some(1), None], "the reader of the second is elsewhere");
+        assert_eq!(uses(&part(0..1)), [None], "the one that reads the first as a view is elsewhere");
+        let last = part(1..3);
+        assert_eq!((last.tensors().len(), last.tensors()[1].view_of), (3, None), "only what its nodes name");
+        assert_eq!(last.tensors()[0].place.unwrap().offset, 4096 + graph.tensor(z).unwrap().place.unwrap().offset);
+        assert_eq!(part(0..2).tensors()[3].view_of, None);
+        assert!(part(0..2).tensors().iter().any(|t| t.view_of == Some(TensorId(0))));
+        assert!(validate::check(&part(0..3)).is_ok());
+    }
+}
