@@ -18,9 +18,10 @@
 //! Each may call what is below it, never above; `tests/layout.rs` holds this.
 //! ```text
 //! bin/rpc-server
-//!   rpc::server ── rpc::wire          registry
-//!        │   (as dyn Device)             │
-//!        └────────► device ◄──── cpu ◄───┘
+//!   rpc::server ── rpc::wire          registry ──► fallback (a device of two)
+//!        │   (as dyn Device)             │             │
+//!        └────────► device ◄──── cpu ◄───┘             │
+//!                     ▲────────────────────────────────┘
 //!                     │           │
 //!                   graph ◄───────┤
 //!                     │           │

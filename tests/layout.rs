@@ -86,9 +86,9 @@ fn rooms_know_only_what_is_below_them() {
         ("src/tensor", &["crate::ops", "crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
         ("src/ops", &["crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
         ("src/graph", &["crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
-        ("src/device", &["crate::cpu", "crate::rpc", "crate::registry"]),
+        ("src/device", &["crate::cpu", "crate::fallback", "crate::rpc", "crate::registry"]),
         ("src/fallback", &["crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
-        ("src/cpu", &["crate::rpc", "crate::registry", "std::net", "socket2"]),
+        ("src/cpu", &["crate::fallback", "crate::rpc", "crate::registry", "std::net", "socket2"]),
         ("src/rpc/wire", &["std::net", "std::io", "socket2", "crate::cpu", "crate::device", "crate::graph"]),
         ("src/rpc/server", &["crate::cpu"]),
     ];
