@@ -8,11 +8,18 @@
 // Floor:    each element is read once and written once (softmax_long reads twice); the mask once for each of its rows that
 //           stays in the cache between heads. y may be x, or an F32 mask of the same shape.
 #include "common/abi.cuh"
-#include "common/alibi.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// ALiBi's factor on the mask of head `h` of `heads`, for max_bias > 0: 2^(-max_bias (h + 1) / steps) for the first `steps`
+// heads (the greatest power of two), and the odd powers of half the step for those behind.
+__device__ __forceinline__ float alibi_slope(float max_bias, unsigned heads, unsigned h) {
+    const unsigned steps = 1u << (31 - __clz(heads));
+    const float power = h < steps ? (float)(h + 1) : (float)(2 * (h - steps) + 1) * 0.5f;
+    return exp2f(-max_bias * power / (float)steps);
+}
 
 struct SoftMax {
     const u8 *x, *mask, *sinks;
