@@ -20,7 +20,7 @@ constexpr u32 THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
 constexpr u32 POSITIONS = 64; // that are scored at a time
 constexpr u32 QUERIES = 32;   // of the largest tile
-constexpr u32 CHUNK = 8;      // octets of channels of q and k that are in shared memory at a time
+constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q and k that are in shared memory at a time
 constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s from row to row: an odd number, so that 8 rows lie in different banks
 
 constexpr u16 HIDDEN = 0xfc00; // -inf
@@ -84,36 +84,51 @@ __device__ __forceinline__ float power(float x, u32 n) {
 
 // ---- how rows are read: eight channels at a time, zeros behind the end
 
+// Rows of k or v: `n` channels each, `step` bytes apart. `whole`: all can be read by whole octets, the widest way.
+struct Rows {
+    const u8 *at;
+    u64 step;
+    u32 n, type;
+    bool whole;
+};
+
 template <class T>
 struct Typed {
-    // Octets whose loads are under way at once.
-    static constexpr int BATCH = 4;
+    // Octets whose loads are under way at once. Blocks need registers for their conversion.
+    static constexpr int BATCH = T::LEN > 1 ? 2 : 4;
 
-    // Whether all rows at multiples of `place` that have `n` channels can be read by whole octets, the widest way. Of blocks,
-    // no address need be a better multiple than their size is.
+    // Whether rows of `n` channels at multiples of `place` are whole. Of blocks, no address need be a better multiple than
+    // their size is.
     static __device__ __forceinline__ bool whole(u64 place, u32 n) {
         if constexpr (T::LEN > 1) return alignment_of(T::BYTES) <= 2 || place % alignment_of(T::BYTES) == 0;
         else return place % 16 == 0 && n % 8 == 0;
     }
 
     template <bool WHOLE>
-    static __device__ __forceinline__ void load8(const u8 *row, u32 k, u32 n, u32, float (&x)[8]) {
+    static __device__ __forceinline__ void load8(const Rows &rows, const u8 *row, u32 k, float (&x)[8]) {
         if constexpr (T::LEN > 1 || WHOLE) T::template load8<WHOLE>(row, k, x);
-        else load_some<T>(row, k, n, x);
+        else load_some<T>(row, k, rows.n, x);
     }
 };
 
+// Types known only when the kernel runs. Here `whole` is another case of the choice, not another version of the loop.
 struct Any {
     static constexpr int BATCH = 1;
 
-    static __device__ __forceinline__ bool whole(u64, u32) { return false; }
+    static __device__ __forceinline__ bool whole(u64 place, u32 n) { return place % 16 == 0 && n % 8 == 0; }
+
+    template <class T>
+    static __device__ __forceinline__ void plain(const Rows &rows, const u8 *row, u32 k, float (&x)[8]) {
+        if (rows.whole) T::template load8<true>(row, k, x);
+        else load_some<T>(row, k, rows.n, x);
+    }
 
     template <bool>
-    static __device__ __forceinline__ void load8(const u8 *row, u32 k, u32 n, u32 type, float (&x)[8]) {
+    static __device__ __forceinline__ void load8(const Rows &rows, const u8 *row, u32 k, float (&x)[8]) {
         // Numbers of the types as on the wire.
-        switch (type) {
-        case 0: return load_some<F32>(row, k, n, x);
-        case 1: return load_some<F16>(row, k, n, x);
+        switch (rows.type) {
+        case 0: return plain<F32>(rows, row, k, x);
+        case 1: return plain<F16>(rows, row, k, x);
         case 2: return Q4_0::load8(row, k, x);
         case 3: return Q4_1::load8(row, k, x);
         case 6: return Q5_0::load8(row, k, x);
@@ -126,58 +141,38 @@ struct Any {
         case 14: return Q6_K::load8(row, k, x);
         case 20: return IQ4_NL::load8(row, k, x);
         case 39: return MXFP4::load8(row, k, x);
-        default: return load_some<BF16>(row, k, n, x);
+        default: return plain<BF16>(rows, row, k, x);
         }
     }
 };
 
-// How a block's threads share out a matrix of octets, `octets` in a row: thread by thread along the rows.
-struct Walk {
-    u32 octets, row, octet, rows_on, octets_on;
-
-    __device__ __forceinline__ Walk(u32 octets)
-        : octets(octets), row(threadIdx.x / octets), octet(threadIdx.x % octets), rows_on(THREADS / octets), octets_on(THREADS % octets) {}
-
-    __device__ __forceinline__ void step() {
-        row += rows_on, octet += octets_on;
-        if (octet >= octets) octet -= octets, row++;
-    }
-};
-
-// Rows of k or v: `n` channels each, `step` bytes apart.
-struct Rows {
-    const u8 *at;
-    u64 step;
-    u32 n, type;
-};
-
-// Writes an octet in two halves: a row is all the lower halves, then all the upper ones, so that neighbours do not conflict.
-__device__ __forceinline__ void put(float4 *row, u32 octet, u32 octets, const float (&x)[8]) {
-    row[octet] = make_float4(x[0], x[1], x[2], x[3]);
-    row[octets + octet] = make_float4(x[4], x[5], x[6], x[7]);
-}
-
-// Rows [0, count), channels from `k` on, `octets` octets, to `tile`, rows `pitch` float4s apart. Rows behind the last one of
-// memory (`last`) are copies of it. Whether an infinity or NaN is among them, where `check` asks for it.
+// In shared memory a row is the lower halves of all its octets, then the upper ones, so that neighbours do not conflict.
+//
+// Brings `octets` octets from channel `k` on of rows [0, count) to `tile`, where rows are `pitch` float4s apart. 1 << log_lanes
+// threads, at least one for each octet, share a row. Rows behind `last` are copies of it. Whether an infinity or NaN is
+// among them, where `check` asks for it.
 template <class L, bool WHOLE>
-__device__ __forceinline__ bool stage(float4 *tile, u32 pitch, Walk walk, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
+__device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
     constexpr int BATCH = WHOLE ? L::BATCH : 1;
+    const u32 octet = threadIdx.x & ((1 << log_lanes) - 1), on = THREADS >> log_lanes;
+    // Who has no octet reads another's: loads without branches run at once.
+    const u32 channel = k + 8 * min(octet, octets - 1);
+    float4 *lower = tile + (threadIdx.x >> log_lanes) * pitch + octet, *upper = lower + octets;
     float worst = 0.0f;
 #pragma unroll 1
-    while (walk.row < count) {
+    for (u32 row = threadIdx.x >> log_lanes; row < count; row += BATCH * on) {
         float x[BATCH][8];
-        u32 row[BATCH], octet[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            row[b] = walk.row, octet[b] = walk.octet;
-            // What is not wanted is read as a copy of something that is: loads without branches run at once.
-            const u8 *from = rows.at + min(row[b], last) * rows.step;
-            L::template load8<WHOLE>(from, k + 8 * min(octet[b], octets - 1), rows.n, rows.type, x[b]);
-            walk.step();
+            L::template load8<WHOLE>(rows, rows.at + min(row + b * on, last) * rows.step, channel, x[b]);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            if (row[b] < count && octet[b] < octets) put(tile + row[b] * pitch, octet[b], octets, x[b]);
+            if (row + b * on < count && octet < octets) {
+                *lower = make_float4(x[b][0], x[b][1], x[b][2], x[b][3]);
+                *upper = make_float4(x[b][4], x[b][5], x[b][6], x[b][7]);
+            }
+            lower += on * pitch, upper += on * pitch;
         }
         if (check) {
 #pragma unroll
@@ -191,9 +186,9 @@ __device__ __forceinline__ bool stage(float4 *tile, u32 pitch, Walk walk, const 
 }
 
 template <class L>
-__device__ __forceinline__ bool stage(bool whole, float4 *tile, u32 pitch, const Walk &walk, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
-    if (whole) return stage<L, true>(tile, pitch, walk, rows, k, octets, count, last, check);
-    return stage<L, false>(tile, pitch, walk, rows, k, octets, count, last, check);
+__device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
+    if (L::BATCH > 1 && rows.whole) return stage<L, true>(tile, pitch, log_lanes, rows, k, octets, count, last, check);
+    return stage<L, false>(tile, pitch, log_lanes, rows, k, octets, count, last, check);
 }
 
 __device__ __forceinline__ void add(float4 &sum, const float4 &x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
@@ -213,7 +208,7 @@ __device__ __forceinline__ void add_products(float (&acc)[4][8], const float4 &p
 }
 
 // Blocks: x = tiles, spans, groups, batches, tiles fastest and the last ones (which see most of a causal mask) first;
-// y = parts. Query `slot` of a tile lies in row (slot % 4) * quads + slot / 4 of its matrix in shared memory, so that rows of
+// y = parts. Query `slot` of a tile lies in row slot % 4 * 8 + slot / 4 of its matrix in shared memory, so that rows of
 // neighbouring quads are neighbours; in a row of scores, the four slots of a quad are.
 template <class L>
 __device__ __forceinline__ void attend(const Attention &args) {
@@ -244,8 +239,8 @@ __device__ __forceinline__ void attend(const Attention &args) {
     const bool v_whole = L::whole((u64)args.v | args.vb[0] | args.vb[1] | args.vb[2], args.dv);
     const bool q_whole = Typed<F32>::whole((u64)args.q | args.qb[0] | args.qb[1] | args.qb[2], args.dk);
 
-    if (t < slots) {
-        const u32 r = first + (t & (quads - 1)) * 4 + (t >> log_quads);
+    if (t < QUERIES) {
+        const u32 r = first + t % 8 * 4 + t / 8;
         places[t] = r < rows ? r / args.group * args.qb[0] + (head0 + r % args.group) * args.qb[1] + b * args.qb[2] : ~0ull;
     }
 
@@ -268,7 +263,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
     const u32 quad = t & (quads - 1), place = t >> log_quads & 15, split = t >> (log_quads + 4), splits = 8 >> log_quads;
     const u32 units = octets << log_quads, slices = THREADS / units;
     const u32 octet = (t >> log_quads) % octets, slice = (t >> log_quads) / octets;
-    const Walk key_walk(CHUNK), value_walk(octets);
+    const u32 log_lanes = octets > 1 ? 32 - __clz(octets - 1) : 0;
     u32 stages = 1; // that the values of a block of positions need to pass through `tile`
 #pragma unroll 1
     while (stages * ((POSITIONS + QUERIES) * PITCH4 / (2 * octets)) < POSITIONS) stages++;
@@ -303,11 +298,11 @@ __device__ __forceinline__ void attend(const Attention &args) {
         for (u32 k = 0; k < args.dk; k += 8 * CHUNK) {
             const u32 wide = min(CHUNK, (args.dk - k + 7) / 8);
             if (k) __syncthreads();
-            const Rows keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0]};
-            stage<L>(k_whole, tile, PITCH4, key_walk, keys, k, wide, POSITIONS, n - 1, false);
+            const Rows keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0], k_whole};
+            stage<L>(tile, PITCH4, LOG_CHUNK, keys, k, wide, POSITIONS, n - 1, false);
 #pragma unroll 1
-            for (u32 r = t / CHUNK; r < slots; r += THREADS / CHUNK) {
-                if (t % CHUNK >= wide) break;
+            for (u32 r = t / CHUNK; r < QUERIES; r += THREADS / CHUNK) {
+                if (r % 8 >= quads || t % CHUNK >= wide) break;
                 float x[8];
                 const u64 at = places[r];
                 if (at == ~0ull) {
@@ -318,17 +313,16 @@ __device__ __forceinline__ void attend(const Attention &args) {
                 } else {
                     load_some<F32>(args.q + at, k + 8 * (t % CHUNK), args.dk, x);
                 }
-                put(queries + r * PITCH4, t % CHUNK, wide, x);
+                float4 *const lower = queries + r * PITCH4 + t % CHUNK;
+                lower[0] = make_float4(x[0], x[1], x[2], x[3]), lower[wide] = make_float4(x[4], x[5], x[6], x[7]);
             }
             __syncthreads();
+            const float4 *key_at = tile + place * PITCH4 + split, *query_at = queries + quad * PITCH4 + split;
 #pragma unroll 2
-            for (u32 d = split; d < 2 * wide; d += splits) {
+            for (u32 d = split; d < 2 * wide; d += splits, key_at += splits, query_at += splits) {
                 float4 key[4], query[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    key[i] = tile[(place + 16 * i) * PITCH4 + d];
-                    query[i] = queries[(quad + quads * i) * PITCH4 + d];
-                }
+                for (int i = 0; i < 4; i++) key[i] = key_at[16 * i * PITCH4], query[i] = query_at[8 * i * PITCH4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -350,15 +344,16 @@ __device__ __forceinline__ void attend(const Attention &args) {
         // Their maxima, and what becomes of them on the way
         float most = minus_infinity();
         bool hides = false;
+        float *mine = score + t; // that is, of position `part`; the next is always `THREADS` on
 #pragma unroll 1
-        for (u32 c = part; c < POSITIONS; c += parts) {
+        for (u32 c = part; c < POSITIONS; c += parts, mine += THREADS) {
             float z = minus_infinity();
             if (c < n && is_query) {
                 const u16 bias = mask ? mask[start + c] : 0;
                 if (bias != HIDDEN) {
                     z = 0.0f;
 #pragma unroll 1
-                    for (u32 i = 0; i < splits; i++) z += score[(i * POSITIONS + c) * slots + slot];
+                    for (u32 i = 0; i < splits; i++) z += mine[i * POSITIONS * slots];
                     z *= args.scale;
                     if (args.cap != 0.0f) z = args.cap * tanhf(z);
                     z = mask ? fmaf(slope, float_of_half(bias), z * LOG2E) : z * LOG2E;
@@ -366,7 +361,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
                     hides = true;
                 }
             }
-            score[c * slots + slot] = z;
+            *mine = z;
             most = fmaxf(most, z);
         }
 #pragma unroll 1
@@ -381,9 +376,9 @@ __device__ __forceinline__ void attend(const Attention &args) {
         const float factor = rescaling(top, most);
         top = most, total *= factor;
 #pragma unroll 1
-        for (u32 c = part; c < POSITIONS; c += parts) {
-            const float p = weight(score[c * slots + slot], top);
-            score[c * slots + slot] = p;
+        for (mine = score + t; mine < score + POSITIONS * slots; mine += THREADS) {
+            const float p = weight(*mine, top);
+            *mine = p;
             total += p;
         }
         if (t < slots) factors[slot] = factor;
@@ -401,17 +396,19 @@ __device__ __forceinline__ void attend(const Attention &args) {
         for (u32 from = 0; from < n; from += staged) {
             const u32 now = min(staged, n - from);
             if (from) __syncthreads();
-            const Rows values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1]};
-            const bool bad = stage<L>(v_whole, tile, 2 * octets, value_walk, values, channel, octets, now, now - 1, hides);
+            const Rows values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1], v_whole};
+            const bool bad = stage<L>(tile, 2 * octets, log_lanes, values, channel, octets, now, now - 1, hides);
             const bool careful = __syncthreads_or(bad);
             if (slice >= slices) continue;
-            const float4 *const p = scores + from * quads + quad, *const v = tile + octet;
+            const float4 *p = scores + (from + slice) * quads + quad, *v = tile + slice * 2 * octets + octet;
+            const float4 *const p_end = scores + (from + now) * quads;
+            const u32 p_step = slices * quads, v_step = slices * 2 * octets;
             if (careful) {
 #pragma unroll 1
-                for (u32 c = slice; c < now; c += slices) add_products<true>(acc, p[c * quads], v[c * 2 * octets], v[(c * 2 + 1) * octets]);
+                for (; p < p_end; p += p_step, v += v_step) add_products<true>(acc, *p, v[0], v[octets]);
             } else {
 #pragma unroll 2
-                for (u32 c = slice; c < now; c += slices) add_products<false>(acc, p[c * quads], v[c * 2 * octets], v[(c * 2 + 1) * octets]);
+                for (; p < p_end; p += p_step, v += v_step) add_products<false>(acc, *p, v[0], v[octets]);
             }
         }
     }

@@ -84,7 +84,8 @@ pub fn run(sweep: &Sweep) {
         }
     }
     // Sizes of rows, whole octets or not, and those that make tiles small and many
-    for (dk, dv) in [(1, 1), (8, 24), (33, 40), (40, 33), (80, 7), (128, 128), (192, 128), (256, 264), (576, 512), (3, 1030)]
+    for (dk, dv) in
+        [(1, 1), (8, 24), (33, 40), (40, 33), (80, 7), (128, 128), (192, 128), (256, 264), (576, 512), (3, 1030)]
     {
         for types in [(F16, F16), (F32, F32), (F16, BF16)] {
             one(sweep, Setting { dk, dv, types, ..USUAL });
@@ -121,17 +122,23 @@ fn one(sweep: &Sweep, s: Setting) {
     let mut case = Case::new();
     let q = [s.dk, s.n, s.heads, s.batches];
     let q = case.leaf(F32, q, &normal(1, q.iter().product()));
-    let [k, v] = [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
-        let ne = [wide, s.kv, heads, s.batches];
-        let packed = TensorDesc::contiguous(dtype, ne).unwrap();
-        let [nb0, row, ..] = packed.nb();
-        // A block or element more than the heads need keeps rows from being multiples of much.
-        let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
-        let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
-        let desc = if s.layout == Layout::Packed { packed } else { cache };
-        case.leaf_of(desc, &normal(seed, ne.iter().product()))
-    });
-    let ne = [s.kv, s.n, if s.mask == Mask::Window { s.heads } else { 1 }, if s.mask == Mask::Window { s.batches } else { 1 }];
+    let [k, v] =
+        [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
+            let ne = [wide, s.kv, heads, s.batches];
+            let packed = TensorDesc::contiguous(dtype, ne).unwrap();
+            let [nb0, row, ..] = packed.nb();
+            // A block or element more than the heads need keeps rows from being multiples of much.
+            let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
+            let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
+            let desc = if s.layout == Layout::Packed { packed } else { cache };
+            case.leaf_of(desc, &normal(seed, ne.iter().product()))
+        });
+    let ne = [
+        s.kv,
+        s.n,
+        if s.mask == Mask::Window { s.heads } else { 1 },
+        if s.mask == Mask::Window { s.batches } else { 1 },
+    ];
     let bias = uniform(4, ne.iter().product(), -1.0, 0.0);
     let values: Vec<f32> = (0..bias.len())
         .map(|i| {
