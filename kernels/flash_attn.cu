@@ -23,6 +23,8 @@ constexpr u32 QUERIES = 32;   // of the largest tile
 constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q and k that are in shared memory at a time
 constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s from row to row: an odd number, so that 8 rows lie in different banks
 
+constexpr u32 BIAS_PITCH = POSITIONS + 2; // of halves: neighbouring rows lie a bank apart
+
 constexpr u16 HIDDEN = 0xfc00; // -inf
 constexpr float LOG2E = 1.44269504f;
 
@@ -36,10 +38,14 @@ __device__ __forceinline__ float exp2_approximately(float x) {
 }
 
 // 2^(x - top), where a `top` of -inf says that there was nothing but hidden positions: their weights are 0, and NaN stays.
-__device__ __forceinline__ float weight(float x, float top) { return exp2_approximately(x - (top == minus_infinity() ? 0.0f : top)); }
+__device__ __forceinline__ float weight(float x, float top) {
+    return exp2_approximately(x - (top == minus_infinity() ? 0.0f : top));
+}
 
 // What sums relative to the maximum `old` are multiplied by when it becomes `top`.
-__device__ __forceinline__ float rescaling(float old, float top) { return old == minus_infinity() ? 1.0f : exp2_approximately(old - top); }
+__device__ __forceinline__ float rescaling(float old, float top) {
+    return old == minus_infinity() ? 1.0f : exp2_approximately(old - top);
+}
 
 // The factor that makes sums of weighted values the result: 1 / total, the sink's weight included.
 __device__ __forceinline__ float normalisation(float top, float total, const float *sink) {
@@ -146,21 +152,27 @@ struct Any {
     }
 };
 
-// In shared memory a row is the lower halves of all its octets, then the upper ones, so that neighbours do not conflict.
-//
-// Brings `octets` octets from channel `k` on of rows [0, count) to `tile`, where rows are `pitch` float4s apart. 1 << log_lanes
-// threads, at least one for each octet, share a row. Rows behind `last` are copies of it. Whether an infinity or NaN is
-// among them, where `check` asks for it.
+// A piece of rows in shared memory: `octets` octets from channel `k` on of rows [0, count), which lie `pitch` float4s apart.
+// In a row the lower halves of all octets come first, then the upper ones, so that neighbours do not conflict.
+struct Piece {
+    float4 *at;
+    u32 pitch;
+    u32 log_lanes; // log2 of the threads that share a row, at least one for each octet
+    u32 k, octets, count;
+};
+
+// Fills a piece; rows behind `last` become copies of it. Whether an infinity or NaN is among them, where `check` asks for it.
 template <class L, bool WHOLE>
-__device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
+__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
     constexpr int BATCH = WHOLE ? L::BATCH : 1;
-    const u32 octet = threadIdx.x & ((1 << log_lanes) - 1), on = THREADS >> log_lanes;
+    const u32 first = threadIdx.x >> to.log_lanes, on = THREADS >> to.log_lanes;
+    const u32 octet = threadIdx.x & ((1 << to.log_lanes) - 1);
     // Who has no octet reads another's: loads without branches run at once.
-    const u32 channel = k + 8 * min(octet, octets - 1);
-    float4 *lower = tile + (threadIdx.x >> log_lanes) * pitch + octet, *upper = lower + octets;
+    const u32 channel = to.k + 8 * min(octet, to.octets - 1);
+    float4 *lower = to.at + first * to.pitch + octet, *upper = lower + to.octets;
     float worst = 0.0f;
 #pragma unroll 1
-    for (u32 row = threadIdx.x >> log_lanes; row < count; row += BATCH * on) {
+    for (u32 row = first; row < to.count; row += BATCH * on) {
         float x[BATCH][8];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
@@ -168,11 +180,11 @@ __device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, co
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            if (row + b * on < count && octet < octets) {
+            if (row + b * on < to.count && octet < to.octets) {
                 *lower = make_float4(x[b][0], x[b][1], x[b][2], x[b][3]);
                 *upper = make_float4(x[b][4], x[b][5], x[b][6], x[b][7]);
             }
-            lower += on * pitch, upper += on * pitch;
+            lower += on * to.pitch, upper += on * to.pitch;
         }
         if (check) {
 #pragma unroll
@@ -186,9 +198,8 @@ __device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, co
 }
 
 template <class L>
-__device__ __forceinline__ bool stage(float4 *tile, u32 pitch, u32 log_lanes, const Rows &rows, u32 k, u32 octets, u32 count, u32 last, bool check) {
-    if (L::BATCH > 1 && rows.whole) return stage<L, true>(tile, pitch, log_lanes, rows, k, octets, count, last, check);
-    return stage<L, false>(tile, pitch, log_lanes, rows, k, octets, count, last, check);
+__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
+    return L::BATCH > 1 && rows.whole ? stage<L, true>(to, rows, last, check) : stage<L, false>(to, rows, last, check);
 }
 
 __device__ __forceinline__ void add(float4 &sum, const float4 &x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
@@ -214,8 +225,10 @@ template <class L>
 __device__ __forceinline__ void attend(const Attention &args) {
     __shared__ float4 tile[(POSITIONS + QUERIES) * PITCH4]; // keys and queries; then values; then sums
     __shared__ float4 scores[THREADS * 4];                  // [split][position][slot]
+    __shared__ u16 biases[QUERIES * BIAS_PITCH];            // [slot][position]; HIDDEN also where there is none
     __shared__ float across[WARPS * QUERIES], factors[QUERIES];
-    __shared__ u64 places[QUERIES]; // of rows of q
+    __shared__ u64 places[QUERIES];       // of rows of q
+    __shared__ const u16 *masks[QUERIES]; // rows of the mask
     float4 *const queries = tile + POSITIONS * PITCH4;
     float *const score = (float *)scores;
 
@@ -247,16 +260,20 @@ __device__ __forceinline__ void attend(const Attention &args) {
     // In the softmax a thread has positions part, part + parts, … of one query.
     const u32 slot = t & (slots - 1), part = t >> (log_quads + 2), parts = THREADS >> (log_quads + 2);
     const bool is_query = first + slot < rows;
-    const u16 *mask = nullptr;
     float slope = LOG2E, top = minus_infinity(), total = 0.0f;
     if (args.mask && is_query) {
-        const u32 r = first + slot, head = head0 + r % args.group;
-        mask = (const u16 *)(args.mask + r / args.group * args.mb[0] + head % args.mask_heads * args.mb[1] + b % args.mask_batches * args.mb[2]);
+        const u32 r = first + slot, head = head0 + r % args.group, m = head % args.mask_heads;
+        if (t < slots) {
+            const u64 at = r / args.group * args.mb[0] + m * args.mb[1] + b % args.mask_batches * args.mb[2];
+            masks[slot] = (const u16 *)(args.mask + at);
+        }
         if (args.slope_steps) {
             const u32 steps = args.slope_steps;
-            slope *= head < steps ? power(args.slope_bases[0], head + 1) : power(args.slope_bases[1], 2 * (head - steps) + 1);
+            const bool late = head >= steps;
+            slope *= power(args.slope_bases[late], late ? 2 * (head - steps) + 1 : head + 1);
         }
     }
+    __syncthreads();
 
     // In the products a thread has a quad of queries: 4 positions of the scores (and, if threads are left, only some of the
     // channels), 8 channels of the sums (and only some of the positions).
@@ -279,10 +296,18 @@ __device__ __forceinline__ void attend(const Attention &args) {
 #pragma unroll 1
     for (u32 start = begin; start < end; start += POSITIONS) {
         const u32 n = min(POSITIONS, end - start);
-        bool seen = !args.mask;
-        if (mask) {
+        bool seen = false, hides = false;
 #pragma unroll 1
-            for (u32 c = part; c < n; c += parts) seen |= mask[start + c] != HIDDEN;
+        for (u32 i = warp; i < slots; i += WARPS) {
+#pragma unroll
+            for (u32 c = lane; c < POSITIONS; c += 32) {
+                u16 bias = HIDDEN;
+                if (c < n && first + i < rows) {
+                    bias = args.mask ? masks[i][start + c] : 0;
+                    seen |= bias != HIDDEN, hides |= bias == HIDDEN;
+                }
+                biases[i * BIAS_PITCH + c] = bias;
+            }
         }
         // Also: the last block's products are done.
         if (!__syncthreads_or(seen)) continue;
@@ -299,7 +324,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
             const u32 wide = min(CHUNK, (args.dk - k + 7) / 8);
             if (k) __syncthreads();
             const Rows keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0], k_whole};
-            stage<L>(tile, PITCH4, LOG_CHUNK, keys, k, wide, POSITIONS, n - 1, false);
+            stage<L>({tile, PITCH4, LOG_CHUNK, k, wide, POSITIONS}, keys, n - 1, false);
 #pragma unroll 1
             for (u32 r = t / CHUNK; r < QUERIES; r += THREADS / CHUNK) {
                 if (r % 8 >= quads || t % CHUNK >= wide) break;
@@ -343,23 +368,18 @@ __device__ __forceinline__ void attend(const Attention &args) {
 
         // Their maxima, and what becomes of them on the way
         float most = minus_infinity();
-        bool hides = false;
         float *mine = score + t; // that is, of position `part`; the next is always `THREADS` on
 #pragma unroll 1
         for (u32 c = part; c < POSITIONS; c += parts, mine += THREADS) {
+            const u16 bias = biases[slot * BIAS_PITCH + c];
             float z = minus_infinity();
-            if (c < n && is_query) {
-                const u16 bias = mask ? mask[start + c] : 0;
-                if (bias != HIDDEN) {
-                    z = 0.0f;
+            if (bias != HIDDEN) {
+                z = 0.0f;
 #pragma unroll 1
-                    for (u32 i = 0; i < splits; i++) z += mine[i * POSITIONS * slots];
-                    z *= args.scale;
-                    if (args.cap != 0.0f) z = args.cap * tanhf(z);
-                    z = mask ? fmaf(slope, float_of_half(bias), z * LOG2E) : z * LOG2E;
-                } else {
-                    hides = true;
-                }
+                for (u32 i = 0; i < splits; i++) z += mine[i * POSITIONS * slots];
+                z *= args.scale;
+                if (args.cap != 0.0f) z = args.cap * tanhf(z);
+                z = fmaf(slope, float_of_half(bias), z * LOG2E);
             }
             *mine = z;
             most = fmaxf(most, z);
@@ -397,7 +417,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
             const u32 now = min(staged, n - from);
             if (from) __syncthreads();
             const Rows values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1], v_whole};
-            const bool bad = stage<L>(tile, 2 * octets, log_lanes, values, channel, octets, now, now - 1, hides);
+            const bool bad = stage<L>({tile, 2 * octets, log_lanes, channel, octets, now}, values, now - 1, hides);
             const bool careful = __syncthreads_or(bad);
             if (slice >= slices) continue;
             const float4 *p = scores + (from + slice) * quads + quad, *v = tile + slice * 2 * octets + octet;
@@ -438,7 +458,8 @@ __device__ __forceinline__ void attend(const Attention &args) {
             factors[slot] = normalisation(top, total, args.sinks ? args.sinks + head0 + h : nullptr);
         } else {
             factors[slot] = 1.0f;
-            if (span == 0) *(float2 *)(args.stats + 2 * (blockIdx.y * all + query0 + (u64)token * args.heads + h)) = make_float2(top, total);
+            float2 *const stats = (float2 *)args.stats + blockIdx.y * all + query0;
+            if (span == 0) stats[(u64)token * args.heads + h] = make_float2(top, total);
         }
     }
     __syncthreads();
@@ -487,16 +508,18 @@ struct Merge {
 
 constexpr u32 PARTS = 256;
 
-// Blocks of 256 threads: x = queries, y = pieces of 128 channels, of which each warp adds up some parts.
+// Blocks: x = queries, y = pieces of 128 channels, of which each of up to eight warps adds up some parts.
 extern "C" __global__ void flash_attn_merge(Merge args) {
     __shared__ float weights[PARTS];
     __shared__ float4 partial[8][32];
-    const u32 t = threadIdx.x, lane = t % 32, warp = t / 32;
+    const u32 t = threadIdx.x, lane = t % 32, warp = t / 32, warps = blockDim.x / 32;
     const u64 query = blockIdx.x, queries = gridDim.x;
     const float2 *const stats = (const float2 *)args.stats + query;
     float top = minus_infinity(), total = 0.0f;
+#pragma unroll 1
     for (u32 p = lane; p < args.parts; p += 32) top = fmaxf(top, stats[p * queries].x);
     for (u32 o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+#pragma unroll 1
     for (u32 p = lane; p < args.parts; p += 32) {
         const float2 part = stats[p * queries];
         const float w = part.y == 0.0f ? 0.0f : weight(part.x, part.x == minus_infinity() ? part.x : top);
@@ -509,7 +532,7 @@ extern "C" __global__ void flash_attn_merge(Merge args) {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (c < args.pitch) {
 #pragma unroll 4
-        for (u32 p = warp; p < args.parts; p += 8) {
+        for (u32 p = warp; p < args.parts; p += warps) {
             const float w = weights[p];
             const float4 x = *(const float4 *)(args.sums + (p * queries + query) * args.pitch + c);
             sum.x = fmaf(w, x.x, sum.x), sum.y = fmaf(w, x.y, sum.y), sum.z = fmaf(w, x.z, sum.z), sum.w = fmaf(w, x.w, sum.w);
@@ -517,12 +540,16 @@ extern "C" __global__ void flash_attn_merge(Merge args) {
     }
     partial[warp][lane] = sum;
     __syncthreads();
-    if (t >= 128 || blockIdx.y * 128 + t >= args.dv) return;
-    float result = 0.0f;
-#pragma unroll
-    for (int w = 0; w < 8; w++) result += ((const float *)partial[w])[t];
-    const float *const sink = args.sinks ? args.sinks + query % args.heads : nullptr;
-    args.dst[query * args.dv + blockIdx.y * 128 + t] = result * normalisation(top, total, sink);
+    const float factor = normalisation(top, total, args.sinks ? args.sinks + query % args.heads : nullptr);
+    const u32 n = min(128u, args.dv - blockIdx.y * 128);
+    float *const out = args.dst + query * args.dv + blockIdx.y * 128;
+#pragma unroll 1
+    for (u32 i = t; i < n; i += blockDim.x) {
+        float result = 0.0f;
+#pragma unroll 1
+        for (u32 w = 0; w < warps; w++) result += ((const float *)partial[w])[i];
+        out[i] = result * factor;
+    }
 }
 
 #endif

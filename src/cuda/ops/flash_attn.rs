@@ -135,7 +135,9 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
     let mut kernel = on.kernel(entry, grid, &pointers, &numbers)?;
     if parts > 1 {
         let merge = Merge { dv, pitch, heads, parts: parts as u32 };
-        let grid = Grid::of([rows, u64::from(dv.div_ceil(128)), 1], 256);
+        // A warp for every two parts, up to eight.
+        let threads = 32 * (parts as u32).div_ceil(2).min(8);
+        let grid = Grid::of([rows, u64::from(dv.div_ceil(128)), 1], threads);
         let pointers = [at[0], at[1], Ptr::Src(4), Ptr::Dst];
         kernel.launches.push(on.launch(("flash_attn", "flash_attn_merge"), grid, &pointers, &merge)?);
         kernel.scratch = sums + stats;

@@ -102,6 +102,8 @@ pub fn run(sweep: &Sweep) {
             one(sweep, Setting { heads, k_heads, v_heads, n, kv, mask, dk: 32, dv: 40, ..USUAL });
         }
     }
+    // More parts than a block that merges has warps, and no more than it can merge
+    one(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
     // Everything that changes scores, in one part and in several
     for kv in [70, 520] {
         for mask in [Mask::None, Mask::Causal, Mask::Window, Mask::All] {
@@ -120,8 +122,12 @@ pub fn run(sweep: &Sweep) {
 #[track_caller]
 fn one(sweep: &Sweep, s: Setting) {
     let mut case = Case::new();
-    let q = [s.dk, s.n, s.heads, s.batches];
-    let q = case.leaf(F32, q, &normal(1, q.iter().product()));
+    let mut q = TensorDesc::contiguous(F32, [s.dk, s.n, s.heads, s.batches]).unwrap();
+    if s.layout != Layout::Packed {
+        let row = q.nb()[1];
+        q = TensorDesc::strided(F32, q.ne(), [4, s.heads * row, row, q.nb()[3]]).unwrap();
+    }
+    let q = case.leaf_of(q, &normal(1, q.elements()));
     let [k, v] =
         [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
             let ne = [wide, s.kv, heads, s.batches];
