@@ -4,6 +4,7 @@
 //! it runs each case once at a small size.
 #![allow(missing_docs, unreachable_pub)] // a program, not an interface
 
+#[path = "../cases/mod.rs"]
 mod cases;
 mod peaks;
 mod report;
