@@ -33,9 +33,9 @@ fn a_repeated_program_is_one_graph_launch() {
         assert_eq!((rig.calls("cuLaunchKernel"), rig.calls("cuGraphLaunch")), (40, 6 + 4 + 3));
         assert_eq!(read(&mut *queue, &buffer.whole(), 1).unwrap(), [110.0]);
     }
-    let Rig { devices, emulator, .. } = rig;
-    drop(devices);
-    assert_eq!(emulator.reports(), Vec::<String>::new(), "neither faults nor leaks");
+    let mut rig = rig;
+    rig.devices.clear();
+    assert_eq!(rig.emulator.reports(), Vec::<String>::new(), "neither faults nor leaks");
 }
 
 #[test]
