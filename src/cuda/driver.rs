@@ -29,6 +29,8 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,
+    /// Peak frequency of the multiprocessors, in kHz.
+    pub clock_khz: u32,
     /// Whether a stream can wait for a word of memory.
     pub(super) waits_for_memory: bool,
 }
@@ -104,6 +106,7 @@ fn facts(ordinal: i32) -> Result<Gpu, DriverError> {
         multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         // SAFETY: as above.
         memory: unsafe { result::device::total_mem(device)? } as u64,
+        clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
         waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1).is_ok_and(|v| v != 0),
     })
 }
@@ -123,6 +126,24 @@ impl Gpu {
             self.capability / 10,
             self.capability % 10
         ))
+    }
+}
+
+/// What the kernels did so far, as JSON, where the driver is the emulated one (tests/cuda-emulator), which counts.
+pub fn emulated_counts() -> Option<String> {
+    type Counts = unsafe extern "C" fn(*mut u8, usize) -> usize;
+    // SAFETY: as in `detect`.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    // SAFETY: the library is there. A function of this name is the emulator's, which writes as many bytes of text as there is
+    // room for, and returns how many it needs.
+    unsafe {
+        let counts = sys::culib().get::<Counts>(b"cudaemu_counts_json\0").ok()?;
+        let mut text = vec![0; counts(std::ptr::null_mut(), 0)];
+        counts(text.as_mut_ptr(), text.len());
+        text.pop();
+        String::from_utf8(text).ok()
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
 pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
     let on = On { node: view, gpu };
     match *fused {
-        Fused::Norm { op, add, mul } => norm::fused(op, add, mul, &on),
+        Fused::Norm { op, around } => norm::fused(op, around, &on),
         Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
 }
@@ -134,6 +134,32 @@ impl Shape {
         let count = |n: usize| i32::try_from(n).ok().map(|n| n as u32);
         let [n0, n1, n2, n3] = t.ne().map(count);
         Some(Shape { ne: [n0?, n1?, n2?, n3?], nb: t.nb().map(|b| b as u64) })
+    }
+
+    /// Counts rows, of which all tensors have the same numbers, in as few dimensions as their steps allow: a kernel then need
+    /// not divide to find a row.
+    fn merge_rows(shapes: &mut [Shape]) {
+        for next in [2, 3] {
+            let follows = |&Shape { ne, nb }: &Shape| {
+                let few = u64::from(ne[1]) * u64::from(ne[next]) <= i32::MAX as u64;
+                let after = ne[next] == 1 || ne[1] == 1 || nb[next] == nb[1] * u64::from(ne[1]);
+                few && after && (next == 2 || ne[2] == 1)
+            };
+            if shapes.iter().all(follows) {
+                for Shape { ne, nb } in shapes.iter_mut() {
+                    if ne[1] == 1 {
+                        nb[1] = nb[next];
+                    }
+                    ne[1] *= ne[next];
+                    ne[next] = 1;
+                }
+            }
+        }
+    }
+
+    /// Whether the dimensions from `from` on keep what they count at multiples of 16 bytes.
+    fn keeps_alignment(&self, from: usize) -> bool {
+        (from..DIMS).all(|d| self.ne[d] == 1 || self.nb[d].is_multiple_of(16))
     }
 }
 
