@@ -135,11 +135,8 @@ impl Sorter<'_> {
         let threads = (size / 2).min(512);
         let side_by_side = (SHORT / threads).max(1);
         let units = u64::from(keys.rows) * u64::from(tiles);
-        let grid = Grid {
-            blocks: [units.div_ceil(u64::from(side_by_side)), 1, 1],
-            threads: [threads, side_by_side, 1],
-            shared: 8 * size * side_by_side,
-        };
+        let grid = Grid::line(units.div_ceil(u64::from(side_by_side)), threads);
+        let grid = Grid { threads: [threads, side_by_side, 1], ..grid }.with_shared(8 * size * side_by_side);
         let pointers = [Ptr::Src(0), keys.at.pointer(), to.pointer(), Ptr::Dst];
         self.on.launch(("sort", "sort_tile"), grid, &pointers, &numbers)
     }
