@@ -88,6 +88,7 @@ compile_error!("fanout needs a 64-bit little-endian target: the wire and the qua
 pub mod cpu;
 pub mod cuda;
 pub mod device;
+pub mod fallback;
 pub mod graph;
 pub mod ops;
 pub mod registry;

@@ -5,6 +5,7 @@
 #![allow(missing_docs, unreachable_pub)] // a program, not an interface
 
 #[path = "../cases/mod.rs"]
+#[allow(dead_code)] // kernel-bench uses the rest of it
 mod cases;
 mod peaks;
 mod report;

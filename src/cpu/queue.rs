@@ -10,30 +10,23 @@ use super::layout::{Fill, Memory};
 use super::memory::HostMemory;
 use super::program::Code;
 use crate::device::{
-    Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, TicketSender, Timeline,
+    Account, Charge, DeviceError, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
 };
 use crate::tensor::TensorDesc;
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Commands that may wait in a queue.
-const DEPTH: usize = 64;
 
 /// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place. Also the
 /// most bytes that a command moves on the submitter's thread.
 const SMALL: usize = 256 << 10;
-
-/// Bytes of uploads that may wait in a queue's commands.
-const STAGED: usize = 4 << 20;
 
 /// Longest wait for earlier work before an upload in place.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
-    line: Arc<Line>,
+    line: Arc<Line<Command, Executor>>,
     /// Here while nothing is pending, unless the thread has not given it back yet: see [`CpuQueue::idle`].
     executor: Option<Box<Executor>>,
     timeline: Arc<Timeline>,
@@ -55,12 +48,13 @@ enum Command {
     Mark(u64),
 }
 
-impl Command {
-    /// Bytes that it holds itself.
+impl Staged for Command {
     fn staged(&self) -> usize {
         if let Command::Upload { bytes, .. } = self { bytes.len() } else { 0 }
     }
+}
 
+impl Command {
     /// Whether it is done in no time.
     fn small(&self) -> bool {
         let few = |region: &Region| region.bytes() <= SMALL as u64;
@@ -78,83 +72,10 @@ fn reached(point: &Point) -> bool {
     point.poll() == Ok(true)
 }
 
-/// Commands on their way to the queue's thread, and the executor on its way to or from it.
-#[derive(Default)]
-struct Line {
-    state: Mutex<State>,
-    /// For the thread: there is a command, or there will be no more.
-    news: Condvar,
-    /// For the submitter: there is room again.
-    room: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    pending: VecDeque<Command>,
-    /// Bytes that the pending commands hold.
-    staged: usize,
-    /// With the first pending command it comes, and goes when the last one is done.
-    executor: Option<Box<Executor>>,
-    /// Whether the thread waits for news, and the submitter for room: otherwise nobody need be woken.
-    sleeps: bool,
-    crowded: bool,
-    /// The submitter or the thread is gone.
-    ended: bool,
-}
-
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Changes are single steps: a panic elsewhere cannot have left it torn.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn serve(&self) {
-        let mut held: Option<Box<Executor>> = None;
-        let mut state = self.lock();
-        while !state.ended {
-            let Some(command) = state.pending.pop_front() else {
-                state.executor = held.take().or(state.executor.take());
-                state.sleeps = true;
-                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.sleeps = false;
-                continue;
-            };
-            state.staged -= command.staged();
-            held = held.or(state.executor.take());
-            if std::mem::take(&mut state.crowded) {
-                self.room.notify_one();
-            }
-            drop(state);
-            let Some(executor) = &mut held else { return };
-            executor.obey(command);
-            state = self.lock();
-        }
-    }
-}
-
-/// The queue's thread. However it ends, by a panic too, the submitter does not wait for it.
-struct Thread(Arc<Line>);
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.ended = true;
-        // Whoever waits for their bytes is told.
-        state.pending.clear();
-        state.executor = None;
-        drop(state);
-        self.0.room.notify_one();
-    }
-}
-
 impl CpuQueue {
     pub(super) fn new(device: Arc<CpuDevice>, account: Arc<Account>) -> Result<CpuQueue, DeviceError> {
-        let (line, timeline, abort) = (Arc::<Line>::default(), Timeline::new(), Arc::new(AtomicBool::new(false)));
-        let thread = Thread(Arc::clone(&line));
-        std::thread::Builder::new()
-            .name("cpu-queue".to_owned())
-            .spawn(move || thread.0.serve())
-            .map_err(|e| DeviceError::Bug(format!("cannot start a queue's thread: {e}")))?;
+        let line = Line::start("cpu-queue", Executor::obey)?;
+        let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
         let executor = Executor {
             device: Arc::clone(&device),
             account,
@@ -178,10 +99,7 @@ impl CpuQueue {
     /// The executor, if everything submitted so far is done.
     fn idle(&mut self) -> Option<&mut Executor> {
         if self.executor.is_none() {
-            let mut state = self.line.lock();
-            if state.pending.is_empty() {
-                self.executor = state.executor.take();
-            }
+            self.executor = self.line.idle();
         }
         self.executor.as_deref_mut()
     }
@@ -203,29 +121,8 @@ impl CpuQueue {
     }
 
     fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
-        let line = &*self.line;
-        let mut state = line.lock();
-        while state.pending.len() >= DEPTH || (state.staged > 0 && state.staged + command.staged() > STAGED) {
-            if state.ended {
-                break;
-            }
-            state.crowded = true;
-            state = line.room.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.ended {
-            return Err(DeviceError::Lost);
-        }
-        if let Some(executor) = self.executor.take() {
-            state.executor = Some(executor);
-        }
-        state.staged += command.staged();
-        state.pending.push_back(command);
+        self.line.hand_over(command, &mut self.executor)?;
         self.dirty = true;
-        let wake = state.sleeps;
-        drop(state);
-        if wake {
-            line.news.notify_one();
-        }
         Ok(())
     }
 
@@ -363,10 +260,7 @@ impl Drop for CpuQueue {
     fn drop(&mut self) {
         // The thread ends by itself: at the next node, or when it sees that there will be no more commands.
         self.abort.store(true, Ordering::Relaxed);
-        let mut state = self.line.lock();
-        state.ended = true;
-        drop(state);
-        self.line.news.notify_one();
+        self.line.end();
     }
 }
 

@@ -120,3 +120,10 @@ impl Core {
         stream.synchronize(self)
     }
 }
+
+impl Drop for Core {
+    /// What it owns is freed next, and the driver frees in the current context: another device's may have failed.
+    fn drop(&mut self) {
+        let _ = self.bind();
+    }
+}

@@ -39,6 +39,11 @@ impl Buffer {
         self.0.bytes
     }
 
+    /// Name of the device whose memory it is.
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
     /// A number that no other buffer of this process has or had.
     pub fn id(&self) -> u64 {
         self.0.id

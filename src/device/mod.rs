@@ -16,10 +16,12 @@
 //! is submitted after it was returned runs (a device may have gone on with what was submitted before). [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
 mod account;
+mod line;
 mod memory;
 mod timeline;
 
 pub use account::{Account, Charge};
+pub(crate) use line::{Line, Staged};
 pub use memory::{Buffer, Program, Region};
 pub(crate) use timeline::Progress;
 pub use timeline::{Point, Ticket, TicketSender, Timeline};
@@ -134,6 +136,21 @@ pub enum DeviceError {
     /// A bug of ours: please report it.
     #[error("bug in fanout: {0}")]
     Bug(String),
+    /// A failure of one of several devices that work together as one.
+    #[error("{device}: {source}")]
+    On {
+        /// Name of the device that failed.
+        device: String,
+        /// What failed there.
+        source: Box<DeviceError>,
+    },
+}
+
+impl DeviceError {
+    /// This failure with the name of its device.
+    pub(crate) fn on(self, device: &str) -> DeviceError {
+        DeviceError::On { device: device.to_owned(), source: Box::new(self) }
+    }
 }
 
 /// The bytes of an upload.

@@ -84,7 +84,7 @@ pub(crate) fn steps<K, U, E: From<U>>(
     fuse: impl Fn(&Fused, &NodeView<'_>) -> Option<K>,
     mut take: impl FnMut(Step<K>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let readers = readers(graph);
+    let readers = graph.readers();
     let mut rest = graph.nodes();
     while let Some(node) = rest.first() {
         // A graph's nodes name its own tensors: `validate` has seen to it.
@@ -121,19 +121,6 @@ impl Found {
         let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs) };
         fuse(&self.fused, &view)
     }
-}
-
-/// How many sources of nodes each tensor is, itself or through a view that names it.
-fn readers(graph: &Graph) -> Vec<u32> {
-    let mut readers = vec![0u32; graph.tensors().len()];
-    for id in graph.nodes().iter().flat_map(|node| node.srcs).flatten() {
-        for id in [Some(id), graph.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
-            if let Some(count) = readers.get_mut(id.0 as usize) {
-                *count = count.saturating_add(1);
-            }
-        }
-    }
-    readers
 }
 
 /// Consecutive nodes with the ops of a pattern.

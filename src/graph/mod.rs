@@ -14,6 +14,8 @@ pub(crate) use overlap::{Overlap, overlap};
 
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Index of a tensor in its graph's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -93,5 +95,93 @@ impl Graph {
             }
         }
         Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs) })
+    }
+
+    /// How many sources of nodes each tensor is, itself or through a view that names it; by id.
+    pub(crate) fn readers(&self) -> Vec<u32> {
+        let mut readers = vec![0u32; self.tensors.len()];
+        for id in self.nodes.iter().flat_map(|node| node.srcs).flatten() {
+            for id in [Some(id), self.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
+                if let Some(count) = readers.get_mut(id.0 as usize) {
+                    *count = count.saturating_add(1);
+                }
+            }
+        }
+        readers
+    }
+
+    /// The graph of some consecutive nodes with only the tensors that they name, which `place` puts into slots of these
+    /// sizes. A tensor that other nodes read too, by the [`Graph::readers`] of all, is one that anyone may read.
+    pub(crate) fn part(
+        &self,
+        nodes: Range<usize>,
+        readers: &[u32],
+        slots: Vec<usize>,
+        mut place: impl FnMut(&Tensor) -> Option<Place>,
+    ) -> Graph {
+        let (mut part, mut ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
+        let mut olds = Vec::new();
+        let mut renamed = |id: TensorId| {
+            *ids.entry(id).or_insert_with(|| {
+                olds.push(id);
+                TensorId(olds.len() as u32 - 1)
+            })
+        };
+        for node in self.nodes.get(nodes).unwrap_or_default() {
+            let (dst, srcs) = (renamed(node.dst), node.srcs.map(|id| id.map(&mut renamed)));
+            part.nodes.push(Node { op: node.op.clone(), dst, srcs });
+        }
+        // Parts can be many and short, and live as long as their programs.
+        part.nodes.shrink_to_fit();
+        part.tensors.reserve_exact(olds.len());
+        for tensor in olds.iter().filter_map(|&old| self.tensor(old)) {
+            let view_of = tensor.view_of.and_then(|of| ids.get(&of).copied());
+            part.tensors.push(Tensor { place: place(tensor), view_of, ..tensor.clone() });
+        }
+        let inside = part.readers();
+        for ((tensor, old), inside) in part.tensors.iter_mut().zip(&olds).zip(inside) {
+            if readers.get(old.0 as usize) != Some(&inside) {
+                tensor.uses = None;
+            }
+        }
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::unary::Unary;
+    use crate::tensor::DType;
+
+    /// A result may be left out where all that read it are in its part, also through views, and only there.
+    #[test]
+    fn a_part_says_who_else_reads_its_tensors() {
+        let mut b = Builder::new();
+        let x = b.leaf(DType::F32, [8, 1, 1, 1]).unwrap();
+        let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
+        let desc = b.tensor(y).unwrap().desc;
+        let seen = b.view(y, desc, 0).unwrap();
+        let z = b.node(Unary::Sqr, &[Some(seen)]).unwrap();
+        b.node(Unary::Sqr, &[Some(z)]).unwrap();
+        for id in [y, seen, z] {
+            b.used_only(id, 1).unwrap();
+        }
+        let graph = b.build().unwrap();
+        let part = |nodes| {
+            graph.part(nodes, &graph.readers(), vec![graph.slots()[0] + 4096], |t| {
+                t.place.map(|p| Place { offset: p.offset + 4096, ..p })
+            })
+        };
+        let uses = |part: &Graph| part.nodes().iter().map(|n| part.tensor(n.dst).unwrap().uses).collect::<Vec<_>>();
+        assert_eq!(uses(&part(0..3)), [Some(1), Some(1), None]);
+        assert_eq!(uses(&part(0..2)), [Some(1), None], "the reader of the second is elsewhere");
+        assert_eq!(uses(&part(0..1)), [None], "the one that reads the first as a view is elsewhere");
+        let last = part(1..3);
+        assert_eq!((last.tensors().len(), last.tensors()[1].view_of), (3, None), "only what its nodes name");
+        assert_eq!(last.tensors()[0].place.unwrap().offset, 4096 + graph.tensor(z).unwrap().place.unwrap().offset);
+        let first = part(0..2);
+        assert_eq!(first.tensors()[3].view_of, Some(first.nodes()[0].dst));
+        assert!(validate::check(&part(0..3)).is_ok());
     }
 }

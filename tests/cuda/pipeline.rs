@@ -16,11 +16,12 @@ const FIRST: [Unary; 2] = [DOUBLE, INCREMENT];
 const SECOND: [Unary; 2] = [INCREMENT, DOUBLE];
 
 struct Stages {
-    rig: Rig,
     programs: [Program; 2],
     /// By device: a place for each micro-batch in flight.
     slots: [Vec<Buffer>; 2],
     results: Buffer,
+    // Last: it ends the session.
+    rig: Rig,
 }
 
 impl Stages {
@@ -29,7 +30,7 @@ impl Stages {
         let programs = [rig.program(0, &chain(N, &FIRST)), rig.program(1, &chain(N, &SECOND))];
         let slots = [0, 1].map(|device| (0..DEPTH).map(|_| rig.buffer(device, SLOT)).collect());
         let results = rig.buffer(1, SLOT * BATCHES as u64);
-        Stages { rig, programs, slots, results }
+        Stages { programs, slots, results, rig }
     }
 
     /// Submits all micro-batches. `write_after_read`: the first device waits for the copy out of a slot before it writes it

@@ -52,6 +52,17 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    /// The last work of a dropped queue ends on a thread of its own, and with it the context: before the session does.
+    fn drop(&mut self) {
+        self.devices.clear();
+        let until = Instant::now() + Duration::from_secs(5);
+        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") && Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// The number behind a key's first appearance; 0 without one.
 fn number(json: &str, key: &str) -> u64 {
     let digits = json.split_once(key).map_or("", |(_, rest)| rest);

@@ -1,6 +1,9 @@
 //! The device contract, on the CPU device: order, points, failures, memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
+mod fallback;
+mod spy;
+
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};
 use fanout::graph::{Builder, Graph};

@@ -16,6 +16,7 @@ mod rows;
 mod softmax;
 mod sort;
 mod unary;
+mod zip;
 
 use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};

@@ -1,0 +1,142 @@
+//! A device that runs what its primary cannot on a second one, node by node.
+//!
+//! To the outside it is the primary: its name, its memory, its buffers. It takes every node that either of the two takes.
+//! A graph that the primary takes as a whole is the primary's program, and nothing here touches it. Any other is cut into
+//! runs of nodes (`cut`): the primary's run where its memory is; for the others the bytes that they need are brought
+//! to one buffer of the second device and what they wrote is brought back, and no more (`worker`).
+//!
+//! A queue is the primary's too until its first program that falls back. That one, and what comes while it runs, goes to
+//! a thread (`queue`), because moving bytes means to wait for them.
+
+mod cut;
+mod queue;
+mod ranges;
+mod worker;
+
+use crate::device::{
+    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Support, Unsupported,
+};
+use crate::graph::Graph;
+use crate::ops::{NodeView, OpCode};
+use crate::tensor::TensorDesc;
+use cut::Cut;
+use log::warn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+/// A primary device with a second one behind it.
+#[derive(Debug)]
+pub struct Fallback {
+    primary: Arc<dyn Device>,
+    second: Arc<dyn Device>,
+    by_op: [OfOp; OpCode::ALL.len()],
+    /// For queues and programs.
+    this: Weak<Fallback>,
+}
+
+/// What an op has done here.
+#[derive(Debug)]
+struct OfOp {
+    /// Nodes that ran on the second device.
+    ran: AtomicU64,
+    /// Whether the log has it.
+    said: AtomicBool,
+}
+
+/// Which of the two devices runs a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    Primary,
+    Second,
+}
+
+impl Fallback {
+    /// `primary`, with `second` for the nodes that it does not run. Buffers of devices are told apart by the devices'
+    /// names: each device of a process needs one of its own.
+    pub fn new(primary: Arc<dyn Device>, second: Arc<dyn Device>) -> Arc<Fallback> {
+        let by_op = [const { OfOp { ran: AtomicU64::new(0), said: AtomicBool::new(false) } }; OpCode::ALL.len()];
+        Arc::new_cyclic(|this| Fallback { primary, second, by_op, this: this.clone() })
+    }
+
+    /// How many nodes of an op have run on the second device.
+    pub fn ran(&self, op: OpCode) -> u64 {
+        self.of(op).map_or(0, |of| of.ran.load(Relaxed))
+    }
+
+    /// The ops that have run on the second device, each with its number of nodes.
+    pub fn counts(&self) -> Vec<(OpCode, u64)> {
+        OpCode::ALL.iter().map(|&op| (op, self.ran(op))).filter(|&(_, nodes)| nodes > 0).collect()
+    }
+
+    fn count(&self, ops: &[(OpCode, u64)]) {
+        for &(op, nodes) in ops {
+            if let Some(of) = self.of(op) {
+                of.ran.fetch_add(nodes, Relaxed);
+            }
+        }
+    }
+
+    fn of(&self, op: OpCode) -> Option<&OfOp> {
+        self.by_op.get(op as usize)
+    }
+
+    /// Who runs a node, and for the second device why.
+    fn side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
+        let Support::No(lacks) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
+        match self.second.support(node) {
+            Support::Yes => Ok((Side::Second, Some(lacks))),
+            Support::No(too) => {
+                let (first, second) = (&self.primary.info().name, &self.second.info().name);
+                let reason = format!("on {first}: {}; on {second}: {}", lacks.reason, too.reason);
+                Err(Unsupported { op: lacks.op, reason })
+            }
+        }
+    }
+
+    /// Says in the log that an op falls back, the first time.
+    fn say(&self, no: &Unsupported) {
+        if self.of(no.op).is_some_and(|of| !of.said.swap(true, Relaxed)) {
+            let (first, second) = (&self.primary.info().name, &self.second.info().name);
+            warn!(
+                "{first} does not run {} ({}): it runs on {second}, and its data is moved there and back",
+                no.op, no.reason
+            );
+        }
+    }
+}
+
+impl Device for Fallback {
+    fn info(&self) -> &DeviceInfo {
+        self.primary.info()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        self.primary.memory()
+    }
+
+    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        self.primary.alloc(bytes, account)
+    }
+
+    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        self.primary.alloc_size(tensor)
+    }
+
+    fn support(&self, node: NodeView<'_>) -> Support {
+        self.side(node).map_or_else(Support::No, |_| Support::Yes)
+    }
+
+    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        match self.primary.prepare(Arc::clone(&graph)) {
+            Err(DeviceError::Unsupported(_)) => {}
+            done => return done,
+        }
+        let cut = Cut::new(self, &graph)?;
+        Ok(Program::new(graph, Box::new(cut)))
+    }
+
+    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        let this = self.this.upgrade().ok_or(DeviceError::Lost)?;
+        Ok(Box::new(queue::FallbackQueue::new(this, account)?))
+    }
+}

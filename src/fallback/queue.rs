@@ -1,0 +1,215 @@
+//! The queue: the primary's own until a program falls back, and again whenever none is pending.
+//!
+//! Whoever holds the [`Worker`], with the primary's queue in it, may submit to the primary. While nothing is pending that
+//! is the submitter. A program that falls back is handed with the worker to the queue's thread, which that program starts,
+//! and so is all that comes before the thread has given the worker back.
+
+use super::Fallback;
+use super::cut::Cut;
+use super::worker::{Command, PATIENCE, Shelf, Worker};
+use crate::device::{Account, Device, DeviceError, Line, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::tensor::TensorDesc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Largest upload that is copied into its command; a larger one waits for earlier work.
+const SMALL: u64 = 256 << 10;
+
+pub(super) struct FallbackQueue {
+    device: Arc<Fallback>,
+    /// Here while nothing is pending, unless the thread has not given it back yet: see [`FallbackQueue::idle`].
+    worker: Option<Box<Worker>>,
+    /// Since the first program that fell back.
+    thread: Option<Arc<Line<Command, Worker>>>,
+    shelf: Arc<Shelf>,
+    /// Of what the thread does.
+    timeline: Arc<Timeline>,
+    marked: u64,
+    /// Whether anything was handed to the thread since the last mark.
+    dirty: bool,
+    /// From which other devices the primary copies, as it has answered.
+    copies: Vec<(String, bool)>,
+}
+
+impl FallbackQueue {
+    pub(super) fn new(device: Arc<Fallback>, account: &Arc<Account>) -> Result<FallbackQueue, DeviceError> {
+        let worker = Worker::new(Arc::clone(&device), account)?;
+        let (shelf, timeline) = (Arc::clone(&worker.shelf), Arc::clone(&worker.timeline));
+        let worker = Some(Box::new(worker));
+        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false, copies: Vec::new() })
+    }
+
+    /// The primary's queue, if everything that was handed over is done.
+    ///
+    /// # Errors
+    /// What failed on the thread: it sticks.
+    fn idle(&mut self) -> Result<Option<&mut dyn Queue>, DeviceError> {
+        if let Some(thread) = &self.thread {
+            if let Some(failure) = self.timeline.failure() {
+                return Err(failure);
+            }
+            if self.worker.is_none() {
+                self.worker = thread.idle();
+            }
+        }
+        self.worker.as_mut().map(|worker| worker.primary()).transpose()
+    }
+
+    fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
+        let thread = match &mut self.thread {
+            Some(thread) => thread,
+            none => none.insert(Line::start("fallback-queue", Worker::obey)?),
+        };
+        thread.hand_over(command, &mut self.worker)?;
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Commands that wait are checked when they come: what is wrong with them is their submitter's fault, not the queue's.
+    fn ours(&self, region: &Region) -> Result<(), DeviceError> {
+        let ours = region.buffer().device() == self.device.info().name;
+        if ours { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
+    }
+
+    fn fits(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+        let slots = program.graph().slots();
+        let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
+        if !fits {
+            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
+        }
+        bindings.iter().try_for_each(|region| self.ours(region))
+    }
+
+    fn submit(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        self.fits(program, bindings)?;
+        self.hand_over(Command::Run { program: program.clone(), bindings: Arc::clone(bindings) })
+    }
+
+    /// Whether a program is for the thread.
+    fn falls_back(&self, program: &Program) -> Result<bool, DeviceError> {
+        match program.code::<Cut>() {
+            Some(cut) if cut.is_of(&self.device) => Ok(true),
+            Some(_) => Err(DeviceError::Misuse("a program of another device")),
+            None => Ok(false),
+        }
+    }
+}
+
+impl Queue for FallbackQueue {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        if let Some(primary) = self.idle()? {
+            return primary.upload(dst, tensor, src);
+        }
+        self.ours(&dst)?;
+        if matches!(&src, Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
+            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+        }
+        if dst.bytes() > SMALL {
+            let thread = self.thread.as_ref().ok_or(DeviceError::Lost)?;
+            self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
+            // A failure of what came before was not known yet.
+            return match self.idle()? {
+                Some(primary) => primary.upload(dst, tensor, src),
+                None => Err(DeviceError::Lost),
+            };
+        }
+        let bytes = match src {
+            Source::Borrowed(bytes) => bytes.to_vec(),
+            Source::Writer(fill) => {
+                let mut bytes = vec![0; dst.bytes() as usize];
+                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                bytes
+            }
+        };
+        self.hand_over(Command::Upload { dst, bytes })
+    }
+
+    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+        if let Some(primary) = self.idle()? {
+            return primary.download(src);
+        }
+        self.ours(&src)?;
+        let (to, ticket) = Ticket::new();
+        self.hand_over(Command::Download { src, to })?;
+        Ok(ticket)
+    }
+
+    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
+        if let Some(primary) = self.idle()? {
+            return primary.fill(dst, value);
+        }
+        self.ours(&dst)?;
+        self.hand_over(Command::Fill { dst, value })
+    }
+
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+        let foreign = self.ours(&src).is_err();
+        let known = self.copies.iter().find(|(device, _)| device == src.buffer().device()).map(|&(_, can)| can);
+        if let Some(primary) = self.idle()? {
+            let news = (foreign && known.is_none()).then(|| src.buffer().device().to_owned());
+            let can = primary.copy_from(src, dst, after)?;
+            self.copies.extend(news.map(|device| (device, can)));
+            return Ok(can);
+        }
+        self.ours(&dst)?;
+        if src.bytes() != dst.bytes() {
+            return Err(DeviceError::Misuse("a copy's regions differ in size"));
+        }
+        // Whether the primary can do it must be said now, and its queue is away: only what is known counts.
+        if foreign && known != Some(true) {
+            return Ok(false);
+        }
+        self.hand_over(Command::Copy { src, dst, after: after.cloned() })?;
+        Ok(true)
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        let falls_back = self.falls_back(program)?;
+        match self.idle()? {
+            Some(primary) if !falls_back => primary.run(program, bindings),
+            _ => self.submit(program, bindings),
+        }
+    }
+
+    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
+        let falls_back = self.falls_back(program)?;
+        match self.idle()? {
+            Some(primary) if !falls_back => primary.run_here(program, bindings, patience),
+            _ => self.submit(program, bindings),
+        }
+    }
+
+    fn mark(&mut self) -> Point {
+        let dirty = self.dirty;
+        match self.idle() {
+            Ok(Some(primary)) => return primary.mark(),
+            Ok(None) if dirty => {
+                self.marked += 1;
+                // When the thread is gone, the timeline carries the failure that waiting for the point returns.
+                let _ = self.hand_over(Command::Mark(self.marked));
+                self.dirty = false;
+            }
+            Ok(None) => {}
+            // Never reached.
+            Err(_) => return Point::new(&self.timeline, self.marked + 1),
+        }
+        Point::new(&self.timeline, self.marked)
+    }
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+        if let Some(primary) = self.idle()? {
+            return primary.wait(point);
+        }
+        self.hand_over(Command::Wait(point.clone()))
+    }
+}
+
+impl Drop for FallbackQueue {
+    fn drop(&mut self) {
+        let Some(thread) = &self.thread else { return };
+        self.timeline.fail(DeviceError::Lost);
+        thread.end();
+        // The devices stop what runs, which ends the thread's wait for them.
+        self.shelf.end();
+    }
+}

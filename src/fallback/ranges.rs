@@ -1,0 +1,86 @@
+//! Sets of bytes, by slot.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges that share no byte; those that overlap become one, those that only touch stay two.
+#[derive(Default)]
+pub(super) struct Ranges(BTreeMap<(u32, usize), usize>);
+
+impl Ranges {
+    /// Adds a range, and tells `missing` which parts of it were not there.
+    pub(super) fn insert(&mut self, slot: u32, range: Range<usize>, mut missing: impl FnMut(Range<usize>)) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut whole, mut unseen) = (range.clone(), range.end);
+        // What is taken out is never visited again: many insertions cost no more than there are of them.
+        while let Some(found) = self.last_before(slot, range.end).filter(|found| found.end > range.start) {
+            self.0.remove(&(slot, found.start));
+            whole = whole.start.min(found.start)..whole.end.max(found.end);
+            if found.end < unseen {
+                missing(found.end..unseen);
+            }
+            unseen = found.start;
+        }
+        if range.start < unseen {
+            missing(range.start..unseen);
+        }
+        self.0.insert((slot, whole.start), whole.end);
+    }
+
+    /// Whether some byte of a range is there.
+    pub(super) fn touches(&self, slot: u32, range: &Range<usize>) -> bool {
+        !range.is_empty() && self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
+    }
+
+    /// All of them, by slot and in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
+        self.0.iter().map(|(&(slot, start), &end)| (slot, start..end))
+    }
+
+    fn last_before(&self, slot: u32, end: usize) -> Option<Range<usize>> {
+        self.0.range((slot, 0)..(slot, end)).next_back().map(|(&(_, start), &end)| start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_sets_of_bytes() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..200 {
+            let (mut ranges, mut there) = (Ranges::default(), [[false; 40]; 2]);
+            for _ in 0..12 {
+                let (slot, start) = (rng.usize(0..2), rng.usize(0..40));
+                let range = start..rng.usize(start..=40);
+                let touched = there[slot][range.clone()].contains(&true);
+                assert_eq!(ranges.touches(slot as u32, &range), touched && !range.is_empty());
+                let mut added = there[slot];
+                ranges.insert(slot as u32, range.clone(), |missing| {
+                    for i in missing {
+                        assert!(!std::mem::replace(&mut added[i], true), "{i} was there");
+                    }
+                });
+                there[slot][range].fill(true);
+                assert_eq!(added, there[slot]);
+            }
+            let mut found = [[false; 40]; 2];
+            for (slot, range) in ranges.iter() {
+                assert!(range.clone().all(|i| !std::mem::replace(&mut found[slot as usize][i], true)));
+            }
+            assert_eq!(found, there);
+        }
+    }
+
+    #[test]
+    fn neighbours_stay_two_and_overlaps_become_one() {
+        let mut ranges = Ranges::default();
+        for range in [0..4, 4..8, 12..16, 7..9, 20..20] {
+            ranges.insert(0, range, |_| ());
+        }
+        assert_eq!(ranges.iter().map(|(_, range)| range).collect::<Vec<_>>(), [0..4, 4..9, 12..16]);
+    }
+}

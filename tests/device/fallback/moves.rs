@@ -1,0 +1,169 @@
+//! What moves between the two devices: no byte without need.
+
+use super::super::{floats, soon};
+use super::{ROW, in_place, leaf, node, pair, region, rows, square, sum};
+use fanout::device::{Device, Source};
+use fanout::graph::{Builder, TensorId};
+use fanout::ops::OpCode::{self, Add, Cpy, SetRows, Sqr};
+use fanout::ops::binary::Binary;
+use fanout::ops::copy::Copy;
+use fanout::tensor::{DType, TensorDesc};
+use std::sync::Arc;
+
+/// The least that can be moved, for graphs of one run of refused nodes.
+#[test]
+fn no_byte_moves_without_need() {
+    type Make = fn(&mut Builder) -> TensorId;
+    let row = 64u64;
+    let table: &[(&str, Make, &[OpCode], u64, u64)] = &[
+        ("two sources", |b| sum(b), &[Add], 2 * row, row),
+        (
+            "a source read twice",
+            |b| {
+                let x = leaf(b);
+                node(b, Binary::Add, &[x, x])
+            },
+            &[Add],
+            row,
+            row,
+        ),
+        (
+            "a result that is read on the spot and later",
+            |b| {
+                let s = sum(b);
+                square(b, s)
+            },
+            &[Add, Sqr],
+            2 * row,
+            2 * row,
+        ),
+        (
+            "a result for the next node alone",
+            |b| {
+                let s = sum(b);
+                b.used_only(s, 1).unwrap();
+                square(b, s)
+            },
+            &[Add, Sqr],
+            2 * row,
+            row,
+        ),
+        (
+            "a result with another reader somewhere",
+            |b| {
+                let s = sum(b);
+                b.used_only(s, 2).unwrap();
+                square(b, s)
+            },
+            &[Add, Sqr],
+            2 * row,
+            2 * row,
+        ),
+        (
+            "in place",
+            |b| {
+                let x = leaf(b);
+                in_place(b, x)
+            },
+            &[Sqr],
+            row,
+            row,
+        ),
+        (
+            "twice in place",
+            |b| {
+                let x = leaf(b);
+                let y = in_place(b, x);
+                in_place(b, y)
+            },
+            &[Sqr],
+            row,
+            row,
+        ),
+        (
+            "in place on someone's memory, for the next node alone",
+            |b| {
+                let x = leaf(b);
+                let y = in_place(b, x);
+                b.used_only(y, 1).unwrap();
+                square(b, y)
+            },
+            &[Sqr],
+            row,
+            2 * row,
+        ),
+        (
+            "a part of what was just computed",
+            |b| {
+                let s = sum(b);
+                let half = b.view(s, TensorDesc::contiguous(DType::F32, [8, 1, 1, 1]).unwrap(), 32).unwrap();
+                square(b, half)
+            },
+            &[Add, Sqr],
+            2 * row,
+            row + row / 2,
+        ),
+        (
+            "a destination with gaps",
+            |b| {
+                let x = b.leaf(DType::F32, [4, 8, 1, 1]).unwrap();
+                let desc = TensorDesc::strided(DType::F32, [4, 8, 1, 1], [4, 64, 512, 512]).unwrap();
+                let into = b.leaf_of(desc).unwrap();
+                let onto = b.view(into, desc, 0).unwrap();
+                b.node_onto(Copy::Cpy, &[Some(x), Some(into)], onto).unwrap()
+            },
+            &[Cpy],
+            128 + 464,
+            464,
+        ),
+        (
+            "a dense part of a tensor",
+            |b| {
+                let (x, cache) = (leaf(b), b.leaf(DType::F32, [16, 8, 1, 1]).unwrap());
+                let desc = TensorDesc::contiguous(DType::F32, ROW).unwrap();
+                let into = b.view(cache, desc, 128).unwrap();
+                let onto = b.view(cache, desc, 128).unwrap();
+                b.node_onto(Copy::Cpy, &[Some(x), Some(into)], onto).unwrap()
+            },
+            &[Cpy],
+            row,
+            row,
+        ),
+        ("rows of a cache", |b| rows(b), &[SetRows], 2 * row + 8 * row + 16, 8 * row),
+    ];
+    for &(what, make, refused, down, up) in table {
+        let mut b = Builder::new();
+        make(&mut b);
+        let graph = Arc::new(b.build().unwrap());
+        let pair = pair(refused);
+        let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
+        let buffer = pair.buffer(graph.slots()[0]);
+        let mut queue = pair.queue();
+        queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+        queue.mark().wait(soon()).unwrap();
+        assert_eq!(pair.primary.moved(), (down, up), "{what}: bytes from and to the primary");
+        assert_eq!(pair.second.moved(), (up, down), "{what}: bytes from and to the second");
+        let nodes: u64 = pair.device.counts().iter().map(|&(_, n)| n).sum();
+        assert_eq!(nodes, graph.nodes().len() as u64, "{what}");
+    }
+}
+
+/// More bytes than are on their way at a time, and not a whole number of pieces.
+#[test]
+fn large_operands_arrive_in_pieces() {
+    let n = 2_500_001;
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
+    let y = square(&mut b, x);
+    let graph = Arc::new(b.build().unwrap());
+    let pair = pair(&[Sqr]);
+    let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
+    let buffer = pair.buffer(graph.slots()[0]);
+    let mut queue = pair.queue();
+    let bytes: Vec<u8> = (0..n).flat_map(|i| ((i % 4093) as f32).to_le_bytes()).collect();
+    queue.upload(region(&graph, &buffer, x), None, Source::Borrowed(&bytes)).unwrap();
+    queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+    let got = floats(&queue.download(region(&graph, &buffer, y)).unwrap().wait(soon()).unwrap());
+    let wrong = (0..n).find(|i| got[*i] != ((i % 4093) as f32).powi(2));
+    assert_eq!((got.len(), wrong), (n, None));
+}
