@@ -105,5 +105,5 @@ fn check(what: &str, counts: &str) {
     assert!(least >= f64::from(64 << 20), "{what}: {least} bytes are no 64 MiB");
     let (moved, full) = (both("bytes") / least, both("bytes") / (both("sectors") * SECTOR));
     assert!(moved <= 1.05, "{what}: moves {moved:.3} times the least bytes");
-    assert!(full >= 0.95, "{what}: {:.1} % of the sectors' bytes are asked for", full * 100.0);
+    assert!(full >= 0.95, "{what}: {kernels:?}: {:.1} % of the sectors' bytes are asked for", full * 100.0);
 }
