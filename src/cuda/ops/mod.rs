@@ -22,7 +22,7 @@ use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
 use crate::device::Unsupported;
 use crate::graph::fuse::Fused;
-use crate::ops::{NodeView, Op};
+use crate::ops::{MAX_SRC, NodeView, Op};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -38,6 +38,10 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
         return Ok(Kernel::default());
     }
     let on = On { node, gpu };
+    let operands = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
+    if !operands.into_iter().all(steps_are_aligned) {
+        return Err(on.unsupported("strides that are no multiple of an element"));
+    }
     match node.op {
         Op::Unary(op) => unary::select(*op, &on),
         Op::Binary(op) => binary::select(*op, &on),
@@ -62,6 +66,22 @@ pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Ker
         Fused::Norm { op, around } => norm::fused(op, around, &on),
         Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
+}
+
+/// The least alignment of a type's elements: a GPU faults at an address that is no multiple of the access, and the one door for
+/// graphs, `graph::validate`, lets any address through, as a CPU can read it.
+pub(super) fn alignment(dtype: DType) -> usize {
+    match dtype {
+        DType::MXFP4 => 1,
+        t if t.is_block() => 2,
+        t => t.block_bytes(),
+    }
+}
+
+/// Whether all elements are aligned where the first one is.
+fn steps_are_aligned(t: &TensorDesc) -> bool {
+    let (ne, nb, align) = (t.ne(), t.nb(), alignment(t.dtype()));
+    (0..DIMS).all(|d| ne[d] <= 1 || nb[d].is_multiple_of(align))
 }
 
 /// A node and the GPU it shall run on.
@@ -114,7 +134,7 @@ impl<'a> On<'a> {
     /// The error that a node's types are not among those its kernels take.
     fn types(&self) -> Unsupported {
         let mut reason = String::from("types");
-        for src in (0..crate::ops::MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
+        for src in (0..MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
             reason += &format!(" {}", src.dtype());
         }
         self.unsupported(reason + &format!(" -> {}", self.node.dst.dtype()))
