@@ -202,7 +202,6 @@ impl Bench {
             match &outcome {
                 Ok(())
                 | Err(DeviceError::Data { .. } | DeviceError::Unsupported(_) | DeviceError::OutOfMemory { .. }) => {}
-                Err(e) if misaligned(e) => {}
                 Err(e) => wrong(&format!("{name}: {e}")),
             }
             if let Some((slot, at)) = memory.trespass(&after) {
@@ -212,8 +211,7 @@ impl Bench {
         }
         let kind = |o: &Result<(), DeviceError>| o.as_ref().map_err(std::mem::discriminant).copied();
         for (other, (name, _)) in outcomes.iter().zip(&self.devices).skip(1) {
-            let same = kind(&other.0) == kind(&outcomes[0].0) || other.0.as_ref().is_err_and(misaligned);
-            if !same {
+            if kind(&other.0) != kind(&outcomes[0].0) {
                 wrong(&format!("{name}: {:?}, exact with 1 thread: {:?}", other.0, outcomes[0].0));
             }
         }
@@ -230,17 +228,10 @@ impl Bench {
             }
             if let ([_], true) = (graph.nodes(), memory.sane) {
                 agree(graph, &outcomes[0].1, &outcomes[2].1, wrong);
-                if outcomes[GPU].0.is_ok() {
-                    agree(graph, &outcomes[0].1, &outcomes[GPU].1, wrong);
-                }
+                agree(graph, &outcomes[0].1, &outcomes[GPU].1, wrong);
             }
         }
     }
-}
-
-/// What a GPU refuses and a CPU does not.
-fn misaligned(e: &DeviceError) -> bool {
-    matches!(e, DeviceError::Misuse(text) if text.contains("aligned"))
 }
 
 /// An error without the name of the device that had it.

@@ -38,9 +38,8 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
         return Ok(Kernel::default());
     }
     let on = On { node, gpu };
-    let operands = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
-    if !operands.into_iter().all(steps_are_aligned) {
-        return Err(on.unsupported("strides that are no multiple of an element"));
+    if !node.aligned {
+        return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
     match node.op {
         Op::Unary(op) => unary::select(*op, &on),
@@ -66,22 +65,6 @@ pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Ker
         Fused::Norm { op, around } => norm::fused(op, around, &on),
         Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
-}
-
-/// The least alignment of a type's elements: a GPU faults at an address that is no multiple of the access, and the one door for
-/// graphs, `graph::validate`, lets any address through, as a CPU can read it.
-pub(super) fn alignment(dtype: DType) -> usize {
-    match dtype {
-        DType::MXFP4 => 1,
-        t if t.is_block() => 2,
-        t => t.block_bytes(),
-    }
-}
-
-/// Whether all elements are aligned where the first one is.
-fn steps_are_aligned(t: &TensorDesc) -> bool {
-    let (ne, nb, align) = (t.ne(), t.nb(), alignment(t.dtype()));
-    (0..DIMS).all(|d| ne[d] <= 1 || nb[d].is_multiple_of(align))
 }
 
 /// A node and the GPU it shall run on.
