@@ -16,14 +16,14 @@
 #include "mul_mat_vec.cuh"
 #define ENTRY3(prefix, name) prefix##_##name
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
-// Without a number of blocks, ptxas gives up registers for more of them, and spills.
-#define ENTRY(prefix, threads) extern "C" __global__ void __launch_bounds__(threads, 1) ENTRY2(prefix, NAME)
+#define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
 #if __CUDA_ARCH__ >= 800
 #include "mul_mat_tile.cuh"
 
-ENTRY(mul_mat_tile64, 128)(Product args) { mat_tile<TYPE, 4>(args); }
-ENTRY(mul_mat_tile128, 256)(Product args) { mat_tile<TYPE, 8>(args); }
+// Without a least number of blocks, ptxas would save registers for the sake of one more, and spill.
+ENTRY(mul_mat_tile64, 128, 1)(Product args) { mat_tile<TYPE, 4>(args); }
+ENTRY(mul_mat_tile128, 256, 1)(Product args) { mat_tile<TYPE, 8>(args); }
 #else // these are the same on all targets
 ENTRY(mul_mat_vec1, 128)(Product args) { mat_vec<TYPE, 1>(args); }
 ENTRY(mul_mat_vec2, 128)(Product args) { mat_vec<TYPE, 2>(args); }

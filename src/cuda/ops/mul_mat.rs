@@ -125,7 +125,8 @@ fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Uns
     let count = b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))?;
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
     let (entry, width, in_x, log2_lanes, threads) = if n > FEW && on.gpu.capability >= TENSOR_CORES {
-        let large = u64::from(m.div_ceil(128)) * counted(64).0 * counted(64).1;
+        let large = u64::from(m.div_ceil(128)) * counted(64).0;
+        let large = large.saturating_mul(counted(64).1);
         let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
         (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
     } else {
@@ -153,7 +154,8 @@ fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Uns
     on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &numbers)
 }
 
-/// Bytes between neighbours in a dimension, or none where it has one element and its stride says nothing: strides decide how rows are read.
+/// Bytes between neighbours in a dimension; none where it has one element, and a stride that says nothing. Strides decide
+/// how rows may be read.
 fn stride(shape: &Shape, dim: usize) -> u64 {
     if shape.ne[dim] == 1 { 0 } else { shape.nb[dim] }
 }
