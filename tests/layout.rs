@@ -90,7 +90,7 @@ fn rooms_know_only_what_is_below_them() {
         ("src/fallback", &["crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
         ("src/cpu", &["crate::rpc", "crate::registry", "std::net", "socket2"]),
         ("src/rpc/wire", &["std::net", "std::io", "socket2", "crate::cpu", "crate::device", "crate::graph"]),
-        ("src/rpc/server", &["crate::cpu"]),
+        ("src/rpc/server", &["crate::cpu", "crate::cuda", "crate::fallback", "crate::registry", "CUDA"]),
     ];
     for path in all_sources() {
         let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
