@@ -7,6 +7,7 @@
 #include "common/abi.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
+#include "common/vector.cuh"
 
 // Which function (the kind's number; from 32 on the ops of their own), and its parameters.
 struct Op {
@@ -86,14 +87,13 @@ __device__ __forceinline__ void apply(const Op &op, float (&x)[N]) {
 // A launch of ceil(n / 8 / blockDim.x) blocks.
 template <class T>
 __device__ __forceinline__ void dense(const Dense &args) {
-    const u64 k = 8 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
-    const bool whole = k + 8 <= args.n && aligned(args.x, args.y, 16);
+    constexpr int V = VECTOR<T, T, T>;
+    const u64 begin = (u64)blockIdx.x * blockDim.x * 8;
+    const bool wide = whole_vectors<V, 8>(begin, args.n) && aligned(args.x, args.y, 16);
     float x[8];
-    if (whole) T::template load8<true>(args.x, k, x);
-    else load_some<T>(args.x, k, args.n, x);
+    load_tile<T, V>(args.x, begin, args.n, wide, x);
     apply(args.op, x);
-    if (whole) T::template store8<true>(args.y, k, x);
-    else store_some<T>(args.y, k, args.n, x);
+    store_tile<T, V>(args.y, begin, args.n, wide, x);
 }
 
 extern "C" __global__ void unary_f32(Dense args) { dense<F32>(args); }

@@ -12,6 +12,7 @@ options that begin with a dash go to NVRTC.
 
 import argparse
 import collections
+import concurrent.futures
 import ctypes
 import dataclasses
 import difflib
@@ -321,28 +322,42 @@ def refusal(log):
     return "is older than the PTX version" if newer else None
 
 
-def assemble(made, every):
+def architectures(text, name):
+    """What a file is assembled for: its target and, with the main release, sm_90, for which drivers compile it too."""
+    target = re.search(r"^\.target (sm_\w+)", text, re.M)[1]
+    later = name == NVRTC and re.fullmatch(r"sm_\d+", target) and int(target[3:]) < 90
+    return [target, "sm_90"] if later else [target]
+
+
+def assemble_one(ptxas, path, text, architecture):
+    with tempfile.TemporaryDirectory() as aside:
+        source = pathlib.Path(aside) / path.name
+        source.write_text(text)
+        command = [str(ptxas), "-v", f"-arch={architecture}", "-o", str(pathlib.Path(aside) / "out"), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def assemble(made, every, no_spills):
     """Runs ptxas on each file and prints registers and spills; the exit of a release too old for a file is a note."""
     failures = []
-    for name, ptxas in ptxas_releases(every):
-        print(f"\nptxas {name}\n{'file':44} {'kernel':40} regs  stack  spills(st/ld)  smem")
-        for path, text in made.items():
-            target = re.search(r"^\.target (sm_\w+)", text, re.M)[1]
-            with tempfile.TemporaryDirectory() as aside:
-                source = pathlib.Path(aside) / path.name
-                source.write_text(text)
-                command = [str(ptxas), "-v", f"-arch={target}", "-o", str(pathlib.Path(aside) / "out"), str(source)]
-                done = subprocess.run(command, capture_output=True, text=True)
-            log = done.stdout + done.stderr
-            if done.returncode != 0:
-                note = refusal(log)
-                if note and name != NVRTC:
-                    print(f"{path.name:44} -- this release {note}")
-                else:
-                    failures.append(f"ptxas {name} refuses {path}:\n{log.strip()}")
-                continue
-            for row in resources(log):
-                print(f"{path.name:44} {row}")
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, ptxas in ptxas_releases(every):
+            print(f"\nptxas {name}\n{'file':44} {'for':6} {'kernel':40} regs  stack  spills(st/ld)  smem")
+            jobs = [(path, arch, text) for path, text in made.items() for arch in architectures(text, name)]
+            done = pool.map(lambda job: assemble_one(ptxas, job[0], job[2], job[1]), jobs)
+            for (path, arch, _), (status, log) in zip(jobs, done):
+                if status != 0:
+                    note = refusal(log)
+                    if note and name != NVRTC:
+                        print(f"{path.name:44} -- this release {note}")
+                    else:
+                        failures.append(f"ptxas {name} refuses {path} for {arch}:\n{log.strip()}")
+                    continue
+                for row in resources(log):
+                    print(f"{path.name:44} {arch:6} {row}")
+                    if no_spills and name == NVRTC and " 0/0 " not in row:
+                        failures.append(f"{path.name} for {arch} spills registers: {row}")
     if failures:
         raise Failure("\n\n".join(failures))
 
@@ -414,8 +429,11 @@ def arguments():
     parser.add_argument("--check", action="store_true", help="write nothing; fail with the difference where the committed PTX differs")
     parser.add_argument("--assemble", action="store_true", help=f"then run ptxas {NVRTC} on each file and print registers and spills")
     parser.add_argument("--all-ptxas", action="store_true", help="with ptxas " + ", ".join(name for name, _ in OTHER_PTXAS) + " too")
+    parser.add_argument("--no-spills", action="store_true", help=f"with either, fail where ptxas {NVRTC} spills registers")
     parser.add_argument("--histogram", action="store_true", help="compile nothing; print every opcode form of the PTX in the folders")
     options = parser.parse_args()
+    if options.no_spills and not (options.assemble or options.all_ptxas):
+        parser.error("--no-spills goes with --assemble or --all-ptxas")
     if options.histogram and (options.check or options.assemble or options.all_ptxas):
         parser.error("--histogram stands alone")
     return options
@@ -439,7 +457,7 @@ def main():
     else:
         write(made, whole)
     if options.assemble or options.all_ptxas:
-        assemble(made, options.all_ptxas)
+        assemble(made, options.all_ptxas, options.no_spills)
 
 
 if __name__ == "__main__":

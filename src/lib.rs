@@ -6,7 +6,7 @@
 //! # Vocabulary
 //! | ggml | here | meaning |
 //! |---|---|---|
-//! | device | [`device::Device`] | one CPU (later: one GPU, or one device behind an endpoint) |
+//! | device | [`device::Device`] | one CPU or one GPU (later: one device behind an endpoint) |
 //! | buffer | [`device::Buffer`], [`device::Region`] | memory that a device owns; handles, never pointers |
 //! | backend, stream | [`device::Queue`] | in-order asynchronous work on one device |
 //! | event | [`device::Point`] | a moment on a queue; other queues and the host can wait for it |
@@ -20,26 +20,30 @@
 //! bin/rpc-server
 //!   rpc::server ── rpc::wire          registry
 //!        │   (as dyn Device)             │
-//!        └────────► device ◄──── cpu ◄───┘
-//!                     │           │
-//!                   graph ◄───────┤
-//!                     │           │
-//!                    ops ◄────────┘
+//!        └────────► device ◄─── cpu, cuda, fallback
+//!                     │              │
+//!                   graph ◄──────────┤
+//!                     │              │
+//!                    ops ◄───────────┘
 //!                     │
 //!                  tensor
 //! ```
+//! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
 //!
 //! # Safety
 //! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
 //! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
-//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/memory.rs`, `cpu/pool.rs` and
-//! `cpu/simd/` only, where each block argues why it holds.
+//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/{memory,pool,simd}` and in
+//! `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
+//! an emulated GPU that checks every access they make.
 //!
 //! # How to add an op
 //! 1. Give its row in the table of [`ops::OpCode`] a stem, and the family its variant with typed parameters and a shape
 //!    rule in `ops/<stem>.rs`.
 //! 2. Add its kernel in `cpu/ops/<stem>.rs`: `select` says which types it takes and returns what is launched.
-//! 3. Test it against an f64 oracle in `tests/ops/<stem>.rs`.
+//! 3. Write its CUDA kernels in `kernels/<stem>.cu`, list them in `kernels/MANIFEST`, run `scripts/build-ptx.sh kernels`, and
+//!    choose among them in `cuda/ops/<stem>.rs`; until then it runs on the CPU.
+//! 4. Test it against an f64 oracle in `tests/ops/<stem>.rs`, and every CUDA variant in `tests/cuda/sweep/<stem>.rs`.
 //!
 //! The compiler and `tests/layout.rs` name what is missing.
 //!

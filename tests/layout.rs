@@ -10,9 +10,12 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// `<dir>/<stem>.rs` or a folder of that name.
+/// `<dir>/<stem>.rs` or a folder of that name; in kernels, `<stem>.cu`.
 fn has(dir: &str, stem: &str) -> bool {
     let base = root().join(dir);
+    if dir == "kernels" {
+        return base.join(format!("{stem}.cu")).is_file();
+    }
     base.join(format!("{stem}.rs")).is_file() || base.join(stem).join("mod.rs").is_file()
 }
 
@@ -35,21 +38,26 @@ fn all_sources() -> Vec<PathBuf> {
     found
 }
 
+/// The rooms of an op family.
+const ROOMS: [&str; 6] = ["src/ops", "src/cpu/ops", "src/cuda/ops", "kernels", "tests/ops", "tests/cuda/sweep"];
+
 #[test]
 fn every_family_has_its_file_in_every_room() {
     let stems: BTreeSet<_> = OpCode::ALL.iter().filter_map(|op| op.stem()).filter(|&s| s != "view").collect();
     assert!(stems.len() >= 13);
-    let missing: Vec<_> = stems
-        .iter()
-        .flat_map(|stem| ["src/ops", "src/cpu/ops", "tests/ops"].map(|dir| (dir, *stem)))
-        .filter(|(dir, stem)| !has(dir, stem))
-        .collect();
+    let missing: Vec<_> =
+        stems.iter().flat_map(|stem| ROOMS.map(|dir| (dir, *stem))).filter(|(dir, stem)| !has(dir, stem)).collect();
     assert!(missing.is_empty(), "no file for {missing:?}");
 }
 
 #[test]
 fn files_stay_short_enough_to_read() {
-    for path in all_sources() {
+    let mut files = all_sources();
+    for folder in ["kernels", "kernels/common"] {
+        let folder = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        files.extend(folder.filter(|path| path.extension().is_some_and(|e| e == "cu" || e == "cuh")));
+    }
+    for path in files {
         let lines = fs::read_to_string(&path).unwrap().lines().count();
         assert!(lines <= 550, "{} has {lines} lines: make a folder of the same name", path.display());
     }
@@ -62,6 +70,12 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cpu/memory",
         "src/cpu/pool",
         "src/cpu/simd",
+        "src/cuda/driver",
+        "src/cuda/memory",
+        "src/cuda/events",
+        "src/cuda/copy",
+        "src/cuda/capture",
+        "src/cuda/kernel",
         "bench/ops/peaks",
         "tests/cuda-emulator/src/driver/abi",
         "tests/cuda-emulator/src/isa/vector",
@@ -83,12 +97,24 @@ fn unsafe_code_stays_in_its_modules() {
 #[test]
 fn rooms_know_only_what_is_below_them() {
     let rules: &[(&str, &[&str])] = &[
-        ("src/tensor", &["crate::ops", "crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
-        ("src/ops", &["crate::graph", "crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
-        ("src/graph", &["crate::device", "crate::cpu", "crate::rpc", "crate::registry"]),
-        ("src/device", &["crate::cpu", "crate::rpc", "crate::registry"]),
-        ("src/fallback", &["crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
-        ("src/cpu", &["crate::rpc", "crate::registry", "std::net", "socket2"]),
+        (
+            "src/tensor",
+            &[
+                "crate::ops",
+                "crate::graph",
+                "crate::device",
+                "crate::cpu",
+                "crate::cuda",
+                "crate::rpc",
+                "crate::registry",
+            ],
+        ),
+        ("src/ops", &["crate::graph", "crate::device", "crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
+        ("src/graph", &["crate::device", "crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
+        ("src/device", &["crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
+        ("src/cpu", &["crate::rpc", "crate::registry", "crate::cuda", "std::net", "socket2"]),
+        ("src/cuda", &["crate::rpc", "crate::registry", "crate::cpu", "std::net", "socket2"]),
+        ("src/fallback", &["crate::rpc", "crate::registry", "crate::cpu", "crate::cuda", "std::net"]),
         ("src/rpc/wire", &["std::net", "std::io", "socket2", "crate::cpu", "crate::device", "crate::graph"]),
         ("src/rpc/server", &["crate::cpu", "crate::cuda", "crate::fallback", "crate::registry", "CUDA"]),
     ];

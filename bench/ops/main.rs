@@ -4,6 +4,8 @@
 //! it runs each case once at a small size.
 #![allow(missing_docs, unreachable_pub)] // a program, not an interface
 
+#[path = "../cases/mod.rs"]
+#[allow(dead_code)] // kernel-bench uses the rest of it
 mod cases;
 mod peaks;
 mod report;

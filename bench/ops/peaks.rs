@@ -4,17 +4,7 @@
 //! units are never waited for. Sums are given to [`black_box`] at the end, by value: they must not live in memory.
 #![allow(unsafe_code)] // calling functions with target features, and an empty asm!: each argues below
 
-/// What a peak is a peak of.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// f32 products added to f32 sums.
-    F32,
-    /// bf16 products added to f32 sums.
-    Bf16,
-    /// 8-bit products added to 32-bit sums.
-    Int8,
-}
+use crate::cases::Kind;
 
 /// Does so many rounds. The processor must have the instructions.
 type Loop = unsafe fn(rounds: u64);

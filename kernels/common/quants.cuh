@@ -40,16 +40,19 @@ struct Affine {
 // Two halves at a multiple of ALIGN bytes.
 template <int ALIGN>
 __device__ __forceinline__ void load_halves(const unsigned char* from, float& first, float& second) {
+    unsigned words[1];
+    load_words<ALIGN>(from, words);
     unsigned short halves[2];
-    if constexpr (ALIGN >= 4) {
-        halves_of_word(*(const unsigned*)from, halves[0], halves[1]);
-    } else {
-        halves[0] = ((const unsigned short*)from)[0], halves[1] = ((const unsigned short*)from)[1];
-    }
+    halves_of_word(words[0], halves[0], halves[1]);
     first = float_of_half(halves[0]), second = float_of_half(halves[1]);
 }
 
-__device__ __forceinline__ float load_half(const unsigned char* from) { return float_of_half(*(const unsigned short*)from); }
+// A half at a multiple of ALIGN bytes.
+template <int ALIGN>
+__device__ __forceinline__ float load_half(const unsigned char* from) {
+    if constexpr (ALIGN >= 2) return float_of_half(*(const unsigned short*)from);
+    else return float_of_half(from[0] | from[1] << 8);
+}
 
 // What all block types share, by T's own members.
 template <class T>

@@ -82,7 +82,7 @@ struct Q3_K : Blocks<Q3_K> {
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int j) {
         int s = j / 16;
         unsigned low = block[96 + s % 8] >> (s / 8 * 4) & 15, high = block[104 + s % 4] >> (s / 4 * 2) & 3;
-        return {__fmul_rn(load_half(block + 108), float_of_code<32>(low | high << 4))};
+        return {__fmul_rn(load_half<ALIGN>(block + 108), float_of_code<32>(low | high << 4))};
     }
 };
 
@@ -132,6 +132,6 @@ struct Q6_K : Blocks<Q6_K> {
     template <int ALIGN>
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int j) {
         unsigned scale = block[192 + j / 16] ^ 128;
-        return {__fmul_rn(load_half(block + 208), float_of_code<128>(scale))};
+        return {__fmul_rn(load_half<ALIGN>(block + 208), float_of_code<128>(scale))};
     }
 };

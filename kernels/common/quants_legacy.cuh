@@ -43,7 +43,7 @@ struct Q4_0 : Blocks<Q4_0> {
 
     template <int ALIGN>
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half(block)};
+        return {load_half<ALIGN>(block)};
     }
 };
 
@@ -74,7 +74,7 @@ struct Q5_0 : Blocks<Q5_0> {
 
     template <int ALIGN>
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half(block)};
+        return {load_half<ALIGN>(block)};
     }
 };
 
@@ -106,7 +106,7 @@ struct Q8_0 : Blocks<Q8_0> {
 
     template <int ALIGN>
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half(block)};
+        return {load_half<ALIGN>(block)};
     }
 };
 
@@ -122,7 +122,7 @@ struct IQ4_NL : Blocks<IQ4_NL> {
 
     template <int ALIGN>
     static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half(block)};
+        return {load_half<ALIGN>(block)};
     }
 };
 

@@ -10,9 +10,7 @@ use crate::tensor::quant::quantiser;
 pub(super) fn kernel(fused: &Fused, view: &NodeView<'_>) -> Option<Kernel> {
     let x = view.srcs.get(0)?;
     match *fused {
-        Fused::Norm { op, add, mul } => {
-            (x.ne()[0] <= norm::KEPT).then(|| norm::kernel(op, x, norm::Around { add, mul }))
-        }
+        Fused::Norm { op, around } => (x.ne()[0] <= norm::KEPT).then(|| norm::kernel(op, x, around)),
         Fused::RopeSetRows { op, row } => {
             let types = x.dtype() == F32 && quantiser(view.dst.dtype()).is_some();
             (types && row <= norm::KEPT).then(|| rope::onto_rows(op, x.elements(), row))

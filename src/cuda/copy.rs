@@ -220,14 +220,10 @@ impl Bounce {
     /// A way from `source` to `core`.
     pub(super) fn new(core: &Core, source: &Arc<Core>) -> Result<Bounce, DeviceError> {
         let leg = || {
-            source.bind()?;
-            let (block, filled) = (Pinned::new(source, SEGMENT)?, Event::new(source)?);
-            core.bind()?;
-            Ok::<_, DeviceError>(Leg { block, filled, emptied: Event::new(core)?, used: false })
+            let (block, filled, emptied) = (Pinned::new(source, SEGMENT)?, Event::new(source)?, Event::new(core)?);
+            Ok::<_, DeviceError>(Leg { block, filled, emptied, used: false })
         };
-        let legs = [leg()?, leg()?];
-        source.bind()?;
-        let stream = Stream::new(source)?;
+        let (legs, stream) = ([leg()?, leg()?], Stream::new(source)?);
         core.bind()?;
         Ok(Bounce { stream, source: Arc::clone(source), legs, next: 0 })
     }

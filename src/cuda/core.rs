@@ -6,7 +6,6 @@ use super::kernel::Modules;
 use super::memory::Pinned;
 use crate::device::{Account, DeviceError};
 use cudarc::driver::{CudaContext, DriverError, result};
-use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,9 +14,6 @@ pub(super) const BLOCK: usize = 1 << 20;
 
 /// Pinned blocks that are kept.
 const BLOCKS: usize = 16;
-
-/// What must outlive work that a dropped queue left behind.
-type Grave = (Event, Box<dyn Any + Send>);
 
 pub(super) struct Core {
     pub(super) gpu: Gpu,
@@ -28,7 +24,6 @@ pub(super) struct Core {
     pub(super) account: Arc<Account>,
     events: Mutex<Vec<Event>>,
     blocks: Mutex<Vec<Pinned>>,
-    graves: Mutex<Vec<Grave>>,
     /// For work that no queue asked for: clearing new memory.
     housekeeping: Mutex<Option<Stream>>,
     /// Last: what is above must go before its context does.
@@ -60,7 +55,6 @@ impl Core {
             account: Account::new(memory(free as u64)),
             events: Mutex::default(),
             blocks: Mutex::default(),
-            graves: Mutex::default(),
             housekeeping: Mutex::default(),
         }))
     }
@@ -128,20 +122,11 @@ impl Core {
         work(stream)?;
         stream.synchronize(self)
     }
+}
 
-    /// Keeps `what` until `end` is reached.
-    pub(super) fn bury(&self, end: Event, what: Box<dyn Any + Send>) {
-        lock(&self.graves).push((end, what));
-        self.sweep();
-    }
-
-    /// Frees what dropped queues left and is of no use to the device any more.
-    pub(super) fn sweep(&self) {
-        if self.bind().is_err() {
-            return;
-        }
-        // A device that failed will not use it either.
-        let over: Vec<Grave> = lock(&self.graves).extract_if(.., |(end, _)| end.reached(self) != Ok(false)).collect();
-        drop(over);
+impl Drop for Core {
+    /// What it owns is freed next, and the driver frees in the current context: another device's may have failed.
+    fn drop(&mut self) {
+        let _ = self.bind();
     }
 }

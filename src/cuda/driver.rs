@@ -29,6 +29,8 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,
+    /// Peak frequency of the multiprocessors, in kHz.
+    pub clock_khz: u32,
     /// Whether a stream can wait for a word of memory.
     pub(super) waits_for_memory: bool,
 }
@@ -74,13 +76,14 @@ pub fn detect() -> Result<Vec<Gpu>, NoCuda> {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => NoCuda::NoDevice,
         _ => NoCuda::Start(describe(e)),
     };
+    // These two every release of it has.
+    result::init().map_err(start)?;
     let mut version = 0;
-    // SAFETY: the library is there, every release of it has this function, and it writes one int.
+    // SAFETY: the library is there, and the function writes one int.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(start)?;
     if version < OLDEST_DRIVER {
         return Err(NoCuda::Old(version));
     }
-    result::init().map_err(start)?;
     let count = result::device::get_count().map_err(start)?;
     let gpus = (0..count).map(facts).collect::<Result<Vec<_>, _>>().map_err(start)?;
     if gpus.is_empty() { Err(NoCuda::NoDevice) } else { Ok(gpus) }
@@ -104,6 +107,7 @@ fn facts(ordinal: i32) -> Result<Gpu, DriverError> {
         multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         // SAFETY: as above.
         memory: unsafe { result::device::total_mem(device)? } as u64,
+        clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
         waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1).is_ok_and(|v| v != 0),
     })
 }
@@ -123,6 +127,30 @@ impl Gpu {
             self.capability / 10,
             self.capability % 10
         ))
+    }
+}
+
+/// What the kernels did so far, as JSON, where the driver is the emulated one (tests/cuda-emulator), which counts.
+pub fn emulated_counts() -> Option<String> {
+    type Counts = unsafe extern "C" fn(*mut u8, usize) -> usize;
+    // SAFETY: as in `detect`.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    // SAFETY: the library is there. A function of this name is the emulator's, which writes as many bytes of text as there is
+    // room for, and returns how many it needs.
+    unsafe {
+        let counts = sys::culib().get::<Counts>(b"cudaemu_counts_json\0").ok()?;
+        let mut text = Vec::new();
+        // The text may grow between two calls: other threads go on.
+        loop {
+            let needed = counts(text.as_mut_ptr(), text.len());
+            if needed <= text.len() {
+                text.truncate(needed.saturating_sub(1));
+                return String::from_utf8(text).ok();
+            }
+            text.resize(needed + 1024, 0);
+        }
     }
 }
 

@@ -21,8 +21,9 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that waits for no other. The device's context must be current.
+    /// A stream that waits for no other.
     pub(super) fn new(core: &Core) -> Result<Stream, DeviceError> {
+        core.bind()?;
         result::stream::create(result::stream::StreamKind::NonBlocking)
             .map(Stream)
             .map_err(|e| core.failed("cuStreamCreate", e))
@@ -78,8 +79,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event without a time stamp. The device's context must be current.
+    /// An event without a time stamp.
     pub(super) fn new(core: &Core) -> Result<Event, DeviceError> {
+        core.bind()?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         result::event::create(flags).map(Event).map_err(|e| core.failed("cuEventCreate", e))
     }
@@ -163,7 +165,7 @@ impl Marks {
     }
 
     /// Lets go of what was kept until `seq`.
-    fn release(&self, seq: u64) {
+    pub(super) fn release(&self, seq: u64) {
         let mut kept = lock(&self.kept);
         let over = kept.partition_point(|(until, _)| *until <= seq);
         let over: Vec<_> = kept.drain(..over).collect();

@@ -22,7 +22,6 @@ impl Memory {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the device has less left.
     pub(super) fn zeroed(core: &Arc<Core>, bytes: u64) -> Result<Memory, DeviceError> {
-        core.sweep();
         core.bind()?;
         let memory = Memory::raw(core, bytes)?;
         if bytes > 0 {
@@ -34,7 +33,6 @@ impl Memory {
 
     /// Memory with whatever is in it, for scratch that is written before it is read.
     pub(super) fn scratch(core: &Arc<Core>, bytes: u64) -> Result<Memory, DeviceError> {
-        core.sweep();
         core.bind()?;
         Memory::raw(core, bytes)
     }

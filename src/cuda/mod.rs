@@ -22,7 +22,7 @@ mod ops;
 mod program;
 mod queue;
 
-pub use driver::{Gpu, NoCuda, detect};
+pub use driver::{Gpu, NoCuda, detect, emulated_counts};
 
 use crate::device::{
     Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Support,
@@ -84,7 +84,6 @@ impl Device for CudaDevice {
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.core.sweep();
         let (free, total) = self.core.memory_info()?;
         let account = &self.core.account;
         let left = account.limit().saturating_sub(account.used());

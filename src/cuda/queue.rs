@@ -2,7 +2,7 @@
 
 use super::copy::{self, Bounce, Landing, SEGMENT, Staging};
 use super::core::Core;
-use super::events::{Marks, Stream};
+use super::events::{Event, Marks, Stream};
 use super::memory::Memory;
 use super::program::{Code, Run};
 use crate::device::{Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
@@ -78,8 +78,8 @@ impl CudaQueue {
     /// Submits work: not after a failure, and one of the driver's sticks.
     fn submit<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         self.unbroken()?;
-        let done = self.core.bind().and_then(|()| work(self)).map_err(|e| self.marks.explain(e));
         self.dirty = true;
+        let done = self.core.bind().and_then(|()| work(self)).map_err(|e| self.marks.explain(e));
         if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Deadline(_))) = &done {
             self.timeline.fail(e.clone());
         }
@@ -97,11 +97,15 @@ impl CudaQueue {
         self.stream.as_ref().ok_or(DeviceError::Lost)
     }
 
-    /// Keeps something until the work submitted so far is done.
+    /// Keeps something until the work that is submitted next is done. Before that work: it may fail half-way.
     fn keep(&mut self, what: impl std::any::Any + Send) -> Result<(), DeviceError> {
-        self.marks.keep(self.marked + 1, Box::new(what));
+        if self.unmarked >= UNMARKED {
+            self.record()?;
+            self.dirty = true;
+        }
         self.unmarked += 1;
-        if self.unmarked >= UNMARKED { self.record().map(drop) } else { Ok(()) }
+        self.marks.keep(self.marked + 1, Box::new(what));
+        Ok(())
     }
 
     /// A mark behind everything so far.
@@ -113,6 +117,8 @@ impl CudaQueue {
         self.unmarked = 0;
         // Whoever marks a moment and never looks at it should not keep memory from being freed.
         self.timeline.look();
+        // What was let go may have been another device's memory.
+        self.core.bind()?;
         Ok(seq)
     }
 
@@ -130,7 +136,7 @@ impl CudaQueue {
             let _charges = (self.account.charge(size)?, self.core.account.charge(size)?);
             let memory = Memory::scratch(&self.core, size)?;
             if let Some(old) = self.scratch.replace(Scratch { memory, _charges }) {
-                self.keep(old)?;
+                self.marks.keep(self.marked + 1, Box::new(old));
             }
         }
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
@@ -158,7 +164,10 @@ impl CudaQueue {
     }
 
     fn wait_on(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if point.poll()? {
+        let reached = point.poll()?;
+        // Looking at another device's queue made that device's context the current one.
+        self.core.bind()?;
+        if reached {
             return Ok(());
         }
         match point.progress::<Marks>() {
@@ -186,9 +195,11 @@ impl CudaQueue {
             return Ok(());
         }
         let (charge, between) = (self.account.charge(bytes)?, Memory::scratch(&self.core, bytes)?);
+        // Should one of them fail, the driver waits for the other before it frees what is between.
         copy::within(self.stream()?, from, (&between, 0), bytes)?;
         copy::within(self.stream()?, (&between, 0), to, bytes)?;
-        self.keep((between, charge))
+        self.marks.keep(self.marked + 1, Box::new((between, charge)));
+        Ok(())
     }
 
     /// Copies from another device.
@@ -219,13 +230,13 @@ impl Queue for CudaQueue {
             return Err(DeviceError::Misuse("an upload's length is not its region's"));
         }
         self.submit(|queue| {
+            queue.keep(dst.clone())?;
             let mut staging = match queue.staging.take() {
                 Some(staging) => staging,
                 None => Staging::new(&queue.core)?,
             };
             let done = pieces(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
-            queue.keep(dst)?;
             done
         })
     }
@@ -238,8 +249,9 @@ impl Queue for CudaQueue {
             if bytes == 0 {
                 return Ok(Ticket::ready(Vec::new()));
             }
+            queue.keep(src.clone())?;
             let landing = Arc::new(Landing::start(queue.stream()?, memory(&src)?, src.offset(), bytes)?);
-            queue.keep((src, Arc::clone(&landing)))?;
+            queue.marks.keep(queue.marked + 1, Box::new(Arc::clone(&landing)));
             let seq = queue.record()?;
             let point = Point::new(&queue.timeline, seq);
             Ok(Ticket::fetched(move |deadline| {
@@ -255,8 +267,8 @@ impl Queue for CudaQueue {
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         self.own(&dst)?;
         self.submit(|queue| {
-            memory(&dst)?.fill(queue.stream()?, dst.offset(), dst.bytes(), value)?;
-            queue.keep(dst)
+            queue.keep(dst.clone())?;
+            memory(&dst)?.fill(queue.stream()?, dst.offset(), dst.bytes(), value)
         })
     }
 
@@ -273,9 +285,9 @@ impl Queue for CudaQueue {
                 queue.wait_on(point)?;
             }
             if src.bytes() > 0 {
+                queue.keep((src.clone(), dst.clone()))?;
                 queue.copy(&src, &dst)?;
             }
-            queue.keep((src, dst))?;
             Ok(true)
         })
     }
@@ -289,9 +301,9 @@ impl Queue for CudaQueue {
         }
         self.submit(|queue| {
             let scratch = queue.ensure_scratch(code.scratch())?;
+            queue.keep((program.clone(), Arc::clone(bindings)))?;
             let run = Run { core: &queue.core, stream: queue.stream()?, marks: &queue.marks, scratch };
-            code.run(&run, bindings)?;
-            queue.keep((program.clone(), Arc::clone(bindings)))
+            code.run(&run, bindings)
         })
     }
 
@@ -335,22 +347,64 @@ fn pieces(
     Ok(())
 }
 
-impl Drop for CudaQueue {
-    /// Leaves what the device has yet to do with all it needs to the device, which frees it afterwards.
+/// What the work of a dropped queue still needs.
+struct Rest {
+    _stream: Stream,
+    _staging: Option<Staging>,
+    _scratch: Option<Scratch>,
+    _ways: HashMap<usize, Way>,
+    marks: Arc<Marks>,
+    end: Event,
+    core: Arc<Core>,
+}
+
+impl Rest {
+    /// Whether the device is done with it; it will not use it after a failure either.
+    fn is_over(&self) -> bool {
+        self.core.bind().is_err() || self.end.reached(&self.core) != Ok(false)
+    }
+}
+
+impl Drop for Rest {
     fn drop(&mut self) {
-        let ended = self.core.bind().and_then(|()| self.core.event());
+        // Points that someone still holds keep the marks, but should not keep memory.
+        self.marks.release(u64::MAX);
+    }
+}
+
+impl Drop for CudaQueue {
+    /// Whoever drops a queue does not wait: a thread keeps what the device still needs until its work is done.
+    fn drop(&mut self) {
         self.timeline.fail(DeviceError::Lost);
-        // Nobody may come any more for whom it waits.
-        for gate in 1..=GATES as usize {
-            if let Some(word) = self.marks.verdict.word(gate) {
-                word.store(u32::MAX, Ordering::Release);
+        // Nobody may come any more for whom it waits. No greater number: the device compares by the sign of the difference.
+        let lap = (self.gates / GATES + 1) as u32;
+        for word in (1..=GATES as usize).filter_map(|gate| self.marks.verdict.word(gate)) {
+            word.store(lap, Ordering::Release);
+        }
+        let (Some(stream), Ok(end)) = (self.stream.take(), self.core.bind().and_then(|()| self.core.event())) else {
+            return;
+        };
+        if end.record(&self.core, &stream).is_err() {
+            return;
+        }
+        let rest = Rest {
+            _stream: stream,
+            _staging: self.staging.take(),
+            _scratch: self.scratch.take(),
+            _ways: std::mem::take(&mut self.ways),
+            marks: Arc::clone(&self.marks),
+            end,
+            core: Arc::clone(&self.core),
+        };
+        if rest.is_over() {
+            return;
+        }
+        let kept = move || {
+            while !rest.is_over() {
+                std::thread::sleep(Duration::from_millis(1));
             }
-        }
-        let rest = (self.stream.take(), self.staging.take(), self.scratch.take(), std::mem::take(&mut self.ways));
-        if let (Ok(end), Some(stream)) = (ended, &rest.0)
-            && end.record(&self.core, stream).is_ok()
-        {
-            self.core.bury(end, Box::new((rest, Arc::clone(&self.marks))));
-        }
+        };
+        // Without a thread what is kept is dropped here, and the driver waits before it frees memory.
+        let _ = std::thread::Builder::new().name("cuda-last-work".to_owned()).spawn(kept);
     }
 }

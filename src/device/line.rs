@@ -120,8 +120,13 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
 
     /// There will be no more commands, and nobody wants those that are pending.
     pub(crate) fn end(&self) {
-        self.lock().ended = true;
+        let mut state = self.lock();
+        state.ended = true;
+        let left = std::mem::take(&mut state.pending);
+        drop(state);
         self.news.notify_one();
+        // Whoever waits for their bytes is told, also while the thread is busy yet.
+        drop(left);
     }
 
     fn serve(&self, obey: fn(&mut X, C)) {

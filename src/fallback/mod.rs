@@ -2,11 +2,11 @@
 //!
 //! To the outside it is the primary: its name, its memory, its buffers. It takes every node that either of the two takes.
 //! A graph that the primary takes as a whole is the primary's program, and nothing here touches it. Any other is cut into
-//! runs of nodes ([`cut`]): the primary's run where its memory is; for the others the bytes that they need are brought
-//! to one buffer of the second device and what they wrote is brought back, and no more ([`worker`]).
+//! runs of nodes (`cut`): the primary's run where its memory is; for the others the bytes that they need are brought
+//! to one buffer of the second device and what they wrote is brought back, and no more (`worker`).
 //!
 //! A queue is the primary's too until its first program that falls back. That one, and what comes while it runs, goes to
-//! a thread ([`queue`]), because moving bytes means to wait for them.
+//! a thread (`queue`), because moving bytes means to wait for them.
 
 mod cut;
 mod queue;

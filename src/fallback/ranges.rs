@@ -31,7 +31,7 @@ impl Ranges {
 
     /// Whether some byte of a range is there.
     pub(super) fn touches(&self, slot: u32, range: &Range<usize>) -> bool {
-        self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
+        !range.is_empty() && self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
     }
 
     /// All of them, by slot and in order.

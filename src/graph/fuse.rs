@@ -26,18 +26,22 @@ pub(crate) struct Step<K> {
 /// What a fused kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fused {
-    /// A norm with its neighbours. Sources: x, or the summands a and b; with `add` source 2 is the sum, which is written;
-    /// with `mul` source 3 is the weights.
-    Norm {
-        op: Norm,
-        /// `x = a + b`, written to source 2, is what is normed.
-        add: bool,
-        /// The norm times weights, row by row.
-        mul: bool,
-    },
+    /// A norm with its neighbours. Sources: x, or the summands a and b; the others as [`Around`] says.
+    Norm { op: Norm, around: Around },
     /// ROPE whose result becomes rows of a cache, all heads of a token one row of `row` elements. Sources: x, positions,
     /// factors or nothing, row numbers.
     RopeSetRows { op: Rope, row: usize },
+}
+
+/// What a kernel does beside its norm, with sources of their own: they and the result are F32 with dense rows.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Around {
+    /// `x = a + b` is what is normed; it is written to "source" 2. All three have one shape.
+    pub(crate) add: bool,
+    /// The norm is multiplied by source 3, whose rows repeat.
+    pub(crate) mul: bool,
+    /// Source 4, whose rows repeat, is added to the product.
+    pub(crate) plus: bool,
 }
 
 /// Nodes that run as one.
@@ -55,9 +59,16 @@ pub(crate) struct Pattern {
 
 /// All patterns; of those that begin with the same op, the longest first.
 pub(crate) const TABLE: &[Pattern] = &[
-    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: add_norm_mul },
-    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: add_norm },
-    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm_mul },
+    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
+    Pattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
+    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: norm },
+    Pattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul], find: norm },
+    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: norm },
+    Pattern { ops: &[OpCode::Add, OpCode::Norm], find: norm },
+    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
+    Pattern { ops: &[OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
+    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm },
+    Pattern { ops: &[OpCode::Norm, OpCode::Mul], find: norm },
     Pattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
 ];
 
@@ -107,7 +118,7 @@ impl Found {
             Fused::RopeSetRows { op, .. } => Op::Rope(op),
         };
         let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
-        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs) };
+        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs), aligned: true };
         fuse(&self.fused, &view)
     }
 }
@@ -164,28 +175,30 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// RMS_NORM, MUL by weights: the norm is passed on.
-fn norm_mul(c: &Candidate<'_>) -> Option<Found> {
-    let x = c.src(0, 0)?;
-    let (dst, w) = scaled(c, 0)?;
-    let srcs = vec![Some(x), None, None, Some(w)];
-    normed(c, 0, (false, true), dst, srcs)
-}
-
-/// ADD, RMS_NORM: both results are written.
-fn add_norm(c: &Candidate<'_>) -> Option<Found> {
-    let (a, b, sum) = summed(c)?;
-    let dst = c.nodes[1].dst;
-    let fits = [a, b, sum].iter().all(|&src| c.row_by_row(dst, src)) && c.is_f32_rows(dst);
-    fits.then(|| normed(c, 1, (true, false), dst, vec![Some(a), Some(b), Some(sum)])).flatten()
-}
-
-/// ADD, RMS_NORM, MUL by weights: the sum is written (it is the residual), the norm is passed on.
-fn add_norm_mul(c: &Candidate<'_>) -> Option<Found> {
-    let (a, b, sum) = summed(c)?;
-    let (dst, w) = scaled(c, 1)?;
-    let fits = [a, b, sum].iter().all(|&src| c.row_by_row(dst, src)) && c.apart(sum, w);
-    fits.then(|| normed(c, 1, (true, true), dst, vec![Some(a), Some(b), Some(sum), Some(w)])).flatten()
+/// A norm; before it perhaps an ADD, whose sum is written (it is the residual); behind it perhaps a MUL by weights, and
+/// behind that an ADD: then the norm, or the product, is passed on.
+fn norm(c: &Candidate<'_>) -> Option<Found> {
+    let k = c.nodes.iter().position(|node| matches!(node.op, Op::Norm(_)))?;
+    let Op::Norm(op) = c.nodes[k].op else { return None };
+    let around = Around { add: k > 0, mul: c.nodes.len() > k + 1, plus: c.nodes.len() > k + 2 };
+    let dst = c.nodes.last()?.dst;
+    let mut srcs = vec![None; 5];
+    if around.add {
+        let (a, b, sum) = summed(c)?;
+        srcs[..3].copy_from_slice(&[Some(a), Some(b), Some(sum)]);
+    } else {
+        srcs[0] = c.src(k, 0);
+    }
+    let rows = srcs.iter().flatten().all(|&src| c.row_by_row(dst, src));
+    if around.mul {
+        srcs[3] = Some(repeated(c, k).filter(|&w| c.apart(dst, w))?);
+    }
+    if around.plus {
+        srcs[4] = Some(repeated(c, k + 1).filter(|&plus| c.row_by_row(dst, plus))?);
+    }
+    let apart = !around.add || srcs[3..].iter().flatten().all(|&src| c.apart(c.nodes[0].dst, src));
+    let fits = rows && apart && c.is_f32_rows(dst);
+    fits.then_some(Found { fused: Fused::Norm { op, around }, dst, srcs })
 }
 
 /// Summands and result of an ADD without broadcast at node 0 whose result node 1 norms.
@@ -195,24 +208,12 @@ fn summed(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
     (same && [a, b, sum].iter().all(|&id| c.is_f32_rows(id))).then_some((a, b, sum))
 }
 
-/// Destination and weights of the MUL after the norm at node `k`.
-fn scaled(c: &Candidate<'_>, k: usize) -> Option<(TensorId, TensorId)> {
-    let (x, y, w, dst) = (c.src(k, 0)?, c.src(k + 1, 0)?, c.src(k + 1, 1)?, c.nodes[k + 1].dst);
-    let whole = c.desc(w)?.ne()[0] == c.desc(x)?.ne()[0];
-    let fits = whole && c.is_f32_rows(w) && c.is_f32_rows(dst) && c.row_by_row(dst, x) && c.apart(dst, w);
-    (fits && c.passes_on(k, y)).then_some((dst, w))
-}
-
-/// What was found around the norm at node `k`.
-fn normed(
-    c: &Candidate<'_>,
-    k: usize,
-    (add, mul): (bool, bool),
-    dst: TensorId,
-    srcs: Vec<Option<TensorId>>,
-) -> Option<Found> {
-    let Op::Norm(op) = c.nodes[k].op else { return None };
-    Some(Found { fused: Fused::Norm { op, add, mul }, dst, srcs })
+/// What the node behind node `k` combines with its result, row by row: the result is passed on.
+fn repeated(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
+    let (x, other) = (c.src(k + 1, 0)?, c.src(k + 1, 1)?);
+    let ne = c.desc(x)?.ne();
+    let whole = ne == c.desc(c.nodes[k].dst)?.ne() && ne[0] == c.desc(other)?.ne()[0];
+    (whole && c.is_f32_rows(other) && c.passes_on(k, x)).then_some(other)
 }
 
 /// ROPE of new keys, SET_ROWS of all heads of a token as one row of the cache: the turned keys are passed on.

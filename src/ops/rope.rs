@@ -2,6 +2,7 @@
 
 use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
 use crate::tensor::DType;
+use std::f32::consts::PI;
 
 /// Which channels form a pair, and which position turns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,27 @@ impl Rope {
         let n = self.n_dims as usize;
         if matches!(self.mode, RopeMode::Vision(_)) { n } else { n / 2 }
     }
+
+    /// What all angles are made of besides positions and factors.
+    pub(crate) fn angles(&self) -> Angles {
+        let n = self.n_dims as f32;
+        // The pair that makes so many turns over the training context.
+        let pair_of = |turns: f32| n * (self.n_ctx_orig as f32 / (turns * 2.0 * PI)).ln() / (2.0 * self.freq_base.ln());
+        let ramp = (pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(n - 1.0));
+        let yarn = if self.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / self.freq_scale).ln() };
+        Angles { step: self.freq_base.powf(-2.0 / n), ramp, magnitude: self.attn_factor * yarn }
+    }
+}
+
+/// The part of the angles that depends on the parameters alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Angles {
+    /// From one pair's angle to the next one's.
+    pub(crate) step: f32,
+    /// YaRN: pairs before the first keep the unscaled angle, those after the second take the scaled one.
+    pub(crate) ramp: (f32, f32),
+    /// Factor on cosines and sines.
+    pub(crate) magnitude: f32,
 }
 
 impl Family for Rope {

@@ -5,4 +5,8 @@
 #[allow(dead_code)] // the op tests use the rest of it
 mod common;
 
+mod counts;
+mod pipeline;
+mod queue;
+mod rig;
 mod sweep;

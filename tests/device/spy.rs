@@ -38,8 +38,22 @@ pub(crate) struct Seen {
     pub breaks: AtomicBool,
     /// What every program waits for first.
     pub gate: Mutex<Option<Point>>,
-    /// Told about each queue that is dropped.
-    pub dropped: Mutex<Option<mpsc::Sender<()>>>,
+    /// Told about each program that is submitted and each queue that is dropped.
+    pub told: Mutex<Option<mpsc::Sender<Event>>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Event {
+    Submitted,
+    Dropped,
+}
+
+impl Seen {
+    fn tell(&self, event: Event) {
+        if let Some(told) = &*self.told.lock().unwrap() {
+            told.send(event).unwrap();
+        }
+    }
 }
 
 impl Spy {
@@ -138,13 +152,17 @@ impl Queue for SpyQueue {
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         self.sees(&self.seen.run, 1);
         self.before_a_program()?;
-        self.inner.run(program, bindings)
+        self.inner.run(program, bindings)?;
+        self.seen.tell(Event::Submitted);
+        Ok(())
     }
 
     fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
         self.sees(&self.seen.here, 1);
         self.before_a_program()?;
-        self.inner.run_here(program, bindings, patience)
+        self.inner.run_here(program, bindings, patience)?;
+        self.seen.tell(Event::Submitted);
+        Ok(())
     }
 
     fn mark(&mut self) -> Point {
@@ -159,8 +177,6 @@ impl Queue for SpyQueue {
 
 impl Drop for SpyQueue {
     fn drop(&mut self) {
-        if let Some(dropped) = &*self.seen.dropped.lock().unwrap() {
-            dropped.send(()).unwrap();
-        }
+        self.seen.tell(Event::Dropped);
     }
 }

@@ -23,6 +23,7 @@ fn exact(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
 }
 
 const RMS: Norm = Norm::RmsNorm { eps: 1e-5 };
+const NORMS: [Norm; 2] = [RMS, Norm::Norm { eps: 1e-5 }];
 
 /// A graph in the making: f32 leaves with seeded values, ids, and the tensors that a fused run leaves out.
 struct Case {
@@ -126,35 +127,56 @@ const SHAPES: [([usize; 4], [usize; 4]); 5] = [
     ([1, 1, 1, 1], [1, 1, 1, 1]),
 ];
 
-#[test]
-fn norms_and_their_weights() {
-    for (ne, weights) in SHAPES {
-        // The result lies apart, on x, or on the norm.
-        for onto in 0..3 {
-            let mut c = Case::new();
-            let (x, w) = (c.leaf(ne), c.leaf(weights));
-            let y = c.node(RMS, &[x]);
-            c.pass_on(y);
-            let dst = match onto {
-                0 => c.b.leaf(F32, ne).unwrap(),
-                1 => c.alias(x, ne, 0),
-                _ => c.alias(y, ne, 0),
-            };
-            let dst = c.onto(Binary::Mul, &[y, w], dst);
-            c.node(Binary::Add, &[dst, w]);
-            c.check(&format!("RMS_NORM MUL {ne:?} onto {onto}"), 2);
+/// The result `y` times the weights, and plus a bias: all but the last is passed on, which is written to `dst`.
+fn weighted(c: &mut Case, y: TensorId, w: TensorId, bias: Option<TensorId>, dst: TensorId) {
+    c.pass_on(y);
+    match bias {
+        Some(bias) => {
+            let product = c.node(Binary::Mul, &[y, w]);
+            c.pass_on(product);
+            c.onto(Binary::Add, &[product, bias], dst);
+        }
+        None => {
+            c.onto(Binary::Mul, &[y, w], dst);
         }
     }
 }
 
 #[test]
+fn norms_and_their_weights() {
+    for (ne, weights) in SHAPES {
+        // The result lies apart, on x, or on the norm.
+        for (op, plus, onto) in NORMS.into_iter().flat_map(|op| (0..6).map(move |i| (op, i > 2, i % 3))) {
+            let mut c = Case::new();
+            let (x, w, bias) = (c.leaf(ne), c.leaf(weights), c.leaf(weights));
+            let y = c.node(op, &[x]);
+            let dst = match onto {
+                0 => c.b.leaf(F32, ne).unwrap(),
+                1 => c.alias(x, ne, 0),
+                _ => c.alias(y, ne, 0),
+            };
+            weighted(&mut c, y, w, plus.then_some(bias), dst);
+            c.node(Binary::Add, &[dst, w]);
+            c.check(&format!("{op:?} MUL {ne:?} plus {plus} onto {onto}"), 2);
+        }
+    }
+    // The result lies on what is added last.
+    let mut c = Case::new();
+    let (x, w, residual) = (c.leaf([64, 5, 1, 1]), c.leaf([64, 1, 1, 1]), c.leaf([64, 5, 1, 1]));
+    let y = c.node(RMS, &[x]);
+    let dst = c.again(residual);
+    weighted(&mut c, y, w, Some(residual), dst);
+    c.check("RMS_NORM MUL ADD onto the residual", 1);
+}
+
+#[test]
 fn sums_and_their_norms() {
     for (ne, weights) in SHAPES {
-        for mul in [false, true] {
+        for (op, around) in NORMS.into_iter().flat_map(|op| (0..3).map(move |around| (op, around))) {
             // The sum lies apart, on a or on b; the result apart, on a, or on b.
             for (sum_on, dst_on) in [(0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 2)] {
                 let mut c = Case::new();
-                let (a, b, w) = (c.leaf(ne), c.leaf(ne), c.leaf(weights));
+                let (a, b, w, bias) = (c.leaf(ne), c.leaf(ne), c.leaf(weights), c.leaf(weights));
                 let place = |c: &mut Case, on| match on {
                     0 => c.b.leaf(F32, ne).unwrap(),
                     1 => c.alias(a, ne, 0),
@@ -163,15 +185,15 @@ fn sums_and_their_norms() {
                 let sum = place(&mut c, sum_on);
                 c.onto(Binary::Add, &[a, b], sum);
                 let dst = place(&mut c, dst_on);
-                if mul {
-                    let y = c.node(RMS, &[sum]);
-                    c.pass_on(y);
-                    c.onto(Binary::Mul, &[y, w], dst);
+                if around > 0 {
+                    let y = c.node(op, &[sum]);
+                    weighted(&mut c, y, w, (around > 1).then_some(bias), dst);
                 } else {
-                    c.onto(RMS, &[sum], dst);
+                    c.onto(op, &[sum], dst);
                 }
                 c.node(Binary::Sub, &[sum, dst]);
-                c.check(&format!("ADD RMS_NORM {ne:?} mul {mul} sum on {sum_on} result on {dst_on}"), 2);
+                let what = format!("ADD {op:?} {ne:?} with {around} behind, sum on {sum_on} result on {dst_on}");
+                c.check(&what, 2);
             }
         }
     }
@@ -222,7 +244,7 @@ fn turned_keys_and_their_rows() {
 fn what_keeps_norms_and_weights_apart() {
     type Spoil = fn(&mut Case, TensorId, TensorId, TensorId) -> usize;
     let ne = [64, 6, 1, 1];
-    let cases: [(&str, Spoil); 9] = [
+    let cases: [(&str, Spoil); 10] = [
         ("nobody says who reads it, or it is an output", |c, _, y, w| {
             c.node(Binary::Mul, &[y, w]);
             2
@@ -257,6 +279,14 @@ fn what_keeps_norms_and_weights_apart() {
             let part = c.alias(y, [64, 3, 1, 1], 256);
             c.b.used_only(part, 1).unwrap();
             c.node(Binary::Mul, &[part, w]);
+            2
+        }),
+        ("a view with other rows is multiplied", |c, _, y, _| {
+            c.b.used_only(y, 1).unwrap();
+            let rows = c.alias(y, [64, 2, 3, 1], 0);
+            c.b.used_only(rows, 1).unwrap();
+            let w = c.leaf([64, 2, 1, 1]);
+            c.node(Binary::Mul, &[rows, w]);
             2
         }),
         ("the product lies across x", |c, x, y, w| {
@@ -321,6 +351,19 @@ fn what_keeps_sums_and_norms_apart() {
     let w = c.alias(sum, [64, 1, 1, 1], 256);
     c.node(Binary::Mul, &[y, w]);
     c.check("the weights lie in the sum", 2);
+
+    // Or with weights, but what is added to the product is the sum, or somebody else reads the product.
+    for residual in [true, false] {
+        let mut c = Case::new();
+        let (a, b, w) = (c.leaf(ne), c.leaf(ne), c.leaf([64, 1, 1, 1]));
+        let sum = c.node(Binary::Add, &[a, b]);
+        let y = c.node(RMS, &[sum]);
+        c.b.used_only(y, 1).unwrap();
+        let product = c.node(Binary::Mul, &[y, w]);
+        c.b.used_only(product, if residual { 1 } else { 2 }).unwrap();
+        c.node(Binary::Add, &[product, if residual { sum } else { a }]);
+        c.check("the last ADD stays alone", 2);
+    }
 
     let mut c = Case::new();
     let long = [20_000, 1, 1, 1];

@@ -6,6 +6,7 @@ use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
+use crate::graph::fuse::Around;
 use crate::ops::NodeView;
 use crate::ops::norm::Norm;
 use crate::tensor::DType::F32;
@@ -26,20 +27,10 @@ pub(super) fn select(op: Norm, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
     }
 }
 
-/// What a kernel does beside its norm, with sources of their own.
-#[derive(Clone, Copy, Default, Debug)]
-pub(in crate::cpu) struct Around {
-    /// Source 1 is added to the row first, and the sum written to "source" 2.
-    pub(in crate::cpu) add: bool,
-    /// The result is multiplied by source 3, which repeats to the row's tensor.
-    pub(in crate::cpu) mul: bool,
-}
-
-/// The kernel for rows like those of `x`. With anything around the norm, rows are at most [`KEPT`] long, all tensors are
-/// F32 with dense rows, and the summands and the sum have `x`'s shape.
+/// The kernel for rows like those of `x`. With anything around the norm, rows are at most [`KEPT`] long.
 pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: Around) -> Kernel {
     let passes = if matches!(op, Norm::Norm { .. }) { 3 } else { 2 };
-    let passes = passes + usize::from(around.add) + usize::from(around.mul);
+    let passes = passes + [around.add, around.mul, around.plus].into_iter().map(usize::from).sum::<usize>();
     let local = x.ne()[0].min(KEPT) * 3;
     let kernel = Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around));
     kernel.with_local(local).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK)))
@@ -47,19 +38,20 @@ pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: Around) -> Kernel
 
 fn rows(work: &mut Work<'_>, op: Norm, around: Around) {
     let (dst, src) = (work.dst(), work.src(0));
-    let plus = around.add.then(|| (work.src(1), work.src(2)));
+    let sum = around.add.then(|| (work.src(1), work.src(2)));
     let factors = around.mul.then(|| work.src(3));
+    let plus = around.plus.then(|| work.src(4));
     let (n, local) = (dst.ne()[0], work.take_local());
     let (x, rest) = local.split_at_mut(n.min(KEPT));
     let (y, out) = rest.split_at_mut(n.min(KEPT));
     for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
-            let row = Part { src, dst, factors, rows: i1..i1 + 1, planes: i2..i2 + 1, i3 };
-            if let Some((plus, sum)) = plus {
+            let row = Part { src, dst, factors, plus, rows: i1..i1 + 1, planes: i2..i2 + 1, i3 };
+            if let Some((b, sum)) = sum {
                 let i = [0, i1, i2, i3];
                 // Both summands are read before the sum, which may lie on either, is written.
-                math::add(x, src.fetch(i, y), plus.fetch(i, out));
+                math::add(x, src.fetch(i, y), b.fetch(i, out));
                 sum.store(i, x);
                 Part { src: sum, ..row }.norm(op, x, y, out);
             } else {
@@ -106,7 +98,7 @@ fn norm_groups(work: &mut Work<'_>, op: Norm, together: usize, src: &TensorDesc,
         for group in range {
             let first = group % groups * together;
             let planes = first..channels.min(first + together);
-            Part { src, dst, factors: None, rows: 0..rows, planes, i3: group / groups }.norm(op, x, y, out);
+            Part { src, dst, factors: None, plus: None, rows: 0..rows, planes, i3: group / groups }.norm(op, x, y, out);
         }
     }
 }
@@ -116,6 +108,7 @@ struct Part<'a> {
     src: View<'a>,
     dst: View<'a>,
     factors: Option<View<'a>>,
+    plus: Option<View<'a>>,
     rows: Range<usize>,
     planes: Range<usize>,
     i3: usize,
@@ -139,11 +132,14 @@ impl Part<'_> {
         };
         self.pieces(x.len(), |i, n| {
             let (x, out) = (self.src.fetch(i, &mut x[..n]), &mut out[..n]);
-            let factors = self.factors.map(|factors| {
-                let ne = factors.ne();
-                factors.fetch([i[0], i[1] % ne[1], i[2] % ne[2], i[3] % ne[3]], &mut y[..n])
-            });
+            // The row of one that repeats.
+            let row = |ne: [usize; 4]| [i[0], i[1] % ne[1], i[2] % ne[2], i[3] % ne[3]];
+            let factors = self.factors.map(|factors| factors.fetch(row(factors.ne()), &mut y[..n]));
             widest(Scale { out, x, factors, shift, scale });
+            if let Some(plus) = self.plus {
+                let plus = plus.fetch(row(plus.ne()), &mut y[..n]);
+                out.iter_mut().zip(plus).for_each(|(out, plus)| *out += plus);
+            }
             self.dst.store(i, out);
         });
     }

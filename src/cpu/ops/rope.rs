@@ -5,10 +5,9 @@ use super::{CHUNK, Kernel, math, rows_of, types};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
-use crate::ops::rope::{Rope, RopeMode};
+use crate::ops::rope::{self, Rope, RopeMode};
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::{F16, F32};
-use std::f32::consts::PI;
 
 pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     if !matches!(node.dst.dtype(), F32 | F16) {
@@ -111,7 +110,7 @@ impl<'a> Turns<'a> {
                 *at = positions.index([k * tokens + i[1], 0, 0, 0]) as f32;
             }
             self.angles.fill(at, self.factors, self.angle);
-            math::cos_sin(self.angle, self.angles.magnitude, self.cos, self.sin);
+            math::cos_sin(self.angle, self.angles.base.magnitude, self.cos, self.sin);
             self.token = Some(i[1]);
         }
         let x = work.src(0).fetch([0, i[0], i[1], i[2]], self.row);
@@ -122,22 +121,12 @@ impl<'a> Turns<'a> {
 /// The part of the angles that does not depend on the token.
 struct Angles<'a> {
     op: &'a Rope,
-    /// From one pair's frequency to the next one's.
-    step: f32,
-    /// YaRN: pairs before the first keep the unscaled angle, those after the second take the scaled one.
-    ramp: (f32, f32),
-    /// Factor on cosines and sines.
-    magnitude: f32,
+    base: rope::Angles,
 }
 
 impl<'a> Angles<'a> {
     fn new(op: &'a Rope) -> Angles<'a> {
-        let n = op.n_dims as f32;
-        // The pair that makes so many turns over the training context.
-        let pair_of = |turns: f32| n * (op.n_ctx_orig as f32 / (turns * 2.0 * PI)).ln() / (2.0 * op.freq_base.ln());
-        let ramp = (pair_of(op.beta_fast).floor().max(0.0), pair_of(op.beta_slow).ceil().min(n - 1.0));
-        let yarn = if op.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / op.freq_scale).ln() };
-        Angles { op, step: op.freq_base.powf(-2.0 / n), ramp, magnitude: op.attn_factor * yarn }
+        Angles { op, base: op.angles() }
     }
 
     /// Angles of a token's pairs. They are running f32 products, as ggml's are: at late positions a power per pair gives
@@ -169,7 +158,7 @@ impl<'a> Angles<'a> {
             }
             *out = self.corrected(j, running[axis] / factor);
             for angle in &mut running {
-                *angle *= self.step;
+                *angle *= self.base.step;
             }
         }
     }
@@ -180,7 +169,7 @@ impl<'a> Angles<'a> {
         if self.op.ext_factor == 0.0 {
             return scaled;
         }
-        let (low, high) = self.ramp;
+        let (low, high) = self.base.ramp;
         let ramp = 1.0 - ((j as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
         let mix = ramp * self.op.ext_factor;
         scaled * (1.0 - mix) + unscaled * mix

@@ -1,8 +1,110 @@
-//! kernels/binary.cu.
+//! ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
-use super::{Kernel, On, Unsupported};
+use super::zip::{Zip, ZipAny, threads};
+use super::{Grid, Kernel, On, Ptr, Unsupported, is_float, suffix};
+use crate::ops::OpCode;
 use crate::ops::binary::Binary;
+use crate::tensor::DType::{self, BF16, F16, F32};
+use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_op: Binary, on: &On<'_>) -> Result<Kernel, Unsupported> {
-    Err(on.types())
+/// The types of a, b and dst with an entry of their own.
+const FAST: [[DType; 3]; 7] = [
+    [F32, F32, F32],
+    [F16, F32, F32],
+    [F16, F32, F16],
+    [F16, F16, F16],
+    [BF16, F32, F32],
+    [BF16, F32, BF16],
+    [BF16, BF16, BF16],
+];
+
+/// `struct Args` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Args {
+    zip: Zip,
+    op: u32,
+    padding: u32,
+}
+
+/// `struct AnyArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AnyArgs {
+    zip: ZipAny,
+    op: u32,
+    padding: u32,
+}
+
+pub(super) fn select(op: Binary, on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let number = match op {
+        Binary::Add => 0,
+        Binary::Sub => 1,
+        Binary::Mul => 2,
+        Binary::Div => 3,
+        Binary::AddId => return add_id(on),
+    };
+    let (a, b, d) = (on.src(0)?, on.src(1)?, on.dst());
+    let types = [a.dtype(), b.dtype(), d.dtype()];
+    if !types.into_iter().all(is_float) {
+        return Err(on.types());
+    }
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Dst];
+    if FAST.contains(&types)
+        && let Some((zip, grid)) = Zip::new(a, b, d, [0; 2])
+    {
+        let name = format!("binary_{}", types.map(suffix).join("_"));
+        return on.kernel(("binary", &name), grid, &pointers, &Args { zip, op: number, padding: 0 });
+    }
+    let (zip, grid) = ZipAny::new(on, [a, b, d], [0; 2])?;
+    on.kernel(("binary", "binary_any"), grid, &pointers, &AnyArgs { zip, op: number, padding: 0 })
+}
+
+/// `struct AddId` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AddId {
+    a_nb: [u64; 2],
+    ids_nb: [u64; 2],
+    d_nb: [u64; 2],
+    b_nb: u64,
+    n: u32,
+    rows: u32,
+    used: u32,
+    experts: u32,
+    tiles: u32,
+    wide: u32,
+    code: u32,
+    padding: u32,
+}
+
+fn add_id(on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let (a, b, ids, d) = (on.src(0)?, on.src(1)?, on.src(2)?, on.dst());
+    if [a.dtype(), b.dtype(), d.dtype()] != [F32; 3] {
+        return Err(on.types());
+    }
+    let [n, used, ..] = on.shape(d)?.ne;
+    let rows = d.rows() as u64;
+    let (threads, tiles) = threads(u64::from(n).div_ceil(8), rows);
+    let outer = |nb: [usize; 4]| [nb[1] as u64, nb[2] as u64];
+    let [i0, i1, ..] = ids.nb();
+    let (a_nb, d_nb, b_nb) = (outer(a.nb()), outer(d.nb()), b.nb()[1] as u64);
+    let wide = a_nb.iter().chain(&d_nb).chain([&b_nb]).all(|nb| nb.is_multiple_of(16));
+    let numbers = AddId {
+        a_nb,
+        ids_nb: [i0 as u64, i1 as u64],
+        d_nb,
+        b_nb,
+        n,
+        rows: u32::try_from(rows).map_err(|_| on.unsupported("2^32 or more rows"))?,
+        used,
+        experts: on.shape(b)?.ne[1],
+        tiles: tiles as u32,
+        wide: u32::from(wide),
+        code: OpCode::AddId.to_wire(),
+        padding: 0,
+    };
+    let grid = Grid { blocks: [tiles * rows.div_ceil(u64::from(threads[1])), 1, 1], threads, shared: 0 };
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst, Ptr::Verdict];
+    on.kernel(("binary", "binary_add_id"), grid, &pointers, &numbers)
 }

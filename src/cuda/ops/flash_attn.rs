@@ -1,8 +1,165 @@
-//! kernels/flash_attn.cu.
+//! FLASH_ATTN_EXT: kernels/flash_attn.cu.
 
-use super::{Kernel, On, Unsupported};
+use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
+use crate::tensor::quant::dequantiser;
+use crate::tensor::{DType, TensorDesc};
+use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> {
-    Err(on.types())
+/// Threads of a block, as in the file.
+const THREADS: u32 = 128;
+
+/// Most octets of channels of v that a block computes: with the least tile, one of four queries, each thread has one.
+const OCTETS: u32 = 128;
+
+/// Blocks for each multiprocessor below which positions are split, as many as fit there at once; the fewest positions of
+/// a part, below which merging costs more than it gains; and the most parts that the file can merge.
+const BLOCKS_AT_ONCE: u64 = 4;
+const LEAST_PART: u32 = 128;
+const PARTS: u64 = 256;
+
+/// Positions that are scored at a time.
+const POSITIONS: u32 = 64;
+
+/// `struct Attention` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Attention {
+    qb: [u64; 3],
+    kb: [u64; 3],
+    vb: [u64; 3],
+    mb: [u64; 3],
+    dk: u32,
+    dv: u32,
+    tokens: u32,
+    heads: u32,
+    batches: u32,
+    positions: u32,
+    per_k: u32,
+    per_v: u32,
+    group: u32,
+    mask_heads: u32,
+    mask_batches: u32,
+    log_quads: u32,
+    tiles: u32,
+    spans: u32,
+    octets: u32,
+    part: u32,
+    types: [u32; 2],
+    slope_steps: u32,
+    slope_bases: [f32; 2],
+    scale: f32,
+    cap: f32,
+    padding: u32,
+}
+
+/// `struct Merge` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Merge {
+    dv: u32,
+    pitch: u32,
+    heads: u32,
+    parts: u32,
+}
+
+pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let (q, k, v) = (on.src(0)?, on.src(1)?, on.src(2)?);
+    let mask = on.node.srcs.get(3);
+    let convert = dequantiser(k.dtype()).is_some() && dequantiser(v.dtype()).is_some();
+    let floats = q.dtype() == DType::F32 && on.dst().dtype() == DType::F32;
+    if !convert || !floats || mask.is_some_and(|mask| mask.dtype() != DType::F16) {
+        return Err(on.types());
+    }
+    let (qs, ks, vs) = (on.shape(q)?, on.shape(k)?, on.shape(v)?);
+    let ([dk, tokens, heads, batches], positions, dv) = (qs.ne, ks.ne[1], vs.ne[0]);
+    let (per_k, per_v) = (heads / ks.ne[2].max(1), heads / vs.ne[2].max(1));
+    let group = common_divisor(per_k, per_v).max(1);
+    let queries = tokens.checked_mul(group).filter(|&n| n <= i32::MAX as u32);
+    let queries = queries.ok_or_else(|| on.unsupported("2^31 or more queries of a head"))?;
+
+    let all_octets = dv.div_ceil(8);
+    let spans = all_octets.div_ceil(OCTETS);
+    let octets = all_octets.div_ceil(spans);
+    // The largest tile whose sums fit a block's registers, and not larger than there are queries.
+    let log_quads = (0..3).find(|&n| 4 << n >= queries || octets << (n + 1) > OCTETS).unwrap_or(3);
+    let tiles = queries.div_ceil(4 << log_quads);
+    let columns = u64::from(tiles) * u64::from(spans) * u64::from(heads / group) * u64::from(batches);
+    let (parts, part) = split(columns, positions, on.gpu.multiprocessors);
+
+    let strides = |t: &TensorDesc| [1, 2, 3].map(|i| t.nb()[i] as u64);
+    let (mask_heads, mask_batches) = mask.map_or((1, 1), |mask| (mask.ne()[2] as u32, mask.ne()[3] as u32));
+    let steps = 1 << heads.max(1).ilog2();
+    let base = |bias: f32| (-bias / steps as f32).exp2();
+    let numbers = Attention {
+        qb: strides(q),
+        kb: strides(k),
+        vb: strides(v),
+        mb: mask.map_or([0; 3], strides),
+        dk,
+        dv,
+        tokens,
+        heads,
+        batches,
+        positions,
+        per_k,
+        per_v,
+        group,
+        mask_heads,
+        mask_batches,
+        log_quads,
+        tiles,
+        spans,
+        octets,
+        part,
+        types: [k, v].map(|t| t.dtype().to_wire()),
+        slope_steps: if op.max_bias > 0.0 { steps } else { 0 },
+        slope_bases: [base(op.max_bias), base(op.max_bias / 2.0)],
+        // With a softcap, scores are divided by it first.
+        scale: if op.softcap == 0.0 { op.scale } else { op.scale / op.softcap },
+        cap: op.softcap,
+        padding: 0,
+    };
+    let pitch = all_octets * 8;
+    let rows = u64::from(batches) * u64::from(tokens) * u64::from(heads);
+    let (sums, stats) = if parts == 1 { (0, 0) } else { (rows * parts * u64::from(pitch) * 4, rows * parts * 8) };
+    let at = if parts == 1 { [Ptr::Null; 2] } else { [Ptr::Scratch(0), Ptr::Scratch(sums)] };
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
+    let grid = Grid::of([columns, parts, 1], THREADS);
+    let name = format!("flash_attn_{}", suffix(k.dtype()));
+    let entry = if k.dtype() == v.dtype() && has_kernel(k.dtype()) {
+        (name.as_str(), name.as_str())
+    } else {
+        ("flash_attn", "flash_attn_any")
+    };
+    let mut kernel = on.kernel(entry, grid, &pointers, &numbers)?;
+    if parts > 1 {
+        let merge = Merge { dv, pitch, heads, parts: parts as u32 };
+        // A warp for every two parts, up to eight.
+        let threads = 32 * (parts as u32).div_ceil(2).min(8);
+        let grid = Grid::of([rows, u64::from(dv.div_ceil(128)), 1], threads);
+        let pointers = [at[0], at[1], Ptr::Src(4), Ptr::Dst];
+        kernel.launches.push(on.launch(("flash_attn", "flash_attn_merge"), grid, &pointers, &merge)?);
+        kernel.scratch = sums + stats;
+    }
+    Ok(kernel)
+}
+
+/// How many parts the positions are split into when there are `columns` blocks without, and the positions of each.
+fn split(columns: u64, positions: u32, multiprocessors: u32) -> (u64, u32) {
+    let room = BLOCKS_AT_ONCE * u64::from(multiprocessors);
+    let worth = u64::from(positions / LEAST_PART);
+    let parts = (room / columns.max(1)).min(worth).clamp(1, PARTS) as u32;
+    let part = positions.div_ceil(parts).next_multiple_of(POSITIONS).max(POSITIONS);
+    (u64::from(positions.div_ceil(part).max(1)), part)
+}
+
+/// Whether k and v of this type have an entry of their own: those that runtimes offer for caches.
+fn has_kernel(dtype: DType) -> bool {
+    use DType::{BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    matches!(dtype, F32 | F16 | BF16 | Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL)
+}
+
+fn common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }

@@ -16,12 +16,13 @@ mod rows;
 mod softmax;
 mod sort;
 mod unary;
+mod zip;
 
 use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
 use crate::device::Unsupported;
 use crate::graph::fuse::Fused;
-use crate::ops::{NodeView, Op};
+use crate::ops::{MAX_SRC, NodeView, Op};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -37,6 +38,9 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
         return Ok(Kernel::default());
     }
     let on = On { node, gpu };
+    if !node.aligned {
+        return Err(on.unsupported("a tensor that is not aligned to its elements"));
+    }
     match node.op {
         Op::Unary(op) => unary::select(*op, &on),
         Op::Binary(op) => binary::select(*op, &on),
@@ -58,7 +62,7 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
 pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
     let on = On { node: view, gpu };
     match *fused {
-        Fused::Norm { op, add, mul } => norm::fused(op, add, mul, &on),
+        Fused::Norm { op, around } => norm::fused(op, around, &on),
         Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
 }
@@ -113,7 +117,7 @@ impl<'a> On<'a> {
     /// The error that a node's types are not among those its kernels take.
     fn types(&self) -> Unsupported {
         let mut reason = String::from("types");
-        for src in (0..crate::ops::MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
+        for src in (0..MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
             reason += &format!(" {}", src.dtype());
         }
         self.unsupported(reason + &format!(" -> {}", self.node.dst.dtype()))
@@ -134,6 +138,32 @@ impl Shape {
         let count = |n: usize| i32::try_from(n).ok().map(|n| n as u32);
         let [n0, n1, n2, n3] = t.ne().map(count);
         Some(Shape { ne: [n0?, n1?, n2?, n3?], nb: t.nb().map(|b| b as u64) })
+    }
+
+    /// Counts rows, of which all tensors have the same numbers, in as few dimensions as their steps allow: a kernel then need
+    /// not divide to find a row.
+    fn merge_rows(shapes: &mut [Shape]) {
+        for next in [2, 3] {
+            let follows = |&Shape { ne, nb }: &Shape| {
+                let few = u64::from(ne[1]) * u64::from(ne[next]) <= i32::MAX as u64;
+                let after = ne[next] == 1 || ne[1] == 1 || nb[next] == nb[1] * u64::from(ne[1]);
+                few && after && (next == 2 || ne[2] == 1)
+            };
+            if shapes.iter().all(follows) {
+                for Shape { ne, nb } in shapes.iter_mut() {
+                    if ne[1] == 1 {
+                        nb[1] = nb[next];
+                    }
+                    ne[1] *= ne[next];
+                    ne[next] = 1;
+                }
+            }
+        }
+    }
+
+    /// Whether the dimensions from `from` on keep what they count at multiples of 16 bytes.
+    fn keeps_alignment(&self, from: usize) -> bool {
+        (from..DIMS).all(|d| self.ne[d] == 1 || self.nb[d].is_multiple_of(16))
     }
 }
 

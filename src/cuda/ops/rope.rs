@@ -1,13 +1,158 @@
-//! kernels/rope.cu.
+//! ROPE, alone and with the SET_ROWS of its result: kernels/rope.cu.
 
-use super::{Kernel, On, Unsupported};
-use crate::ops::rope::Rope;
+use super::{Grid, Kernel, Launch, On, Ptr, Shape, Unsupported, blocks, suffix};
+use crate::ops::OpCode;
+use crate::ops::rope::{Rope, RopeMode};
+use crate::tensor::DType::{BF16, F16, F32};
+use crate::tensor::TensorDesc;
+use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_op: Rope, on: &On<'_>) -> Result<Kernel, Unsupported> {
-    Err(on.types())
+/// Pairs of a block, `CHUNK` of the file.
+const CHUNK: usize = 512;
+/// The most threads of a block.
+const THREADS: usize = 128;
+/// Blocks that keep a large GPU busy: the heads of a token are divided until there are as many.
+const BUSY: usize = 1024;
+
+/// `struct Turn` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Turn {
+    x: Shape,
+    y: Shape,
+    position_step: u64,
+    factor_step: u64,
+    mode: u32,
+    first: u32,
+    pairs: u32,
+    step: f32,
+    sections: [u32; 4],
+    freq_scale: f32,
+    ext_factor: f32,
+    ramp: [f32; 2],
+    magnitude: f32,
+    parts: u32,
+    chunks: u32,
+    vector: u32,
+}
+
+/// `struct Rows` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Rows {
+    turn: Turn,
+    id_step: u64,
+    id_type: u32,
+    y_type: u32,
+    op: u32,
+    padding: u32,
+}
+
+/// `struct Factors` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Factors {
+    step: u64,
+    n: u32,
+    padding: u32,
+}
+
+pub(super) fn select(op: Rope, on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let (x, y) = (on.src(0)?, on.dst());
+    if !matches!(y.dtype(), F32 | F16) || x.dtype() != y.dtype() {
+        return Err(on.types());
+    }
+    let (mut turn, grid) = turn(op, on)?;
+    let mut kernel = Kernel::default();
+    let mut factors = Ptr::Src(2);
+    // Factors of y's shape may lie where y does, and other blocks' part of y may be written before they are read.
+    if let Some(f) = on.node.srcs.get(2)
+        && f.ne() == y.ne()
+        && f.dtype() == y.dtype()
+    {
+        let n = op.pairs();
+        let numbers = Factors { step: turn.factor_step, n: n as u32, padding: 0 };
+        let line = Grid::line(blocks(n, super::THREADS, 1), super::THREADS);
+        kernel.launches.push(on.launch(("rope", "rope_factors"), line, &[factors, Ptr::Scratch(0)], &numbers)?);
+        kernel.scratch = f.dense_bytes() as u64;
+        (factors, turn.factor_step) = (Ptr::Scratch(0), 4);
+    }
+    let name = format!("rope_{}", suffix(y.dtype()));
+    kernel.launches.push(on.launch(("rope", &name), grid, &[Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst], &turn)?);
+    Ok(kernel)
 }
 
 /// The kernel for ROPE into rows of a cache: see [`crate::graph::fuse::Fused::RopeSetRows`] for the operands.
-pub(super) fn fused(_op: Rope, _row: usize, _on: &On<'_>) -> Option<Kernel> {
-    None
+pub(super) fn fused(op: Rope, row: usize, on: &On<'_>) -> Option<Kernel> {
+    let (x, y) = (on.src(0).ok()?, on.dst());
+    let types = x.dtype() == F32 && matches!(y.dtype(), F32 | F16 | BF16);
+    if x.is_empty() || !(types && y.rows_dense() && y.ne()[0] == row) {
+        return None;
+    }
+    let ids = on.src(3).ok()?;
+    let (turn, grid) = turn(op, on).ok()?;
+    let numbers = Rows {
+        turn,
+        id_step: ids.nb()[0] as u64,
+        id_type: ids.dtype().to_wire(),
+        y_type: y.dtype().to_wire(),
+        op: OpCode::SetRows as u32,
+        padding: 0,
+    };
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Dst, Ptr::Verdict];
+    let launch: Launch = on.launch(("rope", "rope_set_rows"), grid, &pointers, &numbers).ok()?;
+    Some(Kernel::one(launch))
+}
+
+/// The numbers of all entries, and the grid.
+fn turn(op: Rope, on: &On<'_>) -> Result<(Turn, Grid), Unsupported> {
+    let (x, y, pairs) = (on.src(0)?, on.dst(), op.pairs());
+    let each = 16 / x.dtype().block_bytes();
+    let vector = [x, y].into_iter().all(steps_of_16)
+        && [x.ne()[0], op.n_offs as usize, pairs].into_iter().all(|n| n.is_multiple_of(each));
+    let [_, heads, tokens, batches] = x.ne();
+    // Threads in x for a head's share of the block, in y for heads; or for pairs, while angles are made.
+    let share = pairs.min(CHUNK);
+    let across = (if vector { share / each } else { share }).min(THREADS);
+    let down = heads.max(share.div_ceil(across)).min(THREADS / across);
+    let chunks = pairs.div_ceil(CHUNK);
+    let others = tokens.saturating_mul(batches).saturating_mul(chunks);
+    let parts = (BUSY / others).clamp(1, heads.div_ceil(down));
+    let mode = match op.mode {
+        RopeMode::Normal => 0,
+        RopeMode::Neox => 1,
+        RopeMode::Mrope(_) => 2,
+        RopeMode::Vision(_) => 3,
+        RopeMode::Imrope(_) => 4,
+    };
+    let angles = op.angles();
+    let turn = Turn {
+        x: on.shape(x)?,
+        y: on.shape(y)?,
+        position_step: on.src(1)?.nb()[0] as u64,
+        factor_step: on.node.srcs.get(2).map_or(0, |f| f.nb()[0] as u64),
+        mode,
+        first: op.n_offs,
+        pairs: pairs as u32,
+        step: angles.step,
+        sections: op.mode.sections().unwrap_or_default(),
+        freq_scale: op.freq_scale,
+        ext_factor: op.ext_factor,
+        ramp: angles.ramp.into(),
+        magnitude: angles.magnitude,
+        parts: parts as u32,
+        chunks: chunks as u32,
+        vector: u32::from(vector),
+    };
+    let grid = Grid {
+        blocks: [others.saturating_mul(parts) as u64, 1, 1],
+        threads: [across as u32, down as u32, 1],
+        shared: 0,
+    };
+    Ok((turn, grid))
+}
+
+/// Whether rows begin at multiples of 16 bytes if the first one does.
+fn steps_of_16(t: &TensorDesc) -> bool {
+    (1..4).all(|d| t.ne()[d] == 1 || t.nb()[d].is_multiple_of(16))
 }

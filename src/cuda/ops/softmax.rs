@@ -1,8 +1,66 @@
-//! kernels/softmax.cu.
+//! SOFT_MAX: kernels/softmax.cu.
 
-use super::{Kernel, On, Unsupported};
+use super::{Grid, Kernel, On, Ptr, Unsupported};
 use crate::ops::softmax::SoftMax;
+use crate::tensor::DType::F32;
+use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_op: SoftMax, on: &On<'_>) -> Result<Kernel, Unsupported> {
-    Err(on.types())
+/// Rows of a block where a warp does a row.
+const ROWS: u32 = 4;
+/// The longest row of softmax_warp: 8 elements in each lane.
+const WARP: usize = 256;
+/// Elements that a thread of softmax_block keeps.
+const KEPT: usize = 16;
+/// The longest row of softmax_block.
+const BLOCK: usize = 1024 * KEPT;
+
+/// `struct SoftMax` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Numbers {
+    n: u32,
+    m: u32,
+    heads: u32,
+    rows: u32,
+    mask: [u32; 3],
+    mask_type: u32,
+    sink_step: u64,
+    scale: f32,
+    max_bias: f32,
+}
+
+pub(super) fn select(op: SoftMax, on: &On<'_>) -> Result<Kernel, Unsupported> {
+    let (x, y) = (on.src(0)?, on.dst());
+    if x.dtype() != F32 || y.dtype() != F32 {
+        return Err(on.types());
+    }
+    let [n, m, heads, _] = on.shape(x)?.ne;
+    let rows = i32::try_from(y.rows()).map_err(|_| on.unsupported("2^31 or more rows"))? as u32;
+    let (mask, sinks) = (on.node.srcs.get(1), on.node.srcs.get(2));
+    let (mask_ne, mask_type) = match mask {
+        Some(mask) => (on.shape(mask)?.ne, mask.dtype().to_wire()),
+        None => ([1; 4], 0),
+    };
+    let numbers = Numbers {
+        n,
+        m,
+        heads,
+        rows,
+        mask: [mask_ne[1], mask_ne[2], mask_ne[3]],
+        mask_type,
+        sink_step: sinks.map_or(0, |sinks| sinks.nb()[0] as u64),
+        scale: op.scale,
+        max_bias: op.max_bias,
+    };
+    let length = y.ne()[0];
+    let (name, grid) = if length <= WARP {
+        let grid = Grid { blocks: [u64::from(rows.div_ceil(ROWS)), 1, 1], threads: [32, ROWS, 1], shared: 0 };
+        ("softmax_warp", grid)
+    } else if length <= BLOCK {
+        let threads = length.div_ceil(KEPT).next_multiple_of(32) as u32;
+        ("softmax_block", Grid::line(u64::from(rows), threads))
+    } else {
+        ("softmax_long", Grid::line(u64::from(rows), 1024))
+    };
+    on.kernel(("softmax", name), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst], &numbers)
 }

@@ -1,3 +1,162 @@
 use super::Sweep;
+use crate::common::{Case, normal};
+use fanout::graph::TensorId;
+use fanout::ops::Out;
+use fanout::ops::copy::Copy;
+use fanout::tensor::DType::{self, BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0};
+use fanout::tensor::TensorDesc;
+use fanout::tensor::quant::quantiser;
 
-pub fn run(_sweep: &Sweep) {}
+/// The block types that kernels make and read.
+pub fn block_types() -> impl Iterator<Item = DType> {
+    DType::ALL.iter().copied().filter(|t| t.is_block() && quantiser(*t).is_some())
+}
+
+/// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each row
+/// of it.
+pub fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> TensorDesc {
+    let blocks = [ne[0] / dtype.block_len(), ne[1], ne[2], ne[3]];
+    let (mut nb, mut step) = ([0; 4], dtype.block_bytes());
+    for (k, d) in order.into_iter().enumerate() {
+        nb[d] = step;
+        step *= blocks[d];
+        if k == 0 {
+            step += gap * dtype.block_bytes();
+        }
+    }
+    TensorDesc::strided(dtype, ne, nb).unwrap()
+}
+
+/// Random bytes as a tensor that begins `offset` bytes into its memory.
+pub fn noise(case: &mut Case, desc: TensorDesc, offset: usize) -> TensorId {
+    let mut rng = fastrand::Rng::with_seed(desc.extent() as u64);
+    let bytes = (0..offset + desc.extent()).map(|_| rng.u8(..)).collect();
+    let memory = case.raw(I8, [offset + desc.extent(), 1, 1, 1], bytes);
+    case.b.view(memory, desc, offset).unwrap()
+}
+
+pub fn run(sweep: &Sweep) {
+    runs(sweep);
+    conversions(sweep);
+    permutations(sweep);
+    odd_shapes(sweep);
+    blocks(sweep);
+}
+
+#[track_caller]
+fn raw(sweep: &Sweep, src: (TensorDesc, usize), dst: (TensorDesc, usize)) {
+    let mut case = Case::new();
+    let x = noise(&mut case, src.0, src.1);
+    let y = noise(&mut case, dst.0, dst.1);
+    case.b.node_onto(Copy::Cpy, &[Some(x)], y).unwrap();
+    sweep.same(&case.build(), &[y], &format!("{src:?} -> {dst:?}"));
+}
+
+/// Every type; every width of access, with tails, on one row of many pieces and on rows long and short.
+fn runs(sweep: &Sweep) {
+    for &dtype in DType::ALL {
+        let ne = [3 * dtype.block_len(), 5, 2, 1];
+        raw(sweep, (permuted(dtype, ne, [0, 1, 2, 3], 0), 0), (permuted(dtype, ne, [0, 2, 1, 3], 1), 0));
+        raw(sweep, (permuted(dtype, ne, [1, 0, 2, 3], 0), 0), (permuted(dtype, ne, [0, 1, 2, 3], 0), 0));
+    }
+    let plain = |dtype, ne, gap| permuted(dtype, ne, [0, 1, 2, 3], gap);
+    for (dtype, offsets) in [
+        (I8, [(0, 0), (1, 0), (3, 16), (16, 1)]),
+        (F16, [(0, 0), (2, 0), (6, 2), (16, 8)]),
+        (F32, [(0, 0), (4, 0), (8, 24), (4, 4)]),
+        (I64, [(0, 0), (8, 0), (8, 8), (0, 16)]),
+    ] {
+        for (x, y) in offsets {
+            raw(sweep, (plain(dtype, [40_013, 1, 1, 1], 0), x), (plain(dtype, [40_013, 1, 1, 1], 0), y));
+            raw(sweep, (plain(dtype, [33, 21, 3, 2], 3), x), (plain(dtype, [33, 21, 3, 2], 0), y));
+            raw(sweep, (plain(dtype, [515, 3, 1, 1], 5), x), (plain(dtype, [515, 3, 1, 1], 13), y));
+        }
+    }
+}
+
+#[track_caller]
+fn convert(sweep: &Sweep, src: TensorDesc, to: DType, ne: [usize; 4], dst: Option<TensorDesc>) {
+    let mut case = Case::new();
+    let values: Vec<f32> = normal(3, src.elements()).into_iter().map(|v| 100.0 * v).collect();
+    let x = case.leaf_of(src, &values);
+    let y = match dst {
+        Some(desc) => {
+            let y = noise(&mut case, desc, 0);
+            case.b.node_onto(Copy::Cpy, &[Some(x)], y).unwrap();
+            y
+        }
+        None => case.b.node_as(Copy::Cpy, &[Some(x)], Out { dtype: to, ne }).unwrap(),
+    };
+    sweep.same(&case.build(), &[y], &format!("{src:?} -> {to} {ne:?} {dst:?}"));
+}
+
+/// Every pair of plain types: packed, rows with gaps, transposed, element by element.
+fn conversions(sweep: &Sweep) {
+    let pairs = [F32, F16, BF16]
+        .into_iter()
+        .flat_map(|from| [F32, F16, BF16, I32].map(|to| (from, to)))
+        .filter(|(from, to)| from != to)
+        .chain([(I32, F32)]);
+    for (from, to) in pairs {
+        for (ne, order, gap) in [
+            ([9001, 1, 1, 1], [0, 1, 2, 3], 0),
+            ([64, 5, 3, 1], [0, 1, 2, 3], 8),
+            ([33, 5, 3, 2], [0, 2, 1, 3], 1),
+            ([40, 37, 2, 1], [1, 0, 2, 3], 0),
+            ([3, 50, 2, 2], [1, 0, 2, 3], 1),
+        ] {
+            convert(sweep, permuted(from, ne, order, gap), to, ne, None);
+            convert(sweep, permuted(from, ne, order, gap), to, ne, Some(permuted(to, ne, [0, 1, 2, 3], 4)));
+        }
+        convert(sweep, permuted(from, [5, 7, 11, 3], [0, 1, 2, 3], 1), to, [3, 11, 7, 5], None);
+    }
+}
+
+/// Every element size through tiles, with edges; and the permutations that are no transposes.
+fn permutations(sweep: &Sweep) {
+    for dtype in [I8, F16, I16, F32, I64] {
+        for ne in [[70, 45, 2, 3], [8, 100, 1, 1], [129, 8, 3, 1], [32, 32, 2, 1]] {
+            for order in [[1, 0, 2, 3], [2, 1, 0, 3], [3, 1, 2, 0], [0, 2, 1, 3], [1, 2, 0, 3]] {
+                let to = permuted(dtype, ne, [0, 1, 2, 3], 0);
+                raw(sweep, (permuted(dtype, ne, order, 0), 0), (to, 0));
+                raw(sweep, (to, 0), (permuted(dtype, ne, order, 1), 0));
+            }
+        }
+    }
+}
+
+/// Shapes whose rows end at different elements.
+fn odd_shapes(sweep: &Sweep) {
+    for (dtype, from, to) in [
+        (I8, [5, 7, 11, 13], [13, 11, 7, 5]),
+        (F32, [6, 10, 15, 7], [4, 9, 25, 7]),
+        (Q8_0, [64, 6, 5, 1], [96, 4, 5, 1]),
+        (Q4_0, [160, 3, 2, 1], [96, 5, 2, 1]),
+        (DType::Q8_1, [96, 5, 1, 1], [160, 3, 1, 1]),
+        (DType::MXFP4, [96, 5, 1, 1], [160, 3, 1, 1]),
+    ] {
+        for order in [[0, 1, 2, 3], [1, 0, 2, 3]] {
+            raw(sweep, (permuted(dtype, from, order, 1), 0), (permuted(dtype, to, [0, 1, 2, 3], 1), 0));
+        }
+    }
+}
+
+/// Floats to blocks and back: packed with a part of a thread block, rows apart on either side, elements apart, shapes changed.
+fn blocks(sweep: &Sweep) {
+    for dtype in block_types() {
+        let n = dtype.block_len();
+        let ne = [2 * n, 3, 2, 1];
+        let packed = [0, 1, 2, 3];
+        for float in [F32, F16, BF16] {
+            let dst = permuted(dtype, ne, [0, 2, 1, 3], 1);
+            convert(sweep, permuted(float, ne, packed, 0), dtype, [4 * n, 3, 1, 1], None);
+            convert(sweep, permuted(float, ne, packed, 1), dtype, ne, Some(dst));
+            convert(sweep, permuted(dtype, ne, packed, 0), float, [n, 12, 1, 1], None);
+            convert(sweep, permuted(dtype, ne, [1, 0, 2, 3], 1), float, ne, Some(permuted(float, ne, packed, 3)));
+        }
+        convert(sweep, permuted(F32, ne, [1, 0, 2, 3], 0), dtype, ne, None);
+        convert(sweep, permuted(dtype, ne, packed, 0), F32, ne, Some(permuted(F32, ne, [1, 2, 0, 3], 0)));
+        let many = [n, if n == 32 { 131 } else { 33 }, 1, 1];
+        convert(sweep, permuted(F32, many, packed, 0), dtype, many, None);
+    }
+}

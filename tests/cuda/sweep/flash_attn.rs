@@ -1,3 +1,164 @@
 use super::Sweep;
+use crate::common::{Case, normal, uniform};
+use fanout::ops::flash_attn::FlashAttn;
+use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use fanout::tensor::TensorDesc;
 
-pub fn run(_sweep: &Sweep) {}
+const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+
+/// Types with an entry of their own.
+const CACHES: [DType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
+
+/// Pairs that share one.
+const MIXED: [(DType, DType); 8] = [
+    (F16, F32),
+    (Q8_0, Q4_0),
+    (BF16, IQ4_NL),
+    (MXFP4, MXFP4),
+    (DType::Q2_K, DType::Q3_K),
+    (DType::Q4_K, DType::Q5_K),
+    (DType::Q6_K, Q4_1),
+    (Q5_0, Q5_1),
+];
+
+/// How the rows of k and v lie.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Layout {
+    Packed,
+    /// A cache of positions that hold all heads, as runtimes keep it.
+    Cache,
+    /// The same, its rows at odd addresses.
+    Shifted,
+}
+
+/// What hides positions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Mask {
+    None,
+    /// The first query sees all but the last positions, the last one all.
+    Causal,
+    /// A window far from the ends, with biases; a mask for each head and batch.
+    Window,
+    /// Everything.
+    All,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    op: FlashAttn,
+    types: (DType, DType),
+    dk: usize,
+    dv: usize,
+    n: usize,
+    kv: usize,
+    heads: usize,
+    k_heads: usize,
+    v_heads: usize,
+    batches: usize,
+    layout: Layout,
+    mask: Mask,
+    sinks: bool,
+}
+
+const USUAL: Setting = Setting {
+    op: PLAIN,
+    types: (F16, F16),
+    dk: 64,
+    dv: 64,
+    n: 3,
+    kv: 90,
+    heads: 4,
+    k_heads: 2,
+    v_heads: 2,
+    batches: 1,
+    layout: Layout::Packed,
+    mask: Mask::Causal,
+    sinks: false,
+};
+
+pub fn run(sweep: &Sweep) {
+    for types in CACHES.map(|t| (t, t)).into_iter().chain(MIXED) {
+        let wide = if types.0.block_len() == 256 { 256 } else { 96 };
+        for layout in [Layout::Packed, Layout::Cache] {
+            one(sweep, Setting { types, dk: wide, dv: wide, layout, ..USUAL });
+        }
+    }
+    // Sizes of rows, whole octets or not, and those that make tiles small and many
+    for (dk, dv) in
+        [(1, 1), (8, 24), (33, 40), (40, 33), (80, 7), (128, 128), (192, 128), (256, 264), (576, 512), (3, 1030)]
+    {
+        for types in [(F16, F16), (F32, F32), (F16, BF16)] {
+            one(sweep, Setting { dk, dv, types, ..USUAL });
+        }
+    }
+    for layout in [Layout::Cache, Layout::Shifted] {
+        one(sweep, Setting { dk: 72, dv: 40, layout, batches: 2, ..USUAL });
+        one(sweep, Setting { dk: 32, dv: 96, layout, types: (Q4_1, Q4_1), ..USUAL });
+    }
+    // Groups of heads, numbers of queries, and positions in one part and in several
+    for (heads, k_heads, v_heads) in [(1, 1, 1), (4, 4, 4), (8, 2, 2), (8, 1, 1), (12, 6, 2), (5, 1, 5)] {
+        for (n, kv) in [(1, 1), (1, 64), (1, 300), (2, 700), (9, 65), (40, 130)] {
+            let mask = if n == 2 { Mask::Window } else { Mask::Causal };
+            one(sweep, Setting { heads, k_heads, v_heads, n, kv, mask, dk: 32, dv: 40, ..USUAL });
+        }
+    }
+    // More parts than a block that merges has warps, and no more than it can merge
+    one(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
+    // Everything that changes scores, in one part and in several
+    for kv in [70, 520] {
+        for mask in [Mask::None, Mask::Causal, Mask::Window, Mask::All] {
+            for sinks in [false, true] {
+                for (softcap, max_bias) in [(0.0, 0.0), (2.0, 0.0), (0.0, 8.0), (1.5, 4.0)] {
+                    let max_bias = if mask == Mask::None { 0.0 } else { max_bias };
+                    let op = FlashAttn { softcap, max_bias, ..PLAIN };
+                    one(sweep, Setting { op, kv, mask, sinks, heads: 6, dk: 16, dv: 16, batches: 2, ..USUAL });
+                }
+            }
+        }
+    }
+}
+
+/// Runs a setting on both devices.
+#[track_caller]
+fn one(sweep: &Sweep, s: Setting) {
+    let mut case = Case::new();
+    let mut q = TensorDesc::contiguous(F32, [s.dk, s.n, s.heads, s.batches]).unwrap();
+    if s.layout != Layout::Packed {
+        let row = q.nb()[1];
+        q = TensorDesc::strided(F32, q.ne(), [4, s.heads * row, row, q.nb()[3]]).unwrap();
+    }
+    let q = case.leaf_of(q, &normal(1, q.elements()));
+    let [k, v] =
+        [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
+            let ne = [wide, s.kv, heads, s.batches];
+            let packed = TensorDesc::contiguous(dtype, ne).unwrap();
+            let [nb0, row, ..] = packed.nb();
+            // A block or element more than the heads need keeps rows from being multiples of much.
+            let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
+            let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
+            let desc = if s.layout == Layout::Packed { packed } else { cache };
+            case.leaf_of(desc, &normal(seed, ne.iter().product()))
+        });
+    let ne = [
+        s.kv,
+        s.n,
+        if s.mask == Mask::Window { s.heads } else { 1 },
+        if s.mask == Mask::Window { s.batches } else { 1 },
+    ];
+    let bias = uniform(4, ne.iter().product(), -1.0, 0.0);
+    let values: Vec<f32> = (0..bias.len())
+        .map(|i| {
+            let (c, token) = (i % s.kv, i / s.kv % s.n);
+            let (seen, bias) = match s.mask {
+                Mask::Causal => (c + s.n <= s.kv.max(s.n) + token, 0.0),
+                Mask::Window => ((s.kv / 2..s.kv / 2 + 3 + token).contains(&c), bias[i]),
+                Mask::None | Mask::All => (false, 0.0),
+            };
+            if seen { bias } else { f32::NEG_INFINITY }
+        })
+        .collect();
+    let mask = (s.mask != Mask::None).then(|| case.leaf(F16, ne, &values));
+    let sinks = s.sinks.then(|| case.leaf(F32, [s.heads, 1, 1, 1], &normal(5, s.heads)));
+    let dst = case.b.node(s.op, &[Some(q), Some(k), Some(v), mask, sinks]).unwrap();
+    sweep.check(&case.build(), &[dst], 1e-11, &format!("{s:?}"));
+}

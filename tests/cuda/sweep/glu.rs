@@ -1,3 +1,92 @@
 use super::Sweep;
+use crate::common::{Case, normal};
+use fanout::graph::TensorId;
+use fanout::ops::Out;
+use fanout::ops::glu::{Glu, Kind};
+use fanout::tensor::DType::{self, BF16, F16, F32};
+use fanout::tensor::TensorDesc;
 
-pub fn run(_sweep: &Sweep) {}
+const TYPES: [DType; 3] = [F32, F16, BF16];
+
+const KINDS: [Kind; 8] = [
+    Kind::Reglu,
+    Kind::Geglu,
+    Kind::Swiglu,
+    Kind::SwigluOai { alpha: 1.702, limit: 1.25 },
+    Kind::GegluErf,
+    Kind::GegluQuick,
+    Kind::SwigluClamp { limit: 0.75 },
+    Kind::SwigluClamp { limit: -0.5 },
+];
+
+/// One source and two, of every kind; every choice of types; rows that fill vectors and blocks of threads, and that do not.
+pub fn run(sweep: &Sweep) {
+    for kind in KINDS {
+        for dtype in TYPES {
+            for n in [1, 40, 1021, 2304] {
+                one(sweep, Glu { kind, swapped: false }, [dtype; 3], [n, 3, 2, 1]);
+                for swapped in [false, true] {
+                    half(sweep, Glu { kind, swapped }, [dtype; 2], 2 * n);
+                }
+            }
+        }
+    }
+    half(sweep, Glu { kind: Kind::Swiglu, swapped: false }, [F32, F32], 257);
+    for a in TYPES {
+        for b in TYPES {
+            let glu = Glu { kind: Kind::Swiglu, swapped: false };
+            half(sweep, Glu { swapped: true, ..glu }, [a, b], 64);
+            for d in TYPES {
+                one(sweep, glu, [a, b, d], [40, 3, 2, 2]);
+            }
+        }
+    }
+    layouts(sweep);
+}
+
+#[track_caller]
+fn check(sweep: &Sweep, case: Case, dst: TensorId, dtype: DType, what: &str) {
+    // A value next to a border between two roundings may fall on the other side.
+    let bound = if dtype == F32 { 1e-12 } else { 1e-6 };
+    sweep.check(&case.build(), &[dst], bound, what);
+}
+
+#[track_caller]
+fn one(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
+    let (mut case, n) = (Case::new(), ne.iter().product());
+    let (x, g) = (case.leaf(a, ne, &normal(1, n)), case.leaf(b, ne, &normal(2, n)));
+    let y = case.b.node_as(glu, &[Some(x), Some(g)], Out { dtype: d, ne }).unwrap();
+    check(sweep, case, y, d, &format!("{glu:?} {a} {b} {d} {ne:?}"));
+}
+
+#[track_caller]
+fn half(sweep: &Sweep, glu: Glu, [a, d]: [DType; 2], n: usize) {
+    let mut case = Case::new();
+    let x = case.leaf(a, [n, 3, 1, 1], &normal(3, 3 * n));
+    let y = case.b.node_as(glu, &[Some(x)], Out { dtype: d, ne: [n / 2, 3, 1, 1] }).unwrap();
+    check(sweep, case, y, d, &format!("{glu:?} {a} {d} of rows of {n}"));
+}
+
+fn layouts(sweep: &Sweep) {
+    let glu = Glu { kind: Kind::Geglu, swapped: false };
+    for dtype in TYPES {
+        let size = dtype.block_bytes();
+        let desc = |n: usize, nb: [usize; 3]| {
+            TensorDesc::strided(dtype, [n, 6, 3, 1], [nb[0] * size, nb[1] * size, nb[2] * size, 4000 * size]).unwrap()
+        };
+        let (padded, permuted, stepped) = (desc(40, [1, 48, 320]), desc(40, [1, 120, 40]), desc(40, [3, 120, 720]));
+        for (x, g) in [(padded, permuted), (permuted, padded), (stepped, padded)] {
+            let mut case = Case::new();
+            let mut leaf = |t: TensorDesc, seed| case.leaf_of(t, &normal(seed, t.elements()));
+            let srcs = [Some(leaf(x, 4)), Some(leaf(g, 5))];
+            let y = case.b.node(glu, &srcs).unwrap();
+            check(sweep, case, y, dtype, &format!("{dtype} {x:?} {g:?}"));
+        }
+        for x in [desc(80, [1, 88, 600]), desc(80, [2, 160, 960])] {
+            let mut case = Case::new();
+            let a = case.leaf_of(x, &normal(6, x.elements()));
+            let y = case.b.node(glu, &[Some(a)]).unwrap();
+            check(sweep, case, y, dtype, &format!("{dtype} {x:?}"));
+        }
+    }
+}

@@ -16,6 +16,7 @@ mod sort;
 mod unary;
 
 use crate::common::{Built, Subject, nmse};
+use cudaemu::test::Session;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::graph::TensorId;
@@ -41,10 +42,11 @@ const FAMILIES: &[Family] = &[
     ("unary", unary::run),
 ];
 
-/// The devices of a sweep.
+/// The devices of a sweep. The emulator goes last.
 pub struct Sweep {
     cpu: Subject,
     gpu: Subject,
+    emulator: Session,
 }
 
 impl Sweep {
@@ -65,6 +67,13 @@ impl Sweep {
         for &dst in dsts {
             assert!(got.bytes(dst) == want.bytes(dst), "{what}: other bytes than the CPU's");
         }
+    }
+
+    /// How many launches there were since the start.
+    fn launches(&self) -> u64 {
+        let counts = self.emulator.counts_json();
+        let number = |rest: &str| rest.split([',', '}']).next()?.trim().parse::<u64>().ok();
+        counts.split("\"launches\":").skip(1).filter_map(number).sum()
     }
 }
 
@@ -90,23 +99,21 @@ fn sweep(target: u32) {
     }
     let settings = format!("CUDAEMU_CAPABILITY={}.{}\nCUDAEMU_COUNTS=on", target / 10, target % 10);
     let emulator = cudaemu::test::start(&settings).unwrap();
-    {
+    let emulator = {
         let gpus = cuda::detect().unwrap();
         let gpu = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).unwrap();
         let cpu = CpuDevice::new("CPU", 1, Path::Exact, 4 << 30).unwrap();
-        let sweep = Sweep {
-            cpu: Subject { name: "CPU", device: cpu, fast: false },
-            gpu: Subject { name: "GPU", device: gpu, fast: true },
-        };
+        let sweep = Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), emulator };
         // One family alone, for whoever works on it; then not all entries can have run.
         let only = std::env::var("FANOUT_TEST_FAMILY").ok();
         for (_, run) in FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
             run(&sweep);
         }
-        let counts = emulator.counts_json();
+        let counts = sweep.emulator.counts_json();
         let missing: Vec<_> = wanted.iter().filter(|name| !counts.contains(&format!("\"{name}\""))).collect();
         assert!(only.is_some() || missing.is_empty(), "no case launches {missing:?} for capability {target}");
-    }
+        sweep.emulator
+    };
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 

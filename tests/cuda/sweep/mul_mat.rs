@@ -1,3 +1,139 @@
 use super::Sweep;
+use crate::common::{Built, Case, normal};
+use fanout::device::DeviceError;
+use fanout::graph::TensorId;
+use fanout::ops::OpCode;
+use fanout::ops::mul_mat::MulMat;
+use fanout::tensor::DType::{
+    self, BF16, F16, F32, I32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
+};
+use fanout::tensor::TensorDesc;
 
-pub fn run(_sweep: &Sweep) {}
+const FLOATS: [DType; 3] = [F32, F16, BF16];
+const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+
+/// The error of sums in f32, and that of tensor cores: three products are as good, one rounds to tf32.
+const IN_F32: f64 = 1e-12;
+const IN_THREE: f64 = 1e-11;
+const IN_TF32: f64 = 3e-7;
+
+pub fn run(sweep: &Sweep) {
+    for t in FLOATS.into_iter().chain(BLOCKS) {
+        let one = t.block_len().max(8);
+        for (k, m, n) in [(one, 1, 1), (5 * one, 9, 2), (3 * one, 30, 3), (9 * one, 7, 8), (3 * one, 70, 21)] {
+            packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+        }
+        // Rows that several warps share, in several pieces.
+        packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
+        packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
+        // Enough planes for large tiles, of which one is not full.
+        permuted(sweep, t, [one, 130, 1], [one, 9, 110]);
+        at_odd_places(sweep, t);
+        experts(sweep, t);
+        no_such_expert(sweep, t);
+    }
+    for t in FLOATS {
+        // Lengths that are no multiple of eight, rows that are no multiple of 16 bytes.
+        for (k, m, n) in [(1, 3, 1), (37, 5, 2), (300, 6, 5), (37, 70, 70), (301, 5, 12), (4, 66, 9)] {
+            packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+        }
+        for (tb, n) in [(F16, 1), (F16, 9), (BF16, 3), (BF16, 70)] {
+            packed(sweep, t, [70, 13, 2, 1], tb, [70, n, 4, 3]);
+        }
+    }
+    for t in [F32, F16, Q4_0, Q6_K] {
+        let k = t.block_len().max(32);
+        // Planes that become columns, in one dimension, in both, and in none.
+        for (planes_a, planes_b) in [([2, 1], [6, 1]), ([2, 3], [4, 6]), ([1, 1], [3, 2]), ([3, 2], [3, 2])] {
+            for n in [1, 4, 9] {
+                packed(sweep, t, [k, 10, planes_a[0], planes_a[1]], F32, [k, n, planes_b[0], planes_b[1]]);
+            }
+        }
+        permuted(sweep, t, [k, 10, 2], [k, 3, 6]);
+    }
+    // Short rows, but so many that four lanes are enough for each.
+    permuted(sweep, Q4_0, [128, 130, 1], [128, 2, 500]);
+    permuted(sweep, F16, [44, 130, 1], [44, 2, 500]);
+    // More planes than a grid has.
+    packed(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
+}
+
+fn bound(a: DType, n: usize) -> f64 {
+    match (a, n) {
+        (_, ..=8) => IN_F32,
+        (F32, _) => IN_THREE,
+        _ => IN_TF32,
+    }
+}
+
+#[track_caller]
+fn packed(sweep: &Sweep, ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
+    let mut case = Case::new();
+    let a = case.leaf(ta, an, &normal(1, an.iter().product()));
+    let b = case.leaf(tb, bn, &normal(2, bn.iter().product()));
+    let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+    // Columns of all planes, if they are one.
+    let n = bn[1] * bn[2] * bn[3];
+    sweep.check(&case.build(), &[dst], bound(ta, n), &format!("{ta} {an:?} x {tb} {bn:?}"));
+}
+
+/// A row of b next to that of the next plane, as heads lie in a batch.
+#[track_caller]
+fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
+    let mut case = Case::new();
+    let a = case.leaf(t, [an[0], an[1], an[2], 1], &normal(3, an.iter().product()));
+    let (row, plane) = (4 * bn[0] * bn[2], 4 * bn[0]);
+    let desc = TensorDesc::strided(F32, [bn[0], bn[1], bn[2], 1], [4, row, plane, row * bn[1]]).unwrap();
+    let b = case.leaf_of(desc, &normal(4, bn.iter().product()));
+    let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+    sweep.check(&case.build(), &[dst], bound(t, bn[1]), &format!("{t} {an:?} x {bn:?}"));
+}
+
+/// Rows of a with gaps, aligned and not; a destination at an odd address.
+#[track_caller]
+fn at_odd_places(sweep: &Sweep, t: DType) {
+    let (k, m) = (3 * t.block_len().max(16), 35);
+    let row = t.row_bytes(k).unwrap();
+    for (gap, n) in [(48, 1), (48, 12), (t.block_bytes(), 2), (t.block_bytes(), 9), (1, 1), (1, 10)] {
+        let stride = row.next_multiple_of(if gap == 48 { 16 } else { 1 }) + gap;
+        let mut case = Case::new();
+        let desc = TensorDesc::strided(t, [k, m, 1, 1], [t.block_bytes(), stride, stride * m, stride * m]).unwrap();
+        let a = case.leaf_of(desc, &normal(5, k * m));
+        let b = case.leaf(F32, [k, n, 1, 1], &normal(6, k * n));
+        let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+        let room = case.b.leaf(DType::I8, [4 * m * n + 8, 1, 1, 1]).unwrap();
+        let odd = case.b.view(room, TensorDesc::contiguous(F32, [m, n, 1, 1]).unwrap(), 3).unwrap();
+        case.b.node_onto(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
+        sweep.check(&case.build(), &[dst, odd], bound(t, n), &format!("{t}, rows of {row} bytes, a gap of {gap}"));
+    }
+}
+
+/// Products by id: a matrix of `m` rows for each of five experts, `used` of them for each token, as `ids` says.
+fn by_id(t: DType, [k, m, nb]: [usize; 3], used: usize, ids: &[i64]) -> (Built, TensorId) {
+    let tokens = ids.len() / used;
+    let mut case = Case::new();
+    let a = case.leaf(t, [k, m, 5, 1], &normal(7, k * m * 5));
+    let b = case.leaf(F32, [k, nb, tokens, 1], &normal(8, k * nb * tokens));
+    let ids = case.indices(I32, [used, tokens, 1, 1], ids);
+    let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
+    (case.build(), dst)
+}
+
+#[track_caller]
+fn experts(sweep: &Sweep, t: DType) {
+    let one = t.block_len().max(8);
+    for (k, m, nb, tokens) in [(one, 5, 1, 1), (3 * one, 19, 2, 7), (1024, 6, 4, 3)] {
+        let ids: Vec<_> = (0..4 * tokens as i64).map(|slot| slot * slot % 5).collect();
+        let (case, dst) = by_id(t, [k, m, nb], 4, &ids);
+        sweep.check(&case, &[dst], IN_F32, &format!("{t}, {nb} rows for each of {tokens} tokens"));
+    }
+}
+
+#[track_caller]
+fn no_such_expert(sweep: &Sweep, t: DType) {
+    for bad in [5, -1] {
+        let (case, _) = by_id(t, [256, 40, 1], 2, &[0, 4, bad, 2]);
+        let error = case.try_run(&sweep.gpu).err();
+        assert!(matches!(error, Some(DeviceError::Data { op: OpCode::MulMatId, .. })), "{t}, expert {bad}: {error:?}");
+    }
+}

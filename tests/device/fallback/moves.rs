@@ -1,8 +1,8 @@
 //! What moves between the two devices: no byte without need.
 
-use super::super::soon;
-use super::{ROW, in_place, leaf, node, pair, rows, square, sum};
-use fanout::device::Device;
+use super::super::{floats, soon};
+use super::{ROW, in_place, leaf, node, pair, region, rows, square, sum};
+use fanout::device::{Device, Source};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::OpCode::{self, Add, Cpy, SetRows, Sqr};
 use fanout::ops::binary::Binary;
@@ -146,4 +146,24 @@ fn no_byte_moves_without_need() {
         let nodes: u64 = pair.device.counts().iter().map(|&(_, n)| n).sum();
         assert_eq!(nodes, graph.nodes().len() as u64, "{what}");
     }
+}
+
+/// More bytes than are on their way at a time, and not a whole number of pieces.
+#[test]
+fn large_operands_arrive_in_pieces() {
+    let n = 2_500_001;
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
+    let y = square(&mut b, x);
+    let graph = Arc::new(b.build().unwrap());
+    let pair = pair(&[Sqr]);
+    let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
+    let buffer = pair.buffer(graph.slots()[0]);
+    let mut queue = pair.queue();
+    let bytes: Vec<u8> = (0..n).flat_map(|i| ((i % 4093) as f32).to_le_bytes()).collect();
+    queue.upload(region(&graph, &buffer, x), None, Source::Borrowed(&bytes)).unwrap();
+    queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+    let got = floats(&queue.download(region(&graph, &buffer, y)).unwrap().wait(soon()).unwrap());
+    let wrong = (0..n).find(|i| got[*i] != ((i % 4093) as f32).powi(2));
+    assert_eq!((got.len(), wrong), (n, None));
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
 
+use crate::engine::Picos;
 use crate::exec::{Counts, Launch, Outcome, Traffic};
 use crate::isa::{self, Category, Row};
 
@@ -75,6 +77,24 @@ fn writes_global(row: &Row) -> bool {
         && ![".shared", ".local", ".param"].iter().any(|space| row.name.contains(space))
 }
 
+/// Calls of each function since the start, however they ended. They are counted before there is a driver.
+static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// Counts a call.
+pub fn count_call(name: &'static str) {
+    *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+}
+
+/// The calls so far.
+pub fn calls() -> BTreeMap<&'static str, u64> {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Starts afresh.
+pub fn forget_calls() {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 /// Sums since the driver began.
 #[derive(Debug, Default)]
 pub struct Totals {
@@ -91,15 +111,18 @@ impl Totals {
         }
     }
 
-    /// `{"host_device_bytes": …, "kernels": {"name": {…}}}`
-    pub fn json(&self) -> String {
+    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "simulated_us": …}`,
+    /// the last being when all work so far ends in simulated time.
+    pub fn json(&self, calls: &BTreeMap<&'static str, u64>, simulated: Picos) -> String {
         let mut text = format!("{{\"host_device_bytes\": {}, \"kernels\": {{", self.host_bytes);
         for (index, (name, kernel)) in self.kernels.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
             // Writing to a string cannot fail.
             let _ = write!(text, "{comma}\n  \"{}\": {}", escaped(name), kernel.json());
         }
-        text.push_str("\n}}");
+        let calls: Vec<_> = calls.iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
+        let _ =
+            write!(text, "\n}}, \"calls\": {{{}}}, \"simulated_us\": {}}}", calls.join(", "), simulated as f64 / 1e6);
         text
     }
 

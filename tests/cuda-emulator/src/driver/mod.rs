@@ -160,6 +160,7 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
 pub fn reset() {
     let gone = DRIVER.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(gone);
+    counts::forget_calls();
 }
 
 impl Driver {
@@ -341,7 +342,8 @@ impl Driver {
             config::Counts::Off | config::Counts::On => {}
             config::Counts::Table => console::say(state.counts.table().trim_end()),
             config::Counts::File(path) => {
-                if let Err(error) = std::fs::write(path, state.counts.json()) {
+                if let Err(error) = std::fs::write(path, state.counts.json(&counts::calls(), state.streams.time.end()))
+                {
                     console::say(format_args!("the counts cannot be written to {}: {error}", path.display()));
                 }
             }

@@ -85,6 +85,12 @@ impl Timeline {
         self.threads.get(&thread).copied().unwrap_or(0)
     }
 
+    /// When all work submitted so far has ended.
+    pub fn end(&self) -> Picos {
+        let places = self.busy.values().flatten();
+        places.filter_map(|place| place.0.last().map(|&(_, end)| end)).max().unwrap_or(0)
+    }
+
     /// A thread launches a kernel or a graph; its clock afterwards.
     pub fn launch(&mut self, thread: ThreadId) -> Picos {
         let now = self.now(thread) + micros(self.rates.launch_us);

@@ -97,7 +97,7 @@ impl Grid<'_> {
             if self.is_over(&block) {
                 continue;
             }
-            let mut budget = TURN;
+            let mut budget = TURN.min(self.machine.max_instructions.saturating_add(1));
             let ended = block.run(self.launch, self.machine, &mut worker, &mut profile, &mut budget);
             for warning in worker.take_warnings() {
                 let report = self.report(&block, *warning.fault, warning.warp as usize, warning.line);

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::driver::console::say;
+use crate::driver::counts::count_call;
 use crate::driver::error::{Error, Result};
 use crate::driver::{Driver, Guard, driver};
 
@@ -27,7 +28,8 @@ macro_rules! api {
 pub(in crate::driver::abi) use api;
 
 /// Runs a function's body; its error becomes the code, and so does a panic.
-pub(in crate::driver::abi) fn door(name: &str, body: impl FnOnce() -> Result<()>) -> u32 {
+pub(in crate::driver::abi) fn door(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
+    count_call(name);
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => error.code(),

@@ -1,10 +1,11 @@
 //! Functions of the emulator's own, for tests: settings, reports, counts.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use super::door::{Buffer, Text, api};
-use crate::driver::{configure, driver, reset};
+use crate::driver::counts::calls;
+use crate::driver::{Driver, configure, driver, reset};
 
 // SAFETY of the names: they begin with the emulator's own.
 api! {
@@ -34,7 +35,13 @@ extern "C" fn cudaemu_reports(text: Buffer, room: usize) -> usize {
 // SAFETY: the name begins with the emulator's own.
 #[unsafe(no_mangle)]
 extern "C" fn cudaemu_counts_json(text: Buffer, room: usize) -> usize {
-    fill(text, room, || driver().map_or_else(|_| String::new(), |driver| driver.lock().counts.json()))
+    fill(text, room, || {
+        let json = |driver: Arc<Driver>| {
+            let state = driver.lock();
+            state.counts.json(&calls(), state.streams.time.end())
+        };
+        driver().map_or_else(|_| String::new(), json)
+    })
 }
 
 fn fill(buffer: Buffer, room: usize, text: impl FnOnce() -> String) -> usize {

@@ -3,7 +3,6 @@
 //! A case is a graph of equal nodes. Where a model would find its data in memory, each node has data of its own, so much
 //! in all that no cache holds it ([`Sizes::cold`]); where a model has it at hand from the node before, there is little.
 
-use crate::peaks::Kind;
 use fanout::graph::{BuildError, Builder, TensorId};
 use fanout::ops::Out;
 use fanout::ops::binary::Binary;
@@ -18,6 +17,21 @@ use fanout::ops::softmax::SoftMax;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1};
 use fanout::tensor::DType::{Q5_K, Q6_K, Q8_0};
 use fanout::tensor::TensorDesc;
+
+mod content;
+
+pub use content::pattern;
+
+/// What a peak is a peak of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// f32 products added to f32 sums.
+    F32,
+    /// bf16 products added to f32 sums.
+    Bf16,
+    /// 8-bit products added to 32-bit sums.
+    Int8,
+}
 
 /// The types of weights.
 const WEIGHTS: [DType; 15] =
@@ -134,9 +148,19 @@ impl Case {
         format!("{} {} {} ", self.op, self.dtype, self.shape)
     }
 
+    /// A graph with all sets of data.
     pub fn draft(&self) -> Result<Draft, BuildError> {
+        self.draft_of(self.sets)
+    }
+
+    /// A graph with one set of data.
+    pub fn single(&self) -> Result<Draft, BuildError> {
+        self.draft_of(1)
+    }
+
+    fn draft_of(&self, sets: usize) -> Result<Draft, BuildError> {
         let mut draft = Draft::default();
-        for _ in 0..self.sets {
+        for _ in 0..sets {
             (self.build)(&mut draft)?;
         }
         Ok(draft)

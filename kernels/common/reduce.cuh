@@ -1,0 +1,102 @@
+// Reductions over a warp and over a block, and rows that a team of threads keeps in registers between two passes.
+//
+// A team is one warp, or the threads of a block in x (a multiple of 32, 1024 at most). All of its threads take part in
+// each call, and all of them get the result, with the same bits.
+#pragma once
+
+// ---- warp
+
+template <class T, class Op>
+__device__ __forceinline__ T warp_reduce(T x, Op op) {
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) x = op(x, __shfl_xor_sync(0xffffffff, x, i));
+    return x;
+}
+
+// Of float or double.
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) {
+    return warp_reduce(x, [](T a, T b) { return a + b; });
+}
+
+// NaN loses to any number.
+__device__ __forceinline__ float warp_max(float x) {
+    return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// ---- block
+
+// `parts` is shared memory with room for each warp's result (32). Between two calls with the same `parts` lies a barrier
+// of the caller's, so calls in a row take turns with two of them. In blocks of blockDim.x == 32, where every warp is a
+// team, it is not touched, and there is no barrier. `none` changes nothing: op(none, x) is x.
+template <class T, class Op>
+__device__ __forceinline__ T block_reduce(T x, T none, T *parts, Op op) {
+    x = warp_reduce(x, op);
+    if (blockDim.x == 32) return x;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) parts[warp] = x;
+    __syncthreads();
+    return warp_reduce(lane < blockDim.x / 32 ? parts[lane] : none, op);
+}
+
+// Of float or double.
+template <class T>
+__device__ __forceinline__ T block_sum(T x, T *parts) {
+    return block_reduce(x, T(0), parts, [](T a, T b) { return a + b; });
+}
+
+// NaN loses to any number.
+__device__ __forceinline__ float block_max(float x, float *parts) {
+    return block_reduce(x, -__int_as_float(0x7f800000), parts, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// ---- rows in registers
+
+// N f32 of a row in each of the team's threads: together up to N * team elements. With VECTOR, the row is dense, a multiple
+// of 16 bytes in place and length, and value 4 i + j of thread t is element 4 (t + i team) + j: 16-byte accesses. Otherwise
+// element k lies at k * step bytes, and value i of thread t is element t + i team. Either way a warp's access is one piece.
+
+template <bool VECTOR>
+__device__ __forceinline__ unsigned kept_index(int i, unsigned t, unsigned team) {
+    return VECTOR ? 4 * (t + i / 4 * team) + i % 4 : t + i * team;
+}
+
+// Elements behind the end of the row of n become `fill`.
+template <bool VECTOR, int N>
+__device__ __forceinline__ void load_kept(const unsigned char *row, unsigned long long step, unsigned n, unsigned t, unsigned team,
+                                          float fill, float (&x)[N]) {
+    if constexpr (VECTOR) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const unsigned k = kept_index<true>(i, t, team);
+            const float4 four = k < n ? *(const float4 *)(row + 4ull * k) : make_float4(fill, fill, fill, fill);
+            x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const unsigned k = kept_index<false>(i, t, team);
+            x[i] = k < n ? *(const float *)(row + k * step) : fill;
+        }
+    }
+}
+
+// The inverse: writes the elements that the row of n has.
+template <bool VECTOR, int N>
+__device__ __forceinline__ void store_kept(unsigned char *row, unsigned long long step, unsigned n, unsigned t, unsigned team,
+                                           const float (&x)[N]) {
+    if constexpr (VECTOR) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const unsigned k = kept_index<true>(i, t, team);
+            if (k < n) *(float4 *)(row + 4ull * k) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const unsigned k = kept_index<false>(i, t, team);
+            if (k < n) *(float *)(row + k * step) = x[i];
+        }
+    }
+}
+

@@ -1,0 +1,48 @@
+// Blocks of TYPE to floats, bit for bit as the CPU's dequantiser has them: CPY, and GET_ROWS with rows that ids name.
+//
+// Variants: a module for each TYPE, with the entry ENTRY (copy_from_<type>); y is F32, F16 or BF16, of any layout. A thread
+//           takes eight elements.
+// Limits:   dimensions below 2^31; eight elements from a multiple of 8 on lie in one row of y.
+// Floor:    each block is read once, each element written once.
+#include "common/copy.cuh"
+#include "common/ids.cuh"
+#include "common/quants.cuh"
+
+struct FromBlocks {
+    const u8 *x, *ids;
+    u8 *y;
+    u32 *verdict;
+    Shape xs, ys; // in elements
+    Ids list;
+    u64 n;    // eights of elements
+    u32 type; // of y
+    u32 named;
+};
+
+extern "C" __global__ void ENTRY(FromBlocks args) {
+    const u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= args.n) return;
+    const Index j = index_of(args.ys, 8 * n);
+    Index i = j;
+    if (args.named) {
+        const i64 id = args.list.at(args.ids, j.i[1], j.i[2], j.i[3]);
+        if (!args.list.inside(id)) return refuse(args.verdict, GET_ROWS);
+        i.i[1] = id;
+    } else {
+        i = index_of(args.xs, 8 * n);
+    }
+    const u8 *block = args.x + args.xs.at(i.i[0] / TYPE::LEN, i.i[1], i.i[2], i.i[3]);
+    constexpr int WIDE = TYPE::align<true>(), NARROW = TYPE::align<false>();
+    float values[8];
+    if (WIDE == NARROW || (u64)block % WIDE == 0) TYPE::decode8<WIDE>(block, i.i[0] % TYPE::LEN, values);
+    else TYPE::decode8<NARROW>(block, i.i[0] % TYPE::LEN, values);
+    u8 *dst = args.y + args.ys.at(j.i[0], j.i[1], j.i[2], j.i[3]);
+    if (args.ys.nb[0] == bytes_of(args.type) && (u64)dst % 16 == 0) {
+        if (args.type == TYPE_F32) F32::store8<true>(dst, 0, values);
+        else if (args.type == TYPE_F16) F16::store8<true>(dst, 0, values);
+        else BF16::store8<true>(dst, 0, values);
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) store_word(dst + k * args.ys.nb[0], args.type, word_of_float(values[k], args.type));
+}

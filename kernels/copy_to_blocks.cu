@@ -1,0 +1,90 @@
+// Floats to blocks of TYPE, byte for byte what the CPU's quantiser makes: CPY, and SET_ROWS with rows that ids name.
+//
+// Variants: a module for each TYPE, with the entry ENTRY (copy_to_<type>); x is F32, F16 or BF16, of any layout.
+//           Elements come through shared memory, so that they are read in full sectors; a thread makes a block; the blocks
+//           leave through shared memory too.
+// Limits:   dimensions below 2^31; four elements that follow each other lie in one row of x.
+// Floor:    each element is read once, each block written once.
+#include "common/copy.cuh"
+#include "common/ids.cuh"
+#include "common/quantise.cuh"
+
+struct ToBlocks {
+    const u8 *x, *ids;
+    u8 *y;
+    const u64 *claims;
+    u32 *verdict;
+    Shape xs, ys; // in elements
+    Ids list;
+    u64 blocks;
+    u32 type; // of x
+    u32 mode;
+};
+
+// What `mode` says: y is one dense run of blocks; y is any tensor; y's rows are those that ids name.
+enum Mode : u32 { DENSE, STRIDED, NAMED };
+
+constexpr u32 THREADS = 128, LEN = TYPE::LEN, BYTES = TYPE::BYTES, PITCH = LEN + 1;
+// Blocks of a thread block: as many as fit in shared memory, a thread for each.
+constexpr u32 BLOCKS = LEN == 32 ? 128 : 32;
+
+// Where the block that begins with element e goes; null if it goes nowhere.
+__device__ __forceinline__ u8 *target(const ToBlocks &args, u64 e) {
+    if (args.mode == STRIDED) {
+        const Index i = index_of(args.ys, e);
+        return args.y + args.ys.at(i.i[0] / LEN, i.i[1], i.i[2], i.i[3]);
+    }
+    const Index i = index_of(args.xs, e);
+    const u32 a = i.i[2] % args.list.lists[0], b = i.i[3] % args.list.lists[1];
+    const i64 id = args.list.at(args.ids, i.i[1], a, b);
+    if (!args.list.inside(id)) {
+        refuse(args.verdict, SET_ROWS);
+        return nullptr;
+    }
+    if (!last_of_equal(args.list, args.ids, args.claims, i.i[1], a, b, id)) return nullptr;
+    return args.y + args.ys.at(i.i[0] / LEN, id, i.i[2], i.i[3]);
+}
+
+extern "C" __global__ void ENTRY(ToBlocks args) {
+    __shared__ float values[BLOCKS * PITCH];
+    __shared__ uint4 packed[BLOCKS * BYTES / 16];
+    __shared__ u8 *to[BLOCKS];
+    const u64 first = (u64)blockIdx.x * BLOCKS;
+    const u32 count = min((u64)BLOCKS, args.blocks - first), size = bytes_of(args.type);
+    for (u32 q = threadIdx.x; q < count * (LEN / 4); q += THREADS) {
+        const Index i = index_of(args.xs, first * LEN + 4 * q);
+        const u8 *src = args.x + args.xs.at(i.i[0], i.i[1], i.i[2], i.i[3]);
+        u32 words[4];
+        if (args.xs.nb[0] == size && ((u64)src & (4 * size - 1)) == 0) {
+            if (size == 4) {
+                load_words<16>(src, words);
+            } else {
+                const uint2 two = *(const uint2 *)src;
+                words[0] = two.x & 0xffff, words[1] = two.x >> 16, words[2] = two.y & 0xffff, words[3] = two.y >> 16;
+            }
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) words[k] = load_word(src + k * args.xs.nb[0], args.type);
+        }
+        float *at = values + q / (LEN / 4) * PITCH + q % (LEN / 4) * 4;
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) at[k] = float_of_word(words[k], args.type);
+    }
+    __syncthreads();
+    if (threadIdx.x < count) {
+        u8 *there = args.mode == DENSE ? args.y : target(args, (first + threadIdx.x) * LEN);
+        to[threadIdx.x] = there;
+        const float *from = values + threadIdx.x * PITCH;
+        if (there) quantise<TYPE>([=](int k) { return from[k]; }, (u8 *)packed + threadIdx.x * BYTES);
+    }
+    __syncthreads();
+    if (args.mode == DENSE) return move_run((const u8 *)packed, args.y + first * BYTES, count * BYTES, 0, threadIdx.x, THREADS);
+    // A block lies at an even address, unless its size is odd.
+    constexpr u32 STEP = BYTES % 2 ? 1 : 2, STEPS = BYTES / STEP;
+    for (u32 w = threadIdx.x; w < count * STEPS; w += THREADS) {
+        u8 *there = to[w / STEPS];
+        if (there == nullptr) continue;
+        if (STEP == 1) there[w % STEPS] = ((const u8 *)packed)[w];
+        else ((u16 *)there)[w % STEPS] = ((const u16 *)packed)[w];
+    }
+}

@@ -1,0 +1,490 @@
+// FLASH_ATTN_EXT: softmax(scale * q k^T + slope * mask) v for each head, without the matrix of scores, all in f32.
+//
+// A block takes a tile of up to 32 queries that share their heads of k and v (consecutive heads of consecutive tokens), and
+// goes over the positions, 64 at a time: scores, their exponentials relative to the largest so far, weighted sums of v. Rows
+// of k and v pass through shared memory, converted to f32 once per tile. Blocks of positions hidden from the whole tile are
+// passed over. Where tiles are few, as in decoding, the positions are split over the blocks of a column of the grid, which
+// leave sums, maximum and total of each query in scratch memory for flash_attn_merge.
+//
+// Variants: flash_attn_<type> for k and v of one type, for each of those that caches are kept in; flash_attn_any for every
+//           other pair of types, chosen while it runs; flash_attn_merge adds up parts. This file is compiled once with KTYPE
+//           and ENTRY for each type, and once without for the other two.
+// Limits:   any sizes of rows and any strides between them; q F32, mask F16 with packed rows. A tile has the fewer queries
+//           the wider v is: 32 up to 128 channels, 4 from 512 on; beyond 1024 channels scores are computed again.
+// Floor:    2 products per query, position and channel; k and v are read once per tile.
+#include "common/abi.cuh"
+#include "common/octets.cuh"
+
+constexpr u32 THREADS = 128;
+constexpr u32 WARPS = THREADS / 32;
+constexpr u32 POSITIONS = 64; // that are scored at a time
+constexpr u32 QUERIES = 32;   // of the largest tile
+constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q and k that are in shared memory at a time
+constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s from row to row: an odd number, so that 8 rows lie in different banks
+
+constexpr u32 BIAS_PITCH = POSITIONS + 2; // of halves: neighbouring rows lie a bank apart
+
+constexpr u16 HIDDEN = 0xfc00; // -inf
+constexpr float LOG2E = 1.44269504f;
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000); }
+
+// 2^x. Everything that is exponentiated is kept in units of ln 2.
+__device__ __forceinline__ float exp2_approximately(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 2^(x - top), where a `top` of -inf says that there was nothing but hidden positions: their weights are 0, and NaN stays.
+__device__ __forceinline__ float weight(float x, float top) {
+    return exp2_approximately(x - (top == minus_infinity() ? 0.0f : top));
+}
+
+// What sums relative to the maximum `old` are multiplied by when it becomes `top`.
+__device__ __forceinline__ float rescaling(float old, float top) {
+    return old == minus_infinity() ? 1.0f : exp2_approximately(old - top);
+}
+
+// The factor that makes sums of weighted values the result: 1 / total, the sink's weight included.
+__device__ __forceinline__ float normalisation(float top, float total, const float *sink) {
+    if (total == 0.0f) return 0.0f;
+    if (!sink) return 1.0f / total;
+    const float s = *sink * LOG2E, both = fmaxf(top, s), factor = rescaling(top, both);
+    return factor / (total * factor + exp2_approximately(s - both));
+}
+
+struct Attention {
+    const u8 *q, *k, *v, *mask;
+    const float *sinks;
+    float *dst;
+    float *sums;  // of parts: [part][query][channels in whole octets]
+    float *stats; // of parts: [part][query][maximum, total]
+    u64 qb[3], kb[3], vb[3], mb[3]; // byte strides of dimensions 1 to 3
+    u32 dk, dv;
+    u32 tokens, heads, batches, positions;
+    u32 per_k, per_v; // heads of q per head of k, and of v
+    u32 group;        // consecutive heads that share both
+    u32 mask_heads, mask_batches;
+    u32 log_quads;     // a tile has 4 << log_quads queries
+    u32 tiles;         // of a group
+    u32 spans, octets; // blocks of `octets` times 8 channels of v, at most 128 octets
+    u32 part;          // positions of a part
+    u32 types[2];      // of k and v, for flash_attn_any
+    u32 slope_steps;   // ALiBi: heads whose slope is slope_bases[0]^(h + 1), the others have odd powers of slope_bases[1]
+    float slope_bases[2];
+    float scale, cap;
+    u32 padding;
+};
+
+// x^n
+__device__ __forceinline__ float power(float x, u32 n) {
+    float y = 1.0f;
+#pragma unroll 1
+    for (; n; n >>= 1, x *= x) {
+        if (n & 1) y *= x;
+    }
+    return y;
+}
+
+// A piece of rows in shared memory: `octets` octets from channel `k` on of rows [0, count), which lie `pitch` float4s apart.
+// In a row the lower halves of all octets come first, then the upper ones, so that neighbours do not conflict.
+struct Piece {
+    float4 *at;
+    u32 pitch;
+    u32 log_lanes; // log2 of the threads that share a row, at least one for each octet
+    u32 k, octets, count;
+};
+
+// Fills a piece; rows behind `last` become copies of it. Whether an infinity or NaN is among them, where `check` asks for it.
+template <class L, bool WHOLE>
+__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
+    constexpr int BATCH = WHOLE ? L::BATCH : 1;
+    const u32 first = threadIdx.x >> to.log_lanes, on = THREADS >> to.log_lanes;
+    const u32 octet = threadIdx.x & ((1 << to.log_lanes) - 1);
+    // Who has no octet reads another's: loads without branches run at once.
+    const u32 channel = to.k + 8 * min(octet, to.octets - 1);
+    float4 *lower = to.at + first * to.pitch + octet, *upper = lower + to.octets;
+    float worst = 0.0f;
+#pragma unroll 1
+    for (u32 row = first; row < to.count; row += BATCH * on) {
+        float x[BATCH][8];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            L::template load8<WHOLE>(rows, rows.at + min(row + b * on, last) * rows.step, channel, x[b]);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            if (row + b * on < to.count && octet < to.octets) {
+                *lower = make_float4(x[b][0], x[b][1], x[b][2], x[b][3]);
+                *upper = make_float4(x[b][4], x[b][5], x[b][6], x[b][7]);
+            }
+            lower += on * to.pitch, upper += on * to.pitch;
+        }
+        if (check) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) worst = fmaf(x[b][i], 0.0f, worst);
+            }
+        }
+    }
+    return worst != 0.0f;
+}
+
+template <class L>
+__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
+    return L::BATCH > 1 && rows.whole ? stage<L, true>(to, rows, last, check) : stage<L, false>(to, rows, last, check);
+}
+
+__device__ __forceinline__ void add(float4 &sum, const float4 &x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
+
+// acc += p v, for 4 queries and 8 channels. A weight of 0 keeps what a query does not see away from it, be it infinite: 0
+// times infinity is NaN. That costs something, and is only needed where there are such values.
+template <bool CAREFUL>
+__device__ __forceinline__ void add_products(float (&acc)[4][8], const float4 &p, const float4 &v0, const float4 &v1) {
+    const float ps[4] = {p.x, p.y, p.z, p.w}, vs[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int d = 0; d < 8; d++) {
+            acc[i][d] = fmaf(ps[i], CAREFUL && ps[i] == 0.0f ? 0.0f : vs[d], acc[i][d]);
+        }
+    }
+}
+
+// Blocks: x = tiles, spans, groups, batches, tiles fastest and the last ones (which see most of a causal mask) first;
+// y = parts. Query `slot` of a tile lies in row slot % 4 * 8 + slot / 4 of its matrix in shared memory, so that rows of
+// neighbouring quads are neighbours; in a row of scores, the four slots of a quad are.
+template <class L>
+__device__ __forceinline__ void attend(const Attention &args) {
+    __shared__ float4 tile[(POSITIONS + QUERIES) * PITCH4]; // keys and queries; then values; then sums
+    __shared__ float4 scores[THREADS * 4];                  // [split][position][slot]
+    __shared__ u16 biases[QUERIES * BIAS_PITCH];            // [slot][position]; HIDDEN also where there is none
+    __shared__ float across[WARPS * QUERIES], factors[QUERIES];
+    __shared__ u64 places[QUERIES];       // of rows of q
+    __shared__ const u16 *masks[QUERIES]; // rows of the mask
+    float4 *const queries = tile + POSITIONS * PITCH4;
+    float *const score = (float *)scores;
+
+    const u32 t = threadIdx.x, lane = t % 32, warp = t / 32;
+    const u32 log_quads = args.log_quads, quads = 1 << log_quads, slots = 4 * quads;
+    u32 x = blockIdx.x;
+    const u32 first = (args.tiles - 1 - x % args.tiles) * slots;
+    x /= args.tiles;
+    const u32 span = x % args.spans;
+    x /= args.spans;
+    const u32 groups = args.heads / args.group, head0 = x % groups * args.group, b = x / groups;
+    const u32 rows = args.tokens * args.group;
+
+    const u32 channel = span * args.octets * 8;
+    const u32 octets = min(args.octets, (args.dv - channel + 7) / 8);
+    const u32 begin = blockIdx.y * args.part, end = min(begin + args.part, args.positions);
+
+    const u8 *const kp = args.k + head0 / args.per_k * args.kb[1] + b * args.kb[2];
+    const u8 *const vp = args.v + head0 / args.per_v * args.vb[1] + b * args.vb[2];
+    const bool k_whole = L::whole((u64)args.k | args.kb[0] | args.kb[1] | args.kb[2], args.dk);
+    const bool v_whole = L::whole((u64)args.v | args.vb[0] | args.vb[1] | args.vb[2], args.dv);
+    const bool q_whole = Typed<F32>::whole((u64)args.q | args.qb[0] | args.qb[1] | args.qb[2], args.dk);
+
+    if (t < QUERIES) {
+        const u32 r = first + t % 8 * 4 + t / 8;
+        places[t] = r < rows ? r / args.group * args.qb[0] + (head0 + r % args.group) * args.qb[1] + b * args.qb[2] : ~0ull;
+    }
+
+    // In the softmax a thread has positions part, part + parts, … of one query.
+    const u32 slot = t & (slots - 1), part = t >> (log_quads + 2), parts = THREADS >> (log_quads + 2);
+    const bool is_query = first + slot < rows;
+    float slope = LOG2E, top = minus_infinity(), total = 0.0f;
+    if (args.mask && is_query) {
+        const u32 r = first + slot, head = head0 + r % args.group, m = head % args.mask_heads;
+        if (t < slots) {
+            const u64 at = r / args.group * args.mb[0] + m * args.mb[1] + b % args.mask_batches * args.mb[2];
+            masks[slot] = (const u16 *)(args.mask + at);
+        }
+        if (args.slope_steps) {
+            const u32 steps = args.slope_steps;
+            const bool late = head >= steps;
+            slope *= power(args.slope_bases[late], late ? 2 * (head - steps) + 1 : head + 1);
+        }
+    }
+    __syncthreads();
+
+    // In the products a thread has a quad of queries: 4 positions of the scores (and, if threads are left, only some of the
+    // channels), 8 channels of the sums (and only some of the positions).
+    const u32 quad = t & (quads - 1), place = t >> log_quads & 15, split = t >> (log_quads + 4), splits = 8 >> log_quads;
+    const u32 units = octets << log_quads, slices = THREADS / units;
+    const u32 octet = (t >> log_quads) % octets, slice = (t >> log_quads) / octets;
+    const u32 log_lanes = octets > 1 ? 32 - __clz(octets - 1) : 0;
+    u32 stages = 1; // that the values of a block of positions need to pass through `tile`
+#pragma unroll 1
+    while (stages * ((POSITIONS + QUERIES) * PITCH4 / (2 * octets)) < POSITIONS) stages++;
+    const u32 staged = (POSITIONS + stages - 1) / stages;
+
+    float acc[4][8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int d = 0; d < 8; d++) acc[i][d] = 0.0f;
+    }
+
+#pragma unroll 1
+    for (u32 start = begin; start < end; start += POSITIONS) {
+        const u32 n = min(POSITIONS, end - start);
+        bool seen = false, hides = false;
+#pragma unroll 1
+        for (u32 i = warp; i < slots; i += WARPS) {
+#pragma unroll
+            for (u32 c = lane; c < POSITIONS; c += 32) {
+                u16 bias = HIDDEN;
+                if (c < n && first + i < rows) {
+                    bias = args.mask ? masks[i][start + c] : 0;
+                    seen |= bias != HIDDEN, hides |= bias == HIDDEN;
+                }
+                biases[i * BIAS_PITCH + c] = bias;
+            }
+        }
+        // Also: the last block's products are done.
+        if (!__syncthreads_or(seen)) continue;
+
+        // Scores
+        float s[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[i][j] = 0.0f;
+        }
+#pragma unroll 1
+        for (u32 k = 0; k < args.dk; k += 8 * CHUNK) {
+            const u32 wide = min(CHUNK, (args.dk - k + 7) / 8);
+            if (k) __syncthreads();
+            const Rows keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0], k_whole};
+            stage<L>({tile, PITCH4, LOG_CHUNK, k, wide, POSITIONS}, keys, n - 1, false);
+#pragma unroll 1
+            for (u32 r = t / CHUNK; r < QUERIES; r += THREADS / CHUNK) {
+                if (r % 8 >= quads || t % CHUNK >= wide) break;
+                float x[8];
+                const u64 at = places[r];
+                if (at == ~0ull) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) x[i] = 0.0f;
+                } else if (q_whole) {
+                    F32::load8<true>(args.q + at, k + 8 * (t % CHUNK), x);
+                } else {
+                    load_some<F32>(args.q + at, k + 8 * (t % CHUNK), args.dk, x);
+                }
+                float4 *const lower = queries + r * PITCH4 + t % CHUNK;
+                lower[0] = make_float4(x[0], x[1], x[2], x[3]), lower[wide] = make_float4(x[4], x[5], x[6], x[7]);
+            }
+            __syncthreads();
+            const float4 *key_at = tile + place * PITCH4 + split, *query_at = queries + quad * PITCH4 + split;
+#pragma unroll 2
+            for (u32 d = split; d < 2 * wide; d += splits, key_at += splits, query_at += splits) {
+                float4 key[4], query[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) key[i] = key_at[16 * i * PITCH4], query[i] = query_at[8 * i * PITCH4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        s[i][j] = fmaf(key[i].x, query[j].x, s[i][j]);
+                        s[i][j] = fmaf(key[i].y, query[j].y, s[i][j]);
+                        s[i][j] = fmaf(key[i].z, query[j].z, s[i][j]);
+                        s[i][j] = fmaf(key[i].w, query[j].w, s[i][j]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scores[(split * POSITIONS + place + 16 * i) * quads + quad] = make_float4(s[i][0], s[i][1], s[i][2], s[i][3]);
+        }
+        __syncthreads();
+
+        // Their maxima, and what becomes of them on the way
+        float most = minus_infinity();
+        float *mine = score + t; // that is, of position `part`; the next is always `THREADS` on
+#pragma unroll 1
+        for (u32 c = part; c < POSITIONS; c += parts, mine += THREADS) {
+            const u16 bias = biases[slot * BIAS_PITCH + c];
+            float z = minus_infinity();
+            if (bias != HIDDEN) {
+                z = 0.0f;
+#pragma unroll 1
+                for (u32 i = 0; i < splits; i++) z += mine[i * POSITIONS * slots];
+                z *= args.scale;
+                if (args.cap != 0.0f) z = args.cap * tanhf(z);
+                z = fmaf(slope, float_of_half(bias), z * LOG2E);
+            }
+            *mine = z;
+            most = fmaxf(most, z);
+        }
+#pragma unroll 1
+        for (u32 o = slots; o < 32; o *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+        if (lane < slots) across[warp * QUERIES + slot] = most;
+        hides = __syncthreads_or(hides);
+        most = top;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) most = fmaxf(most, across[w * QUERIES + slot]);
+
+        // Weights
+        const float factor = rescaling(top, most);
+        top = most, total *= factor;
+#pragma unroll 1
+        for (mine = score + t; mine < score + POSITIONS * slots; mine += THREADS) {
+            const float p = weight(*mine, top);
+            *mine = p;
+            total += p;
+        }
+        if (t < slots) factors[slot] = factor;
+        if (__syncthreads_or(factor != 1.0f)) {
+            const float f[4] = {factors[4 * quad], factors[4 * quad + 1], factors[4 * quad + 2], factors[4 * quad + 3]};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int d = 0; d < 8; d++) acc[i][d] *= f[i];
+            }
+        }
+
+        // Weighted sums
+#pragma unroll 1
+        for (u32 from = 0; from < n; from += staged) {
+            const u32 now = min(staged, n - from);
+            if (from) __syncthreads();
+            const Rows values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1], v_whole};
+            const bool bad = stage<L>({tile, 2 * octets, log_lanes, channel, octets, now}, values, now - 1, hides);
+            const bool careful = __syncthreads_or(bad);
+            if (slice >= slices) continue;
+            const float4 *p = scores + (from + slice) * quads + quad, *v = tile + slice * 2 * octets + octet;
+            const float4 *const p_end = scores + (from + now) * quads;
+            const u32 p_step = slices * quads, v_step = slices * 2 * octets;
+            if (careful) {
+#pragma unroll 1
+                for (; p < p_end; p += p_step, v += v_step) add_products<true>(acc, *p, v[0], v[octets]);
+            } else {
+#pragma unroll 2
+                for (; p < p_end; p += p_step, v += v_step) add_products<false>(acc, *p, v[0], v[octets]);
+            }
+        }
+    }
+
+    // Totals, and what the sums are multiplied by
+    __syncthreads();
+#pragma unroll 1
+    for (u32 o = slots; o < 32; o *= 2) total += __shfl_xor_sync(~0u, total, o);
+    if (lane < slots) across[warp * QUERIES + slot] = total;
+    if (slice < slices) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 unit = t % units;
+            tile[(2 * i * slices + slice) * units + unit] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+            tile[((2 * i + 1) * slices + slice) * units + unit] = make_float4(acc[i][4], acc[i][5], acc[i][6], acc[i][7]);
+        }
+    }
+    __syncthreads();
+    const u64 query0 = (u64)b * args.tokens * args.heads + head0, all = (u64)args.batches * args.tokens * args.heads;
+    const bool is_part = gridDim.y > 1;
+    if (t < slots && is_query) {
+        total = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) total += across[w * QUERIES + slot];
+        const u32 r = first + slot, token = r / args.group, h = r % args.group;
+        if (!is_part) {
+            factors[slot] = normalisation(top, total, args.sinks ? args.sinks + head0 + h : nullptr);
+        } else {
+            factors[slot] = 1.0f;
+            float2 *const stats = (float2 *)args.stats + blockIdx.y * all + query0;
+            if (span == 0) stats[(u64)token * args.heads + h] = make_float2(top, total);
+        }
+    }
+    __syncthreads();
+
+    // Slices added up, channels in order
+    const u32 pitch = is_part ? (args.dv + 7) / 8 * 8 : args.dv;
+    float *const out = is_part ? args.sums + blockIdx.y * all * pitch : args.dst;
+    const bool whole = is_part || (args.dv % 4 == 0 && (u64)args.dst % 16 == 0);
+#pragma unroll 1
+    for (u32 f = t; f < 8 * units; f += THREADS) {
+        const u32 j = f / (2 * octets), column = f % (2 * octets), r = first + j;
+        if (r >= rows) break;
+        const u32 unit = (column / 2 << log_quads) + j / 4, line = 2 * (j % 4) + column % 2;
+        float4 sum = tile[line * slices * units + unit];
+#pragma unroll 1
+        for (u32 i = 1; i < slices; i++) add(sum, tile[(line * slices + i) * units + unit]);
+        const float factor = factors[j];
+        sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
+        const u32 c = channel + 4 * column;
+        float *const to = out + (query0 + (u64)(r / args.group) * args.heads + r % args.group) * pitch + c;
+        if (whole) {
+            if (c < pitch) *(float4 *)to = sum;
+            continue;
+        }
+        if (c < args.dv) to[0] = sum.x;
+        if (c + 1 < args.dv) to[1] = sum.y;
+        if (c + 2 < args.dv) to[2] = sum.z;
+        if (c + 3 < args.dv) to[3] = sum.w;
+    }
+}
+
+#ifdef KTYPE
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) ENTRY(Attention args) { attend<Typed<KTYPE>>(args); }
+
+#else
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) flash_attn_any(Attention args) { attend<Any>(args); }
+
+struct Merge {
+    const float *sums, *stats;
+    const float *sinks;
+    float *dst;
+    u32 dv, pitch, heads, parts; // at most PARTS
+};
+
+constexpr u32 PARTS = 256;
+
+// Blocks: x = queries, y = pieces of 128 channels, of which each of up to eight warps adds up some parts.
+extern "C" __global__ void flash_attn_merge(Merge args) {
+    __shared__ float weights[PARTS];
+    __shared__ float4 partial[8][32];
+    const u32 t = threadIdx.x, lane = t % 32, warp = t / 32, warps = blockDim.x / 32;
+    const u64 query = blockIdx.x, queries = gridDim.x;
+    const float2 *const stats = (const float2 *)args.stats + query;
+    float top = minus_infinity(), total = 0.0f;
+#pragma unroll 1
+    for (u32 p = lane; p < args.parts; p += 32) top = fmaxf(top, stats[p * queries].x);
+    for (u32 o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+#pragma unroll 1
+    for (u32 p = lane; p < args.parts; p += 32) {
+        const float2 part = stats[p * queries];
+        const float w = part.y == 0.0f ? 0.0f : weight(part.x, part.x == minus_infinity() ? part.x : top);
+        total += w * part.y;
+        if (warp == 0) weights[p] = w;
+    }
+    for (u32 o = 16; o; o /= 2) total += __shfl_xor_sync(~0u, total, o);
+    __syncthreads();
+    const u32 c = blockIdx.y * 128 + lane * 4;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (c < args.pitch) {
+#pragma unroll 4
+        for (u32 p = warp; p < args.parts; p += warps) {
+            const float w = weights[p];
+            const float4 x = *(const float4 *)(args.sums + (p * queries + query) * args.pitch + c);
+            sum.x = fmaf(w, x.x, sum.x), sum.y = fmaf(w, x.y, sum.y), sum.z = fmaf(w, x.z, sum.z), sum.w = fmaf(w, x.w, sum.w);
+        }
+    }
+    partial[warp][lane] = sum;
+    __syncthreads();
+    const float factor = normalisation(top, total, args.sinks ? args.sinks + query % args.heads : nullptr);
+    const u32 n = min(128u, args.dv - blockIdx.y * 128);
+    float *const out = args.dst + query * args.dv + blockIdx.y * 128;
+#pragma unroll 1
+    for (u32 i = t; i < n; i += blockDim.x) {
+        float result = 0.0f;
+#pragma unroll 1
+        for (u32 w = 0; w < warps; w++) result += ((const float *)partial[w])[i];
+        out[i] = result * factor;
+    }
+}
+
+#endif

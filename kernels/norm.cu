@@ -1,0 +1,262 @@
+// Norms of rows, and of groups of channels, in f32:
+//
+//     NORM, GROUP_NORM  y = (x - mean) / sqrt(mean((x - mean)^2) + eps)
+//     RMS_NORM          y = x / sqrt(mean(x^2) + eps)
+//     L2_NORM           y = x / max(sqrt(sum(x^2)), eps)
+//
+// Fused, by row: x = a + b is written and then normed; y is multiplied by weights; and something is added to that product.
+// Each of these is rounded as if it ran alone.
+//
+// Variants: norm_kept_N rows of up to 1024 N in the registers of a warp (several rows a block) or of a block, N elements a
+//                       thread, in 16-byte accesses where addresses and strides allow them; all that is fused. 16 keep
+//                       more bytes of many rows in flight; 4 and 8 are for short rows, and shorten the way through few;
+//           norm_stats  statistics of pieces of longer rows, and of groups that are no such rows;
+//           norm_apply  merges a row's statistics and scales one piece of it.
+// Sums: the mean's in f64. Squares, of what is left when the mean is subtracted, in f32 over a piece and f64 over pieces.
+// Limits:   dimensions below 2^31, rows too; any strides and element addresses; y may lie on x, a, b or the sum.
+// Floor:    norm_kept_N reads and writes each tensor once (weights that repeat come from the cache after the first time);
+//           the pair reads x twice.
+#include "common/abi.cuh"
+#include "common/reduce.cuh"
+
+enum Kind : u32 { NORM = 0, RMS_NORM = 1, L2_NORM = 2 };
+
+// Elements in the registers of a thread, of long rows.
+constexpr int EACH = 16;
+
+// A tensor whose rows are found by those of another: its counts are looked at only if it `wraps` in a dimension that
+// neither is 1 nor fits; otherwise the strides suffice.
+struct Operand {
+    Shape shape;
+    u32 wraps;
+    u32 vector; // whether 16-byte accesses are possible where its first byte allows them
+
+    __device__ __forceinline__ u64 row(u32 i1, u32 i2, u32 i3) const {
+        if (wraps) i1 %= shape.ne[1], i2 %= shape.ne[2], i3 %= shape.ne[3];
+        return shape.row(i1, i2, i3);
+    }
+
+    __device__ __forceinline__ bool wide(const void *first) const { return vector && ((u64)first & 15) == 0; }
+};
+
+struct Kept {
+    const u8 *x, *b; // b: null, or what is added to x
+    u8 *sum;         // x + b
+    const u8 *w;     // null, or what the norm is multiplied by
+    const u8 *plus;  // null, or what is added to that
+    u8 *y;
+    Operand xs, bs, ss, ws, ps, ys;
+    u32 kind;
+    float eps;
+};
+
+__device__ __forceinline__ float scale_of(u32 kind, float eps, float squares, float n) {
+    return 1.0f / (kind == L2_NORM ? fmaxf(sqrtf(squares), eps) : sqrtf(squares / n + eps));
+}
+
+template <int N, bool VECTOR>
+__device__ __forceinline__ void kept(const Kept &args, u32 i1, u32 i2, u32 i3) {
+    // Few values leave registers for the operands of the end: they are loaded early, and nobody waits for them.
+    constexpr bool EARLY = N <= 8;
+    __shared__ double sums[32];
+    __shared__ float squares[32];
+    const u32 n = args.ys.shape.ne[0], t = threadIdx.x, team = blockDim.x;
+    const auto get = [=](const u8 *first, const Operand &operand, float(&out)[N]) {
+        load_kept<VECTOR>(first + operand.row(i1, i2, i3), operand.shape.nb[0], n, t, team, 0.0f, out);
+    };
+    float x[N], w[N], plus[N];
+    get(args.x, args.xs, x);
+    if (args.b) {
+        get(args.b, args.bs, w);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] += w[i];
+        store_kept<VECTOR>(args.sum + args.ss.row(i1, i2, i3), args.ss.shape.nb[0], n, t, team, x);
+    }
+    if (EARLY && args.w) get(args.w, args.ws, w);
+    if (EARLY && args.plus) get(args.plus, args.ps, plus);
+
+    float mean = 0.0f;
+    if (args.kind == NORM) {
+        double sum = 0.0;
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += x[i];
+        mean = (float)(block_sum(sum, sums) / n);
+    }
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] -= mean;
+        if (kept_index<VECTOR>(i, t, team) < n) square += x[i] * x[i];
+    }
+    const float scale = scale_of(args.kind, args.eps, block_sum(square, squares), (float)n);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] *= scale;
+    if (args.w) {
+        if (!EARLY) get(args.w, args.ws, w);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] *= w[i];
+    }
+    if (args.plus) {
+        if (!EARLY) get(args.plus, args.ps, plus);
+        // Rounded after the product, as by two ops.
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = __fadd_rn(x[i], plus[i]);
+    }
+    store_kept<VECTOR>(args.y + args.ys.row(i1, i2, i3), args.ys.shape.nb[0], n, t, team, x);
+}
+
+// A row for each blockIdx.x and threadIdx.y, N elements a thread. More than one row a block only if each is a warp's.
+template <int N>
+__device__ __forceinline__ void kept(const Kept &args) {
+    const Shape &ys = args.ys.shape;
+    const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+    u32 i1 = row, i2 = 0, i3 = 0;
+    if (ys.ne[2] * ys.ne[3] != 1) ys.split(row, i1, i2, i3);
+    if (i1 >= ys.ne[1] || i3 >= ys.ne[3]) return;
+    const bool wide = args.xs.wide(args.x) && args.bs.wide(args.b) && args.ss.wide(args.sum) && args.ws.wide(args.w) &&
+                      args.ps.wide(args.plus) && args.ys.wide(args.y);
+    if (wide) kept<N, true>(args, i1, i2, i3);
+    else kept<N, false>(args, i1, i2, i3);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) norm_kept_4(Kept args) { kept<4>(args); }
+extern "C" __global__ void __launch_bounds__(1024) norm_kept_8(Kept args) { kept<8>(args); }
+extern "C" __global__ void __launch_bounds__(1024) norm_kept_16(Kept args) { kept<16>(args); }
+
+// ---- long rows, and groups
+
+// Of a piece: the sum of x (0 where there is no mean), and the squares of x less the mean.
+struct Stats {
+    double sum, squares;
+};
+
+struct Long {
+    const u8 *x;
+    u8 *y;
+    Stats *stats; // of each piece of each part
+    Shape xs, ys;
+    u32 kind;
+    float eps;
+    u32 together; // channels of a group; 0: parts are rows
+    u32 flat;     // whether all elements of a part are nb[0] bytes from the next
+    u32 vector;   // and 16-byte accesses are possible where the first bytes allow them
+    u32 pieces;   // of a part, at most; each is blockDim.x * EACH elements
+};
+
+// A piece of a row or a group.
+struct Piece {
+    u64 x, y;         // bytes from the first element to the part's
+    u64 count, first; // elements of the part; the piece's first
+
+    __device__ __forceinline__ Piece(const Long &args) {
+        const u32 part = blockIdx.x / args.pieces;
+        first = (u64)(blockIdx.x % args.pieces) * blockDim.x * EACH;
+        const u32 *ne = args.xs.ne;
+        if (args.together == 0) {
+            u32 i1, i2, i3;
+            args.xs.split(part, i1, i2, i3);
+            count = ne[0];
+            x = args.xs.row(i1, i2, i3), y = args.ys.row(i1, i2, i3);
+        } else {
+            const u32 groups = (ne[2] - 1) / args.together + 1;
+            const u32 channel = part % groups * args.together, i3 = part / groups;
+            count = (u64)ne[0] * ne[1] * min(args.together, ne[2] - channel);
+            x = args.xs.row(0, channel, i3), y = args.ys.row(0, channel, i3);
+        }
+    }
+
+    __device__ __forceinline__ u32 length() const { return (u32)min(count - first, (u64)blockDim.x * EACH); }
+};
+
+// Bytes from a part's first element to element k.
+__device__ __forceinline__ u64 offset(const Long &args, const Shape &s, u64 k) {
+    if (args.flat) return k * s.nb[0];
+    const u64 row = k / s.ne[0], channel = row / s.ne[1];
+    return (k - row * s.ne[0]) * s.nb[0] + (row - channel * s.ne[1]) * s.nb[1] + channel * s.nb[2];
+}
+
+__device__ __forceinline__ bool wide(const Long &args) { return args.vector && aligned(args.x, args.y, 16); }
+
+// Indices in registers follow `wide`.
+__device__ __forceinline__ void load(const Long &args, const Piece &piece, float (&x)[EACH]) {
+    const u32 n = piece.length();
+    if (wide(args)) {
+        load_kept<true>(args.x + piece.x + 4 * piece.first, 4, n, threadIdx.x, blockDim.x, 0.0f, x);
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const u32 k = kept_index<false>(i, threadIdx.x, blockDim.x);
+            x[i] = k < n ? *(const float *)(args.x + piece.x + offset(args, args.xs, piece.first + k)) : 0.0f;
+        }
+    }
+}
+
+template <bool VECTOR>
+__device__ __forceinline__ float sum_of_squares(const float (&x)[EACH], float mean, u32 n) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const float left = x[i] - mean;
+        if (kept_index<VECTOR>(i, threadIdx.x, blockDim.x) < n) square += left * left;
+    }
+    return square;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) norm_stats(Long args) {
+    __shared__ double sums[32];
+    __shared__ float squares[32];
+    const Piece piece(args);
+    // The last group may be shorter.
+    if (piece.first >= piece.count) return;
+    const u32 n = piece.length();
+    float x[EACH];
+    load(args, piece, x);
+    double sum = 0.0;
+    if (args.kind == NORM) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) sum += x[i];
+        sum = block_sum(sum, sums);
+    }
+    const float mean = (float)(sum / n);
+    float square = wide(args) ? sum_of_squares<true>(x, mean, n) : sum_of_squares<false>(x, mean, n);
+    square = block_sum(square, squares);
+    if (threadIdx.x == 0) args.stats[blockIdx.x] = {sum, square};
+}
+
+extern "C" __global__ void __launch_bounds__(1024) norm_apply(Long args) {
+    __shared__ double parts[2][32];
+    const Piece piece(args);
+    if (piece.first >= piece.count) return;
+    float x[EACH];
+    load(args, piece, x);
+
+    const u64 length = (u64)blockDim.x * EACH;
+    const u32 pieces = (u32)((piece.count - 1) / length + 1);
+    const Stats *stats = args.stats + blockIdx.x / args.pieces * args.pieces;
+    double mean = 0.0, squares = 0.0;
+    if (args.kind == NORM) {
+        for (u32 i = threadIdx.x; i < pieces; i += blockDim.x) mean += stats[i].sum;
+        mean = block_sum(mean, parts[0]) / piece.count;
+    }
+    for (u32 i = threadIdx.x; i < pieces; i += blockDim.x) {
+        const double n = min(length, piece.count - i * length), apart = stats[i].sum / n - mean;
+        squares += stats[i].squares + (args.kind == NORM ? n * apart * apart : 0.0);
+    }
+    squares = block_sum(squares, parts[1]);
+    const float shift = (float)mean;
+    const float scale = args.kind == L2_NORM ? scale_of(L2_NORM, args.eps, (float)squares, 1.0f)
+                                             : scale_of(args.kind, args.eps, (float)(squares / piece.count), 1.0f);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) x[i] = (x[i] - shift) * scale;
+
+    const u32 n = piece.length();
+    if (wide(args)) {
+        store_kept<true>(args.y + piece.y + 4 * piece.first, 4, n, threadIdx.x, blockDim.x, x);
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const u32 k = kept_index<false>(i, threadIdx.x, blockDim.x);
+            if (k < n) *(float *)(args.y + piece.y + offset(args, args.ys, piece.first + k)) = x[i];
+        }
+    }
+}

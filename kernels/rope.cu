@@ -1,0 +1,305 @@
+// ROPE: pairs of channels turned by angles that grow with the token's position, (a, b) -> (a cos - b sin, a sin + b cos); the
+// other channels are copied. The angle of pair j is position * step^j, as the running product of f32 that the op is defined by,
+// divided by the pair's factor, scaled, and mixed by YaRN: see src/cpu/ops/rope.rs, whose angles these are bit for bit.
+//
+// Variants: rope_f32, rope_f16; rope_set_rows, whose F32 result becomes rows of a cache of F32, F16 or BF16 (ROPE fused with
+//           SET_ROWS); rope_factors copies factors out of the way of a y that lies on them. A block does up to CHUNK pairs of
+//           one token for several heads: cosines and sines are made once, in shared memory. Accesses are of 16 bytes where all
+//           rows and parts of rows begin at multiples of 16, of one element elsewhere.
+// Limits:   dimensions below 2^31; rows of x and y dense. y may be x.
+// Floor:    each element is read once and written once.
+#include "common/abi.cuh"
+#include "common/types.cuh"
+
+// Pairs of a block.
+#define CHUNK 512
+
+// Numbers of RopeMode. All but the first pair channel j with channel j + pairs.
+enum Mode : u32 { NORMAL = 0, NEOX = 1, MROPE = 2, VISION = 3, IMROPE = 4 };
+
+struct Turn {
+    Shape xs, ys;
+    u64 position_step, factor_step;
+    u32 mode, first, pairs;
+    // From one pair's angle to the next one's.
+    float step;
+    u32 sections[4];
+    float freq_scale, ext_factor, low, high;
+    // Of cosines and sines.
+    float magnitude;
+    // Blocks: token, batch, part of the heads, chunk of the pairs; the last is fastest. Whether all but the addresses allow
+    // 16 bytes.
+    u32 parts, chunks, vector;
+};
+
+struct Rope {
+    const u8 *x, *positions, *factors;
+    u8 *y;
+    Turn turn;
+};
+
+struct Rows {
+    const u8 *x, *positions, *factors, *ids;
+    u8 *y;
+    u32 *verdict;
+    Turn turn;
+    u64 id_step;
+    // Type numbers; the number of SET_ROWS.
+    u32 id_type, y_type, op, padding;
+};
+
+// ---- angles
+
+// Behind 32 zeros, the bits of 2 / pi after the point.
+__constant__ u32 two_over_pi[8] = {0, 0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
+
+// Within 2 ulp or 1e-11 for all finite angles, without the local memory that sincosf takes for large ones: x is an integer times
+// a power of two, so the product with just those 64 bits of 2 / pi that turn by less than four quarters is exact enough.
+__device__ __forceinline__ void cos_sin(float x, float &cos, float &sin) {
+    const u32 bits = __float_as_uint(x) & 0x7fffffff;
+    if (bits >= 0x7f800000) {
+        cos = sin = x - x;
+        return;
+    }
+    float r = fabsf(x);
+    u32 quarters = 0;
+    if (r > 0.78f) {
+        const u32 at = (bits >> 23) - 120, word = at / 32;
+        const u32 above = __funnelshift_l(two_over_pi[word + 1], two_over_pi[word], at);
+        const u32 below = __funnelshift_l(two_over_pi[word + 2], two_over_pi[word + 1], at);
+        // In quarter turns of 2^62.
+        const u64 turned = ((u64)above << 32 | below) * ((bits & 0x7fffff) | 0x800000);
+        quarters = (turned + (1ull << 61)) >> 62;
+        r = (float)(i64)(turned - ((u64)quarters << 62)) * 0x1.921fb6p-62f;
+    }
+    const float s = r * r;
+    const float p = r + r * s * (-1.0f / 6 + s * (1.0f / 120 + s * (-1.0f / 5040 + s * (1.0f / 362880))));
+    const float q = 1 + s * (-0.5f + s * (1.0f / 24 + s * (-1.0f / 720 + s * (1.0f / 40320 - s * (1.0f / 3628800)))));
+    const float c = quarters & 1 ? p : q, d = quarters & 1 ? q : p;
+    cos = (quarters + 1) & 2 ? -c : c;
+    sin = ((quarters & 2) != 0) != (x < 0.0f) ? -d : d;
+}
+
+// Which of a token's positions turns pair j, and how many steps it has made.
+__device__ __forceinline__ void axis_of(const Turn &args, u32 j, u32 &axis, u32 &steps) {
+    axis = 0, steps = j;
+    if (args.mode < MROPE) return;
+    const u32 t = args.sections[0], h = args.sections[1], w = args.sections[2];
+    const u32 sector = j % (t + h + w + args.sections[3]);
+    if (args.mode == IMROPE) {
+        const u32 k = sector % 3;
+        axis = sector / 3 < (k == 0 ? t : k == 1 ? h : w) ? k : 3;
+        return;
+    }
+    axis = (sector >= t) + (sector >= t + h) + (sector >= t + h + w);
+    const u32 start = axis == 0 ? 0 : axis == 1 ? t : axis == 2 ? t + h : t + h + w;
+    // Vision begins anew in each section; where an empty one begins at the same pair, only the first of them.
+    const bool first = axis == 0 || (axis == 1 ? t : axis == 2 ? h : w) > 0;
+    if (args.mode == VISION && first) steps = sector - start;
+}
+
+__device__ __forceinline__ float angle(const Turn &args, const u8 *positions, const u8 *factors, u32 token, u32 j) {
+    u32 axis, steps;
+    axis_of(args, j, axis, steps);
+    const u64 at = (u64)axis * args.xs.ne[2] + token;
+    float unscaled = (float)*(const int *)(positions + at * args.position_step);
+#pragma unroll 8
+    for (u32 i = 0; i < steps; i++) unscaled *= args.step;
+    if (factors != nullptr) unscaled /= *(const float *)(factors + j * args.factor_step);
+    const float scaled = args.freq_scale * unscaled;
+    if (args.ext_factor == 0.0f) return scaled;
+    const float above = ((float)j - args.low) / fmaxf(args.high - args.low, 0.001f);
+    const float mix = __fmul_rn(1.0f - fminf(fmaxf(above, 0.0f), 1.0f), args.ext_factor);
+    return __fadd_rn(__fmul_rn(scaled, 1.0f - mix), __fmul_rn(unscaled, mix));
+}
+
+// ---- rows
+
+// N elements of 16 bytes.
+template <class T>
+struct Sixteen {
+    static constexpr u32 N = 16 / T::BYTES;
+
+    static __device__ __forceinline__ void load(const u8 *row, u32 k, float (&out)[N]) {
+        if constexpr (N == 8) {
+            T::template load8<true>(row, k, out);
+        } else {
+            const float4 four = *(const float4 *)(row + 4ull * k);
+            out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+        }
+    }
+};
+
+template <class T>
+struct One {
+    static constexpr u32 N = 1;
+
+    static __device__ __forceinline__ void load(const u8 *row, u32 k, float (&out)[1]) { out[0] = T::load1(row, k); }
+};
+
+// Elements k to k + N - 1 of a row of this type, at a multiple of their bytes together.
+template <int N>
+__device__ __forceinline__ void store(u8 *row, u32 k, u32 type, const float (&v)[N]) {
+    if constexpr (N == 1) {
+        store_float(row + (u64)k * (type == TYPE_F32 ? 4 : 2), type, v[0]);
+    } else if constexpr (N == 8) {
+        F16::store8<true>(row, k, v);
+    } else if (type == TYPE_F32) {
+        *(float4 *)(row + 4ull * k) = make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+        u16 bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) bits[i] = type == TYPE_F16 ? half_of_float(v[i]) : bf16_of_float(v[i]);
+        *(uint2 *)(row + 2ull * k) = make_uint2(word_of_halves(bits[0], bits[1]), word_of_halves(bits[2], bits[3]));
+    }
+}
+
+// In one way, however the compiler contracts elsewhere: the fused kernel's rows are those of the others.
+__device__ __forceinline__ void turn(float &a, float &b, float cos, float sin) {
+    const float x = a, y = b;
+    a = __fmaf_rn(x, cos, -__fmul_rn(y, sin));
+    b = __fmaf_rn(x, sin, __fmul_rn(y, cos));
+}
+
+// What a block does: some heads of a token, and some of the pairs.
+struct Part {
+    u32 token, batch, part, chunk;
+
+    __device__ explicit Part(const Turn &args) {
+        u32 i = blockIdx.x;
+        chunk = i % args.chunks, i /= args.chunks;
+        part = i % args.parts, i /= args.parts;
+        batch = i % args.xs.ne[3], token = i / args.xs.ne[3];
+    }
+};
+
+// Cosines and sines of the part's pairs.
+__device__ __forceinline__ void angles(const Turn &args, const u8 *positions, const u8 *factors, const Part &at, float *cos,
+                                       float *sin) {
+    const u32 start = at.chunk * CHUNK, pairs = min(args.pairs - start, (u32)CHUNK);
+    for (u32 j = threadIdx.y * blockDim.x + threadIdx.x; j < pairs; j += blockDim.x * blockDim.y) {
+        float c, s;
+        cos_sin(angle(args, positions, factors, at.token, start + j), c, s);
+        cos[j] = c * args.magnitude, sin[j] = s * args.magnitude;
+    }
+    __syncthreads();
+}
+
+// Turns the part. `x` and `y` are head 0 of the token, and heads lie `x_step` and `y_step` bytes apart. Channels outside of the
+// pairs are written with `copy` only.
+template <class Load>
+__device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u8 *x, u8 *y, u64 x_step, u64 y_step, u32 type,
+                                       bool copy, const float *cos, const float *sin) {
+    constexpr u32 N = Load::N;
+    const u32 start = at.chunk * CHUNK, pairs = min(args.pairs - start, (u32)CHUNK);
+    const u32 heads = (args.xs.ne[1] + args.parts - 1) / args.parts, across = N * blockDim.x;
+    const u32 head = at.part * heads + threadIdx.y, end = min(at.part * heads + heads, args.xs.ne[1]);
+    const bool neighbours = args.mode == NORMAL;
+    x += head * x_step, y += head * y_step;
+    x_step *= blockDim.y, y_step *= blockDim.y;
+    for (u32 j = N * threadIdx.x; j < pairs; j += across) {
+        // Halves: N channels of each, pairs j and up. Neighbours: N channels of each half of the chunk, so that a warp's accesses
+        // are one piece too, pairs j / 2 and up and those so far into the other half.
+        u32 a = args.first + start + j, b = a + args.pairs, first = j, second = j + N / 2;
+        if (neighbours) {
+            a += N == 1 ? start + j : start, b = a + (N == 1 ? 1 : pairs);
+            if (N > 1) first = j / 2, second = (pairs + j) / 2;
+        }
+        float c[N], s[N];
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            const u32 k = N == 1 || i < N / 2 ? first + i : second + i - N / 2;
+            c[i] = cos[k], s[i] = sin[k];
+        }
+        const u8 *from = x;
+        u8 *to = y;
+        for (u32 r = head; r < end; r += blockDim.y, from += x_step, to += y_step) {
+            float v[N], w[N];
+            Load::load(from, a, v);
+            Load::load(from, b, w);
+            if (!neighbours || N == 1) {
+#pragma unroll
+                for (u32 i = 0; i < N; i++) turn(v[i], w[i], c[i], s[i]);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i + 1 < N; i += 2) {
+                    turn(v[i], v[i + 1], c[i / 2], s[i / 2]);
+                    turn(w[i], w[i + 1], c[(N + i) / 2], s[(N + i) / 2]);
+                }
+            }
+            store<N>(to, a, type, v);
+            store<N>(to, b, type, w);
+        }
+    }
+    if (!copy) return;
+    // The channels outside, shared among the chunks.
+    const u32 outside = args.xs.ne[0] - 2 * args.pairs;
+    for (u32 k = at.chunk * across + N * threadIdx.x; k < outside; k += args.chunks * across) {
+        const u32 channel = k < args.first ? k : k + 2 * args.pairs;
+        const u8 *from = x;
+        u8 *to = y;
+        for (u32 r = head; r < end; r += blockDim.y, from += x_step, to += y_step) {
+            float v[N];
+            Load::load(from, channel, v);
+            store<N>(to, channel, type, v);
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void rope(const Rope &args, u32 type) {
+    __shared__ float cos[CHUNK], sin[CHUNK];
+    const Turn &turn = args.turn;
+    const Part at(turn);
+    angles(turn, args.positions, args.factors, at, cos, sin);
+    const u8 *x = args.x + turn.xs.row(0, at.token, at.batch);
+    u8 *y = args.y + turn.ys.row(0, at.token, at.batch);
+    // Where y is x, the rest is there.
+    const bool copy = args.x != args.y, vector = turn.vector && aligned(args.x, args.y, 16);
+    const u64 x_step = turn.xs.nb[1], y_step = turn.ys.nb[1];
+    if (vector) rotate<Sixteen<T>>(turn, at, x, y, x_step, y_step, type, copy, cos, sin);
+    else rotate<One<T>>(turn, at, x, y, x_step, y_step, type, copy, cos, sin);
+}
+
+extern "C" __global__ void __launch_bounds__(256) rope_f32(Rope args) { rope<F32>(args, TYPE_F32); }
+extern "C" __global__ void __launch_bounds__(256) rope_f16(Rope args) { rope<F16>(args, TYPE_F16); }
+
+// Head h of a token is channels h ne[0] and up of the cache's row. One batch.
+extern "C" __global__ void __launch_bounds__(256) rope_set_rows(Rows args) {
+    __shared__ float cos[CHUNK], sin[CHUNK];
+    const Turn &turn = args.turn;
+    const Part at(turn);
+    const u32 tokens = turn.xs.ne[2], threads = blockDim.x * blockDim.y;
+    auto id_of = [&](u32 token) -> i64 {
+        const u8 *at = args.ids + token * args.id_step;
+        return args.id_type == TYPE_I64 ? *(const i64 *)at : *(const int *)at;
+    };
+    const i64 id = id_of(at.token);
+    if (id < 0 || id >= turn.ys.ne[1]) {
+        refuse(args.verdict, args.op);
+        return;
+    }
+    // Of several tokens that go to one row, the last one counts.
+    int again = 0;
+    for (u32 i = at.token + 1 + threadIdx.y * blockDim.x + threadIdx.x; i < tokens; i += threads) again |= id_of(i) == id;
+    if (__syncthreads_or(again)) return;
+    angles(turn, args.positions, args.factors, at, cos, sin);
+    const u8 *x = args.x + turn.xs.row(0, at.token, 0);
+    u8 *y = args.y + id * turn.ys.nb[1];
+    const u64 x_step = turn.xs.nb[1], y_step = (u64)turn.xs.ne[0] * (args.y_type == TYPE_F32 ? 4 : 2);
+    const bool vector = turn.vector && aligned(args.x, args.y, 16);
+    if (vector) rotate<Sixteen<F32>>(turn, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
+    else rotate<One<F32>>(turn, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
+}
+
+struct Factors {
+    const u8 *from;
+    u8 *to;
+    u64 step;
+    u32 n, padding;
+};
+
+extern "C" __global__ void rope_factors(Factors args) {
+    const u32 k = blockIdx.x * blockDim.x + threadIdx.x;
+    if (k < args.n) ((float *)args.to)[k] = *(const float *)(args.from + k * args.step);
+}

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can answer, in one call: scripts/gpu.sh pack, here; scripts/gpu.sh run, where the GPU is.
+#   scripts/gpu.sh pack [FOLDER]            with Rust: builds the server, kernel-bench and the op tests, and puts them with the
+#                                           scripts into FOLDER (target/gpu-kit)
+#   scripts/gpu.sh run [FOLDER] [options]   with a GPU, without Rust or network: op tests, compute-sanitizer where there is one,
+#                                           kernel-bench, models end to end where there is a llama.cpp client for Python;
+#                                           writes DATE-DEVICE.json and .md into bench/results. --help lists the options
+# FOLDER holds a copy of this script: copied to another machine, FOLDER/scripts/gpu.sh run works there.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+mode=${1:-}
+[[ $mode == pack || $mode == run ]] || { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+shift
+folder=${CARGO_TARGET_DIR:-$root/target}/gpu-kit
+# Within a kit, the kit is the folder.
+[[ -x $root/bin/kernel-bench ]] && folder=$root
+if [[ ${1:-} && ${1:-} != -* ]]; then
+    folder=$1
+    shift
+fi
+
+if [[ $mode == run ]]; then
+    [[ -x $folder/bin/kernel-bench ]] || { echo "gpu.sh: $folder is no kit: make one with scripts/gpu.sh pack" >&2; exit 1; }
+    exec "${PYTHON:-python3}" "$folder/scripts/gpu.py" --kit "$folder" "$@"
+fi
+
+cd "$root"
+mkdir -p "$folder/bin" "$folder/scripts" "$folder/interop"
+built() { # EXECUTABLE-NAME CARGO-ARGUMENTS...: builds, and copies what has that name
+    local name=$1 found
+    shift
+    found=$(cargo "$@" --locked --release --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | grep -E "/$name(-[0-9a-f]+)?$" | tail -n 1)
+    [[ -x $found ]] || { echo "gpu.sh: cargo $* gave no $name" >&2; exit 1; }
+    cp -f "$found" "$folder/bin/$name"
+    strip -S "$folder/bin/$name" 2>/dev/null || true
+}
+built rpc-server build --bin rpc-server
+built kernel-bench build --bin kernel-bench
+built ops test --test ops --no-run
+cp -f scripts/gpu.sh scripts/gpu.py "$folder/scripts/"
+cp -f tests/interop/{llama_client,make_model,archs}.py "$folder/interop/"
+du -sh "$folder"

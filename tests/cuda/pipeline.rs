@@ -1,0 +1,186 @@
+//! One graph split over two GPUs, with several micro-batches in flight: activations go over by copies that events alone order.
+
+use crate::rig::{COSTLY, DOUBLE, INCREMENT, Rig, chain, floats, read, soon, upload, whole};
+use fanout::device::{Buffer, Device, DeviceError, Point, Program, Queue};
+use fanout::ops::unary::Unary;
+
+/// Floats of an activation.
+const N: usize = 300;
+/// Bytes of a slot: more than the activation, so that slots lie apart.
+const SLOT: u64 = 2048;
+const BATCHES: usize = 12;
+/// Micro-batches in flight.
+const DEPTH: usize = 4;
+
+const FIRST: [Unary; 2] = [DOUBLE, INCREMENT];
+const SECOND: [Unary; 2] = [INCREMENT, DOUBLE];
+
+struct Stages {
+    programs: [Program; 2],
+    /// By device: a place for each micro-batch in flight.
+    slots: [Vec<Buffer>; 2],
+    results: Buffer,
+    // Last: it ends the session.
+    rig: Rig,
+}
+
+impl Stages {
+    fn new(settings: &str) -> Stages {
+        let rig = Rig::new(&format!("CUDAEMU_DEVICES=2\n{settings}"));
+        let programs = [rig.program(0, &chain(N, &FIRST)), rig.program(1, &chain(N, &SECOND))];
+        let slots = [0, 1].map(|device| (0..DEPTH).map(|_| rig.buffer(device, SLOT)).collect());
+        let results = rig.buffer(1, SLOT * BATCHES as u64);
+        Stages { programs, slots, results, rig }
+    }
+
+    /// Submits all micro-batches. `write_after_read`: the first device waits for the copy out of a slot before it writes it
+    /// again; `read_after_write`: the copy waits for its producer.
+    fn submit(&self, queues: &mut [Box<dyn Queue>; 2], write_after_read: bool, read_after_write: bool) {
+        let mut copied: Vec<Option<Point>> = vec![None; DEPTH];
+        let [first, second] = queues;
+        for batch in 0..BATCHES {
+            let slot = batch % DEPTH;
+            let (here, there) = (&self.slots[0][slot], &self.slots[1][slot]);
+            if let Some(point) = copied[slot].take().filter(|_| write_after_read) {
+                first.wait(&point).unwrap();
+            }
+            upload(&mut **first, &here.whole(), &input(batch)).unwrap();
+            first.run(&self.programs[0], &whole(here)).unwrap();
+            let produced = first.mark();
+            let after = read_after_write.then_some(&produced);
+            assert_eq!(second.copy_from(here.whole(), there.whole(), after), Ok(true));
+            copied[slot] = Some(second.mark());
+            second.run(&self.programs[1], &whole(there)).unwrap();
+            let result = self.results.region(SLOT * batch as u64, SLOT).unwrap();
+            assert_eq!(second.copy_from(there.whole(), result, None), Ok(true));
+        }
+    }
+
+    fn results(&self, queue: &mut dyn Queue) -> Vec<Vec<f32>> {
+        let bytes = queue.download(self.results.whole()).unwrap().wait(soon()).unwrap();
+        bytes.chunks(SLOT as usize).map(|slot| floats(&slot[..4 * N])).collect()
+    }
+
+    /// Whether every micro-batch came out right.
+    fn run(&self, write_after_read: bool, read_after_write: bool) -> bool {
+        let mut queues = [self.rig.queue(0), self.rig.queue(1)];
+        self.submit(&mut queues, write_after_read, read_after_write);
+        let got = self.results(&mut *queues[1]);
+        (0..BATCHES).all(|batch| got[batch] == wanted(batch))
+    }
+}
+
+fn input(batch: usize) -> Vec<f32> {
+    (0..N).map(|i| (batch * 1000 + i) as f32).collect()
+}
+
+fn wanted(batch: usize) -> Vec<f32> {
+    input(batch).into_iter().map(|x| (x * 2.0 + 1.0 + 1.0) * 2.0).collect()
+}
+
+/// Settings: devices that reach each other's memory, and devices that do not.
+const LINKS: [&str; 2] = ["CUDAEMU_PEERS=all", "CUDAEMU_PEERS=none"];
+
+#[test]
+fn no_order_of_the_streams_changes_a_result() {
+    for links in LINKS {
+        for seed in 0..100 {
+            let stages = Stages::new(&format!("{links}\nCUDAEMU_SEED={seed}"));
+            assert!(stages.run(true, true), "{links}, seed {seed}");
+            assert_eq!(stages.rig.emulator.reports(), Vec::<String>::new(), "{links}, seed {seed}");
+        }
+    }
+}
+
+/// The test above can fail: without either wait, some order shows it.
+#[test]
+fn a_missing_wait_shows() {
+    for (write_after_read, read_after_write) in [(false, true), (true, false)] {
+        let shows = |seed| !Stages::new(&format!("CUDAEMU_SEED={seed}")).run(write_after_read, read_after_write);
+        assert!((0..100).any(shows), "write after read {write_after_read}, read after write {read_after_write}");
+    }
+}
+
+/// While micro-batches are submitted the host waits for nothing.
+#[test]
+fn the_host_waits_for_nothing_between_micro_batches() {
+    for links in LINKS {
+        let stages = Stages::new(links);
+        let mut queues = [stages.rig.queue(0), stages.rig.queue(1)];
+        // The first round makes events, streams and staging memory, and captures.
+        for _ in 0..2 {
+            stages.submit(&mut queues, true, true);
+            queues[1].mark().wait(soon()).unwrap();
+        }
+        let waits = || {
+            let names =
+                ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
+            let allocations = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
+            names.into_iter().chain(allocations).map(|name| (name, stages.rig.calls(name))).collect::<Vec<_>>()
+        };
+        let (before, graphs) = (waits(), stages.rig.calls("cuGraphLaunch"));
+        stages.submit(&mut queues, true, true);
+        assert_eq!(waits(), before, "{links}");
+        assert_eq!(stages.rig.calls("cuGraphLaunch") - graphs, 2 * BATCHES as u64, "{links}: one launch per stage");
+        let peers = stages.rig.calls("cuMemcpyPeerAsync");
+        assert_eq!(peers > 0, links == LINKS[0], "{links}: {peers} direct copies");
+        assert_eq!(stages.results(&mut *queues[1])[BATCHES - 1], wanted(BATCHES - 1));
+    }
+}
+
+/// A copy larger than the blocks it goes through.
+#[test]
+fn staged_copies_are_whole_at_any_size() {
+    for seed in 0..5 {
+        let rig = Rig::new(&format!("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none\nCUDAEMU_SEED={seed}"));
+        let n = (3 << 20) + 12;
+        let (from, to) = (rig.buffer(0, n), rig.buffer(1, n));
+        let (mut first, mut second) = (rig.queue(0), rig.queue(1));
+        let values: Vec<f32> = (0..n / 4).map(|i| i as f32).collect();
+        upload(&mut *first, &from.whole(), &values).unwrap();
+        let ready = first.mark();
+        assert_eq!(second.copy_from(from.whole(), to.whole(), Some(&ready)), Ok(true));
+        let read_out = second.mark();
+        first.wait(&read_out).unwrap();
+        first.fill(from.whole(), 0).unwrap();
+        assert!(read(&mut *second, &to.whole(), values.len()) == Ok(values), "seed {seed}");
+    }
+}
+
+/// Two equal streams of work on two devices take half the time of one after the other.
+#[test]
+fn two_devices_work_at_the_same_time() {
+    let makespan = |devices: [usize; 2]| -> Result<f64, DeviceError> {
+        let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=100\nCUDAEMU_HOST_GBPS=10\nCUDAEMU_LAUNCH_US=1");
+        let work = devices
+            .map(|device| (rig.program(device, &chain(N, &[COSTLY; 10])), rig.buffer(device, SLOT), rig.queue(device)));
+        let mut work = work;
+        for _ in 0..10 {
+            for (program, buffer, queue) in &mut work {
+                upload(&mut **queue, &buffer.whole(), &input(0))?;
+                queue.run(program, &whole(buffer))?;
+            }
+        }
+        let points = work.each_mut().map(|(_, _, queue)| queue.mark());
+        points.iter().try_for_each(|point| point.wait(soon()))?;
+        drop(work);
+        Ok(rig.simulated())
+    };
+    let (serial, parallel) = (makespan([0, 0]).unwrap(), makespan([0, 1]).unwrap());
+    assert!(serial >= 20_000.0, "{serial} us for 200 kernels of 100 us");
+    assert!(parallel <= 0.55 * serial, "{parallel} us on two devices, {serial} us on one");
+}
+
+/// What a device is like.
+#[test]
+fn devices_say_what_they_are() {
+    let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_NAME=Alpha,Beta\nCUDAEMU_CAPABILITY=8.0,9.0\nCUDAEMU_MEMORY=1G,2G");
+    let said: Vec<_> = rig.devices.iter().map(|device| device.info().description.clone()).collect();
+    assert_eq!(
+        said,
+        [
+            "Alpha, 1024 MiB, PCI 0000:01:00.0, capability 8.0, 108 multiprocessors",
+            "Beta, 2048 MiB, PCI 0000:02:00.0, capability 9.0, 132 multiprocessors"
+        ]
+    );
+}
