@@ -1,6 +1,7 @@
 //! Serves this machine's devices to fanout and llama.cpp clients.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,11 +20,16 @@ const VERSION: &str = fanout::VERSION;
 /// Examples, below the flags.
 const EXAMPLES: &str = "\
 Examples:
-  rpc-server                          serve the CPU to this machine only, on port 50052
+  rpc-server                          serve all GPUs, or the CPU where there is none, to this machine
+                                      only, on port 50052
+  rpc-server -d 0,1                   two GPUs, each a device of its own, on one endpoint
+  rpc-server -d CUDA1,CPU             a GPU and the processors
+  rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
+  CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
-  rpc-server -d CPU,CPU -t 8          two devices of 8 threads each on one endpoint
+  rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
-                                      32 GiB in all, at most 16 GiB for one client
+                                      32 GiB of each device, at most 16 GiB for one client
   RUST_LOG=fanout=debug rpc-server    say more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
@@ -42,11 +48,13 @@ struct Args {
     #[arg(short, long, default_value_t = 50052)]
     port: u16,
 
-    /// Devices to serve, by name or number, separated by commas; see --list-devices.
-    #[arg(short, long, value_name = "LIST", default_value = "CPU")]
-    device: String,
+    /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. One
+    /// that is named twice is served as two devices [default: all GPUs, or the CPU if there is none].
+    #[arg(short, long, value_name = "LIST")]
+    device: Option<String>,
 
-    /// Threads of each CPU device [default: this machine's cores, shared among its CPU devices].
+    /// Threads of each CPU device, and of the CPU for what GPUs do not run [default: this machine's cores, shared among
+    /// its CPU devices].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
@@ -62,9 +70,10 @@ struct Args {
     #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
     cache_size: u64,
 
-    /// Memory of each CPU device [default: what this machine has left, but for a sixteenth].
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    mem: Option<u64>,
+    /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free, but for a
+    /// sixteenth (of a GPU at most 512M), shared by devices that are the same].
+    #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
+    mem: Vec<u64>,
 
     /// Device memory that one client may hold [default: all of it].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -90,7 +99,7 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
-    /// Print the devices of this machine and exit.
+    /// Print the devices of this machine, and why there is no GPU if there is none, and exit.
     #[arg(long)]
     list_devices: bool,
 
@@ -119,20 +128,27 @@ fn main() -> ExitCode {
     start_log(args.log_level);
     let registry = Registry::detect();
     if args.list_devices {
-        for (number, entry) in registry.entries().iter().enumerate() {
-            println!("{number} {}: {}", entry.name, entry.description);
-        }
+        list_devices(&registry);
         return ExitCode::SUCCESS;
     }
-    let options = Options { threads: args.threads.map(usize::from), memory: args.mem };
-    let devices = match registry.open(&args.device, &options) {
+    let (list, notes) = match &args.device {
+        Some(list) => (list.clone(), Vec::new()),
+        None => registry.default_list(),
+    };
+    let options = Options { threads: args.threads.map(usize::from), memory: args.mem.clone() };
+    let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::Unknown { .. }) => usage(&format!("--device: {e}")),
+        Err(e @ RegistryError::Sizes { .. }) => usage(&format!("--mem: {e}")),
+        // The argument may be right; the machine lacks something.
+        Err(e @ (RegistryError::NoGpu { .. } | RegistryError::Unusable { .. })) => {
+            return fail(&format!("--device: {e}"));
+        }
         Err(e) => return fail(&e),
     };
-    match serve(&args, devices) {
+    match serve(&args, &notes, devices) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&*e),
+        Err(e) => fail(&e),
     }
 }
 
@@ -149,17 +165,27 @@ fn start_log(level: Option<LevelFilter>) {
     log.format_target(false).init();
 }
 
+fn list_devices(registry: &Registry) {
+    for entry in registry.entries() {
+        let unusable = entry.unusable.as_ref().map_or(String::new(), |why| format!("; not usable: {why}"));
+        println!("{}: {}{unusable}", entry.name, entry.description);
+    }
+    if let Some(why) = registry.no_gpu() {
+        println!("no GPU: {why}");
+    }
+}
+
 /// Ends with status 2, as for every wrong argument.
 fn usage(message: &str) -> ! {
     Args::command().error(ErrorKind::InvalidValue, message).exit()
 }
 
-fn fail(e: &dyn Error) -> ExitCode {
+fn fail(e: &dyn Display) -> ExitCode {
     eprintln!("rpc-server: {e}");
     ExitCode::FAILURE
 }
 
-fn serve(args: &Args, devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
+fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
     let mut config = Config {
         max_connections: args.max_connections,
         max_memory: args.max_memory,
@@ -179,6 +205,9 @@ fn serve(args: &Args, devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error
 
     let addr = server.local_addr();
     println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
+    for note in notes {
+        println!("{note}");
+    }
     for (number, device) in devices.iter().enumerate() {
         let (info, memory) = (device.info(), device.memory()?);
         let (free, total) = (memory.free >> 20, memory.total >> 20);

@@ -116,7 +116,7 @@ fn rooms_know_only_what_is_below_them() {
         ("src/cuda", &["crate::rpc", "crate::registry", "crate::cpu", "std::net", "socket2"]),
         ("src/fallback", &["crate::rpc", "crate::registry", "crate::cpu", "crate::cuda", "std::net"]),
         ("src/rpc/wire", &["std::net", "std::io", "socket2", "crate::cpu", "crate::device", "crate::graph"]),
-        ("src/rpc/server", &["crate::cpu", "crate::cuda", "crate::fallback"]),
+        ("src/rpc/server", &["crate::cpu", "crate::cuda", "crate::fallback", "crate::registry", "CUDA"]),
     ];
     for path in all_sources() {
         let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");

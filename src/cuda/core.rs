@@ -42,14 +42,17 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    pub(super) fn new(gpu: &Gpu, name: &str, memory: u64) -> Result<Arc<Core>, DeviceError> {
+    /// A device whose limit `memory` chooses, from the bytes that are free.
+    pub(super) fn new(gpu: &Gpu, name: &str, memory: impl FnOnce(u64) -> u64) -> Result<Arc<Core>, DeviceError> {
         let context = CudaContext::new(gpu.ordinal).map_err(|e| failed(name, "cuDevicePrimaryCtxRetain", e))?;
+        context.bind_to_thread().map_err(|e| failed(name, "cuCtxSetCurrent", e))?;
+        let (free, _) = result::mem_get_info().map_err(|e| failed(name, "cuMemGetInfo", e))?;
         Ok(Arc::new(Core {
             gpu: gpu.clone(),
             name: name.to_owned(),
             context,
             modules: Modules::default(),
-            account: Account::new(memory),
+            account: Account::new(memory(free as u64)),
             events: Mutex::default(),
             blocks: Mutex::default(),
             housekeeping: Mutex::default(),

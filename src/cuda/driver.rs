@@ -76,13 +76,14 @@ pub fn detect() -> Result<Vec<Gpu>, NoCuda> {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => NoCuda::NoDevice,
         _ => NoCuda::Start(describe(e)),
     };
+    // These two every release of it has.
+    result::init().map_err(start)?;
     let mut version = 0;
-    // SAFETY: the library is there, every release of it has this function, and it writes one int.
+    // SAFETY: the library is there, and the function writes one int.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(start)?;
     if version < OLDEST_DRIVER {
         return Err(NoCuda::Old(version));
     }
-    result::init().map_err(start)?;
     let count = result::device::get_count().map_err(start)?;
     let gpus = (0..count).map(facts).collect::<Result<Vec<_>, _>>().map_err(start)?;
     if gpus.is_empty() { Err(NoCuda::NoDevice) } else { Ok(gpus) }

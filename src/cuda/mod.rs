@@ -51,16 +51,25 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`] when the GPU cannot be used.
     pub fn new(name: &str, gpu: &Gpu, memory: u64) -> Result<Arc<CudaDevice>, DeviceError> {
+        CudaDevice::with_free(name, gpu, |_| memory)
+    }
+
+    /// As [`CudaDevice::new`], for whoever decides by the bytes that the GPU has free with its context in place.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::new`].
+    pub fn with_free(name: &str, gpu: &Gpu, memory: impl FnOnce(u64) -> u64) -> Result<Arc<CudaDevice>, DeviceError> {
         let not = |reason| DeviceError::Driver { device: name.to_owned(), call: "choosing a GPU", reason };
         gpu.usable().map_err(not)?;
+        let core = Core::new(gpu, name, memory)?;
         let info = DeviceInfo {
             name: name.to_owned(),
             description: gpu.to_string(),
             kind: DeviceKind::Gpu,
             alignment: ALIGNMENT,
-            max_buffer: memory.min(gpu.memory),
+            max_buffer: core.account.limit().min(gpu.memory),
         };
-        Ok(Arc::new(CudaDevice { info, core: Core::new(gpu, name, memory)? }))
+        Ok(Arc::new(CudaDevice { info, core }))
     }
 
     /// The GPU it stands on.

@@ -92,6 +92,10 @@ class Server:
     def log(self) -> str:
         return "".join(self._lines)
 
+    def faults(self) -> list[str]:
+        """What the emulated GPU found wrong so far."""
+        return [line for line in self.log.splitlines() if line.startswith("cudaemu:")]
+
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -130,9 +134,13 @@ class Server:
 
 
 def ours(threads: int, devices: str = "CPU", binary: Path | None = None) -> Server:
-    """fanout's release binary on a port of the system's choice."""
+    """fanout's release binary on a port of the system's choice; GPUs, which go by number, are emulated."""
     binary = binary or ROOT / "target" / "release" / "rpc-server"
-    return Server([str(binary), "-H", "127.0.0.1", "-p", "0", "-t", str(threads), "-d", devices])
+    argv = [str(binary), "-H", "127.0.0.1", "-p", "0", "-t", str(threads), "-d", devices]
+    gpus = {device for device in devices.split(",") if device.isdigit()}
+    if gpus:
+        argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]
+    return Server(argv)
 
 
 def peer(threads: int) -> Server:

@@ -26,6 +26,7 @@ DENSE = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "
 NMSE = 1e-3
 NMSE_QUANTISED_MOE = 1e-2  # a flipped expert alone costs llama.cpp's own server 2e-3
 CLIENT_S = 120.0
+EMULATED_S = 600.0
 TOGETHER = 4  # clients at once
 SURVIVOR_TOKENS = 256
 
@@ -39,8 +40,13 @@ class Case:
     options: tuple[str, ...] = ()
     bound: float = NMSE
     servers: int = 1
-    devices: int = 1  # of each server
+    devices: str = "CPU"  # of each server, as for its --device; GPUs are emulated
     seconds: float = CLIENT_S
+
+    @property
+    def places(self) -> int:
+        """How many devices the client sees."""
+        return self.servers * len(self.devices.split(","))
 
 
 @dataclass
@@ -81,8 +87,14 @@ def cases(full: bool) -> list[Case]:
         rows.append(Case(f"llama {dtype} q8_0 KV", Model(dtype), ("--kv-type", "q8_0", *fa)))
         rows.append(Case(f"llama {dtype} small batches", Model(dtype), ("--ubatch", "24", "--batch", "48")))
         rows.append(Case(f"llama {dtype} two servers", Model(dtype), servers=2))
-        rows.append(Case(f"llama {dtype} CPU,CPU", Model(dtype), devices=2))
+        rows.append(Case(f"llama {dtype} CPU,CPU", Model(dtype), devices="CPU,CPU"))
     rows.append(Case("qwen3moe f16 two servers", Model("f16", "qwen3moe"), servers=2))
+    for devices in ("0", "0,1"):
+        for dtype in ("f32", "f16", "q4_0", "q4_k_m"):
+            on = partial(Case, model=Model(dtype), devices=devices, seconds=EMULATED_S)
+            rows.append(on(f"llama {dtype} CUDA {devices}"))
+            rows.append(on(f"llama {dtype} CUDA {devices} flash-attn", options=fa))
+    rows.append(Case("llama f16 CUDA and CPU", Model("f16"), devices="0,CPU", seconds=EMULATED_S))
     if full:
         short = ("--prompt", "32", "--generate", "8", "--context", "256")
         rows.append(Case("llama 1b q4_0", Model("q4_0", size="1b"), short, seconds=900.0))
@@ -134,6 +146,8 @@ class Bench:
         for server in servers:
             if not server.alive():
                 result.ok, result.note = False, "the server died"
+            elif faults := server.faults():
+                result.ok, result.note = False, f"the emulated GPU says: {faults[0]}"
         result.seconds = time.monotonic() - start
         if not result.ok:
             result.detail += "".join(f"\n  server {s.endpoint}:\n{tail(s.log)}" for s in servers)
@@ -155,7 +169,7 @@ def judge(case: Case, client: Client, report: dict) -> Result:
     if case.model.dtype == "f32" and "q8_0" not in case.options and not same:
         notes.append("other greedy tokens than the local CPU")
     buffers = client.rpc_buffers()
-    if len(buffers) != case.servers * case.devices:
+    if len(buffers) != case.places:
         notes.append(f"weights on {sorted(buffers)}")
     return Result(case.name, not notes, "; ".join(notes), error, same, detail=tail(client.stderr) if notes else "")
 
@@ -170,16 +184,16 @@ def run_case(bench: Bench, case: Case, servers: list[Server]) -> Result:
 
 def test_cases(bench: Bench, rows: list[Case]) -> None:
     """All cases of the same placement share their servers, one session after the other."""
-    placements: dict[tuple[int, int], list[Case]] = {}
+    placements: dict[tuple[int, str], list[Case]] = {}
     for case in rows:
-        if bench.wants(case.name) and not (bench.is_peer and case.devices > 1):
+        if bench.wants(case.name) and not (bench.is_peer and case.devices != "CPU"):
             placements.setdefault((case.servers, case.devices), []).append(case)
     for (count, devices), group in placements.items():
         waiting = deque(group)
         before = 0
         while waiting and len(waiting) != before:  # again with new servers where one died, unless none starts
             before = len(waiting)
-            bench.with_servers(",".join(["CPU"] * devices), count, partial(run_group, bench, waiting))
+            bench.with_servers(devices, count, partial(run_group, bench, waiting))
 
 
 def run_group(bench: Bench, waiting: deque[Case], servers: list[Server]) -> None:

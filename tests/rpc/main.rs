@@ -3,6 +3,8 @@
 
 mod cache;
 mod commands;
+#[cfg(target_os = "linux")]
+mod gpus;
 mod graphs;
 mod hostile;
 mod limits;

@@ -8,21 +8,31 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command as Process, Output, Stdio};
 
-struct Running {
+pub(crate) struct Running {
     child: Child,
     /// What it printed up to the line that says where it listens.
-    banner: String,
+    pub(crate) banner: String,
     addr: String,
 }
 
-fn program(args: &[&str]) -> Process {
+/// The program on a machine without a CUDA driver: what bears its name cannot be loaded.
+pub(crate) fn program(args: &[&str]) -> Process {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-driver");
+    std::fs::create_dir_all(&folder).expect("a folder for tests");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::write(folder.join(name), "no library").expect("a file");
+    }
     let mut process = Process::new(env!("CARGO_BIN_EXE_rpc-server"));
-    process.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
+    process.args(args).env("LD_LIBRARY_PATH", folder).env_remove("RUST_LOG").stdin(Stdio::null());
     process
 }
 
 fn start(args: &[&str]) -> Running {
-    let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+    started(program(args))
+}
+
+pub(crate) fn started(mut program: Process) -> Running {
+    let child = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
     let mut server = Running { child, banner: String::new(), addr: String::new() };
     let mut stdout = BufReader::new(server.child.stdout.take().expect("a pipe"));
     while server.addr.is_empty() {
@@ -35,7 +45,12 @@ fn start(args: &[&str]) -> Running {
 }
 
 fn ended(args: &[&str]) -> (Option<i32>, String) {
-    let Output { status, stdout, stderr } = program(args).output().expect("started");
+    outcome(program(args))
+}
+
+/// How a program ends, and what it says.
+pub(crate) fn outcome(mut program: Process) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = program.output().expect("started");
     (status.code(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
 }
 
@@ -58,7 +73,7 @@ impl Drop for Running {
 
 #[test]
 fn it_says_what_it_serves() {
-    let server = start(&["-p", "0", "-d", "CPU,0", "-t", "1", "--mem", "64M"]);
+    let server = start(&["-p", "0", "-d", "CPU,cpu", "-t", "1", "--mem", "64M"]);
     let version = format!("rpc-server {}, RPC protocol 7.0\n", fanout::VERSION);
     assert!(server.banner.starts_with(&version), "{}", server.banner);
     for (start, end) in
@@ -75,8 +90,9 @@ fn it_says_what_it_serves() {
 #[test]
 fn wrong_arguments_end_with_2_and_other_failures_with_1() {
     for (args, says) in [
-        (&["-d", "CUDA7"][..], "no device \"CUDA7\"; there are: 0 CPU"),
+        (&["-d", "GPU7"][..], "--device: no device \"GPU7\"; there are: CPU"),
         (&["--mem", "much"], "expected a size such as"),
+        (&["--mem", "1G,1G"], "--mem: 2 sizes of memory for 1 devices"),
         (&["--max-message", "1K"], "at least 4096 bytes"),
         (&["--stall-timeout", "0"], "more than 0"),
         (&["--port", "65536"], "65536"),
@@ -91,8 +107,7 @@ fn wrong_arguments_end_with_2_and_other_failures_with_1() {
     assert!(code == Some(1) && text.contains(&format!("cannot listen on {}", server.addr)), "{code:?} {text}");
     let (code, text) = ended(&["-H", "192.0.2.1", "-t", "1", "--mem", "64M"]);
     assert!(code == Some(1) && text.contains("192.0.2.1"), "{code:?} {text}");
-    for (args, says) in [("--list-devices", "0 CPU:"), ("--version", env!("CARGO_PKG_VERSION")), ("--help", "Examples")]
-    {
+    for (args, says) in [("--list-devices", "CPU:"), ("--version", env!("CARGO_PKG_VERSION")), ("--help", "Examples")] {
         let (code, text) = ended(&[args]);
         assert!(code == Some(0) && text.contains(says), "{args}: {code:?} {text}");
     }

@@ -36,10 +36,13 @@ impl TestServer {
     }
 
     pub(crate) fn with_devices(count: usize, config: Config) -> TestServer {
-        capture_log();
         let device =
             |i| CpuDevice::new(&format!("CPU{i}"), 2, Path::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
-        let devices: Vec<_> = (0..count).map(device).collect();
+        TestServer::of((0..count).map(device).collect(), config)
+    }
+
+    pub(crate) fn of(devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
+        capture_log();
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());

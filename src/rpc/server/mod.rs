@@ -7,6 +7,7 @@
 //!                                                              → compile, programs (graphs)
 //!                                                              → cache (tensor data)
 //!                                                              → device::Queue, one per session and device
+//!                                                              → bounce (copies between kinds of devices)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -16,6 +17,7 @@
 //!   and every limit is in [`Config`].
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
+mod bounce;
 mod cache;
 mod compile;
 mod connection;

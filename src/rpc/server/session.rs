@@ -10,7 +10,7 @@ use log::{debug, info};
 use super::connection::{Broken, Connection};
 use super::handles::{Handles, Located, desc};
 use super::programs::{self, Programs};
-use super::{Refusal, Shared, compile, listen};
+use super::{Refusal, Shared, bounce, compile, listen};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
@@ -197,6 +197,15 @@ impl<'a> Session<'a> {
         Ok(self.lane(device)?.queue(&account)?)
     }
 
+    /// The queues of two devices.
+    fn two_queues(&mut self, a: u32, b: u32) -> Result<[&mut Box<dyn Queue>; 2], Refusal> {
+        let (account, count) = (Arc::clone(&self.account), self.lanes.len());
+        let Ok([a, b]) = self.lanes.get_disjoint_mut([a as usize, b as usize]) else {
+            return Err(Refusal::Device { device: a.max(b), count });
+        };
+        Ok([a.queue(&account)?, b.queue(&account)?])
+    }
+
     fn alloc_buffer(&mut self, request: &AllocBuffer) -> Result<(), Refusal> {
         let device = self.lane(request.device)?.device;
         let max = self.shared.config.max_buffers;
@@ -379,13 +388,17 @@ impl<'a> Session<'a> {
         } else {
             let ready = self.queue(reads)?.mark();
             let queue = self.queue(writes)?;
-            let copied = queue.copy_from(from, to, Some(&ready))?;
-            // The source may be overwritten only after the copy has read it.
-            let read = queue.mark();
+            let copied = queue.copy_from(from.clone(), to.clone(), Some(&ready))?;
             if copied {
+                // The source may be overwritten only after the copy has read it.
+                let read = queue.mark();
                 self.queue(reads)?.wait(&read)?;
+            } else {
+                let patience = self.shared.config.device_timeout;
+                let [a, b] = self.two_queues(reads, writes)?;
+                bounce::copy((&mut **a, &from), (&mut **b, &to), patience)?;
             }
-            copied
+            true
         };
         self.reply(&Response::CopyTensor(copied))
     }
