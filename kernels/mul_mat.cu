@@ -16,13 +16,22 @@
 #include "mul_mat_vec.cuh"
 #define ENTRY3(prefix, name) prefix##_##name
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
-#define ENTRY(prefix) extern "C" __global__ void __launch_bounds__(128) ENTRY2(prefix, NAME)
+// Without a number of blocks, ptxas gives up registers for more of them, and spills.
+#define ENTRY(prefix, threads) extern "C" __global__ void __launch_bounds__(threads, 1) ENTRY2(prefix, NAME)
 
-ENTRY(mul_mat_vec1)(Product args) { mat_vec<TYPE, 1>(args); }
-ENTRY(mul_mat_vec2)(Product args) { mat_vec<TYPE, 2>(args); }
-ENTRY(mul_mat_vec4)(Product args) { mat_vec<TYPE, 4>(args); }
-ENTRY(mul_mat_vec8)(Product args) { mat_vec<TYPE, 8>(args); }
-ENTRY(mul_mat_id)(Routed args) { routed<TYPE>(args); }
+#if __CUDA_ARCH__ >= 800
+#include "mul_mat_tile.cuh"
+
+ENTRY(mul_mat_tile64, 128)(Product args) { mat_tile<TYPE, 4>(args); }
+ENTRY(mul_mat_tile128, 256)(Product args) { mat_tile<TYPE, 8>(args); }
+#else // these are the same on all targets
+ENTRY(mul_mat_vec1, 128)(Product args) { mat_vec<TYPE, 1>(args); }
+ENTRY(mul_mat_vec2, 128)(Product args) { mat_vec<TYPE, 2>(args); }
+ENTRY(mul_mat_vec4, 128)(Product args) { mat_vec<TYPE, 4>(args); }
+ENTRY(mul_mat_vec8, 128)(Product args) { mat_vec<TYPE, 8>(args); }
+ENTRY(mul_mat_id, 128)(Routed args) { routed<TYPE>(args); }
+#endif
+
 #else
 
 struct Widen {

@@ -96,13 +96,15 @@ __device__ __noinline__ float dot_of_bytes(const u8 *row, const u8 *column, u32 
     return sum;
 }
 
-// Rows `row` and on, and all columns, a warp for each product.
+// The block's rows with as many columns as there are, at most `most`; a warp for each product.
 template <class T>
-__device__ __forceinline__ void products_of_bytes(const Matrices &of, u32 row, u32 rows, u32 columns) {
-    const u32 end = min(of.m, row + rows) - row;
+__device__ __forceinline__ void products_of_bytes(const Matrices &of, u32 rows, u32 most) {
+    const u64 first = (u64)blockIdx.x * rows;
+    if (first >= of.m) return;
+    const u32 count = min(rows, of.m - (u32)first), columns = min(of.n, most);
 #pragma unroll 1
-    for (u32 i = threadIdx.x / 32; i < end * columns; i += THREADS / 32) {
-        const u32 r = row + i % end, c = i / end;
+    for (u32 i = threadIdx.x / 32; i < count * columns; i += blockDim.x / 32) {
+        const u32 r = (u32)first + i % count, c = i / count;
         const float sum = dot_of_bytes<T>(of.a + r * of.a1, of.b + c * of.b1, of.k);
         const u32 byte = threadIdx.x % 32;
         if (byte < 4) (of.dst + r * of.d0 + c * of.d1)[byte] = __float_as_uint(sum) >> (8 * byte);
@@ -153,14 +155,9 @@ __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *co
 
 // The block's rows with N columns, of which there may be fewer. All threads of the block come here.
 template <class T, int N>
-__device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, Access access) {
+__device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, bool aligned) {
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
     const u32 log2_all = 9 - log2_lanes, groups = 1 << (7 - log2_lanes); // of THREADS * ROWS and THREADS
-    if (access == BYTES) {
-        const u64 row = (u64)blockIdx.x * groups * ROWS;
-        if (row < of.m) products_of_bytes<T>(of, row, groups * ROWS, min(of.n, N));
-        return;
-    }
     const u32 row = (blockIdx.x * groups + (threadIdx.x >> log2_lanes)) * ROWS;
     // What is beyond the end repeats the last one, and is not stored.
     const u8 *rows[ROWS], *columns[N];
@@ -169,7 +166,7 @@ __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, Acc
 #pragma unroll
     for (u32 c = 0; c < N; c++) columns[c] = of.b + min(c, of.n - 1) * of.b1;
     float sums[ROWS][N] = {};
-    if (T::LEN > 1 || access == ALIGNED) dots<T, N, true>(rows, columns, of.k, lane, lanes, sums);
+    if (T::LEN > 1 || aligned) dots<T, N, true>(rows, columns, of.k, lane, lanes, sums);
     else dots<T, N, false>(rows, columns, of.k, lane, lanes, sums);
 
     const u32 together = min(lanes, 32u);
@@ -200,12 +197,10 @@ __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, Acc
     __syncthreads();
 }
 
-// Blocks: THREADS / lanes * ROWS rows in x, N columns in y, planes in z; fewer in y and z than there are do more each.
-template <class T, int N>
-__device__ __forceinline__ void mat_vec(const Product &args) {
-    const u64 as = args.as[0] | args.as[1] | args.as[2], bs = args.bs[0] | args.bs[1] | args.bs[2];
-    const u64 ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
-    const Access how = access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
+// Calls f for each N columns of each plane that are this block's: blocks have them in y and planes in z, and do more where
+// there are fewer blocks.
+template <int N, class F>
+__device__ __forceinline__ void for_columns(const Product &args, F f) {
 #pragma unroll 1
     for (u32 plane = blockIdx.z; plane < args.planes; plane += gridDim.z) {
         const u32 i2 = plane % args.b2, i3 = plane / args.b2;
@@ -214,18 +209,32 @@ __device__ __forceinline__ void mat_vec(const Product &args) {
         u8 *dst = args.dst + i2 * args.ds[2] + i3 * args.ds[3];
 #pragma unroll 1
         for (u64 c = (u64)blockIdx.y * N; c < args.n; c += (u64)gridDim.y * N) {
-            const Matrices of = {a,          b + c * args.bs[0], dst + c * args.ds[1], args.as[0], args.bs[0], args.ds[0],
-                                 args.ds[1], args.k,             args.m,               (u32)(args.n - c)};
-            multiply<T, N>(of, args.log2_lanes, how);
+            const u8 *columns = b + c * args.bs[0];
+            u8 *to = dst + c * args.ds[1];
+            f({a, columns, to, args.as[0], args.bs[0], args.ds[0], args.ds[1], args.k, args.m, (u32)(args.n - c)});
         }
     }
 }
 
-// Blocks: rows in x as above, used experts in y, tokens in z.
 template <class T>
-__device__ __forceinline__ void routed(const Routed &args) {
-    const u64 ds = args.ds[0] | args.ds[1] | args.ds[2];
-    const Access how = access<T>((u64)args.a | args.as[0] | args.as[1], (u64)args.b | args.bs[0] | args.bs[1], (u64)args.dst | ds);
+__device__ __forceinline__ Access access(const Product &args) {
+    const u64 as = args.as[0] | args.as[1] | args.as[2], bs = args.bs[0] | args.bs[1] | args.bs[2];
+    const u64 ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
+    return access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
+}
+
+// Blocks: 512 / lanes rows in x, N columns in y, planes in z.
+template <class T, int N>
+__device__ __forceinline__ void mat_vec(const Product &args) {
+    const Access how = access<T>(args);
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    if (how == BYTES) for_columns<N>(args, [=](const Matrices &of) { products_of_bytes<T>(of, rows, N); });
+    else for_columns<N>(args, [=](const Matrices &of) { multiply<T, N>(of, log2_lanes, how == ALIGNED); });
+}
+
+// Calls f with the expert's matrix for each row of b that is this block's, as for_columns.
+template <class F>
+__device__ __forceinline__ void for_slots(const Routed &args, F f) {
 #pragma unroll 1
     for (u32 t = blockIdx.z; t < args.tokens; t += gridDim.z) {
 #pragma unroll 1
@@ -238,7 +247,17 @@ __device__ __forceinline__ void routed(const Routed &args) {
             const u8 *a = args.a + id * args.as[1];
             const u8 *b = args.b + e % args.nb * args.bs[0] + t * args.bs[1];
             u8 *dst = args.dst + e * args.ds[1] + t * args.ds[2];
-            multiply<T, 1>({a, b, dst, args.as[0], 0, args.ds[0], 0, args.k, args.m, 1}, args.log2_lanes, how);
+            f({a, b, dst, args.as[0], 0, args.ds[0], 0, args.k, args.m, 1});
         }
     }
+}
+
+// Blocks: rows in x as above, used experts in y, tokens in z.
+template <class T>
+__device__ __forceinline__ void routed(const Routed &args) {
+    const u64 as = args.as[0] | args.as[1], bs = args.bs[0] | args.bs[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
+    const Access how = access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    if (how == BYTES) for_slots(args, [=](const Matrices &of) { products_of_bytes<T>(of, rows, 1); });
+    else for_slots(args, [=](const Matrices &of) { multiply<T, 1>(of, log2_lanes, how == ALIGNED); });
 }

@@ -45,11 +45,8 @@ const ROOMS: [&str; 6] = ["src/ops", "src/cpu/ops", "src/cuda/ops", "kernels", "
 fn every_family_has_its_file_in_every_room() {
     let stems: BTreeSet<_> = OpCode::ALL.iter().filter_map(|op| op.stem()).filter(|&s| s != "view").collect();
     assert!(stems.len() >= 13);
-    let missing: Vec<_> = stems
-        .iter()
-        .flat_map(|stem| ROOMS.map(|dir| (dir, *stem)))
-        .filter(|(dir, stem)| !has(dir, stem))
-        .collect();
+    let missing: Vec<_> =
+        stems.iter().flat_map(|stem| ROOMS.map(|dir| (dir, *stem))).filter(|(dir, stem)| !has(dir, stem)).collect();
     assert!(missing.is_empty(), "no file for {missing:?}");
 }
 
@@ -100,7 +97,18 @@ fn unsafe_code_stays_in_its_modules() {
 #[test]
 fn rooms_know_only_what_is_below_them() {
     let rules: &[(&str, &[&str])] = &[
-        ("src/tensor", &["crate::ops", "crate::graph", "crate::device", "crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
+        (
+            "src/tensor",
+            &[
+                "crate::ops",
+                "crate::graph",
+                "crate::device",
+                "crate::cpu",
+                "crate::cuda",
+                "crate::rpc",
+                "crate::registry",
+            ],
+        ),
         ("src/ops", &["crate::graph", "crate::device", "crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
         ("src/graph", &["crate::device", "crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),
         ("src/device", &["crate::cpu", "crate::cuda", "crate::rpc", "crate::registry"]),

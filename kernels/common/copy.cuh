@@ -62,11 +62,18 @@ __device__ __forceinline__ void convert_run(const u8 *src, u64 s, u32 from, u8 *
                 if (first + k * lanes >= whole) break;
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) words[k][i] = word_of_float(float_of_word(words[k][i], from), to);
+                // Written out: the compiler would take common parts of the two out of the branches, and leave narrow stores.
+                const u64 at = __cvta_generic_to_global(dst + 4 * db * (first + k * lanes));
                 if (db == 4) {
-                    store_words<16>(dst + 16 * (first + k * lanes), words[k]);
+                    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                                 :
+                                 : "l"(at), "r"(words[k][0]), "r"(words[k][1]), "r"(words[k][2]), "r"(words[k][3])
+                                 : "memory");
                 } else {
-                    uint2 two = make_uint2(words[k][0] | words[k][1] << 16, words[k][2] | words[k][3] << 16);
-                    *(uint2 *)(dst + 8 * (first + k * lanes)) = two;
+                    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                                 :
+                                 : "l"(at), "r"(words[k][0] | words[k][1] << 16), "r"(words[k][2] | words[k][3] << 16)
+                                 : "memory");
                 }
             }
         }

@@ -140,10 +140,16 @@ pub fn emulated_counts() -> Option<String> {
     // room for, and returns how many it needs.
     unsafe {
         let counts = sys::culib().get::<Counts>(b"cudaemu_counts_json\0").ok()?;
-        let mut text = vec![0; counts(std::ptr::null_mut(), 0)];
-        counts(text.as_mut_ptr(), text.len());
-        text.pop();
-        String::from_utf8(text).ok()
+        let mut text = Vec::new();
+        // The text may grow between two calls: other threads go on.
+        loop {
+            let needed = counts(text.as_mut_ptr(), text.len());
+            if needed <= text.len() {
+                text.truncate(needed.saturating_sub(1));
+                return String::from_utf8(text).ok();
+            }
+            text.resize(needed + 1024, 0);
+        }
     }
 }
 

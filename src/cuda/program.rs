@@ -16,6 +16,9 @@ use std::sync::{Arc, Mutex};
 /// Captures of one program that are kept: the sets of addresses between which callers alternate.
 const CAPTURES: usize = 8;
 
+/// Regions bound to slots begin at multiples of this, the widest element's size: tensors are aligned within slots.
+const BINDING: u64 = 8;
+
 pub(super) struct Code {
     steps: Vec<Step>,
     /// Bytes of scratch memory.
@@ -93,11 +96,13 @@ impl Code {
         }
         let mut addresses = Vec::with_capacity(self.slots + 2);
         for region in bindings {
+            if !region.offset().is_multiple_of(BINDING) {
+                return Err(DeviceError::Misuse("a binding begins at no multiple of 8 bytes"));
+            }
             let memory = region.buffer().memory::<Memory>();
             let memory = memory.filter(|m| m.core().gpu.ordinal == run.core.gpu.ordinal);
-            addresses.push(
-                memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?.address() + region.offset(),
-            );
+            let memory = memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?;
+            addresses.push(memory.address() + region.offset());
         }
         addresses.extend([run.scratch, run.marks.verdict.device(0)]);
         let mut captures = lock(&self.captures);

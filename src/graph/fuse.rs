@@ -118,7 +118,7 @@ impl Found {
             Fused::RopeSetRows { op, .. } => Op::Rope(op),
         };
         let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
-        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs) };
+        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs), aligned: true };
         fuse(&self.fused, &view)
     }
 }

@@ -94,7 +94,10 @@ impl Graph {
                 *slot = Some(&self.tensor(id)?.desc);
             }
         }
-        Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs) })
+        let operands = node.srcs.into_iter().flatten().chain([node.dst]);
+        let fits = |t: &Tensor| t.place.is_none_or(|place| t.desc.is_aligned_at(place.offset));
+        let aligned = operands.into_iter().all(|id| self.tensor(id).is_none_or(fits));
+        Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs), aligned })
     }
 
     /// How many sources of nodes each tensor is, itself or through a view that names it; by id.

@@ -74,6 +74,9 @@ pub struct NodeView<'a> {
     pub dst: &'a TensorDesc,
     /// The sources.
     pub srcs: Sources<'a>,
+    /// Whether every element of every operand lies at a multiple of its type's alignment in its slot: see
+    /// [`DType::alignment`].
+    pub aligned: bool,
 }
 
 impl<'a> NodeView<'a> {

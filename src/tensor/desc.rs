@@ -170,6 +170,13 @@ impl TensorDesc {
         true
     }
 
+    /// Whether all elements lie at multiples of [`DType::alignment`] when the first one lies at `offset` from such an address.
+    pub fn is_aligned_at(&self, offset: usize) -> bool {
+        let align = self.dtype.alignment();
+        let blocks = [self.ne[0] / self.dtype.block_len(), self.ne[1], self.ne[2], self.ne[3]];
+        offset.is_multiple_of(align) && (0..DIMS).all(|d| blocks[d] <= 1 || self.nb[d].is_multiple_of(align))
+    }
+
     /// Whether no two elements share a byte, judged by sorted strides (false for some exotic layouts that do not
     /// overlap either; ggml's builders make none of those).
     pub fn is_injective(&self) -> bool {
@@ -249,6 +256,17 @@ mod tests {
         assert!(t.is_contiguous());
         let padded = TensorDesc::strided(DType::F32, [4, 2, 3, 1], [4, 32, 64, 192]).unwrap();
         assert!(!padded.is_contiguous() && padded.is_contiguous_from(1));
+    }
+
+    #[test]
+    fn elements_are_aligned_with_their_first_one_and_their_strides() {
+        let t = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
+        let rows = t(DType::F32, [4, 2, 1, 1], [4, 20, 3, 3]);
+        assert!(rows.is_aligned_at(8) && !rows.is_aligned_at(2), "strides of single dimensions do not matter");
+        assert!(!t(DType::F32, [4, 2, 1, 1], [4, 18, 36, 36]).is_aligned_at(0));
+        assert!(t(DType::Q4_0, [64, 2, 1, 1], [18, 36, 72, 72]).is_aligned_at(2));
+        assert!(!t(DType::Q4_0, [64, 2, 1, 1], [18, 37, 74, 74]).is_aligned_at(0));
+        assert!(t(DType::MXFP4, [64, 2, 1, 1], [17, 35, 70, 70]).is_aligned_at(1));
     }
 
     #[test]

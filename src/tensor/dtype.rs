@@ -94,6 +94,16 @@ impl DType {
         self.block_len() > 1
     }
 
+    /// Bytes of which addresses of elements (of blocks) should be multiples: a GPU faults at others, a CPU does not. Blocks
+    /// are read as halves at most, and MXFP4's as bytes.
+    pub const fn alignment(self) -> usize {
+        match self {
+            DType::MXFP4 => 1,
+            t if t.is_block() => 2,
+            t => t.block_bytes(),
+        }
+    }
+
     /// Bytes of a dense row of `n` elements; `None` unless `n` is a whole number of blocks and the size fits.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
         if !n.is_multiple_of(self.block_len()) {

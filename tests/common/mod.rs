@@ -3,6 +3,7 @@
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, Source};
+use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, Place, TensorId};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
@@ -15,6 +16,19 @@ pub struct Subject {
     pub device: Arc<dyn Device>,
     /// Whether products may quantise activations (NMSE bounds per type) or must be exact up to f32 rounding.
     pub fast: bool,
+    /// Runs what `device` refuses because its tensors are not aligned; it must take everything else.
+    pub misaligned: Option<Arc<dyn Device>>,
+}
+
+impl Subject {
+    pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
+        Subject { name, device, fast, misaligned: None }
+    }
+
+    fn device_for(&self, graph: &Graph) -> &Arc<dyn Device> {
+        let aligned = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned));
+        self.misaligned.as_ref().filter(|_| !aligned).unwrap_or(&self.device)
+    }
 }
 
 /// Every device that the suite runs on.
@@ -24,21 +38,23 @@ pub fn devices() -> &'static [Subject] {
         let cpu =
             |threads, path| CpuDevice::new("CPU", threads, path, 4 << 30).expect("a CPU device") as Arc<dyn Device>;
         vec![
-            Subject { name: "exact, 1 thread", device: cpu(1, Path::Exact), fast: false },
-            Subject { name: "exact, 3 threads", device: cpu(3, Path::Exact), fast: false },
-            Subject { name: "fast, 2 threads", device: cpu(2, Path::Fast), fast: true },
-            Subject { name: "CUDA", device: gpu(), fast: true },
+            Subject::new("exact, 1 thread", cpu(1, Path::Exact), false),
+            Subject::new("exact, 3 threads", cpu(3, Path::Exact), false),
+            Subject::new("fast, 2 threads", cpu(2, Path::Fast), true),
+            cuda_with(cpu(1, Path::Exact)),
         ]
     })
 }
 
 /// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.
-fn gpu() -> Arc<dyn Device> {
+fn cuda_with(cpu: Arc<dyn Device>) -> Subject {
     if std::env::var("FANOUT_TEST_GPU").as_deref() != Ok("1") {
         cudaemu::test::load().expect("the emulator is built with the tests");
     }
     let gpus = cuda::detect().expect("a GPU");
-    CudaDevice::new("CUDA0", &gpus[0], 4 << 30).expect("a GPU that can be used")
+    let device = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).expect("a GPU that can be used");
+    let both: Arc<dyn Device> = Fallback::new(device.clone(), cpu);
+    Subject { misaligned: Some(both), ..Subject::new("CUDA", device, true) }
 }
 
 /// A graph in the making with the values of its leaves.
@@ -123,10 +139,11 @@ impl Built {
     pub fn try_run(&self, on: &Subject) -> Result<Outcome, fanout::device::DeviceError> {
         let deadline = Some(Instant::now() + Duration::from_secs(60));
         let account = Account::new(4 << 30);
-        let program = on.device.prepare(Arc::clone(&self.graph))?;
+        let device = on.device_for(&self.graph);
+        let program = device.prepare(Arc::clone(&self.graph))?;
         let memory = self.initial();
-        let buffer = on.device.alloc(memory.len() as u64, &account)?;
-        let mut queue = on.device.queue(&account)?;
+        let buffer = device.alloc(memory.len() as u64, &account)?;
+        let mut queue = device.queue(&account)?;
         queue.upload(buffer.whole(), None, Source::Borrowed(&memory))?;
         queue.run(&program, &Arc::from([buffer.whole()]))?;
         let memory = queue.download(buffer.whole())?.wait(deadline)?;

@@ -97,13 +97,18 @@ fn check(what: &str, counts: &str) {
     assert!(!kernels.is_empty(), "{what}: nothing ran");
     let sum = |of: &dyn Fn(&Value) -> f64| kernels.values().map(of).sum::<f64>();
     let both = |field: &str| {
-        sum(&|kernel| kernel["global_read"][field].as_f64().unwrap() + kernel["global_written"][field].as_f64().unwrap())
+        sum(&|kernel| {
+            kernel["global_read"][field].as_f64().unwrap() + kernel["global_written"][field].as_f64().unwrap()
+        })
     };
     let least = sum(&|kernel| {
-        ["global_read_distinct_bytes", "global_written_distinct_bytes"].map(|f| kernel[f].as_f64().unwrap()).iter().sum()
+        ["global_read_distinct_bytes", "global_written_distinct_bytes"]
+            .map(|f| kernel[f].as_f64().unwrap())
+            .iter()
+            .sum()
     });
     assert!(least >= f64::from(64 << 20), "{what}: {least} bytes are no 64 MiB");
     let (moved, full) = (both("bytes") / least, both("bytes") / (both("sectors") * SECTOR));
     assert!(moved <= 1.05, "{what}: moves {moved:.3} times the least bytes");
-    assert!(full >= 0.95, "{what}: {:.1} % of the sectors' bytes are asked for", full * 100.0);
+    assert!(full >= 0.95, "{what}: {kernels:?}: {:.1} % of the sectors' bytes are asked for", full * 100.0);
 }

@@ -4,7 +4,7 @@ use crate::rig::{COSTLY, DOUBLE, INCREMENT, MEMORY, Rig, chain, read, soon, uplo
 use fanout::device::{Account, Device, DeviceError, Point, Source, Timeline};
 use fanout::graph::Builder;
 use fanout::ops::norm::Norm;
-use fanout::tensor::DType;
+use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 
 /// The first run launches kernel by kernel, the second captures, and from then on a run is one call.
@@ -223,6 +223,27 @@ fn bad_handles_are_errors() {
     let error = queue.upload(here.whole(), None, Source::Writer(&mut broken)).unwrap_err();
     assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
     assert_eq!(queue.run(&program, &whole(&here)), Ok(()), "nothing of it sticks");
+}
+
+/// What a CPU can read and a GPU faults at is refused before it runs.
+#[test]
+fn misaligned_tensors_are_refused() {
+    let rig = Rig::new("");
+    let shifted = |offset: usize, nb1: usize| {
+        let mut b = Builder::new();
+        let x = b.leaf(DType::F32, [64, 1, 1, 1]).unwrap();
+        let desc = TensorDesc::strided(DType::F32, [4, 2, 1, 1], [4, nb1, 2 * nb1, 2 * nb1]).unwrap();
+        let view = b.view(x, desc, offset).unwrap();
+        b.node(DOUBLE, &[Some(view)]).unwrap();
+        rig.devices[0].prepare(Arc::new(b.build().unwrap()))
+    };
+    assert!(shifted(4, 20).is_ok());
+    for (offset, nb1) in [(2, 16), (0, 18)] {
+        assert!(matches!(shifted(offset, nb1), Err(DeviceError::Unsupported(no)) if no.reason.contains("aligned")));
+    }
+    let (program, buffer) = (rig.program(0, &chain(16, &[DOUBLE])), rig.buffer(0, 256));
+    let odd = Arc::from([buffer.region(4, 252).unwrap()]);
+    assert!(matches!(rig.queue(0).run(&program, &odd), Err(DeviceError::Misuse(_))));
 }
 
 /// A kernel that goes wrong ends its device's queues with an error that names the kernel; the other device goes on.

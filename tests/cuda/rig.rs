@@ -57,7 +57,9 @@ impl Drop for Rig {
     fn drop(&mut self) {
         self.devices.clear();
         let until = Instant::now() + Duration::from_secs(5);
-        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") && Instant::now() < until {
+        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain")
+            && Instant::now() < until
+        {
             std::thread::yield_now();
         }
     }

@@ -6,7 +6,9 @@ use crate::maker::{Maker, SLOTS, Script};
 use crate::mutate::mutate;
 use crate::setting;
 use fanout::cpu::{CpuDevice, Path};
+use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, DeviceError, Source};
+use fanout::fallback::Fallback;
 use fanout::graph::validate::foreign;
 use fanout::graph::{Graph, Tensor};
 use fanout::ops::OpCode;
@@ -79,8 +81,11 @@ fn graphs_that_pass_the_door_run_and_touch_nothing_else() {
 
 /// The devices that every case runs on.
 struct Bench {
-    devices: Vec<(&'static str, Arc<CpuDevice>)>,
+    devices: Vec<(&'static str, Arc<dyn Device>)>,
 }
+
+/// The position of the emulated GPU, which reports every access that it should not make as a failure of the device.
+const GPU: usize = 4;
 
 /// What the buffers hold before a run, and which bytes a run may change.
 struct Memory {
@@ -170,13 +175,17 @@ fn each_block(tensor: &Tensor, mut each: impl FnMut(usize, usize)) {
 
 impl Bench {
     fn new() -> Bench {
-        let device = |threads, path| CpuDevice::new("CPU", threads, path, 64 << 20).expect("a device");
+        let device =
+            |threads, path| CpuDevice::new("CPU", threads, path, 64 << 20).expect("a device") as Arc<dyn Device>;
+        cudaemu::test::load().expect("the emulator is built with the tests");
+        let gpu = CudaDevice::new("CUDA0", &cuda::detect().expect("a GPU")[0], 64 << 20).expect("a device");
         Bench {
             devices: vec![
                 ("exact, 1 thread", device(1, Path::Exact)),
                 ("exact, 3 threads", device(3, Path::Exact)),
                 ("fast, 1 thread", device(1, Path::Fast)),
                 ("fast, 3 threads", device(3, Path::Fast)),
+                ("CUDA, with the CPU for the rest", Fallback::new(gpu, device(1, Path::Exact))),
             ],
         }
     }
@@ -219,9 +228,15 @@ impl Bench {
             }
             if let ([_], true) = (graph.nodes(), memory.sane) {
                 agree(graph, &outcomes[0].1, &outcomes[2].1, wrong);
+                agree(graph, &outcomes[0].1, &outcomes[GPU].1, wrong);
             }
         }
     }
+}
+
+/// An error without the name of the device that had it.
+fn bare(e: DeviceError) -> DeviceError {
+    if let DeviceError::On { source, .. } = e { bare(*source) } else { e }
 }
 
 /// That vector kernels compute what the exact ones do, where a destination's values are enough to tell.
@@ -292,7 +307,7 @@ fn disjoint(graph: &Graph, wrong: &dyn Fn(&str)) {
 }
 
 /// Runs a graph on a device; what its memory holds then, however it ended.
-fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, memory: &Memory) -> (Result<(), DeviceError>, Vec<Vec<u8>>) {
+fn run(device: &Arc<dyn Device>, graph: &Arc<Graph>, memory: &Memory) -> (Result<(), DeviceError>, Vec<Vec<u8>>) {
     let account = Account::new(64 << 20);
     let deadline = Some(Instant::now() + WATCHDOG);
     let buffers: Vec<_> =
@@ -315,5 +330,5 @@ fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, memory: &Memory) -> (Result<
         ticket.wait(deadline).expect("the memory's bytes")
     });
     let after = after.collect();
-    (outcome, after)
+    (outcome.map_err(bare), after)
 }

@@ -22,7 +22,7 @@ use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
 use crate::device::Unsupported;
 use crate::graph::fuse::Fused;
-use crate::ops::{NodeView, Op};
+use crate::ops::{MAX_SRC, NodeView, Op};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -38,6 +38,9 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
         return Ok(Kernel::default());
     }
     let on = On { node, gpu };
+    if !node.aligned {
+        return Err(on.unsupported("a tensor that is not aligned to its elements"));
+    }
     match node.op {
         Op::Unary(op) => unary::select(*op, &on),
         Op::Binary(op) => binary::select(*op, &on),
@@ -114,7 +117,7 @@ impl<'a> On<'a> {
     /// The error that a node's types are not among those its kernels take.
     fn types(&self) -> Unsupported {
         let mut reason = String::from("types");
-        for src in (0..crate::ops::MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
+        for src in (0..MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
             reason += &format!(" {}", src.dtype());
         }
         self.unsupported(reason + &format!(" -> {}", self.node.dst.dtype()))

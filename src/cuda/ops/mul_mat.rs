@@ -6,7 +6,7 @@ use crate::tensor::quant::dequantiser;
 use crate::tensor::{DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
-/// Threads of a block in all but `mul_mat_widen`; rows of a that a group of lanes shares.
+/// Threads of a block of products with few columns; rows of a that a group of lanes shares.
 const BLOCK: u32 = 128;
 const ROWS: usize = 4;
 
@@ -17,7 +17,10 @@ const MOST: u64 = 65535;
 const ENOUGH_WARPS: u64 = 16;
 
 /// Most columns of one block without tensor cores.
-const FEW: usize = 8;
+const FEW: u32 = 8;
+
+/// The least compute capability with the tensor cores that the tiled product needs.
+const TENSOR_CORES: u32 = 80;
 
 /// `struct Product` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -111,8 +114,8 @@ fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Uns
         n,
         counts: [b2, b3],
         shared: [b2 / a2, b3 / a3],
-        b: [b.nb[1], b.nb[2], b.nb[3]],
-        dst: [dst.nb[1], dst.nb[2], dst.nb[3]],
+        b: [1, 2, 3].map(|dim| stride(b, dim)),
+        dst: [1, 2, 3].map(|dim| stride(&dst, dim)),
     };
     planes.fold(0);
     if planes.counts[0] == 1 {
@@ -120,13 +123,17 @@ fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Uns
     }
     let Planes { n, counts: [b2, b3], shared: [r2, r3], .. } = planes;
     let count = b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))?;
-    let together = match n {
-        1 | 2 => n,
-        3 | 4 => 4,
-        _ => FEW as u32,
+    let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
+    let (entry, width, in_x, log2_lanes, threads) = if n > FEW && on.gpu.capability >= TENSOR_CORES {
+        let large = u64::from(m.div_ceil(128)) * counted(64).0 * counted(64).1;
+        let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
+        (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
+    } else {
+        let width = if n <= 2 { n } else { n.next_power_of_two().min(FEW) };
+        let log2_lanes = log2_lanes(a, counted(width).0 * counted(width).1, on);
+        (format!("vec{width}"), width, blocks(a.ne()[1], BLOCK >> log2_lanes, ROWS), log2_lanes, BLOCK)
     };
-    let others = u64::from(n.div_ceil(together)) * u64::from(count);
-    let log2_lanes = log2_lanes(a, others, on);
+    let (in_y, in_z) = counted(width);
     let [d1, d2, d3] = planes.dst;
     let numbers = Product {
         k,
@@ -137,14 +144,18 @@ fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Uns
         b2,
         r2,
         r3,
-        a: [shape.nb[1], shape.nb[2], shape.nb[3]],
+        a: [1, 2, 3].map(|dim| stride(&shape, dim)),
         b: planes.b,
-        dst: [dst.nb[0], d1, d2, d3],
+        dst: [stride(&dst, 0), d1, d2, d3],
     };
-    let in_x = blocks(a.ne()[1], BLOCK >> log2_lanes, ROWS);
-    let grid = Grid::of([in_x, u64::from(n.div_ceil(together)).min(MOST), u64::from(count).min(MOST)], BLOCK);
-    let (stem, name) = names(&format!("vec{together}"), a);
+    let grid = Grid::of([in_x, in_y.min(MOST), in_z.min(MOST)], threads);
+    let (stem, name) = names(&entry, a);
     on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &numbers)
+}
+
+/// Bytes between neighbours in a dimension, or none where it has one element and its stride says nothing: strides decide how rows are read.
+fn stride(shape: &Shape, dim: usize) -> u64 {
+    if shape.ne[dim] == 1 { 0 } else { shape.nb[dim] }
 }
 
 fn routed(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Unsupported> {
@@ -160,9 +171,9 @@ fn routed(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Unsu
         tokens,
         nb: b.ne[1],
         padding: 0,
-        a: [shape.nb[1], shape.nb[2]],
-        b: [b.nb[1], b.nb[2]],
-        dst: [dst.nb[0], dst.nb[1], dst.nb[2]],
+        a: [1, 2].map(|dim| stride(&shape, dim)),
+        b: [1, 2].map(|dim| stride(b, dim)),
+        dst: [0, 1, 2].map(|dim| stride(&dst, dim)),
         ids: [ids.nb[0], ids.nb[1]],
     };
     let in_x = blocks(a.ne()[1], BLOCK >> log2_lanes, ROWS);

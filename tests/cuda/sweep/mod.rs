@@ -103,11 +103,7 @@ fn sweep(target: u32) {
         let gpus = cuda::detect().unwrap();
         let gpu = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).unwrap();
         let cpu = CpuDevice::new("CPU", 1, Path::Exact, 4 << 30).unwrap();
-        let sweep = Sweep {
-            cpu: Subject { name: "CPU", device: cpu, fast: false },
-            gpu: Subject { name: "GPU", device: gpu, fast: true },
-            emulator,
-        };
+        let sweep = Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), emulator };
         // One family alone, for whoever works on it; then not all entries can have run.
         let only = std::env::var("FANOUT_TEST_FAMILY").ok();
         for (_, run) in FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {

@@ -97,13 +97,13 @@ fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
         let got = case.run(&sweep.gpu);
         assert_eq!(sweep.launches() - before, 1, "{what}: launches");
         // Another node behind the sum, and nobody says that other results are for the next node alone.
-        let (single, same) = neighbours(op, ne, repeated, [add, mul, plus], false);
+        let (single, alone) = neighbours(op, ne, repeated, [add, mul, plus], false);
         let before = sweep.launches();
         let want = single.run(&sweep.gpu);
         let nodes = 1 + 2 * u64::from(add) + u64::from(mul) + u64::from(plus);
         assert_eq!(sweep.launches() - before, nodes, "{what}: launches one by one");
-        for (dst, same) in dsts.into_iter().zip(same) {
-            assert!(got.bytes(dst) == want.bytes(same), "{what}: other bytes than node by node");
+        for (dst, alone) in dsts.into_iter().zip(alone) {
+            assert!(got.bytes(dst) == want.bytes(alone), "{what}: other bytes than node by node");
         }
         if !mul {
             break;

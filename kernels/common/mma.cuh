@@ -1,0 +1,27 @@
+// Products of small matrices on tensor cores (compute capability 8.0 and later): a warp holds parts of three matrices in
+// registers and adds a product to the third.
+#pragma once
+
+// A float with 11 bits of mantissa, in the upper bits of a word: rounded to nearest, ties away from zero.
+__device__ __forceinline__ unsigned tf32_of_float(float value) {
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+}
+
+// A float as two of tf32, `big + small`, to 22 bits. The first is cut off, not rounded: so it is finite where the value is.
+__device__ __forceinline__ void split_tf32(float value, unsigned& big, unsigned& small) {
+    big = __float_as_uint(value) & 0xffffe000;
+    small = tf32_of_float(value - __uint_as_float(big));
+}
+
+// sums[16 x 8] += a[16 x 8] * b[8 x 8], of tf32. With g = lane / 4 and t = lane % 4, a lane holds
+//
+//     a     rows g and g + 8 of column t, then of column t + 4
+//     b     rows t and t + 4 of column g
+//     sums  columns 2 t and 2 t + 1 of row g, then of row g + 8
+__device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}

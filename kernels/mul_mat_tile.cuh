@@ -1,0 +1,158 @@
+// Products with many columns, on tensor cores: a block has tiles of both matrices in shared memory as tf32, or as f32 when
+// the weights are, and multiplies those in three parts, so that nothing is lost. Included by mul_mat.cu.
+//
+// A tile is 32 elements of k deep, in two slabs of 16: 64 bytes for each row. A lane needs the elements 4 t to 4 t + 3 of its
+// row for two steps of mma (which elements form a step does not matter, if both matrices agree), a single load of 16
+// bytes. These groups of four are swapped in every other pair of rows: neither loads nor stores meet conflicts of banks.
+#pragma once
+#include "common/mma.cuh"
+
+constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
+
+// Where group `group` of a row of a slab is kept.
+__device__ __forceinline__ u32 place(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
+
+// 16 rows for each of 4 or 8 warps, and 64 columns: a warp has 32 of both.
+template <class T, int WARPS>
+__device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) {
+    constexpr u32 HEIGHT = 16 * WARPS;
+    constexpr u32 SHARE = 8 / WARPS;                     // of a thread in the columns of a tile; it has two in the rows
+    constexpr bool EXACT = T::LEN == 1 && T::BYTES == 4; // weights of f32
+    __shared__ __align__(16) float tiles[2][2][(HEIGHT + COLUMNS) * SLAB];
+
+    // A thread fetches eight elements, half a row of a slab, at a time. What is beyond the last row repeats that one, and
+    // is not stored.
+    const u32 first = blockIdx.x * HEIGHT, half = threadIdx.x % 2, r = threadIdx.x / 2, c = r % COLUMNS;
+    const u32 slab_of_column = r / COLUMNS; // where a thread has one share
+    const bool whole = aligned && of.k % 8 == 0;
+    const u8 *row_of_a = of.a + min(first + r, of.m - 1) * of.a1, *column = of.b + min(c, of.n - 1) * of.b1;
+    float w[2][8], x[SHARE][8];
+    auto fetch = [&](u32 k) {
+#pragma unroll
+        for (u32 slab = 0; slab < 2; slab++) {
+            const u32 inside = SLAB * slab + 8 * half, at = k + inside;
+            if constexpr (T::LEN > 1) {
+                load_weights<T, true>(row_of_a + (u64)(k / T::LEN) * T::BYTES, k % T::LEN + inside, w[slab]);
+            } else if (whole && at < of.k) {
+                T::template load8<true>(row_of_a, at, w[slab]);
+            } else {
+                load_some<T>(row_of_a, at, of.k, w[slab]);
+            }
+        }
+#pragma unroll
+        for (u32 share = 0; share < SHARE; share++) {
+            const u32 at = k + SLAB * (share + slab_of_column) + 8 * half;
+            if (T::LEN > 1 || (whole && at < of.k)) F32::load8<true>(column, at, x[share]);
+            else load_some<F32>(column, at, of.k, x[share]);
+        }
+    };
+    auto put = [&](float *slab, u32 row, const float (&values)[8], bool round) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i += 4) {
+            float4 four = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+            if (round) {
+                four.x = __uint_as_float(tf32_of_float(four.x)), four.y = __uint_as_float(tf32_of_float(four.y));
+                four.z = __uint_as_float(tf32_of_float(four.z)), four.w = __uint_as_float(tf32_of_float(four.w));
+            }
+            *(float4 *)(slab + place(row, 2 * half + i / 4)) = four;
+        }
+    };
+    auto put_all = [&](u32 stage) {
+        // Halves of both kinds are exact in tf32.
+#pragma unroll
+        for (u32 slab = 0; slab < 2; slab++) put(tiles[stage][slab], r, w[slab], T::LEN > 1);
+#pragma unroll
+        for (u32 share = 0; share < SHARE; share++) {
+            put(tiles[stage][share + slab_of_column], HEIGHT + c, x[share], !EXACT);
+        }
+    };
+
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const u32 row = warp / 2 * 32, col = warp % 2 * 32;
+    const bool needed = first + row < of.m && col < of.n;
+    float sums[2][4][4] = {};
+    auto multiply = [&](u32 stage) {
+#pragma unroll
+        for (u32 slab = 0; slab < 2; slab++) {
+            const float *tile = tiles[stage][slab];
+            float av[2][2][4], bv[4][4];
+            auto get = [](float(&to)[4], const float *from) {
+                const float4 four = *(const float4 *)from;
+                to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+            };
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) get(bv[n], tile + place(HEIGHT + col + 8 * n + g, t));
+#pragma unroll
+            for (u32 m = 0; m < 2; m++) {
+                get(av[m][0], tile + place(row + 16 * m + g, t));
+                get(av[m][1], tile + place(row + 16 * m + 8 + g, t));
+            }
+#pragma unroll
+            for (u32 step = 0; step < 4; step += 2) {
+                unsigned bs[4][2], b_small[4][2];
+#pragma unroll
+                for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) {
+                        bs[n][i] = __float_as_uint(bv[n][step + i]);
+                        if (EXACT) split_tf32(bv[n][step + i], bs[n][i], b_small[n][i]);
+                    }
+                }
+#pragma unroll
+                for (u32 m = 0; m < 2; m++) {
+                    unsigned as[4], a_small[4];
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const float value = av[m][i % 2][step + i / 2];
+                        as[i] = __float_as_uint(value);
+                        if (EXACT) split_tf32(value, as[i], a_small[i]);
+                    }
+#pragma unroll
+                    for (u32 n = 0; n < 4; n++) {
+                        if (EXACT) {
+                            mma_tf32(sums[m][n], a_small, bs[n]);
+                            mma_tf32(sums[m][n], as, b_small[n]);
+                        }
+                        mma_tf32(sums[m][n], as, bs[n]);
+                    }
+                }
+            }
+        }
+    };
+
+    fetch(0);
+    put_all(0);
+    __syncthreads();
+    u32 stage = 0;
+#pragma unroll 1
+    for (u32 k = DEPTH; k < of.k; k += DEPTH) {
+        fetch(k);
+        if (needed) multiply(stage);
+        stage ^= 1;
+        put_all(stage);
+        __syncthreads();
+    }
+    if (needed) multiply(stage);
+    // The next columns use the same memory.
+    __syncthreads();
+
+#pragma unroll
+    for (u32 m = 0; m < 2; m++) {
+#pragma unroll
+        for (u32 n = 0; n < 4; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 y = first + row + 16 * m + g + i / 2 * 8, z = col + 8 * n + 2 * t + i % 2;
+                if (y < of.m && z < of.n) *(float *)(of.dst + y * of.d0 + z * of.d1) = sums[m][n][i];
+            }
+        }
+    }
+}
+
+// Blocks: 16 * WARPS rows in x, 64 columns in y, planes in z.
+template <class T, int WARPS>
+__device__ __forceinline__ void mat_tile(const Product &args) {
+    const Access how = access<T>(args);
+    if (how == BYTES) for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes<T>(of, 16 * WARPS, COLUMNS); });
+    else for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });
+}
