@@ -1,9 +1,10 @@
 // Element-wise ops of one tensor: y = f(x), computed in f32. SQR, SQRT, SCALE, CLAMP, FILL and the 22 kinds of UNARY.
 //
-// Variants: unary_f32, unary_f16, unary_bf16 for packed tensors of one type, 8 elements a thread in 16-byte accesses where
-//           the addresses allow them; unary_any for every other pair of float types and every layout, an element a thread.
+// Variants: unary_packed for packed tensors of one type, 8 elements a thread in 16-byte accesses where the addresses allow
+//           them; unary_any for every other pair of float types and every layout, an element a thread. The functions are many
+//           and long: both take types when they run, so that there is one copy for all.
 // Limits:   any number of elements; dimensions below 2^31 for unary_any.
-// Floor:    each element is read once and written once.
+// Floor:    each element is read once (by FILL, never) and written once.
 #include "common/abi.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
@@ -20,7 +21,7 @@ struct Dense {
     u8 *y;
     u64 n;
     Op op;
-    u32 padding;
+    u32 type;
 };
 
 struct Strided {
@@ -29,8 +30,11 @@ struct Strided {
     Shape xs, ys;
     u32 types[2];
     Op op;
-    u32 padding;
+    u32 pieces; // pieces of blockDim.x elements in a row
 };
+
+// The function that does not look at x.
+constexpr u32 FILL = 36;
 
 template <int N, class F>
 __device__ __forceinline__ void map(float (&x)[N], F f) {
@@ -80,33 +84,50 @@ __device__ __forceinline__ void apply(const Op &op, float (&x)[N]) {
             x = x < b ? x : b;
             return x > a ? x : a;
         });
-    case 36: return map(x, [=](float) { return a; });
+    case FILL: return map(x, [=](float) { return a; });
     }
 }
 
-// A launch of ceil(n / 8 / blockDim.x) blocks.
+// This thread's part of a block's tile, see vector.cuh.
 template <class T>
-__device__ __forceinline__ void dense(const Dense &args) {
-    constexpr int V = VECTOR<T, T, T>;
+struct Part {
+    static constexpr int V = VECTOR<T, T, T>;
+
+    static __device__ __forceinline__ bool wide(const Dense &args, u64 begin) {
+        return whole_vectors<V, 8>(begin, args.n) && aligned(args.x, args.y, 16);
+    }
+    static __device__ __forceinline__ void load(const Dense &args, u64 begin, float (&x)[8]) {
+        load_tile<T, V>(args.x, begin, args.n, wide(args, begin), x);
+    }
+    static __device__ __forceinline__ void store(const Dense &args, u64 begin, const float (&x)[8]) {
+        store_tile<T, V>(args.y, begin, args.n, wide(args, begin), x);
+    }
+};
+
+// A launch of ceil(n / 8 / blockDim.x) blocks.
+extern "C" __global__ void unary_packed(Dense args) {
     const u64 begin = (u64)blockIdx.x * blockDim.x * 8;
-    const bool wide = whole_vectors<V, 8>(begin, args.n) && aligned(args.x, args.y, 16);
-    float x[8];
-    load_tile<T, V>(args.x, begin, args.n, wide, x);
+    float x[8] = {};
+    if (args.op.which != FILL) {
+        if (args.type == TYPE_F32) Part<F32>::load(args, begin, x);
+        else if (args.type == TYPE_F16) Part<F16>::load(args, begin, x);
+        else Part<BF16>::load(args, begin, x);
+    }
     apply(args.op, x);
-    store_tile<T, V>(args.y, begin, args.n, wide, x);
+    if (args.type == TYPE_F32) Part<F32>::store(args, begin, x);
+    else if (args.type == TYPE_F16) Part<F16>::store(args, begin, x);
+    else Part<BF16>::store(args, begin, x);
 }
 
-extern "C" __global__ void unary_f32(Dense args) { dense<F32>(args); }
-extern "C" __global__ void unary_f16(Dense args) { dense<F16>(args); }
-extern "C" __global__ void unary_bf16(Dense args) { dense<BF16>(args); }
-
-// Blocks: rows in x, pieces of blockDim.x elements in y.
+// Blocks: pieces, then rows by blockDim.y; an element a thread.
 extern "C" __global__ void unary_any(Strided args) {
-    const u32 i0 = blockIdx.y * blockDim.x + threadIdx.x;
-    if (i0 >= args.ys.ne[0]) return;
+    const u32 i0 = blockIdx.x % args.pieces * blockDim.x + threadIdx.x;
+    const u32 row = blockIdx.x / args.pieces * blockDim.y + threadIdx.y;
     u32 i1, i2, i3;
-    args.ys.split(blockIdx.x, i1, i2, i3);
-    float x[1] = {load_float(args.x + args.xs.at(i0, i1, i2, i3), args.types[0])};
+    args.ys.split(row, i1, i2, i3);
+    if (i0 >= args.ys.ne[0] || i3 >= args.ys.ne[3]) return;
+    float x[1] = {};
+    if (args.op.which != FILL) x[0] = load_float(args.x + args.xs.at(i0, i1, i2, i3), args.types[0]);
     apply(args.op, x);
     store_float(args.y + args.ys.at(i0, i1, i2, i3), args.types[1], x[0]);
 }

@@ -13,17 +13,6 @@ __device__ __forceinline__ T warp_reduce(T x, Op op) {
     return x;
 }
 
-// Of float or double.
-template <class T>
-__device__ __forceinline__ T warp_sum(T x) {
-    return warp_reduce(x, [](T a, T b) { return a + b; });
-}
-
-// NaN loses to any number.
-__device__ __forceinline__ float warp_max(float x) {
-    return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
-}
-
 // ---- block
 
 // `parts` is shared memory with room for each warp's result (32). Between two calls with the same `parts` lies a barrier

@@ -231,15 +231,6 @@ __device__ __forceinline__ void load_some(const unsigned char* row, unsigned lon
     for (int i = 0; i < 8; i++) out[i] = k + i < n ? T::load1(row, k + i) : 0.0f;
 }
 
-// Writes elements k to k + 7 as far as the row of n has them.
-template <class T>
-__device__ __forceinline__ void store_some(unsigned char* row, unsigned long long k, unsigned long long n, const float (&values)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (k + i < n) T::store1(row, k + i, values[i]);
-    }
-}
-
 // ---- types known only when the kernel runs: a number of Type, see abi.cuh
 
 __device__ __forceinline__ float load_float(const unsigned char* at, unsigned type) {

@@ -91,6 +91,25 @@ fn memory_bound_kernels_move_each_byte_once_in_whole_sectors() {
     }
 }
 
+#[test]
+fn fill_reads_nothing() {
+    for ne in [[4096, 4, 1, 1], [100, 3, 1, 1]] {
+        for to in [F32, F16] {
+            let rig = Rig::new("CUDAEMU_COUNTS=on");
+            let mut b = Builder::new();
+            let x = b.leaf(F32, ne).unwrap();
+            b.node_as(Unary::Fill { value: 1.0 }, &[Some(x)], Out { dtype: to, ne }).unwrap();
+            let graph = std::sync::Arc::new(b.build().unwrap());
+            let (buffer, mut queue) = (rig.buffer(0, graph.slots()[0] as u64), rig.queue(0));
+            queue.run(&rig.program(0, &graph), &whole(&buffer)).unwrap();
+            queue.mark().wait(crate::rig::soon()).unwrap();
+            let counts: Value = serde_json::from_str(&rig.emulator.counts_json()).unwrap();
+            let read = |kernel: &Value| kernel["global_read"]["bytes"].as_f64().unwrap();
+            assert_eq!(counts["kernels"].as_object().unwrap().values().map(read).collect::<Vec<_>>(), [0.0]);
+        }
+    }
+}
+
 fn check(what: &str, counts: &str) {
     let counts: Value = serde_json::from_str(counts).unwrap();
     let kernels = counts["kernels"].as_object().unwrap();

@@ -96,7 +96,7 @@ fn add_id(on: &On<'_>) -> Result<Kernel, Unsupported> {
         d_nb,
         b_nb,
         n,
-        rows: u32::try_from(rows).map_err(|_| on.unsupported("2^32 or more rows"))?,
+        rows: i32::try_from(rows).map_err(|_| on.unsupported("2^31 or more rows"))? as u32,
         used,
         experts: on.shape(b)?.ne[1],
         tiles: tiles as u32,

@@ -72,11 +72,14 @@ pub(super) fn select(op: Reduce, on: &On<'_>) -> Result<Kernel, Unsupported> {
 fn sum(on: &On<'_>) -> Result<Kernel, Unsupported> {
     let x = on.src(0)?;
     let n = x.elements() as u64;
-    if !x.is_contiguous() && i32::try_from(x.rows()).is_err() {
+    let packed = x.is_contiguous();
+    if !packed && i32::try_from(x.rows()).is_err() {
         return Err(on.unsupported("2^31 or more rows"));
     }
     let blocks = n.div_ceil(PIECE as u64).min(PARTS);
-    let sum = Sum { x: on.shape(x)?, n, dtype: x.dtype().to_wire(), packed: x.is_contiguous().into() };
+    // Of packed elements, only the number counts.
+    let shape = if packed { Shape::zeroed() } else { on.shape(x)? };
+    let sum = Sum { x: shape, n, dtype: x.dtype().to_wire(), packed: packed.into() };
     let grid = Grid::line(blocks, THREADS);
     let y = on.shape(on.dst())?;
     let merge = Merge { y, kind: 0, dtype: on.dst().dtype().to_wire(), pieces: blocks as u32, n: 1 };
@@ -100,9 +103,10 @@ fn rows(on: &On<'_>, kind: u32) -> Result<Kernel, Unsupported> {
     Shape::merge_rows(&mut both);
     let [x, y] = both;
 
-    let most = (PARTS as usize).div_ceil(number).min(n.div_ceil(PIECE));
-    let length = n.div_ceil(most).next_multiple_of(SHORT);
-    let pieces = n.div_ceil(length) as u32;
+    // An empty row is a piece too.
+    let most = (PARTS as usize).div_ceil(number).min(n.div_ceil(PIECE)).max(1);
+    let length = n.div_ceil(most).max(1).next_multiple_of(SHORT);
+    let pieces = n.div_ceil(length).max(1) as u32;
     let grid = teams(on, number * pieces as usize, if n <= SHORT { 32 } else { THREADS })?;
     let vector = aligned_rows(&x).into();
     let numbers = Rows { x, y, kind, vector, pieces, length: length as u32 };

@@ -1,10 +1,11 @@
 //! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY: kernels/unary.cu.
 
-use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float, suffix};
+use super::zip::threads;
+use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float};
 use crate::ops::unary::{Kind, Unary};
 use bytemuck::{Pod, Zeroable};
 
-/// Elements of a thread in the dense kernels.
+/// Elements of a thread of unary_packed.
 const EACH: usize = 8;
 
 /// `struct Dense` of the file.
@@ -13,7 +14,7 @@ const EACH: usize = 8;
 struct Dense {
     n: u64,
     op: Params,
-    padding: u32,
+    dtype: u32,
 }
 
 /// `struct Strided` of the file.
@@ -24,7 +25,7 @@ struct Strided {
     y: Shape,
     types: [u32; 2],
     op: Params,
-    padding: u32,
+    pieces: u32,
 }
 
 /// `struct Op` of the file: which function, and its parameters.
@@ -43,14 +44,18 @@ pub(super) fn select(op: Unary, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (op, n) = (params(op), y.elements());
     if x.dtype() == y.dtype() && x.is_contiguous() && y.is_contiguous() {
         let grid = Grid::line(blocks(n, THREADS, EACH), THREADS);
-        let name = format!("unary_{}", suffix(x.dtype()));
-        let dense = Dense { n: n as u64, op, padding: 0 };
-        return on.kernel(("unary", &name), grid, &[Ptr::Src(0), Ptr::Dst], &dense);
+        let dense = Dense { n: n as u64, op, dtype: x.dtype().to_wire() };
+        return on.kernel(("unary", "unary_packed"), grid, &[Ptr::Src(0), Ptr::Dst], &dense);
+    }
+    let rows = y.rows() as u64;
+    if rows > i32::MAX as u64 {
+        return Err(on.unsupported("2^31 or more rows that do not lie dense"));
     }
     let types = [x.dtype(), y.dtype()].map(|t| t.to_wire());
-    let strided = Strided { x: on.shape(x)?, y: on.shape(y)?, types, op, padding: 0 };
-    let per_row = blocks(y.ne()[0], THREADS, 1);
-    let grid = Grid::of([y.rows() as u64, per_row, 1], THREADS);
+    let (threads, pieces) = threads(y.ne()[0] as u64, rows);
+    let strided = Strided { x: on.shape(x)?, y: on.shape(y)?, types, op, pieces: pieces as u32 };
+    let blocks = rows.div_ceil(u64::from(threads[1])) * pieces;
+    let grid = Grid { blocks: [blocks, 1, 1], threads, shared: 0 };
     on.kernel(("unary", "unary_any"), grid, &[Ptr::Src(0), Ptr::Dst], &strided)
 }
 

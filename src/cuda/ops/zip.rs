@@ -120,7 +120,8 @@ impl Zip {
         let rows = if kept.is_some() { once.saturating_mul(others).div_ceil(BUSY).clamp(1, MOST_ROWS) } else { 1 };
         let chunk = rows * u64::from(threads[1]);
         let chunks = along.div_ceil(chunk);
-        let small = |n: u64| u32::try_from(n).ok();
+        // The last part's end, rounded up, is counted in 32 bits too.
+        let small = |n: u64| i32::try_from(n).ok().map(|n| n as u32);
         let step = |i: usize| [dims[0].step[i], dims[1].step[i], dims[2].step[i]];
         let zip = Zip {
             n: row.count,
@@ -157,8 +158,8 @@ impl ZipAny {
         let types = [a, b, d].map(|t| t.dtype().to_wire());
         let rows = d.rows() as u64;
         let (threads, pieces) = threads(d.ne()[0] as u64, rows);
-        if rows > u64::from(u32::MAX) {
-            return Err(on.unsupported("2^32 or more rows that do not lie dense"));
+        if rows > i32::MAX as u64 {
+            return Err(on.unsupported("2^31 or more rows that do not lie dense"));
         }
         let zip = ZipAny { a: on.shape(a)?, b: on.shape(b)?, d: on.shape(d)?, at, types, pieces: pieces as u32 };
         let blocks = rows.div_ceil(u64::from(threads[1])) * pieces;

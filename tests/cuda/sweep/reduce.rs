@@ -1,6 +1,8 @@
 use super::Sweep;
 use crate::common::{Case, normal};
+use fanout::device::Support;
 use fanout::ops::reduce::Reduce;
+use fanout::ops::{NodeView, Op, Sources};
 use fanout::tensor::DType::{BF16, F16, F32, I32};
 use fanout::tensor::{DType, TensorDesc};
 
@@ -23,6 +25,7 @@ pub fn run(sweep: &Sweep) {
     rows(sweep, desc([64, 3, 2, 1], [4, 512, 256, 1536]), 0);
     rows(sweep, desc([50, 3, 5, 2], [8, 400, 1200, 6000]), 0);
     rows(sweep, desc([20_000, 2, 1, 1], [8, 4, 160_000, 160_000]), 0);
+    extremes(sweep);
     for from in [F32, F16, BF16] {
         for n in [1, 7, 1000, 4099, 70_000] {
             for offset in [0, 1] {
@@ -35,6 +38,20 @@ pub fn run(sweep: &Sweep) {
         let x = case.leaf_of(gaps, &quarters(3, 600));
         let y = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
         sweep.same(&case.build(), &[y], &format!("SUM of strided {from}"));
+    }
+}
+
+/// What a device can be asked about, though it is too large to run here, or no graph has it: empty rows.
+fn extremes(sweep: &Sweep) {
+    for (op, from, to) in [
+        (Reduce::SumRows, [0, 5, 1, 1], [1, 5, 1, 1]),
+        (Reduce::Mean, [0, 5, 1, 1], [1, 5, 1, 1]),
+        (Reduce::Sum, [1 << 31, 1, 1, 1], [1; 4]),
+    ] {
+        let [x, y] = [from, to].map(|ne| TensorDesc::contiguous(F32, ne).unwrap());
+        let op = Op::from(op);
+        let node = NodeView { op: &op, dst: &y, srcs: Sources::new(op.code(), &[Some(&x)]), aligned: true };
+        assert_eq!(sweep.gpu.device.support(node), Support::Yes, "{op:?} of {from:?}");
     }
 }
 

@@ -1,8 +1,10 @@
 use super::Sweep;
 use crate::common::{Case, normal};
-use fanout::ops::Out;
+use fanout::device::Support;
 use fanout::ops::unary::{Kind, Unary};
+use fanout::ops::{NodeView, Op, Out, Sources};
 use fanout::tensor::DType::{BF16, F16, F32};
+use fanout::tensor::TensorDesc;
 
 /// Every op, packed, of each type, with a length that is no multiple of a thread's share; and every pair of types.
 pub fn run(sweep: &Sweep) {
@@ -22,7 +24,29 @@ pub fn run(sweep: &Sweep) {
     for from in [F32, F16, BF16] {
         for to in [F32, F16, BF16] {
             one(sweep, Unary::Kind(Kind::Silu), from, to, [300, 2, 3, 2]);
+            one(sweep, Unary::Kind(Kind::Silu), from, to, [3, 170, 2, 2]);
+            one(sweep, Unary::Fill { value: 3.0 }, from, to, [3, 5, 1, 1]);
         }
+    }
+    layouts(sweep);
+    // More pieces of a row than a grid has blocks in y.
+    let ne = [1 << 27, 3, 1, 1];
+    let (x, y) = (TensorDesc::contiguous(F32, ne).unwrap(), TensorDesc::contiguous(F16, ne).unwrap());
+    let op = Op::from(Unary::Sqr);
+    let node = NodeView { op: &op, dst: &y, srcs: Sources::new(op.code(), &[Some(&x)]), aligned: true };
+    assert_eq!(sweep.gpu.device.support(node), Support::Yes);
+}
+
+/// Rows and elements with gaps, by themselves and in place.
+fn layouts(sweep: &Sweep) {
+    for (ne, nb) in [([7, 90, 3, 1], [4, 40, 3600, 10_800]), ([300, 5, 1, 2], [8, 2400, 12_000, 12_000])] {
+        let (desc, n) = (TensorDesc::strided(F32, ne, nb).unwrap(), ne.iter().product());
+        let mut case = Case::new();
+        let (x, y) = (case.leaf_of(desc, &normal(8, n)), case.leaf_of(desc, &normal(9, n)));
+        let packed = case.b.node(Unary::Kind(Kind::Gelu), &[Some(x)]).unwrap();
+        let onto = case.b.view(y, desc, 0).unwrap();
+        case.b.node_onto(Unary::Kind(Kind::Tanh), &[Some(y)], onto).unwrap();
+        sweep.check(&case.build(), &[packed, onto], 1e-12, &format!("{ne:?} / {nb:?}"));
     }
 }
 
