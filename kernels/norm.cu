@@ -7,7 +7,7 @@
 // Fused, by row: x = a + b is written and then normed; y is multiplied by weights; and something is added to that product.
 // Each of these is rounded as if it ran alone.
 //
-// Variants: norm_kept_N rows of up to 1024 N in the registers of a warp (several rows a block) or of a block, N elements a
+// Variants: norm_kept_N rows of up to 1024 N (768 N for 16) in the registers of a warp (several rows a block) or of a block, N elements a
 //                       thread, in 16-byte accesses where addresses and strides allow them; all that is fused. 16 keep
 //                       more bytes of many rows in flight; 4 and 8 are for short rows, and shorten the way through few;
 //           norm_stats  statistics of pieces of longer rows, and of groups that are no such rows;
@@ -121,7 +121,8 @@ __device__ __forceinline__ void kept(const Kept &args) {
 
 extern "C" __global__ void __launch_bounds__(1024) norm_kept_4(Kept args) { kept<4>(args); }
 extern "C" __global__ void __launch_bounds__(1024) norm_kept_8(Kept args) { kept<8>(args); }
-extern "C" __global__ void __launch_bounds__(1024) norm_kept_16(Kept args) { kept<16>(args); }
+// With more threads there would be too few registers for 9.0.
+extern "C" __global__ void __launch_bounds__(768) norm_kept_16(Kept args) { kept<16>(args); }
 
 // ---- long rows, and groups
 

@@ -14,6 +14,9 @@ const WARP: u32 = 32;
 /// Elements in the registers of a thread, at most.
 const EACH: usize = 16;
 
+/// Longest row that stays in registers: `norm_kept_16` has at most 768 threads.
+const KEPT: usize = EACH * 768;
+
 /// Up to this many rows, they are spread over as many threads as a block can have: nothing else keeps the GPU busy.
 const FEW_ROWS: usize = 512;
 
@@ -59,7 +62,7 @@ pub(super) fn select(op: Norm, on: &On<'_>) -> Result<Kernel, Unsupported> {
     }
     let (xs, ys) = (on.shape(x)?, on.shape(y)?);
     let Norm::GroupNorm { groups, .. } = op else {
-        return if x.ne()[0] <= EACH * BLOCK as usize {
+        return if x.ne()[0] <= KEPT {
             kept(op, on, [Some(xs), None, None, None, None, Some(ys)])
         } else {
             let parts = Parts { together: 0, number: x.rows() as u64, longest: x.ne()[0] as u64 };
@@ -71,7 +74,7 @@ pub(super) fn select(op: Norm, on: &On<'_>) -> Result<Kernel, Unsupported> {
     // Empty groups are none.
     let number = channels.div_ceil(together);
     let parts = Parts { together: together as u32, number: number * batches, longest: n0 * n1 * together };
-    let short = channels.is_multiple_of(together) && parts.longest <= EACH as u64 * u64::from(BLOCK);
+    let short = channels.is_multiple_of(together) && parts.longest <= KEPT as u64;
     if let (true, Some(dx), Some(dy)) = (short, step(x), step(y)) {
         let row = |s: Shape, step| {
             let ne = [parts.longest as u32, number as u32, s.ne[3], 1];
@@ -88,7 +91,7 @@ pub(super) fn fused(op: Norm, around: Around, on: &On<'_>) -> Option<Kernel> {
     let (x, y) = (shape(0, true)?, on.shape(on.dst()).ok()?);
     let (b, sum) = (shape(1, around.add)?, shape(2, around.add)?);
     let (w, plus) = (shape(3, around.mul)?, shape(4, around.plus)?);
-    let fits = on.dst().ne()[0] <= EACH * BLOCK as usize;
+    let fits = on.dst().ne()[0] <= KEPT;
     fits.then(|| kept(op, on, [x, b, sum, w, plus, Some(y)]).ok()).flatten()
 }
 
