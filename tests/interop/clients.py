@@ -26,10 +26,9 @@ class Model:
     dtype: str
     arch: str = "llama"
     size: str = "tiny"
-    widened: bool = False  # the weights of that type, but as f32
 
     def __str__(self) -> str:
-        return f"{self.arch}-{self.size}-{self.dtype}" + "-widened" * self.widened
+        return f"{self.arch}-{self.size}-{self.dtype}"
 
     def ensure(self, folder: Path) -> Path:
         """The model's file in `folder`, made if absent."""
@@ -37,7 +36,7 @@ class Model:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             argv = [sys.executable, str(HERE / "make_model.py"), "--size", self.size, "--arch", self.arch]
-            argv += ["--type", self.dtype, *["--widened"] * self.widened, str(path)]
+            argv += ["--type", self.dtype, str(path)]
             done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=MODEL_S)
             if done.returncode != 0:
                 raise ClientError(f"make_model.py {self}:\n{tail(done.stderr)}")

@@ -225,24 +225,21 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
 
 
 def requantise(source: str, path: str, dtype: str) -> None:
-    """Write the weights of the model `source` as `dtype`, which may be f32, to `path`, with llama.cpp's own quantiser."""
+    """Quantise the f16 model `source` into `path` with llama.cpp's own quantiser."""
     import llama_cpp
 
-    name, pure = REQUANTISED.get(dtype, ("ALL_F32", False))
+    ftype, pure = REQUANTISED[dtype]
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{name}" if dtype == "f32" else f"LLAMA_FTYPE_MOSTLY_{name}")
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{ftype}")
     params.pure = pure
-    params.allow_requantize = dtype == "f32"
     params.nthread = os.cpu_count() or 1
     code = llama_cpp.llama_model_quantize(source.encode(), path.encode(), params)
     if code != 0:
         sys.exit(f"llama_model_quantize to {dtype} failed with {code}")
 
 
-def make_model(
-    path: str, size: str, arch: str, dtype: str, context: int = 4096, seed: int = 1, widened: bool = False
-) -> None:
-    """Write one model to `path`, which appears only once it is whole; `widened`: the weights of `dtype`, but as f32."""
+def make_model(path: str, size: str, arch: str, dtype: str, context: int = 4096, seed: int = 1) -> None:
+    """Write one model to `path`, which appears only once it is whole."""
     folder = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
         whole = os.path.join(scratch, "model.gguf")
@@ -252,9 +249,6 @@ def make_model(
             source = os.path.join(scratch, "f16.gguf")
             write_direct(source, SIZES[size], arch, "f16", context, seed)
             requantise(source, whole, dtype)
-        if widened:
-            narrow, whole = whole, os.path.join(scratch, "widened.gguf")
-            requantise(narrow, whole, "f32")
         os.replace(whole, path)
 
 
@@ -266,9 +260,8 @@ def main() -> None:
     p.add_argument("--type", choices=TYPES, default="f16", help="type of the weight matrices")
     p.add_argument("--context", type=int, default=4096, help="context length in tokens")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--widened", action="store_true", help="hold the values of weights of this type as f32")
     a = p.parse_args()
-    make_model(a.out, a.size, a.arch, a.type, a.context, a.seed, a.widened)
+    make_model(a.out, a.size, a.arch, a.type, a.context, a.seed)
 
 
 if __name__ == "__main__":

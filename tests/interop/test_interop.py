@@ -24,7 +24,6 @@ from servers import ROOT, Server, ServerError, ours, peer
 
 DENSE = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 NMSE = 1e-3
-NMSE_EXACT = 1e-5
 NMSE_QUANTISED_MOE = 1e-2  # a flipped expert alone costs llama.cpp's own server 2e-3
 CLIENT_S = 120.0
 EMULATED_S = 600.0
@@ -43,7 +42,6 @@ class Case:
     servers: int = 1
     devices: str = "CPU"  # of each server, as for its --device; GPUs are emulated
     seconds: float = CLIENT_S
-    like: Model | None = None  # whose logits they must be, where not the model's own on the local CPU
 
     @property
     def places(self) -> int:
@@ -96,12 +94,6 @@ def cases(full: bool) -> list[Case]:
             on = partial(Case, model=Model(dtype), devices=devices, seconds=EMULATED_S)
             rows.append(on(f"llama {dtype} CUDA {devices}"))
             rows.append(on(f"llama {dtype} CUDA {devices} flash-attn", options=fa))
-    # The local CPU rounds activations to 8 bits before a product with quantised weights, which GPUs do not: these rows show how
-    # far they are from the products of the same weights in f32.
-    for dtype in ("q4_0", "q4_k_m"):
-        exact = Model(dtype, widened=True)
-        name = f"llama {dtype} CUDA 0, weights in f32 there"
-        rows.append(Case(name, Model(dtype), bound=NMSE_EXACT, devices="0", seconds=EMULATED_S, like=exact))
     rows.append(Case("llama f16 CUDA and CPU", Model("f16"), devices="0,CPU", seconds=EMULATED_S))
     if full:
         short = ("--prompt", "32", "--generate", "8", "--context", "256")
@@ -184,7 +176,7 @@ def judge(case: Case, client: Client, report: dict) -> Result:
 
 def run_case(bench: Bench, case: Case, servers: list[Server]) -> Result:
     model = bench.model(case.model)
-    reference = bench.references.get(bench.model(case.like or case.model), case.options, case.seconds)
+    reference = bench.references.get(model, case.options, case.seconds)
     endpoints = ",".join(s.endpoint for s in servers)
     with Client(model, [*case.options, "--rpc", endpoints, "--reference", str(reference)]) as client:
         return judge(case, client, client.report(case.seconds))
