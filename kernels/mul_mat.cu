@@ -1,11 +1,12 @@
 // MUL_MAT: dst[i3, i2, n, m] = sum over k of a[i3 / r3, i2 / r2, m, k] * b[i3, i2, n, k], and MUL_MAT_ID, where the plane of
-// a is chosen for each row of b by a table. Products and sums are in f32, or better, of activations that are not rounded
-// (but to tf32 in the tiled product). One module for each type of a: TYPE is its struct, NAME its part of the entries' names.
+// a is chosen for each row of b by a table. Products and sums are in f32, or better (tf32 products in the tiled one). Weights
+// in blocks meet activations that are rounded to 8 bits first, as in llama.cpp on the CPU. One module for each type of a: TYPE is its struct, NAME its part of the entries' names.
 //
 // Variants: mul_mat_vec1, _vec2, _vec4, _vec8: as many columns (rows of b) in a block, see mul_mat_vec.cuh;
 //           mul_mat_id: a row of b and the matrix of its expert;
 //           mul_mat_tile64, _tile128: as many rows and 64 columns in a block, on tensor cores, see mul_mat_tile.cuh;
-//           mul_mat_widen: rows of b in F16 or BF16 as packed f32, for all of these (in a module without a TYPE).
+//           mul_mat_widen: rows of b in F16 or BF16 as packed f32, for all of these (in a module without a TYPE);
+//           mul_mat_round: rows of b rounded to 8 bits in groups of 32 or 256 with a scale, as packed f32.
 // Limits:   b is F32. Rows of a and of b are dense, and may lie at any address: they are fast where blocks lie at a multiple
 //           of their natural alignment, rows of elements at one of 16 bytes. An id that is no expert is refused.
 // Floor:    a is read once for each 8 columns (64 in the tiled product), b once for each 4 rows of a (64 or 128).
@@ -50,6 +51,60 @@ extern "C" __global__ void mul_mat_widen(Widen args) {
         const u8 *at = args.b + args.shape.at(i, i1, i2, i3);
         const u16 bits = at[0] | at[1] << 8; // at any address
         args.packed[blockIdx.x * args.stride + i] = args.type == TYPE_F16 ? float_of_half(bits) : float_of_bf16(bits);
+    }
+}
+
+struct Round {
+    const u8 *b;
+    float *packed;
+    Shape shape;
+    u64 stride; // elements between packed rows
+    u32 group;  // 32 or 256 elements share a scale
+    u32 padding;
+};
+
+__device__ __forceinline__ float load_float_anywhere(const u8 *at) {
+    if (((u64)at & 3) == 0) return *(const float *)at;
+    return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24);
+}
+
+// A group is a warp's: N values in each lane. What is not finite stays as it is.
+template <int N>
+__device__ __forceinline__ void round_group(const u8 *from, float *to, u32 lane) {
+    float x[N], most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = load_float_anywhere(from + 4 * (lane + 32 * i));
+        // A NaN wins, and stays.
+        if (most == most && !(fabsf(x[i]) <= fabsf(most))) most = x[i];
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(0xffffffff, most, step);
+        const bool takes = !(fabsf(other) <= fabsf(most)) || (fabsf(other) == fabsf(most) && other > most);
+        if (takes && most == most) most = other;
+    }
+    const bool finite = fabsf(most) <= 3.4028235e38f;
+    // Groups of 32 have the scale of Q8_0, a half; groups of 256 that of Q8_K, whose greatest value becomes -127.
+    const float inverse = N == 1 ? 127.0f / fabsf(most) : -127.0f / most;
+    const float scale = N == 1 ? float_of_half(half_of_float(fabsf(most) / 127.0f)) : 1.0f / inverse;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float code = N == 1 ? roundf(x[i] * inverse) : fminf(rintf(x[i] * inverse), 127.0f);
+        to[lane + 32 * i] = !finite ? x[i] : most == 0.0f ? 0.0f : code * scale;
+    }
+}
+
+// Blocks: rows in x, groups in y, a warp each.
+extern "C" __global__ void mul_mat_round(Round args) {
+    const u32 lane = threadIdx.x % 32, groups = args.shape.ne[0] / args.group;
+    u32 i1, i2, i3;
+    args.shape.split(blockIdx.x, i1, i2, i3);
+    for (u32 g = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32; g < groups; g += gridDim.y * (blockDim.x / 32)) {
+        const u8 *from = args.b + args.shape.at(g * args.group, i1, i2, i3);
+        float *to = args.packed + blockIdx.x * args.stride + g * args.group;
+        if (args.group == 32) round_group<1>(from, to, lane);
+        else round_group<8>(from, to, lane);
     }
 }
 #endif

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-# Seconds for each part: together less than nine minutes.
-OPS, SANITIZER, BENCH, MODELS = 120, 40, 150, 200
+# Seconds for each part, the sanitizer's for each of its tools: together less than nine minutes.
+OPS, SANITIZER, BENCH, MODELS = 120, 40, 150, 140
 TOOLS = ("memcheck", "racecheck", "synccheck")
 # Of the op tests, what the sanitizer sees: it slows kernels down a hundredfold.
 SAMPLE = "norm"
@@ -54,12 +54,13 @@ class Part:
         return {"part": self.name, "command": self.command, "status": self.status, "seconds": round(self.seconds, 1), "tail": tail}
 
 
-def device_facts(kit):
+def device_facts(kit, device):
     """The GPU as the server lists it, and the driver's version where nvidia-smi tells it."""
     listed = subprocess.run([kit / "bin/rpc-server", "--list-devices"], capture_output=True, text=True)
-    gpu = next((line for line in listed.stdout.splitlines() if "CUDA" in line.split(":")[0]), None)
+    name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
+    gpu = next((line for line in listed.stdout.splitlines() if name.match(line)), None)
     if gpu is None:
-        sys.exit(f"gpu.py: no GPU:\n{listed.stdout}{listed.stderr}")
+        sys.exit(f"gpu.py: no GPU {device}:\n{listed.stdout}{listed.stderr}")
     driver = "unknown"
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -74,35 +75,43 @@ def end_to_end(kit, device, a):
     with tempfile.TemporaryDirectory() as folder:
         for size in a.models.split(","):
             for kind in MODEL_TYPES if size == "tiny" else ("q4_k_m",):
-                if time.monotonic() > left:
+                if time.monotonic() > left - 10:
                     rows.append({"model": f"{size} {kind}", "skipped": "no time left"})
                     continue
                 model = Path(folder) / f"{size}-{kind}.gguf"
-                made = Part(f"make {size} {kind}", [sys.executable, kit / "interop/make_model.py", model, "--size", size, "--type", kind], MODELS)
+                made = Part(f"make {size} {kind}", [sys.executable, kit / "interop/make_model.py", model, "--size", size, "--type", kind], left - time.monotonic())
                 if made.ok():
-                    rows.append(serve_and_ask(kit, device, model, f"{size} {kind}"))
+                    rows.append(serve_and_ask(kit, device, model, f"{size} {kind}", left))
+                else:
+                    rows.append({"model": f"{size} {kind}", "ok": False, "error": "it was not made"})
                 model.unlink(missing_ok=True)
     return rows
 
 
-def serve_and_ask(kit, device, model, name):
-    server = subprocess.Popen(
-        [kit / "bin/rpc-server", "--device", device, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        for line in server.stdout:
-            at = re.match(r"listening on (\S+)", line)
-            if at:
-                break
-        else:
-            return {"model": name, "error": "the server did not start"}
-        ask = [sys.executable, kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
-        done = Part(f"model {name}", ask, MODELS)
-        lines = [line for line in done.output.splitlines() if line.startswith("{")]
-        return {"model": name, "ok": done.ok(), **(json.loads(lines[-1]) if lines else {})}
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(timeout=30)
+def serve_and_ask(kit, device, model, name, left):
+    """Asks a server on the GPU until `left`. Its output goes to a file: nobody reads a pipe meanwhile."""
+    log = model.with_suffix(".log")
+    with log.open("wb") as said:
+        server = subprocess.Popen([kit / "bin/rpc-server", "--device", device, "--port", "0"], stdout=said, stderr=said)
+        try:
+            at = None
+            while at is None:
+                if server.poll() is not None or time.monotonic() > left:
+                    text = log.read_text(errors="replace")[-2000:]
+                    return {"model": name, "ok": False, "error": "the server did not start", "said": text}
+                time.sleep(0.05)
+                at = re.search(r"^listening on (\S+)\n", log.read_text(errors="replace"), re.MULTILINE)
+            ask = [sys.executable, kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
+            done = Part(f"model {name}", ask, max(1, left - time.monotonic()))
+            lines = [line for line in done.output.splitlines() if line.startswith("{")]
+            return {"model": name, **(json.loads(lines[-1]) if lines else {}), "ok": done.ok()}
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 def main():
@@ -114,7 +123,7 @@ def main():
     p.add_argument("--out", type=Path, default=Path("bench/results"), help="folder of the results")
     a = p.parse_args()
     kit = a.kit.resolve()
-    gpu, driver = device_facts(kit)
+    gpu, driver = device_facts(kit, a.device)
     print(f"{gpu}; driver {driver}", flush=True)
     real = {"FANOUT_TEST_GPU": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", a.device)}
     parts = [Part("op tests", [kit / "bin/ops"], OPS, real)]
@@ -140,7 +149,7 @@ def main():
         "date": date,
         "gpu": gpu,
         "driver": driver,
-        "command": "scripts/gpu.sh " + " ".join(sys.argv[3:]),
+        "command": "scripts/gpu.sh run " + " ".join(sys.argv[3:]),
         "parts": [part.json() for part in parts],
         "sanitizer": bool(sanitizer),
         "kernels": kernels,

@@ -59,7 +59,7 @@ fn buffers_are_zeroed_apart_and_given_back() {
     let again = client.alloc(0, 1000);
     assert!(again.handle != a.handle && again.base != a.base, "handles and addresses are used once");
     let nothing = client.alloc(0, 0);
-    assert_eq!(client.get(&nothing.bytes(), 0, 0), []);
+    assert_eq!(client.get(&nothing.bytes(), 0, 0), [0u8; 0]);
     client.send(&Request::BufferClear(BufferClear { remote_ptr: nothing.handle, value: 1 }));
     client.free(&nothing);
     client.alive();

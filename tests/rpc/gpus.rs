@@ -2,6 +2,7 @@
 
 use crate::program::{outcome, program, started};
 use crate::support::*;
+use fanout::cuda;
 use fanout::ops::OpCode;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::server::Config;
@@ -9,6 +10,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::path::Path;
 use std::process::Command as Process;
+use std::time::{Duration, Instant};
 
 /// Runs a test against a server of emulated devices. Nothing it made may be left, and no kernel may have done wrong.
 fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client)) {
@@ -20,6 +22,16 @@ fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestSer
     test(&server, client);
     server.stop();
     drop(server);
+    // The last work of a dropped queue ends on a thread of its own, and its context with it: before the next test's begin.
+    let calls = |name: &str| {
+        let counts: serde_json::Value = serde_json::from_str(&emulator.counts_json()).expect("counts");
+        counts["calls"][name].as_u64()
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    while calls("cuDevicePrimaryCtxRelease_v2") != calls("cuDevicePrimaryCtxRetain") {
+        assert!(Instant::now() < until, "a context is still held");
+        std::thread::yield_now();
+    }
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
@@ -67,6 +79,53 @@ fn each_gpu_of_an_endpoint_computes_and_they_copy_from_each_other() {
                     let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.0 * (a + b)).collect();
                     assert_eq!(client.floats(&twice), want, "{list} from {from} to {to}, round {round}");
                 }
+            }
+        });
+    }
+}
+
+/// The session does not wait for a device: equal work on two of them takes half the time of all on one.
+#[test]
+fn devices_of_one_connection_work_at_the_same_time() {
+    let makespan = |list: &str, devices: [u32; 2]| {
+        let mut end = 0.0;
+        served("CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=100\nCUDAEMU_HOST_GBPS=10", list, &[64 << 20], |_, mut client| {
+            let memory = devices.map(|device| client.alloc(device, 1 << 20));
+            let sums: Vec<_> =
+                (0..40).map(|i| add(&mut client, devices[i % 2], &memory[i % 2], [&[1.0; 100], &[2.0; 100]])).collect();
+            for sum in &sums[38..] {
+                assert_eq!(client.floats(sum), [3.0; 100]);
+            }
+            let counts: serde_json::Value = serde_json::from_str(&cuda::emulated_counts().unwrap()).unwrap();
+            end = counts["simulated_us"].as_f64().unwrap();
+        });
+        end
+    };
+    let (serial, parallel) = (makespan("0,1", [0, 0]), makespan("0,1", [0, 1]));
+    assert!(serial >= 4000.0, "{serial} us for 40 kernels of 100 us");
+    assert!(parallel <= 0.55 * serial, "{parallel} us on two devices, {serial} us on one");
+}
+
+/// Micro-batches over two devices: whatever order the streams run in, every one comes out right.
+#[test]
+fn no_order_of_streams_changes_what_a_client_reads() {
+    for seed in 0..100 {
+        let peers = ["all", "none"][seed % 2];
+        let settings = format!("CUDAEMU_DEVICES=2\nCUDAEMU_SEED={seed}\nCUDAEMU_PEERS={peers}");
+        served(&settings, "0,1", &[64 << 20], |_, mut client| {
+            let memory = [client.alloc(0, 1 << 20), client.alloc(1, 1 << 20)];
+            let mut results = Vec::new();
+            for batch in 0..4 {
+                // The same places each time: a batch must not overwrite what the one before still needs.
+                let sum = add(&mut client, 0, &memory[0], [&[batch as f32; 300], &[1.0; 300]]);
+                let there = memory[1].floats(4, 300, 3 << 18);
+                assert_eq!(client.number(&copy(&sum, &there)), 1);
+                let twice = node(OpCode::Add, memory[1].floats(5, 300, 4096 * batch), &[&there, &there]);
+                client.compute(1, &[5], &[there, twice.clone()]);
+                results.push(twice);
+            }
+            for (batch, result) in results.iter().enumerate() {
+                assert_eq!(client.floats(result), [2.0 * (batch + 1) as f32; 300], "seed {seed}, batch {batch}");
             }
         });
     }

@@ -358,7 +358,7 @@ fn what_keeps_sums_and_norms_apart() {
         let (a, b, w) = (c.leaf(ne), c.leaf(ne), c.leaf([64, 1, 1, 1]));
         let sum = c.node(Binary::Add, &[a, b]);
         let y = c.node(RMS, &[sum]);
-        c.b.used_only(y, 1).unwrap();
+        c.pass_on(y);
         let product = c.node(Binary::Mul, &[y, w]);
         c.b.used_only(product, if residual { 1 } else { 2 }).unwrap();
         c.node(Binary::Add, &[product, if residual { sum } else { a }]);

@@ -38,7 +38,8 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
         return Ok(Kernel::default());
     }
     let on = On { node, gpu };
-    if !node.aligned {
+    // Products alone read and write at any address.
+    if !node.aligned && !matches!(node.op, Op::MulMat(_)) {
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
     match node.op {

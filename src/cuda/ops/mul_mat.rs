@@ -57,13 +57,14 @@ struct Routed {
     ids: [u64; 2],
 }
 
-/// `struct Widen` of the file.
+/// `struct Widen` and `struct Round` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Widen {
+struct Packing {
     b: Shape,
     stride: u64,
-    dtype: u32,
+    /// b's type, or the elements of a group.
+    number: u32,
     padding: u32,
 }
 
@@ -74,10 +75,10 @@ pub(super) fn select(op: MulMat, on: &On<'_>) -> Result<Kernel, Unsupported> {
         return Err(on.types());
     }
     let mut kernel = Kernel::default();
-    let columns = if b.dtype() == DType::F32 {
+    let columns = if b.dtype() == DType::F32 && !a.dtype().is_block() {
         Columns { at: Ptr::Src(1), shape: on.shape(b)? }
     } else {
-        let (launch, columns, bytes) = widened(b, on)?;
+        let (launch, columns, bytes) = packed(a, b, on)?;
         kernel.launches.push(launch);
         kernel.scratch = bytes;
         columns
@@ -92,18 +93,27 @@ struct Columns {
     shape: Shape,
 }
 
-/// b in F32, in scratch memory of so many bytes, and the launch that puts it there.
-fn widened(b: &TensorDesc, on: &On<'_>) -> Result<(Launch, Columns, u64), Unsupported> {
+/// b in F32, in scratch memory of so many bytes, and the launch that puts it there: from another type, or rounded as
+/// llama.cpp's products with blocks on the CPU round it, so that a model's tokens are the same here as there.
+fn packed(a: &TensorDesc, b: &TensorDesc, on: &On<'_>) -> Result<(Launch, Columns, u64), Unsupported> {
     let [k, n, b2, b3] = b.ne();
     // Rows at multiples of 16 bytes.
     let stride = k.next_multiple_of(4) as u64;
     let row = 4 * stride;
     let bytes = row.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large in F32"))?;
     let nb = [4, row, row * n as u64, row * (n * b2) as u64];
-    let widen = Widen { b: on.shape(b)?, stride, dtype: b.dtype().to_wire(), padding: 0 };
-    let grid = Grid::of([(n * b2 * b3) as u64, blocks(k, THREADS, 1).min(MOST), 1], THREADS);
-    let launch = on.launch(("mul_mat", "mul_mat_widen"), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &widen)?;
-    Ok((launch, Columns { at: Ptr::Scratch(0), shape: Shape { nb, ..widen.b } }, bytes))
+    let shape = on.shape(b)?;
+    let (name, number, pieces) = if a.dtype().is_block() {
+        // A warp for each group.
+        let group = if a.dtype().block_len() == 256 { 256 } else { 32 };
+        ("mul_mat_round", group, blocks(k / group as usize, THREADS / 32, 1))
+    } else {
+        ("mul_mat_widen", b.dtype().to_wire(), blocks(k, THREADS, 1))
+    };
+    let grid = Grid::of([(n * b2 * b3) as u64, pieces.min(MOST), 1], THREADS);
+    let numbers = Packing { b: shape, stride, number, padding: 0 };
+    let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &numbers)?;
+    Ok((launch, Columns { at: Ptr::Scratch(0), shape: Shape { nb, ..shape } }, bytes))
 }
 
 fn product(a: &TensorDesc, columns: &Columns, on: &On<'_>) -> Result<Launch, Unsupported> {

@@ -66,11 +66,22 @@ fn bound(a: DType, n: usize) -> f64 {
     }
 }
 
+/// Values for b. Those that meet blocks are rounded to 8 bits in groups of 32 or 256: integers of which each group's greatest
+/// is 127 stay what they are, so that the exact result can be wanted.
+fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
+    let values = normal(seed, n);
+    if !a.is_block() {
+        return values;
+    }
+    let whole = |(i, v): (usize, f32)| if i % 32 == 7 { 127.0 } else { (v * 40.0).round().clamp(-127.0, 126.0) };
+    values.into_iter().enumerate().map(whole).collect()
+}
+
 #[track_caller]
 fn packed(sweep: &Sweep, ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
     let mut case = Case::new();
     let a = case.leaf(ta, an, &normal(1, an.iter().product()));
-    let b = case.leaf(tb, bn, &normal(2, bn.iter().product()));
+    let b = case.leaf(tb, bn, &activations(ta, 2, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
     // Columns of all planes, if they are one.
     let n = bn[1] * bn[2] * bn[3];
@@ -84,9 +95,11 @@ fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
     let a = case.leaf(t, [an[0], an[1], an[2], 1], &normal(3, an.iter().product()));
     let (row, plane) = (4 * bn[0] * bn[2], 4 * bn[0]);
     let desc = TensorDesc::strided(F32, [bn[0], bn[1], bn[2], 1], [4, row, plane, row * bn[1]]).unwrap();
-    let b = case.leaf_of(desc, &normal(4, bn.iter().product()));
+    let b = case.leaf_of(desc, &activations(t, 4, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
-    sweep.check(&case.build(), &[dst], bound(t, bn[1]), &format!("{t} {an:?} x {bn:?}"));
+    // Rounded rows are packed: planes that share one of a become columns of it.
+    let n = if t.is_block() { bn[1] * bn[2] / an[2] } else { bn[1] };
+    sweep.check(&case.build(), &[dst], bound(t, n), &format!("{t} {an:?} x {bn:?}"));
 }
 
 /// Rows of a with gaps, aligned and not; a destination at an odd address.
@@ -99,7 +112,7 @@ fn at_odd_places(sweep: &Sweep, t: DType) {
         let mut case = Case::new();
         let desc = TensorDesc::strided(t, [k, m, 1, 1], [t.block_bytes(), stride, stride * m, stride * m]).unwrap();
         let a = case.leaf_of(desc, &normal(5, k * m));
-        let b = case.leaf(F32, [k, n, 1, 1], &normal(6, k * n));
+        let b = case.leaf(F32, [k, n, 1, 1], &activations(t, 6, k * n));
         let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
         let room = case.b.leaf(DType::I8, [4 * m * n + 8, 1, 1, 1]).unwrap();
         let odd = case.b.view(room, TensorDesc::contiguous(F32, [m, n, 1, 1]).unwrap(), 3).unwrap();
@@ -113,7 +126,7 @@ fn by_id(t: DType, [k, m, nb]: [usize; 3], used: usize, ids: &[i64]) -> (Built, 
     let tokens = ids.len() / used;
     let mut case = Case::new();
     let a = case.leaf(t, [k, m, 5, 1], &normal(7, k * m * 5));
-    let b = case.leaf(F32, [k, nb, tokens, 1], &normal(8, k * nb * tokens));
+    let b = case.leaf(F32, [k, nb, tokens, 1], &activations(t, 8, k * nb * tokens));
     let ids = case.indices(I32, [used, tokens, 1, 1], ids);
     let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
     (case.build(), dst)

@@ -81,9 +81,15 @@ impl Emulator {
 }
 
 fn fetch(function: TextFunction) -> String {
-    let mut buffer = vec![0; function(std::ptr::null_mut(), 0)];
-    function(buffer.as_mut_ptr(), buffer.len());
-    text(&buffer)
+    let mut buffer = Vec::new();
+    loop {
+        let needed = function(buffer.as_mut_ptr(), buffer.len());
+        if needed <= buffer.len() {
+            return text(&buffer);
+        }
+        // With room for what other threads add meanwhile.
+        buffer.resize(needed + 1024, 0);
+    }
 }
 
 fn text(buffer: &[c_char]) -> String {
