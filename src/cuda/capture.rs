@@ -4,11 +4,15 @@
 use super::core::Core;
 use super::events::Stream;
 use crate::device::DeviceError;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
+use std::sync::Arc;
 
 /// Work that is launched as one.
 #[derive(Debug)]
-pub(super) struct Captured(sys::CUgraphExec);
+pub(super) struct Captured {
+    raw: sys::CUgraphExec,
+    context: Arc<CudaContext>,
+}
 
 // SAFETY: an executable graph may be used from any thread, one at a time: its program's lock sees to that.
 unsafe impl Send for Captured {}
@@ -29,27 +33,33 @@ impl Captured {
         // SAFETY: as above; a capture that began ends here, whatever came of the work.
         let graph =
             unsafe { result::stream::end_capture(stream.raw()) }.map_err(|e| core.failed("cuStreamEndCapture", e));
-        done?;
-        let graph = graph?;
+        let graph = match graph {
+            Ok(graph) => graph,
+            // What failed in the work says more than that its capture cannot be ended.
+            Err(e) => return Err(done.err().unwrap_or(e)),
+        };
         // SAFETY: the graph came from the capture; it is destroyed once, and the executable does not need it.
         let made = unsafe {
-            let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let made = done.map(|()| result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)));
             let _ = result::graph::destroy(graph);
-            made
+            made?
         };
-        made.map(Captured).map_err(|e| core.failed("cuGraphInstantiate", e))
+        made.map(|raw| Captured { raw, context: Arc::clone(core.context()) })
+            .map_err(|e| core.failed("cuGraphInstantiate", e))
     }
 
     /// Launches it.
     pub(super) fn launch(&self, core: &Core, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive. What the graph's kernels touch is kept by the queue that launches, as for single launches.
-        unsafe { result::graph::launch(self.0, stream.raw()) }.map_err(|e| core.failed("cuGraphLaunch", e))
+        unsafe { result::graph::launch(self.raw, stream.raw()) }.map_err(|e| core.failed("cuGraphLaunch", e))
     }
 }
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; the driver keeps what still runs.
-        let _ = unsafe { result::graph::exec_destroy(self.0) };
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: destroyed once; the driver keeps what still runs.
+            let _ = unsafe { result::graph::exec_destroy(self.raw) };
+        }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Core {
     blocks: Mutex<Vec<Pinned>>,
     /// For work that no queue asked for: clearing new memory.
     housekeeping: Mutex<Option<Stream>>,
-    /// Last: what is above must go before its context does.
+    /// Last: modules go before it does.
     context: Arc<CudaContext>,
 }
 
@@ -64,7 +64,8 @@ impl Core {
         self.context.bind_to_thread().map_err(|e| self.failed("cuCtxSetCurrent", e))
     }
 
-    pub(super) fn context(&self) -> &CudaContext {
+    /// What lives in it holds it: a context ends after all of that, whatever is dropped first and on whichever thread.
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 

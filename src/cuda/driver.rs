@@ -108,7 +108,9 @@ fn facts(ordinal: i32) -> Result<Gpu, DriverError> {
         // SAFETY: as above.
         memory: unsafe { result::device::total_mem(device)? } as u64,
         clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
-        waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1).is_ok_and(|v| v != 0),
+        // Of the API of 12.0, which has no attribute for words of 32 bits. That of the older API says whether the kernel module
+        // was loaded with NVreg_EnableStreamMemOPs=1, which the newer one does not need.
+        waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),
     })
 }
 

@@ -3,17 +3,21 @@
 
 use super::core::{Core, lock};
 use super::memory::Pinned;
-use crate::device::{DeviceError, Progress, Timeline};
+use crate::device::{DeviceError, Point, Progress, Timeline};
 use crate::ops::OpCode;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// An in-order sequence of work on a device.
 #[derive(Debug)]
-pub(super) struct Stream(sys::CUstream);
+pub(super) struct Stream {
+    raw: sys::CUstream,
+    context: Arc<CudaContext>,
+}
 
 // SAFETY: a stream's handle may be used from any thread; the driver locks.
 unsafe impl Send for Stream {}
@@ -25,19 +29,20 @@ impl Stream {
     pub(super) fn new(core: &Core) -> Result<Stream, DeviceError> {
         core.bind()?;
         result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map(Stream)
+            .map(|raw| Stream { raw, context: Arc::clone(core.context()) })
             .map_err(|e| core.failed("cuStreamCreate", e))
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
-        self.0
+        self.raw
     }
 
     /// Makes later work wait for what `event` was recorded after, on whichever device.
     pub(super) fn wait(&self, core: &Core, event: &Event) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both handles are alive: they are borrowed from their owners.
-        unsafe { result::stream::wait_event(self.0, event.0, flags) }.map_err(|e| core.failed("cuStreamWaitEvent", e))
+        unsafe { result::stream::wait_event(self.raw, event.raw, flags) }
+            .map_err(|e| core.failed("cuStreamWaitEvent", e))
     }
 
     /// Makes later work wait until a word of pinned memory has reached `value`.
@@ -50,7 +55,7 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: the word lies in pinned memory that its queue keeps until the stream has passed.
-        unsafe { sys::cuStreamWaitValue32_v2(self.0, words.device(4 * index), value, at_least) }
+        unsafe { sys::cuStreamWaitValue32_v2(self.raw, words.device(4 * index), value, at_least) }
             .result()
             .map_err(|e| core.failed("cuStreamWaitValue32", e))
     }
@@ -58,20 +63,25 @@ impl Stream {
     /// Blocks until all its work is done.
     pub(super) fn synchronize(&self, core: &Core) -> Result<(), DeviceError> {
         // SAFETY: the handle is alive.
-        unsafe { result::stream::synchronize(self.0) }.map_err(|e| core.failed("cuStreamSynchronize", e))
+        unsafe { result::stream::synchronize(self.raw) }.map_err(|e| core.failed("cuStreamSynchronize", e))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; the driver lets its work end first.
-        let _ = unsafe { result::stream::destroy(self.0) };
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: destroyed once; the driver lets its work end first.
+            let _ = unsafe { result::stream::destroy(self.raw) };
+        }
     }
 }
 
 /// A mark on a stream.
 #[derive(Debug)]
-pub(super) struct Event(sys::CUevent);
+pub(super) struct Event {
+    raw: sys::CUevent,
+    context: Arc<CudaContext>,
+}
 
 // SAFETY: an event's handle may be used from any thread; the driver locks.
 unsafe impl Send for Event {}
@@ -83,19 +93,21 @@ impl Event {
     pub(super) fn new(core: &Core) -> Result<Event, DeviceError> {
         core.bind()?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        result::event::create(flags).map(Event).map_err(|e| core.failed("cuEventCreate", e))
+        result::event::create(flags)
+            .map(|raw| Event { raw, context: Arc::clone(core.context()) })
+            .map_err(|e| core.failed("cuEventCreate", e))
     }
 
     /// Marks the end of all work on `stream` so far.
     pub(super) fn record(&self, core: &Core, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive.
-        unsafe { result::event::record(self.0, stream.raw()) }.map_err(|e| core.failed("cuEventRecord", e))
+        unsafe { result::event::record(self.raw, stream.raw()) }.map_err(|e| core.failed("cuEventRecord", e))
     }
 
     /// Whether the work before it is done.
     pub(super) fn reached(&self, core: &Core) -> Result<bool, DeviceError> {
         // SAFETY: the handle is alive.
-        match unsafe { result::event::query(self.0) } {
+        match unsafe { result::event::query(self.raw) } {
             Ok(()) => Ok(true),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             Err(e) => Err(core.failed("cuEventQuery", e)),
@@ -105,22 +117,34 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; the driver keeps what a stream still waits for.
-        let _ = unsafe { result::event::destroy(self.0) };
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: destroyed once; the driver keeps what a stream still waits for.
+            let _ = unsafe { result::event::destroy(self.raw) };
+        }
     }
 }
 
 /// The events behind a queue's points, and the word in which its kernels say what was wrong with their data.
 pub(super) struct Marks {
-    recorded: Mutex<VecDeque<(u64, Event)>>,
+    recorded: Mutex<Recorded>,
+    /// The moment up to which its timeline is known to have come.
+    settled: AtomicU64,
+    /// Points of other queues that the stream waits for, each with the moment behind that wait, in order.
+    awaited: Mutex<Vec<(u64, Point)>>,
     /// Word 0: 0, or 1 and the number of the op that met an index outside its table.
     pub(super) verdict: Pinned,
     /// The kernel launched last, for errors that come late.
     launched: Mutex<&'static str>,
     /// What work on its way needs, with the moment behind that work.
     kept: Mutex<VecDeque<(u64, Box<dyn Any + Send>)>>,
-    /// Last: what is above goes before its context does.
     core: Arc<Core>,
+}
+
+#[derive(Default)]
+struct Recorded {
+    events: VecDeque<(u64, Event)>,
+    /// The moment of the last event that was seen to be reached, and is not among them any more.
+    reached: u64,
 }
 
 impl fmt::Debug for Marks {
@@ -135,6 +159,8 @@ impl Marks {
         Ok(Marks {
             core: Arc::clone(core),
             recorded: Mutex::default(),
+            settled: AtomicU64::new(0),
+            awaited: Mutex::default(),
             verdict,
             launched: Mutex::new("nothing"),
             kept: Mutex::default(),
@@ -145,7 +171,7 @@ impl Marks {
     pub(super) fn record(&self, stream: &Stream, seq: u64) -> Result<(), DeviceError> {
         let event = self.core.event()?;
         event.record(&self.core, stream)?;
-        lock(&self.recorded).push_back((seq, event));
+        lock(&self.recorded).events.push_back((seq, event));
         Ok(())
     }
 
@@ -156,7 +182,23 @@ impl Marks {
         wait: impl FnOnce(&Event) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let recorded = lock(&self.recorded);
-        recorded.iter().find(|(at, _)| *at >= seq).map_or(Ok(()), |(_, event)| wait(event))
+        recorded.events.iter().find(|(at, _)| *at >= seq).map_or(Ok(()), |(_, event)| wait(event))
+    }
+
+    /// Notes that the work before moment `seq` waits for a point of another queue: when that fails, so does this queue.
+    pub(super) fn awaits(&self, seq: u64, point: &Point) {
+        let mut awaited = lock(&self.awaited);
+        match awaited.iter_mut().find(|(until, known)| *until == seq && known.is_beside(point)) {
+            Some((_, known)) if known.seq() >= point.seq() => {}
+            Some((_, known)) => *known = point.clone(),
+            None => awaited.push((seq, point.clone())),
+        }
+    }
+
+    /// Lets go of the points that were waited for before `seq`. Their queues may hold points of this one.
+    pub(super) fn forget(&self, seq: u64) {
+        let over: Vec<_> = lock(&self.awaited).extract_if(.., |(until, _)| *until <= seq).collect();
+        drop(over);
     }
 
     /// Keeps something until moment `seq` is reached and someone looked.
@@ -196,33 +238,49 @@ impl Marks {
     }
 }
 
-impl Progress for Marks {
-    fn look(&self, timeline: &Timeline) {
-        if let Err(e) = self.core.bind() {
-            return timeline.fail(self.explain(e));
-        }
+impl Marks {
+    /// The last moment whose event is reached.
+    fn reached(&self) -> Result<u64, DeviceError> {
+        self.core.bind()?;
         let mut recorded = lock(&self.recorded);
-        let mut reached = None;
-        while let Some((seq, event)) = recorded.front() {
-            match event.reached(&self.core) {
-                Ok(true) => reached = Some(*seq),
-                Ok(false) => break,
-                Err(e) => {
-                    drop(recorded);
-                    return timeline.fail(self.explain(e));
-                }
+        while let Some((seq, event)) = recorded.events.front() {
+            if !event.reached(&self.core)? {
+                break;
             }
-            if let Some((_, event)) = recorded.pop_front() {
+            recorded.reached = *seq;
+            if let Some((_, event)) = recorded.events.pop_front() {
                 self.core.reuse(event);
             }
         }
-        drop(recorded);
-        let Some(seq) = reached else { return };
+        Ok(recorded.reached)
+    }
+
+    /// Advances the timeline to `seq`, whose event is reached.
+    fn settle(&self, timeline: &Timeline, seq: u64) -> Result<(), DeviceError> {
         self.release(seq);
         // After the query: what a kernel wrote before its end is visible now.
-        match self.data_error() {
-            Some(e) => timeline.fail(e),
-            None => timeline.advance(seq),
+        self.data_error().map_or(Ok(()), Err)?;
+        let awaited: Vec<_> = lock(&self.awaited).iter().filter(|(until, _)| *until <= seq).cloned().collect();
+        for (until, point) in awaited {
+            // Its queue may in turn have waited for an earlier moment of this one, and looks whether that is reached.
+            timeline.advance(until - 1);
+            point.poll()?;
+        }
+        timeline.advance(seq);
+        // Not before: another thread may be here too, and must not miss a failure.
+        self.settled.fetch_max(seq, Ordering::Release);
+        self.forget(seq);
+        Ok(())
+    }
+}
+
+impl Progress for Marks {
+    fn look(&self, timeline: &Timeline) {
+        let done = self.reached().map_err(|e| self.explain(e)).and_then(|seq| {
+            if self.settled.load(Ordering::Acquire) >= seq { Ok(()) } else { self.settle(timeline, seq) }
+        });
+        if let Err(e) = done {
+            timeline.fail(e);
         }
     }
 

@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::events::Stream;
 use crate::device::DeviceError;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -72,6 +72,9 @@ impl Memory {
     /// Sets bytes, in order with the stream's work.
     pub(super) fn fill(&self, stream: &Stream, offset: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
         let address = self.at(offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: `at` has seen that the range lies in this allocation, which outlives the work (see the type).
         unsafe { result::memset_d8_async(address, value, bytes as usize, stream.raw()) }
             .map_err(|e| self.core.failed("cuMemsetD8Async", e))
@@ -94,6 +97,7 @@ pub(super) struct Pinned {
     host: *mut u8,
     device: sys::CUdeviceptr,
     bytes: usize,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: it is plain memory behind an exclusively owned pointer; shared use is by atomics only.
@@ -114,7 +118,7 @@ impl Pinned {
         let mut device = 0;
         // SAFETY: the pointer is that of memory mapped for devices; one address is written.
         let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host.cast(), 0) }.result();
-        let pinned = Pinned { host, device, bytes };
+        let pinned = Pinned { host, device, bytes, context: Arc::clone(core.context()) };
         mapped.map_err(|e| core.failed("cuMemHostGetDevicePointer", e))?;
         Ok(pinned)
     }
@@ -158,8 +162,11 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it came from cuMemHostAlloc and is freed once; whoever drops it knows that no copy uses it any more. It needs no
-        // certain context, and after a fault of one it may fail: the process then keeps the memory.
-        let _ = unsafe { result::free_host(self.host.cast()) };
+        // The thread may have no context, or that of a device that has failed: the driver would refuse.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: it came from cuMemHostAlloc and is freed once; whoever drops it knows that no copy uses it any more. After a
+            // fault of the device it may fail: the process then keeps the memory.
+            let _ = unsafe { result::free_host(self.host.cast()) };
+        }
     }
 }

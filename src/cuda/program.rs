@@ -25,7 +25,7 @@ pub(super) struct Code {
     scratch: u64,
     slots: usize,
     captures: Mutex<VecDeque<Capture>>,
-    /// Last: modules and captures go before their context does.
+    /// Last: the modules of the steps' kernels go before their context does.
     _core: Arc<Core>,
 }
 

@@ -35,7 +35,6 @@ pub(super) struct CudaQueue {
     /// The ways from other devices, by their number.
     ways: HashMap<usize, Way>,
     gates: u64,
-    /// Last: what is above goes before its context does.
     core: Arc<Core>,
 }
 
@@ -174,6 +173,7 @@ impl CudaQueue {
             // In order with itself.
             Some(marks) if std::ptr::eq(marks, &*self.marks) => Ok(()),
             Some(marks) => {
+                self.marks.awaits(self.marked + 1, point);
                 let (core, stream) = (&self.core, self.stream()?);
                 marks.event_of(point.seq(), |event| stream.wait(core, event))
             }
@@ -194,11 +194,12 @@ impl CudaQueue {
         if from.1 == to.1 {
             return Ok(());
         }
-        let (charge, between) = (self.account.charge(bytes)?, Memory::scratch(&self.core, bytes)?);
+        let charges = (self.account.charge(bytes)?, self.core.account.charge(bytes)?);
+        let between = Memory::scratch(&self.core, bytes)?;
         // Should one of them fail, the driver waits for the other before it frees what is between.
         copy::within(self.stream()?, from, (&between, 0), bytes)?;
         copy::within(self.stream()?, (&between, 0), to, bytes)?;
-        self.marks.keep(self.marked + 1, Box::new((between, charge)));
+        self.marks.keep(self.marked + 1, Box::new((between, charges)));
         Ok(())
     }
 
@@ -376,6 +377,7 @@ impl Drop for CudaQueue {
     /// Whoever drops a queue does not wait: a thread keeps what the device still needs until its work is done.
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Lost);
+        self.marks.forget(u64::MAX);
         // Nobody may come any more for whom it waits. No greater number: the device compares by the sign of the difference.
         let lap = (self.gates / GATES + 1) as u32;
         for word in (1..=GATES as usize).filter_map(|gate| self.marks.verdict.word(gate)) {

@@ -135,6 +135,11 @@ impl Point {
         self.seq
     }
 
+    /// Whether both are moments of one queue.
+    pub(crate) fn is_beside(&self, other: &Point) -> bool {
+        Arc::ptr_eq(&self.timeline, &other.timeline)
+    }
+
     /// What brings the point's timeline up to date, where that is of the kind `T`.
     pub(crate) fn progress<T: 'static>(&self) -> Option<&T> {
         self.timeline.progress.as_ref()?.as_any().downcast_ref()

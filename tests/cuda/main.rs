@@ -6,6 +6,7 @@
 mod common;
 
 mod counts;
+mod ends;
 mod pipeline;
 mod queue;
 mod rig;

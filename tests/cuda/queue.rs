@@ -1,6 +1,7 @@
 //! The contract of queues and buffers on CUDA: order, points, failures, memory, and what repeated programs cost.
 
 use crate::rig::{COSTLY, DOUBLE, INCREMENT, MEMORY, Rig, chain, read, soon, upload, whole};
+use fanout::cuda::CudaDevice;
 use fanout::device::{Account, Device, DeviceError, Point, Source, Timeline};
 use fanout::graph::Builder;
 use fanout::ops::norm::Norm;
@@ -175,6 +176,25 @@ fn memory_is_charged_zeroed_and_given_back() {
         assert_eq!(queue.download(again.whole()).unwrap().wait(soon()).unwrap(), vec![0; 1 << 19]);
     }
     assert_eq!((account.used(), device.memory().unwrap().free), (0, before.free));
+}
+
+/// What an overlapping copy needs besides counts against the device's limit too, and a refusal does not stick.
+#[test]
+fn overlapping_copies_are_charged() {
+    let rig = Rig::new("");
+    let device = CudaDevice::new("CUDA0", rig.devices[0].gpu(), 1 << 20).unwrap();
+    let buffer = device.alloc(768 << 10, &rig.account).unwrap();
+    let mut queue = device.queue(&rig.account).unwrap();
+    let mut shift = |bytes: u64| {
+        let [from, to] = [0, 4096].map(|at| buffer.region(at, bytes).unwrap());
+        queue.copy_from(from, to, None)
+    };
+    assert!(matches!(shift(512 << 10), Err(DeviceError::OutOfMemory { limit: 0x0010_0000, .. })));
+    assert_eq!(shift(128 << 10), Ok(true));
+    assert_eq!(queue.mark().wait(soon()), Ok(()));
+    assert_eq!(device.memory().unwrap().free, 256 << 10);
+    // An empty range may lie at the very end.
+    assert_eq!(queue.fill(buffer.region(768 << 10, 0).unwrap(), 1), Ok(()));
 }
 
 /// A dropped queue leaves its work to the device: whoever drops it does not wait, and nothing is freed too early.

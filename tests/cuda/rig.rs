@@ -52,16 +52,26 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
-    /// The last work of a dropped queue ends on a thread of its own, and with it the context: before the session does.
-    fn drop(&mut self) {
+impl Rig {
+    /// Lets the devices go. The last work of a dropped queue ends on a thread of its own, and with it the context; whether
+    /// all of them did.
+    pub fn end(&mut self) -> bool {
         self.devices.clear();
         let until = Instant::now() + Duration::from_secs(5);
-        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain")
-            && Instant::now() < until
-        {
+        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") {
+            if Instant::now() > until {
+                return false;
+            }
             std::thread::yield_now();
         }
+        true
+    }
+}
+
+impl Drop for Rig {
+    /// Contexts end before the session does.
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
