@@ -27,7 +27,7 @@ pub fn run(sweep: &Sweep) {
         packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
         packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
         // Enough planes for large tiles, of which one is not full.
-        permuted(sweep, t, [one, 130, 1], [one, 9, 110]);
+        permuted(sweep, t, [one, 130, 110], [one, 9, 110]);
         at_odd_places(sweep, t);
         experts(sweep, t);
         no_such_expert(sweep, t);
