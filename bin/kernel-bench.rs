@@ -4,11 +4,11 @@
 #[allow(missing_docs, unreachable_pub, dead_code)] // the benchmark of the CPU uses the rest of it
 mod cases;
 
-use cases::{Case, Draft, Kind, Sizes, pattern};
+use cases::{Case, Draft, Kind, Sizes, fill};
 use clap::Parser;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice, Gpu};
-use fanout::device::{Account, Device, DeviceError, Point, Queue, Region, Source};
+use fanout::device::{Account, Device, DeviceError, Point, Queue, Region};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
@@ -219,21 +219,10 @@ impl Bench {
     }
 
     fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {
-        let contents = draft.contents;
         let graph = Arc::new(draft.b.build()?);
         let region = device.alloc(graph.slots()[0] as u64, &self.account)?.whole();
         let mut queue = device.queue(&self.account)?;
-        for (id, content) in &contents {
-            let tensor = graph.tensor(*id).ok_or("a leaf of the graph")?;
-            let (place, desc) = (tensor.place.ok_or("a place")?, &tensor.desc);
-            let pattern = pattern(content, desc.dtype(), desc.ne())?;
-            let mut bytes = pattern.iter().copied().cycle();
-            let mut write = |piece: &mut [u8]| {
-                piece.iter_mut().zip(&mut bytes).for_each(|(to, byte)| *to = byte);
-                Ok(())
-            };
-            queue.upload(region.part(place.offset as u64, desc.extent() as u64)?, None, Source::Writer(&mut write))?;
-        }
+        fill(&mut *queue, &region, &graph, &draft.contents)?;
         Ok(Loaded { graph, region, queue })
     }
 

@@ -20,7 +20,7 @@ use fanout::tensor::TensorDesc;
 
 mod content;
 
-pub use content::pattern;
+pub use content::fill;
 
 /// What a peak is a peak of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,8 +1,8 @@
 //! Timing a case on a device, through the public interface alone.
 
-use crate::cases::{Case, pattern};
+use crate::cases::{Case, fill};
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region, Source};
+use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,12 +61,7 @@ impl Bench {
         let memory = self.room(graph.slots()[0] as u64)?;
         // What the device remembers of an earlier case's tensors ends with their bytes.
         self.queue.fill(memory.clone(), 0)?;
-        for (id, content) in &contents {
-            let tensor = graph.tensor(*id).ok_or("a leaf of the graph")?;
-            let (place, desc) = (tensor.place.ok_or("a place")?, &tensor.desc);
-            let region = memory.part(place.offset as u64, desc.extent() as u64)?;
-            self.fill(region, &pattern(content, desc.dtype(), desc.ne())?)?;
-        }
+        fill(&mut *self.queue, &memory, &graph, &contents)?;
         let program = self.device.prepare(Arc::clone(&graph))?;
         let bindings: Arc<[Region]> = Arc::from([memory]);
         let mut run = || -> Result<f64, DeviceError> {
@@ -104,19 +99,5 @@ impl Bench {
             self.memory = self.device.alloc(bytes, &self.account)?;
         }
         self.memory.region(0, bytes)
-    }
-
-    fn fill(&mut self, region: Region, pattern: &[u8]) -> Result<(), DeviceError> {
-        let mut at = 0;
-        let mut write = |mut piece: &mut [u8]| {
-            while !piece.is_empty() {
-                let n = piece.len().min(pattern.len() - at);
-                let (now, rest) = piece.split_at_mut(n);
-                now.copy_from_slice(&pattern[at..at + n]);
-                (at, piece) = ((at + n) % pattern.len(), rest);
-            }
-            Ok(())
-        };
-        self.queue.upload(region, None, Source::Writer(&mut write))
     }
 }

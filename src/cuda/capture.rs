@@ -31,12 +31,11 @@ impl Captured {
             .map_err(|e| core.failed("cuStreamBeginCapture", e))?;
         let done = work();
         // SAFETY: as above; a capture that began ends here, whatever came of the work.
-        let graph =
-            unsafe { result::stream::end_capture(stream.raw()) }.map_err(|e| core.failed("cuStreamEndCapture", e));
+        let graph = unsafe { result::stream::end_capture(stream.raw()) };
         let graph = match graph {
             Ok(graph) => graph,
             // What failed in the work says more than that its capture cannot be ended.
-            Err(e) => return Err(done.err().unwrap_or(e)),
+            Err(e) => return Err(done.err().unwrap_or_else(|| core.failed("cuStreamEndCapture", e))),
         };
         // SAFETY: the graph came from the capture; it is destroyed once, and the executable does not need it.
         let made = unsafe {

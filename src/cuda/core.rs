@@ -26,7 +26,6 @@ pub(super) struct Core {
     blocks: Mutex<Vec<Pinned>>,
     /// For work that no queue asked for: clearing new memory.
     housekeeping: Mutex<Option<Stream>>,
-    /// Last: modules go before it does.
     context: Arc<CudaContext>,
 }
 
@@ -122,12 +121,5 @@ impl Core {
         };
         work(stream)?;
         stream.synchronize(self)
-    }
-}
-
-impl Drop for Core {
-    /// What it owns is freed next, and the driver frees in the current context: another device's may have failed.
-    fn drop(&mut self) {
-        let _ = self.bind();
     }
 }

@@ -236,9 +236,7 @@ impl Marks {
         let op = OpCode::from_wire(op).unwrap_or(OpCode::None);
         Some(DeviceError::Data { op, reason: "an index lies outside its table".to_owned() })
     }
-}
 
-impl Marks {
     /// The last moment whose event is reached.
     fn reached(&self) -> Result<u64, DeviceError> {
         self.core.bind()?;

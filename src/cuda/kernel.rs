@@ -10,7 +10,7 @@ use super::events::Stream;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::{MAX_SRC, NodeView};
 use bytemuck::NoUninit;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 use flate2::read::ZlibDecoder;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -242,6 +242,7 @@ unsafe impl Sync for Function {}
 
 struct Module {
     raw: sys::CUmodule,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: a module's handle may be used from any thread.
@@ -251,8 +252,10 @@ unsafe impl Sync for Module {}
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: unloaded once, when no function of it is left. Without its context the call fails, and the module went with it.
-        let _ = unsafe { result::module::unload(self.raw) };
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: unloaded once, when no function of it is left.
+            let _ = unsafe { result::module::unload(self.raw) };
+        }
     }
 }
 
@@ -308,5 +311,5 @@ fn load(core: &Core, image: &Image) -> Result<Module, DeviceError> {
         e => e,
     })?;
     log::debug!("{}: loaded {}.sm_{}", core.name, image.stem, image.target);
-    Ok(Module { raw })
+    Ok(Module { raw, context: Arc::clone(core.context()) })
 }

@@ -111,8 +111,8 @@ impl Pinned {
         core.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the memory is owned by the value made here. Not write-combined, which is slow to read.
-        let host =
-            unsafe { result::malloc_host(bytes, flags) }.map_err(|e| core.failed("cuMemHostAlloc", e))?.cast::<u8>();
+        let host = unsafe { result::malloc_host(bytes, flags) };
+        let host = host.map_err(|e| core.failed("cuMemHostAlloc", e))?.cast::<u8>();
         // SAFETY: it is `bytes` bytes of this process's memory that nobody else knows of yet.
         unsafe { host.write_bytes(0, bytes) };
         let mut device = 0;

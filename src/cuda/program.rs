@@ -25,8 +25,8 @@ pub(super) struct Code {
     scratch: u64,
     slots: usize,
     captures: Mutex<VecDeque<Capture>>,
-    /// Last: the modules of the steps' kernels go before their context does.
-    _core: Arc<Core>,
+    /// The GPU whose kernels it has.
+    ordinal: usize,
 }
 
 struct Step {
@@ -50,7 +50,7 @@ pub(super) struct Run<'a> {
 }
 
 impl Code {
-    pub(super) fn new(graph: &Arc<Graph>, core: &Arc<Core>) -> Result<Code, DeviceError> {
+    pub(super) fn new(graph: &Arc<Graph>, core: &Core) -> Result<Code, DeviceError> {
         let place = |id: TensorId| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
@@ -79,8 +79,13 @@ impl Code {
             scratch,
             slots: graph.slots().len(),
             captures: Mutex::default(),
-            _core: Arc::clone(core),
+            ordinal: core.gpu.ordinal,
         })
+    }
+
+    /// Whether it runs on this device.
+    pub(super) fn fits(&self, core: &Core) -> bool {
+        self.ordinal == core.gpu.ordinal
     }
 
     /// Bytes of scratch memory that a run needs.

@@ -8,6 +8,7 @@ use super::program::{Code, Run};
 use crate::device::{Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -208,8 +209,8 @@ impl CudaQueue {
         let source = from.0.core();
         let stream = self.stream.as_ref().ok_or(DeviceError::Lost)?;
         let way = match self.ways.entry(source.gpu.ordinal) {
-            std::collections::hash_map::Entry::Occupied(way) => way.into_mut(),
-            std::collections::hash_map::Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
+            Entry::Occupied(way) => way.into_mut(),
+            Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
                 Way::Direct
             } else {
                 Way::Staged(Bounce::new(&self.core, source)?)
@@ -294,7 +295,8 @@ impl Queue for CudaQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        let code = program.code::<Code>().ok_or(DeviceError::Misuse("a program of another kind of device"))?;
+        let code = program.code::<Code>().filter(|code| code.fits(&self.core));
+        let code = code.ok_or(DeviceError::Misuse("a program of another device"))?;
         let slots = program.graph().slots();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {

@@ -27,7 +27,7 @@ pub(crate) use timeline::Progress;
 pub use timeline::{Point, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
-use crate::ops::{NodeView, OpCode};
+use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -84,6 +84,15 @@ pub struct Unsupported {
     pub op: OpCode,
     /// Types or parameters that the device lacks, as text.
     pub reason: String,
+}
+
+/// The error that a node's types are not among those its kernel takes.
+pub(crate) fn unsupported_types(node: &NodeView<'_>) -> Unsupported {
+    let mut reason = String::from("types");
+    for src in (0..MAX_SRC).filter_map(|i| node.srcs.get(i)) {
+        reason += &format!(" {}", src.dtype());
+    }
+    Unsupported { op: node.op.code(), reason: reason + &format!(" -> {}", node.dst.dtype()) }
 }
 
 /// What went wrong on a device, by who is at fault.

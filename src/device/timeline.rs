@@ -188,9 +188,7 @@ impl Point {
             };
         }
     }
-}
 
-impl Point {
     fn wait_looking(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
         let began = Instant::now();
         while !self.poll()? {

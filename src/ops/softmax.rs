@@ -45,6 +45,31 @@ impl Family for SoftMax {
     }
 }
 
+/// ALiBi: the factor on the mask falls from head to head, by powers of two bases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alibi {
+    /// Heads whose slope is `bases[0]^(h + 1)`; that of a later one is `bases[1]^(2 (h - steps) + 1)`.
+    pub(crate) steps: usize,
+    pub(crate) bases: [f32; 2],
+}
+
+impl Alibi {
+    /// For query heads 0 to `heads` - 1; `None` where `max_bias` turns it off.
+    pub(crate) fn new(max_bias: f32, heads: usize) -> Option<Alibi> {
+        let steps = 1 << heads.max(1).ilog2();
+        let base = |bias: f32| (-bias / steps as f32).exp2();
+        // A NaN is not off: nothing of it stays hidden.
+        let off = max_bias <= 0.0;
+        (!off).then(|| Alibi { steps, bases: [base(max_bias), base(max_bias / 2.0)] })
+    }
+
+    /// The slope of head `h`.
+    pub(crate) fn slope(&self, h: usize) -> f32 {
+        let Alibi { steps, bases } = *self;
+        if h < steps { bases[0].powi(h as i32 + 1) } else { bases[1].powi((2 * (h - steps) + 1) as i32) }
+    }
+}
+
 /// The rules of masks, ALiBi and sinks for scores of the shape `[n, m, heads, batches]` (fastest first), here and in
 /// attention: the mask is source `i` and the sinks are the next.
 pub(super) fn check_mask(

@@ -94,6 +94,11 @@ impl DType {
         self.block_len() > 1
     }
 
+    /// Whether it is one of the three that element-wise ops compute on.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16 | DType::BF16)
+    }
+
     /// Bytes of which addresses of elements (of blocks) should be multiples: a GPU faults at others, a CPU does not. Blocks
     /// are read as halves at most, and MXFP4's as bytes.
     pub const fn alignment(self) -> usize {

@@ -3,7 +3,9 @@
 pub mod blocks;
 mod desc;
 mod dtype;
+mod loops;
 pub mod quant;
 
 pub use desc::{DIMS, DescError, TensorDesc};
 pub use dtype::DType;
+pub(crate) use loops::{Loop, common_loops};

@@ -231,6 +231,7 @@ fn bad_handles_are_errors() {
     let mut queue = rig.queue(0);
     let misuse = |r: Result<(), DeviceError>| matches!(r, Err(DeviceError::Misuse(_)));
     assert!(misuse(queue.run(&foreign, &whole(&here))));
+    assert!(misuse(queue.run(&rig.program(1, &graph), &whole(&here))), "of another GPU");
     assert!(misuse(queue.run(&program, &whole(&there))));
     assert!(misuse(queue.run(&program, &whole(&host))));
     assert!(misuse(queue.run(&program, &Arc::from([]))));

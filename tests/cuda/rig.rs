@@ -41,7 +41,7 @@ impl Rig {
 
     /// How often a function of the driver was called.
     pub fn calls(&self, name: &str) -> u64 {
-        number(&self.emulator.counts_json(), &format!("\"{name}\": "))
+        self.emulator.calls(name)
     }
 
     /// When all work so far ends in simulated time, in microseconds.
@@ -50,36 +50,20 @@ impl Rig {
         let (_, rest) = counts.split_once("\"simulated_us\": ").unwrap();
         rest.trim_end_matches('}').parse().unwrap()
     }
-}
 
-impl Rig {
     /// Lets the devices go. The last work of a dropped queue ends on a thread of its own, and with it the context; whether
     /// all of them did.
     pub fn end(&mut self) -> bool {
         self.devices.clear();
-        let until = Instant::now() + Duration::from_secs(5);
-        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") {
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
+        self.emulator.contexts_released(Duration::from_secs(5))
     }
 }
 
 impl Drop for Rig {
-    /// Contexts end before the session does.
+    /// Before the session ends.
     fn drop(&mut self) {
-        self.end();
+        let _ = self.end();
     }
-}
-
-/// The number behind a key's first appearance; 0 without one.
-fn number(json: &str, key: &str) -> u64 {
-    let digits = json.split_once(key).map_or("", |(_, rest)| rest);
-    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-    digits[..end].parse().unwrap_or(0)
 }
 
 /// `x = f(x)`, once for each op, on `n` floats at the start of slot 0.

@@ -10,7 +10,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::path::Path;
 use std::process::Command as Process;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Runs a test against a server of emulated devices. Nothing it made may be left, and no kernel may have done wrong.
 fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client)) {
@@ -23,15 +23,7 @@ fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestSer
     server.stop();
     drop(server);
     // The last work of a dropped queue ends on a thread of its own, and its context with it: before the next test's begin.
-    let calls = |name: &str| {
-        let counts: serde_json::Value = serde_json::from_str(&emulator.counts_json()).expect("counts");
-        counts["calls"][name].as_u64()
-    };
-    let until = Instant::now() + Duration::from_secs(20);
-    while calls("cuDevicePrimaryCtxRelease_v2") != calls("cuDevicePrimaryCtxRetain") {
-        assert!(Instant::now() < until, "a context is still held");
-        std::thread::yield_now();
-    }
+    assert!(emulator.contexts_released(Duration::from_secs(20)), "a context is still held");
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 

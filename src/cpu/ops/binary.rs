@@ -1,6 +1,6 @@
 //! ADD, SUB, MUL, DIV with broadcast, computed in f32; ADD_ID.
 
-use super::{CHUNK, Kernel, Pieces, is_float, math, types};
+use super::{CHUNK, Kernel, Pieces, math, types};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::{DeviceError, Unsupported};
@@ -18,7 +18,7 @@ pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
         return if fits { Ok(Kernel::new(cost, add_id).with_local(3 * CHUNK)) } else { Err(types(node)) };
     }
     // ggml's table has the equal types and F16 or BF16 with F32; the rest costs nothing more here.
-    if !(is_float(a) && is_float(b) && is_float(dst)) {
+    if !(a.is_float() && b.is_float() && dst.is_float()) {
         return Err(types(node));
     }
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))

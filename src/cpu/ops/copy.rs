@@ -1,13 +1,13 @@
 //! DUP, CPY, CONT: one walk over both tensors for every pair of layouts, and what to do with each piece of it.
 
-use super::{CHUNK, Kernel, is_float, types};
+use super::{CHUNK, Kernel, types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::tensor::DType::{F32, I32};
 use crate::tensor::quant::{dequantiser, quantiser};
-use crate::tensor::{DIMS, DType, TensorDesc};
+use crate::tensor::{DIMS, DType, Loop, TensorDesc, common_loops};
 
 /// Elements of a tile, as wide as they come, where both tensors are dense along dimension 0.
 const DENSE_TILE: usize = 8 * CHUNK;
@@ -48,10 +48,10 @@ impl Step {
     pub(super) fn of(src: DType, dst: DType) -> Option<Step> {
         match (src, dst) {
             _ if src == dst => Some(Step::Raw),
-            (_, I32) if is_float(src) => Some(Step::ToI32),
+            (_, I32) if src.is_float() => Some(Step::ToI32),
             (I32, F32) => Some(Step::FromI32),
-            _ if is_float(src) && quantiser(dst).is_some() => Some(Step::ViaF32),
-            _ if dequantiser(src).is_some() && is_float(dst) => Some(Step::ViaF32),
+            _ if src.is_float() && quantiser(dst).is_some() => Some(Step::ViaF32),
+            _ if dequantiser(src).is_some() && dst.is_float() => Some(Step::ViaF32),
             _ => None,
         }
     }
@@ -120,14 +120,6 @@ impl Walk {
     }
 }
 
-/// A loop over blocks with its byte steps in both tensors.
-#[derive(Clone, Copy)]
-struct Loop {
-    count: usize,
-    src: usize,
-    dst: usize,
-}
-
 /// Both tensors in one shape of at most four dimensions, in the order in which memory is walked best: first the one
 /// along which the destination is most dense, then, unless that is the source's too, the one along which the source is. `None` when there is no such
 /// shape. Both have equal block lengths.
@@ -160,28 +152,6 @@ fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
         TensorDesc::strided(t.dtype(), ne, nb).ok()
     };
     Some(Walk::Tiles(describe(src, |l| l.src)?, describe(dst, |l| l.dst)?))
-}
-
-/// The loops, innermost first, that walk both tensors' blocks in logical order; `None` when no dimension of the one
-/// ends where a dimension of the other does. Loops of count 1 are left out.
-fn common_loops(src: &TensorDesc, dst: &TensorDesc) -> Option<Vec<Loop>> {
-    let dims = |t: &TensorDesc| {
-        let (ne, nb, block) = (t.ne(), t.nb(), t.dtype().block_len());
-        [(ne[0] / block, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])].into_iter().filter(|d| d.0 > 1)
-    };
-    let (mut s, mut d) = (dims(src), dims(dst));
-    let (mut from, mut to) = (s.next(), d.next());
-    let mut loops = Vec::with_capacity(2 * DIMS);
-    while let (Some((sn, ss)), Some((dn, ds))) = (from, to) {
-        let count = sn.min(dn);
-        if !sn.is_multiple_of(count) || !dn.is_multiple_of(count) {
-            return None;
-        }
-        loops.push(Loop { count, src: ss, dst: ds });
-        from = if sn > count { Some((sn / count, ss * count)) } else { s.next() };
-        to = if dn > count { Some((dn / count, ds * count)) } else { d.next() };
-    }
-    Some(loops)
 }
 
 fn tiles(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {

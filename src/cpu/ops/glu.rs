@@ -1,6 +1,6 @@
 //! GLU: gated units of one or two sources, computed in f32.
 
-use super::{CHUNK, Kernel, Pieces, is_float, math, types};
+use super::{CHUNK, Kernel, Pieces, math, types};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
@@ -8,8 +8,8 @@ use crate::ops::NodeView;
 use crate::ops::glu::{Glu, Kind};
 
 pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    let float = |i| node.srcs.get(i).is_none_or(|s| is_float(s.dtype()));
-    if !(float(0) && float(1) && is_float(node.dst.dtype())) {
+    let float = |i| node.srcs.get(i).is_none_or(|s| s.dtype().is_float());
+    if !(float(0) && float(1) && node.dst.dtype().is_float()) {
         return Err(types(node));
     }
     // An exponential costs about four times a load and a store.

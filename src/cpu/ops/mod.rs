@@ -22,8 +22,10 @@ use super::layout::Access;
 use super::pool::Work;
 use super::simd::{Kernels, Packing};
 use crate::device::Unsupported;
+pub(super) use crate::device::unsupported_types as types;
+use crate::ops::softmax::Alibi;
 use crate::ops::{NodeView, Op, OpCode};
-use crate::tensor::{DType, TensorDesc};
+use crate::tensor::TensorDesc;
 
 /// Elements that element-wise kernels convert, compute and write at a time: a few of these buffers stay in the first
 /// cache level, on the stack.
@@ -165,25 +167,9 @@ pub(super) fn takes_strips(weight: &TensorDesc, path: Path) -> bool {
     path == Path::Fast && Kernels::of(weight.dtype()).is_some_and(|k| k.has_strips(weight.ne()[0]))
 }
 
-/// The error that a node's types are not among those its kernel takes.
-pub(super) fn types(node: &NodeView<'_>) -> Unsupported {
-    let mut reason = String::from("types");
-    for i in 0..crate::ops::MAX_SRC {
-        if let Some(src) = node.srcs.get(i) {
-            reason += &format!(" {}", src.dtype());
-        }
-    }
-    Unsupported { op: node.op.code(), reason: reason + &format!(" -> {}", node.dst.dtype()) }
-}
-
 /// The error for anything but types.
 pub(super) fn unsupported(op: OpCode, reason: impl Into<String>) -> Unsupported {
     Unsupported { op, reason: reason.into() }
-}
-
-/// Whether a type is one of the three that element-wise ops compute on.
-pub(super) fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// Calls `each(i, n)` for the pieces of at most `piece` elements of the rows `rows` of `t`: `i` is the index of the
@@ -256,10 +242,5 @@ pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
 
 /// The slope of query head `h` of `heads` that ALiBi gives the mask; 1 without it (`max_bias` ≤ 0).
 pub(super) fn alibi_slope(max_bias: f32, heads: usize, h: usize) -> f32 {
-    if max_bias <= 0.0 {
-        return 1.0;
-    }
-    let steps = 1 << heads.max(1).ilog2();
-    let base = |bias: f32| (-bias / steps as f32).exp2();
-    if h < steps { base(max_bias).powi(h as i32 + 1) } else { base(max_bias / 2.0).powi((2 * (h - steps) + 1) as i32) }
+    Alibi::new(max_bias, heads).map_or(1.0, |alibi| alibi.slope(h))
 }

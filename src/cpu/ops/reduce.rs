@@ -1,6 +1,6 @@
 //! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with one of f32, as ggml has it; ARGMAX.
 
-use super::{CHUNK, Kernel, Pieces, is_float, math, pieces, rows_of, types};
+use super::{CHUNK, Kernel, Pieces, math, pieces, rows_of, types};
 use crate::cpu::pool::Work;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
@@ -14,7 +14,7 @@ pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     let Some(x) = node.srcs.get(0) else { return Err(types(node)) };
     let cost = x.elements();
     Ok(match (op, x.dtype(), node.dst.dtype()) {
-        (Reduce::Sum, a, b) if is_float(a) && is_float(b) => {
+        (Reduce::Sum, a, b) if a.is_float() && b.is_float() => {
             Kernel::new(cost, sum).with_shared(PARTS * size_of::<f64>()).with_syncs(1)
         }
         (Reduce::SumRows, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, _| sum as f32)),

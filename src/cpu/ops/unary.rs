@@ -1,6 +1,6 @@
 //! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY, computed in f32.
 
-use super::{CHUNK, Kernel, Pieces, is_float, math, types};
+use super::{CHUNK, Kernel, Pieces, math, types};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
@@ -10,7 +10,7 @@ use crate::ops::unary::{Kind, Unary};
 pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let (Some(x), dst) = (node.srcs.get(0), node.dst) else { return Err(types(node)) };
     // ggml's table has fewer pairs (mostly equal types); the others cost nothing more here.
-    if !(is_float(x.dtype()) && is_float(dst.dtype())) {
+    if !(x.dtype().is_float() && dst.dtype().is_float()) {
         return Err(types(node));
     }
     let n = dst.elements();

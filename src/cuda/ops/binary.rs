@@ -1,7 +1,7 @@
 //! ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
 use super::zip::{Zip, ZipAny, threads};
-use super::{Grid, Kernel, On, Ptr, Unsupported, is_float, suffix};
+use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
 use crate::ops::OpCode;
 use crate::ops::binary::Binary;
 use crate::tensor::DType::{self, BF16, F16, F32};
@@ -46,7 +46,7 @@ pub(super) fn select(op: Binary, on: &On<'_>) -> Result<Kernel, Unsupported> {
     };
     let (a, b, d) = (on.src(0)?, on.src(1)?, on.dst());
     let types = [a.dtype(), b.dtype(), d.dtype()];
-    if !types.into_iter().all(is_float) {
+    if !types.into_iter().all(DType::is_float) {
         return Err(on.types());
     }
     let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Dst];

@@ -2,11 +2,11 @@
 //! kernels/copy_from_blocks.cu between floats and blocks.
 
 use super::rows::Ids;
-use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float, suffix};
+use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::ops::copy::Copy;
 use crate::tensor::DType::{F32, I32};
 use crate::tensor::quant::quantiser;
-use crate::tensor::{DIMS, DType, TensorDesc};
+use crate::tensor::{DIMS, DType, Loop, TensorDesc, common_loops};
 use bytemuck::{Pod, Zeroable};
 
 pub(super) fn select(_: Copy, on: &On<'_>) -> Result<Kernel, Unsupported> {
@@ -14,11 +14,11 @@ pub(super) fn select(_: Copy, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (from, to) = (x.dtype(), y.dtype());
     if from == to || converts(from, to) {
         between_plain(on, x, y)
-    } else if is_float(from) && has_blocks(to) {
+    } else if from.is_float() && has_blocks(to) {
         let ys = if y.is_contiguous() { Target::Dense } else { Target::Strided(on.shape(y)?) };
         let launch = to_blocks(on, flat(on, x, to.block_len())?, ys, [Ptr::Src(0), Ptr::Null, Ptr::Null])?;
         Ok(Kernel { launches: vec![launch], scratch: 0 })
-    } else if has_blocks(from) && is_float(to) {
+    } else if has_blocks(from) && to.is_float() {
         let block = from.block_len();
         from_blocks(on, flat(on, x, block)?, flat(on, y, block)?, None)
     } else {
@@ -28,7 +28,7 @@ pub(super) fn select(_: Copy, on: &On<'_>) -> Result<Kernel, Unsupported> {
 
 /// Whether kernels/common/copy.cuh converts between two plain types.
 fn converts(from: DType, to: DType) -> bool {
-    is_float(from) && (is_float(to) || to == I32) || (from, to) == (I32, F32)
+    from.is_float() && (to.is_float() || to == I32) || (from, to) == (I32, F32)
 }
 
 /// Whether a type has blocks that kernels make and read.
@@ -37,14 +37,6 @@ pub(super) fn has_blocks(dtype: DType) -> bool {
 }
 
 // ---- between plain types
-
-/// A loop over blocks with its byte steps in both tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Loop {
-    count: usize,
-    x: usize,
-    y: usize,
-}
 
 /// `struct Nest` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -64,7 +56,7 @@ impl Nest {
         }
         for (d, l) in loops.iter().enumerate() {
             nest.count[d] = i32::try_from(l.count).ok()? as u32;
-            (nest.x[d], nest.y[d]) = (l.x as u64, l.y as u64);
+            (nest.x[d], nest.y[d]) = (l.src as u64, l.dst as u64);
         }
         Some(nest)
     }
@@ -149,7 +141,7 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
             let tiles = Tiles { nest, tiles, types, bytes, padding: 0 };
             return on.kernel(("copy", "copy_transpose"), grid, &POINTERS, &tiles);
         }
-        let dense = loops.first().filter(|l| (l.x, l.y) == (size_x, size_y)).map(|l| l.count);
+        let dense = loops.first().filter(|l| (l.src, l.dst) == (size_x, size_y)).map(|l| l.count);
         if dense.is_some() {
             loops.remove(0);
         }
@@ -173,39 +165,17 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
     on.kernel(("copy", "copy_any"), Grid::line(blocks(n, THREADS, 1), THREADS), &POINTERS, &any)
 }
 
-/// The loops, innermost first, that walk both tensors' blocks in logical order; `None` when no dimension of the one ends
-/// where a dimension of the other does. Loops of count 1 are left out. Both have equal block lengths.
-fn common_loops(x: &TensorDesc, y: &TensorDesc) -> Option<Vec<Loop>> {
-    let dims = |t: &TensorDesc| {
-        let (ne, nb, block) = (t.ne(), t.nb(), t.dtype().block_len());
-        [(ne[0] / block, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])].into_iter().filter(|d| d.0 > 1)
-    };
-    let (mut xs, mut ys) = (dims(x), dims(y));
-    let (mut from, mut to) = (xs.next(), ys.next());
-    let mut loops = Vec::with_capacity(2 * DIMS);
-    while let (Some((n, x)), Some((m, y))) = (from, to) {
-        let count = n.min(m);
-        if !n.is_multiple_of(count) || !m.is_multiple_of(count) {
-            return None;
-        }
-        loops.push(Loop { count, x, y });
-        from = if n > count { Some((n / count, x * count)) } else { xs.next() };
-        to = if m > count { Some((m / count, y * count)) } else { ys.next() };
-    }
-    Some(loops)
-}
-
 /// Orders loops by how dense they are in the destination, and joins those that are one in both tensors.
 fn arrange(loops: &mut Vec<Loop>, size_x: usize, size_y: usize) {
-    loops.sort_by_key(|l| (l.y, l.x));
+    loops.sort_by_key(|l| (l.dst, l.src));
     let mut merged: Vec<Loop> = Vec::with_capacity(loops.len());
     for next in loops.drain(..) {
         match merged.last_mut() {
             // Kernels count in 32 bits, except along a run that is dense in both.
             Some(last)
-                if next.x == last.x * last.count
-                    && next.y == last.y * last.count
-                    && ((last.x, last.y) == (size_x, size_y) || last.count * next.count <= i32::MAX as usize) =>
+                if next.src == last.src * last.count
+                    && next.dst == last.dst * last.count
+                    && ((last.src, last.dst) == (size_x, size_y) || last.count * next.count <= i32::MAX as usize) =>
             {
                 last.count *= next.count;
             }
@@ -220,10 +190,10 @@ fn arrange(loops: &mut Vec<Loop>, size_x: usize, size_y: usize) {
 fn crossed(loops: &mut [Loop], x: &TensorDesc, y: &TensorDesc) -> Option<Nest> {
     let (size_x, size_y) = (x.dtype().block_bytes(), y.dtype().block_bytes());
     let first = loops.first()?;
-    if x.dtype().is_block() || first.y != size_y || first.count < LEAST_SIDE || loops.len() > DIMS {
+    if x.dtype().is_block() || first.dst != size_y || first.count < LEAST_SIDE || loops.len() > DIMS {
         return None;
     }
-    let dense = loops.iter().position(|l| l.x == size_x).filter(|&k| k > 0 && loops[k].count >= LEAST_SIDE)?;
+    let dense = loops.iter().position(|l| l.src == size_x).filter(|&k| k > 0 && loops[k].count >= LEAST_SIDE)?;
     loops[1..=dense].rotate_right(1);
     Nest::of(loops)
 }

@@ -2,6 +2,7 @@
 
 use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
+use crate::ops::softmax::Alibi;
 use crate::tensor::quant::dequantiser;
 use crate::tensor::{DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
@@ -89,8 +90,7 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
 
     let strides = |t: &TensorDesc| [1, 2, 3].map(|i| t.nb()[i] as u64);
     let (mask_heads, mask_batches) = mask.map_or((1, 1), |mask| (mask.ne()[2] as u32, mask.ne()[3] as u32));
-    let steps = 1 << heads.max(1).ilog2();
-    let base = |bias: f32| (-bias / steps as f32).exp2();
+    let alibi = Alibi::new(op.max_bias, heads as usize);
     let numbers = Attention {
         qb: strides(q),
         kb: strides(k),
@@ -113,8 +113,8 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
         octets,
         part,
         types: [k, v].map(|t| t.dtype().to_wire()),
-        slope_steps: if op.max_bias > 0.0 { steps } else { 0 },
-        slope_bases: [base(op.max_bias), base(op.max_bias / 2.0)],
+        slope_steps: alibi.map_or(0, |alibi| alibi.steps as u32),
+        slope_bases: alibi.map_or([1.0; 2], |alibi| alibi.bases),
         // With a softcap, scores are divided by it first.
         scale: if op.softcap == 0.0 { op.scale } else { op.scale / op.softcap },
         cap: op.softcap,

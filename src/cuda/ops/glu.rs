@@ -1,8 +1,9 @@
 //! GLU: kernels/glu.cu.
 
 use super::zip::{Zip, ZipAny};
-use super::{Kernel, On, Ptr, Unsupported, is_float, suffix};
+use super::{Kernel, On, Ptr, Unsupported, suffix};
 use crate::ops::glu::{Glu, Kind};
+use crate::tensor::DType;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
@@ -35,7 +36,7 @@ struct Unit {
 pub(super) fn select(op: Glu, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (a, d, second) = (on.src(0)?, on.dst(), on.node.srcs.get(1));
     let types = [a.dtype(), second.unwrap_or(a).dtype(), d.dtype()];
-    if !types.into_iter().all(is_float) {
+    if !types.into_iter().all(DType::is_float) {
         return Err(on.types());
     }
     // The halves of one source are two tensors of half its rows.

@@ -20,9 +20,9 @@ mod zip;
 
 use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
-use crate::device::Unsupported;
+use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::Fused;
-use crate::ops::{MAX_SRC, NodeView, Op};
+use crate::ops::{NodeView, Op};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -117,11 +117,7 @@ impl<'a> On<'a> {
 
     /// The error that a node's types are not among those its kernels take.
     fn types(&self) -> Unsupported {
-        let mut reason = String::from("types");
-        for src in (0..MAX_SRC).filter_map(|i| self.node.srcs.get(i)) {
-            reason += &format!(" {}", src.dtype());
-        }
-        self.unsupported(reason + &format!(" -> {}", self.node.dst.dtype()))
+        unsupported_types(self.node)
     }
 }
 
@@ -166,11 +162,6 @@ impl Shape {
     fn keeps_alignment(&self, from: usize) -> bool {
         (from..DIMS).all(|d| self.ne[d] == 1 || self.nb[d].is_multiple_of(16))
     }
-}
-
-/// Whether a type is one of the three that element-wise ops compute on.
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// A type's part of an entry's name: `f32`, `q4_0`.

@@ -1,6 +1,6 @@
 //! MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, a module for each type of a.
 
-use super::{Grid, Kernel, Launch, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float, suffix};
+use super::{Grid, Kernel, Launch, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::quant::dequantiser;
 use crate::tensor::{DType, TensorDesc};
@@ -70,7 +70,7 @@ struct Packing {
 
 pub(super) fn select(op: MulMat, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
-    let rounded = is_float(a.dtype()) && is_float(b.dtype());
+    let rounded = a.dtype().is_float() && b.dtype().is_float();
     if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
         return Err(on.types());
     }

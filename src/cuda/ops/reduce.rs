@@ -1,6 +1,6 @@
 //! SUM, SUM_ROWS, MEAN, ARGMAX, CUMSUM: kernels/reduce.cu.
 
-use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, is_float};
+use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported};
 use crate::ops::reduce::Reduce;
 use crate::tensor::DType::{F32, I32};
 use bytemuck::{Pod, Zeroable};
@@ -60,7 +60,7 @@ struct Cumsum {
 
 pub(super) fn select(op: Reduce, on: &On<'_>) -> Result<Kernel, Unsupported> {
     match (op, on.src(0)?.dtype(), on.dst().dtype()) {
-        (Reduce::Sum, from, to) if is_float(from) && is_float(to) => sum(on),
+        (Reduce::Sum, from, to) if from.is_float() && to.is_float() => sum(on),
         (Reduce::SumRows, F32, F32) => rows(on, 0),
         (Reduce::Mean, F32, F32) => rows(on, 1),
         (Reduce::Argmax, F32, I32) => rows(on, 2),

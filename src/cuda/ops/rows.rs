@@ -1,7 +1,7 @@
 //! GET_ROWS and SET_ROWS: kernels/rows.cu for plain types; block types go the way of copies, with named rows.
 
 use super::copy::{Share, Target, from_blocks, has_blocks, to_blocks};
-use super::{Grid, Kernel, Launch, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float};
+use super::{Grid, Kernel, Launch, On, Ptr, Shape, THREADS, Unsupported, blocks};
 use crate::ops::rows::Rows;
 use crate::tensor::DType::{F16, F32, I16, I32, I64};
 use crate::tensor::{DType, TensorDesc};
@@ -65,7 +65,7 @@ fn get(on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (xs, ys, list) = (on.shape(table)?, on.shape(dst)?, Ids::of(on, ids, table)?);
     let types = match (table.dtype(), dst.dtype()) {
         (I32, I32) => [F32, F32],
-        (from, F32) if is_float(from) => [from, F32],
+        (from, F32) if from.is_float() => [from, F32],
         (from, F32) if has_blocks(from) => return from_blocks(on, xs, ys, Some(list)),
         _ => return Err(on.types()),
     };
@@ -90,7 +90,7 @@ fn set(on: &On<'_>) -> Result<Kernel, Unsupported> {
     let types = match (x.dtype(), dst.dtype()) {
         // Halves move as they are.
         (F16, F16) => [I16, I16],
-        (F32 | F16, to) if is_float(to) || to == I32 => [x.dtype(), to],
+        (F32 | F16, to) if to.is_float() || to == I32 => [x.dtype(), to],
         (F32 | F16, to) if has_blocks(to) => {
             let target = Target::Named(ys, list);
             kernel.launches.push(to_blocks(on, xs, target, [Ptr::Src(0), Ptr::Src(1), claims])?);

@@ -1,7 +1,7 @@
 //! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY: kernels/unary.cu.
 
 use super::zip::threads;
-use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, is_float};
+use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks};
 use crate::ops::unary::{Kind, Unary};
 use bytemuck::{Pod, Zeroable};
 
@@ -38,7 +38,7 @@ struct Params {
 
 pub(super) fn select(op: Unary, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
-    if !(is_float(x.dtype()) && is_float(y.dtype())) {
+    if !(x.dtype().is_float() && y.dtype().is_float()) {
         return Err(on.types());
     }
     let (op, n) = (params(op), y.elements());

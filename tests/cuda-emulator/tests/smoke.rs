@@ -57,6 +57,7 @@ fn open_allocate_copy_load_launch() {
         assert!(counts.contains("\"scale\": {\"launches\": 1, \"threads\": 1024,"), "{counts}");
         assert!(counts.contains("\"global_read\": {\"requests\": 32, \"bytes\": 4000, \"sectors\": 125}"), "{counts}");
         assert!(counts.contains("\"cuLaunchKernel\": 1"), "{counts}");
+        assert_eq!((emulator.calls("cuLaunchKernel"), emulator.calls("cuGraphLaunch")), (1, 0));
         assert!(counts.ends_with("\"simulated_us\": 0}"), "{counts}");
     }
     assert_eq!(emulator.reports(), Vec::<String>::new());

@@ -4,7 +4,7 @@ mod columns;
 mod exact;
 mod fast;
 
-use super::{Kernel, Path, is_float, takes_strips, types, unsupported};
+use super::{Kernel, Path, takes_strips, types, unsupported};
 use crate::cpu::pool::Work;
 use crate::cpu::simd::Kernels;
 use crate::device::Unsupported;
@@ -16,7 +16,7 @@ use columns::Columns;
 
 pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
     let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(types(node)) };
-    let rounded = is_float(a.dtype()) && is_float(b.dtype());
+    let rounded = a.dtype().is_float() && b.dtype().is_float();
     if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
         return Err(types(node));
     }

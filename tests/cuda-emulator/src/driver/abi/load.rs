@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The emulator as a loaded library.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +46,22 @@ impl Drop for Session {
     }
 }
 
+impl Session {
+    /// Waits until every primary context that was retained is released, which a program's own threads may do later than the test
+    /// that started them ends. False when `limit` passes first.
+    #[must_use]
+    pub fn contexts_released(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
 impl std::ops::Deref for Session {
     type Target = Emulator;
     fn deref(&self) -> &Emulator {
@@ -72,6 +89,14 @@ impl Emulator {
     pub fn reports(&self) -> Vec<String> {
         let all = fetch(self.reports);
         all.split('\u{1e}').filter(|report| !report.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// How often a function of the driver was called since the start.
+    pub fn calls(&self, function: &str) -> u64 {
+        let counts = self.counts_json();
+        let calls = counts.rsplit_once("\"calls\": ").map_or("", |(_, calls)| calls);
+        let count = calls.split_once(&format!("\"{function}\": ")).map_or("", |(_, count)| count);
+        count.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
     }
 
     /// Counts of all kernels since the start, as JSON.
