@@ -93,7 +93,16 @@ pub mod graph;
 pub mod ops;
 pub mod registry;
 pub mod rpc;
+pub mod sched;
 pub mod tensor;
 
 /// This build: the crate's version and, in a checkout, the revision.
 pub const VERSION: &str = env!("FANOUT_VERSION");
+
+/// Test devices are written as anyone else would write a device.
+#[cfg(test)]
+extern crate self as fanout;
+#[cfg(test)]
+#[path = "../tests/common/null.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
+mod null;

@@ -55,6 +55,7 @@ impl CpuDevice {
             kind: DeviceKind::Cpu,
             alignment: ALIGNMENT,
             max_buffer: memory,
+            domain: "host".to_owned(),
         };
         let (pool, account) = (Pool::new(threads)?, Account::new(memory));
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))

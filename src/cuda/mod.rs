@@ -68,6 +68,7 @@ impl CudaDevice {
             kind: DeviceKind::Gpu,
             alignment: ALIGNMENT,
             max_buffer: core.account.limit().min(gpu.memory),
+            domain: "cuda".to_owned(),
         };
         Ok(Arc::new(CudaDevice { info, core }))
     }

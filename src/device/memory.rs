@@ -23,8 +23,9 @@ struct BufferInner {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Buffer {
-    /// A handle to a device's own kind of memory; `charges` pay for it as long as it lives.
-    pub(crate) fn new(
+    /// For devices: a handle to a device's own kind of memory; `charges` pay for it as long as it lives. `device` is the
+    /// name of the device.
+    pub fn new(
         device: &str,
         bytes: u64,
         memory: Box<dyn Any + Send + Sync>,
@@ -49,8 +50,8 @@ impl Buffer {
         self.0.id
     }
 
-    /// The device's own memory object.
-    pub(crate) fn memory<T: 'static>(&self) -> Option<&T> {
+    /// For devices: the memory object that [`Buffer::new`] was given, if it is of this kind.
+    pub fn memory<T: 'static>(&self) -> Option<&T> {
         self.0.memory.downcast_ref()
     }
 
@@ -123,8 +124,8 @@ struct ProgramInner {
 }
 
 impl Program {
-    /// A device's own form of a graph.
-    pub(crate) fn new(graph: Arc<Graph>, code: Box<dyn Any + Send + Sync>) -> Program {
+    /// For devices: their own form of a graph.
+    pub fn new(graph: Arc<Graph>, code: Box<dyn Any + Send + Sync>) -> Program {
         Program(Arc::new(ProgramInner { graph, code }))
     }
 
@@ -133,8 +134,8 @@ impl Program {
         &self.0.graph
     }
 
-    /// The device's own form.
-    pub(crate) fn code<T: 'static>(&self) -> Option<&T> {
+    /// For devices: the form that [`Program::new`] was given, if it is of this kind.
+    pub fn code<T: 'static>(&self) -> Option<&T> {
         self.0.code.downcast_ref()
     }
 }

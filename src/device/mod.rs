@@ -56,6 +56,9 @@ pub struct DeviceInfo {
     pub alignment: u64,
     /// Largest buffer in bytes.
     pub max_buffer: u64,
+    /// Devices of one domain copy from each other's memory by themselves ([`Queue::copy_from`]); between two domains bytes go
+    /// through the host.
+    pub domain: String,
 }
 
 /// A device's memory in bytes.
@@ -72,8 +75,18 @@ pub struct MemoryInfo {
 pub enum Support {
     /// It does.
     Yes,
+    /// It does, and so well that weights which lie in the host's memory are worth bringing here for it: a product with many
+    /// columns on a GPU.
+    Offload,
     /// It does not; why.
     No(Unsupported),
+}
+
+impl Support {
+    /// Whether the device runs the node.
+    pub fn runs(&self) -> bool {
+        !matches!(self, Support::No(_))
+    }
 }
 
 /// A node beyond a device's ability.

@@ -1,9 +1,8 @@
 //! Graphs cut into runs of nodes for either device, and what each run of the second moves.
 
-use super::ranges::Ranges;
 use super::{Fallback, Side};
 use crate::device::{Device, DeviceError, Program, Unsupported};
-use crate::graph::{Graph, Node, Place, Tensor, TensorId};
+use crate::graph::{Graph, Node, Place, Ranges, Tensor, TensorId};
 use crate::ops::rows::Rows;
 use crate::ops::{Op, OpCode};
 use crate::tensor::TensorDesc;

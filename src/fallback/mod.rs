@@ -10,7 +10,6 @@
 
 mod cut;
 mod queue;
-mod ranges;
 mod worker;
 
 use crate::device::{
@@ -84,7 +83,7 @@ impl Fallback {
     fn side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
         let Support::No(lacks) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
         match self.second.support(node) {
-            Support::Yes => Ok((Side::Second, Some(lacks))),
+            Support::Yes | Support::Offload => Ok((Side::Second, Some(lacks))),
             Support::No(too) => {
                 let (first, second) = (&self.primary.info().name, &self.second.info().name);
                 let reason = format!("on {first}: {}; on {second}: {}", lacks.reason, too.reason);
@@ -123,7 +122,10 @@ impl Device for Fallback {
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
-        self.side(node).map_or_else(Support::No, |_| Support::Yes)
+        match self.primary.support(node) {
+            Support::No(_) => self.side(node).map_or_else(Support::No, |_| Support::Yes),
+            runs => runs,
+        }
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {

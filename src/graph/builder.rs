@@ -6,11 +6,13 @@ use crate::ops::{MAX_SRC, Op, Out, ShapeError, Sources};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use thiserror::Error;
 
-/// Builds a graph whose tensors all lie in slot 0, one after another, each at a multiple of [`Builder::ALIGN`].
+/// Builds a graph whose tensors all lie in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; or each in a
+/// slot of its own ([`Builder::apart`]).
 #[derive(Debug, Default)]
 pub struct Builder {
     graph: Graph,
     end: usize,
+    apart: bool,
 }
 
 /// A mistake of whoever builds the graph.
@@ -38,6 +40,12 @@ impl Builder {
     /// An empty graph.
     pub fn new() -> Builder {
         Builder::default()
+    }
+
+    /// An empty graph each of whose tensors that is no view has a slot of its own, just as large as it is: someone else
+    /// places them.
+    pub fn apart() -> Builder {
+        Builder { apart: true, ..Builder::default() }
     }
 
     /// A tensor made so far.
@@ -132,13 +140,53 @@ impl Builder {
     /// # Errors
     /// [`BuildError::Graph`] when a node breaks a rule.
     pub fn build(mut self) -> Result<Graph, BuildError> {
-        self.graph.slots = vec![self.end];
+        if !self.apart {
+            self.graph.slots = vec![self.end];
+        }
         validate::check(&self.graph)?;
         Ok(self.graph)
     }
 
+    /// As [`Builder::build`], where the graph is all there is: how often each tensor is read follows from its nodes, but for
+    /// `seen`, which others read too, and for what lies in memory that is not the graph's own.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub(crate) fn build_counted(mut self, seen: &[TensorId]) -> Result<Graph, BuildError> {
+        let tensors = &mut self.graph.tensors;
+        let mut uses = vec![0u32; tensors.len()];
+        let mut computed = vec![false; tensors.len()];
+        for node in &self.graph.nodes {
+            node.srcs.iter().flatten().for_each(|id| uses[id.0 as usize] += 1);
+            computed[node.dst.0 as usize] = true;
+        }
+        // Views come after what they show. One that nobody reads is no reader.
+        for (at, tensor) in tensors.iter().enumerate().rev() {
+            if let Some(of) = tensor.view_of.filter(|_| uses[at] > 0) {
+                uses[of.0 as usize] += 1;
+            }
+        }
+        seen.iter().for_each(|id| uses[id.0 as usize] = 0);
+        for at in 0..tensors.len() {
+            // Through other views, as long as each is read by the next alone.
+            if let Some(of) = tensors[at].view_of
+                && let Some(root) = tensors[of.0 as usize].view_of
+                && uses[of.0 as usize] == 1
+            {
+                tensors[at].view_of = Some(root);
+            }
+            tensors[at].uses = Some(uses[at]).filter(|&n| n > 0 && computed[at]);
+        }
+        self.build()
+    }
+
     fn place(&mut self, bytes: usize) -> Result<Place, BuildError> {
         let overflow = BuildError::Tensor("the graph's memory overflows");
+        if self.apart {
+            let slot = u32::try_from(self.graph.slots.len()).map_err(|_| overflow)?;
+            self.graph.slots.push(bytes);
+            return Ok(Place { slot, offset: 0 });
+        }
         let offset = self.end;
         let end = bytes.checked_next_multiple_of(Self::ALIGN).and_then(|b| b.checked_add(offset + Self::ALIGN));
         self.end = end.filter(|&e| e < 1 << 62).ok_or(overflow)?;

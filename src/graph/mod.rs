@@ -7,10 +7,12 @@
 mod builder;
 pub(crate) mod fuse;
 mod overlap;
+mod ranges;
 pub mod validate;
 
 pub use builder::{BuildError, Builder};
 pub(crate) use overlap::{Overlap, overlap};
+pub(crate) use ranges::Ranges;
 
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;

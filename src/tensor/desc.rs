@@ -32,6 +32,17 @@ pub enum DescError {
         /// Elements in a row.
         ne0: usize,
     },
+    /// Another shape of a tensor that is not contiguous, or of another number of elements.
+    #[error("a tensor of shape {from:?} has no contiguous view of shape {to:?}")]
+    Reshape {
+        /// Its shape.
+        from: [usize; DIMS],
+        /// The shape asked for.
+        to: [usize; DIMS],
+    },
+    /// Axes that are no permutation of 0 to 3.
+    #[error("{0:?} is no order of the dimensions 0 to 3")]
+    Permute([usize; DIMS]),
     /// The byte extent or the number of elements is beyond what an address space holds.
     #[error("shape {ne:?} with strides {nb:?} of {dtype} spans more than 2^62 bytes")]
     TooLarge {
@@ -92,6 +103,32 @@ impl TensorDesc {
         let nb2 = nb1.checked_mul(ne[1])?;
         let nb3 = nb2.checked_mul(ne[2])?;
         Some([nb0, nb1, nb2, nb3])
+    }
+
+    /// A contiguous tensor in another shape.
+    ///
+    /// # Errors
+    /// [`DescError::Reshape`] when that has more or fewer elements or this one is not contiguous; as
+    /// [`TensorDesc::strided`].
+    pub fn reshaped(&self, ne: [usize; DIMS]) -> Result<Self, DescError> {
+        let desc = Self::contiguous(self.dtype, ne)?;
+        let fits = desc.elements() == self.elements() && self.is_contiguous();
+        if fits { Ok(desc) } else { Err(DescError::Reshape { from: self.ne, to: ne }) }
+    }
+
+    /// With the dimensions in another order: dimension `i` becomes dimension `axes[i]`, as in ggml's `permute`.
+    ///
+    /// # Errors
+    /// [`DescError::Permute`] when `axes` is no permutation; [`DescError::PartialBlock`] when rows of blocks would be split.
+    pub fn permuted(&self, axes: [usize; DIMS]) -> Result<Self, DescError> {
+        let (mut ne, mut nb) = ([0; DIMS], [usize::MAX; DIMS]);
+        for (from, &to) in axes.iter().enumerate() {
+            if to >= DIMS || nb[to] != usize::MAX {
+                return Err(DescError::Permute(axes));
+            }
+            (ne[to], nb[to]) = (self.ne[from], self.nb[from]);
+        }
+        Self::strided(self.dtype, ne, nb)
     }
 
     /// Element type.

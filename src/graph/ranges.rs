@@ -5,11 +5,11 @@ use std::ops::Range;
 
 /// Ranges that share no byte; those that overlap become one, those that only touch stay two.
 #[derive(Default)]
-pub(super) struct Ranges(BTreeMap<(u32, usize), usize>);
+pub(crate) struct Ranges(BTreeMap<(u32, usize), usize>);
 
 impl Ranges {
     /// Adds a range, and tells `missing` which parts of it were not there.
-    pub(super) fn insert(&mut self, slot: u32, range: Range<usize>, mut missing: impl FnMut(Range<usize>)) {
+    pub(crate) fn insert(&mut self, slot: u32, range: Range<usize>, mut missing: impl FnMut(Range<usize>)) {
         if range.is_empty() {
             return;
         }
@@ -30,12 +30,12 @@ impl Ranges {
     }
 
     /// Whether some byte of a range is there.
-    pub(super) fn touches(&self, slot: u32, range: &Range<usize>) -> bool {
+    pub(crate) fn touches(&self, slot: u32, range: &Range<usize>) -> bool {
         !range.is_empty() && self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
     }
 
     /// All of them, by slot and in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
         self.0.iter().map(|(&(slot, start), &end)| (slot, start..end))
     }
 

@@ -1,0 +1,286 @@
+//! One graph over many devices: pure passes over data, then one executor.
+//!
+//! | pass | from | to |
+//! |---|---|---|
+//! | `assign` | a [`Task`] and what the devices support | a device for each node, and why |
+//! | `split` | the devices | runs of nodes on one device, and the replicas that each needs of others' tensors |
+//! | `memory` | lifetimes | a spot in an arena for each tensor; what comes from elsewhere in a ring of `depth` copies |
+//! | `plan` | all of it | steps on lanes, each with the moments of other lanes that it waits for |
+//! | `verify` | a plan | that every access finds the bytes it should, in whatever order the lanes run |
+//! | `exec` | a plan | queues at work |
+//!
+//! # Lanes and moments
+//! A lane is a queue: what is on it runs in order. Each device has one lane that computes and, where several runs are under way
+//! at once (`depth` > 1), one that brings what it needs from elsewhere, so that the next run's inputs come while this one
+//! computes. Lanes are ordered by marks alone: a step waits for a mark of this run, or of one some runs ago.
+//!
+//! # Memory
+//! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
+//! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
+
+#![allow(dead_code)] // while the passes are being written
+
+mod assign;
+mod memory;
+mod plan;
+mod split;
+mod task;
+mod verify;
+
+pub use task::{Storage, Task, TaskBuilder};
+
+use crate::device::{Device, DeviceError, Unsupported};
+use crate::graph::TensorId;
+use crate::ops::OpCode;
+use std::ops::Range;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Devices in order of preference: where nothing else decides, the first that can.
+pub type Devices = [Arc<dyn Device>];
+
+/// Why a task cannot be planned or run.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SchedError {
+    /// A device number beyond the list: the caller's mistake.
+    #[error("{what} is on device {device}, of {devices}")]
+    NoDevice {
+        /// What names the device.
+        what: String,
+        /// Its number.
+        device: usize,
+        /// How many there are.
+        devices: usize,
+    },
+    /// A node that no device runs, or not the one where it has to run.
+    #[error("{node} runs nowhere: {}", reasons(refusals))]
+    Nowhere {
+        /// The node: its tensor's name and its op.
+        node: String,
+        /// What each device lacks.
+        refusals: Vec<(String, Unsupported)>,
+    },
+    /// A tensor larger than the largest buffer of its device.
+    #[error("{tensor} needs {bytes} bytes on {device}, whose largest buffer is {limit}")]
+    TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The device.
+        device: String,
+        /// What it needs.
+        bytes: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// A device failed.
+    #[error("{device}: {source}")]
+    Device {
+        /// Its name.
+        device: String,
+        /// What happened.
+        source: DeviceError,
+    },
+}
+
+fn reasons(refusals: &[(String, Unsupported)]) -> String {
+    refusals.iter().map(|(device, no)| format!("on {device}, {no}")).collect::<Vec<_>>().join("; ")
+}
+
+/// How tasks are planned.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Runs that may be under way at once: what devices get from elsewhere is kept in so many copies.
+    pub depth: usize,
+    /// Whether weights in the host's memory may be brought to a device that is better at using them.
+    pub offload: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { depth: 1, offload: true }
+    }
+}
+
+/// Where a node runs, and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Assigned {
+    pub(crate) device: usize,
+    pub(crate) why: Why,
+}
+
+/// What decided where a node runs; the first that applies.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Why {
+    /// Whoever made the task.
+    Pinned,
+    /// It writes memory that lies there.
+    Destination,
+    /// A device takes it although its weights lie in the host's memory.
+    Offload,
+    /// The largest stored tensor that it reads lies there.
+    Stored,
+    /// Its neighbours in the list run there.
+    Near,
+    /// No better place supports it.
+    Left,
+}
+
+/// A graph cut into splits.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Cut {
+    pub(crate) splits: Vec<Split>,
+    pub(crate) replicas: Vec<Replica>,
+    /// By slot: the device whose memory holds it; `None` for inputs and for what no node touches.
+    pub(crate) homes: Vec<Option<usize>>,
+}
+
+/// Consecutive nodes that run on one device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Split {
+    pub(crate) device: usize,
+    pub(crate) nodes: Range<usize>,
+    /// Replicas that its nodes read, by slot and start of their ranges. Those of one slot are disjoint.
+    pub(crate) reads: Vec<u32>,
+}
+
+/// A copy of some bytes of a slot on a device that is not the slot's home. It is made once in a run, before the first split
+/// that reads it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Replica {
+    pub(crate) device: usize,
+    pub(crate) slot: u32,
+    pub(crate) range: Range<usize>,
+    pub(crate) origin: Origin,
+    /// The first split that reads it.
+    pub(crate) split: usize,
+    /// The last node that reads it.
+    pub(crate) last: usize,
+}
+
+/// Where the bytes of a replica come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// The host, at the start of a run.
+    Host,
+    /// Another device, the slot's home.
+    Device(usize),
+    /// As `Device`, but only those experts of a stored tensor that `ids` names, which its nodes read on the replica's device.
+    Experts { home: usize, ids: TensorId },
+}
+
+/// Where things lie on the devices.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Layout {
+    /// By device.
+    pub(crate) rooms: Vec<Room>,
+    /// By slot: computed ones that lie in an arena.
+    pub(crate) slots: Vec<Option<Spot>>,
+    /// By replica.
+    pub(crate) replicas: Vec<Spot>,
+}
+
+/// Memory that a plan needs on a device: sizes of buffers, in bytes, none larger than the device's largest.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Room {
+    pub(crate) arena: Vec<u64>,
+    /// Of one of the `depth` copies.
+    pub(crate) ring: Vec<u64>,
+}
+
+/// Bytes in a device's room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Spot {
+    pub(crate) area: Area,
+    /// Which of the area's buffers.
+    pub(crate) chunk: u32,
+    pub(crate) offset: u64,
+    /// What the device wants reserved: at least what is used.
+    pub(crate) bytes: u64,
+}
+
+/// A part of a device's room.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Area {
+    /// What lives within a run, in its order on the device's computing lane.
+    Arena,
+    /// What comes from elsewhere while earlier runs may still compute: one copy for each run under way.
+    Ring,
+}
+
+/// A task's way over the devices: what to do, in which order, and what waits for what.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(crate) task: Arc<Task>,
+    /// Names of the devices.
+    pub(crate) devices: Vec<String>,
+    /// By node.
+    pub(crate) assigned: Vec<Assigned>,
+    pub(crate) cut: Cut,
+    pub(crate) layout: Layout,
+    pub(crate) lanes: Vec<Lane>,
+    /// One run, in the order the host submits it.
+    pub(crate) steps: Vec<Step>,
+    /// How many marks the steps of one run make: they are numbered from 0.
+    pub(crate) marks: u32,
+    /// Runs that may be under way at once. Run `i` uses copy `i % depth` of each ring.
+    pub(crate) depth: usize,
+}
+
+/// A queue of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Lane {
+    pub(crate) device: usize,
+    pub(crate) kind: LaneKind,
+}
+
+/// What a lane is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum LaneKind {
+    /// Runs nodes; with a depth of 1 it also brings replicas.
+    Compute,
+    /// Brings replicas while the other computes.
+    Bring,
+}
+
+/// Something on a lane: first its waits, then its work, then its mark.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Step {
+    pub(crate) lane: usize,
+    pub(crate) waits: Vec<Wait>,
+    pub(crate) work: Work,
+    /// Its number, where someone waits for it or it is the last of its lane.
+    pub(crate) mark: Option<u32>,
+}
+
+/// A moment that a lane waits for: a mark, of this run (`ago` 0) or of one some runs before. What lies before the first run
+/// has been reached.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Wait {
+    pub(crate) mark: u32,
+    pub(crate) ago: u32,
+}
+
+/// What a step does. Numbers are those of replicas and splits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    /// The host writes a replica of an input.
+    Upload(u32),
+    /// A replica is copied from its home, whose memory this lane's device reaches.
+    Copy(u32),
+    /// The bytes of a replica leave its home for the host, on the home's computing lane.
+    Fetch(u32),
+    /// The bytes of the [`Work::Fetch`] of a replica, which has been waited for, are written to it.
+    Deliver(u32),
+    /// The experts of a replica that are used are copied from its home. The host waits for their numbers.
+    Experts(u32),
+    /// The nodes of a split.
+    Run(u32),
+}
+
+/// What a node is called in messages.
+pub(crate) fn node_name(task: &Task, node: usize) -> String {
+    let Some(node) = task.graph().nodes().get(node) else { return format!("node {node}") };
+    let (op, name): (OpCode, _) = (node.op.code(), task.name(node.dst));
+    if name.is_empty() { format!("{op} (tensor {})", node.dst.0) } else { format!("{op} {name:?}") }
+}

@@ -1,0 +1,1 @@
+//! Steps on lanes, and what they wait for.

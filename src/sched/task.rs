@@ -1,0 +1,298 @@
+//! What the scheduler works on: a graph, and for each of its memories what it is.
+
+use crate::device::Region;
+use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
+use crate::ops::{Op, Out};
+use crate::tensor::{DIMS, DType, TensorDesc};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A graph to run over several devices. Each tensor that is no view has a slot of the graph to itself.
+#[derive(Clone, Debug)]
+pub struct Task {
+    graph: Arc<Graph>,
+    /// By slot.
+    storage: Vec<Storage>,
+    /// By tensor; empty where there is none.
+    names: Vec<String>,
+    /// Nodes that their maker has put on a device.
+    pins: BTreeMap<usize, usize>,
+    /// By slot: whether someone reads it after the run.
+    outputs: Vec<bool>,
+}
+
+/// What the memory of a tensor is. Devices are numbers in the scheduler's list.
+#[derive(Clone, Debug)]
+pub enum Storage {
+    /// It lies on a device from run to run: a weight, a cache.
+    Stored {
+        /// The device.
+        device: usize,
+        /// Where; `None` while it is only being planned.
+        region: Option<Region>,
+    },
+    /// Written anew by the host before each run.
+    Input,
+    /// Written by nodes; the scheduler places it.
+    Computed,
+}
+
+impl Task {
+    /// The graph: slots are memories, see [`Task::storage`].
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
+    }
+
+    /// What each slot of the graph is.
+    pub fn storage(&self) -> &[Storage] {
+        &self.storage
+    }
+
+    /// A tensor's name, or empty.
+    pub fn name(&self, id: TensorId) -> &str {
+        self.names.get(id.0 as usize).map_or("", String::as_str)
+    }
+
+    /// The device that a node was put on by whoever made it.
+    pub fn pin(&self, node: usize) -> Option<usize> {
+        self.pins.get(&node).copied()
+    }
+
+    /// Whether someone reads what is in a slot after the run.
+    pub fn is_output(&self, slot: u32) -> bool {
+        self.outputs.get(slot as usize).copied().unwrap_or(false)
+    }
+
+    /// The tensor that a slot was made for.
+    pub fn owner(&self, slot: u32) -> Option<TensorId> {
+        let owns = |t: &Tensor| t.view_of.is_none() && t.place.is_some_and(|p| p.slot == slot && p.offset == 0);
+        // Slots are made in the order of their tensors.
+        let tensors = self.graph.tensors();
+        let start = (slot as usize).min(tensors.len());
+        (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| TensorId(i as u32))
+    }
+
+    /// The slot and the bytes of it that a tensor spans.
+    pub fn span(&self, id: TensorId) -> Option<(u32, Range<usize>)> {
+        let tensor = self.graph.tensor(id)?;
+        let place = tensor.place?;
+        Some((place.slot, place.offset..place.offset + tensor.desc.extent()))
+    }
+
+    /// What a node reads: by source, the slot and the bytes. What it only writes onto is not among it.
+    pub(crate) fn reads<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = (TensorId, u32, Range<usize>)> + 'a {
+        let sources = node.srcs.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
+        let read = sources.filter(|&(i, _)| !node.op.writes_onto(i));
+        read.filter_map(|(_, id)| self.span(id).map(|(slot, range)| (id, slot, range)))
+            .filter(|(_, _, range)| !range.is_empty())
+    }
+
+    /// What a node writes.
+    pub(crate) fn written(&self, node: &Node) -> Option<(u32, Range<usize>)> {
+        self.span(node.dst)
+    }
+}
+
+/// Builds a [`Task`].
+#[derive(Debug, Default)]
+pub struct TaskBuilder {
+    inner: Builder,
+    storage: Vec<Storage>,
+    names: Vec<String>,
+    pins: BTreeMap<usize, usize>,
+    outputs: Vec<TensorId>,
+    nodes: usize,
+}
+
+impl TaskBuilder {
+    /// An empty task.
+    pub fn new() -> TaskBuilder {
+        TaskBuilder { inner: Builder::apart(), ..TaskBuilder::default() }
+    }
+
+    /// A tensor that lies on a device from run to run: a weight, a cache. Without a region the task can be planned, not
+    /// run.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] when the region is smaller than the tensor.
+    pub fn stored(
+        &mut self,
+        name: impl Into<String>,
+        desc: TensorDesc,
+        device: usize,
+        region: Option<Region>,
+    ) -> Result<TensorId, BuildError> {
+        if region.as_ref().is_some_and(|region| region.bytes() < desc.extent() as u64) {
+            return Err(BuildError::Tensor("a stored tensor is larger than its region"));
+        }
+        self.own(name, desc, Storage::Stored { device, region })
+    }
+
+    /// A packed tensor that the host writes before each run.
+    ///
+    /// # Errors
+    /// [`BuildError::Desc`] when the shape makes no tensor.
+    pub fn input(&mut self, name: impl Into<String>, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+        self.own(name, TensorDesc::contiguous(dtype, ne)?, Storage::Input)
+    }
+
+    /// A tensor made so far.
+    pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
+        self.inner.tensor(id)
+    }
+
+    /// Type, shape and strides of a tensor made so far.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] for an unknown one.
+    pub fn desc(&self, id: TensorId) -> Result<TensorDesc, BuildError> {
+        self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("an unknown tensor"))
+    }
+
+    /// A node whose destination follows from its sources; returns the destination.
+    ///
+    /// # Errors
+    /// [`BuildError::Shape`] when the sources do not fit the op.
+    pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
+        let dst = self.inner.node(op, srcs)?;
+        Ok(self.computed(dst))
+    }
+
+    /// A node with a destination of the given type and shape, packed.
+    ///
+    /// # Errors
+    /// As [`TaskBuilder::node`].
+    pub fn node_as(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>], out: Out) -> Result<TensorId, BuildError> {
+        let dst = self.inner.node_as(op, srcs, out)?;
+        Ok(self.computed(dst))
+    }
+
+    /// A node that writes into a tensor that is there: rows of a cache, a view of a computed one.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] when that is an input, or there are more sources than a node can have.
+    pub fn node_onto(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[Option<TensorId>],
+        dst: TensorId,
+    ) -> Result<TensorId, BuildError> {
+        let slot = self.tensor(dst).and_then(|t| t.place).map(|p| p.slot as usize);
+        if slot.and_then(|slot| self.storage.get(slot)).is_none_or(|s| matches!(s, Storage::Input)) {
+            return Err(BuildError::Tensor("a node writes onto an input, which is the host's to write"));
+        }
+        // The memory of what a node writes is described by a tensor of the node's own.
+        let desc = self.desc(dst)?;
+        let own = self.inner.view(dst, desc, 0)?;
+        self.inner.node_onto(op, srcs, own)?;
+        Ok(self.computed(own))
+    }
+
+    /// Another description of a tensor's memory, `offset` bytes from its first byte.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] for an unknown tensor or an overflowing offset; [`TaskBuilder::build`] checks extents.
+    pub fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, BuildError> {
+        self.inner.view(of, desc, offset)
+    }
+
+    /// A contiguous tensor in another shape of as many elements.
+    ///
+    /// # Errors
+    /// [`BuildError::Desc`] when there are more or fewer, or it is not contiguous.
+    pub fn reshape(&mut self, of: TensorId, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
+        let desc = self.desc(of)?.reshaped(ne)?;
+        self.view(of, desc, 0)
+    }
+
+    /// A tensor with its dimensions in another order: dimension `i` of it becomes `axes[i]` of the view, as ggml counts.
+    ///
+    /// # Errors
+    /// [`BuildError::Desc`] when `axes` is no permutation.
+    pub fn permute(&mut self, of: TensorId, axes: [usize; DIMS]) -> Result<TensorId, BuildError> {
+        let desc = self.desc(of)?.permuted(axes)?;
+        self.view(of, desc, 0)
+    }
+
+    /// Names a tensor, for messages, plans and observers.
+    pub fn name(&mut self, id: TensorId, name: impl Into<String>) {
+        let at = id.0 as usize;
+        if self.names.len() <= at {
+            self.names.resize(at + 1, String::new());
+        }
+        self.names[at] = name.into();
+    }
+
+    /// Says that someone reads a tensor after the run: nothing overwrites its memory until the next one.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] for an unknown tensor.
+    pub fn output(&mut self, id: TensorId) -> Result<(), BuildError> {
+        self.desc(id)?;
+        self.outputs.push(id);
+        Ok(())
+    }
+
+    /// Puts the node that was made last on a device.
+    ///
+    /// # Errors
+    /// [`BuildError::Tensor`] when there is no node yet.
+    pub fn pin(&mut self, device: usize) -> Result<(), BuildError> {
+        let last = self.nodes.checked_sub(1).ok_or(BuildError::Tensor("a pin before the first node"))?;
+        self.pins.insert(last, device);
+        Ok(())
+    }
+
+    /// The finished task, through the same door as a foreign graph.
+    ///
+    /// # Errors
+    /// [`BuildError::Graph`] when a node breaks a rule; [`BuildError::Tensor`] when two stored tensors share memory.
+    pub fn build(self) -> Result<Task, BuildError> {
+        apart(&self.storage)?;
+        let mut outputs = vec![false; self.storage.len()];
+        let mut seen = Vec::new();
+        for id in self.outputs {
+            if let Some(place) = self.inner.tensor(id).and_then(|t| t.place) {
+                outputs[place.slot as usize] = true;
+                seen.push(id);
+            }
+        }
+        let graph = self.inner.build_counted(&seen)?;
+        Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
+    }
+
+    fn own(&mut self, name: impl Into<String>, desc: TensorDesc, storage: Storage) -> Result<TensorId, BuildError> {
+        let id = self.inner.leaf_of(desc)?;
+        self.storage.push(storage);
+        self.name(id, name);
+        Ok(id)
+    }
+
+    /// Counts a node that was just made, and its slot where it has a new one.
+    fn computed(&mut self, dst: TensorId) -> TensorId {
+        self.nodes += 1;
+        let slot = self.tensor(dst).and_then(|t| t.place).map_or(0, |p| p.slot as usize);
+        if slot == self.storage.len() {
+            self.storage.push(Storage::Computed);
+        }
+        dst
+    }
+}
+
+/// That no two stored tensors share memory: the scheduler orders accesses slot by slot.
+fn apart(storage: &[Storage]) -> Result<(), BuildError> {
+    let mut regions: Vec<_> = storage
+        .iter()
+        .filter_map(|s| match s {
+            Storage::Stored { region: Some(region), .. } if region.bytes() > 0 => Some(region),
+            _ => None,
+        })
+        .map(|r| (r.buffer().id(), r.offset(), r.offset() + r.bytes()))
+        .collect();
+    regions.sort_unstable();
+    if regions.windows(2).any(|w| w[0].0 == w[1].0 && w[0].2 > w[1].1) {
+        return Err(BuildError::Tensor("two stored tensors share memory: make one of them a view of the other"));
+    }
+    Ok(())
+}

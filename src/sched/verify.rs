@@ -1,0 +1,1 @@
+//! That a plan does what its task says, in whatever order its lanes run.
