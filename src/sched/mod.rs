@@ -21,12 +21,14 @@
 #![allow(dead_code)] // while the passes are being written
 
 mod assign;
+mod exec;
 mod memory;
 mod plan;
 mod split;
 mod task;
 mod verify;
 
+pub use exec::{Counts, Prepared, Scheduler};
 pub use task::{Storage, Task, TaskBuilder};
 
 use crate::device::{Device, DeviceError, Unsupported};
@@ -73,6 +75,43 @@ pub enum SchedError {
         /// What there is.
         limit: u64,
     },
+    /// No device to run anything on.
+    #[error("a scheduler needs a device")]
+    NoDevices,
+    /// A run whose task has a stored tensor that was only planned.
+    #[error("stored tensor {name:?} has no memory: give its region when the task is built")]
+    Unplaced {
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor that a run does not leave behind.
+    #[error("tensor {name:?} cannot be read after a run: say so with TaskBuilder::output")]
+    NoOutput {
+        /// The tensor.
+        name: String,
+    },
+    /// The bytes of an input that a run needs are missing or of another length.
+    #[error("input {name:?} takes {want} bytes and was given {got}")]
+    Input {
+        /// The tensor.
+        name: String,
+        /// Its size.
+        want: usize,
+        /// What was given.
+        got: String,
+    },
+    /// A plan that another scheduler prepared: the caller's mistake.
+    #[error("the plan was prepared by another scheduler")]
+    Foreign,
+    /// The abort flag was raised.
+    #[error("the run was aborted")]
+    Aborted,
+    /// The host gave no thread.
+    #[error("a thread could not be started: {0}")]
+    Thread(std::io::Error),
+    /// A bug of ours: please report it.
+    #[error("bug in fanout's scheduler: {0}")]
+    Bug(&'static str),
     /// A device failed.
     #[error("{device}: {source}")]
     Device {
@@ -81,6 +120,13 @@ pub enum SchedError {
         /// What happened.
         source: DeviceError,
     },
+}
+
+impl SchedError {
+    /// A device's failure.
+    pub(crate) fn of(device: &str, source: DeviceError) -> SchedError {
+        SchedError::Device { device: device.to_owned(), source }
+    }
 }
 
 fn reasons(refusals: &[(String, Unsupported)]) -> String {

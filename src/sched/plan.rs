@@ -5,7 +5,7 @@
 //! waits for the earlier one's mark, unless its lane knows already that it has passed: what lanes know is followed through
 //! several runs, by vector clocks, until it repeats.
 
-use super::{Area, Cut, Devices, Lane, LaneKind, Layout, Options, Origin, Plan, SchedError, Step, Task, Wait, Work};
+use super::{Area, Cut, Devices, Lane, LaneKind, Options, Origin, Plan, SchedError, Step, Task, Wait, Work};
 use super::{Storage, assign, memory, split};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl Plan {
     /// Where bytes of a slot lie for the nodes of a split; `None` where they do not lie on its device.
     pub(crate) fn locate(&self, split: usize, slot: u32, bytes: &Range<usize>) -> Option<Located> {
         let split = self.cut.splits.get(split)?;
-        if self.cut.homes.get(slot as usize).copied().flatten() == Some(split.device) {
+        if self.home(slot) == Some(split.device) {
             return self.at_home(slot, bytes);
         }
         let holds = |&&number: &&u32| {
@@ -62,13 +62,18 @@ impl Plan {
         Some(Located { bytes: start..start + bytes.len() as u64, ..whole })
     }
 
+    /// The device whose memory holds a slot.
+    pub(crate) fn home(&self, slot: u32) -> Option<usize> {
+        self.cut.homes.get(slot as usize).copied().flatten()
+    }
+
     /// Where bytes of a slot lie at its home.
     pub(crate) fn at_home(&self, slot: u32, bytes: &Range<usize>) -> Option<Located> {
         let (start, len) = (bytes.start as u64, bytes.len() as u64);
         if let Storage::Stored { .. } = self.task.storage().get(slot as usize)? {
             return Some(Located { memory: Memory::Stored { slot }, bytes: start..start + len });
         }
-        let device = self.cut.homes.get(slot as usize).copied().flatten()?;
+        let device = self.home(slot)?;
         let spot = self.layout.slots.get(slot as usize).copied().flatten()?;
         let memory = Memory::Room { device, area: spot.area, chunk: spot.chunk };
         let start = spot.offset + start;
@@ -193,7 +198,7 @@ fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
         touches.sort_unstable_by_key(|(bytes, ..)| bytes.start);
         for (at, (bytes, writes, a)) in touches.iter().enumerate() {
             let overlapping = touches[at + 1..].iter().take_while(|(other, ..)| other.start < bytes.end);
-            for (_, too, b) in overlapping.filter(|(_, too, _)| *writes || *too) {
+            for (_, _, b) in overlapping.filter(|(_, too, _)| *writes || *too) {
                 if plan.steps[*a].lane != plan.steps[*b].lane {
                     let (first, second) = (*a.min(b), *a.max(b));
                     found[second].push(Hazard { earlier: first, ago: 0 });
