@@ -177,7 +177,7 @@ pub enum Why {
 pub(crate) struct Cut {
     pub(crate) splits: Vec<Split>,
     pub(crate) replicas: Vec<Replica>,
-    /// By slot: the device whose memory holds it; `None` for inputs and for what no node touches.
+    /// By slot: the device whose memory holds it; `None` for inputs.
     pub(crate) homes: Vec<Option<usize>>,
 }
 
