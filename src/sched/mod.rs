@@ -21,14 +21,18 @@
 #![allow(dead_code)] // while the passes are being written
 
 mod assign;
+mod compare;
 mod exec;
 mod memory;
 mod plan;
+mod show;
 mod split;
 mod task;
 mod verify;
 
-pub use exec::{Counts, Prepared, Scheduler};
+pub use compare::compare;
+pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
+pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};
 
 use crate::device::{Device, DeviceError, Unsupported};
@@ -99,6 +103,12 @@ pub enum SchedError {
         want: usize,
         /// What was given.
         got: String,
+    },
+    /// Devices with less memory than a plan needs.
+    #[error("not enough memory: {}", needs.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Full {
+        /// Every device's share.
+        needs: Vec<Needs>,
     },
     /// A plan that another scheduler prepared: the caller's mistake.
     #[error("the plan was prepared by another scheduler")]

@@ -1,15 +1,17 @@
 //! Plans at work: queues, memory, and the points of the last runs.
 
 mod lanes;
+mod observe;
 mod porter;
 mod programs;
 mod rooms;
 mod run;
 
 use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Task};
-use crate::device::{Account, Device, Point, Ticket};
+use crate::device::{Account, Device, Point, Region, Ticket};
 use crate::graph::TensorId;
 use lanes::Lanes;
+pub use observe::{Observer, Seen};
 use programs::Programs;
 use rooms::Rooms;
 use std::sync::Arc;
@@ -175,9 +177,19 @@ impl Scheduler {
         let at = plan.at_home(slot, &range).ok_or_else(no)?;
         let region = self.rooms.region(plan, &at, 0)?;
         self.counts.downloaded[home] += region.bytes();
-        let lane = self.lanes.get(&self.devices, Lane { device: home, kind: LaneKind::Compute })?;
-        let ticket = lane.queue().download(region);
-        ticket.map_err(|e| SchedError::of(&plan.devices[home], e))
+        self.download(home, region)
+    }
+
+    /// Bytes of a device, in order with what it computes.
+    fn download(&mut self, device: usize, region: Region) -> Result<Ticket, SchedError> {
+        let lane = self.lanes.get(&self.devices, Lane { device, kind: LaneKind::Compute })?;
+        lane.queue().download(region).map_err(|e| SchedError::of(&self.devices[device].info().name, e))
+    }
+
+    /// As [`Scheduler::download`], waited for.
+    pub(crate) fn fetch(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
+        let bytes = self.download(device, region)?.wait(Some(Instant::now() + PATIENCE));
+        bytes.map_err(|e| SchedError::of(&self.devices[device].info().name, e))
     }
 
     /// That a plan was prepared by this scheduler.

@@ -1,6 +1,6 @@
 //! Submitting the steps of a run.
 
-use super::super::{Lane, LaneKind, Origin, Plan, SchedError, Work};
+use super::super::{Origin, Plan, SchedError, Work};
 use super::lanes::Worker;
 use super::porter;
 use super::programs::Experts;
@@ -21,6 +21,11 @@ const HERE: Duration = Duration::from_millis(100);
 pub(super) trait Runs {
     /// Submits a split.
     fn split(&mut self, scheduler: &mut Scheduler, of: &Prepared, split: u32, at: Moment) -> Result<(), SchedError>;
+
+    /// Whether the rest of the run is left out.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// Where a step runs.
@@ -91,6 +96,7 @@ impl Scheduler {
         let (run, copy) = (number % (plan.depth + 1), number % plan.depth);
         self.history[run].fill(None);
         self.runs += 1;
+        self.fetched.clear();
         self.counts.runs += 1;
         for step in &plan.steps {
             if self.abort.load(Ordering::Relaxed) {
@@ -99,7 +105,8 @@ impl Scheduler {
             let lane = self.numbers[step.lane];
             let device = plan.lanes[step.lane].device;
             let of = |e| SchedError::of(&plan.devices[device], e);
-            for wait in &step.waits {
+            let over = runs.is_over();
+            for wait in step.waits.iter().filter(|_| !over) {
                 let then = (run + plan.depth + 1 - wait.ago as usize) % (plan.depth + 1);
                 if let Some(point) = &self.history[then][wait.mark as usize] {
                     self.lanes.at(lane)?.wait(point).map_err(of)?;
@@ -107,6 +114,7 @@ impl Scheduler {
             }
             let at = Moment { lane, copy };
             match step.work {
+                _ if over => {}
                 Work::Run(split) => runs.split(self, prepared, split, at)?,
                 work => self.bring(prepared, work, at, inputs).map_err(|e| e.or(of))?,
             }
@@ -231,8 +239,7 @@ impl Scheduler {
                 copy(self.lanes.at(lane)?.queue(), &from, &to)?;
                 continue;
             }
-            let there = self.lanes.get(&self.devices, Lane { device: home, kind: LaneKind::Compute })?;
-            let bytes = there.queue().download(from)?.wait(Some(Instant::now() + PATIENCE))?;
+            let bytes = self.fetch(home, from)?;
             porter::upload(self.lanes.at(lane)?.queue(), &to, &bytes)?;
         }
         Ok(())
