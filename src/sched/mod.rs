@@ -17,6 +17,36 @@
 //! # Memory
 //! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
 //! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
+//!
+//! # Example
+//! ```
+//! use fanout::cpu::{CpuDevice, Path};
+//! use fanout::device::{Account, Device};
+//! use fanout::ops::{binary::Binary, unary::Unary};
+//! use fanout::sched::{Options, Scheduler, TaskBuilder};
+//! use fanout::tensor::DType;
+//! use std::sync::Arc;
+//!
+//! // z = x^2 + x: the square on one device, the sum on another.
+//! let mut b = TaskBuilder::new();
+//! let x = b.input("x", DType::F32, [4, 1, 1, 1])?;
+//! let square = b.node(Unary::Sqr, &[Some(x)])?;
+//! b.pin(0)?;
+//! let z = b.node(Binary::Add, &[Some(square), Some(x)])?;
+//! b.pin(1)?;
+//! b.output(z)?;
+//! let task = Arc::new(b.build()?);
+//!
+//! let cpu = |name| CpuDevice::new(name, 1, Path::Fast, 1 << 20).map(|device| device as Arc<dyn Device>);
+//! let account = Account::new(1 << 20);
+//! let mut scheduler = Scheduler::new(vec![cpu("CPU0")?, cpu("CPU1")?], Options::default(), &account)?;
+//! let mut plan = scheduler.build(&task)?;
+//! scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&[1.0f32, 2.0, 3.0, 4.0]))])?;
+//! let bytes = scheduler.read(&plan, z)?.wait(None)?;
+//! assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), [2.0, 6.0, 12.0, 20.0]);
+//! assert_eq!((plan.plan().splits(), plan.plan().copies()), (2, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![allow(dead_code)] // while the passes are being written
 
