@@ -1,0 +1,4 @@
+//! The scheduler over devices of the tests' own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+mod islands;
