@@ -1,0 +1,8 @@
+//! The scheduler over devices of the tests' own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+mod devices;
+#[path = "../common/gated.rs"]
+mod gated;
+#[path = "../common/sim.rs"]
+mod sim;
