@@ -323,7 +323,8 @@ fn nothing_that_can_go_on_is_an_error() {
     });
     let released = Timeline::new();
     a.queue.wait(&Point::new(&released, 1)).unwrap();
-    b.copy(&a, Some(&a.queue.mark()));
+    let unreached = a.queue.mark();
+    b.copy(&a, Some(&unreached));
     let error = b.value().unwrap_err();
     let heads =
         "queue 0 (G0) waits for a point from elsewhere; queue 1 (G1) waits for moment 1 of queue 0, which is at 0";

@@ -5,7 +5,7 @@ mod pack;
 use super::{Area, Cut, Devices, Layout, Origin, Room, SchedError, Spot, Storage, Task};
 use crate::device::Device;
 use crate::graph::{Node, TensorId};
-use pack::{Item, Packed};
+use pack::Item;
 use std::sync::Arc;
 
 /// Larger than any buffer there is; sums of so many bytes stay far from the end of `u64`.
