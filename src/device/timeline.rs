@@ -20,13 +20,11 @@ pub struct Timeline {
     progress: Option<Arc<dyn Progress>>,
 }
 
-/// The end of a timeline's work, for a device that tells nobody when it is done: whoever wants to know looks.
-///
-/// Whoever waits for a point of such a timeline looks, on a thread of his own: first again and again, then some twenty
-/// thousand times a second.
+/// For devices: how a timeline comes to know what is done where the device tells nobody by itself: whoever wants to know
+/// looks. Waiting for a point is looking for it, on the waiter's thread: first without a pause, then with short ones.
 pub trait Progress: Send + Sync + fmt::Debug {
-    /// Advances the timeline as far as the device has come, or fails it. It does not block: it may be called on any
-    /// thread, several at a time, after the queue was dropped too.
+    /// Advances the timeline as far as the device has come, or fails it. It does not block; it may be called on any thread,
+    /// on several at a time, and after the queue was dropped.
     fn look(&self, timeline: &Timeline);
 
     /// The device's own kind of it, for queues of the same kind: see [`Point::progress`].
@@ -55,7 +53,8 @@ impl Timeline {
         Arc::default()
     }
 
-    /// A timeline at moment 0 that `progress` brings up to date when someone looks.
+    /// For devices: a timeline at moment 0 that `progress` brings up to date when someone polls or waits for a point that is
+    /// not known to be reached.
     pub fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
         Arc::new(Timeline { progress: Some(progress), ..Timeline::default() })
     }
@@ -134,7 +133,7 @@ impl Point {
         state.failure.clone().map_or(Ok(false), Err)
     }
 
-    /// The moment's number on its timeline.
+    /// For devices: the moment's number on its timeline.
     pub fn seq(&self) -> u64 {
         self.seq
     }
@@ -144,8 +143,8 @@ impl Point {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
-    /// For devices: what brings the point's timeline up to date, where that is of the kind `T`. A queue that finds its own
-    /// kind can wait for the point by its driver's means.
+    /// For devices: what brings the point's timeline up to date, where that is of the kind `T`; so a device knows points of
+    /// its own queues.
     pub fn progress<T: 'static>(&self) -> Option<&T> {
         self.timeline.progress.as_ref()?.as_any().downcast_ref()
     }
@@ -249,8 +248,7 @@ impl Ticket {
         Ticket(Bytes::Here(bytes))
     }
 
-    /// A ticket whose owner fetches the bytes when it waits for them: `fetch` is given the deadline, and returns
-    /// [`DeviceError::Deadline`] when that passes first.
+    /// For devices: a ticket whose owner fetches the bytes when it waits for them. `fetch` is given the wait's deadline.
     pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static) -> Ticket {
         Ticket(Bytes::Fetched(Box::new(fetch)))
     }
