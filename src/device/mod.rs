@@ -23,8 +23,7 @@ mod timeline;
 pub use account::{Account, Charge};
 pub(crate) use line::{Line, Staged};
 pub use memory::{Buffer, Program, Region};
-pub(crate) use timeline::Progress;
-pub use timeline::{Point, Ticket, TicketSender, Timeline};
+pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView, OpCode};

@@ -20,8 +20,9 @@ pub struct Timeline {
     progress: Option<Arc<dyn Progress>>,
 }
 
-/// The end of a timeline's work, for a device that tells nobody when it is done: whoever wants to know looks.
-pub(crate) trait Progress: Send + Sync + fmt::Debug {
+/// For devices: how a timeline comes to know what is done where the device tells nobody by itself: whoever wants to know
+/// looks.
+pub trait Progress: Send + Sync + fmt::Debug {
     /// Advances the timeline as far as the device has come, or fails it.
     fn look(&self, timeline: &Timeline);
 
@@ -51,8 +52,9 @@ impl Timeline {
         Arc::default()
     }
 
-    /// A timeline at moment 0 that `progress` brings up to date when someone looks.
-    pub(crate) fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
+    /// For devices: a timeline at moment 0 that `progress` brings up to date when someone polls or waits for a point that is
+    /// not known to be reached.
+    pub fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
         Arc::new(Timeline { progress: Some(progress), ..Timeline::default() })
     }
 
@@ -130,8 +132,8 @@ impl Point {
         state.failure.clone().map_or(Ok(false), Err)
     }
 
-    /// The moment's number on its timeline.
-    pub(crate) fn seq(&self) -> u64 {
+    /// For devices: the moment's number on its timeline.
+    pub fn seq(&self) -> u64 {
         self.seq
     }
 
@@ -140,8 +142,9 @@ impl Point {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
-    /// What brings the point's timeline up to date, where that is of the kind `T`.
-    pub(crate) fn progress<T: 'static>(&self) -> Option<&T> {
+    /// For devices: what brings the point's timeline up to date, where that is of the kind `T`; so a device knows points of
+    /// its own queues.
+    pub fn progress<T: 'static>(&self) -> Option<&T> {
         self.timeline.progress.as_ref()?.as_any().downcast_ref()
     }
 
@@ -244,10 +247,8 @@ impl Ticket {
         Ticket(Bytes::Here(bytes))
     }
 
-    /// A ticket whose owner fetches the bytes when it waits for them.
-    pub(crate) fn fetched(
-        fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static,
-    ) -> Ticket {
+    /// For devices: a ticket whose owner fetches the bytes when it waits for them. `fetch` is given the wait's deadline.
+    pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static) -> Ticket {
         Ticket(Bytes::Fetched(Box::new(fetch)))
     }
 

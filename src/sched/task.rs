@@ -54,6 +54,17 @@ impl Task {
         self.names.get(id.0 as usize).map_or("", String::as_str)
     }
 
+    /// The same graph with everything that is stored on device 0, in these regions by slot, and no pins.
+    pub(crate) fn stored_in(&self, regions: &BTreeMap<u32, Region>) -> Task {
+        let mut copy = Task { pins: BTreeMap::new(), ..self.clone() };
+        for (slot, storage) in (0..).zip(&mut copy.storage) {
+            if let Storage::Stored { .. } = storage {
+                *storage = Storage::Stored { device: 0, region: regions.get(&slot).cloned() };
+            }
+        }
+        copy
+    }
+
     /// The device that a node was put on by whoever made it.
     pub fn pin(&self, node: usize) -> Option<usize> {
         self.pins.get(&node).copied()

@@ -1,0 +1,9 @@
+//! The scheduler over devices of the tests' own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+mod devices;
+#[path = "../common/gated.rs"]
+mod gated;
+mod islands;
+#[path = "../common/sim.rs"]
+mod sim;
