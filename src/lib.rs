@@ -13,21 +13,25 @@
 //! | cgraph, tensor, op_params | [`graph::Graph`], [`graph::TensorId`], [`ops::Op`] | an arena; ops are an enum with typed, validated parameters |
 //! | reg | [`registry`] | enumerates and names devices |
 //! | graph plan | [`device::Program`] | a graph prepared once on a device and run many times |
+//! | sched | [`sched`] | one graph over many devices: assign → split → place memory → plan → execute |
 //!
 //! # Layers
 //! Each may call what is below it, never above; `tests/layout.rs` holds this.
 //! ```text
-//! bin/rpc-server
-//!   rpc::server ── rpc::wire          registry
-//!        │   (as dyn Device)             │
-//!        └────────► device ◄─── cpu, cuda, fallback
-//!                     │              │
-//!                   graph ◄──────────┤
-//!                     │              │
-//!                    ops ◄───────────┘
+//! bin/rpc-server                examples/generate
+//!   rpc::server ── rpc::wire      sched       registry
+//!        │   (as dyn Device)        │             │
+//!        └────────► device ◄────────┴── cpu, cuda, fallback
+//!                     │                           │
+//!                   graph ◄───────────────────────┤
+//!                     │                           │
+//!                    ops ◄────────────────────────┘
 //!                     │
 //!                  tensor
 //! ```
+//! The scheduler knows devices only by their contract: see [`sched`] for running one graph over several of them, and the
+//! example below for one device by itself.
+//!
 //! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
 //!
 //! # Safety

@@ -1,5 +1,6 @@
 //! The CPU device: an asynchronous queue over a hot thread pool.
 
+mod features;
 mod fuse;
 mod layout;
 mod memory;
@@ -18,7 +19,7 @@ pub use ops::Path;
 pub(crate) use system::available_memory;
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, MemoryInfo, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -56,6 +57,7 @@ impl CpuDevice {
             alignment: ALIGNMENT,
             max_buffer: memory,
             domain: "host".to_owned(),
+            caps: Caps { asynchronous: true, pinned: false, import_host: true, events: true },
         };
         let (pool, account) = (Pool::new(threads)?, Account::new(memory));
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
@@ -89,6 +91,10 @@ impl fmt::Debug for CpuDevice {
 impl Device for CpuDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn features(&self) -> Vec<Feature> {
+        features::features(self)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {

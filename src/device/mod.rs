@@ -28,7 +28,7 @@ pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -58,6 +58,43 @@ pub struct DeviceInfo {
     /// Devices of one domain copy from each other's memory by themselves ([`Queue::copy_from`]); between two domains bytes go
     /// through the host.
     pub domain: String,
+    /// What it can do beyond what every device does.
+    pub caps: Caps,
+}
+
+/// What some devices can do. A device of an unknown kind promises nothing: [`Caps::default`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps {
+    /// Work goes on while whoever submitted it does something else.
+    pub asynchronous: bool,
+    /// It has host memory that it reads and writes faster than other host memory, or without the processor's help.
+    pub pinned: bool,
+    /// Host memory can become a buffer of it as it is, without a copy: a mapped file.
+    pub import_host: bool,
+    /// [`Queue::wait`] returns at once for a point of its domain: what comes later waits, and the caller does not.
+    pub events: bool,
+}
+
+/// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Feature {
+    /// What it is; the same for all devices that have it.
+    pub name: String,
+    /// Which, or how much of it.
+    pub value: String,
+}
+
+impl Feature {
+    /// A feature with its value as text.
+    pub fn new(name: impl Into<String>, value: impl ToString) -> Feature {
+        Feature { name: name.into(), value: value.to_string() }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.value)
+    }
 }
 
 /// A device's memory in bytes.
@@ -187,6 +224,11 @@ pub enum Source<'a> {
 pub trait Device: Send + Sync + Debug {
     /// Facts that do not change.
     fn info(&self) -> &DeviceInfo;
+
+    /// What it uses of the hardware and how it is set, as of now; each name once.
+    fn features(&self) -> Vec<Feature> {
+        Vec::new()
+    }
 
     /// Free and total memory now.
     ///

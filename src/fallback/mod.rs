@@ -13,7 +13,7 @@ mod queue;
 mod worker;
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Support, Unsupported,
+    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, MemoryInfo, Program, Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
@@ -107,6 +107,11 @@ impl Fallback {
 impl Device for Fallback {
     fn info(&self) -> &DeviceInfo {
         self.primary.info()
+    }
+
+    fn features(&self) -> Vec<Feature> {
+        let second = Feature::new("fallback", &self.second.info().name);
+        self.primary.features().into_iter().chain([second]).collect()
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {

@@ -43,7 +43,7 @@
 //! let mut plan = scheduler.build(&task)?;
 //! scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&[1.0f32, 2.0, 3.0, 4.0]))])?;
 //! let bytes = scheduler.read(&plan, z)?.wait(None)?;
-//! assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), [2.0, 6.0, 12.0, 20.0]);
+//! assert_eq!(bytes, bytemuck::cast_slice::<f32, u8>(&[2.0, 6.0, 12.0, 20.0]));
 //! assert_eq!((plan.plan().splits(), plan.plan().copies()), (2, 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -60,7 +60,7 @@ mod split;
 mod task;
 mod verify;
 
-pub use compare::compare;
+pub use compare::{Tell, compare};
 pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
 pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};

@@ -1,8 +1,8 @@
 //! A device that records nothing and computes nothing: it takes everything, and is done at once.
 
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Queue, Region, Source,
-    Support, Ticket, Timeline, Unsupported,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Queue, Region,
+    Source, Support, Ticket, Timeline, Unsupported,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -30,6 +30,7 @@ impl Null {
             alignment: 64,
             max_buffer: u64::MAX,
             domain: "null".to_owned(),
+            caps: Caps::default(),
         };
         Null { info, says: Box::new(|_| Support::Yes), memory: 1 << 40 }
     }

@@ -1,0 +1,291 @@
+//! Files as they should be, and in all the ways they should not.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// A GGUF file under construction, for the tests of all that is read from one.
+#[derive(Clone, Default)]
+pub struct File {
+    entries: BTreeMap<String, Vec<u8>>,
+    tensors: Vec<(String, Vec<u64>, DType)>,
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+impl File {
+    /// With an entry of any type: its number, then its bytes.
+    pub fn entry(mut self, key: &str, kind: u32, value: &[u8]) -> File {
+        self.entries.insert(key.to_owned(), [&kind.to_le_bytes(), value].concat());
+        self
+    }
+
+    pub fn without(mut self, key: &str) -> File {
+        assert!(self.entries.remove(key).is_some(), "{key} was never there");
+        self
+    }
+
+    pub fn int(self, key: &str, value: u32) -> File {
+        self.entry(key, 4, &value.to_le_bytes())
+    }
+
+    pub fn float(self, key: &str, value: f32) -> File {
+        self.entry(key, 6, &value.to_le_bytes())
+    }
+
+    pub fn flag(self, key: &str, value: bool) -> File {
+        self.entry(key, 7, &[value.into()])
+    }
+
+    pub fn text(self, key: &str, value: &str) -> File {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, value);
+        self.entry(key, 8, &bytes)
+    }
+
+    fn array(self, key: &str, kind: u32, count: usize, values: &[u8]) -> File {
+        let head = [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
+        self.entry(key, 9, &[&head, values].concat())
+    }
+
+    pub fn texts<T: AsRef<str>>(self, key: &str, values: &[T]) -> File {
+        let mut bytes = Vec::new();
+        values.iter().for_each(|value| put_text(&mut bytes, value.as_ref()));
+        self.array(key, 8, values.len(), &bytes)
+    }
+
+    pub fn floats(self, key: &str, values: &[f32]) -> File {
+        self.array(key, 6, values.len(), &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
+    }
+
+    pub fn ints(self, key: &str, values: &[i32]) -> File {
+        self.array(key, 5, values.len(), &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
+    }
+
+    pub fn tensor(mut self, name: &str, ne: &[u64], dtype: DType) -> File {
+        self.tensors.push((name.to_owned(), ne.to_vec(), dtype));
+        self
+    }
+
+    /// The file's bytes; the tensors hold zeros.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.entries.len() as u64).to_le_bytes());
+        for (key, value) in &self.entries {
+            put_text(&mut out, key);
+            out.extend(value);
+        }
+        let mut at = 0u64;
+        for (name, ne, dtype) in &self.tensors {
+            put_text(&mut out, name);
+            out.extend((ne.len() as u32).to_le_bytes());
+            ne.iter().for_each(|n| out.extend(n.to_le_bytes()));
+            out.extend(dtype.to_wire().to_le_bytes());
+            out.extend(at.to_le_bytes());
+            let elements = ne.iter().product::<u64>() as usize;
+            at = (at + dtype.row_bytes(elements).unwrap() as u64).next_multiple_of(32);
+        }
+        if at > 0 {
+            out.resize(out.len().next_multiple_of(32) + at as usize, 0);
+        }
+        out
+    }
+}
+
+fn sample() -> File {
+    File::default()
+        .text("general.architecture", "llama")
+        .int("llama.block_count", 2)
+        .float("llama.epsilon", 1e-5)
+        .flag("tokenizer.ggml.add_bos_token", true)
+        .texts("tokenizer.ggml.tokens", &["<s>", "é", ""])
+        .floats("tokenizer.ggml.scores", &[0.0, -1.5, 2.0])
+        .ints("tokenizer.ggml.token_type", &[3, 1, 1])
+        .tensor("blk.0.attn_q.weight", &[64, 3], DType::Q4_0)
+        .tensor("output_norm.weight", &[5], DType::F32)
+}
+
+fn parse_error(bytes: &[u8]) -> GgufError {
+    Gguf::parse(bytes).err().unwrap()
+}
+
+#[test]
+fn values_and_tensors_are_read() {
+    for version in [2u32, 3] {
+        let mut bytes = sample().bytes();
+        bytes[4..8].copy_from_slice(&version.to_le_bytes());
+        let gguf = Gguf::parse(&bytes).unwrap();
+        assert_eq!(gguf.version, version);
+        let metadata = &gguf.metadata;
+        assert_eq!(metadata.text("general.architecture").unwrap(), Some("llama"));
+        assert_eq!(metadata.int("llama.block_count").unwrap(), Some(2));
+        assert_eq!(metadata.float("llama.epsilon").unwrap(), Some(1e-5));
+        assert_eq!(metadata.flag("tokenizer.ggml.add_bos_token").unwrap(), Some(true));
+        assert_eq!(metadata.texts("tokenizer.ggml.tokens").unwrap(), Some(vec!["<s>", "é", ""]));
+        assert_eq!(metadata.floats("tokenizer.ggml.scores").unwrap(), Some(vec![0.0, -1.5, 2.0]));
+        assert_eq!(metadata.ints("tokenizer.ggml.token_type").unwrap(), Some(vec![3, 1, 1]));
+        assert_eq!(metadata.int("llama.nothing").unwrap(), None);
+        assert_eq!(metadata.iter().count(), 7);
+
+        let q = gguf.tensor("blk.0.attn_q.weight").unwrap();
+        assert_eq!((q.dtype, q.ne, q.bytes.len()), (DType::Q4_0, [64, 3, 1, 1], 108));
+        let norm = gguf.tensor("output_norm.weight").unwrap();
+        assert_eq!((norm.dtype, norm.ne, norm.bytes.len()), (DType::F32, [5, 1, 1, 1], 20));
+        assert_eq!((norm.bytes.start, norm.bytes.start % 32), (q.bytes.start + 128, 0));
+        assert!(gguf.tensor("output.weight").is_none());
+    }
+}
+
+#[test]
+fn numbers_of_any_width_are_read() {
+    let cases: [(u32, &[u8], Option<u32>, Option<f32>); 10] = [
+        (0, &[200], Some(200), Some(200.0)),
+        (1, &[200], None, Some(-56.0)),
+        (2, &[1, 2], Some(513), Some(513.0)),
+        (3, &[1, 2], Some(513), Some(513.0)),
+        (4, &[255; 4], Some(u32::MAX), Some(u32::MAX as f32)),
+        (5, &[255; 4], None, Some(-1.0)),
+        (10, &[7, 0, 0, 0, 0, 0, 0, 0], Some(7), Some(7.0)),
+        (11, &[255; 8], None, Some(-1.0)),
+        (12, &1.5f64.to_le_bytes(), None, Some(1.5)),
+        (12, &1e300f64.to_le_bytes(), None, None),
+    ];
+    for (kind, value, int, float) in cases {
+        let bytes = File::default().entry("k", kind, value).bytes();
+        let metadata = Gguf::parse(&bytes).unwrap().metadata;
+        assert_eq!(metadata.int("k").ok().flatten(), int, "type {kind}");
+        assert_eq!(metadata.float("k").ok().flatten(), float, "type {kind}");
+    }
+}
+
+#[test]
+fn a_value_of_another_type_is_named() {
+    let bytes = sample().bytes();
+    let metadata = Gguf::parse(&bytes).unwrap().metadata;
+    let error = metadata.int("general.architecture").unwrap_err().to_string();
+    assert_eq!(error, "general.architecture: expected a whole number from 0 to 4294967295, found \"llama\"");
+    let error = metadata.texts("tokenizer.ggml.token_type").unwrap_err().to_string();
+    assert_eq!(error, "tokenizer.ggml.token_type: expected an array of texts, found 3 values of type I32");
+    let error = required("llama.nothing", metadata.int("llama.nothing").unwrap()).unwrap_err().to_string();
+    assert_eq!(error, "the file has no llama.nothing, which this model needs");
+}
+
+/// Every file that ends early is refused, wherever it ends, and none panics.
+#[test]
+fn truncation_at_every_length_is_an_error() {
+    // Without the padding after the last tensor.
+    let bytes = sample().bytes();
+    let end = Gguf::parse(&bytes).unwrap().tensors.iter().map(|tensor| tensor.bytes.end).max().unwrap();
+    assert!(Gguf::parse(&bytes[..end]).is_ok());
+    for length in 0..end {
+        let error = parse_error(&bytes[..length]);
+        let truncated = matches!(error.fault, Fault::Truncated { .. } | Fault::Count { .. } | Fault::Outside { .. });
+        assert!(truncated && error.offset <= length, "{length} bytes: {error}");
+    }
+}
+
+/// Seeded damage: whatever parses has its tensors within the file and its metadata readable.
+#[test]
+fn damaged_files_are_refused_or_harmless() {
+    let whole = sample().bytes();
+    let mut rng = fastrand::Rng::with_seed(6);
+    let mut refused = 0;
+    for _ in 0..20_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = match rng.u8(..4) {
+                0 => 0,
+                1 => 255,
+                2 => bytes[at] ^ (1 << rng.u8(..8)),
+                _ => rng.u8(..),
+            };
+        }
+        match Gguf::parse(&bytes) {
+            Ok(gguf) => {
+                assert!(gguf.tensors.iter().all(|tensor| bytes.get(tensor.bytes.clone()).is_some()));
+                for (_, value) in gguf.metadata.iter() {
+                    if let Value::Array(array) = value {
+                        assert_eq!(array.values().count(), array.len());
+                    }
+                }
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(error.offset <= bytes.len() && !error.to_string().is_empty());
+            }
+        }
+    }
+    assert!(refused > 1000, "only {refused} damaged files were refused");
+}
+
+/// `bytes` with the one occurrence of `old` replaced.
+fn patched(mut bytes: Vec<u8>, old: &[u8], new: &[u8]) -> Vec<u8> {
+    let at: Vec<_> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(old)).collect();
+    assert_eq!(at.len(), 1, "{old:?} is at {at:?}");
+    bytes.splice(at[0]..at[0] + old.len(), new.iter().copied());
+    bytes
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let file = sample();
+    let bytes = file.bytes();
+    let norm = |dims: u32, ne: u64, dtype: u32| {
+        let mut info = b"output_norm.weight".to_vec();
+        info.extend(dims.to_le_bytes());
+        info.extend(ne.to_le_bytes());
+        info.extend(dtype.to_le_bytes());
+        info
+    };
+    let good = norm(1, 5, 0);
+    let with = |new: &[u8]| patched(bytes.clone(), &good, new);
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (b"GGML and more".to_vec(), "byte 0, magic number: expected the four bytes \"GGUF\", found [47, 47, 4d, 4c]"),
+        (patched(bytes.clone(), b"GGUF\x03", b"GGUF\x01"), "byte 4, version: expected version 2 or 3, found 1"),
+        (patched(bytes.clone(), b"GGUF\x03\0\0\0", b"GGUF\0\0\0\x03"), "the file is big-endian"),
+        (patched(bytes.clone(), b"GGUF\x03\0\0\0\x02", b"GGUF\x03\0\0\0\xff"), "number of tensors: 255 items where"),
+        (file.clone().entry("k", 13, &[]).bytes(), "metadata entry \"k\": expected a metadata type, 0 to 12, found 13"),
+        (file.clone().entry("k", 7, &[2]).bytes(), "expected a boolean, 0 or 1, found 2"),
+        (file.clone().entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).bytes(), "expected UTF-8: invalid utf-8"),
+        (file.clone().array("k", 9, 1, &[0; 12]).bytes(), "an array holds arrays"),
+        (file.clone().array("k", 4, usize::MAX, &[]).bytes(), "18446744073709551615 items where the rest"),
+        (file.clone().int("general.alignment", 24).bytes(), "expected a power of two as alignment, found 24"),
+        (file.clone().text("general.alignment", "x").bytes(), "general.alignment: expected a whole number"),
+        (file.clone().int("split.count", 3).int("split.no", 1).bytes(), "this is part 2 of 3 of a split model; join"),
+        (file.clone().tensor("output_norm.weight", &[1], DType::F32).bytes(), "\"output_norm.weight\" is there twice"),
+        (patched(bytes.clone(), b"llama.epsilon", b"llama.bpsilon"), ""),
+        (
+            patched(file.clone().int("llama.e", 1).int("llama.f", 1).bytes(), b"llama.f", b"llama.e"),
+            "\"llama.e\" is there",
+        ),
+        (with(&norm(5, 5, 0)), "tensor \"output_norm.weight\": expected 1 to 4 dimensions, found 5"),
+        (with(&norm(0, 5, 0)), "expected 1 to 4 dimensions, found 0"),
+        (with(&norm(1, 0, 0)), "expected at least one element in dimension 0, found none"),
+        (with(&norm(1, 5, 4)), "expected a tensor type, found 4, which is removed or unknown"),
+        (with(&norm(1, 5, 2)), "a row of 5 elements is not a whole number of Q4_0 blocks of 32"),
+        (with(&norm(1, u64::MAX, 0)), "spans more than 2^62 bytes"),
+        (with(&norm(1, 500, 0)), "F32 [500, 1, 1, 1] takes 2000 bytes from byte"),
+        (
+            patched(bytes.clone(), &[&*good, &[128]].concat(), &[&*good, &[129]].concat()),
+            "data at 129, expected a multiple",
+        ),
+    ];
+    for (bytes, expected) in cases {
+        match Gguf::parse(&bytes) {
+            Ok(_) => assert_eq!(expected, "", "parsed"),
+            Err(error) => assert!(!expected.is_empty() && error.to_string().contains(expected), "{error}\n{expected}"),
+        }
+    }
+}
+
+#[test]
+fn a_file_without_tensors_needs_no_padding() {
+    let bytes = File::default().int("k", 1).bytes();
+    assert!(Gguf::parse(&bytes).unwrap().tensors.is_empty());
+}

@@ -1,0 +1,6 @@
+//! A small language model runtime on fanout.
+
+mod gguf;
+mod hyper;
+
+fn main() {}
