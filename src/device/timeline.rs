@@ -21,12 +21,13 @@ pub struct Timeline {
 }
 
 /// For devices: how a timeline comes to know what is done where the device tells nobody by itself: whoever wants to know
-/// looks.
+/// looks. Waiting for a point is looking for it, on the waiter's thread: first without a pause, then with short ones.
 pub trait Progress: Send + Sync + fmt::Debug {
-    /// Advances the timeline as far as the device has come, or fails it.
+    /// Advances the timeline as far as the device has come, or fails it. It does not block; it may be called on any thread,
+    /// on several at a time, and after the queue was dropped.
     fn look(&self, timeline: &Timeline);
 
-    /// The device's own kind of it, for queues of the same kind.
+    /// The device's own kind of it, for queues of the same kind: see [`Point::progress`].
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -79,8 +80,8 @@ impl Timeline {
         watchers.into_iter().for_each(|(_, watcher)| watcher(Err(failure.clone())));
     }
 
-    /// Brings it up to date, where it does not keep itself so.
-    pub(crate) fn look(&self) {
+    /// Brings it up to date, where it does not keep itself so ([`Timeline::looked_at`]).
+    pub fn look(&self) {
         if let Some(progress) = &self.progress {
             progress.look(self);
         }
@@ -138,7 +139,7 @@ impl Point {
     }
 
     /// Whether both are moments of one queue.
-    pub(crate) fn is_beside(&self, other: &Point) -> bool {
+    pub fn is_beside(&self, other: &Point) -> bool {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
@@ -149,8 +150,8 @@ impl Point {
     }
 
     /// Calls `watcher` once when the point is reached or its queue fails, at once if that is so already; on whichever
-    /// thread finds out. Only for timelines that their device advances by itself.
-    pub(crate) fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
+    /// thread finds out. On a timeline that is looked at nobody finds out before someone looks.
+    pub fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         let mut state = self.timeline.lock();
         let known = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
         match known {

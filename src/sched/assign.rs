@@ -9,6 +9,9 @@ use crate::device::{DeviceKind, Support, Unsupported};
 use crate::graph::Node;
 use std::collections::BTreeMap;
 
+#[cfg(test)]
+pub(super) mod tests;
+
 /// Gives each node a device that supports it; [`Why`] lists the rules, the first that applies decides.
 ///
 /// # Errors

@@ -56,6 +56,9 @@ impl Scheduler {
     }
 }
 
+/// Told what a node gave here and on the reference.
+pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
+
 /// Runs a plan on its devices and its task on a reference device, both from what is stored now, and shows each node's result on
 /// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
 ///
@@ -66,7 +69,7 @@ pub fn compare(
     reference: &Arc<dyn Device>,
     account: &Arc<Account>,
     inputs: &[(TensorId, &[u8])],
-    tell: &mut dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()>,
+    tell: &mut Tell<'_>,
 ) -> Result<(), SchedError> {
     let task = Arc::new(scheduler.copy_to(prepared, reference, account)?);
     let (send, results) = bounded(1);
@@ -102,7 +105,7 @@ impl Observer for Teller {
 /// Waits for the reference after each node.
 struct Listener<'a> {
     results: Receiver<Vec<u8>>,
-    tell: &'a mut dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()>,
+    tell: &'a mut Tell<'a>,
 }
 
 impl Observer for Listener<'_> {

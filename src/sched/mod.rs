@@ -60,7 +60,7 @@ mod split;
 mod task;
 mod verify;
 
-pub use compare::compare;
+pub use compare::{Tell, compare};
 pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
 pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};

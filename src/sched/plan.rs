@@ -104,6 +104,9 @@ fn steps(cut: &Cut, domains: &[&str], depth: usize) -> (Vec<Lane>, Vec<Step>) {
     for (number, replica) in (0..).zip(&cut.replicas) {
         arriving.entry(replica.split).or_default().push(number);
     }
+    // The numbers of the experts may be among what arrives.
+    let last = |replica: &u32| matches!(cut.replicas[*replica as usize].origin, Origin::Experts { .. });
+    arriving.values_mut().for_each(|replicas| replicas.sort_by_key(last));
     let mut steps = Vec::new();
     for (number, split) in cut.splits.iter().enumerate() {
         let mut push = |lane, work| steps.push(Step { lane, waits: Vec::new(), work, mark: None });

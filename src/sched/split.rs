@@ -8,6 +8,9 @@ use crate::graph::{Node, TensorId};
 use crate::ops::OpCode;
 use std::ops::Range;
 
+#[cfg(test)]
+mod tests;
+
 /// Cuts the list of nodes where the device changes, and before each node for which a weight is brought from elsewhere, so
 /// that this happens just before it is used.
 pub(crate) fn split(task: &Task, assigned: &[Assigned]) -> Cut {

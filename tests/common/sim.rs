@@ -5,8 +5,8 @@
 //! passes only while it waits for a point or for bytes.
 
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Progress, Queue, Region,
-    Source, Support, Ticket, Timeline,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Progress, Queue,
+    Region, Source, Support, Ticket, Timeline,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -123,6 +123,7 @@ impl SimDevice {
             alignment: 64,
             max_buffer: u64::MAX,
             domain: "sim".to_owned(),
+            caps: Caps { asynchronous: true, events: true, ..Caps::default() },
         };
         let mut state = world.lock();
         let number = state.engines.len();

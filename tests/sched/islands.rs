@@ -1,9 +1,9 @@
 //! Real devices of one domain and of several: bytes between domains go through the host, while runs follow each other.
 
+use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Source, Support};
-use fanout::graph::{Graph, TensorId};
-use fanout::ops::NodeView;
+use fanout::device::{Account, Device, Source};
+use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::rows::Rows;
@@ -14,52 +14,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Of each device.
 const MEMORY: u64 = 1 << 24;
-
-/// A CPU device whose memory nobody else reaches.
-#[derive(Debug)]
-struct Island {
-    inner: Arc<CpuDevice>,
-    info: DeviceInfo,
-}
-
-impl Island {
-    fn shared(name: &str) -> Arc<dyn Device> {
-        let inner = CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap();
-        let info = DeviceInfo { domain: name.to_owned(), ..inner.info().clone() };
-        Arc::new(Island { inner, info })
-    }
-}
-
-impl Device for Island {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.inner.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.inner.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.inner.prepare(graph)
-    }
-
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        self.inner.queue(account)
-    }
-}
 
 fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
     let cpu = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, MEMORY).unwrap() as Arc<dyn Device>;
@@ -67,7 +23,7 @@ fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
 }
 
 fn islands(n: usize) -> Vec<Arc<dyn Device>> {
-    (0..n).map(|i| Island::shared(&format!("I{i}"))).collect()
+    (0..n).map(|i| Island::new(&format!("I{i}"), MEMORY).shared()).collect()
 }
 
 const WIDTH: usize = 32;

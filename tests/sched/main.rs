@@ -2,8 +2,11 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
 mod devices;
+mod experts;
 #[path = "../common/gated.rs"]
 mod gated;
+#[path = "../common/island.rs"]
+mod island;
 mod islands;
 #[path = "../common/sim.rs"]
 mod sim;

@@ -307,7 +307,7 @@ fn used(experts: &Experts, ids: &[u8], bytes: u64) -> Result<Vec<Range<u64>>, De
             match u64::try_from(id) {
                 Ok(id) if id < experts.count => named.insert(id),
                 _ => {
-                    let reason = format!("expert {id} of {}", experts.count);
+                    let reason = format!("expert id {id} is not one of the {} of the first source", experts.count);
                     return Err(DeviceError::Data { op: OpCode::MulMatId, reason });
                 }
             };
