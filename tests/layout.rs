@@ -79,6 +79,7 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/capture",
         "src/cuda/kernel",
         "bench/ops/peaks",
+        "tests/sched_cost/counting",
         "tests/cuda-emulator/src/driver/abi",
         "tests/cuda-emulator/src/isa/vector",
         "tests/cuda-emulator/src/mem/backing",

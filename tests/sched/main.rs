@@ -8,5 +8,7 @@ mod gated;
 #[path = "../common/island.rs"]
 mod island;
 mod islands;
+mod order;
+mod pipeline;
 #[path = "../common/sim.rs"]
 mod sim;

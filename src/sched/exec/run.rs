@@ -56,7 +56,7 @@ impl Runs for Whole {
 
 impl Scheduler {
     /// Submits a run and returns while it is under way. Inputs are copied before that. Waits only for the run `depth` before
-    /// this one.
+    /// this one, and with a depth above 1 only for the device that computes first.
     ///
     /// # Errors
     /// [`SchedError::Input`] where one is missing or of another length: nothing was submitted. Otherwise the failure of a
@@ -127,7 +127,11 @@ impl Scheduler {
         }
         let at = number % self.under_way.len();
         let last = &mut self.under_way[at];
-        for &lane in &self.numbers {
+        // One at a time means all of it. Otherwise whoever computes first sets the pace: the others follow at the distance that
+        // their waits allow, and to wait for the last would leave the first idle where devices are more than runs.
+        let first = plan.steps.iter().find(|step| plan.depth > 1 && matches!(step.work, Work::Run(_)));
+        let pace = first.map_or(&self.numbers[..], |step| &self.numbers[step.lane..=step.lane]);
+        for &lane in pace {
             if let Some(end) = &self.lanes.at(lane)?.end {
                 last.push((lane, end.clone()));
             }
