@@ -16,25 +16,24 @@ fn null(alignment: u64, max_buffer: u64, padding: u64) -> Arc<dyn Device> {
     null.with(|info| (info.alignment, info.max_buffer) = (alignment, max_buffer)).shared()
 }
 
-/// Where tensors of some sizes lie: buffer and offset.
-type Spots<'a> = &'a [(usize, u64)];
+/// Alignment, largest buffer and padding; the tensors' bytes; the buffers' bytes; where each tensor is: buffer and offset.
+type Row<'a> = ((u64, u64, u64), &'a [usize], &'a [u64], &'a [(usize, u64)]);
 
 #[test]
 fn tensors_lie_in_as_few_buffers_as_the_device_allows() {
-    // Alignment, largest buffer, padding, tensors' bytes; the buffers' bytes, where the tensors are.
-    let table: &[(u64, u64, u64, &[usize], &[u64], Spots)] = &[
-        (64, u64::MAX, 0, &[], &[], &[]),
-        (64, u64::MAX, 0, &[0], &[0], &[(0, 0)]),
-        (64, u64::MAX, 0, &[10, 64, 1], &[129], &[(0, 0), (0, 64), (0, 128)]),
-        (1, u64::MAX, 0, &[10, 64, 1], &[75], &[(0, 0), (0, 10), (0, 74)]),
-        (0, u64::MAX, 0, &[10, 1], &[11], &[(0, 0), (0, 10)]),
-        (64, u64::MAX, 60, &[10, 1], &[128 + 61], &[(0, 0), (0, 128)]),
+    let table: &[Row] = &[
+        ((64, u64::MAX, 0), &[], &[], &[]),
+        ((64, u64::MAX, 0), &[0], &[0], &[(0, 0)]),
+        ((64, u64::MAX, 0), &[10, 64, 1], &[129], &[(0, 0), (0, 64), (0, 128)]),
+        ((1, u64::MAX, 0), &[10, 64, 1], &[75], &[(0, 0), (0, 10), (0, 74)]),
+        ((0, u64::MAX, 0), &[10, 1], &[11], &[(0, 0), (0, 10)]),
+        ((64, u64::MAX, 60), &[10, 1], &[128 + 61], &[(0, 0), (0, 128)]),
         // What comes later fills what is left of the first buffers.
-        (64, 200, 0, &[100, 100, 70, 8, 200], &[198, 136, 200], &[(0, 0), (1, 0), (0, 128), (1, 128), (2, 0)]),
-        (64, 200, 0, &[200, 0, 1], &[200, 1], &[(0, 0), (1, 0), (1, 0)]),
-        (64, 200, 10, &[190, 190], &[200, 200], &[(0, 0), (1, 0)]),
+        ((64, 200, 0), &[100, 100, 70, 8, 200], &[198, 136, 200], &[(0, 0), (1, 0), (0, 128), (1, 128), (2, 0)]),
+        ((64, 200, 0), &[200, 0, 1], &[200, 1], &[(0, 0), (1, 0), (1, 0)]),
+        ((64, 200, 10), &[190, 190], &[200, 200], &[(0, 0), (1, 0)]),
     ];
-    for &(alignment, max_buffer, padding, sizes, buffers, spots) in table {
+    for &((alignment, max_buffer, padding), sizes, buffers, spots) in table {
         let what = format!("{sizes:?} at {alignment} in {max_buffer}");
         let (device, account) = (null(alignment, max_buffer, padding), Account::new(MEMORY));
         let plan = TensorMemory::plan(&*device, sizes.iter().map(|&n| bytes(n))).unwrap();
