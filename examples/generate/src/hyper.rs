@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fanout::ops::{Rope, RopeMode};
+use fanout::ops::rope::{Rope, RopeMode};
 
 use crate::gguf::{KeyError, Metadata, required};
 

@@ -7,7 +7,7 @@
 mod error;
 mod read;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 mod value;
 
 use std::collections::HashSet;
