@@ -135,7 +135,7 @@ fn main() -> ExitCode {
         Some(list) => (list.clone(), Vec::new()),
         None => registry.default_list(),
     };
-    let options = Options { threads: args.threads.map(usize::from), memory: args.mem.clone() };
+    let options = Options { threads: args.threads.map(usize::from), memory: args.mem.clone(), ..Options::default() };
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::Unknown { .. }) => usage(&format!("--device: {e}")),

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Real llama.cpp clients against the release rpc-server: scripts/interop.sh [--full] [--only TEXT] [--peer]
+# llama.cpp against ours: scripts/interop.sh [--full] [--only TEXT] [--peer]     its clients on our rpc-server
+#                         scripts/interop.sh generate [--full] [--only TEXT]     examples/generate beside it
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$(scripts/venv.sh)
-cargo build --release --bin rpc-server
 scripts/emulate.sh true # builds the emulated GPU
 target=${CARGO_TARGET_DIR:-target}
+if [[ ${1-} == generate ]]; then
+    cargo build --release --locked -p generate
+    exec "$python" tests/interop/test_generate.py --binary "$target/release/generate" "${@:2}"
+fi
+cargo build --release --locked --bin rpc-server
 exec "$python" tests/interop/test_interop.py --binary "$target/release/rpc-server" "$@"

@@ -13,28 +13,32 @@
 //! | cgraph, tensor, op_params | [`graph::Graph`], [`graph::TensorId`], [`ops::Op`] | an arena; ops are an enum with typed, validated parameters |
 //! | reg | [`registry`] | enumerates and names devices |
 //! | graph plan | [`device::Program`] | a graph prepared once on a device and run many times |
+//! | sched | [`sched`] | one graph over many devices: assign → split → place memory → plan → execute |
 //!
 //! # Layers
 //! Each may call what is below it, never above; `tests/layout.rs` holds this.
 //! ```text
-//! bin/rpc-server
-//!   rpc::server ── rpc::wire          registry
-//!        │   (as dyn Device)             │
-//!        └────────► device ◄─── cpu, cuda, fallback
-//!                     │              │
-//!                   graph ◄──────────┤
-//!                     │              │
-//!                    ops ◄───────────┘
+//! bin/rpc-server                examples/generate
+//!   rpc::server ── rpc::wire      sched       registry
+//!        │   (as dyn Device)        │             │
+//!        └────────► device ◄────────┴── cpu, cuda, fallback
+//!                     │                           │
+//!                   graph ◄───────────────────────┤
+//!                     │                           │
+//!                    ops ◄────────────────────────┘
 //!                     │
 //!                  tensor
 //! ```
+//! The scheduler knows devices only by their contract: see [`sched`] for running one graph over several of them, and the
+//! example below for one device by itself.
+//!
 //! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
 //!
 //! # Safety
 //! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
 //! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
-//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/{memory,pool,simd}` and in
-//! `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
+//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
+//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
 //! an emulated GPU that checks every access they make.
 //!
 //! # How to add an op

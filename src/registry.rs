@@ -1,105 +1,63 @@
-//! Which devices this machine has, by name, and how to open them.
+//! Which devices there are, by name, and how to open them: this machine's, and those that were registered.
+//!
+//! ```
+//! use fanout::registry::{Options, Registry};
+//!
+//! let registry = Registry::detect();
+//! for entry in registry.entries() {
+//!     println!("{}: {}", entry.name, entry.description);
+//! }
+//! let best = registry.best().open(&Options { threads: Some(1), ..Options::default() })?;
+//! for feature in best.features() {
+//!     println!("{feature}");
+//! }
+//! # Ok::<(), fanout::registry::RegistryError>(())
+//! ```
 
-use std::num::NonZero;
+mod error;
+mod open;
+
+pub use error::RegistryError;
+pub use open::Options;
+
+use crate::cpu::{available_memory, instruction_set};
+use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
+use crate::device::{Device, DeviceError, DeviceKind};
+use open::{cores, open};
 use std::sync::Arc;
 
-use thiserror::Error;
-
-use crate::cpu::{CpuDevice, Path, available_memory, instruction_set};
-use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
-use crate::device::{Device, DeviceError};
-use crate::fallback::Fallback;
-
-/// The memory of the CPU where the system does not say what it has.
-const UNKNOWN_MEMORY: u64 = 8 << 30;
-
-/// What a GPU keeps for what is not in buffers: at most so much of what is free once its context stands. That is kernels
-/// as they are loaded (tens of MiB for a model), the graphs that the driver holds for repeated programs, and what it
-/// rounds each buffer up by (to 2 MiB: a client has some tens).
-const GPU_MARGIN: u64 = 512 << 20;
-
-/// The devices of this machine.
+/// The devices of this machine, and others that were registered.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    /// GPUs in the driver's order, then the CPU.
+    /// GPUs in the driver's order, then the CPU, then what was registered.
     entries: Vec<Entry>,
+    /// Which of them is the CPU.
+    cpu: usize,
     /// Why there is no GPU.
     no_gpu: Option<NoCuda>,
 }
 
-/// A device of this machine.
+/// A device that can be opened.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Its name: `CUDA0`, `CPU`.
     pub name: String,
     /// For people.
     pub description: String,
+    /// What it is.
+    pub kind: DeviceKind,
     /// Why it cannot be opened, where that is known.
     pub unusable: Option<String>,
-    gpu: Option<Gpu>,
+    origin: Origin,
 }
 
-/// How to open devices.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Threads of each CPU device; `None`: the machine's, shared evenly among them.
-    pub threads: Option<usize>,
-    /// Bytes of memory of each device, in the list's order; one for all of them; or none: what a device has left, but for a
-    /// margin, shared evenly among those that are the same device.
-    pub memory: Vec<u64>,
-}
-
-/// A list of devices that cannot be opened.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum RegistryError {
-    /// A name or number of no device.
-    #[error("no device {name:?}; there are: {known}")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// Names of what there is.
-        known: String,
-    },
-    /// The name or number of a GPU, where there is none at all.
-    #[error("no device {name:?}: {why}; there are: {known}")]
-    NoGpu {
-        /// What was asked for.
-        name: String,
-        /// What is missing, and what to do.
-        why: NoCuda,
-        /// Names of what there is.
-        known: String,
-    },
-    /// A GPU that there are no kernels for.
-    #[error("{name} cannot be used: {reason}; there are: {known}")]
-    Unusable {
-        /// The device.
-        name: String,
-        /// What it lacks.
-        reason: String,
-        /// Names of what can be used.
-        known: String,
-    },
-    /// Neither one size of memory nor one for each device.
-    #[error("{sizes} sizes of memory for {devices} devices: give one for each of them, or a single one for all")]
-    Sizes {
-        /// How many were given.
-        sizes: usize,
-        /// How many devices.
-        devices: usize,
-    },
-    /// The CPU device cannot start.
-    #[error("{name}: {source}")]
-    Open {
-        /// The device.
-        name: String,
-        /// The system's word.
-        source: std::io::Error,
-    },
-    /// A GPU cannot be opened.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
+/// How a device is opened.
+#[derive(Clone, Debug)]
+enum Origin {
+    Cpu,
+    Gpu(Gpu),
+    /// It is open.
+    Registered(Arc<dyn Device>),
 }
 
 impl Registry {
@@ -113,23 +71,78 @@ impl Registry {
         let gpu = |gpu: Gpu| Entry {
             name: format!("CUDA{}", gpu.ordinal),
             description: gpu.to_string(),
+            kind: DeviceKind::Gpu,
             unusable: gpu.usable().err(),
-            gpu: Some(gpu),
+            origin: Origin::Gpu(gpu),
         };
-        let cores = cores();
         let memory =
             available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
-        let description = format!("this machine's processors: {cores} threads, {}, {memory}", instruction_set());
-        let cpu = Entry { name: "CPU".to_owned(), description, unusable: None, gpu: None };
-        Registry { entries: gpus.into_iter().map(gpu).chain([cpu]).collect(), no_gpu }
+        let cpu = Entry {
+            name: "CPU".to_owned(),
+            description: format!("this machine's processors: {} threads, {}, {memory}", cores(), instruction_set()),
+            kind: DeviceKind::Cpu,
+            unusable: None,
+            origin: Origin::Cpu,
+        };
+        let mut entries: Vec<_> = gpus.into_iter().map(gpu).collect();
+        entries.push(cpu);
+        Registry { cpu: entries.len() - 1, entries, no_gpu }
     }
 
-    /// The devices: GPUs by their numbers, then the CPU.
+    /// Adds a device of any origin: from now on it is found and opened under its name like those of this machine. It is
+    /// used as it was made: sizes of memory and numbers of threads do not apply to it.
+    ///
+    /// # Errors
+    /// [`RegistryError::Taken`] when there is one of its name; [`RegistryError::Name`] when a list could not name it, or
+    /// its name is of those that lists give to the machine's own devices (`CPU0`, `CUDA0.1`).
+    pub fn register(&mut self, device: Arc<dyn Device>) -> Result<(), RegistryError> {
+        let info = device.info();
+        let name = info.name.clone();
+        if self.entries.iter().any(|entry| entry.name.eq_ignore_ascii_case(&name)) {
+            return Err(RegistryError::Taken { name });
+        }
+        if let Some(reason) = misnamed(&name) {
+            return Err(RegistryError::Name { name, reason });
+        }
+        let (description, kind) = (info.description.clone(), info.kind);
+        self.entries.push(Entry { name, description, kind, unusable: None, origin: Origin::Registered(device) });
+        Ok(())
+    }
+
+    /// The devices: GPUs by their numbers, then the CPU, then what was registered.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Why there is no GPU among them.
+    /// The device of a name, or the GPU of a number; also one that cannot be used. Upper and lower case are the same.
+    pub fn by_name(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.is(name))
+    }
+
+    /// The devices of a kind, in the order of [`Registry::entries`].
+    pub fn by_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(move |entry| entry.kind == kind)
+    }
+
+    /// The GPU that has most memory free, of those that can be used; the CPU where there is none. Of several GPUs each is
+    /// asked, which may take a moment.
+    pub fn best(&self) -> &Entry {
+        let gpus: Vec<_> = self.by_kind(DeviceKind::Gpu).filter(|entry| entry.unusable.is_none()).collect();
+        if let [only] = gpus[..] {
+            return only;
+        }
+        let asked = gpus.into_iter().filter_map(|gpu| match gpu.free() {
+            Ok(free) => Some((free, gpu)),
+            Err(e) => {
+                log::warn!("{} is left out: {e}", gpu.name);
+                None
+            }
+        });
+        // The first one of equals.
+        asked.rev().max_by_key(|(free, _)| *free).map_or(&self.entries[self.cpu], |(_, gpu)| gpu)
+    }
+
+    /// Why there is no GPU among those of this machine.
     pub fn no_gpu(&self) -> Option<&NoCuda> {
         self.no_gpu.as_ref()
     }
@@ -137,7 +150,7 @@ impl Registry {
     /// The list to open where nobody has chosen: all GPUs that can be used, or the CPU if there is none; and for each GPU
     /// that is left out, or all of them, why.
     pub fn default_list(&self) -> (String, Vec<String>) {
-        let gpus = || self.entries.iter().filter(|entry| entry.gpu.is_some());
+        let gpus = || self.by_kind(DeviceKind::Gpu);
         let usable: Vec<_> = gpus().filter(|entry| entry.unusable.is_none()).map(|entry| &*entry.name).collect();
         let left_out = |entry: &Entry| entry.unusable.as_ref().map(|why| format!("{} is left out: {why}", entry.name));
         let mut notes: Vec<_> = gpus().filter_map(left_out).collect();
@@ -148,64 +161,27 @@ impl Registry {
         ("CPU".to_owned(), vec![format!("no GPU, the CPU is used: {}", notes.join("; "))])
     }
 
-    /// Opens a list of devices separated by commas: GPUs by name or number, the CPU by name: `0,1`, `CUDA0,CUDA1,CPU`.
-    /// Each mention is a device of its own; those of one name get numbers: `CPU,CPU` are `CPU0` and `CPU1`, `0,0` are
-    /// `CUDA0.0` and `CUDA0.1`.
+    /// Opens a list of devices separated by commas: by name, GPUs also by number: `0,1`, `CUDA0,CUDA1,CPU`. Each mention
+    /// of a device of this machine is a device of its own; those of one name get numbers: `CPU,CPU` are `CPU0` and
+    /// `CPU1`, `0,0` are `CUDA0.0` and `CUDA0.1`.
     ///
-    /// What a GPU does not run, the first CPU device of the list runs for it, or one that the list does not show.
+    /// With [`Options::fallback`], what a device that is no CPU does not run, the first of this machine's CPU devices in
+    /// the list runs for it, or one that the list does not show.
     ///
     /// # Errors
     /// [`RegistryError`] for a name that is not there, or a device that does not start.
     pub fn open(&self, list: &str, options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         let asked: Vec<&Entry> = list.split(',').map(|name| self.find(name.trim())).collect::<Result<_, _>>()?;
-        if options.memory.len() > 1 && options.memory.len() != asked.len() {
-            return Err(RegistryError::Sizes { sizes: options.memory.len(), devices: asked.len() });
-        }
-        let places: Vec<Place<'_>> = (0..asked.len())
-            .map(|at| Place::new(&asked, at, options.memory.get(at).or(options.memory.last())))
-            .collect();
-        let cpus = places.iter().filter(|place| place.entry.gpu.is_none()).count().max(1);
-        let threads = options.threads.unwrap_or_else(|| (cores() / cpus).max(1));
-        // The CPUs first: the GPUs need one behind them.
-        let mut cpus = Vec::new();
-        for place in places.iter().filter(|place| place.entry.gpu.is_none()) {
-            cpus.push(cpu(&place.name, threads, place.memory.unwrap_or_else(|| cpu_memory(place.share)))?);
-        }
-        let second = match cpus.first() {
-            Some(first) => Arc::clone(first),
-            // Without work it costs a few sleeping threads.
-            None => cpu("CPU", threads, cpu_memory(1))?,
-        };
-        let mut cpus = cpus.into_iter();
-        let mut devices = Vec::with_capacity(places.len());
-        for place in &places {
-            match &place.entry.gpu {
-                None => devices.extend(cpus.next()),
-                Some(gpu) => {
-                    let gpu = CudaDevice::with_free(&place.name, gpu, |free| {
-                        place.memory.unwrap_or_else(|| gpu_memory(free, place.share))
-                    })?;
-                    devices.push(Fallback::new(gpu, Arc::clone(&second)));
-                }
-            }
-        }
-        Ok(devices)
+        open(&asked, options)
     }
 
     fn find(&self, name: &str) -> Result<&Entry, RegistryError> {
-        let is = |entry: &&Entry| {
-            let number = entry.gpu.as_ref().is_some_and(|gpu| gpu.ordinal.to_string() == name);
-            number || entry.name.eq_ignore_ascii_case(name)
-        };
         let known = || {
             let usable = self.entries.iter().filter(|entry| entry.unusable.is_none());
             usable.map(|entry| &*entry.name).collect::<Vec<_>>().join(", ")
         };
-        match (self.entries.iter().find(is), &self.no_gpu) {
-            (Some(Entry { name, unusable: Some(reason), .. }), _) => {
-                Err(RegistryError::Unusable { name: name.clone(), reason: reason.clone(), known: known() })
-            }
-            (Some(entry), _) => Ok(entry),
+        match (self.by_name(name), &self.no_gpu) {
+            (Some(entry), _) => entry.usable(known).map(|()| entry),
             (None, Some(why)) if means_gpu(name) => {
                 Err(RegistryError::NoGpu { name: name.to_owned(), why: why.clone(), known: known() })
             }
@@ -214,27 +190,41 @@ impl Registry {
     }
 }
 
-/// A device to be opened.
-struct Place<'a> {
-    entry: &'a Entry,
-    /// Its own, whoever else is the same device.
-    name: String,
-    /// How many of the list are the same device.
-    share: u64,
-    memory: Option<u64>,
-}
+impl Entry {
+    /// Opens this one, as a list with its name alone would.
+    ///
+    /// # Errors
+    /// [`RegistryError`] when it cannot be used or does not start.
+    pub fn open(&self, options: &Options) -> Result<Arc<dyn Device>, RegistryError> {
+        self.usable(String::new)?;
+        let none = || DeviceError::Bug("a list of one device opened none".to_owned());
+        open(&[self], options)?.pop().ok_or_else(none).map_err(RegistryError::Device)
+    }
 
-impl<'a> Place<'a> {
-    fn new(asked: &[&'a Entry], at: usize, memory: Option<&u64>) -> Place<'a> {
-        let entry = asked[at];
-        let same = |among: &[&Entry]| among.iter().filter(|other| other.name == entry.name).count();
-        let (share, number) = (same(asked), same(&asked[..at]));
-        let name = match (share, &entry.gpu) {
-            (1, _) => entry.name.clone(),
-            (_, None) => format!("{}{number}", entry.name),
-            (_, Some(_)) => format!("{}.{number}", entry.name),
+    fn usable(&self, known: impl FnOnce() -> String) -> Result<(), RegistryError> {
+        let no = |reason: &String| RegistryError::Unusable {
+            name: self.name.clone(),
+            reason: reason.clone(),
+            known: known(),
         };
-        Place { entry, name, share: share as u64, memory: memory.copied() }
+        self.unusable.as_ref().map_or(Ok(()), |reason| Err(no(reason)))
+    }
+
+    fn is(&self, name: &str) -> bool {
+        let number = matches!(&self.origin, Origin::Gpu(gpu) if gpu.ordinal.to_string() == name);
+        number || self.name.eq_ignore_ascii_case(name)
+    }
+
+    /// Bytes of memory that it has free now. A GPU's are known once its context stands, which this waits for.
+    ///
+    /// # Errors
+    /// When the device cannot say.
+    pub fn free(&self) -> Result<u64, DeviceError> {
+        match &self.origin {
+            Origin::Cpu => Ok(open::cpu_free()),
+            Origin::Gpu(gpu) => CudaDevice::free(gpu),
+            Origin::Registered(device) => device.memory().map(|memory| memory.free),
+        }
     }
 }
 
@@ -244,26 +234,18 @@ fn means_gpu(name: &str) -> bool {
     !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
 }
 
-fn cpu(name: &str, threads: usize, memory: u64) -> Result<Arc<dyn Device>, RegistryError> {
-    match CpuDevice::new(name, threads, Path::Fast, memory) {
-        Ok(device) => Ok(device),
-        Err(source) => Err(RegistryError::Open { name: name.to_owned(), source }),
+/// Why a registered device cannot have a name.
+fn misnamed(name: &str) -> Option<&'static str> {
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    if name.is_empty() || name.trim() != name {
+        Some("a name has at least one character, and no space around it")
+    } else if name.contains(',') {
+        Some("a comma separates names in a list")
+    } else if stem.is_empty() || ["CPU", "CUDA"].iter().any(|own| stem.eq_ignore_ascii_case(own)) {
+        Some("such names are those of this machine's processors and GPUs")
+    } else {
+        None
     }
-}
-
-/// The memory of each of `share` CPU devices.
-fn cpu_memory(share: u64) -> u64 {
-    let free = available_memory().unwrap_or(UNKNOWN_MEMORY);
-    (free - free / 16) / share
-}
-
-/// The memory of each of `share` devices on a GPU that has so much free.
-fn gpu_memory(free: u64, share: u64) -> u64 {
-    (free - (free / 16).min(GPU_MARGIN)) / share
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 #[cfg(test)]

@@ -40,18 +40,24 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A GPU's context, which is now the calling thread's, and the bytes that are free beside it.
+pub(super) fn opened(gpu: &Gpu, name: &str) -> Result<(Arc<CudaContext>, u64), DeviceError> {
+    let context = CudaContext::new(gpu.ordinal).map_err(|e| failed(name, "cuDevicePrimaryCtxRetain", e))?;
+    context.bind_to_thread().map_err(|e| failed(name, "cuCtxSetCurrent", e))?;
+    let (free, _) = result::mem_get_info().map_err(|e| failed(name, "cuMemGetInfo", e))?;
+    Ok((context, free as u64))
+}
+
 impl Core {
     /// A device whose limit `memory` chooses, from the bytes that are free.
     pub(super) fn new(gpu: &Gpu, name: &str, memory: impl FnOnce(u64) -> u64) -> Result<Arc<Core>, DeviceError> {
-        let context = CudaContext::new(gpu.ordinal).map_err(|e| failed(name, "cuDevicePrimaryCtxRetain", e))?;
-        context.bind_to_thread().map_err(|e| failed(name, "cuCtxSetCurrent", e))?;
-        let (free, _) = result::mem_get_info().map_err(|e| failed(name, "cuMemGetInfo", e))?;
+        let (context, free) = opened(gpu, name)?;
         Ok(Arc::new(Core {
             gpu: gpu.clone(),
             name: name.to_owned(),
             context,
             modules: Modules::default(),
-            account: Account::new(memory(free as u64)),
+            account: Account::new(memory(free)),
             events: Mutex::default(),
             blocks: Mutex::default(),
             housekeeping: Mutex::default(),

@@ -31,6 +31,8 @@ pub struct Gpu {
     pub memory: u64,
     /// Peak frequency of the multiprocessors, in kHz.
     pub clock_khz: u32,
+    /// CUDA version of the driver, as cuDriverGetVersion counts: 12040 is 12.4.
+    pub driver: u32,
     /// Whether a stream can wait for a word of memory.
     pub(super) waits_for_memory: bool,
 }
@@ -85,11 +87,11 @@ pub fn detect() -> Result<Vec<Gpu>, NoCuda> {
         return Err(NoCuda::Old(version));
     }
     let count = result::device::get_count().map_err(start)?;
-    let gpus = (0..count).map(facts).collect::<Result<Vec<_>, _>>().map_err(start)?;
+    let gpus = (0..count).map(|ordinal| facts(ordinal, version)).collect::<Result<Vec<_>, _>>().map_err(start)?;
     if gpus.is_empty() { Err(NoCuda::NoDevice) } else { Ok(gpus) }
 }
 
-fn facts(ordinal: i32) -> Result<Gpu, DriverError> {
+fn facts(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
     use sys::CUdevice_attribute as A;
     let device = result::device::get(ordinal)?;
     // SAFETY: the device is one that the driver gave.
@@ -108,6 +110,7 @@ fn facts(ordinal: i32) -> Result<Gpu, DriverError> {
         // SAFETY: as above.
         memory: unsafe { result::device::total_mem(device)? } as u64,
         clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        driver: u32::try_from(driver).unwrap_or(0),
         // Of the API of 12.0, which has no attribute for words of 32 bits. That of the older API says whether the kernel module
         // was loaded with NVreg_EnableStreamMemOPs=1, which the newer one does not need.
         waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),

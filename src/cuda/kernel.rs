@@ -12,7 +12,7 @@ use crate::ops::{MAX_SRC, NodeView};
 use bytemuck::NoUninit;
 use cudarc::driver::{CudaContext, result, sys};
 use flate2::read::ZlibDecoder;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_void};
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -45,6 +45,16 @@ fn find(capability: u32, stem: &str, name: &str) -> Option<Entry> {
     let entries =
         fitting.flat_map(|image| image.entries.iter().map(move |&(name, arguments)| Entry { image, name, arguments }));
     entries.filter(|entry| entry.name == name).max_by_key(|entry| entry.image.target)
+}
+
+/// The targets of the images that a device of this capability runs: of each file the highest.
+pub(super) fn targets(capability: u32) -> BTreeSet<u32> {
+    let mut highest: HashMap<&str, u32> = HashMap::new();
+    for image in IMAGES.iter().filter(|image| image.target <= capability) {
+        let known = highest.entry(image.stem).or_default();
+        *known = image.target.max(*known);
+    }
+    highest.into_values().collect()
 }
 
 /// What one of a kernel's pointers points to.

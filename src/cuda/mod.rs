@@ -25,17 +25,37 @@ mod queue;
 pub use driver::{Gpu, NoCuda, detect, emulated_counts};
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, HostBuffer, MemoryInfo, Program,
+    Queue, Support,
 };
 use crate::graph::Graph;
-use crate::ops::NodeView;
+use crate::ops::mul_mat::MulMat;
+use crate::ops::{NodeView, Op};
 use crate::tensor::TensorDesc;
 use core::Core;
-use memory::Memory;
+use memory::{Memory, Pinned};
 use std::sync::Arc;
 
 /// First bytes of tensors lie at multiples of this: a line of the GPU's cache.
 const ALIGNMENT: u64 = 128;
+
+/// Least batch for which the GPU is so much faster than the host's processors that weights are brought to it: what
+/// llama.cpp's CUDA backend takes, so that the same graphs go the same way.
+const OFFLOAD_BATCH: usize = 32;
+
+/// How many times a node uses what it reads as a whole: columns of a product, tokens of ROPE, rows of what is computed row by
+/// row. 0 for copies and rows by index: bytes that are only moved are not worth moving once more.
+fn batch(node: &NodeView<'_>) -> usize {
+    let ne = node.dst.ne();
+    match node.op {
+        Op::Rows(_) | Op::Copy(_) => 0,
+        Op::MulMat(MulMat { by_id: false, .. }) => ne[1],
+        // ne[1] counts the experts of a token, or its heads.
+        Op::MulMat(MulMat { by_id: true, .. }) | Op::Rope(_) => ne[2],
+        Op::Binary(_) | Op::Unary(_) | Op::Glu(_) | Op::Reduce(_) | Op::Norm(_) => node.dst.rows(),
+        Op::Concat(_) | Op::Sort(_) | Op::SoftMax(_) | Op::FlashAttn(_) => node.dst.rows(),
+    }
+}
 
 /// A GPU as a device.
 #[derive(Debug)]
@@ -69,8 +89,17 @@ impl CudaDevice {
             alignment: ALIGNMENT,
             max_buffer: core.account.limit().min(gpu.memory),
             domain: "cuda".to_owned(),
+            caps: Caps { asynchronous: true, pinned: true, import_host: false, events: true },
         };
         Ok(Arc::new(CudaDevice { info, core }))
+    }
+
+    /// Bytes that a GPU has free once its context stands, which this waits for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] when the GPU cannot be used.
+    pub fn free(gpu: &Gpu) -> Result<u64, DeviceError> {
+        core::opened(gpu, &gpu.name).map(|(_, free)| free)
     }
 
     /// The GPU it stands on.
@@ -82,6 +111,19 @@ impl CudaDevice {
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn features(&self) -> Vec<Feature> {
+        let gpu = &self.core.gpu;
+        let targets: Vec<_> = kernel::targets(gpu.capability).iter().map(|target| format!("sm_{target}")).collect();
+        vec![
+            Feature::new("capability", format_args!("{}.{}", gpu.capability / 10, gpu.capability % 10)),
+            Feature::new("ptx", targets.join(" ")),
+            Feature::new("driver", format_args!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10)),
+            Feature::new("pci", &gpu.pci),
+            Feature::new("multiprocessors", gpu.multiprocessors),
+            Feature::new("waits for memory", if gpu.waits_for_memory { "yes" } else { "no" }),
+        ]
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -97,12 +139,20 @@ impl Device for CudaDevice {
         Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
     }
 
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        let charge = account.charge(bytes)?;
+        let size = usize::try_from(bytes).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
+        // The driver gives no empty memory.
+        Pinned::new(&self.core, size.max(1))?.lend(size, charge)
+    }
+
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
         tensor.extent() as u64
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
         match ops::select(&node, &self.core.gpu) {
+            Ok(_) if batch(&node) >= OFFLOAD_BATCH => Support::Offload,
             Ok(_) => Support::Yes,
             Err(no) => Support::No(no),
         }

@@ -16,20 +16,25 @@
 //! is submitted after it was returned runs (a device may have gone on with what was submitted before). [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
 mod account;
+mod host;
 mod line;
+mod mapped;
 mod memory;
+mod tensors;
 mod timeline;
 
 pub use account::{Account, Charge};
+pub use host::HostBuffer;
 pub(crate) use line::{Line, Staged};
+pub use mapped::{Advice, MappedFile};
 pub use memory::{Buffer, Program, Region};
-pub(crate) use timeline::Progress;
-pub use timeline::{Point, Ticket, TicketSender, Timeline};
+pub use tensors::{TensorMemory, TensorPlan};
+pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -59,6 +64,43 @@ pub struct DeviceInfo {
     /// Devices of one domain copy from each other's memory by themselves ([`Queue::copy_from`]); between two domains bytes go
     /// through the host.
     pub domain: String,
+    /// What it can do beyond what every device does.
+    pub caps: Caps,
+}
+
+/// What some devices can do. A device of an unknown kind promises nothing: [`Caps::default`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps {
+    /// Work goes on while whoever submitted it does something else.
+    pub asynchronous: bool,
+    /// It has host memory that it reads and writes faster than other host memory, or without the processor's help.
+    pub pinned: bool,
+    /// Host memory can become a buffer of it as it is, without a copy: a mapped file.
+    pub import_host: bool,
+    /// [`Queue::wait`] returns at once for a point of its domain: what comes later waits, and the caller does not.
+    pub events: bool,
+}
+
+/// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Feature {
+    /// What it is; the same for all devices that have it.
+    pub name: String,
+    /// Which, or how much of it.
+    pub value: String,
+}
+
+impl Feature {
+    /// A feature with its value as text.
+    pub fn new(name: impl Into<String>, value: impl ToString) -> Feature {
+        Feature { name: name.into(), value: value.to_string() }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.value)
+    }
 }
 
 /// A device's memory in bytes.
@@ -128,6 +170,26 @@ pub enum DeviceError {
     /// The device does not run this node.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
+    /// Something beyond running graphs that this kind of device cannot do.
+    #[error("{device} {lacks}")]
+    Lacks {
+        /// The device's name.
+        device: String,
+        /// What it cannot do, and what to do instead.
+        lacks: &'static str,
+    },
+    /// A tensor larger than any buffer of the device.
+    #[error("tensor {tensor} takes {bytes} bytes, and the largest buffer of {device} has {limit}: split it")]
+    TooLarge {
+        /// Its place in the list, from 0.
+        tensor: usize,
+        /// The device's name.
+        device: String,
+        /// Bytes that it takes.
+        bytes: u64,
+        /// Bytes of the largest buffer.
+        limit: u64,
+    },
     /// Data that the op does not allow, found while running: a row index out of range.
     #[error("{op}: {reason}")]
     Data {
@@ -189,6 +251,11 @@ pub trait Device: Send + Sync + Debug {
     /// Facts that do not change.
     fn info(&self) -> &DeviceInfo;
 
+    /// What it uses of the hardware and how it is set, as of now; each name once.
+    fn features(&self) -> Vec<Feature> {
+        Vec::new()
+    }
+
     /// Free and total memory now.
     ///
     /// # Errors
@@ -200,6 +267,44 @@ pub trait Device: Send + Sync + Debug {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when account or device have less left.
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError>;
+
+    /// A buffer over memory of the host, without copying it: weights as they lie in a file
+    /// ([`MappedFile::private`]). The device may write into it, and rearrange it as it may any buffer. The memory is
+    /// charged to `account`, all of it, until the buffer's last handle is gone.
+    ///
+    /// It must begin at a multiple of 8 bytes, the widest element's size. Tensors may lie in it as they do in the file:
+    /// where [`DeviceInfo::alignment`] is more than that file keeps (GGUF's default is 32), kernels give the same results,
+    /// and may read a little slower.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lacks`] when the device cannot reach the host's memory: allocate a buffer and upload.
+    /// [`DeviceError::Misuse`] when the memory begins elsewhere, [`DeviceError::OutOfMemory`] as [`Device::alloc`].
+    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        let (_, _) = (memory, account);
+        let lacks = "makes no buffers over the host's memory: allocate one and upload to it";
+        Err(DeviceError::Lacks { device: self.info().name.clone(), lacks })
+    }
+
+    /// Zeroed memory of the host that the device copies from fastest (pinned, for a GPU), charged to `account`. Where that
+    /// makes no difference it is plain memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the account has less left; when the system or the driver gives none.
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        HostBuffer::zeroed(bytes, account)
+    }
+
+    /// Changes how many threads the device computes with, from the next graph on: what runs goes on with those that it
+    /// has. Programs stay good. More threads need more scratch memory, which each queue's account pays for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lacks`] when the device has no threads of the host's, [`DeviceError::Misuse`] for none; when the
+    /// system cannot start them. The number then stays what it was.
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        let _ = threads;
+        let lacks = "computes with no threads of the host's: their number cannot be set";
+        Err(DeviceError::Lacks { device: self.info().name.clone(), lacks })
+    }
 
     /// Bytes to reserve for a tensor: at least its extent, more where kernels need padding.
     fn alloc_size(&self, tensor: &TensorDesc) -> u64;

@@ -20,12 +20,14 @@ pub struct Timeline {
     progress: Option<Arc<dyn Progress>>,
 }
 
-/// The end of a timeline's work, for a device that tells nobody when it is done: whoever wants to know looks.
-pub(crate) trait Progress: Send + Sync + fmt::Debug {
-    /// Advances the timeline as far as the device has come, or fails it.
+/// For devices: how a timeline comes to know what is done where the device tells nobody by itself: whoever wants to know
+/// looks. Waiting for a point is looking for it, on the waiter's thread: first without a pause, then with short ones.
+pub trait Progress: Send + Sync + fmt::Debug {
+    /// Advances the timeline as far as the device has come, or fails it. It does not block; it may be called on any thread,
+    /// on several at a time, and after the queue was dropped.
     fn look(&self, timeline: &Timeline);
 
-    /// The device's own kind of it, for queues of the same kind.
+    /// The device's own kind of it, for queues of the same kind: see [`Point::progress`].
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -51,8 +53,9 @@ impl Timeline {
         Arc::default()
     }
 
-    /// A timeline at moment 0 that `progress` brings up to date when someone looks.
-    pub(crate) fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
+    /// For devices: a timeline at moment 0 that `progress` brings up to date when someone polls or waits for a point that is
+    /// not known to be reached.
+    pub fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
         Arc::new(Timeline { progress: Some(progress), ..Timeline::default() })
     }
 
@@ -77,8 +80,8 @@ impl Timeline {
         watchers.into_iter().for_each(|(_, watcher)| watcher(Err(failure.clone())));
     }
 
-    /// Brings it up to date, where it does not keep itself so.
-    pub(crate) fn look(&self) {
+    /// Brings it up to date, where it does not keep itself so ([`Timeline::looked_at`]).
+    pub fn look(&self) {
         if let Some(progress) = &self.progress {
             progress.look(self);
         }
@@ -130,24 +133,25 @@ impl Point {
         state.failure.clone().map_or(Ok(false), Err)
     }
 
-    /// The moment's number on its timeline.
-    pub(crate) fn seq(&self) -> u64 {
+    /// For devices: the moment's number on its timeline.
+    pub fn seq(&self) -> u64 {
         self.seq
     }
 
     /// Whether both are moments of one queue.
-    pub(crate) fn is_beside(&self, other: &Point) -> bool {
+    pub fn is_beside(&self, other: &Point) -> bool {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
-    /// What brings the point's timeline up to date, where that is of the kind `T`.
-    pub(crate) fn progress<T: 'static>(&self) -> Option<&T> {
+    /// For devices: what brings the point's timeline up to date, where that is of the kind `T`; so a device knows points of
+    /// its own queues.
+    pub fn progress<T: 'static>(&self) -> Option<&T> {
         self.timeline.progress.as_ref()?.as_any().downcast_ref()
     }
 
     /// Calls `watcher` once when the point is reached or its queue fails, at once if that is so already; on whichever
-    /// thread finds out. Only for timelines that their device advances by itself.
-    pub(crate) fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
+    /// thread finds out. On a timeline that is looked at nobody finds out before someone looks.
+    pub fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         let mut state = self.timeline.lock();
         let known = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
         match known {
@@ -244,10 +248,8 @@ impl Ticket {
         Ticket(Bytes::Here(bytes))
     }
 
-    /// A ticket whose owner fetches the bytes when it waits for them.
-    pub(crate) fn fetched(
-        fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static,
-    ) -> Ticket {
+    /// For devices: a ticket whose owner fetches the bytes when it waits for them. `fetch` is given the wait's deadline.
+    pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static) -> Ticket {
         Ticket(Bytes::Fetched(Box::new(fetch)))
     }
 

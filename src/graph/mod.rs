@@ -102,6 +102,11 @@ impl Graph {
         Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs), aligned })
     }
 
+    /// With slots of these sizes.
+    pub(crate) fn with_slots(self, slots: Vec<usize>) -> Graph {
+        Graph { slots, ..self }
+    }
+
     /// How many sources of nodes each tensor is, itself or through a view that names it; by id.
     pub(crate) fn readers(&self) -> Vec<u32> {
         let mut readers = vec![0u32; self.tensors.len()];

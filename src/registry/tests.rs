@@ -1,12 +1,12 @@
+use super::open::GPU_MARGIN;
 use super::*;
-use crate::device::DeviceKind;
 
 fn cpu_only() -> Registry {
     Registry::of(Err(NoCuda::NoDriver))
 }
 
 fn small() -> Options {
-    Options { threads: Some(1), memory: vec![1 << 20] }
+    Options { threads: Some(1), memory: vec![1 << 20], ..Options::default() }
 }
 
 fn names(registry: &Registry, list: &str) -> Result<Vec<String>, String> {
@@ -110,7 +110,7 @@ fn a_gpu_without_kernels_is_shown_and_refused() {
 }
 
 fn totals(registry: &Registry, list: &str, memory: &[u64]) -> Result<Vec<u64>, String> {
-    let options = Options { threads: Some(1), memory: memory.to_vec() };
+    let options = Options { threads: Some(1), memory: memory.to_vec(), ..Options::default() };
     let opened = registry.open(list, &options).map_err(|e| e.to_string())?;
     Ok(opened.iter().map(|device| device.memory().unwrap().total).collect())
 }
@@ -132,7 +132,7 @@ fn memory_is_given_for_each_or_for_all() {
         assert_eq!(totals(&registry, "1,0", &[]), Ok(vec![free - GPU_MARGIN, 60 * M]));
         assert_eq!(totals(&registry, "0,0", &[]), Ok(vec![30 * M; 2]));
         // More than there is can be asked for, but not had.
-        let both = registry.open("0,0", &Options { threads: Some(1), memory: vec![1 << 40] }).unwrap();
+        let both = registry.open("0,0", &Options { memory: vec![1 << 40], ..small() }).unwrap();
         let memory = || both.iter().map(|device| device.memory().unwrap()).collect::<Vec<_>>();
         assert_eq!(memory()[0].total, 64 * M);
         let account = crate::device::Account::new(1 << 40);

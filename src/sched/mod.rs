@@ -17,16 +17,52 @@
 //! # Memory
 //! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
 //! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
+//!
+//! # Example
+//! ```
+//! use fanout::cpu::{CpuDevice, Path};
+//! use fanout::device::{Account, Device};
+//! use fanout::ops::{binary::Binary, unary::Unary};
+//! use fanout::sched::{Options, Scheduler, TaskBuilder};
+//! use fanout::tensor::DType;
+//! use std::sync::Arc;
+//!
+//! // z = x^2 + x: the square on one device, the sum on another.
+//! let mut b = TaskBuilder::new();
+//! let x = b.input("x", DType::F32, [4, 1, 1, 1])?;
+//! let square = b.node(Unary::Sqr, &[Some(x)])?;
+//! b.pin(0)?;
+//! let z = b.node(Binary::Add, &[Some(square), Some(x)])?;
+//! b.pin(1)?;
+//! b.output(z)?;
+//! let task = Arc::new(b.build()?);
+//!
+//! let cpu = |name| CpuDevice::new(name, 1, Path::Fast, 1 << 20).map(|device| device as Arc<dyn Device>);
+//! let account = Account::new(1 << 20);
+//! let mut scheduler = Scheduler::new(vec![cpu("CPU0")?, cpu("CPU1")?], Options::default(), &account)?;
+//! let mut plan = scheduler.build(&task)?;
+//! scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&[1.0f32, 2.0, 3.0, 4.0]))])?;
+//! let bytes = scheduler.read(&plan, z)?.wait(None)?;
+//! assert_eq!(bytes, bytemuck::cast_slice::<f32, u8>(&[2.0, 6.0, 12.0, 20.0]));
+//! assert_eq!((plan.plan().splits(), plan.plan().copies()), (2, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![allow(dead_code)] // while the passes are being written
 
 mod assign;
+mod compare;
+mod exec;
 mod memory;
 mod plan;
+mod show;
 mod split;
 mod task;
 mod verify;
 
+pub use compare::{Tell, compare};
+pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
+pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};
 
 use crate::device::{Device, DeviceError, Unsupported};
@@ -73,6 +109,49 @@ pub enum SchedError {
         /// What there is.
         limit: u64,
     },
+    /// No device to run anything on.
+    #[error("a scheduler needs a device")]
+    NoDevices,
+    /// A run whose task has a stored tensor that was only planned.
+    #[error("stored tensor {name:?} has no memory: give its region when the task is built")]
+    Unplaced {
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor that a run does not leave behind.
+    #[error("tensor {name:?} cannot be read after a run: say so with TaskBuilder::output")]
+    NoOutput {
+        /// The tensor.
+        name: String,
+    },
+    /// The bytes of an input that a run needs are missing or of another length.
+    #[error("input {name:?} takes {want} bytes and was given {got}")]
+    Input {
+        /// The tensor.
+        name: String,
+        /// Its size.
+        want: usize,
+        /// What was given.
+        got: String,
+    },
+    /// Devices with less memory than a plan needs.
+    #[error("not enough memory: {}", needs.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Full {
+        /// Every device's share.
+        needs: Vec<Needs>,
+    },
+    /// A plan that another scheduler prepared: the caller's mistake.
+    #[error("the plan was prepared by another scheduler")]
+    Foreign,
+    /// The abort flag was raised.
+    #[error("the run was aborted")]
+    Aborted,
+    /// The host gave no thread.
+    #[error("a thread could not be started: {0}")]
+    Thread(std::io::Error),
+    /// A bug of ours: please report it.
+    #[error("bug in fanout's scheduler: {0}")]
+    Bug(&'static str),
     /// A device failed.
     #[error("{device}: {source}")]
     Device {
@@ -81,6 +160,13 @@ pub enum SchedError {
         /// What happened.
         source: DeviceError,
     },
+}
+
+impl SchedError {
+    /// A device's failure.
+    pub(crate) fn of(device: &str, source: DeviceError) -> SchedError {
+        SchedError::Device { device: device.to_owned(), source }
+    }
 }
 
 fn reasons(refusals: &[(String, Unsupported)]) -> String {
@@ -131,7 +217,7 @@ pub enum Why {
 pub(crate) struct Cut {
     pub(crate) splits: Vec<Split>,
     pub(crate) replicas: Vec<Replica>,
-    /// By slot: the device whose memory holds it; `None` for inputs and for what no node touches.
+    /// By slot: the device whose memory holds it; `None` for inputs.
     pub(crate) homes: Vec<Option<usize>>,
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Runs a test against a server of emulated devices. Nothing it made may be left, and no kernel may have done wrong.
 fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client)) {
     let emulator = cudaemu::test::start(settings).expect("the emulator");
-    let options = Options { threads: Some(2), memory: memory.to_vec() };
+    let options = Options { threads: Some(2), memory: memory.to_vec(), ..Options::default() };
     let devices = Registry::detect().open(list, &options).expect("devices");
     let mut server = TestServer::of(devices, Config::default());
     let client = Client::open(&server);

@@ -1,0 +1,250 @@
+//! Which device each block of a model lies on.
+
+use crate::hyper::Hyper;
+use crate::model::{CacheOptions, ModelError, copy_name};
+use fanout::tensor::TensorDesc;
+use thiserror::Error;
+
+/// Where a model's tensors go. Devices are numbers in the list.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// What is read from the file: some tensors go to several devices.
+    pub weights: Vec<Placed>,
+    /// By block, the device of its weights and its cache.
+    pub blocks: Vec<usize>,
+}
+
+/// A tensor on a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// What the model calls it.
+    pub name: String,
+    /// What the file calls it.
+    pub source: String,
+    /// Type and shape.
+    pub desc: TensorDesc,
+    /// The device's number.
+    pub device: usize,
+}
+
+/// Why a model cannot be placed.
+#[derive(Debug, Error)]
+pub enum PlacementError {
+    /// Neither one share for each device, nor shares at all.
+    #[error(
+        "--split has {shares} shares for {devices} devices: give one positive number or 0 for each, and not only 0"
+    )]
+    Shares {
+        /// How many were given.
+        shares: usize,
+        /// How many devices.
+        devices: usize,
+    },
+    /// A cache that cannot be.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+impl Placement {
+    /// Spreads a model over devices: blocks in order, by `shares` of their number or, without any, by their bytes in
+    /// proportion to what each device has `free`. The embedding goes to the first device that has a share and the output to
+    /// the last, which gets a copy of the embedding where the output is tied to it.
+    ///
+    /// # Errors
+    /// [`PlacementError`]. Whether there is room is for a plan to say.
+    pub fn new(
+        tensors: &[(String, TensorDesc)],
+        hyper: &Hyper,
+        cache: &CacheOptions,
+        free: &[u64],
+        shares: Option<&[f32]>,
+    ) -> Result<Placement, PlacementError> {
+        let kept = cache.keys(hyper)?.extent() + cache.values(hyper)?.extent();
+        let spread = spread(tensors, hyper, kept, free, shares)?;
+        let mut weights = Vec::new();
+        let mut put = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
+            weights.push(Placed { name: name.to_owned(), source: source.clone(), desc: *desc, device });
+        };
+        let tied = !tensors.iter().any(|(name, _)| name == "output.weight");
+        for tensor in tensors {
+            let name = &tensor.0;
+            match Part::of(name, hyper) {
+                Some(Part::Embedding) => {
+                    put(name, tensor, spread.first);
+                    if tied && spread.last != spread.first {
+                        put("output.weight", tensor, spread.last);
+                    }
+                }
+                Some(Part::Block(i)) => put(name, tensor, spread.blocks[i]),
+                Some(Part::Output) => put(name, tensor, spread.last),
+                Some(Part::EveryBlock) => {
+                    let mut devices = spread.blocks.clone();
+                    devices.dedup();
+                    devices.into_iter().for_each(|device| put(&copy_name(name, device), tensor, device));
+                }
+                None => log::info!("tensor {name:?} is not used"),
+            }
+        }
+        Ok(Placement { weights, blocks: spread.blocks })
+    }
+}
+
+/// What a tensor belongs to.
+enum Part {
+    Embedding,
+    Block(usize),
+    Output,
+    EveryBlock,
+}
+
+impl Part {
+    fn of(name: &str, hyper: &Hyper) -> Option<Part> {
+        if let Some(rest) = name.strip_prefix("blk.") {
+            let i = rest.split('.').next()?.parse().ok()?;
+            return (i < hyper.layers).then_some(Part::Block(i));
+        }
+        match name {
+            "token_embd.weight" => Some(Part::Embedding),
+            "output_norm.weight" | "output.weight" | "output.bias" => Some(Part::Output),
+            "rope_freqs.weight" => Some(Part::EveryBlock),
+            _ => None,
+        }
+    }
+}
+
+/// Devices of a model's parts.
+struct Spread {
+    first: usize,
+    blocks: Vec<usize>,
+    last: usize,
+}
+
+fn spread(
+    tensors: &[(String, TensorDesc)],
+    hyper: &Hyper,
+    kept: usize,
+    free: &[u64],
+    shares: Option<&[f32]>,
+) -> Result<Spread, PlacementError> {
+    // The size of each part: the embedding, the blocks, the output.
+    let mut sizes = vec![0.0; hyper.layers + 2];
+    let shares: Vec<f64> = match shares {
+        Some(shares) => {
+            sizes[1..=hyper.layers].fill(1.0);
+            shares.iter().map(|&share| f64::from(share)).collect()
+        }
+        None => {
+            sizes[1..=hyper.layers].fill(kept as f64);
+            for (name, desc) in tensors {
+                match Part::of(name, hyper) {
+                    Some(Part::Embedding) => sizes[0] += desc.extent() as f64,
+                    Some(Part::Block(i)) => sizes[i + 1] += desc.extent() as f64,
+                    Some(Part::Output) => sizes[hyper.layers + 1] += desc.extent() as f64,
+                    _ => {}
+                }
+            }
+            free.iter().map(|&bytes| bytes as f64).collect()
+        }
+    };
+    let bad = || PlacementError::Shares { shares: shares.len(), devices: free.len() };
+    let sum: f64 = shares.iter().sum();
+    let sound = shares.len() == free.len() && shares.iter().all(|&s| s >= 0.0) && sum.is_finite() && sum > 0.0;
+    let first = shares.iter().position(|&s| s > 0.0).filter(|_| sound).ok_or_else(bad)?;
+    let last = shares.iter().rposition(|&s| s > 0.0).ok_or_else(bad)?;
+
+    let total: f64 = sizes.iter().sum();
+    let (mut before, mut device, mut ends_at) = (sizes[0], first, shares[first] / sum * total);
+    let blocks = sizes[1..=hyper.layers].iter().map(|size| {
+        // A part goes where its middle falls.
+        let middle = before + size / 2.0;
+        while middle > ends_at && device < last {
+            device += 1;
+            ends_at += shares[device] / sum * total;
+        }
+        before += size;
+        device
+    });
+    Ok(Spread { first, blocks: blocks.collect(), last })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use crate::hyper::Arch;
+    use fanout::ops::rope::Rope;
+    use fanout::tensor::DType;
+
+    /// Blocks of 256 bytes each, with a cache of 2048.
+    fn place(layers: usize, more: &[(&str, usize)], free: &[u64], shares: Option<&[f32]>) -> Result<Placement, PlacementError> {
+        let arch = Arch::Llama;
+        let hyper = Hyper {
+            arch,
+            layers,
+            width: 8,
+            heads: 1,
+            kv_heads: 1,
+            head_width: 1,
+            ff: 8,
+            experts: None,
+            vocab: 8,
+            context: 256,
+            rms_epsilon: 1e-5,
+            rope: Rope::new(arch.rope_mode(), 2),
+        };
+        let tensor = |name: String, n: usize| (name, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap());
+        let mut tensors: Vec<_> = more.iter().map(|&(name, n)| tensor(name.to_owned(), n)).collect();
+        tensors.extend((0..layers).map(|i| tensor(format!("blk.{i}.ffn_up.weight"), 64)));
+        let cache = CacheOptions { context: 256, dtype: DType::F32, flash_attn: true };
+        Placement::new(&tensors, &hyper, &cache, free, shares)
+    }
+
+    #[test]
+    fn blocks_follow_shares_or_free_memory() {
+        let blocks = |layers, free: &[u64], shares| place(layers, &[], free, shares).unwrap().blocks;
+        assert_eq!(blocks(8, &[1, 1], Some(&[3.0, 1.0])), [0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(blocks(4, &[9, 9, 9], Some(&[1.0, 0.0, 1.0])), [0, 0, 2, 2]);
+        assert_eq!(blocks(3, &[9, 9], Some(&[0.0, 1.0])), [1, 1, 1]);
+        assert_eq!(blocks(2, &[1], None), [0, 0]);
+        assert_eq!(blocks(4, &[100, 300], None), [0, 1, 1, 1]);
+        assert_eq!(blocks(2, &[1, 1, 1, 1, 1, 1, 1, 1], None), [1, 5], "more devices than blocks");
+    }
+
+    #[test]
+    fn the_embedding_weighs_on_the_first_device_and_the_output_on_the_last() {
+        // As much as two blocks each.
+        let ends = [("token_embd.weight", 1152), ("output.weight", 1152)];
+        let placement = place(4, &ends, &[1, 1], None).unwrap();
+        assert_eq!(placement.blocks, [0, 0, 1, 1]);
+        let device = |name: &str| placement.weights.iter().find(|w| w.name == name).unwrap().device;
+        assert_eq!((device("token_embd.weight"), device("output.weight")), (0, 1));
+        assert_eq!(place(4, &ends[..1], &[1, 1], None).unwrap().blocks, [0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn some_tensors_go_to_several_devices() {
+        let more = [("token_embd.weight", 8), ("rope_freqs.weight", 4), ("output_norm.weight", 8), ("blk.9.extra", 1)];
+        let names = |free: &[u64]| -> Vec<(String, usize)> {
+            let placement = place(2, &more, free, None).unwrap();
+            placement.weights.into_iter().filter(|w| !w.name.starts_with("blk")).map(|w| (w.name, w.device)).collect()
+        };
+        let named = |list: &[(&str, usize)]| list.iter().map(|&(n, d)| (n.to_owned(), d)).collect::<Vec<_>>();
+        let two = [
+            ("token_embd.weight", 0),
+            ("output.weight", 1),
+            ("rope_freqs.weight@0", 0),
+            ("rope_freqs.weight@1", 1),
+            ("output_norm.weight", 1),
+        ];
+        assert_eq!(names(&[1, 1]), named(&two));
+        assert_eq!(names(&[1]), named(&[("token_embd.weight", 0), ("rope_freqs.weight@0", 0), ("output_norm.weight", 0)]));
+    }
+
+    #[test]
+    fn shares_are_one_number_for_each_device() {
+        for shares in [&[1.0][..], &[0.0, 0.0], &[1.0, -1.0], &[f32::NAN, 1.0], &[f32::INFINITY, 1.0]] {
+            let error = place(2, &[], &[1, 1], Some(shares)).unwrap_err().to_string();
+            assert!(error.contains("for 2 devices"), "{error}");
+        }
+    }
+}

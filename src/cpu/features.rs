@@ -1,0 +1,43 @@
+//! What a CPU device tells about itself.
+
+use super::{CpuDevice, Path, instruction_set};
+use crate::device::Feature;
+
+/// Those of the instruction sets that the processor has.
+macro_rules! detected {
+    ($detect:ident: $($name:tt)+) => {
+        [$(($name, $detect!($name))),+].into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+    };
+}
+
+/// The instruction sets that kernels use, as far as the processor has them, by the names that Rust gives them.
+fn instructions() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected;
+        detected!(is_x86_feature_detected:
+            "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni")
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        use std::arch::is_aarch64_feature_detected;
+        detected!(is_aarch64_feature_detected: "neon" "dotprod" "i8mm")
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        Vec::new()
+    }
+}
+
+pub(super) fn features(device: &CpuDevice) -> Vec<Feature> {
+    let mut features = vec![Feature::new("threads", device.pool().workers())];
+    match device.path {
+        Path::Exact => features.push(Feature::new("path", "exact")),
+        Path::Fast => features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]),
+    }
+    let instructions = instructions();
+    if !instructions.is_empty() {
+        features.push(Feature::new("instructions", instructions.join(" ")));
+    }
+    features
+}

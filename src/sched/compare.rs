@@ -1,0 +1,123 @@
+//! Two devices node by node: where do their results part?
+
+use super::{Observer, Options, Prepared, SchedError, Scheduler, Seen, Storage, Task};
+use crate::device::{Account, Device, Source};
+use crate::graph::TensorId;
+use crossbeam::channel::{Receiver, Sender, bounded};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the other device may take for one piece.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Bytes of a stored tensor that are on their way at once.
+const PIECE: u64 = 16 << 20;
+
+impl Scheduler {
+    /// The task of a plan with a copy of all that is stored, as it is now, on another device, which is the task's device 0.
+    /// `account` pays for the memory there.
+    ///
+    /// # Errors
+    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory.
+    pub fn copy_to(
+        &mut self,
+        prepared: &Prepared,
+        device: &Arc<dyn Device>,
+        account: &Arc<Account>,
+    ) -> Result<Task, SchedError> {
+        let task = Arc::clone(&prepared.plan().task);
+        let there = |e| SchedError::of(&device.info().name, e);
+        let mut queue = device.queue(account).map_err(there)?;
+        let mut regions = BTreeMap::new();
+        for (slot, storage) in (0..).zip(task.storage()) {
+            let Storage::Stored { device: home, region } = storage else { continue };
+            let owner = task.owner(slot);
+            let Some(from) = region else {
+                return Err(SchedError::Unplaced { name: owner.map_or("", |id| task.name(id)).to_owned() });
+            };
+            let tensor = owner.and_then(|id| task.graph().tensor(id));
+            let bytes = tensor.map_or(0, |tensor| device.alloc_size(&tensor.desc)).max(from.bytes());
+            let to = device.alloc(bytes, account).map_err(there)?.whole();
+            let mut at = 0;
+            while at < from.bytes() {
+                let n = PIECE.min(from.bytes() - at);
+                let (from, to) = (from.part(at, n), to.part(at, n));
+                let piece = self.fetch(*home, from.map_err(there)?)?;
+                let put = to.and_then(|to| queue.upload(to, None, Source::Borrowed(&piece)));
+                put.map_err(there)?;
+                at += n;
+            }
+            regions.insert(slot, to);
+        }
+        queue.mark().wait(Some(Instant::now() + PATIENCE)).map_err(there)?;
+        Ok(task.stored_in(&regions))
+    }
+}
+
+/// Told what a node gave here and on the reference.
+pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
+
+/// Runs a plan on its devices and its task on a reference device, both from what is stored now, and shows each node's result on
+/// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
+///
+/// # Errors
+/// A failure on either side.
+pub fn compare(
+    (scheduler, prepared): (&mut Scheduler, &mut Prepared),
+    reference: &Arc<dyn Device>,
+    account: &Arc<Account>,
+    inputs: &[(TensorId, &[u8])],
+    tell: &mut Tell<'_>,
+) -> Result<(), SchedError> {
+    let task = Arc::new(scheduler.copy_to(prepared, reference, account)?);
+    let (send, results) = bounded(1);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            let mut other = Scheduler::new(vec![Arc::clone(reference)], Options::default(), account)?;
+            let mut prepared = other.build(&task)?;
+            other.run_observed(&mut prepared, inputs, &mut Teller(send)).map(drop)
+        });
+        // Whatever ends this side lets go of the results, which ends the other one.
+        let here = scheduler.run_observed(prepared, inputs, &mut Listener { results, tell });
+        let there = other.join().unwrap_or(Err(SchedError::Bug("the reference's thread panicked")));
+        here.map(drop).and(there)
+    })
+}
+
+/// Tells what the reference computes.
+struct Teller(Sender<Vec<u8>>);
+
+impl Observer for Teller {
+    fn asks(&mut self, _: Seen<'_>) -> bool {
+        true
+    }
+
+    fn shows(&mut self, _: Seen<'_>, bytes: &[u8]) -> ControlFlow<()> {
+        match self.0.send(bytes.to_vec()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}
+
+/// Waits for the reference after each node.
+struct Listener<'a> {
+    results: Receiver<Vec<u8>>,
+    tell: &'a mut Tell<'a>,
+}
+
+impl Observer for Listener<'_> {
+    fn asks(&mut self, _: Seen<'_>) -> bool {
+        true
+    }
+
+    fn shows(&mut self, seen: Seen<'_>, bytes: &[u8]) -> ControlFlow<()> {
+        match self.results.recv() {
+            Ok(reference) => (self.tell)(seen, bytes, &reference),
+            // The reference has failed, which its thread returns.
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Plans at work: queues, memory, and the points of the last runs.
+
+mod lanes;
+mod observe;
+mod porter;
+mod programs;
+mod rooms;
+mod run;
+
+use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Task};
+use crate::device::{Account, Device, Point, Region, Ticket};
+use crate::graph::TensorId;
+use lanes::Lanes;
+pub use observe::{Observer, Seen};
+use programs::Programs;
+use rooms::Rooms;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the host waits for a device before it takes it for lost.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How often a waiting host looks whether it should stop.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// Runs tasks over several devices. One scheduler's runs follow each other in the order they are submitted; up to
+/// [`Options::depth`] of them are under way at once.
+#[derive(Debug)]
+pub struct Scheduler {
+    /// Tells its prepared plans from those of others.
+    id: u64,
+    devices: Vec<Arc<dyn Device>>,
+    options: Options,
+    account: Arc<Account>,
+    rooms: Rooms,
+    lanes: Lanes,
+    /// Runs submitted so far.
+    runs: u64,
+    /// The plan whose run was submitted last.
+    current: u64,
+    /// By mark, for each of the last runs of the current plan: run `i` is at `i % (depth + 1)`.
+    history: Vec<Vec<Option<Point>>>,
+    /// The last moments on each lane of the last `depth` runs, of whatever plan: run `i` is at `i % depth`.
+    under_way: Vec<Vec<(usize, Point)>>,
+    /// By lane of the current plan: its number among the lanes.
+    numbers: Vec<usize>,
+    /// Bytes on their way through the host: by replica.
+    fetched: Vec<(u32, Ticket)>,
+    abort: Arc<AtomicBool>,
+    counts: Counts,
+}
+
+/// What a scheduler has moved.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Runs submitted.
+    pub runs: u64,
+    /// By device: bytes that the host wrote to it.
+    pub uploaded: Vec<u64>,
+    /// By device: bytes that came to it from other devices.
+    pub copied: Vec<u64>,
+    /// By device: bytes that the host read from it.
+    pub downloaded: Vec<u64>,
+}
+
+/// A plan made ready to run many times.
+#[derive(Debug)]
+pub struct Prepared {
+    id: u64,
+    /// The scheduler's number.
+    owner: u64,
+    plan: Arc<Plan>,
+    programs: Programs,
+}
+
+impl Prepared {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+/// Of schedulers and of prepared plans.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Scheduler {
+    /// A scheduler over devices in order of preference. `account` pays for what it holds on all of them.
+    ///
+    /// # Errors
+    /// [`SchedError::NoDevices`] for an empty list.
+    pub fn new(
+        devices: Vec<Arc<dyn Device>>,
+        options: Options,
+        account: &Arc<Account>,
+    ) -> Result<Scheduler, SchedError> {
+        if devices.is_empty() {
+            return Err(SchedError::NoDevices);
+        }
+        let none = vec![0; devices.len()];
+        Ok(Scheduler {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            lanes: Lanes::new(account),
+            options: Options { depth: options.depth.max(1), ..options },
+            account: Arc::clone(account),
+            rooms: Rooms::default(),
+            runs: 0,
+            current: 0,
+            history: Vec::new(),
+            under_way: Vec::new(),
+            numbers: Vec::new(),
+            fetched: Vec::new(),
+            abort: Arc::default(),
+            counts: Counts { uploaded: none.clone(), copied: none.clone(), downloaded: none, ..Counts::default() },
+            devices,
+        })
+    }
+
+    /// Its devices.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// Plans a task: nothing is allocated, uploaded or run.
+    ///
+    /// # Errors
+    /// [`SchedError`] for a task that these devices cannot run.
+    pub fn plan(&self, task: &Arc<Task>) -> Result<Plan, SchedError> {
+        Plan::new(Arc::clone(task), &self.devices, &self.options)
+    }
+
+    /// Makes room for a plan's tensors, so that running it and any smaller one allocates nothing. Waits for what runs where
+    /// buffers must grow.
+    ///
+    /// # Errors
+    /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs.
+    pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
+        if !self.rooms.hold(&plan.layout.rooms, plan.depth) {
+            self.synchronize(None)?;
+            self.rooms.grow(&self.devices, &self.account, &plan.layout.rooms, plan.depth)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a plan ready: memory for its tensors and programs for its splits.
+    ///
+    /// # Errors
+    /// As [`Scheduler::reserve`]; [`SchedError::Unplaced`] for a stored tensor without a region.
+    pub fn prepare(&mut self, plan: Plan) -> Result<Prepared, SchedError> {
+        self.reserve(&plan)?;
+        let plan = Arc::new(plan);
+        let programs = Programs::new(&plan, &self.devices, &self.rooms)?;
+        Ok(Prepared { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
+    }
+
+    /// Plans and prepares a task.
+    ///
+    /// # Errors
+    /// As [`Scheduler::plan`] and [`Scheduler::prepare`].
+    pub fn build(&mut self, task: &Arc<Task>) -> Result<Prepared, SchedError> {
+        let plan = self.plan(task)?;
+        self.prepare(plan)
+    }
+
+    /// Reads an output of the run that was submitted last, or a stored tensor as that run leaves it: all bytes that it
+    /// spans. To be called before the next run is submitted.
+    ///
+    /// # Errors
+    /// [`SchedError::NoOutput`] for a tensor that nobody said would be read.
+    pub fn read(&mut self, prepared: &Prepared, id: TensorId) -> Result<Ticket, SchedError> {
+        self.own(prepared)?;
+        let plan = &*prepared.plan;
+        let no = || SchedError::NoOutput { name: plan.task.name(id).to_owned() };
+        let (slot, range) = plan.task.span(id).ok_or_else(no)?;
+        let stored = matches!(plan.task.storage().get(slot as usize), Some(super::Storage::Stored { .. }));
+        let home = plan.home(slot).filter(|_| stored || plan.task.is_output(slot)).ok_or_else(no)?;
+        let at = plan.at_home(slot, &range).ok_or_else(no)?;
+        let region = self.rooms.region(plan, &at, 0)?;
+        self.counts.downloaded[home] += region.bytes();
+        self.download(home, region)
+    }
+
+    /// Bytes of a device, in order with what it computes.
+    fn download(&mut self, device: usize, region: Region) -> Result<Ticket, SchedError> {
+        let lane = self.lanes.get(&self.devices, Lane { device, kind: LaneKind::Compute })?;
+        lane.queue().download(region).map_err(|e| SchedError::of(&self.devices[device].info().name, e))
+    }
+
+    /// As [`Scheduler::download`], waited for.
+    pub(crate) fn fetch(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
+        let bytes = self.download(device, region)?.wait(Some(Instant::now() + PATIENCE));
+        bytes.map_err(|e| SchedError::of(&self.devices[device].info().name, e))
+    }
+
+    /// That a plan was prepared by this scheduler.
+    fn own(&self, prepared: &Prepared) -> Result<(), SchedError> {
+        if prepared.owner == self.id { Ok(()) } else { Err(SchedError::Foreign) }
+    }
+
+    /// Waits until everything submitted so far is done.
+    ///
+    /// # Errors
+    /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when that passes.
+    pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        for (lane, end) in self.lanes.ends() {
+            let name = &self.devices[lane.device].info().name;
+            wait(end, deadline, &self.abort, name)?;
+        }
+        Ok(())
+    }
+
+    /// Raised by anyone, it ends what runs with [`SchedError::Aborted`], soon. Whoever raised it lowers it again.
+    pub fn abort_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.abort)
+    }
+
+    /// Forgets all runs and gives all memory back, after a failure or an abort too. What is stored stays as it is; what was
+    /// running may have written some of it. Programs made before stay good.
+    pub fn reset(&mut self) {
+        self.lanes.clear();
+        self.rooms.clear();
+        self.history.clear();
+        self.under_way.clear();
+        self.fetched.clear();
+        self.current = 0;
+    }
+
+    /// What has been moved so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Bytes of memory that it holds on each device for tensors of its runs.
+    pub fn memory(&self) -> Vec<u64> {
+        let mut bytes = self.rooms.bytes();
+        bytes.resize(self.devices.len(), 0);
+        bytes
+    }
+}
+
+/// Waits for a point, and looks now and then whether to stop.
+fn wait(point: &Point, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
+    use crate::device::DeviceError::Deadline;
+    loop {
+        let glance = deadline.min(Instant::now() + GLANCE);
+        match point.wait(Some(glance)) {
+            Err(Deadline(_)) if glance < deadline => {}
+            done => return done.map_err(|e| SchedError::of(device, e)),
+        }
+        if abort.load(Ordering::Relaxed) {
+            return Err(SchedError::Aborted);
+        }
+    }
+}

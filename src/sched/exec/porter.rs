@@ -1,0 +1,139 @@
+//! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does.
+
+use super::super::SchedError;
+use crate::device::{DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::tensor::TensorDesc;
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long it waits for a device.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// An upload of this size is taken in by any queue without waiting for its earlier work.
+pub(super) const PIECE: u64 = 256 << 10;
+
+/// Brings things to a device, in order.
+pub(super) struct Porter {
+    work: Sender<Load>,
+    timeline: Arc<Timeline>,
+    marked: u64,
+}
+
+enum Load {
+    Upload(Region, Vec<u8>),
+    Deliver(Region, Ticket),
+    Copy(Region, Region, Option<Point>),
+    Wait(Point),
+    Mark(u64),
+}
+
+impl Porter {
+    pub(super) fn new(queue: Box<dyn Queue>, device: &str) -> Result<Porter, SchedError> {
+        let (work, loads) = unbounded();
+        let timeline = Timeline::new();
+        let end = End(Arc::clone(&timeline));
+        let thread = std::thread::Builder::new().name(format!("to {device}"));
+        thread.spawn(move || carry(queue, &loads, &end.0)).map_err(SchedError::Thread)?;
+        Ok(Porter { work, timeline, marked: 0 })
+    }
+
+    /// Writes bytes that have yet to come.
+    pub(super) fn deliver(&mut self, dst: Region, bytes: Ticket) -> Result<(), DeviceError> {
+        self.load(Load::Deliver(dst, bytes))
+    }
+
+    fn load(&mut self, load: Load) -> Result<(), DeviceError> {
+        self.timeline.failure().map_or(Ok(()), Err)?;
+        self.work.send(load).map_err(|_| self.timeline.failure().unwrap_or(DeviceError::Lost))
+    }
+}
+
+/// Whoever waits for a point is told when the thread ends, however it does.
+struct End(Arc<Timeline>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.fail(DeviceError::Lost);
+    }
+}
+
+fn carry(mut queue: Box<dyn Queue>, loads: &Receiver<Load>, timeline: &Timeline) {
+    for load in loads {
+        if let Err(e) = obey(&mut *queue, load, timeline) {
+            timeline.fail(e);
+            return;
+        }
+    }
+}
+
+fn obey(queue: &mut dyn Queue, load: Load, timeline: &Timeline) -> Result<(), DeviceError> {
+    let deadline = || Some(Instant::now() + PATIENCE);
+    match load {
+        Load::Upload(dst, bytes) => upload(queue, &dst, &bytes),
+        Load::Deliver(dst, ticket) => upload(queue, &dst, &ticket.wait(deadline())?),
+        Load::Copy(src, dst, after) => match queue.copy_from(src, dst, after.as_ref())? {
+            true => Ok(()),
+            false => Err(DeviceError::Bug("a device does not copy within its domain".to_owned())),
+        },
+        Load::Wait(point) => queue.wait(&point),
+        Load::Mark(seq) => {
+            queue.mark().wait(deadline())?;
+            timeline.advance(seq);
+            Ok(())
+        }
+    }
+}
+
+/// Uploads in pieces that are taken in at once.
+pub(super) fn upload(queue: &mut dyn Queue, dst: &Region, bytes: &[u8]) -> Result<(), DeviceError> {
+    if bytes.len() as u64 <= PIECE {
+        return queue.upload(dst.clone(), None, Source::Borrowed(bytes));
+    }
+    for (at, piece) in (0..).step_by(PIECE as usize).zip(bytes.chunks(PIECE as usize)) {
+        queue.upload(dst.part(at, piece.len() as u64)?, None, Source::Borrowed(piece))?;
+    }
+    Ok(())
+}
+
+impl Queue for Porter {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        let bytes = match src {
+            Source::Borrowed(bytes) => bytes.to_vec(),
+            Source::Writer(fill) => {
+                let mut bytes = vec![0; dst.bytes() as usize];
+                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                bytes
+            }
+        };
+        self.load(Load::Upload(dst, bytes))
+    }
+
+    fn download(&mut self, _: Region) -> Result<Ticket, DeviceError> {
+        Err(DeviceError::Misuse("a porter only brings"))
+    }
+
+    fn fill(&mut self, _: Region, _: u8) -> Result<(), DeviceError> {
+        Err(DeviceError::Misuse("a porter only brings"))
+    }
+
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+        self.load(Load::Copy(src, dst, after.cloned()))?;
+        Ok(true)
+    }
+
+    fn run(&mut self, _: &Program, _: &Arc<[Region]>) -> Result<(), DeviceError> {
+        Err(DeviceError::Misuse("a porter only brings"))
+    }
+
+    fn mark(&mut self) -> Point {
+        self.marked += 1;
+        // When the thread is gone, the timeline already carries why.
+        let _ = self.load(Load::Mark(self.marked));
+        Point::new(&self.timeline, self.marked)
+    }
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+        self.load(Load::Wait(point.clone()))
+    }
+}

@@ -1,0 +1,249 @@
+//! Where tensors lie on their devices.
+
+mod pack;
+
+use super::{Area, Cut, Devices, Layout, Origin, Room, SchedError, Spot, Storage, Task};
+use crate::device::Device;
+use crate::graph::{Node, TensorId};
+use pack::Item;
+use std::sync::Arc;
+
+/// Larger than any buffer there is; sums of so many bytes stay far from the end of `u64`.
+const LARGEST: u64 = 1 << 44;
+
+/// Places computed slots and replicas. With a `depth` above 1 replicas lie in the ring, and live for ever.
+///
+/// # Errors
+/// [`SchedError::TooLarge`] for a tensor larger than its device's largest buffer.
+pub(crate) fn place(task: &Task, devices: &Devices, cut: &Cut, depth: usize) -> Result<Layout, SchedError> {
+    let mut lives = Lives::new(task, devices, cut);
+    lives.share(task, cut);
+    let mut layout = Layout {
+        rooms: vec![Room::default(); devices.len()],
+        slots: vec![None; lives.slots.len()],
+        replicas: vec![Spot { area: Area::Arena, chunk: 0, offset: 0, bytes: 0 }; cut.replicas.len()],
+    };
+    let (ringed, in_arena): (Vec<usize>, Vec<usize>) = (0..cut.replicas.len()).partition(|_| depth > 1);
+    for (number, device) in devices.iter().enumerate() {
+        let here = |replica: &usize| cut.replicas[*replica].device == number;
+        let slots = (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && cut.homes[slot] == Some(number));
+        let residents: Vec<Resident> = slots.map(Resident::Slot).collect();
+        let brought = |of: &[usize]| of.iter().copied().filter(here).map(Resident::Replica).collect::<Vec<_>>();
+        let arena = [residents, brought(&in_arena)].concat();
+        let ring = brought(&ringed);
+        for (area, residents) in [(Area::Arena, arena), (Area::Ring, ring)] {
+            let walls = Walls::new(device);
+            let items = residents.iter().map(|of| walls.item(task, cut, lives.of(*of), *of));
+            let items = items.collect::<Result<Vec<Item>, SchedError>>()?;
+            let packed = match area {
+                Area::Arena => pack::pack(&items, walls.wall),
+                Area::Ring => pack::side_by_side(&items, walls.wall),
+            };
+            for ((of, item), (chunk, offset)) in residents.iter().zip(&items).zip(packed.spots(walls.wall)) {
+                let spot = Spot { area, chunk, offset, bytes: item.bytes };
+                match *of {
+                    Resident::Slot(slot) => layout.slots[slot] = Some(spot),
+                    Resident::Replica(replica) => layout.replicas[replica] = spot,
+                }
+            }
+            let chunks = packed.chunks(&items, walls.wall);
+            match area {
+                Area::Arena => layout.rooms[number].arena = chunks,
+                Area::Ring => layout.rooms[number].ring = chunks,
+            }
+        }
+    }
+    for slot in 0..lives.slots.len() {
+        layout.slots[slot] = layout.slots[lives.base(slot)];
+    }
+    Ok(layout)
+}
+
+/// What takes up room on a device.
+#[derive(Clone, Copy)]
+enum Resident {
+    Slot(usize),
+    Replica(usize),
+}
+
+/// Nodes between which something is in use, both included, and the bytes it takes.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    start: usize,
+    end: usize,
+    bytes: u64,
+}
+
+struct Lives {
+    /// By slot: computed ones that some node touches.
+    slots: Vec<Option<Life>>,
+    /// By slot: the first one of those whose memory it takes over.
+    over: Vec<Option<usize>>,
+    /// By replica.
+    replicas: Vec<Life>,
+}
+
+impl Lives {
+    fn new(task: &Task, devices: &Devices, cut: &Cut) -> Lives {
+        let (graph, sizes) = (task.graph(), task.graph().slots());
+        let lives = cut.replicas.iter().map(|r| Life {
+            // What the host writes is there before anything runs.
+            start: if r.origin == Origin::Host { 0 } else { cut.splits[r.split].nodes.start },
+            end: r.last,
+            bytes: r.range.len() as u64,
+        });
+        let mut lives =
+            Lives { slots: vec![None; sizes.len()], over: vec![None; sizes.len()], replicas: lives.collect() };
+        for split in &cut.splits {
+            let device = &devices[split.device];
+            for at in split.nodes.clone() {
+                let node = &graph.nodes()[at];
+                let written = task.written(node).map(|(slot, range)| (node.dst, slot, range));
+                for (id, slot, range) in task.reads(node).chain(written) {
+                    let slot = slot as usize;
+                    let wanted = graph.tensor(id).map_or(0, |tensor| device.alloc_size(&tensor.desc));
+                    if cut.homes[slot] != Some(split.device) {
+                        let holds = |r: &&u32| {
+                            let replica = &cut.replicas[**r as usize];
+                            replica.slot as usize == slot
+                                && replica.range.start <= range.start
+                                && range.end <= replica.range.end
+                        };
+                        if let Some(&replica) = split.reads.iter().find(holds) {
+                            let skipped = range.start - cut.replicas[replica as usize].range.start;
+                            lives.replicas[replica as usize].fit(skipped, wanted);
+                        }
+                    } else if matches!(task.storage()[slot], Storage::Computed) {
+                        let life = lives.slots[slot].get_or_insert(Life { start: at, end: at, bytes: 0 });
+                        life.end = at;
+                        life.fit(0, sizes[slot] as u64);
+                        life.fit(range.start, wanted);
+                    }
+                }
+            }
+        }
+        // A copy reads its source when the split that needs it begins.
+        for replica in &cut.replicas {
+            if let Some(life) = &mut lives.slots[replica.slot as usize] {
+                life.end = life.end.max(cut.splits[replica.split].nodes.start);
+            }
+        }
+        for (slot, life) in lives.slots.iter_mut().enumerate() {
+            if let Some(life) = life.as_mut().filter(|_| task.is_output(slot as u32)) {
+                life.end = graph.nodes().len();
+            }
+        }
+        lives
+    }
+
+    /// Gives destinations the memory of sources that die there, where the op allows it.
+    fn share(&mut self, task: &Task, cut: &Cut) {
+        let nodes = task.graph().nodes();
+        for at in cut.splits.iter().flat_map(|split| split.nodes.clone()) {
+            let Some(new) = self.fresh(task, &nodes[at], at) else { continue };
+            let taken = (0..nodes[at].srcs.len()).find_map(|i| self.dying(task, cut, at, i, new));
+            let Some(base) = taken else { continue };
+            let (Some(dst), Some(src)) = (self.slots[new], self.slots[base]) else { continue };
+            self.over[new] = Some(base);
+            self.slots[base] = Some(Life { end: dst.end, bytes: dst.bytes.max(src.bytes), ..src });
+        }
+    }
+
+    /// The slot of a node's destination, where that is all of it and this node is the first to touch it.
+    fn fresh(&self, task: &Task, node: &Node, at: usize) -> Option<usize> {
+        let (slot, range) = task.written(node)?;
+        let life = self.slots[slot as usize]?;
+        let whole = range.start == 0 && range.end == task.graph().slots()[slot as usize];
+        (whole && life.start == at).then_some(slot as usize)
+    }
+
+    /// The slot whose memory a node's source has, where that dies there and can become the destination.
+    fn dying(&self, task: &Task, cut: &Cut, at: usize, source: usize, new: usize) -> Option<usize> {
+        let (graph, node) = (task.graph(), &task.graph().nodes()[at]);
+        let dst = graph.tensor(node.dst)?;
+        // Whether it lies on all of the slot, as the destination will.
+        let covers = |id: TensorId, slot: u32| {
+            let whole = task.span(id).is_some_and(|(s, range)| s == slot && range.start == 0);
+            whole && graph.tensor(id).is_some_and(|t| t.desc.same_layout(&dst.desc))
+        };
+        let (old, range) = task.span(node.srcs[source]?)?;
+        let base = self.base(old as usize);
+        let dies = base != self.base(new)
+            && cut.homes[old as usize] == cut.homes[new]
+            && range.len() == graph.slots()[old as usize]
+            // Only the last that took over a memory still lives there.
+            && self.slots[old as usize].is_some_and(|life| self.is_last(base, life, at));
+        // The same memory under another description could be read after it was overwritten.
+        let mut others = node.srcs.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
+        let safe = others.all(|(i, id)| {
+            task.span(id).is_none_or(|(slot, range)| {
+                range.is_empty() || self.base(slot as usize) != base || (node.op.in_place(i) && covers(id, old))
+            })
+        });
+        (dies && safe && !range.is_empty()).then_some(base)
+    }
+
+    /// Whether what lies in the memory of `base` ends with `life`, at a node.
+    fn is_last(&self, base: usize, life: Life, at: usize) -> bool {
+        life.end == at && self.slots[base].is_some_and(|whole| whole.end == at)
+    }
+
+    /// The slot whose memory a slot has: its own, or the first of those taken over.
+    fn base(&self, slot: usize) -> usize {
+        self.over[slot].unwrap_or(slot)
+    }
+
+    fn is_base(&self, slot: usize) -> bool {
+        self.slots[slot].is_some() && self.over[slot].is_none()
+    }
+
+    fn of(&self, resident: Resident) -> Life {
+        match resident {
+            Resident::Slot(slot) => self.slots[slot].unwrap_or_default(),
+            Resident::Replica(replica) => self.replicas[replica],
+        }
+    }
+}
+
+impl Life {
+    /// Grows to hold `bytes` from `start` on.
+    fn fit(&mut self, start: usize, bytes: u64) {
+        self.bytes = self.bytes.max((start as u64).saturating_add(bytes));
+    }
+}
+
+/// Where tensors may begin on a device, and which bytes none may straddle.
+struct Walls<'a> {
+    device: &'a Arc<dyn Device>,
+    alignment: u64,
+    /// Buffers end at multiples of this.
+    wall: u64,
+}
+
+impl<'a> Walls<'a> {
+    fn new(device: &'a Arc<dyn Device>) -> Walls<'a> {
+        let alignment = device.info().alignment.max(1);
+        let largest = device.info().max_buffer.min(LARGEST);
+        Walls { device, alignment, wall: (largest - largest % alignment).max(alignment) }
+    }
+
+    fn item(&self, task: &Task, cut: &Cut, life: Life, of: Resident) -> Result<Item, SchedError> {
+        // Nothing is so small that it lies in no buffer.
+        let bytes = life.bytes.max(1).checked_next_multiple_of(self.alignment);
+        if let Some(bytes) = bytes.filter(|&bytes| bytes <= self.wall.min(self.device.info().max_buffer)) {
+            return Ok(Item { start: life.start, end: life.end, bytes });
+        }
+        let slot = match of {
+            Resident::Slot(slot) => slot as u32,
+            Resident::Replica(replica) => cut.replicas[replica].slot,
+        };
+        let name = task.owner(slot).map_or("", |id| task.name(id));
+        let info = self.device.info();
+        Err(SchedError::TooLarge {
+            tensor: if name.is_empty() { format!("the tensor of slot {slot}") } else { name.to_owned() },
+            device: info.name.clone(),
+            bytes: life.bytes,
+            limit: self.wall.min(info.max_buffer),
+        })
+    }
+}

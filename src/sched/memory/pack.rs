@@ -1,0 +1,164 @@
+//! Items with lifetimes into as little memory as possible: each gets an offset, and those that live at once share no byte.
+//!
+//! Optimal packing is NP-hard. Several orders of placing items one by one are tried until one comes close to the least
+//! that any packing needs; graphs of networks are nearly always done with the first.
+
+/// Something that needs bytes from one moment to another, both included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) bytes: u64,
+}
+
+impl Item {
+    fn meets(&self, other: &Item) -> bool {
+        self.start <= other.end && other.start <= self.end
+    }
+}
+
+/// Offsets of items, by item, as if buffers lay one after another.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Packed {
+    pub(super) offsets: Vec<u64>,
+    /// One past the last byte.
+    pub(super) end: u64,
+}
+
+impl Packed {
+    /// Buffer and offset of each item, where buffers are `wall` bytes large.
+    pub(super) fn spots(&self, wall: u64) -> impl Iterator<Item = (u32, u64)> {
+        self.offsets.iter().map(move |offset| ((offset / wall) as u32, offset % wall))
+    }
+
+    /// What is used of each buffer.
+    pub(super) fn chunks(&self, items: &[Item], wall: u64) -> Vec<u64> {
+        let mut chunks = Vec::new();
+        for ((chunk, offset), item) in self.spots(wall).zip(items) {
+            let chunk = chunk as usize;
+            chunks.resize(chunks.len().max(chunk + 1), 0);
+            chunks[chunk] = (offset + item.bytes).max(chunks[chunk]);
+        }
+        chunks
+    }
+}
+
+/// How much more than the least is good enough not to look further: one part in so many.
+const GOOD: u64 = 64;
+
+/// Comparisons of two items that may be spent on looking for something better.
+const PATIENCE: usize = 1 << 23;
+
+/// Packs items so that none straddles a multiple of `wall`.
+pub(super) fn pack(items: &[Item], wall: u64) -> Packed {
+    let least = largest_set(items);
+    let good = least + least / GOOD;
+    let mut by_start: Vec<usize> = (0..items.len()).collect();
+    by_start.sort_by_key(|&i| (items[i].start, std::cmp::Reverse(items[i].bytes)));
+    let mut best = one_by_one(items, &by_start, wall, Gap::Smallest, true);
+    let mut spent = 0;
+    let mut attempt = |order: Vec<usize>, gap: Gap| {
+        if best.end <= good || spent >= PATIENCE {
+            return;
+        }
+        spent += items.len() * items.len() / 2;
+        let found = one_by_one(items, &order, wall, gap, false);
+        if found.end < best.end {
+            best = found;
+        }
+    };
+    let keys: [fn(&Item) -> u128; 2] =
+        [|item| u128::from(item.bytes), |item| u128::from(item.bytes) * (item.end - item.start + 1) as u128];
+    for key in keys {
+        for gap in [Gap::First, Gap::Smallest] {
+            let mut order: Vec<usize> = (0..items.len()).collect();
+            order.sort_by_key(|&i| (std::cmp::Reverse(key(&items[i])), items[i].start));
+            attempt(order, gap);
+        }
+    }
+    best
+}
+
+/// Places each item beside all others, also those that live at another time.
+pub(super) fn side_by_side(items: &[Item], wall: u64) -> Packed {
+    let mut packed = Packed { offsets: vec![0; items.len()], end: 0 };
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(items[i].bytes));
+    // One past the last byte used of each buffer.
+    let mut ends: Vec<u64> = Vec::new();
+    for i in order {
+        let bytes = items[i].bytes;
+        let found = ends.iter().position(|&end| wall - end >= bytes);
+        let chunk = found.unwrap_or(ends.len());
+        ends.resize(ends.len().max(chunk + 1), 0);
+        packed.offsets[i] = chunk as u64 * wall + ends[chunk];
+        ends[chunk] += bytes;
+        packed.end = packed.end.max(packed.offsets[i] + bytes);
+    }
+    packed
+}
+
+/// The most bytes that live at one moment.
+pub(super) fn largest_set(items: &[Item]) -> u64 {
+    let starts = items.iter().map(|item| (item.start, true, item.bytes));
+    let mut moments: Vec<_> = starts.chain(items.iter().map(|item| (item.end + 1, false, item.bytes))).collect();
+    moments.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, begins, bytes) in moments {
+        now = if begins { now + bytes } else { now - bytes };
+        most = most.max(now);
+    }
+    most
+}
+
+/// Which of the gaps that are large enough an item gets.
+#[derive(Clone, Copy)]
+enum Gap {
+    First,
+    Smallest,
+}
+
+/// An item that has its place.
+struct Placed {
+    from: u64,
+    to: u64,
+    item: Item,
+}
+
+/// Gives each item in turn a gap between those that were placed before and live at the same time. Where items come in order
+/// of their starts, those that have ended need not be looked at again.
+fn one_by_one(items: &[Item], order: &[usize], wall: u64, gap: Gap, in_time: bool) -> Packed {
+    let mut packed = Packed { offsets: vec![0; items.len()], end: 0 };
+    let mut placed: Vec<Placed> = Vec::with_capacity(items.len());
+    for &i in order {
+        let item = items[i];
+        if in_time {
+            placed.retain(|other| other.item.end >= item.start);
+        }
+        let (mut free, mut found) = (0, None);
+        for other in placed.iter().filter(|other| other.item.meets(&item)) {
+            if other.from > free {
+                let at = beside(free, item.bytes, wall);
+                let left = (other.from - free).checked_sub(item.bytes).filter(|_| at + item.bytes <= other.from);
+                if let Some(left) = left.filter(|left| found.is_none_or(|(least, _)| *left < least)) {
+                    found = Some((left, at));
+                    if matches!(gap, Gap::First) {
+                        break;
+                    }
+                }
+            }
+            free = free.max(other.to);
+        }
+        let from = found.map_or_else(|| beside(free, item.bytes, wall), |(_, at)| at);
+        let to = from + item.bytes;
+        packed.offsets[i] = from;
+        packed.end = packed.end.max(to);
+        placed.insert(placed.partition_point(|other| other.from < from), Placed { from, to, item });
+    }
+    packed
+}
+
+/// The first offset from `free` on where an item lies in one buffer.
+fn beside(free: u64, bytes: u64, wall: u64) -> u64 {
+    if free % wall + bytes <= wall { free } else { free.next_multiple_of(wall) }
+}

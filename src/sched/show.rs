@@ -1,0 +1,170 @@
+//! What a plan says about itself.
+
+use super::{Devices, Origin, Plan, Room, SchedError, Storage, Why, Work};
+use crate::graph::TensorId;
+use std::fmt;
+
+/// What a plan needs of a device's memory, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Needs {
+    /// The device's name.
+    pub device: String,
+    /// Of stored tensors that have no memory yet.
+    pub stored: u64,
+    /// Of what is computed, and what comes from elsewhere.
+    pub computed: u64,
+    /// What the device has left; 0 before it was asked.
+    pub free: u64,
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let (all, Needs { device, stored, computed, free }) = (self.stored + self.computed, self);
+        let free = free >> 20;
+        write!(
+            f,
+            "{device} needs {} MiB ({} for weights and caches, {} for computing) and has {free} MiB free",
+            mib(all),
+            mib(*stored),
+            mib(*computed)
+        )
+    }
+}
+
+impl Room {
+    /// Bytes in all, with `depth` copies of the ring.
+    pub(crate) fn bytes(&self, depth: usize) -> u64 {
+        self.arena.iter().sum::<u64>() + self.ring.iter().sum::<u64>() * depth as u64
+    }
+}
+
+impl Plan {
+    /// How many programs a run consists of.
+    pub fn splits(&self) -> usize {
+        self.cut.splits.len()
+    }
+
+    /// How many times a run copies bytes from one device to another.
+    pub fn copies(&self) -> usize {
+        self.cut.replicas.iter().filter(|replica| replica.origin != Origin::Host).count()
+    }
+
+    /// How many runs may be under way at once.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The device that computes a node, and why.
+    pub fn device_of(&self, node: usize) -> Option<(usize, Why)> {
+        self.assigned.get(node).map(|assigned| (assigned.device, assigned.why))
+    }
+
+    /// The device whose memory holds a tensor; `None` for inputs, which lie wherever they are read.
+    pub fn home_of(&self, id: TensorId) -> Option<usize> {
+        self.home(self.task.span(id)?.0)
+    }
+
+    /// Bytes that the plan needs on each device for what it computes.
+    pub fn buffer_sizes(&self) -> Vec<u64> {
+        self.layout.rooms.iter().map(|room| room.bytes(self.depth)).collect()
+    }
+
+    /// What the plan needs of each device, and what that has left.
+    ///
+    /// # Errors
+    /// When a device cannot say what it has.
+    pub fn needs(&self, devices: &Devices) -> Result<Vec<Needs>, SchedError> {
+        let computed = self.buffer_sizes();
+        let mut needs = Vec::with_capacity(devices.len());
+        for (number, device) in devices.iter().enumerate() {
+            let name = device.info().name.clone();
+            let free = device.memory().map_err(|e| SchedError::of(&name, e))?.free;
+            let computed = computed.get(number).copied().unwrap_or(0);
+            needs.push(Needs { device: name, stored: 0, computed, free });
+        }
+        for (slot, storage) in (0..).zip(self.task.storage()) {
+            if let Storage::Stored { device, region: None } = *storage
+                && let Some(id) = self.task.owner(slot)
+                && let Some(tensor) = self.task.graph().tensor(id)
+            {
+                let align = devices[device].info().alignment.max(1);
+                needs[device].stored += devices[device].alloc_size(&tensor.desc).next_multiple_of(align);
+            }
+        }
+        Ok(needs)
+    }
+
+    /// That every device has what the plan needs.
+    ///
+    /// # Errors
+    /// [`SchedError::Full`] with the numbers of all devices.
+    pub fn fits(&self, devices: &Devices) -> Result<(), SchedError> {
+        let needs = self.needs(devices)?;
+        let full = needs.iter().any(|needs| needs.stored + needs.computed > needs.free);
+        if full { Err(SchedError::Full { needs }) } else { Ok(()) }
+    }
+
+    fn called(&self, slot: u32) -> String {
+        let owner = self.task.owner(slot);
+        let name = owner.map_or("", |id| self.task.name(id));
+        if name.is_empty() { format!("#{}", owner.map_or(slot, |id| id.0)) } else { name.to_owned() }
+    }
+}
+
+/// One line for each split, each replica, each device's room and each step.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let task = &self.task;
+        for (number, split) in self.cut.splits.iter().enumerate() {
+            writeln!(f, "split {number} on {}", self.devices[split.device])?;
+            for node in split.nodes.clone() {
+                let (why, of) = (self.assigned[node].why, &task.graph().nodes()[node]);
+                writeln!(f, "  {} {} ({why:?})", of.op.code(), self.named(of.dst))?;
+            }
+        }
+        for (number, replica) in self.cut.replicas.iter().enumerate() {
+            let from = match replica.origin {
+                Origin::Host => "the host".to_owned(),
+                Origin::Device(home) => self.devices[home].clone(),
+                Origin::Experts { home, ids } => format!("{}, experts of {}", self.devices[home], self.named(ids)),
+            };
+            let (what, bytes) = (self.called(replica.slot), &replica.range);
+            writeln!(f, "replica {number}: {what} {bytes:?} on {} from {from}", self.devices[replica.device])?;
+        }
+        for (device, room) in self.devices.iter().zip(&self.layout.rooms) {
+            writeln!(f, "{device}: arena {:?}, {} x ring {:?}", room.arena, self.depth, room.ring)?;
+        }
+        for step in &self.steps {
+            let lane = self.lanes[step.lane];
+            write!(f, "{} {}:", self.devices[lane.device], format!("{:?}", lane.kind).to_lowercase())?;
+            for wait in &step.waits {
+                write!(f, " wait {}", wait.mark)?;
+                if wait.ago > 0 {
+                    write!(f, "@-{}", wait.ago)?;
+                }
+                f.write_str(",")?;
+            }
+            match step.work {
+                Work::Upload(n) => write!(f, " upload {n}")?,
+                Work::Copy(n) => write!(f, " copy {n}")?,
+                Work::Fetch(n) => write!(f, " fetch {n}")?,
+                Work::Deliver(n) => write!(f, " deliver {n}")?,
+                Work::Experts(n) => write!(f, " experts {n}")?,
+                Work::Run(n) => write!(f, " run {n}")?,
+            }
+            match step.mark {
+                Some(mark) => writeln!(f, ", mark {mark}")?,
+                None => writeln!(f)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    fn named(&self, id: TensorId) -> String {
+        let name = self.task.name(id);
+        if name.is_empty() { format!("#{}", id.0) } else { name.to_owned() }
+    }
+}

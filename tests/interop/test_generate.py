@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""examples/generate against llama.cpp on the same models: the same greedy tokens, wherever the layers lie.
+
+    test_generate.py [--full] [--only TEXT] --binary target/release/generate
+
+Prints a table and exits 1 if any row fails. GPUs are emulated.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients import ClientError, Client, Model, tail
+from servers import ROOT
+
+PROMPT = 64
+GENERATE = 16
+RUN_S = 120.0
+EMULATED_S = 900.0
+ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: the model and the options."""
+
+    name: str
+    model: Model
+    options: tuple[str, ...] = ()
+    emulated: int = 0  # GPUs
+    generate: int = GENERATE
+    prompt: int = PROMPT
+    client: tuple[str, ...] = ()  # the reference's options
+
+
+def cases(full: bool) -> list[Case]:
+    rows = []
+    for arch in ARCHS:
+        model = Model("f32", arch)
+        for devices in ("CPU", "CPU,CPU"):
+            for depth in (1, 4):
+                for ubatch in (4, 64):
+                    options = ("--device", devices, "--depth", str(depth), "--ubatch", str(ubatch))
+                    rows.append(Case(f"{arch} f32 {devices} depth {depth} ubatch {ubatch}", model, options))
+        on_gpus = ("--device", "0,1", "--depth", "4", "--ubatch", "16")
+        rows.append(Case(f"{arch} f32 CUDA 0,1 depth 4 ubatch 16", model, on_gpus, emulated=2, generate=8))
+        flash = ("--device", "CPU,CPU", "--flash-attn")
+        rows.append(Case(f"{arch} f32 CPU,CPU flash-attn", model, flash, client=("--flash-attn",)))
+    llama = Model("f32")
+    rows.append(Case("llama f32 CUDA and CPU", llama, ("--device", "0,CPU"), emulated=1, generate=8))
+    rows.append(Case("llama f32 --split 3,1 of CPU,CPU", llama, ("--device", "CPU,CPU", "--split", "3,1")))
+    rows.append(Case("llama q8_0 CPU,CPU", Model("q8_0"), ("--device", "CPU,CPU")))
+    if full:
+        big = Model("f32", size="1b")
+        for devices in ("CPU", "CPU,CPU"):
+            for depth, ubatch in ((1, 64), (4, 4)):
+                options = ("--device", devices, "--depth", str(depth), "--ubatch", str(ubatch))
+                name = f"llama 1b f32 {devices} depth {depth} ubatch {ubatch}"
+                rows.append(Case(name, big, options, prompt=32, generate=8))
+    return rows
+
+
+class Bench:
+    """Models, references and the binary."""
+
+    def __init__(self, binary: Path, scratch: Path, models: Path):
+        self.binary, self.scratch, self.models = binary, scratch, models
+        self._wanted: dict[tuple[Path, int, int, tuple[str, ...]], tuple[list[int], list[int]]] = {}
+
+    def model(self, model: Model) -> Path:
+        """Small models are made anew, large ones kept."""
+        return model.ensure(self.scratch if model.size == "tiny" else self.models)
+
+    def wanted(self, model: Path, case: Case) -> tuple[list[int], list[int]]:
+        """The prompt of llama_client.py and the tokens that llama.cpp goes on with."""
+        key = (model, case.prompt, case.generate, case.client)
+        if key not in self._wanted:
+            options = ["--prompt", str(case.prompt), "--generate", str(case.generate), "--threads", "2", *case.client]
+            with Client(model, options) as client:
+                tokens = client.report(EMULATED_S)["tokens"]
+            self._wanted[key] = (prompt(model, case.prompt), tokens)
+        return self._wanted[key]
+
+    def run(self, case: Case) -> str:
+        """What is wrong, or nothing."""
+        model = self.model(case.model)
+        tokens, want = self.wanted(model, case)
+        argv = [str(self.binary), str(model), "--tokens", ",".join(map(str, tokens)), "-n", str(case.generate)]
+        argv += ["--json", "--temp", "0", "--ignore-eos", *case.options]
+        if case.emulated:
+            argv = [str(ROOT / "scripts/emulate.sh"), "-n", str(case.emulated), *argv]
+        seconds = EMULATED_S if case.emulated or case.model.size != "tiny" else RUN_S
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"still running after {seconds:.0f} s"
+        if done.returncode != 0:
+            return f"ended with {done.returncode}:\n{tail(done.stderr)}"
+        report = json.loads(done.stdout.splitlines()[-1])
+        got = report["tokens"]
+        return "" if got == want else f"tokens {got}, llama.cpp's {want}"
+
+
+def prompt(model: Path, length: int) -> list[int]:
+    """The prompt that llama_client.py makes for a model."""
+    import llama_cpp
+
+    vocab = llama_cpp.Llama(str(model), vocab_only=True, verbose=False).n_vocab()
+    words = vocab - 259
+    return [1] + [(7919 * i + 13) % words + 259 for i in range(length - 1)]
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--full", action="store_true", help="also the 1b model (4.4 GB)")
+    p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/generate")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="where large models are kept")
+    a = p.parse_args()
+    failed = rows = 0
+    with tempfile.TemporaryDirectory(prefix="fanout-generate-") as scratch:
+        bench = Bench(a.binary.resolve(), Path(scratch), a.models)
+        for case in cases(a.full):
+            if a.only not in case.name:
+                continue
+            start = time.monotonic()
+            try:
+                wrong = bench.run(case)
+            except (ClientError, OSError, json.JSONDecodeError, KeyError, IndexError) as e:
+                wrong = f"{type(e).__name__}: {e}"
+            rows, failed = rows + 1, failed + bool(wrong)
+            print(f"{'FAIL' if wrong else 'ok':4}  {case.name:44} {time.monotonic() - start:6.1f} s  {wrong}", flush=True)
+    print(f"{rows} rows, {failed} failed")
+    if failed or not rows:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+//! Weights in the host's memory, brought to a device that is better at using them: whole, or only the experts that are used.
+
+use crate::island::Island;
+use fanout::cpu::{CpuDevice, Path};
+use fanout::device::{Account, Device, DeviceKind, Source};
+use fanout::graph::TensorId;
+use fanout::ops::OpCode;
+use fanout::ops::mul_mat::MulMat;
+use fanout::ops::unary::Unary;
+use fanout::sched::{Options, Prepared, SchedError, Scheduler, TaskBuilder, Why};
+use fanout::tensor::{DType, TensorDesc};
+use std::sync::Arc;
+
+const MEMORY: u64 = 1 << 24;
+// Columns and rows of an expert, and how many there are.
+const K: usize = 32;
+const M: usize = 16;
+const EXPERTS: usize = 8;
+const TOKENS: usize = 3;
+/// Experts for each token.
+const USED: usize = 2;
+const EXPERT_BYTES: u64 = (4 * K * M) as u64;
+
+/// A device that wants products, beside a CPU that has the weights.
+fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
+    let wants = Island::new("GPU", MEMORY).wants(&[OpCode::MulMat, OpCode::MulMatId]);
+    let gpu = wants.with(|info| {
+        info.kind = DeviceKind::Gpu;
+        if same_domain {
+            info.domain = "host".to_owned();
+        }
+    });
+    vec![gpu.shared(), CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap()]
+}
+
+struct Experts {
+    scheduler: Scheduler,
+    prepared: Prepared,
+    inputs: [TensorId; 2],
+    y: TensorId,
+}
+
+impl Experts {
+    fn new(devices: Vec<Arc<dyn Device>>, options: Options) -> Experts {
+        let account = Account::new(MEMORY);
+        let desc = TensorDesc::contiguous(DType::F32, [K, M, EXPERTS, 1]).unwrap();
+        let cpu = devices.len() - 1;
+        let region = devices[cpu].alloc(desc.extent() as u64, &account).unwrap().whole();
+        let mut rng = fastrand::Rng::with_seed(5);
+        let values: Vec<f32> = (0..desc.elements()).map(|_| rng.f32() - 0.5).collect();
+        let mut queue = devices[cpu].queue(&account).unwrap();
+        queue.upload(region.clone(), Some(&desc), Source::Borrowed(bytemuck::cast_slice(&values))).unwrap();
+        queue.mark().wait(None).unwrap();
+        let mut b = TaskBuilder::new();
+        let w = b.stored("experts", desc, cpu, Some(region)).unwrap();
+        let x = b.input("x", DType::F32, [K, USED, TOKENS, 1]).unwrap();
+        let ids = b.input("ids", DType::I32, [USED, TOKENS, 1, 1]).unwrap();
+        // Before them, so that the numbers of the experts could have been computed there.
+        let scaled = b.node(Unary::Scale { scale: 2.0, bias: 0.0 }, &[Some(x)]).unwrap();
+        b.pin(0).unwrap();
+        let y = b.node(MulMat::BY_ID, &[Some(w), Some(scaled), Some(ids)]).unwrap();
+        b.output(y).unwrap();
+        let task = Arc::new(b.build().unwrap());
+        let mut scheduler = Scheduler::new(devices, options, &account).unwrap();
+        let prepared = scheduler.build(&task).unwrap();
+        Experts { scheduler, prepared, inputs: [x, ids], y }
+    }
+
+    fn run(&mut self, chosen: [i32; USED * TOKENS]) -> Result<Vec<u8>, SchedError> {
+        let x: Vec<f32> = (0..K * USED * TOKENS).map(|i| (i % 7) as f32 - 3.0).collect();
+        let [a, b] = self.inputs;
+        let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&chosen))];
+        self.scheduler.run(&mut self.prepared, &inputs)?;
+        Ok(self.scheduler.read(&self.prepared, self.y)?.wait(None).unwrap())
+    }
+}
+
+fn floats(bytes: Result<Vec<u8>, SchedError>) -> Vec<f32> {
+    bytes.unwrap().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+#[test]
+fn only_the_experts_that_are_used_are_brought() {
+    let alone = Options { offload: false, ..Options::default() };
+    let mut host = Experts::new(devices(false), alone);
+    assert_eq!(host.prepared.plan().device_of(1), Some((1, Why::Stored)));
+    for same_domain in [true, false] {
+        for depth in [1, 3] {
+            let options = Options { depth, ..Options::default() };
+            let mut away = Experts::new(devices(same_domain), options);
+            assert_eq!(away.prepared.plan().device_of(1), Some((0, Why::Offload)));
+            for (chosen, used) in
+                [([0, 1, 1, 0, 0, 1], 2), ([7, 2, 7, 3, 2, 7], 3), ([5; 6], 1), ([0, 1, 2, 3, 4, 5], 6)]
+            {
+                let before = away.scheduler.counts().copied[0];
+                assert_eq!(floats(away.run(chosen)), floats(host.run(chosen)), "{chosen:?}\n{}", away.prepared.plan());
+                let copied = away.scheduler.counts().copied[0] - before;
+                assert_eq!(copied, used * EXPERT_BYTES, "{chosen:?}, one domain: {same_domain}, depth {depth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_of_no_expert_are_refused() {
+    for bad in [8, -1, i32::MIN] {
+        let mut away = Experts::new(devices(false), Options::default());
+        let error = away.run([0, 1, 2, bad, 0, 1]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("GPU: MUL_MAT_ID: expert id {bad} is not one of the 8 of the first source")
+        );
+        away.scheduler.reset();
+        assert!(away.run([0, 1, 2, 3, 0, 1]).is_ok());
+    }
+}

@@ -1,0 +1,12 @@
+//! The scheduler over devices of the tests' own.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+mod devices;
+mod experts;
+#[path = "../common/gated.rs"]
+mod gated;
+#[path = "../common/island.rs"]
+mod island;
+mod islands;
+#[path = "../common/sim.rs"]
+mod sim;
