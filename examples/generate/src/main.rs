@@ -1,10 +1,10 @@
 //! Generates text with a GGUF language model over any set of devices.
 
-use std::fs;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use fanout::device::MappedFile;
 use generate::args::Args;
 use generate::gguf::Gguf;
 use generate::hyper::Hyper;
@@ -41,8 +41,8 @@ fn start_log(args: &Args) {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.model.display().to_string();
-    let file = fs::read(&args.model).with_context(|| path.clone())?;
-    let gguf = Gguf::parse(&file).with_context(|| path.clone())?;
+    let file = MappedFile::open(&args.model).with_context(|| path.clone())?;
+    let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
     let hyper = Hyper::read(&gguf.metadata).with_context(|| path.clone())?;
     print!("{}", Summary { gguf: &gguf, hyper: &hyper });
     if !args.info {

@@ -174,7 +174,7 @@ impl Tokenizer {
     }
 
     /// How many tokens there are.
-    pub fn len(&self) -> usize {
+    pub fn vocab(&self) -> usize {
         self.pieces.len()
     }
 

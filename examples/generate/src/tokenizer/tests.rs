@@ -190,7 +190,7 @@ fn control_tokens_are_silent_and_end_texts() {
         (spm.bytes(1), spm.bytes(2), spm.bytes(283), spm.bytes(999)),
         (&b""[..], &b""[..], &b"<sep>"[..], &b""[..])
     );
-    assert_eq!(spm.len(), 285);
+    assert_eq!(spm.vocab(), 285);
     assert!(spm.is_end(2) && !spm.is_end(1) && !spm.is_end(283));
     let bpe = tokenizer(&bpe("qwen2")).unwrap();
     assert_eq!((bpe.bytes(277), bpe.bytes(278), bpe.bytes(280)), (&b" world"[..], &b""[..], &b"<tool>"[..]));
