@@ -147,7 +147,9 @@ impl Scheduler {
             self.lanes.enter(&self.devices, number, touches)?;
             self.numbers.push(number);
         }
+        // Repeated runs find all the memory that they need.
         self.history = vec![vec![None; plan.marks as usize]; plan.depth + 1];
+        self.under_way.iter_mut().for_each(|ends| ends.reserve(plan.lanes.len()));
         self.current = prepared.id;
         Ok(())
     }
