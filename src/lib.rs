@@ -110,3 +110,8 @@ extern crate self as fanout;
 #[path = "../tests/common/null.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 mod null;
+
+/// The README's program is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
