@@ -58,6 +58,8 @@ mod plan;
 mod show;
 mod split;
 mod task;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 pub use compare::{Tell, compare};
