@@ -1,0 +1,3 @@
+//! Tests of the passes together.
+
+pub(super) mod graphs;
