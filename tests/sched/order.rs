@@ -233,7 +233,10 @@ fn weights_elsewhere(m: &mut Maker) {
     m.output(y);
 }
 
-const TASKS: [(&str, fn(&mut Maker)); 6] = [
+/// Makes a task, and its name.
+type Named = (&'static str, fn(&mut Maker));
+
+const TASKS: [Named; 6] = [
     ("chain", chain),
     ("cache", cache),
     ("shared inputs", shared_inputs),

@@ -1,3 +1,4 @@
 //! Tests of the passes together.
 
+mod golden;
 pub(super) mod graphs;
