@@ -37,8 +37,8 @@
 //! # Safety
 //! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
 //! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
-//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/{memory,pool,simd}` and in
-//! `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
+//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
+//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
 //! an emulated GPU that checks every access they make.
 //!
 //! # How to add an op

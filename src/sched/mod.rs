@@ -178,7 +178,7 @@ fn reasons(refusals: &[(String, Unsupported)]) -> String {
 /// How tasks are planned.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Runs that may be under way at once: what devices get from elsewhere is kept in so many copies.
+    /// How many runs a device may be ahead of those that wait for it: what devices get from elsewhere is kept in so many copies.
     pub depth: usize,
     /// Whether weights in the host's memory may be brought to a device that is better at using them.
     pub offload: bool,

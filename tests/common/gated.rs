@@ -31,6 +31,8 @@ pub struct Gate(Mutex<State>);
 
 struct State {
     rng: fastrand::Rng,
+    /// Whether other threads may have their part in what comes next.
+    threads: bool,
     /// The gate changes its mind about which queues it prefers after one in so many commands.
     steady: u32,
     lanes: Vec<Lane>,
@@ -115,11 +117,22 @@ struct Access {
 impl Gate {
     /// A gate that lets commands pass in an order of this seed.
     pub fn new(seed: u64) -> Arc<Gate> {
+        Gate::with(seed, false)
+    }
+
+    /// As [`Gate::new`] where points from elsewhere may be reached while one waits. What threads do is no seed's choice; and
+    /// what one of them has waited for counts as known to all that submit.
+    pub fn among_threads(seed: u64) -> Arc<Gate> {
+        Gate::with(seed, true)
+    }
+
+    fn with(seed: u64, threads: bool) -> Arc<Gate> {
         let mut rng = fastrand::Rng::with_seed(seed);
         // Some orders hold a queue up for long, others mix all of them.
         let steady = [1, 4, 32][rng.usize(0..3)];
         Arc::new(Gate(Mutex::new(State {
             rng,
+            threads,
             steady,
             lanes: Vec::new(),
             domains: HashMap::new(),
@@ -182,10 +195,13 @@ impl State {
         let Some(Command { after, host, work }) = self.lanes[at].commands.pop_front() else { return Ok(()) };
         let mut clock = std::mem::take(&mut self.lanes[at].clock);
         clock.join(&host);
-        if let Some((lane, point)) = after.as_ref().and_then(|point| Some((lane_of(gate, point)?, point)))
-            && let Some(i) = point.seq().checked_sub(1)
-        {
-            clock.join(&self.lanes[lane].past[i as usize]);
+        if let Some(point) = &after {
+            match (lane_of(gate, point), point.seq().checked_sub(1)) {
+                (Some(lane), Some(i)) => clock.join(&self.lanes[lane].past[i as usize]),
+                (Some(_), None) => {}
+                // Whoever reached it did so after what is known by now.
+                (None, _) => clock.join(&self.host),
+            }
         }
         let seq = self.lanes[at].done + 1;
         clock.learn(at, seq);
@@ -218,6 +234,12 @@ impl State {
             !(known && covered && (new.writes || !old.writes))
         });
         earlier.push(new);
+    }
+
+    /// Whether a queue waits for a point that is not the gate's to reach.
+    fn waits_elsewhere(&self, gate: &Gate) -> bool {
+        let mut heads = self.lanes.iter().filter_map(|lane| lane.commands.front()?.after.as_ref());
+        heads.any(|point| lane_of(gate, point).is_none())
     }
 
     /// What each queue would do next.
@@ -335,6 +357,9 @@ impl Progress for Eye {
                 return timeline.fail(failure.clone());
             }
             if !state.step(&self.gate) {
+                if state.threads && state.waits_elsewhere(&self.gate) {
+                    return;
+                }
                 let stuck = state.stuck(&self.gate);
                 state.lanes[self.lane].fail(stuck);
             }

@@ -18,7 +18,7 @@ pub struct Null {
     says: Box<Says>,
     /// What it claims to have, all of it free.
     memory: u64,
-    /// Bytes that it wants behind each tensor.
+    /// Bytes that it reserves behind each tensor.
     padding: u64,
 }
 
@@ -47,8 +47,8 @@ impl Null {
         Null { memory, ..self }
     }
 
-    /// That wants bytes reserved behind each tensor.
-    pub fn padded(self, padding: u64) -> Null {
+    /// That wants bytes behind each tensor.
+    pub fn pads(self, padding: u64) -> Null {
         Null { padding, ..self }
     }
 

@@ -17,7 +17,7 @@ fn account() -> Arc<Account> {
 
 /// x = x + x, on one float.
 fn doubling(device: &dyn Device) -> Program {
-    let mut b = Builder::new();
+    let mut b = Builder::apart();
     let x = b.leaf(DType::F32, [1, 1, 1, 1]).unwrap();
     let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
     b.node_onto(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
@@ -247,7 +247,10 @@ fn a_missing_wait_shows() {
                 a.queue.wait(&taken).unwrap();
             }
             a.run();
-            b.value().unwrap() as u32
+            let end = a.queue.mark();
+            let value = b.value().unwrap() as u32;
+            end.wait(None).unwrap();
+            value
         })
     };
     assert_eq!(run(true, true), BTreeSet::from([(2, false)]));
@@ -323,8 +326,8 @@ fn nothing_that_can_go_on_is_an_error() {
     });
     let released = Timeline::new();
     a.queue.wait(&Point::new(&released, 1)).unwrap();
-    let unreached = a.queue.mark();
-    b.copy(&a, Some(&unreached));
+    let held_up = a.queue.mark();
+    b.copy(&a, Some(&held_up));
     let error = b.value().unwrap_err();
     let heads =
         "queue 0 (G0) waits for a point from elsewhere; queue 1 (G1) waits for moment 1 of queue 0, which is at 0";

@@ -131,7 +131,7 @@ fn no_buffer_is_larger_than_the_device_allows() {
 #[test]
 fn devices_get_the_bytes_and_the_alignment_that_they_want() {
     let null = Null::new("GPU0", DeviceKind::Gpu).with(|info| info.alignment = 256);
-    let devices = vec![null.padded(100).shared()];
+    let devices = vec![null.pads(100).shared()];
     for depth in [1, 2] {
         let (plan, layout) = layout(&wide(3), &devices, depth).unwrap();
         let spots = layout.slots.iter().flatten().chain(&layout.replicas);

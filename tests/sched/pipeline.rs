@@ -1,0 +1,60 @@
+//! Runs that are under way at once: with as many devices in a row, they take as long as the pipeline is and no longer.
+
+use super::sim::{SimDevice, Ticks, World};
+use fanout::device::{Account, Device};
+use fanout::ops::unary::Unary;
+use fanout::sched::{Options, Scheduler, TaskBuilder};
+use fanout::tensor::DType;
+use std::sync::Arc;
+
+/// Of each device for its part of a run.
+const SERVICE: Ticks = 1000;
+
+/// How long `runs` runs take through `stages` devices, whose results are all read.
+fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
+    let world = World::new();
+    let device = |i| SimDevice::new(&world, &format!("S{i}"), SERVICE).per_byte(1).shared();
+    let devices: Vec<Arc<dyn Device>> = (0..stages).map(device).collect();
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, [1, 1, 1, 1]).unwrap();
+    let mut last = x;
+    for stage in 0..stages {
+        last = b.node(Unary::Sqr, &[Some(last)]).unwrap();
+        b.pin(stage).unwrap();
+    }
+    b.output(last).unwrap();
+    let task = Arc::new(b.build().unwrap());
+    let options = Options { depth, ..Options::default() };
+    let mut scheduler = Scheduler::new(devices, options, &Account::new(1 << 30)).unwrap();
+    let mut prepared = scheduler.build(&task).unwrap();
+    let run = |_| {
+        scheduler.submit(&mut prepared, &[(x, &[0; 4])]).unwrap();
+        scheduler.read(&prepared, last).unwrap()
+    };
+    let results: Vec<_> = (0..runs).map(run).collect();
+    results.into_iter().for_each(|result| assert_eq!(result.wait(None), Ok(vec![0; 4])));
+    scheduler.synchronize(None).unwrap();
+    let computed = runs as Ticks * SERVICE;
+    assert!((0..stages).all(|stage| world.busy(stage).0 == computed), "every device computes its part of each run");
+    world.makespan()
+}
+
+#[test]
+fn as_long_as_the_pipeline_is() {
+    for stages in 2..=8 {
+        for runs in 2..=8 {
+            let ideal = (runs + stages - 1) as Ticks * SERVICE;
+            let took = makespan(stages, runs, 4);
+            assert!((ideal..=ideal + ideal / 20).contains(&took), "{stages} stages, {runs} runs: {took}, not {ideal}");
+        }
+    }
+}
+
+#[test]
+fn one_run_at_a_time_is_serial() {
+    for (stages, runs) in [(2, 2), (3, 8), (8, 3)] {
+        let serial = (runs * stages) as Ticks * SERVICE;
+        let took = makespan(stages, runs, 1);
+        assert!((serial..=serial + serial / 20).contains(&took), "{stages} stages, {runs} runs: {took}, not {serial}");
+    }
+}

@@ -1,0 +1,68 @@
+//! What scheduling costs: time to plan, and time and allocations of a repeated run, over devices that are done at once.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+
+mod counting;
+mod model;
+#[path = "../common/null.rs"]
+#[allow(dead_code)] // what other tests ask of it
+mod null;
+
+use fanout::sched::{Options, Plan, Scheduler};
+use model::Model;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
+
+const DEVICES: usize = 8;
+
+fn scheduler(model: &Model, depth: usize) -> Scheduler {
+    let options = Options { depth, ..Options::default() };
+    Scheduler::new(model.devices.clone(), options, &model.account).unwrap()
+}
+
+fn median(n: usize, mut work: impl FnMut()) -> Duration {
+    let time = |_| {
+        let began = Instant::now();
+        work();
+        began.elapsed()
+    };
+    let mut times: Vec<_> = (0..n).map(time).collect();
+    times.sort_unstable();
+    times[n / 2]
+}
+
+#[test]
+fn a_repeated_run_is_cheap_and_allocates_nothing() {
+    let model = model::model(DEVICES);
+    let inputs = model.inputs();
+    for depth in [1, 4] {
+        let mut scheduler = scheduler(&model, depth);
+        let mut prepared = scheduler.build(&model.task).unwrap();
+        assert_eq!(prepared.plan().splits(), DEVICES, "each device has its layers in a row");
+        // Each copy of the inputs has been used, and the points of all runs that matter are there.
+        (0..2 * depth + 2).for_each(|_| scheduler.run(&mut prepared, &inputs).unwrap());
+        let asked = counting::asked(|| (0..100).for_each(|_| scheduler.submit(&mut prepared, &inputs).unwrap()));
+        assert_eq!(asked, 0, "allocations of 100 runs submitted at depth {depth}");
+        let asked = counting::asked(|| (0..100).for_each(|_| scheduler.run(&mut prepared, &inputs).unwrap()));
+        assert_eq!(asked, 0, "allocations of 100 runs at depth {depth}");
+        let took = median(1001, || scheduler.run(&mut prepared, &inputs).unwrap());
+        println!("a repeated run over {DEVICES} devices at depth {depth}: {took:?}");
+        assert!(took < Duration::from_micros(50), "a repeated run at depth {depth} took {took:?}");
+    }
+}
+
+#[test]
+fn planning_is_quick() {
+    let model = model::model(DEVICES);
+    let nodes = model.task.graph().nodes().len();
+    assert!((1450..=1550).contains(&nodes), "{nodes} nodes");
+    for depth in [1, 4] {
+        let options = Options { depth, ..Options::default() };
+        let took = median(21, || drop(Plan::new(Arc::clone(&model.task), &model.devices, &options).unwrap()));
+        println!("planning {nodes} nodes over {DEVICES} devices at depth {depth}: {took:?}");
+        // Unoptimised it is no measure.
+        assert!(cfg!(debug_assertions) || took < Duration::from_millis(5), "planning at depth {depth} took {took:?}");
+    }
+}
