@@ -58,6 +58,7 @@ fn planning_is_quick() {
     let model = model::model(DEVICES);
     let nodes = model.task.graph().nodes().len();
     assert!((1450..=1550).contains(&nodes), "{nodes} nodes");
+    println!("building a task of {nodes} nodes: {:?}", median(5, || drop(model::model(DEVICES))));
     for depth in [1, 4] {
         let options = Options { depth, ..Options::default() };
         let took = median(21, || drop(Plan::new(Arc::clone(&model.task), &model.devices, &options).unwrap()));
