@@ -122,6 +122,9 @@ impl Engine {
         account: &Arc<Account>,
         tell: &mut dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::NoTokens);
+        }
         let (start, end) = (self.length, self.length + tokens.len());
         let last = tokens.len().saturating_sub(1) / self.ubatch * self.ubatch;
         for batch in tokens[..last].chunks(self.ubatch) {
@@ -141,7 +144,7 @@ impl Engine {
     }
 
     /// How many tokens are in the cache.
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.length
     }
 
@@ -160,7 +163,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn laid(&self) -> Result<[Graph; 2], EngineError> {
-        let lay = |shape| {
+        let lay = |shape| -> Result<Graph, EngineError> {
             let task = Arc::new(self.model.graph(shape)?.task);
             let plan = self.scheduler.plan(&task)?;
             Ok(Graph { nodes: task.graph().nodes().len(), splits: plan.splits(), copies: plan.copies() })
@@ -221,14 +224,5 @@ impl Engine {
     }
 }
 
-impl Inputs {
-    /// What a batch writes into them.
-    fn of(&self, batch: &Batch<'_>, seen: usize, flash_attn: bool) -> [(TensorId, Vec<u8>); 4] {
-        [
-            (self.tokens, batch.tokens()),
-            (self.positions, batch.positions()),
-            (self.rows, batch.rows()),
-            (self.mask, batch.mask(seen, flash_attn)),
-        ]
-    }
-}
+#[cfg(test)]
+mod tests;
