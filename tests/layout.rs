@@ -32,7 +32,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 
 fn all_sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for dir in ["src", "bin", "tests", "bench"] {
+    for dir in ["src", "bin", "tests", "bench", "examples"] {
         sources(&root().join(dir), &mut found);
     }
     found
