@@ -1,7 +1,7 @@
 //! A model at work: batches in, logits out.
 
-use crate::report::Graph;
 use crate::model::{Batch, Inputs, Model, ModelError, Outputs, PAD, Shape};
+use crate::report::Graph;
 use fanout::device::{Account, Device, DeviceError, Ticket};
 use fanout::graph::TensorId;
 use fanout::sched::{self, Counts, Options, Plan, Prepared, SchedError, Scheduler, Seen};
@@ -60,7 +60,8 @@ struct Ready {
 /// [`SchedError::Full`] with the numbers of all devices; otherwise as [`Engine::new`].
 pub fn check(model: &Model, devices: &[Arc<dyn Device>], ubatch: usize, depth: usize) -> Result<(), EngineError> {
     let options = Options { depth, ..Options::default() };
-    for shape in largest(model, ubatch) {
+    // A single token first: what is short of room even then is short of it for the weights.
+    for shape in largest(model, ubatch).into_iter().rev() {
         Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.fits(devices)?;
     }
     Ok(())

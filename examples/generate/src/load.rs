@@ -98,15 +98,17 @@ pub fn load(
         weights.push(jobs);
     }
     let loaded = std::thread::scope(|scope| {
-        let threads = devices.iter().zip(weights).map(|(device, jobs)| {
-            (device, scope.spawn(move || upload(&**device, &jobs, account, progress)))
-        });
+        let threads = devices
+            .iter()
+            .zip(weights)
+            .map(|(device, jobs)| (device, scope.spawn(move || upload(&**device, &jobs, account, progress))));
         let threads: Vec<_> = threads.collect();
-        let join = |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, Result<Loaded, DeviceError>>)| {
-            let name = || device.info().name.clone();
-            let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
-            done.map_err(|source| LoadError::Device { device: name(), source })
-        };
+        let join =
+            |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, Result<Loaded, DeviceError>>)| {
+                let name = || device.info().name.clone();
+                let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
+                done.map_err(|source| LoadError::Device { device: name(), source })
+            };
         threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
     })?;
     Ok((model, loaded))

@@ -125,10 +125,7 @@ impl fmt::Debug for MeteredQueue {
 }
 
 impl MeteredQueue {
-    fn timed(
-        &mut self,
-        submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+    fn timed(&mut self, submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         let before = self.inner.mark();
         let (idle, start) = (matches!(before.poll(), Ok(true)), Instant::now());
         submit(&mut *self.inner)?;

@@ -98,10 +98,14 @@ impl Setup {
     ) -> anyhow::Result<Setup> {
         let context = args.context(prompt)?.next_multiple_of(PAD);
         if context > hyper.context.next_multiple_of(PAD) {
-            log::warn!("{context} positions, and the model was trained for {}: what is beyond may be noise", hyper.context);
+            log::warn!(
+                "{context} positions, and the model was trained for {}: what is beyond may be noise",
+                hyper.context
+            );
         }
         let cache = CacheOptions { context, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
-        let tensors = gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
+        let tensors =
+            gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
         let shares = args.shares(devices.len())?;
@@ -120,7 +124,8 @@ impl Setup {
     /// Checks that there is room for everything, then loads.
     fn load(&self, args: &Args, file: &[u8], gguf: &Gguf<'_>) -> anyhow::Result<(Engine, Report)> {
         let model = load::planned(&self.hyper, self.cache, &self.placement)?;
-        engine::check(&model, &self.devices, self.ubatch, self.depth).context("nothing was loaded")?;
+        engine::check(&model, &self.devices, self.ubatch, self.depth)
+            .context("nothing was loaded; other devices, another --split, a smaller --ctx or --ubatch may help")?;
         let start = Instant::now();
         let progress = Progress::new(!args.json);
         let source = (file, &*gguf.tensors);
@@ -130,7 +135,10 @@ impl Setup {
         let block_cache = (self.cache.keys(&self.hyper)?.extent() + self.cache.values(&self.hyper)?.extent()) as u64;
         let device = |(number, weights): (usize, Loaded)| {
             let layers = self.placement.blocks.iter().filter(|&&device| device == number).count();
-            let name = self.devices.get(number).map_or_else(String::new, |device: &Arc<dyn Device>| device.info().name.clone());
+            let name = self
+                .devices
+                .get(number)
+                .map_or_else(String::new, |device: &Arc<dyn Device>| device.info().name.clone());
             let cache_bytes = layers as u64 * block_cache;
             report::Device { name, layers, weights, cache_bytes, ..report::Device::default() }
         };
@@ -158,7 +166,8 @@ fn generate(
     report: &mut Report,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let mut sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
+    let mut sampler =
+        Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
     let mut text = Text { out, stream: tokenizer.map(Stream::new), silent: args.json };
     let start = Instant::now();
     let mut logits = engine.append(&prompt)?;

@@ -37,7 +37,8 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
     let file = toy.file();
     let gguf = Gguf::parse(&file).unwrap();
     let hyper = Hyper::read(&gguf.metadata).unwrap();
-    let describe = |info: &crate::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
+    let describe =
+        |info: &crate::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
     let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: way.flash_attn };
     let devices = devices(way);
@@ -112,7 +113,7 @@ fn a_long_prompt_shares_graphs() {
 
 #[test]
 fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
-    let (error, devices) = start(&Toy::new(Arch::Llama), Way { devices: 2, memory: 20 << 10, ..PLAIN });
+    let (error, devices) = start(&Toy::new(Arch::Llama), Way { devices: 2, memory: 80 << 10, ..PLAIN });
     let error = error.err().unwrap().to_string();
     assert!(error.contains("CPU0") && error.contains("CPU1") && error.contains("free"), "{error}");
     for device in devices {

@@ -155,8 +155,10 @@ fn what_does_not_fit_is_named() {
 #[test]
 fn nodes_are_called_as_in_llama_cpp() {
     let toy = Toy::new(Arch::Llama);
-    let graph =
-        Loaded::new(&toy, DType::F32, false).model.graph(Shape { tokens: 2, seen: PAD, outputs: Outputs::Last }).unwrap();
+    let graph = Loaded::new(&toy, DType::F32, false)
+        .model
+        .graph(Shape { tokens: 2, seen: PAD, outputs: Outputs::Last })
+        .unwrap();
     let names: Vec<_> = graph.task.graph().nodes().iter().map(|node| graph.task.name(node.dst)).collect();
     assert_eq!(names[..3], ["inp_embd", "blk.0.norm", "blk.0.attn_norm"]);
     assert_eq!(names[names.len() - 4..], ["blk.2.l_out", "norm", "result_norm", "result_output"]);

@@ -1,7 +1,7 @@
 //! A model to test with, and what its logits should be.
 
-use crate::gguf::tests::File;
 use crate::gguf::Gguf;
+use crate::gguf::tests::File;
 use crate::hyper::{Arch, Experts, Hyper};
 use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
@@ -88,7 +88,8 @@ impl Toy {
 
     /// As a file.
     pub(crate) fn file(&self) -> Vec<u8> {
-        let Hyper { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } = self.hyper;
+        let Hyper { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } =
+            self.hyper;
         let key = |key: &str| format!("{arch}.{key}");
         let pieces: Vec<String> = (0..vocab).map(|i| format!("piece{i}")).collect();
         let mut file = File::default()
