@@ -31,7 +31,13 @@ impl<'a> Comparison<'a> {
         let device = self.devices.get(seen.device).map_or("", String::as_str);
         let error = error(seen.desc.dtype(), here, reference);
         let mark = if error > SUSPICIOUS || error.is_nan() { "  <-" } else { "" };
-        writeln!(self.out, "{:5}  {device:8} {:16} {:28} {error:9.2e}{mark}", seen.node, seen.op.to_string(), seen.name)?;
+        writeln!(
+            self.out,
+            "{:5}  {device:8} {:16} {:28} {error:9.2e}{mark}",
+            seen.node,
+            seen.op.to_string(),
+            seen.name
+        )?;
         self.nodes += 1;
         self.suspicious += usize::from(!mark.is_empty());
         // A NaN is worse than any number.

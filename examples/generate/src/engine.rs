@@ -1,7 +1,7 @@
 //! A model at work: batches in, logits out.
 
-use crate::report::Graph;
 use crate::model::{Batch, Inputs, Model, ModelError, Outputs, PAD, Shape};
+use crate::report::Graph;
 use fanout::device::{Account, Device, DeviceError, Ticket};
 use fanout::graph::TensorId;
 use fanout::sched::{self, Counts, Options, Plan, Prepared, SchedError, Scheduler, Seen};
@@ -60,7 +60,8 @@ struct Ready {
 /// [`SchedError::Full`] with the numbers of all devices; otherwise as [`Engine::new`].
 pub fn check(model: &Model, devices: &[Arc<dyn Device>], ubatch: usize, depth: usize) -> Result<(), EngineError> {
     let options = Options { depth, ..Options::default() };
-    for shape in largest(model, ubatch) {
+    // A single token first: what is short of room even then is short of it for the weights.
+    for shape in largest(model, ubatch).into_iter().rev() {
         Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.fits(devices)?;
     }
     Ok(())
@@ -122,6 +123,9 @@ impl Engine {
         account: &Arc<Account>,
         tell: &mut dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::NoTokens);
+        }
         let (start, end) = (self.length, self.length + tokens.len());
         let last = tokens.len().saturating_sub(1) / self.ubatch * self.ubatch;
         for batch in tokens[..last].chunks(self.ubatch) {
@@ -141,7 +145,7 @@ impl Engine {
     }
 
     /// How many tokens are in the cache.
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.length
     }
 
@@ -160,7 +164,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::new`].
     pub fn laid(&self) -> Result<[Graph; 2], EngineError> {
-        let lay = |shape| {
+        let lay = |shape| -> Result<Graph, EngineError> {
             let task = Arc::new(self.model.graph(shape)?.task);
             let plan = self.scheduler.plan(&task)?;
             Ok(Graph { nodes: task.graph().nodes().len(), splits: plan.splits(), copies: plan.copies() })
@@ -221,14 +225,5 @@ impl Engine {
     }
 }
 
-impl Inputs {
-    /// What a batch writes into them.
-    fn of(&self, batch: &Batch<'_>, seen: usize, flash_attn: bool) -> [(TensorId, Vec<u8>); 4] {
-        [
-            (self.tokens, batch.tokens()),
-            (self.positions, batch.positions()),
-            (self.rows, batch.rows()),
-            (self.mask, batch.mask(seen, flash_attn)),
-        ]
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -2,12 +2,22 @@
 //!
 //! [`gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
 //! [`args`], [`progress`], [`report`] and [`summary`] face the user.
+//!
+//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there, [`engine`] runs batches
+//! through fanout's scheduler, and [`run`] is all of it from the command line to text. [`meter`] and [`compare`] look on.
 
 pub mod args;
+pub mod compare;
+pub mod engine;
 pub mod gguf;
 pub mod hyper;
+pub mod load;
+pub mod meter;
+pub mod model;
+pub mod placement;
 pub mod progress;
 pub mod report;
+pub mod run;
 pub mod sample;
 pub mod summary;
 pub mod tokenizer;

@@ -5,7 +5,7 @@ use crate::hyper::Hyper;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
 use crate::placement::{Placed, Placement};
 use crate::progress::{Loaded, Progress};
-use fanout::device::{Account, Device, DeviceError, Region, Source};
+use fanout::device::{Account, Device, DeviceError, Region, Source, TensorMemory};
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ pub fn load(
         caches.retain(|stored| here(&stored.device));
         let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
         let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
-        let regions = memory(&**device, descs, account).map_err(failed)?;
-        let (of_weights, of_caches) = regions.split_at(placed.len());
+        let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
+        let (of_weights, of_caches) = memory.regions().split_at(placed.len());
         for (stored, region) in caches.iter_mut().zip(of_caches) {
             stored.region = Some(region.clone());
         }
@@ -98,15 +98,17 @@ pub fn load(
         weights.push(jobs);
     }
     let loaded = std::thread::scope(|scope| {
-        let threads = devices.iter().zip(weights).map(|(device, jobs)| {
-            (device, scope.spawn(move || upload(&**device, &jobs, account, progress)))
-        });
+        let threads = devices
+            .iter()
+            .zip(weights)
+            .map(|(device, jobs)| (device, scope.spawn(move || upload(&**device, &jobs, account, progress))));
         let threads: Vec<_> = threads.collect();
-        let join = |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, _>)| {
-            let name = || device.info().name.clone();
-            let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
-            done.map_err(|source| LoadError::Device { device: name(), source })
-        };
+        let join =
+            |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, Result<Loaded, DeviceError>>)| {
+                let name = || device.info().name.clone();
+                let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
+                done.map_err(|source| LoadError::Device { device: name(), source })
+            };
         threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
     })?;
     Ok((model, loaded))
@@ -143,12 +145,4 @@ fn upload(
     }
     queue.mark().wait(Some(Instant::now() + PATIENCE))?;
     Ok(bar.finish())
-}
-
-fn memory(
-    device: &dyn Device,
-    descs: impl Iterator<Item = TensorDesc>,
-    account: &Arc<Account>,
-) -> Result<Vec<Region>, DeviceError> {
-    descs.map(|desc| device.alloc(device.alloc_size(&desc), account)?.region(0, desc.extent() as u64)).collect()
 }

@@ -1,5 +1,6 @@
 //! Generates text with a GGUF language model over any set of devices.
 
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -9,7 +10,6 @@ use generate::args::Args;
 use generate::gguf::Gguf;
 use generate::hyper::Hyper;
 use generate::summary::Summary;
-use generate::tokenizer::Tokenizer;
 use log::LevelFilter;
 
 fn main() -> ExitCode {
@@ -44,19 +44,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let file = MappedFile::open(&args.model).with_context(|| path.clone())?;
     let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
     let hyper = Hyper::read(&gguf.metadata).with_context(|| path.clone())?;
-    print!("{}", Summary { gguf: &gguf, hyper: &hyper });
-    if !args.info {
-        let prompt = prompt(args, &gguf, &hyper).with_context(|| path.clone())?;
-        println!("prompt: {prompt:?}");
+    if args.info {
+        print!("{}", Summary { gguf: &gguf, hyper: &hyper });
+        return Ok(());
     }
-    Ok(())
-}
-
-/// The tokens to continue.
-fn prompt(args: &Args, gguf: &Gguf<'_>, hyper: &Hyper) -> anyhow::Result<Vec<u32>> {
-    let tokens = match (&args.tokens, &args.prompt) {
-        (Some(tokens), _) => tokens.clone(),
-        (None, prompt) => Tokenizer::read(&gguf.metadata)?.encode(prompt.as_deref().unwrap_or_default())?,
-    };
-    Ok(args.checked(tokens, hyper.vocab)?)
+    generate::run::run(args, file.bytes(), &gguf, &hyper, &mut io::stdout())
 }

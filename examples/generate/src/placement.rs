@@ -176,7 +176,12 @@ mod tests {
     use fanout::tensor::DType;
 
     /// Blocks of 256 bytes each, with a cache of 2048.
-    fn place(layers: usize, more: &[(&str, usize)], free: &[u64], shares: Option<&[f32]>) -> Result<Placement, PlacementError> {
+    fn place(
+        layers: usize,
+        more: &[(&str, usize)],
+        free: &[u64],
+        shares: Option<&[f32]>,
+    ) -> Result<Placement, PlacementError> {
         let arch = Arch::Llama;
         let hyper = Hyper {
             arch,
@@ -237,7 +242,10 @@ mod tests {
             ("output_norm.weight", 1),
         ];
         assert_eq!(names(&[1, 1]), named(&two));
-        assert_eq!(names(&[1]), named(&[("token_embd.weight", 0), ("rope_freqs.weight@0", 0), ("output_norm.weight", 0)]));
+        assert_eq!(
+            names(&[1]),
+            named(&[("token_embd.weight", 0), ("rope_freqs.weight@0", 0), ("output_norm.weight", 0)])
+        );
     }
 
     #[test]

@@ -6,9 +6,10 @@ use crate::engine::{self, Engine};
 use crate::gguf::Gguf;
 use crate::hyper::Hyper;
 use crate::load;
+use crate::meter::Metered;
 use crate::model::{CacheOptions, PAD};
 use crate::placement::Placement;
-use crate::progress::Progress;
+use crate::progress::{Loaded, Progress};
 use crate::report::{self, Report};
 use crate::sample::Sampler;
 use crate::tokenizer::{Stream, Tokenizer};
@@ -44,13 +45,14 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
     }
     let tokenizer = tokenizer.ok();
 
-    let devices = open(args)?;
+    let meters = open(args)?;
+    let devices = meters.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
     let setup = Setup::new(args, gguf, hyper, devices, prompt.len())?;
     let (mut engine, mut report) = setup.load(args, file, gguf)?;
     if args.compare {
         return compare(&mut engine, &setup, &prompt, out);
     }
-    generate(args, &mut engine, tokenizer.as_ref(), prompt, &mut report, out)?;
+    generate(args, &mut engine, &meters, tokenizer.as_ref(), prompt, &mut report, out)?;
     finish(&engine, &setup, &mut report);
     if args.json {
         writeln!(out, "{}", report.json())?;
@@ -60,15 +62,19 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
     Ok(())
 }
 
-fn open(args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+fn open(args: &Args) -> anyhow::Result<Vec<Arc<Metered>>> {
     let registry = Registry::detect();
     let list = args.device.clone().unwrap_or_else(|| {
         let (list, notes) = registry.default_list();
         notes.iter().for_each(|note| log::info!("{note}"));
         list
     });
-    let options = registry::Options { threads: args.threads.map(usize::from), memory: args.mem.clone() };
-    Ok(registry.open(&list, &options)?)
+    let options = registry::Options {
+        threads: args.threads.map(usize::from),
+        memory: args.mem.clone(),
+        ..registry::Options::default()
+    };
+    Ok(registry.open(&list, &options)?.into_iter().map(Metered::new).collect())
 }
 
 /// A model spread over devices.
@@ -92,10 +98,14 @@ impl Setup {
     ) -> anyhow::Result<Setup> {
         let context = args.context(prompt)?.next_multiple_of(PAD);
         if context > hyper.context.next_multiple_of(PAD) {
-            log::warn!("{context} positions, and the model was trained for {}: what is beyond may be noise", hyper.context);
+            log::warn!(
+                "{context} positions, and the model was trained for {}: what is beyond may be noise",
+                hyper.context
+            );
         }
         let cache = CacheOptions { context, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
-        let tensors = gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
+        let tensors =
+            gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
         let shares = args.shares(devices.len())?;
@@ -114,7 +124,8 @@ impl Setup {
     /// Checks that there is room for everything, then loads.
     fn load(&self, args: &Args, file: &[u8], gguf: &Gguf<'_>) -> anyhow::Result<(Engine, Report)> {
         let model = load::planned(&self.hyper, self.cache, &self.placement)?;
-        engine::check(&model, &self.devices, self.ubatch, self.depth).context("nothing was loaded")?;
+        engine::check(&model, &self.devices, self.ubatch, self.depth)
+            .context("nothing was loaded; other devices, another --split, a smaller --ctx or --ubatch may help")?;
         let start = Instant::now();
         let progress = Progress::new(!args.json);
         let source = (file, &*gguf.tensors);
@@ -122,9 +133,12 @@ impl Setup {
         let engine = Engine::new(model, self.devices.clone(), &self.account, self.ubatch, self.depth)?;
         let [prompt_graph, decode_graph] = engine.laid()?;
         let block_cache = (self.cache.keys(&self.hyper)?.extent() + self.cache.values(&self.hyper)?.extent()) as u64;
-        let device = |(number, weights)| {
+        let device = |(number, weights): (usize, Loaded)| {
             let layers = self.placement.blocks.iter().filter(|&&device| device == number).count();
-            let name = self.devices.get(number).map_or_else(String::new, |device| device.info().name.clone());
+            let name = self
+                .devices
+                .get(number)
+                .map_or_else(String::new, |device: &Arc<dyn Device>| device.info().name.clone());
             let cache_bytes = layers as u64 * block_cache;
             report::Device { name, layers, weights, cache_bytes, ..report::Device::default() }
         };
@@ -146,16 +160,19 @@ impl Setup {
 fn generate(
     args: &Args,
     engine: &mut Engine,
+    meters: &[Arc<Metered>],
     tokenizer: Option<&Tokenizer>,
     prompt: Vec<u32>,
     report: &mut Report,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let mut sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
+    let mut sampler =
+        Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
     let mut text = Text { out, stream: tokenizer.map(Stream::new), silent: args.json };
     let start = Instant::now();
     let mut logits = engine.append(&prompt)?;
     report.prompt_time = start.elapsed();
+    report.devices.iter_mut().zip(meters).for_each(|(device, meter)| device.prompt_time = meter.lap());
     report.prompt = prompt;
     let start = Instant::now();
     while report.tokens.len() < args.predict {
@@ -171,6 +188,7 @@ fn generate(
         }
     }
     report.decode_time = start.elapsed();
+    report.devices.iter_mut().zip(meters).for_each(|(device, meter)| device.decode_time = meter.lap());
     text.finish()?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The cache of keys and values: two tensors per layer, one row of keys and one of values per position.
 
-use super::{Batch, ModelError, Stored};
+use super::{ModelError, Stored};
 use crate::hyper::Hyper;
 use fanout::tensor::{DType, TensorDesc};
 
@@ -118,34 +118,4 @@ pub(super) fn columns(values: &TensorDesc) -> Result<TensorDesc, ModelError> {
     let ([context, width, ..], [element, column, ..]) = (values.ne(), values.nb());
     let nb = [element, element, column, column * width];
     Ok(TensorDesc::strided(values.dtype(), [1, context, width, 1], nb)?)
-}
-
-/// What a batch writes into its graph's inputs.
-impl Batch<'_> {
-    /// Its tokens, I32.
-    pub fn tokens(&self) -> Vec<u8> {
-        self.tokens.iter().flat_map(|t| t.to_le_bytes()).collect()
-    }
-
-    /// Its positions, I32.
-    pub fn positions(&self) -> Vec<u8> {
-        (0..self.tokens.len()).flat_map(|i| ((self.start + i) as i32).to_le_bytes()).collect()
-    }
-
-    /// The rows of the cache that it writes, I64.
-    pub fn rows(&self) -> Vec<u8> {
-        (0..self.tokens.len()).flat_map(|i| ((self.start + i) as i64).to_le_bytes()).collect()
-    }
-
-    /// Which of `seen` positions each token attends to, 0 for those and -inf for the others; F32, or F16 for flash attention.
-    pub fn mask(&self, seen: usize, flash_attn: bool) -> Vec<u8> {
-        let width = if flash_attn { 2 } else { 4 };
-        let hidden: &[u8] = if flash_attn { &0xfc00u16.to_le_bytes() } else { &f32::NEG_INFINITY.to_le_bytes() };
-        let mut mask = vec![0; seen * self.tokens.len() * width];
-        for (i, row) in mask.chunks_exact_mut(seen * width).enumerate() {
-            let own = (self.start + i + 1).min(seen);
-            row[own * width..].chunks_exact_mut(width).for_each(|entry| entry.copy_from_slice(hidden));
-        }
-        mask
-    }
 }

@@ -5,6 +5,7 @@
 //! number, of which a mask hides what is not the past. So a graph depends on these two numbers and on which logits are wanted,
 //! and most tokens repeat the one before.
 
+mod batch;
 mod cache;
 mod layers;
 mod moe;
@@ -196,4 +197,4 @@ impl Model {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

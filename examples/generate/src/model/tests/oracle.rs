@@ -1,13 +1,13 @@
 //! The same models written down once more, in f64 and without any tricks.
 
-use super::Toy;
+use super::toy::Toy;
 use crate::hyper::Experts;
 use fanout::ops::rope::RopeMode;
 
 type Rows = Vec<Vec<f64>>;
 
 /// Logits of every token of a sequence.
-pub(super) fn logits(toy: &Toy, tokens: &[u32]) -> Rows {
+pub(crate) fn logits(toy: &Toy, tokens: &[u32]) -> Rows {
     let hyper = &toy.hyper;
     let table = rows(toy, "token_embd.weight", hyper.width);
     let mut x: Rows = tokens.iter().map(|&t| table[t as usize].clone()).collect();

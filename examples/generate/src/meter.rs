@@ -1,0 +1,230 @@
+//! A device around another one, which measures how long that computes: any device of one's own can be given to the scheduler.
+
+use fanout::device::{
+    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, MemoryInfo, Point, Program, Queue, Region,
+    Source, Support, Ticket,
+};
+use fanout::graph::Graph;
+use fanout::ops::NodeView;
+use fanout::tensor::TensorDesc;
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A device whose computing is timed.
+#[derive(Debug)]
+pub struct Metered {
+    inner: Arc<dyn Device>,
+    clock: Arc<Clock>,
+}
+
+/// How long a device has computed.
+#[derive(Debug, Default)]
+struct Clock {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    busy: Duration,
+    /// Programs whose end nobody has seen yet.
+    open: usize,
+}
+
+impl Clock {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, took: Duration) {
+        let mut state = self.lock();
+        state.busy += took;
+        state.open -= 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Metered {
+    /// Measures a device. Whatever is made by the one is the other's too.
+    pub fn new(inner: Arc<dyn Device>) -> Arc<Metered> {
+        Arc::new(Metered { inner, clock: Arc::default() })
+    }
+
+    /// How long its programs took since this was last asked, those of several queues added up. Waits until the programs
+    /// submitted so far have ended.
+    pub fn lap(&self) -> Duration {
+        let mut state = self.clock.lock();
+        while state.open > 0 {
+            state = self.clock.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::take(&mut state.busy)
+    }
+}
+
+impl Device for Metered {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn features(&self) -> Vec<Feature> {
+        self.inner.features()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        self.inner.memory()
+    }
+
+    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        self.inner.alloc(bytes, account)
+    }
+
+    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        self.inner.import_host(memory, account)
+    }
+
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        self.inner.alloc_pinned(bytes, account)
+    }
+
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        self.inner.set_threads(threads)
+    }
+
+    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        self.inner.alloc_size(tensor)
+    }
+
+    fn support(&self, node: NodeView<'_>) -> Support {
+        self.inner.support(node)
+    }
+
+    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        self.inner.prepare(graph)
+    }
+
+    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        let inner = self.inner.queue(account)?;
+        Ok(Box::new(MeteredQueue { inner, clock: Arc::clone(&self.clock), watcher: None }))
+    }
+}
+
+/// A queue whose programs are timed.
+struct MeteredQueue {
+    inner: Box<dyn Queue>,
+    clock: Arc<Clock>,
+    /// Where to send the moments before and after a program that is not over when its submission is.
+    watcher: Option<Sender<(Point, Point)>>,
+}
+
+impl fmt::Debug for MeteredQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeteredQueue").finish_non_exhaustive()
+    }
+}
+
+impl MeteredQueue {
+    fn timed(&mut self, submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        let before = self.inner.mark();
+        let (idle, start) = (matches!(before.poll(), Ok(true)), Instant::now());
+        submit(&mut *self.inner)?;
+        let after = self.inner.mark();
+        self.clock.lock().open += 1;
+        if idle && matches!(after.poll(), Ok(true)) {
+            self.clock.close(start.elapsed());
+            return Ok(());
+        }
+        let clock = &self.clock;
+        let watcher = self.watcher.get_or_insert_with(|| watch(Arc::clone(clock)));
+        if watcher.send((before, after)).is_err() {
+            // Its thread could not be started: the time is not known.
+            self.clock.close(Duration::ZERO);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for pairs of moments on a thread of its own, until the queue is gone.
+fn watch(clock: Arc<Clock>) -> Sender<(Point, Point)> {
+    let (send, pairs) = channel::<(Point, Point)>();
+    let body = move || {
+        for (before, after) in pairs {
+            let start = before.wait(None).map(|()| Instant::now());
+            let took = after.wait(None).and(start).map_or(Duration::ZERO, |start| start.elapsed());
+            clock.close(took);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("meter".to_owned()).spawn(body) {
+        log::warn!("no thread to measure a device's times: {error}");
+    }
+    send
+}
+
+impl Queue for MeteredQueue {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        self.inner.upload(dst, tensor, src)
+    }
+
+    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+        self.inner.download(src)
+    }
+
+    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
+        self.inner.fill(dst, value)
+    }
+
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+        self.inner.copy_from(src, dst, after)
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        self.timed(|queue| queue.run(program, bindings))
+    }
+
+    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
+        self.timed(|queue| queue.run_here(program, bindings, patience))
+    }
+
+    fn mark(&mut self) -> Point {
+        self.inner.mark()
+    }
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+        self.inner.wait(point)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use fanout::cpu::{CpuDevice, Path};
+    use fanout::graph::Builder;
+    use fanout::ops::mul_mat::MulMat;
+    use fanout::tensor::DType;
+
+    #[test]
+    fn programs_are_timed_however_they_are_submitted() {
+        let device = Metered::new(CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap());
+        let mut b = Builder::new();
+        let a = b.leaf(DType::F32, [256, 256, 1, 1]).unwrap();
+        b.node(MulMat::PLAIN, &[Some(a), Some(a)]).unwrap();
+        let graph = Arc::new(b.build().unwrap());
+        let account = Account::new(1 << 30);
+        let memory = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+        let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
+        let mut queue = device.queue(&account).unwrap();
+        assert_eq!(device.lap(), Duration::ZERO);
+        let start = Instant::now();
+        queue.run_here(&program, &bindings, Duration::from_secs(9)).unwrap();
+        let here = device.lap();
+        assert!(here > Duration::ZERO && here <= start.elapsed());
+        for _ in 0..3 {
+            queue.run(&program, &bindings).unwrap();
+        }
+        let there = device.lap();
+        assert!(there > Duration::ZERO && there <= start.elapsed());
+        assert_eq!(device.lap(), Duration::ZERO);
+    }
+}

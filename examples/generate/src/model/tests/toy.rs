@@ -1,0 +1,138 @@
+//! A model to test with, and what its logits should be.
+
+use crate::gguf::Gguf;
+use crate::gguf::tests::File;
+use crate::hyper::{Arch, Experts, Hyper};
+use fanout::ops::rope::Rope;
+use fanout::tensor::{DIMS, DType, TensorDesc};
+use std::collections::BTreeMap;
+
+/// Every architecture.
+pub(crate) const ARCHS: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
+
+/// A model with random weights.
+pub(crate) struct Toy {
+    pub(crate) hyper: Hyper,
+    pub(crate) tensors: BTreeMap<String, (TensorDesc, Vec<f32>)>,
+}
+
+impl Toy {
+    pub(crate) fn new(arch: Arch) -> Toy {
+        let (width, heads, kv_heads, dim) = (24, 6, 2, 8);
+        let moe = arch == Arch::Qwen3Moe;
+        let hyper = Hyper {
+            arch,
+            layers: 3,
+            width,
+            heads,
+            kv_heads,
+            head_width: dim,
+            ff: 40,
+            vocab: 50,
+            context: 512,
+            rms_epsilon: 1e-5,
+            rope: Rope::new(arch.rope_mode(), dim as u32),
+            experts: moe.then_some(Experts { count: 5, used: 2, ff: 12 }),
+        };
+        let mut toy = Toy { hyper, tensors: BTreeMap::new() };
+        toy.add("token_embd.weight", &[width, 50]);
+        toy.add("output.weight", &[width, 50]);
+        toy.add("output_norm.weight", &[width]);
+        for i in 0..3 {
+            let mut add = |stem: &str, ne: &[usize]| toy.add(&format!("blk.{i}.{stem}"), ne);
+            add("attn_norm.weight", &[width]);
+            add("ffn_norm.weight", &[width]);
+            add("attn_output.weight", &[heads * dim, width]);
+            for (stem, rows) in [("attn_q", heads * dim), ("attn_k", kv_heads * dim), ("attn_v", kv_heads * dim)] {
+                add(&format!("{stem}.weight"), &[width, rows]);
+                if arch == Arch::Qwen2 {
+                    add(&format!("{stem}.bias"), &[rows]);
+                }
+            }
+            if matches!(arch, Arch::Qwen3 | Arch::Qwen3Moe) {
+                add("attn_q_norm.weight", &[dim]);
+                add("attn_k_norm.weight", &[dim]);
+            }
+            if moe {
+                add("ffn_gate_inp.weight", &[width, 5]);
+                add("ffn_gate_exps.weight", &[width, 12, 5]);
+                add("ffn_up_exps.weight", &[width, 12, 5]);
+                add("ffn_down_exps.weight", &[12, width, 5]);
+            } else {
+                add("ffn_gate.weight", &[width, 40]);
+                add("ffn_up.weight", &[width, 40]);
+                add("ffn_down.weight", &[40, width]);
+            }
+        }
+        toy
+    }
+
+    pub(crate) fn add(&mut self, name: &str, ne: &[usize]) {
+        let mut full = [1; DIMS];
+        full[..ne.len()].copy_from_slice(ne);
+        let desc = TensorDesc::contiguous(DType::F32, full).unwrap();
+        let mut rng = fastrand::Rng::with_seed(self.tensors.len() as u64);
+        // Norms and divisors around 1, matrices such that a row's product is about 1.
+        let (mean, spread) = if ne.len() == 1 { (1.0, 0.2) } else { (0.0, 3.0 / (ne[0] as f32).sqrt()) };
+        let values = (0..desc.elements()).map(|_| mean + spread * (rng.f32() - 0.5)).collect();
+        self.tensors.insert(name.to_owned(), (desc, values));
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    pub(crate) fn values(&self, name: &str) -> &[f32] {
+        &self.tensors[name].1
+    }
+
+    /// As a file.
+    pub(crate) fn file(&self) -> Vec<u8> {
+        let Hyper { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } =
+            self.hyper;
+        let key = |key: &str| format!("{arch}.{key}");
+        let pieces: Vec<String> = (0..vocab).map(|i| format!("piece{i}")).collect();
+        let mut file = File::default()
+            .text("general.architecture", arch.name())
+            .int(&key("block_count"), layers as u32)
+            .int(&key("embedding_length"), width as u32)
+            .int(&key("attention.head_count"), heads as u32)
+            .int(&key("attention.head_count_kv"), kv_heads as u32)
+            .int(&key("attention.key_length"), head_width as u32)
+            .int(&key("attention.value_length"), head_width as u32)
+            .int(&key("feed_forward_length"), ff as u32)
+            .int(&key("context_length"), context as u32)
+            .float(&key("attention.layer_norm_rms_epsilon"), rms_epsilon)
+            .texts("tokenizer.ggml.tokens", &pieces);
+        if let Some(experts) = &self.hyper.experts {
+            file = file
+                .int(&key("expert_count"), experts.count as u32)
+                .int(&key("expert_used_count"), experts.used as u32)
+                .int(&key("expert_feed_forward_length"), experts.ff as u32);
+        }
+        for (name, (desc, _)) in &self.tensors {
+            file = file.tensor(name, &desc.ne().map(|n| n as u64), desc.dtype());
+        }
+        let mut bytes = file.bytes();
+        for info in Gguf::parse(&bytes.clone()).unwrap().tensors {
+            let values = self.values(&info.name).iter().flat_map(|v| v.to_le_bytes());
+            bytes[info.bytes].copy_from_slice(&values.collect::<Vec<u8>>());
+        }
+        bytes
+    }
+}
+
+/// A sequence of tokens.
+pub(crate) fn prompt(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 17 + 3) % 50).collect()
+}
+
+/// That logits are what they should be.
+#[track_caller]
+pub(crate) fn close(got: &[Vec<f32>], want: &[Vec<f64>], bound: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let pairs = || got.iter().flatten().zip(want.iter().flatten());
+    let error: f64 = pairs().map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
+    let nmse = error / want.iter().flatten().map(|w| w * w).sum::<f64>();
+    assert!(nmse <= bound, "{what}: NMSE {nmse:e}");
+}
