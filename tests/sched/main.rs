@@ -1,5 +1,5 @@
 //! The scheduler over devices of the tests' own.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
 mod devices;
 mod experts;

@@ -233,7 +233,9 @@ fn weights_elsewhere(m: &mut Maker) {
     m.output(y);
 }
 
-const TASKS: [(&str, fn(&mut Maker)); 6] = [
+type Make = fn(&mut Maker);
+
+const TASKS: [(&str, Make); 6] = [
     ("chain", chain),
     ("cache", cache),
     ("shared inputs", shared_inputs),
@@ -242,7 +244,7 @@ const TASKS: [(&str, fn(&mut Maker)); 6] = [
     ("weights elsewhere", weights_elsewhere),
 ];
 
-fn results(devices: &[Arc<dyn Device>], task: fn(&mut Maker), depth: usize, seed: u64) -> Vec<Vec<u8>> {
+fn results(devices: &[Arc<dyn Device>], task: Make, depth: usize, seed: u64) -> Vec<Vec<u8>> {
     let mut maker = Maker::new(devices);
     task(&mut maker);
     maker.results(depth, seed)
