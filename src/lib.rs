@@ -37,8 +37,8 @@
 //! # Safety
 //! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
 //! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
-//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `cpu/{memory,pool,simd}` and in
-//! `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
+//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
+//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
 //! an emulated GPU that checks every access they make.
 //!
 //! # How to add an op
@@ -110,3 +110,8 @@ extern crate self as fanout;
 #[path = "../tests/common/null.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 mod null;
+
+/// The README's program is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

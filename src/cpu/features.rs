@@ -30,7 +30,7 @@ fn instructions() -> Vec<&'static str> {
 }
 
 pub(super) fn features(device: &CpuDevice) -> Vec<Feature> {
-    let mut features = vec![Feature::new("threads", device.pool.workers())];
+    let mut features = vec![Feature::new("threads", device.pool().workers())];
     match device.path {
         Path::Exact => features.push(Feature::new("path", "exact")),
         Path::Fast => features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]),

@@ -19,24 +19,29 @@ pub use ops::Path;
 pub(crate) use system::available_memory;
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, MemoryInfo, Program, Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, HostBuffer, MemoryInfo, Program,
+    Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::{DType, TensorDesc};
 use layout::Memory;
-use pool::Pool;
+use pool::{Pool, lock};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// First bytes of tensors lie at multiples of this: a cache line, and the widest vector.
 const ALIGNMENT: u64 = 64;
+
+/// Memory of others begins at a multiple of this: the widest element's size. Kernels load vectors from any address.
+const IMPORT_ALIGNMENT: usize = 8;
 
 /// The host's processors as a device.
 pub struct CpuDevice {
     info: DeviceInfo,
     path: Path,
-    pool: Pool,
+    /// Runs hold the one that they began with: see [`Device::set_threads`].
+    pool: Mutex<Arc<Pool>>,
     /// All that its buffers and queues use.
     account: Arc<Account>,
     /// Handed to queues, whose threads outlive the borrow.
@@ -59,7 +64,7 @@ impl CpuDevice {
             domain: "host".to_owned(),
             caps: Caps { asynchronous: true, pinned: false, import_host: true, events: true },
         };
-        let (pool, account) = (Pool::new(threads)?, Account::new(memory));
+        let (pool, account) = (Mutex::new(Arc::new(Pool::new(threads)?)), Account::new(memory));
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
     }
 
@@ -68,8 +73,14 @@ impl CpuDevice {
         ops::takes_strips(tensor, self.path) && tensor.dtype() != DType::F32
     }
 
-    fn pool(&self) -> &Pool {
-        &self.pool
+    /// Threads that graphs run on from now on, those that submit them counted.
+    pub fn threads(&self) -> usize {
+        self.pool().workers()
+    }
+
+    /// The pool for one run.
+    fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&lock(&self.pool))
     }
 }
 
@@ -84,7 +95,7 @@ fn counted(threads: usize) -> String {
 
 impl fmt::Debug for CpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuDevice({}, {:?}, {} threads)", self.info.name, self.path, self.pool.workers())
+        write!(f, "CpuDevice({}, {:?}, {} threads)", self.info.name, self.path, self.threads())
     }
 }
 
@@ -112,6 +123,32 @@ impl Device for CpuDevice {
         Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
     }
 
+    /// No byte is copied until someone writes near it: an upload, a node, or the first product that reads a weight, which
+    /// rearranges it in place. Then the pages become the process's own, so all of the memory counts from the beginning.
+    fn import_host(&self, mut memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        if !memory.as_ptr().addr().is_multiple_of(IMPORT_ALIGNMENT) {
+            return Err(DeviceError::Misuse("imported memory must begin at a multiple of 8 bytes"));
+        }
+        drop(memory.take_charge());
+        let bytes = memory.len() as u64;
+        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
+        Ok(Buffer::new(&self.info.name, bytes, Box::new(Memory::over(memory)), Box::new(charges)))
+    }
+
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        if threads == 0 {
+            return Err(DeviceError::Misuse("a device computes with at least one thread"));
+        }
+        if threads != self.threads() {
+            let pool = Pool::new(threads);
+            let pool = pool.map_err(|e| DeviceError::Bug(format!("cannot start {threads} threads: {e}")))?;
+            let old = std::mem::replace(&mut *lock(&self.pool), Arc::new(pool));
+            // Its threads end here, without the lock, or with the last run that has it.
+            drop(old);
+        }
+        Ok(())
+    }
+
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
         tensor.extent() as u64
     }
@@ -124,12 +161,38 @@ impl Device for CpuDevice {
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        let code = program::Code::new(&graph, self.path, self.pool.workers())?;
+        let code = program::Code::new(&graph, self.path, self.threads())?;
         Ok(Program::new(graph, Box::new(code)))
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         let this = self.this.upgrade().ok_or(DeviceError::Lost)?;
         Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(account))?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool's threads end with the last run that has it, and are joined: when it is gone, so are they.
+    #[test]
+    fn pools_that_are_replaced_end() {
+        let device = CpuDevice::new("CPU", 4, Path::Exact, 1 << 20).unwrap();
+        let running = device.pool();
+        let first = Arc::downgrade(&running);
+        let others: Vec<_> = [2, 8, 1]
+            .map(|threads| {
+                device.set_threads(threads).unwrap();
+                Arc::downgrade(&device.pool())
+            })
+            .into();
+        assert!(first.upgrade().is_some(), "a run still has it");
+        drop(running);
+        assert!(first.upgrade().is_none());
+        let alive: Vec<bool> = others.iter().map(|pool| pool.upgrade().is_some()).collect();
+        assert_eq!(alive, [false, false, true]);
+        drop(device);
+        assert!(others[2].upgrade().is_none());
     }
 }

@@ -23,8 +23,7 @@ pub(super) struct Code {
     steps: Vec<Step>,
     /// Each tensor that a step names, once.
     operands: Vec<Operand>,
-    /// Bytes of scratch: locals of all workers, then shared.
-    locals: usize,
+    /// Scratch: floats of each worker, bytes of all together.
     floats: usize,
     shared: usize,
     /// Of all steps together.
@@ -107,16 +106,19 @@ impl Code {
                 _ => held.other(step.kernel.shared() > 0, step.srcs.iter().flatten().chain([&step.dst]).map(operand)),
             }
         }
-        let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
-        let locals = Locals::bytes(workers, floats).ok_or_else(too_much)?;
-        locals.checked_add(shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
         let settled = Mutex::new(vec![None; graph.slots().len()]);
-        Ok(Code { steps, operands, locals, floats, shared, cost, needs: uses.needs(), settled })
+        let code = Code { steps, operands, floats, shared, cost, needs: uses.needs(), settled };
+        code.scratch(workers)?;
+        Ok(code)
     }
 
-    /// Bytes of scratch for the workers' own parts, and for the shared part.
-    pub(super) fn scratch(&self) -> (usize, usize) {
-        (self.locals, self.shared)
+    /// Bytes of scratch for so many workers' own parts, and for the shared part. A run may have other workers than there
+    /// were when the program was made.
+    pub(super) fn scratch(&self, workers: usize) -> Result<(usize, usize), DeviceError> {
+        let too_much = || Unsupported { op: OpCode::None, reason: "scratch beyond the address space".to_owned() };
+        let locals = Locals::bytes(workers, self.floats).ok_or_else(too_much)?;
+        locals.checked_add(self.shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
+        Ok((locals, self.shared))
     }
 
     /// Runs the nodes from `first` on, in order. With a deadline it does not wait for the pool, and stops at the first

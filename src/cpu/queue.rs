@@ -349,10 +349,12 @@ impl Executor {
         until: Option<Instant>,
     ) -> Result<Option<usize>, DeviceError> {
         let code = program.code::<Code>().ok_or(DeviceError::Misuse("a program of another kind of device"))?;
-        let (locals, shared) = code.scratch();
+        // Scratch and run are for the same workers, whatever number is set meanwhile.
+        let pool = self.device.pool();
+        let (locals, shared) = code.scratch(pool.workers())?;
         let locals = self.locals.at_least(locals, &self.account)?;
         let shared = self.shared.at_least(shared, &self.account)?;
-        code.run(self.device.pool(), bindings, (locals, shared), &self.abort, first, until)
+        code.run(&pool, bindings, (locals, shared), &self.abort, first, until)
     }
 }
 

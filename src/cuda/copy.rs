@@ -76,6 +76,21 @@ impl Staging {
     }
 }
 
+/// Copies pinned bytes to byte `offset` of `dst` without staging them, behind all earlier work, and waits for it: the bytes
+/// are the caller's again afterwards.
+pub(super) fn upload_pinned(stream: &Stream, dst: &Memory, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    let (core, address) = (dst.core(), dst.at(offset, bytes.len() as u64)?);
+    // Earlier work may wait for who knows what. Then nothing is submitted that would read the bytes later.
+    let before = core.event()?;
+    before.record(core, stream)?;
+    wait(core, &before)?;
+    core.reuse(before);
+    // SAFETY: the source is borrowed until the copy is done, the destination lies in its allocation.
+    unsafe { result::memcpy_htod_async(address, bytes, stream.raw()) }
+        .map_err(|e| core.failed("cuMemcpyHtoDAsync", e))?;
+    stream.synchronize(core)
+}
+
 /// Blocks until an event is reached.
 fn wait(core: &Core, event: &Event) -> Result<(), DeviceError> {
     let until = Instant::now() + PATIENCE;

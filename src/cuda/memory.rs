@@ -1,12 +1,14 @@
 //! Memory of a device, and pinned memory of the host.
 #![allow(unsafe_code)]
 
-use super::core::Core;
+use super::core::{Core, lock};
 use super::events::Stream;
-use crate::device::DeviceError;
+use crate::device::{Charge, DeviceError, HostBuffer};
 use cudarc::driver::{CudaContext, result, sys};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A range of a device's memory. It is freed on drop: whoever drops it knows that no work uses it any more.
 #[derive(Debug)]
@@ -169,4 +171,35 @@ impl Drop for Pinned {
             let _ = unsafe { result::free_host(self.host.cast()) };
         }
     }
+}
+
+/// Where pinned memory lies that programs hold: the first byte's address and the length of each.
+static LENT: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+/// Pinned memory in a program's hands.
+struct Lent(Pinned);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        lock(&LENT).remove(&self.0.host.addr());
+    }
+}
+
+impl Pinned {
+    /// The memory as a program's own.
+    pub(super) fn lend(self, bytes: usize, charge: Charge) -> Result<HostBuffer, DeviceError> {
+        let start = NonNull::new(self.host).filter(|_| bytes <= self.bytes);
+        let start = start.ok_or(DeviceError::Misuse("a host buffer beyond its pinned memory"))?;
+        lock(&LENT).insert(start.addr().get(), bytes);
+        // SAFETY: the bytes are initialised, pinned where they are, and freed with `Lent`, which nothing but the buffer
+        // reaches. Devices copy from them only while an upload borrows them.
+        Ok(unsafe { HostBuffer::from_raw(start, bytes, Box::new(Lent(self)), Some(charge)) })
+    }
+}
+
+/// Whether bytes lie in pinned memory that a program holds, of whichever device: all of them reach it.
+pub(super) fn is_pinned(bytes: &[u8]) -> bool {
+    let start = bytes.as_ptr().addr();
+    let lent = lock(&LENT).range(..=start).next_back().map(|(&first, &len)| (first, len));
+    lent.is_some_and(|(first, len)| start - first <= len && bytes.len() <= len - (start - first))
 }

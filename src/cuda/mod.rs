@@ -25,14 +25,15 @@ mod queue;
 pub use driver::{Gpu, NoCuda, detect, emulated_counts};
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, MemoryInfo, Program, Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, HostBuffer, MemoryInfo, Program,
+    Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::mul_mat::MulMat;
 use crate::ops::{NodeView, Op};
 use crate::tensor::TensorDesc;
 use core::Core;
-use memory::Memory;
+use memory::{Memory, Pinned};
 use std::sync::Arc;
 
 /// First bytes of tensors lie at multiples of this: a line of the GPU's cache.
@@ -136,6 +137,13 @@ impl Device for CudaDevice {
         let charges = (account.charge(bytes)?, self.core.account.charge(bytes)?);
         let memory = Memory::zeroed(&self.core, bytes)?;
         Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
+    }
+
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        let charge = account.charge(bytes)?;
+        let size = usize::try_from(bytes).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
+        // The driver gives no empty memory.
+        Pinned::new(&self.core, size.max(1))?.lend(size, charge)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {

@@ -3,7 +3,7 @@
 use super::copy::{self, Bounce, Landing, SEGMENT, Staging};
 use super::core::Core;
 use super::events::{Event, Marks, Stream};
-use super::memory::Memory;
+use super::memory::{Memory, is_pinned};
 use super::program::{Code, Run};
 use crate::device::{Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
 use crate::tensor::TensorDesc;
@@ -233,6 +233,13 @@ impl Queue for CudaQueue {
         }
         self.submit(|queue| {
             queue.keep(dst.clone())?;
+            // A smaller one has arrived in staging memory before the wait would be over.
+            if let Source::Borrowed(bytes) = &src
+                && bytes.len() > SEGMENT
+                && is_pinned(bytes)
+            {
+                return copy::upload_pinned(queue.stream()?, memory(&dst)?, dst.offset(), bytes);
+            }
             let mut staging = match queue.staging.take() {
                 Some(staging) => staging,
                 None => Staging::new(&queue.core)?,

@@ -16,13 +16,19 @@
 //! is submitted after it was returned runs (a device may have gone on with what was submitted before). [`Ticket`]s and [`Point`]s block, and the host waits for them with a deadline.
 
 mod account;
+mod host;
 mod line;
+mod mapped;
 mod memory;
+mod tensors;
 mod timeline;
 
 pub use account::{Account, Charge};
+pub use host::HostBuffer;
 pub(crate) use line::{Line, Staged};
+pub use mapped::{Advice, MappedFile};
 pub use memory::{Buffer, Program, Region};
+pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
@@ -164,6 +170,26 @@ pub enum DeviceError {
     /// The device does not run this node.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
+    /// Something beyond running graphs that this kind of device cannot do.
+    #[error("{device} {lacks}")]
+    Lacks {
+        /// The device's name.
+        device: String,
+        /// What it cannot do, and what to do instead.
+        lacks: &'static str,
+    },
+    /// A tensor larger than any buffer of the device.
+    #[error("tensor {tensor} takes {bytes} bytes, and the largest buffer of {device} has {limit}: split it")]
+    TooLarge {
+        /// Its place in the list, from 0.
+        tensor: usize,
+        /// The device's name.
+        device: String,
+        /// Bytes that it takes.
+        bytes: u64,
+        /// Bytes of the largest buffer.
+        limit: u64,
+    },
     /// Data that the op does not allow, found while running: a row index out of range.
     #[error("{op}: {reason}")]
     Data {
@@ -241,6 +267,44 @@ pub trait Device: Send + Sync + Debug {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when account or device have less left.
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError>;
+
+    /// A buffer over memory of the host, without copying it: weights as they lie in a file
+    /// ([`MappedFile::private`]). The device may write into it, and rearrange it as it may any buffer. The memory is
+    /// charged to `account`, all of it, until the buffer's last handle is gone.
+    ///
+    /// It must begin at a multiple of 8 bytes, the widest element's size. Tensors may lie in it as they do in the file:
+    /// where [`DeviceInfo::alignment`] is more than that file keeps (GGUF's default is 32), kernels give the same results,
+    /// and may read a little slower.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lacks`] when the device cannot reach the host's memory: allocate a buffer and upload.
+    /// [`DeviceError::Misuse`] when the memory begins elsewhere, [`DeviceError::OutOfMemory`] as [`Device::alloc`].
+    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        let (_, _) = (memory, account);
+        let lacks = "makes no buffers over the host's memory: allocate one and upload to it";
+        Err(DeviceError::Lacks { device: self.info().name.clone(), lacks })
+    }
+
+    /// Zeroed memory of the host that the device copies from fastest (pinned, for a GPU), charged to `account`. Where that
+    /// makes no difference it is plain memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the account has less left; when the system or the driver gives none.
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        HostBuffer::zeroed(bytes, account)
+    }
+
+    /// Changes how many threads the device computes with, from the next graph on: what runs goes on with those that it
+    /// has. Programs stay good. More threads need more scratch memory, which each queue's account pays for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lacks`] when the device has no threads of the host's, [`DeviceError::Misuse`] for none; when the
+    /// system cannot start them. The number then stays what it was.
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        let _ = threads;
+        let lacks = "computes with no threads of the host's: their number cannot be set";
+        Err(DeviceError::Lacks { device: self.info().name.clone(), lacks })
+    }
 
     /// Bytes to reserve for a tensor: at least its extent, more where kernels need padding.
     fn alloc_size(&self, tensor: &TensorDesc) -> u64;

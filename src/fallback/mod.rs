@@ -13,7 +13,8 @@ mod queue;
 mod worker;
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, MemoryInfo, Program, Queue, Support, Unsupported,
+    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, MemoryInfo, Program, Queue, Support,
+    Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
@@ -120,6 +121,24 @@ impl Device for Fallback {
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         self.primary.alloc(bytes, account)
+    }
+
+    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        self.primary.import_host(memory, account)
+    }
+
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        self.primary.alloc_pinned(bytes, account)
+    }
+
+    /// Of both devices, as far as they have threads: nodes run on either. The second one may be a device by itself too,
+    /// which then has as many. Should one of them fail, the other may have changed.
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        match (self.primary.set_threads(threads), self.second.set_threads(threads)) {
+            (Err(DeviceError::Lacks { .. }), second) => second,
+            (first, Err(DeviceError::Lacks { .. })) => first,
+            (first, second) => first.and(second),
+        }
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {

@@ -103,7 +103,11 @@ fn a_gpu_without_kernels_is_shown_and_refused() {
     }
     assert_eq!(registry.default_list(), ("CUDA1".to_owned(), vec![format!("CUDA0 is left out: {why}")]));
     assert_eq!(names(&registry, "1"), Ok(vec!["CUDA1".to_owned()]));
+    assert_eq!(registry.best().name, "CUDA1");
+    let alone = registry.entries()[0].open(&small()).map_err(|e| e.to_string());
+    assert_eq!(alone.err(), Some(format!("CUDA0 cannot be used: {why}")));
     gpus.truncate(1);
+    assert_eq!(Registry::of(Ok(gpus.clone())).best().name, "CPU");
     let note = format!("no GPU, the CPU is used: CUDA0 is left out: {why}");
     assert_eq!(Registry::of(Ok(gpus)).default_list(), ("CPU".to_owned(), vec![note]));
     assert_eq!(emulator.reports(), Vec::<String>::new());

@@ -48,8 +48,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![allow(dead_code)] // while the passes are being written
-
 mod assign;
 mod compare;
 mod exec;
@@ -58,6 +56,8 @@ mod plan;
 mod show;
 mod split;
 mod task;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 pub use compare::{Tell, compare};
@@ -152,6 +152,9 @@ pub enum SchedError {
     /// A bug of ours: please report it.
     #[error("bug in fanout's scheduler: {0}")]
     Bug(&'static str),
+    /// A bug of ours: a plan that would not do what its task says. Only debug builds look.
+    #[error("bug in fanout's scheduler: {0}")]
+    Unsound(String),
     /// A device failed.
     #[error("{device}: {source}")]
     Device {
@@ -176,7 +179,7 @@ fn reasons(refusals: &[(String, Unsupported)]) -> String {
 /// How tasks are planned.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Runs that may be under way at once: what devices get from elsewhere is kept in so many copies.
+    /// How many runs a device may be ahead of those that wait for it: what devices get from elsewhere is kept in so many copies.
     pub depth: usize,
     /// Whether weights in the host's memory may be brought to a device that is better at using them.
     pub offload: bool,

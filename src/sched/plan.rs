@@ -6,7 +6,7 @@
 //! several runs, by vector clocks, until it repeats.
 
 use super::{Area, Cut, Devices, Lane, LaneKind, Options, Origin, Plan, SchedError, Step, Task, Wait, Work};
-use super::{Storage, assign, memory, split};
+use super::{Storage, assign, memory, split, verify};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,6 +42,9 @@ impl Plan {
         let (lanes, steps) = steps(&cut, &domains, depth);
         let mut plan = Plan { task, devices: names, assigned, cut, layout, lanes, steps, marks: 0, depth };
         order(&mut plan);
+        if cfg!(debug_assertions) {
+            verify::verify(&plan, devices).map_err(|fault| SchedError::Unsound(fault.to_string()))?;
+        }
         Ok(plan)
     }
 

@@ -166,6 +166,8 @@ impl TaskBuilder {
     /// # Errors
     /// [`BuildError::Shape`] when the sources do not fit the op.
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
+        let op = op.into();
+        self.onto_its_own(&op, srcs, None)?;
         let dst = self.inner.node(op, srcs)?;
         Ok(self.computed(dst))
     }
@@ -175,6 +177,8 @@ impl TaskBuilder {
     /// # Errors
     /// As [`TaskBuilder::node`].
     pub fn node_as(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>], out: Out) -> Result<TensorId, BuildError> {
+        let op = op.into();
+        self.onto_its_own(&op, srcs, None)?;
         let dst = self.inner.node_as(op, srcs, out)?;
         Ok(self.computed(dst))
     }
@@ -193,6 +197,8 @@ impl TaskBuilder {
         if slot.and_then(|slot| self.storage.get(slot)).is_none_or(|s| matches!(s, Storage::Input)) {
             return Err(BuildError::Tensor("a node writes onto an input, which is the host's to write"));
         }
+        let op = op.into();
+        self.onto_its_own(&op, srcs, slot)?;
         // The memory of what a node writes is described by a tensor of the node's own.
         let desc = self.desc(dst)?;
         let own = self.inner.view(dst, desc, 0)?;
@@ -271,6 +277,15 @@ impl TaskBuilder {
         }
         let graph = self.inner.build_counted(&seen)?;
         Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
+    }
+
+    /// That a source which only names the memory to write names that of the destination.
+    fn onto_its_own(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
+        let of = |id: TensorId| self.tensor(id).and_then(|t| t.place).map(|p| p.slot as usize);
+        let named = srcs.iter().enumerate().filter(|&(i, _)| op.writes_onto(i)).filter_map(|(_, id)| *id);
+        let other = named.into_iter().any(|id| of(id) != slot || slot.is_none());
+        let error = BuildError::Tensor("a node names memory to write that is not its destination's: see node_onto");
+        if other { Err(error) } else { Ok(()) }
     }
 
     fn own(&mut self, name: impl Into<String>, desc: TensorDesc, storage: Storage) -> Result<TensorId, BuildError> {

@@ -18,6 +18,8 @@ pub struct Null {
     says: Box<Says>,
     /// What it claims to have, all of it free.
     memory: u64,
+    /// Bytes that it reserves behind each tensor.
+    padding: u64,
 }
 
 impl Null {
@@ -32,7 +34,7 @@ impl Null {
             domain: "null".to_owned(),
             caps: Caps::default(),
         };
-        Null { info, says: Box::new(|_| Support::Yes), memory: 1 << 40 }
+        Null { info, says: Box::new(|_| Support::Yes), memory: 1 << 40, padding: 0 }
     }
 
     /// With other facts.
@@ -43,6 +45,11 @@ impl Null {
 
     pub fn memory(self, memory: u64) -> Null {
         Null { memory, ..self }
+    }
+
+    /// That wants bytes behind each tensor.
+    pub fn pads(self, padding: u64) -> Null {
+        Null { padding, ..self }
     }
 
     /// That says something else of nodes.
@@ -89,7 +96,7 @@ impl Device for Null {
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        tensor.extent() as u64
+        tensor.extent() as u64 + self.padding
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {

@@ -7,6 +7,7 @@ mod common;
 
 mod counts;
 mod ends;
+mod pinned;
 mod pipeline;
 mod queue;
 mod rig;

@@ -1,8 +1,15 @@
 //! The device contract, on the CPU device: order, points, failures, memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
+#[path = "../common/null.rs"]
+#[allow(dead_code, unreachable_pub)] // the scheduler's tests use the rest of it
+mod null;
+
 mod fallback;
+mod host;
 mod spy;
+mod tensors;
+mod threads;
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};

@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex};
 const MEMORY: u64 = 1 << 20;
 
 #[derive(Debug)]
-pub struct Abacus {
+pub(crate) struct Abacus {
     info: DeviceInfo,
     account: Arc<Account>,
     /// How many nodes it has computed.
-    pub done: Arc<AtomicU64>,
+    pub(crate) done: Arc<AtomicU64>,
 }
 
 impl Abacus {
-    pub fn new(name: &str) -> Arc<Abacus> {
+    pub(crate) fn new(name: &str) -> Arc<Abacus> {
         let info = DeviceInfo {
             name: name.to_owned(),
             description: "beads on wires".to_owned(),

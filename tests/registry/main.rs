@@ -1,5 +1,5 @@
 //! Naming, registering and opening devices: those of the machine, on emulated GPUs, and one that is written here.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
 mod abacus;
 mod foreign;
@@ -76,7 +76,6 @@ fn the_best_device_is_the_gpu_with_most_free_memory() {
         ("CUDAEMU_DRIVER_VERSION=11.4", "CPU"),
         ("CUDAEMU_DEVICES=1", "CUDA0"),
         ("CUDAEMU_DEVICES=3\nCUDAEMU_MEMORY=64M,96M,96M", "CUDA1"),
-        ("CUDAEMU_DEVICES=2\nCUDAEMU_MEMORY=1G,64M\nCUDAEMU_CAPABILITY=7.0,8.0", "CUDA1"),
     ] {
         emulated(settings, |registry| assert_eq!(registry.best().name, want, "{settings}"));
     }

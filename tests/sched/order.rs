@@ -233,9 +233,10 @@ fn weights_elsewhere(m: &mut Maker) {
     m.output(y);
 }
 
-type Make = fn(&mut Maker);
+/// Makes a task, and its name.
+type Named = (&'static str, fn(&mut Maker));
 
-const TASKS: [(&str, Make); 6] = [
+const TASKS: [Named; 6] = [
     ("chain", chain),
     ("cache", cache),
     ("shared inputs", shared_inputs),
@@ -244,7 +245,7 @@ const TASKS: [(&str, Make); 6] = [
     ("weights elsewhere", weights_elsewhere),
 ];
 
-fn results(devices: &[Arc<dyn Device>], task: Make, depth: usize, seed: u64) -> Vec<Vec<u8>> {
+fn results(devices: &[Arc<dyn Device>], task: fn(&mut Maker), depth: usize, seed: u64) -> Vec<Vec<u8>> {
     let mut maker = Maker::new(devices);
     task(&mut maker);
     maker.results(depth, seed)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fanout::ops::{Rope, RopeMode};
+use fanout::ops::rope::{Rope, RopeMode};
 
 use crate::gguf::{KeyError, Metadata, required};
 
@@ -224,7 +224,7 @@ impl Keys<'_> {
             (Some(crate::gguf::Value::Array(tokens)), Some(size)) if tokens.len() != size => {
                 Err(self.unfit("vocab_size", format!("{}, the length of {TOKENS}", tokens.len()), size))
             }
-            (Some(crate::gguf::Value::Array(tokens)), _) if tokens.len() > 0 => Ok(tokens.len()),
+            (Some(crate::gguf::Value::Array(tokens)), _) if !tokens.is_empty() => Ok(tokens.len()),
             (Some(other), _) => Err(unfit(TOKENS, "an array of tokens", other)),
             (None, size) => required(TOKENS, size),
         }

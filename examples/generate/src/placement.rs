@@ -1,11 +1,8 @@
-//! Which device each block of a model lies on, and how many bytes that takes: all known before anything is read.
+//! Which device each block of a model lies on.
 
 use crate::hyper::Hyper;
 use crate::model::{CacheOptions, ModelError, copy_name};
-use fanout::device::{Device, DeviceError};
 use fanout::tensor::TensorDesc;
-use std::fmt::Write as _;
-use std::sync::Arc;
 use thiserror::Error;
 
 /// Where a model's tensors go. Devices are numbers in the list.
@@ -15,8 +12,6 @@ pub struct Placement {
     pub weights: Vec<Placed>,
     /// By block, the device of its weights and its cache.
     pub blocks: Vec<usize>,
-    /// By device.
-    pub needs: Vec<Need>,
 }
 
 /// A tensor on a device.
@@ -32,28 +27,6 @@ pub struct Placed {
     pub device: usize,
 }
 
-/// What a device has to hold, in bytes.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Need {
-    /// The device's name.
-    pub device: String,
-    /// Weights.
-    pub weights: u64,
-    /// Keys and values.
-    pub cache: u64,
-    /// What running takes; 0 until it is known.
-    pub compute: u64,
-    /// What is free there.
-    pub free: u64,
-}
-
-impl Need {
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.weights.saturating_add(self.cache).saturating_add(self.compute)
-    }
-}
-
 /// Why a model cannot be placed.
 #[derive(Debug, Error)]
 pub enum PlacementError {
@@ -67,88 +40,52 @@ pub enum PlacementError {
         /// How many devices.
         devices: usize,
     },
-    /// More than there is room for.
-    #[error("the model does not fit, nothing was loaded:\n{}", table(.0))]
-    DoesNotFit(Vec<Need>),
     /// A cache that cannot be.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A device that does not say what it has.
-    #[error("{device}: {source}")]
-    Device {
-        /// Its name.
-        device: String,
-        /// What happened.
-        source: DeviceError,
-    },
 }
 
 impl Placement {
     /// Spreads a model over devices: blocks in order, by `shares` of their number or, without any, by their bytes in
-    /// proportion to what each device has free. The embedding goes to the first device that has a share and the output to the
-    /// last, which gets a copy of the embedding where the output is tied to it.
+    /// proportion to what each device has `free`. The embedding goes to the first device that has a share and the output to
+    /// the last, which gets a copy of the embedding where the output is tied to it.
     ///
     /// # Errors
-    /// [`PlacementError`], but for [`PlacementError::DoesNotFit`], which [`Placement::check`] finds.
+    /// [`PlacementError`]. Whether there is room is for a plan to say.
     pub fn new(
         tensors: &[(String, TensorDesc)],
         hyper: &Hyper,
         cache: &CacheOptions,
-        devices: &[Arc<dyn Device>],
-        shares: Option<&[f64]>,
+        free: &[u64],
+        shares: Option<&[f32]>,
     ) -> Result<Placement, PlacementError> {
-        let mut needs = Vec::with_capacity(devices.len());
-        for device in devices {
-            let name = device.info().name.clone();
-            let memory = device.memory().map_err(|source| PlacementError::Device { device: name.clone(), source })?;
-            needs.push(Need { device: name, free: memory.free, ..Need::default() });
-        }
-        let reserved = |device: usize, desc: &TensorDesc| {
-            let device = &devices[device];
-            device.alloc_size(desc).next_multiple_of(device.info().alignment.max(1))
-        };
-        let kept = [cache.keys(hyper)?, cache.values(hyper)?];
-        let layout = spread(tensors, hyper, &kept, &needs, shares)?;
-
+        let kept = cache.keys(hyper)?.extent() + cache.values(hyper)?.extent();
+        let spread = spread(tensors, hyper, kept, free, shares)?;
         let mut weights = Vec::new();
+        let mut put = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
+            weights.push(Placed { name: name.to_owned(), source: source.clone(), desc: *desc, device });
+        };
         let tied = !tensors.iter().any(|(name, _)| name == "output.weight");
-        for (name, desc) in tensors {
-            let mut put = |name: &str, source: &str, device: usize| {
-                needs[device].weights = needs[device].weights.saturating_add(reserved(device, desc));
-                weights.push(Placed { name: name.to_owned(), source: source.to_owned(), desc: *desc, device });
-            };
+        for tensor in tensors {
+            let name = &tensor.0;
             match Part::of(name, hyper) {
                 Some(Part::Embedding) => {
-                    put(name, name, layout.first);
-                    if tied && layout.last != layout.first {
-                        put("output.weight", name, layout.last);
+                    put(name, tensor, spread.first);
+                    if tied && spread.last != spread.first {
+                        put("output.weight", tensor, spread.last);
                     }
                 }
-                Some(Part::Block(i)) => put(name, name, layout.blocks[i]),
-                Some(Part::Output) => put(name, name, layout.last),
+                Some(Part::Block(i)) => put(name, tensor, spread.blocks[i]),
+                Some(Part::Output) => put(name, tensor, spread.last),
                 Some(Part::EveryBlock) => {
-                    let mut used = layout.blocks.clone();
-                    used.dedup();
-                    used.into_iter().for_each(|device| put(&copy_name(name, device), name, device));
+                    let mut devices = spread.blocks.clone();
+                    devices.dedup();
+                    devices.into_iter().for_each(|device| put(&copy_name(name, device), tensor, device));
                 }
                 None => log::info!("tensor {name:?} is not used"),
             }
         }
-        for &device in &layout.blocks {
-            let bytes = kept.iter().map(|desc| reserved(device, desc)).sum();
-            needs[device].cache = needs[device].cache.saturating_add(bytes);
-        }
-        Ok(Placement { weights, blocks: layout.blocks, needs })
-    }
-
-    /// That all devices have the room, once it is known what running takes on each.
-    ///
-    /// # Errors
-    /// [`PlacementError::DoesNotFit`] with the figures of all devices.
-    pub fn check(&self, compute: &[u64]) -> Result<(), PlacementError> {
-        let mut needs = self.needs.clone();
-        needs.iter_mut().zip(compute).for_each(|(need, &bytes)| need.compute = bytes);
-        if needs.iter().all(|need| need.total() <= need.free) { Ok(()) } else { Err(PlacementError::DoesNotFit(needs)) }
+        Ok(Placement { weights, blocks: spread.blocks })
     }
 }
 
@@ -185,20 +122,19 @@ struct Spread {
 fn spread(
     tensors: &[(String, TensorDesc)],
     hyper: &Hyper,
-    kept: &[TensorDesc],
-    needs: &[Need],
-    shares: Option<&[f64]>,
+    kept: usize,
+    free: &[u64],
+    shares: Option<&[f32]>,
 ) -> Result<Spread, PlacementError> {
     // The size of each part: the embedding, the blocks, the output.
     let mut sizes = vec![0.0; hyper.layers + 2];
-    let shares = match shares {
+    let shares: Vec<f64> = match shares {
         Some(shares) => {
             sizes[1..=hyper.layers].fill(1.0);
-            shares.to_vec()
+            shares.iter().map(|&share| f64::from(share)).collect()
         }
         None => {
-            let cache: usize = kept.iter().map(TensorDesc::extent).sum();
-            sizes[1..=hyper.layers].fill(cache as f64);
+            sizes[1..=hyper.layers].fill(kept as f64);
             for (name, desc) in tensors {
                 match Part::of(name, hyper) {
                     Some(Part::Embedding) => sizes[0] += desc.extent() as f64,
@@ -207,12 +143,12 @@ fn spread(
                     _ => {}
                 }
             }
-            needs.iter().map(|need| need.free as f64).collect()
+            free.iter().map(|&bytes| bytes as f64).collect()
         }
     };
-    let bad = || PlacementError::Shares { shares: shares.len(), devices: needs.len() };
+    let bad = || PlacementError::Shares { shares: shares.len(), devices: free.len() };
     let sum: f64 = shares.iter().sum();
-    let sound = shares.len() == needs.len() && shares.iter().all(|&s| s >= 0.0) && sum.is_finite() && sum > 0.0;
+    let sound = shares.len() == free.len() && shares.iter().all(|&s| s >= 0.0) && sum.is_finite() && sum > 0.0;
     let first = shares.iter().position(|&s| s > 0.0).filter(|_| sound).ok_or_else(bad)?;
     let last = shares.iter().rposition(|&s| s > 0.0).ok_or_else(bad)?;
 
@@ -231,25 +167,84 @@ fn spread(
     Ok(Spread { first, blocks: blocks.collect(), last })
 }
 
-/// One line per device.
-fn table(needs: &[Need]) -> String {
-    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-    let mut text = String::new();
-    for need in needs {
-        let Need { device, weights, cache, compute, free } = need;
-        let verdict = match need.total().checked_sub(*free) {
-            Some(over) if over > 0 => format!(": {} MiB too much", mib(over)),
-            _ => String::new(),
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use crate::hyper::Arch;
+    use fanout::ops::rope::Rope;
+    use fanout::tensor::DType;
+
+    /// Blocks of 256 bytes each, with a cache of 2048.
+    fn place(layers: usize, more: &[(&str, usize)], free: &[u64], shares: Option<&[f32]>) -> Result<Placement, PlacementError> {
+        let arch = Arch::Llama;
+        let hyper = Hyper {
+            arch,
+            layers,
+            width: 8,
+            heads: 1,
+            kv_heads: 1,
+            head_width: 1,
+            ff: 8,
+            experts: None,
+            vocab: 8,
+            context: 256,
+            rms_epsilon: 1e-5,
+            rope: Rope::new(arch.rope_mode(), 2),
         };
-        let _ = writeln!(
-            text,
-            "  {device}: weights {} + cache {} + computing {} = {} MiB of {} free{verdict}",
-            mib(*weights),
-            mib(*cache),
-            mib(*compute),
-            mib(need.total()),
-            mib(*free),
-        );
+        let tensor = |name: String, n: usize| (name, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap());
+        let mut tensors: Vec<_> = more.iter().map(|&(name, n)| tensor(name.to_owned(), n)).collect();
+        tensors.extend((0..layers).map(|i| tensor(format!("blk.{i}.ffn_up.weight"), 64)));
+        let cache = CacheOptions { context: 256, dtype: DType::F32, flash_attn: true };
+        Placement::new(&tensors, &hyper, &cache, free, shares)
     }
-    text + "give more or other devices, another --split, or a smaller --ctx or --ubatch"
+
+    #[test]
+    fn blocks_follow_shares_or_free_memory() {
+        let blocks = |layers, free: &[u64], shares| place(layers, &[], free, shares).unwrap().blocks;
+        assert_eq!(blocks(8, &[1, 1], Some(&[3.0, 1.0])), [0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(blocks(4, &[9, 9, 9], Some(&[1.0, 0.0, 1.0])), [0, 0, 2, 2]);
+        assert_eq!(blocks(3, &[9, 9], Some(&[0.0, 1.0])), [1, 1, 1]);
+        assert_eq!(blocks(2, &[1], None), [0, 0]);
+        assert_eq!(blocks(4, &[100, 300], None), [0, 1, 1, 1]);
+        assert_eq!(blocks(2, &[1, 1, 1, 1, 1, 1, 1, 1], None), [1, 5], "more devices than blocks");
+    }
+
+    #[test]
+    fn the_embedding_weighs_on_the_first_device_and_the_output_on_the_last() {
+        // As much as two blocks each.
+        let ends = [("token_embd.weight", 1152), ("output.weight", 1152)];
+        let placement = place(4, &ends, &[1, 1], None).unwrap();
+        assert_eq!(placement.blocks, [0, 0, 1, 1]);
+        let device = |name: &str| placement.weights.iter().find(|w| w.name == name).unwrap().device;
+        assert_eq!((device("token_embd.weight"), device("output.weight")), (0, 1));
+        assert_eq!(place(4, &ends[..1], &[1, 1], None).unwrap().blocks, [0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn some_tensors_go_to_several_devices() {
+        let more = [("token_embd.weight", 8), ("rope_freqs.weight", 4), ("output_norm.weight", 8), ("blk.9.extra", 1)];
+        let names = |free: &[u64]| -> Vec<(String, usize)> {
+            let placement = place(2, &more, free, None).unwrap();
+            placement.weights.into_iter().filter(|w| !w.name.starts_with("blk")).map(|w| (w.name, w.device)).collect()
+        };
+        let named = |list: &[(&str, usize)]| list.iter().map(|&(n, d)| (n.to_owned(), d)).collect::<Vec<_>>();
+        let two = [
+            ("token_embd.weight", 0),
+            ("output.weight", 1),
+            ("rope_freqs.weight@0", 0),
+            ("rope_freqs.weight@1", 1),
+            ("output_norm.weight", 1),
+        ];
+        assert_eq!(names(&[1, 1]), named(&two));
+        assert_eq!(names(&[1]), named(&[("token_embd.weight", 0), ("rope_freqs.weight@0", 0), ("output_norm.weight", 0)]));
+    }
+
+    #[test]
+    fn shares_are_one_number_for_each_device() {
+        for shares in [&[1.0][..], &[0.0, 0.0], &[1.0, -1.0], &[f32::NAN, 1.0], &[f32::INFINITY, 1.0]] {
+            let error = place(2, &[], &[1, 1], Some(shares)).unwrap_err().to_string();
+            assert!(error.contains("for 2 devices"), "{error}");
+        }
+    }
 }

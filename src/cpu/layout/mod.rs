@@ -27,7 +27,7 @@ pub(super) use needs::{Access, Needs, Uses};
 use super::memory::{HostMemory, View};
 use super::pool::{Ask, Pool};
 use super::strip;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, HostBuffer};
 use crate::tensor::TensorDesc;
 use marks::{LEAST, Marks, Span, moved};
 use std::cmp::Ordering;
@@ -58,7 +58,7 @@ pub(super) fn in_strips(tensor: &TensorDesc) -> bool {
 /// What fills an upload, piece by piece.
 pub(super) type Fill<'a> = dyn FnMut(&mut [u8]) -> io::Result<()> + 'a;
 
-/// Zeroed bytes of which parts may lie in strips.
+/// Bytes of which parts may lie in strips.
 pub(super) struct Memory {
     pages: HostMemory,
     marks: RwLock<Marks>,
@@ -83,6 +83,11 @@ impl Memory {
     /// As [`HostMemory::zeroed`].
     pub(super) fn zeroed(bytes: usize) -> io::Result<Memory> {
         Ok(Memory { pages: HostMemory::zeroed(bytes)?, marks: RwLock::new(Marks::new()) })
+    }
+
+    /// As [`HostMemory::over`].
+    pub(super) fn over(memory: HostBuffer) -> Memory {
+        Memory { pages: HostMemory::over(memory), marks: RwLock::new(Marks::new()) }
     }
 
     /// Copies bytes in.

@@ -13,19 +13,29 @@ mod view;
 
 pub(crate) use view::View;
 
+use crate::device::HostBuffer;
 use crossbeam::utils::CachePadded;
 use memmap2::MmapMut;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Zeroed pages, given back to the system when dropped.
+/// Pages of the device's own, given back to the system when dropped.
 pub(crate) struct HostMemory {
     start: NonNull<u8>,
     bytes: usize,
-    map: Option<MmapMut>,
+    owner: Owner,
 }
 
-// SAFETY: the memory is plain bytes owned by the map, at a fixed address; who may touch which part when is the
+enum Owner {
+    /// There are no bytes.
+    Nobody,
+    /// Zeroed at first, from the start of a page on.
+    Pages(MmapMut),
+    /// Brought by someone else, who cannot reach them any more. They begin anywhere.
+    Brought { _memory: HostBuffer },
+}
+
+// SAFETY: the memory is plain bytes owned by `owner`, at a fixed address; who may touch which part when is the
 // discipline at the top of this file.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
@@ -35,13 +45,23 @@ impl HostMemory {
     /// Zeroed memory. Pages are taken from the system when first touched.
     pub(crate) fn zeroed(bytes: usize) -> std::io::Result<HostMemory> {
         if bytes == 0 {
-            return Ok(HostMemory { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes, map: None });
+            return Ok(HostMemory {
+                start: NonNull::<CachePadded<u8>>::dangling().cast(),
+                bytes,
+                owner: Owner::Nobody,
+            });
         }
         let mut map = MmapMut::map_anon(bytes)?;
         // No advice on large pages: decoding gains 3% by them, but a system that has none at hand clears them so slowly that a
         // model loads in twice the time.
         let start = NonNull::new(map.as_mut_ptr()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        Ok(HostMemory { start, bytes, map: Some(map) })
+        Ok(HostMemory { start, bytes, owner: Owner::Pages(map) })
+    }
+
+    /// The memory of a buffer of the host.
+    pub(crate) fn over(mut memory: HostBuffer) -> HostMemory {
+        let (start, bytes) = (NonNull::from(&mut memory[..]).cast(), memory.len());
+        HostMemory { start, bytes, owner: Owner::Brought { _memory: memory } }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -52,14 +72,14 @@ impl HostMemory {
     /// not wait for them. Changes no byte.
     pub(crate) fn populate(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
-        if let Some(map) = &self.map
+        if let Owner::Pages(map) = &self.owner
             && self.part(range.start, range.len()).is_some()
         {
             // Linux before 5.14 does not know it; whoever writes next takes what pages are missing.
             let _ = map.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
         }
         #[cfg(not(target_os = "linux"))]
-        let _ = (range, &self.map);
+        let _ = (range, &self.owner);
     }
 
     /// Copies bytes in; false when they do not fit.

@@ -4,6 +4,9 @@
 //! The pool's workers join while it is under way ([`team`]); they watch for the next run for a short while, then sleep.
 //! Inside a run, nodes are separated by one barrier; nodes too small to share run one after another on the leader
 //! without any. A run that is small as a whole takes no turn and no workers: it has nothing to gain from company.
+//!
+//! A pool never changes. A device that is to have another number of workers gets another pool: runs under way keep the one
+//! that they began with, and the last of them ends its threads.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
 mod team;

@@ -41,7 +41,8 @@ pub struct Scheduler {
     current: u64,
     /// By mark, for each of the last runs of the current plan: run `i` is at `i % (depth + 1)`.
     history: Vec<Vec<Option<Point>>>,
-    /// The last moments on each lane of the last `depth` runs, of whatever plan: run `i` is at `i % depth`.
+    /// The last moments on each lane of the last runs, of whatever plan, in a ring; that of the device that computes first
+    /// comes first.
     under_way: Vec<Vec<(usize, Point)>>,
     /// By lane of the current plan: its number among the lanes.
     numbers: Vec<usize>,
@@ -107,7 +108,7 @@ impl Scheduler {
             runs: 0,
             current: 0,
             history: Vec::new(),
-            under_way: Vec::new(),
+            under_way: vec![Vec::new(); if options.depth > 1 { options.depth * devices.len() } else { 1 }],
             numbers: Vec::new(),
             fetched: Vec::new(),
             abort: Arc::default(),
@@ -221,7 +222,7 @@ impl Scheduler {
         self.lanes.clear();
         self.rooms.clear();
         self.history.clear();
-        self.under_way.clear();
+        self.under_way.iter_mut().for_each(Vec::clear);
         self.fetched.clear();
         self.current = 0;
     }

@@ -125,15 +125,13 @@ impl Scheduler {
                 self.history[run][mark as usize] = Some(point);
             }
         }
+        let first = plan.steps.iter().find(|step| matches!(step.work, Work::Run(_))).map(|step| step.lane);
         let at = number % self.under_way.len();
-        let last = &mut self.under_way[at];
-        // One at a time means all of it. Otherwise whoever computes first sets the pace: the others follow at the distance that
-        // their waits allow, and to wait for the last would leave the first idle where devices are more than runs.
-        let first = plan.steps.iter().find(|step| plan.depth > 1 && matches!(step.work, Work::Run(_)));
-        let pace = first.map_or(&self.numbers[..], |step| &self.numbers[step.lane..=step.lane]);
-        for &lane in pace {
-            if let Some(end) = &self.lanes.at(lane)?.end {
-                last.push((lane, end.clone()));
+        // The lane that computes first comes first.
+        let lanes = first.into_iter().chain((0..self.numbers.len()).filter(|&lane| Some(lane) != first));
+        for number in lanes.map(|lane| self.numbers[lane]) {
+            if let Some(end) = &self.lanes.at(number)?.end {
+                self.under_way[at].push((number, end.clone()));
             }
         }
         Ok(())
@@ -149,22 +147,27 @@ impl Scheduler {
             self.lanes.enter(&self.devices, number, touches)?;
             self.numbers.push(number);
         }
+        // Repeated runs find all the memory that they need.
         self.history = vec![vec![None; plan.marks as usize]; plan.depth + 1];
-        self.under_way.resize(plan.depth, Vec::new());
+        self.under_way.iter_mut().for_each(|ends| ends.reserve(plan.lanes.len()));
         self.current = prepared.id;
         Ok(())
     }
 
-    /// Waits for the run `depth` before the next one.
+    /// Keeps the host from running ahead. The device that computes first sets the pace: it may be `depth` runs behind. The
+    /// others follow at the distance that their waits allow; to wait for the last of them would leave the first idle where
+    /// devices are more than runs. None is further behind than all rings together reach.
     fn make_room_for_one(&mut self) -> Result<(), SchedError> {
-        let at = self.runs as usize % self.under_way.len();
-        let before = &mut self.under_way[at];
+        let (number, all) = (self.runs as usize, self.under_way.len());
+        let far = number % all;
+        let near = number.checked_sub(self.options.depth).map(|near| near % all);
+        let near = near.and_then(|near| self.under_way[near].first());
         let deadline = Instant::now() + PATIENCE;
-        for (lane, end) in before.iter() {
+        for (lane, end) in near.into_iter().chain(&self.under_way[far]) {
             let device = self.lanes.at(*lane)?.lane.device;
             wait(end, deadline, &self.abort, &self.devices[device].info().name)?;
         }
-        before.clear();
+        self.under_way[far].clear();
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! Where tensors lie on their devices.
 
 mod pack;
+#[cfg(test)]
+mod tests;
 
 use super::{Area, Cut, Devices, Layout, Origin, Room, SchedError, Spot, Storage, Task};
 use crate::device::Device;

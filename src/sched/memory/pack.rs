@@ -44,10 +44,13 @@ impl Packed {
 }
 
 /// How much more than the least is good enough not to look further: one part in so many.
-const GOOD: u64 = 64;
+const GOOD: u64 = 32;
 
-/// Comparisons of two items that may be spent on looking for something better.
-const PATIENCE: usize = 1 << 23;
+/// Comparisons of two items that may be spent on each kind of first order.
+const PATIENCE: usize = 1 << 22;
+
+/// How often an order is changed at most.
+const TRIES: usize = 12;
 
 /// Packs items so that none straddles a multiple of `wall`.
 pub(super) fn pack(items: &[Item], wall: u64) -> Packed {
@@ -56,24 +59,26 @@ pub(super) fn pack(items: &[Item], wall: u64) -> Packed {
     let mut by_start: Vec<usize> = (0..items.len()).collect();
     by_start.sort_by_key(|&i| (items[i].start, std::cmp::Reverse(items[i].bytes)));
     let mut best = one_by_one(items, &by_start, wall, Gap::Smallest, true);
-    let mut spent = 0;
-    let mut attempt = |order: Vec<usize>, gap: Gap| {
-        if best.end <= good || spent >= PATIENCE {
-            return;
-        }
-        spent += items.len() * items.len() / 2;
-        let found = one_by_one(items, &order, wall, gap, false);
-        if found.end < best.end {
-            best = found;
-        }
-    };
-    let keys: [fn(&Item) -> u128; 2] =
-        [|item| u128::from(item.bytes), |item| u128::from(item.bytes) * (item.end - item.start + 1) as u128];
-    for key in keys {
+    let rounds = PATIENCE / (items.len() * items.len()).max(1);
+    // From large ones first to those first that take much room for long.
+    for power in [0.0, 1.0, 0.5, 0.25, 2.0] {
+        let weight =
+            |i: usize| (items[i].bytes as f64).ln() + power * ((items[i].end - items[i].start + 1) as f64).ln();
+        let mut by_weight: Vec<usize> = (0..items.len()).collect();
+        by_weight.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(items[a].start.cmp(&items[b].start)));
         for gap in [Gap::First, Gap::Smallest] {
-            let mut order: Vec<usize> = (0..items.len()).collect();
-            order.sort_by_key(|&i| (std::cmp::Reverse(key(&items[i])), items[i].start));
-            attempt(order, gap);
+            let mut order = by_weight.clone();
+            for _ in 0..rounds.min(TRIES) {
+                if best.end <= good {
+                    return best;
+                }
+                let found = one_by_one(items, &order, wall, gap, false);
+                // What came out on top is placed earlier the next time.
+                order.sort_by_key(|&i| found.offsets[i] + items[i].bytes <= good);
+                if found.end < best.end {
+                    best = found;
+                }
+            }
         }
     }
     best
@@ -161,4 +166,86 @@ fn one_by_one(items: &[Item], order: &[usize], wall: u64, gap: Gap, in_time: boo
 /// The first offset from `free` on where an item lies in one buffer.
 fn beside(free: u64, bytes: u64, wall: u64) -> u64 {
     if free % wall + bytes <= wall { free } else { free.next_multiple_of(wall) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastrand::Rng;
+
+    type Make = fn(&mut Rng, usize) -> Vec<Item>;
+
+    /// Any lifetimes and sizes; lifetimes of all lengths and sizes that are powers of two; as graphs of networks have them.
+    const KINDS: [Make; 3] = [
+        |rng, n| {
+            let item =
+                |start: usize, rng: &mut Rng| Item { start, end: start + rng.usize(0..8), bytes: rng.u64(1..100) };
+            (0..n).map(|_| item(rng.usize(0..n), rng)).collect()
+        },
+        |rng, n| {
+            let item = |start: usize, life: usize, rng: &mut Rng| Item {
+                start,
+                end: start + rng.usize(0..life),
+                bytes: 1 << rng.u32(0..10),
+            };
+            (0..n).map(|_| item(rng.usize(0..n), 1 << rng.u32(0..8), rng)).collect()
+        },
+        |rng, n| {
+            let life = |rng: &mut Rng| if rng.u8(0..8) == 0 { rng.usize(0..40) } else { rng.usize(0..3) };
+            let item = |(start, rng): (usize, &mut Rng)| Item {
+                start,
+                end: start + life(rng),
+                bytes: [1, 4, 4, 4, 12, 32][rng.usize(0..6)],
+            };
+            (0..n).map(|start| item((start, rng))).collect()
+        },
+    ];
+
+    fn check(items: &[Item], packed: &Packed, wall: u64, apart: impl Fn(&Item, &Item) -> bool) {
+        let chunks = packed.chunks(items, wall);
+        assert!(chunks.iter().all(|&bytes| bytes <= wall));
+        let spots: Vec<(u32, u64)> = packed.spots(wall).collect();
+        assert_eq!(spots.len(), items.len());
+        for (i, (a, (chunk, from))) in items.iter().zip(&spots).enumerate() {
+            assert!(from + a.bytes <= chunks[*chunk as usize], "{a:?} reaches past its buffer");
+            for (b, (other, at)) in items.iter().zip(&spots).take(i) {
+                let meet = chunk == other && *from < at + b.bytes && *at < from + a.bytes;
+                assert!(!meet || apart(a, b), "{a:?} and {b:?} share bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn what_lives_at_once_shares_no_byte() {
+        let mut rng = Rng::with_seed(1);
+        for make in KINDS {
+            for round in 0..60 {
+                let items = make(&mut rng, 1 + round);
+                let largest = items.iter().map(|item| item.bytes).max().unwrap();
+                for wall in [1 << 40, largest, 2 * largest] {
+                    check(&items, &pack(&items, wall), wall, |a, b| !a.meets(b));
+                    check(&items, &side_by_side(&items, wall), wall, |_, _| false);
+                }
+            }
+        }
+        assert_eq!(pack(&[], 64).end, 0);
+    }
+
+    #[test]
+    fn little_more_than_the_least_is_used() {
+        let mut rng = Rng::with_seed(2);
+        for make in KINDS {
+            for (n, rounds) in [(10, 100), (40, 100), (200, 20)] {
+                let mut over = 0;
+                for _ in 0..rounds {
+                    let items = make(&mut rng, n);
+                    // Sometimes nothing can be as small as the largest set.
+                    let (least, end) = (largest_set(&items), pack(&items, 1 << 40).end);
+                    assert!(end >= least && end * 20 <= least * 23, "{end} bytes for {least}: {items:?}");
+                    over += usize::from(end * 10 > least * 11);
+                }
+                assert!(over <= 1, "{over} of {rounds} with {n} items");
+            }
+        }
+    }
 }

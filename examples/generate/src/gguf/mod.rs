@@ -7,7 +7,7 @@
 mod error;
 mod read;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 mod value;
 
 use std::collections::HashSet;
@@ -67,7 +67,7 @@ impl<'a> Gguf<'a> {
         // The end of the infos is within the file, and an alignment fits 32 bits: no overflow in 64.
         let data = (reader.at() as u64).next_multiple_of(alignment as u64);
         let mut names = HashSet::new();
-        if let Some(twice) = infos.iter().find(|info| !names.insert(&*info.name)) {
+        if let Some(twice) = infos.iter().find(|info| !names.insert(info.name)) {
             let fault = Fault::Twice(twice.name.to_owned());
             return Err(GgufError { offset: twice.offset, what: "tensor name".to_owned(), fault });
         }

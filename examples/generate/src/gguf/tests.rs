@@ -143,7 +143,9 @@ fn values_and_tensors_are_read() {
 
 #[test]
 fn numbers_of_any_width_are_read() {
-    let cases: [(u32, &[u8], Option<u32>, Option<f32>); 10] = [
+    /// A type's number, a value's bytes, and what it is as a whole number and as any.
+    type Case<'a> = (u32, &'a [u8], Option<u32>, Option<f32>);
+    let cases: [Case<'_>; 10] = [
         (0, &[200], Some(200), Some(200.0)),
         (1, &[200], None, Some(-56.0)),
         (2, &[1, 2], Some(513), Some(513.0)),

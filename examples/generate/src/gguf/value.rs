@@ -172,6 +172,11 @@ impl<'a> Array<'a> {
         self.len
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The values.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (kind, mut reader) = (self.kind, Reader::new(self.bytes, 0));

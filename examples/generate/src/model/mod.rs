@@ -51,7 +51,7 @@ pub struct Stored {
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     /// Their numbers.
-    pub tokens: &'a [i32],
+    pub tokens: &'a [u32],
     /// The position of the first one.
     pub start: usize,
 }

@@ -154,7 +154,7 @@ impl Loaded<'_> {
     }
 
     /// The logits of every token of a sequence that comes in batches of these sizes.
-    fn sequence(&mut self, tokens: &[i32], sizes: &[usize]) -> Vec<Vec<f32>> {
+    fn sequence(&mut self, tokens: &[u32], sizes: &[usize]) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         let mut sizes = sizes.iter().cycle();
         while all.len() < tokens.len() {
@@ -166,8 +166,8 @@ impl Loaded<'_> {
     }
 }
 
-fn prompt(n: usize) -> Vec<i32> {
-    (0..n as i32).map(|i| (i * 17 + 3) % 50).collect()
+fn prompt(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 17 + 3) % 50).collect()
 }
 
 #[track_caller]

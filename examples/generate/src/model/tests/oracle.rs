@@ -7,7 +7,7 @@ use fanout::ops::rope::RopeMode;
 type Rows = Vec<Vec<f64>>;
 
 /// Logits of every token of a sequence.
-pub(super) fn logits(toy: &Toy, tokens: &[i32]) -> Rows {
+pub(super) fn logits(toy: &Toy, tokens: &[u32]) -> Rows {
     let hyper = &toy.hyper;
     let table = rows(toy, "token_embd.weight", hyper.width);
     let mut x: Rows = tokens.iter().map(|&t| table[t as usize].clone()).collect();

@@ -1,0 +1,310 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use fanout::rpc::server::parse_bytes;
+use fanout::tensor::DType;
+use log::LevelFilter;
+use thiserror::Error;
+
+const EXAMPLES: &str = "\
+Examples:
+  generate model.gguf -p 'Once upon a time'         on all GPUs, or on the CPU where there is none
+  generate model.gguf -p 'Once' -d 0,1 --split 3,1  three quarters of the layers on the first GPU
+  generate model.gguf --tokens 1,5,9 -d CPU,CPU     two devices, token ids instead of a text
+  generate model.gguf -p 'Once' --temp 0.8 --top-p 0.95 --seed 7
+  generate model.gguf --tokens 1,5,9 --json         token ids, rates and bytes, as one line of JSON
+  generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
+  generate model.gguf --info                        what is in the file";
+
+/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of this machine's devices.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
+pub struct Args {
+    /// The model, a GGUF file.
+    pub model: PathBuf,
+
+    /// Text to continue; special tokens in it are taken as such.
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "info"])]
+    pub prompt: Option<String>,
+
+    /// Token ids to continue, separated by commas, instead of a text. Nothing is added to them.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub tokens: Option<Vec<u32>>,
+
+    /// Tokens to generate, at most; 0 to evaluate the prompt only.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
+    pub predict: usize,
+
+    /// Go on after the token that ends a text.
+    #[arg(long)]
+    pub ignore_eos: bool,
+
+    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name. One that is named twice is two
+    /// devices [default: all GPUs, or the CPU if there is none].
+    #[arg(short, long, value_name = "LIST")]
+    pub device: Option<String>,
+
+    /// Shares of the layers, one for each device, separated by commas [default: by free memory].
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
+    pub split: Option<Vec<f32>>,
+
+    /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free].
+    #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
+    pub mem: Vec<u64>,
+
+    /// Threads of each CPU device [default: this machine's cores, shared among its CPU devices].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+
+    /// Tokens of a micro-batch of the prompt.
+    #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub ubatch: u32,
+
+    /// Micro-batches on their way at a time, each on another device [default: 1 on one device, else 4].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub depth: Option<u32>,
+
+    /// Tokens that the KV cache holds [default: those of the prompt and --predict].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx: Option<u32>,
+
+    /// Element type of the KV cache.
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv_type: KvType,
+
+    /// Compute attention in one op that never holds all scores.
+    #[arg(long)]
+    pub flash_attn: bool,
+
+    /// Draw tokens at random at this temperature; 0 always takes the likeliest.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
+    pub temp: f32,
+
+    /// Draw only from the likeliest tokens that have this probability together; needs --temp.
+    #[arg(long, value_name = "P", requires = "temp", value_parser = probability)]
+    pub top_p: Option<f32>,
+
+    /// Seed of the draw: the same gives the same tokens again; needs --temp.
+    #[arg(long, value_name = "N", requires = "temp")]
+    pub seed: Option<u64>,
+
+    /// Print token ids, rates, and each device's times and bytes as one line of JSON, and nothing else.
+    #[arg(long, conflicts_with = "info")]
+    pub json: bool,
+
+    /// Also compute every node of the graph on the exact CPU, from the same sources, and print how far they differ.
+    #[arg(long, conflicts_with_all = ["json", "info"])]
+    pub compare: bool,
+
+    /// Print what is in the file, and exit.
+    #[arg(long, conflicts_with_all = ["prompt", "tokens"])]
+    pub info: bool,
+
+    /// Say more: as --log-level debug.
+    #[arg(short, long, conflicts_with = "log_level")]
+    pub verbose: bool,
+
+    /// What to log: off, error, warn, info, debug or trace [default: RUST_LOG, else warn].
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<LevelFilter>,
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvType {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+}
+
+impl KvType {
+    /// The type of the tensors.
+    pub fn dtype(self) -> DType {
+        match self {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+        }
+    }
+}
+
+/// Arguments that do not fit the devices or the model.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ArgsError {
+    /// As many shares as there are no devices.
+    #[error("--split has {shares} shares for {devices} devices: give one for each")]
+    Shares {
+        /// How many were given.
+        shares: usize,
+        /// How many devices.
+        devices: usize,
+    },
+    /// Nobody is to have any layer.
+    #[error("--split gives every device a share of 0: at least one must be above it")]
+    NoShare,
+    /// Nothing to continue.
+    #[error("the prompt has no tokens, and this model adds none: give it some text, or --tokens")]
+    NoPrompt,
+    /// An id beyond the vocabulary.
+    #[error("--tokens: the model has no token {token}: its ids are below {vocab}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// How many tokens there are.
+        vocab: usize,
+    },
+    /// More tokens than the cache holds.
+    #[error("--ctx {ctx} is less than {prompt} tokens of the prompt and {predict} of --predict: {needed} are needed")]
+    Context {
+        /// What was asked for.
+        ctx: usize,
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to generate.
+        predict: usize,
+        /// Both.
+        needed: usize,
+    },
+}
+
+impl Args {
+    /// The devices' shares of the layers, which add up to 1, where they were given.
+    ///
+    /// # Errors
+    /// [`ArgsError`] where there is not one for each device, or none above 0.
+    pub fn shares(&self, devices: usize) -> Result<Option<Vec<f32>>, ArgsError> {
+        let Some(shares) = &self.split else { return Ok(None) };
+        if shares.len() != devices {
+            return Err(ArgsError::Shares { shares: shares.len(), devices });
+        }
+        let total: f32 = shares.iter().sum();
+        if total > 0.0 { Ok(Some(shares.iter().map(|share| share / total).collect())) } else { Err(ArgsError::NoShare) }
+    }
+
+    /// Copies of the inputs of a graph: micro-batches on their way at a time.
+    pub fn depth(&self, devices: usize) -> u32 {
+        self.depth.unwrap_or(if devices > 1 { 4 } else { 1 })
+    }
+
+    /// Tokens that the KV cache is to hold, for a prompt of so many.
+    ///
+    /// # Errors
+    /// [`ArgsError::Context`] where --ctx is too few.
+    pub fn context(&self, prompt: usize) -> Result<usize, ArgsError> {
+        let needed = prompt.saturating_add(self.predict);
+        match self.ctx.map(|ctx| ctx as usize) {
+            Some(ctx) if ctx < needed => Err(ArgsError::Context { ctx, prompt, predict: self.predict, needed }),
+            Some(ctx) => Ok(ctx),
+            None => Ok(needed),
+        }
+    }
+
+    /// The prompt, if it is one for a model of so many tokens.
+    ///
+    /// # Errors
+    /// [`ArgsError`] where it is empty, or has an id that the model has not.
+    pub fn checked(&self, prompt: Vec<u32>, vocab: usize) -> Result<Vec<u32>, ArgsError> {
+        if prompt.is_empty() {
+            return Err(ArgsError::NoPrompt);
+        }
+        match prompt.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(ArgsError::Token { token, vocab }),
+            None => Ok(prompt),
+        }
+    }
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number(text, "a share, 0 or more", |x| x >= 0.0)
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, "a temperature, 0 or more", |x| x >= 0.0)
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(text, "a probability, above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
+}
+
+/// The words that clap shows, behind what was given.
+fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
+    text.parse().ok().filter(|x: &f32| x.is_finite() && fits(*x)).ok_or_else(|| format!("expected {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Args, String> {
+        let words = ["generate", "model.gguf"].into_iter().chain(line.split_whitespace());
+        Args::try_parse_from(words).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_table_of_arguments_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let args = parse("-p Once").unwrap();
+        assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, 64, KvType::F16, 0.0));
+        assert_eq!((args.depth(1), args.depth(2)), (1, 4));
+        assert_eq!(args.shares(2), Ok(None));
+        assert_eq!(args.context(10), Ok(74));
+        assert_eq!(args.kv_type.dtype(), DType::F16);
+    }
+
+    #[test]
+    fn what_is_given_is_taken() {
+        let args =
+            parse("--tokens 1,5,9 -n 8 -d CPU,CPU --split 3,1 --ubatch 4 --depth 2 --ctx 32 --kv-type f32 --mem 1G,2G");
+        let args = args.unwrap();
+        assert_eq!(args.tokens, Some(vec![1, 5, 9]));
+        assert_eq!(args.shares(2), Ok(Some(vec![0.75, 0.25])));
+        assert_eq!((args.ubatch, args.depth(2), args.context(24)), (4, 2, Ok(32)));
+        assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
+        let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
+        assert_eq!((args.temp, args.top_p, args.seed), (0.8, Some(0.9), Some(7)));
+    }
+
+    #[test]
+    fn wrong_arguments_are_named() {
+        let cases = [
+            ("", "--prompt <TEXT>"),
+            ("-p x --tokens 1", "cannot be used with '--tokens <IDS>'"),
+            ("--tokens 1,x", "invalid value 'x' for '--tokens <IDS>'"),
+            ("-p x --top-p 0.9", "--temp <T>"),
+            ("-p x --seed 1", "--temp <T>"),
+            ("-p x --temp 1 --top-p 1.5", "expected a probability, above 0 and up to 1"),
+            ("-p x --temp -1", "expected a temperature, 0 or more"),
+            ("-p x --temp nan", "expected a temperature, 0 or more"),
+            ("-p x --split 3,-1", "expected a share, 0 or more"),
+            ("-p x --ubatch 0", "0 is not in 1..=65536"),
+            ("-p x --depth 17", "17 is not in 1..=16"),
+            ("-p x --kv-type q8_0", "[possible values: f32, f16]"),
+            ("-p x --compare --json", "cannot be used with"),
+            ("-p x --info", "cannot be used with"),
+            ("-p x -v --log-level trace", "cannot be used with"),
+        ];
+        for (line, expected) in cases {
+            let error = parse(line).err().unwrap_or_default();
+            assert!(error.contains(expected), "{line}: {error}\n{expected}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_devices_or_model_is_refused() {
+        let args = parse("-p x --split 3,1 --ctx 70").unwrap();
+        assert_eq!(args.shares(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
+        assert_eq!(parse("-p x --split 0,0").unwrap().shares(2), Err(ArgsError::NoShare));
+        let error = args.context(10).unwrap_err().to_string();
+        assert_eq!(error, "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed");
+        assert_eq!(args.checked(vec![], 8), Err(ArgsError::NoPrompt));
+        assert_eq!(args.checked(vec![7, 8], 8), Err(ArgsError::Token { token: 8, vocab: 8 }));
+        assert_eq!(args.checked(vec![7, 0], 8), Ok(vec![7, 0]));
+    }
+}

@@ -1,0 +1,238 @@
+//! What a run did and how long it took, for people and as JSON.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::progress::Loaded;
+
+/// A whole run.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Its architecture and the file it came from.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// Tokens that were generated.
+    pub tokens: Vec<u32>,
+    /// From the start of loading to the last byte on its device.
+    pub load: Duration,
+    /// From the first token of the prompt to the logits of the last.
+    pub prompt_time: Duration,
+    /// For all decoded tokens; the first comes from the prompt's logits and is none of them.
+    pub decode_time: Duration,
+    /// Tokens that `decode_time` was for.
+    pub decoded: usize,
+    /// Tokens of a micro-batch.
+    pub ubatch: usize,
+    /// Micro-batches on their way at a time.
+    pub depth: usize,
+    /// The graph of a micro-batch of the prompt.
+    pub prompt_graph: Graph,
+    /// The graph of a decoded token.
+    pub decode_graph: Graph,
+    /// The devices, in the order of the list.
+    pub devices: Vec<Device>,
+}
+
+/// How a graph lies on the devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Graph {
+    /// Nodes.
+    pub nodes: usize,
+    /// Runs of nodes on one device.
+    pub splits: usize,
+    /// Tensors brought from one device to another, or from the host, each time it runs.
+    pub copies: usize,
+}
+
+/// What a device had to do.
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    /// Its name in the list.
+    pub name: String,
+    /// Blocks of the model that it holds.
+    pub layers: usize,
+    /// Weights, as they were loaded.
+    pub weights: Loaded,
+    /// Bytes of keys and values.
+    pub cache_bytes: u64,
+    /// Bytes for what is computed.
+    pub compute_bytes: u64,
+    /// Bytes brought to it over the whole run, weights not among them.
+    pub copied_bytes: u64,
+    /// How long its splits of the prompt took.
+    pub prompt_time: Duration,
+    /// How long those of the decoded tokens took.
+    pub decode_time: Duration,
+}
+
+/// So many per second, unless no time has passed.
+fn rate(count: usize, time: Duration) -> Option<f64> {
+    let seconds = time.as_secs_f64();
+    (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
+}
+
+/// To as many decimals as a clock is good for.
+fn rounded(x: f64) -> f64 {
+    (x * 1e6).round() / 1e6
+}
+
+fn seconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64())
+}
+
+impl Report {
+    /// Tokens of the prompt per second.
+    pub fn prompt_rate(&self) -> Option<f64> {
+        rate(self.prompt.len(), self.prompt_time)
+    }
+
+    /// Decoded tokens per second.
+    pub fn decode_rate(&self) -> Option<f64> {
+        rate(self.decoded, self.decode_time)
+    }
+
+    /// One object. Rates are `null` where there was nothing to measure; times are in seconds (`_s`), MB are 10^6 bytes.
+    pub fn json(&self) -> Value {
+        json!({
+            "model": self.model,
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "load_s": seconds(self.load),
+            "prompt_s": seconds(self.prompt_time),
+            "prompt_tok_s": self.prompt_rate().map(rounded),
+            "gen_s": seconds(self.decode_time),
+            "gen_tok_s": self.decode_rate().map(rounded),
+            "ubatch": self.ubatch,
+            "depth": self.depth,
+            "prompt_graph": self.prompt_graph.json(),
+            "gen_graph": self.decode_graph.json(),
+            "devices": self.devices.iter().map(Device::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Graph {
+    fn json(self) -> Value {
+        json!({ "nodes": self.nodes, "splits": self.splits, "copies": self.copies })
+    }
+}
+
+impl Device {
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "layers": self.layers,
+            "weight_bytes": self.weights.bytes,
+            "load_s": seconds(self.weights.time),
+            "load_mb_s": self.weights.rate().map(rounded),
+            "cache_bytes": self.cache_bytes,
+            "compute_bytes": self.compute_bytes,
+            "copied_bytes": self.copied_bytes,
+            "prompt_s": seconds(self.prompt_time),
+            "gen_s": seconds(self.decode_time),
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
+        let loaded: u64 = self.devices.iter().map(|device| device.weights.bytes).sum();
+        let of_all = Loaded { bytes: loaded, time: self.load };
+        let load_rate = of_all.rate().map_or(String::new(), |rate| format!(", {rate:.0} MB/s"));
+        writeln!(f, "load    {:8.3} s  {:6} MB{load_rate}", self.load.as_secs_f64(), loaded / 1_000_000)?;
+        let line = |f: &mut fmt::Formatter<'_>, name, time: Duration, tokens, per_second, graph: Graph| {
+            write!(f, "{name:7} {:8.3} s  {tokens:6} tokens{}", time.as_secs_f64(), rate(per_second))?;
+            writeln!(f, "; {} nodes, {} splits, {} copies", graph.nodes, graph.splits, graph.copies)
+        };
+        line(f, "prompt", self.prompt_time, self.prompt.len(), self.prompt_rate(), self.prompt_graph)?;
+        line(f, "decode", self.decode_time, self.decoded, self.decode_rate(), self.decode_graph)?;
+        for device in &self.devices {
+            writeln!(f, "{device}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let rate = self.weights.rate().map_or(String::new(), |rate| format!(" at {rate:.0} MB/s"));
+        write!(f, "{}: {} layers, {:.1} MB of weights{rate}, ", self.name, self.layers, megabytes(self.weights.bytes))?;
+        write!(f, "{:.1} MB of keys and values, ", megabytes(self.cache_bytes))?;
+        write!(f, "{:.1} MB to compute, ", megabytes(self.compute_bytes))?;
+        write!(f, "{:.1} MB brought; ", megabytes(self.copied_bytes))?;
+        let (prompt, decode) = (self.prompt_time.as_secs_f64(), self.decode_time.as_secs_f64());
+        write!(f, "busy for {prompt:.3} s of the prompt, {decode:.3} s of decoding")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Report {
+        let device = Device {
+            name: "CPU0".to_owned(),
+            layers: 2,
+            weights: Loaded { bytes: 5_000_000, time: Duration::from_millis(500) },
+            cache_bytes: 2_000_000,
+            compute_bytes: 1_500_000,
+            copied_bytes: 4096,
+            prompt_time: Duration::from_millis(300),
+            decode_time: Duration::from_millis(700),
+        };
+        Report {
+            model: "llama tiny.gguf".to_owned(),
+            prompt: vec![1, 5, 9],
+            tokens: vec![7, 8, 2],
+            load: Duration::from_secs(1),
+            prompt_time: Duration::from_millis(600),
+            decode_time: Duration::from_millis(800),
+            decoded: 2,
+            ubatch: 512,
+            depth: 4,
+            prompt_graph: Graph { nodes: 60, splits: 2, copies: 5 },
+            decode_graph: Graph { nodes: 58, splits: 2, copies: 4 },
+            devices: vec![device],
+        }
+    }
+
+    #[test]
+    fn json_has_ids_rates_and_bytes() {
+        let json = sample().json();
+        assert_eq!(json["tokens"], json!([7, 8, 2]));
+        assert_eq!(
+            (&json["load_s"], &json["prompt_tok_s"], &json["gen_tok_s"]),
+            (&json!(1.0), &json!(5.0), &json!(2.5))
+        );
+        assert_eq!(json["prompt_graph"], json!({ "nodes": 60, "splits": 2, "copies": 5 }));
+        let device = &json["devices"][0];
+        assert_eq!((&device["name"], &device["weight_bytes"]), (&json!("CPU0"), &json!(5_000_000)));
+        assert_eq!((&device["load_mb_s"], &device["copied_bytes"]), (&json!(10.0), &json!(4096)));
+        // One line: the last of the output is the report.
+        assert!(!json.to_string().contains('\n'));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_null_and_not_infinite() {
+        let json = Report { prompt: vec![1], tokens: vec![2], ..Report::default() }.json();
+        assert_eq!((&json["prompt_tok_s"], &json["gen_tok_s"]), (&Value::Null, &Value::Null));
+        assert!(!Report::default().to_string().contains("tok/s"));
+    }
+
+    #[test]
+    fn people_get_lines() {
+        let expected = "\
+load       1.000 s       5 MB, 5 MB/s
+prompt     0.600 s       3 tokens, 5.0 tok/s; 60 nodes, 2 splits, 5 copies
+decode     0.800 s       2 tokens, 2.5 tok/s; 58 nodes, 2 splits, 4 copies
+CPU0: 2 layers, 5.0 MB of weights at 10 MB/s, 2.0 MB of keys and values, 1.5 MB to compute, 0.0 MB brought; \
+busy for 0.300 s of the prompt, 0.700 s of decoding
+";
+        assert_eq!(sample().to_string(), expected);
+    }
+}

@@ -1,0 +1,203 @@
+//! The tokenizer that a model file describes, by the `tokenizers` crate.
+//!
+//! Two kinds of vocabulary: `llama`, SentencePiece's, whose pieces have scores and which spells what it has no piece for
+//! in bytes; and `gpt2`, byte-level BPE, with a list of merges and a regex that splits the text beforehand. Token ids are
+//! those of llama.cpp; where several merges of a `llama` vocabulary have the same score, it takes the leftmost and this
+//! one those of the piece with the lowest id, which a trained vocabulary never shows.
+
+mod bpe;
+mod decode;
+mod spm;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use thiserror::Error;
+use tokenizers::AddedToken;
+
+use crate::gguf::{KeyError, Metadata, required};
+pub use decode::Stream;
+
+/// Keys of the metadata.
+mod key {
+    pub(super) const MODEL: &str = "tokenizer.ggml.model";
+    pub(super) const PRE: &str = "tokenizer.ggml.pre";
+    pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+    pub(super) const SCORES: &str = "tokenizer.ggml.scores";
+    pub(super) const TYPES: &str = "tokenizer.ggml.token_type";
+    pub(super) const MERGES: &str = "tokenizer.ggml.merges";
+    pub(super) const BOS: &str = "tokenizer.ggml.bos_token_id";
+    pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
+    pub(super) const EOT: &str = "tokenizer.ggml.eot_token_id";
+    pub(super) const EOM: &str = "tokenizer.ggml.eom_token_id";
+    pub(super) const UNK: &str = "tokenizer.ggml.unknown_token_id";
+    pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+    pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+    pub(super) const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+}
+
+/// Texts of control tokens that end a turn or a text, in the vocabularies of the models that this program runs.
+const ENDS: [&str; 4] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"];
+
+/// Why a file's tokenizer cannot be used.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// A key is missing, or its value is not as it should be.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The crate's word.
+    #[error("the tokenizer: {0}")]
+    Crate(#[from] tokenizers::Error),
+}
+
+/// What kind of token one is, by its number in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl Kind {
+    /// Whether the token stands for itself in a text, before anything is split.
+    fn is_special(self) -> bool {
+        matches!(self, Kind::Unknown | Kind::Control | Kind::UserDefined)
+    }
+}
+
+/// Tokens, as the file has them.
+struct Vocab<'a> {
+    texts: Vec<&'a str>,
+    kinds: Vec<Kind>,
+    /// By text; of tokens with the same text, the last.
+    ids: HashMap<&'a str, u32>,
+}
+
+impl<'a> Vocab<'a> {
+    fn read(metadata: &Metadata<'a>) -> Result<Vocab<'a>, KeyError> {
+        let texts = required(key::TOKENS, metadata.texts(key::TOKENS)?)?;
+        let kind = |(id, &number): (usize, &u32)| match number {
+            1 => Ok(Kind::Normal),
+            2 => Ok(Kind::Unknown),
+            3 => Ok(Kind::Control),
+            4 => Ok(Kind::UserDefined),
+            5 => Ok(Kind::Unused),
+            6 => Ok(Kind::Byte),
+            other => Err(unfit(key::TYPES, "types from 1 to 6", format!("{other} for token {id}"))),
+        };
+        let kinds = match metadata.ints(key::TYPES)? {
+            Some(numbers) => numbers.iter().enumerate().map(kind).collect::<Result<_, _>>()?,
+            None => vec![Kind::Normal; texts.len()],
+        };
+        if kinds.len() != texts.len() {
+            return Err(unfit(key::TYPES, format!("one type for each of {} tokens", texts.len()), kinds.len()));
+        }
+        let ids = texts.iter().enumerate().map(|(id, &text)| (text, id as u32)).collect();
+        Ok(Vocab { texts, kinds, ids })
+    }
+
+    /// The id in a key, which must be one of a token.
+    fn id(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<u32>, KeyError> {
+        match metadata.int(key)? {
+            Some(id) if id as usize >= self.texts.len() => {
+                Err(unfit(key, format!("the id of a token, below {}", self.texts.len()), id))
+            }
+            id => Ok(id),
+        }
+    }
+
+    /// The form in which the crate wants it.
+    fn owned(&self) -> tokenizers::models::bpe::Vocab {
+        self.ids.iter().map(|(&text, &id)| (text.to_owned(), id)).collect()
+    }
+}
+
+/// A vocabulary of one kind, made ready, with what is the kind's custom where a file says nothing.
+struct Parts {
+    inner: tokenizers::Tokenizer,
+    /// The bytes that each token stands for.
+    pieces: Vec<Box<[u8]>>,
+    add_bos: bool,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+/// Text to tokens, and back.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pieces: Vec<Box<[u8]>>,
+    /// Put before every text.
+    first: Option<u32>,
+    /// Put after every text.
+    last: Option<u32>,
+    /// Tokens after which nothing more is to come.
+    ends: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// Makes the tokenizer of a file.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] for a kind that is not known, and for keys that are missing or contradict each other.
+    pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
+        let vocab = Vocab::read(metadata)?;
+        let Parts { mut inner, pieces, add_bos, bos, eos } = match required(key::MODEL, metadata.text(key::MODEL)?)? {
+            "llama" => spm::read(metadata, &vocab)?,
+            "gpt2" => bpe::read(metadata, &vocab)?,
+            other => {
+                let expected = "llama or gpt2, the vocabularies this program knows";
+                return Err(unfit(key::MODEL, expected, format_args!("{other:?}")).into());
+            }
+        };
+        let special = vocab.texts.iter().zip(&vocab.kinds).filter(|(_, kind)| kind.is_special());
+        let special = special.map(|(&text, _)| AddedToken::from(text, true).normalized(false));
+        inner.add_special_tokens(special)?;
+
+        let bos = vocab.id(metadata, key::BOS)?.or(bos);
+        let eos = vocab.id(metadata, key::EOS)?.or(eos);
+        let added = |flag: &str, default: bool, key: &str, id: Option<u32>| -> Result<Option<u32>, KeyError> {
+            let add = metadata.flag(flag)?.unwrap_or(default);
+            if add { required(key, id).map(Some) } else { Ok(None) }
+        };
+        let first = added(key::ADD_BOS, add_bos, key::BOS, bos)?;
+        let last = added(key::ADD_EOS, false, key::EOS, eos)?;
+        let named = ENDS.iter().filter_map(|text| vocab.ids.get(text).copied());
+        let mut ends: Vec<u32> = named.filter(|&id| vocab.kinds[id as usize] == Kind::Control).collect();
+        ends.extend(eos);
+        ends.extend(vocab.id(metadata, key::EOT)?);
+        ends.extend(vocab.id(metadata, key::EOM)?);
+        Ok(Tokenizer { inner, pieces, first, last, ends })
+    }
+
+    /// How many tokens there are.
+    pub fn vocab(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The tokens of a text. Special tokens in it are taken as such; begin and end of text are added if the file says so.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Crate`] where a regex finds the text too hard.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, false)?;
+        Ok(self.first.into_iter().chain(encoding.get_ids().iter().copied()).chain(self.last).collect())
+    }
+
+    /// The bytes that a token stands for, possibly a part of a character; none for control tokens and unknown ids.
+    pub fn bytes(&self, token: u32) -> &[u8] {
+        self.pieces.get(token as usize).map_or(&[], |piece| piece)
+    }
+
+    /// Whether a model says by this token that it has finished.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token)
+    }
+}
+
+fn unfit(key: &str, expected: impl Into<String>, found: impl ToString) -> KeyError {
+    KeyError::Unfit { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
+}

@@ -1,0 +1,230 @@
+//! Token ids as llama.cpp gives them for the same vocabularies, and text that never breaks amid a character.
+
+use super::*;
+use crate::gguf::Gguf;
+use crate::gguf::tests::File;
+
+fn tokenizer(file: &File) -> Result<Tokenizer, TokenizerError> {
+    Tokenizer::read(&Gguf::parse(&file.bytes()).unwrap().metadata)
+}
+
+const SPM_WORDS: [&str; 26] = [
+    "▁", "t", "h", "e", "a", "o", "n", "▁t", "he", "▁the", "th", "▁th", "in", "i", "▁a", "an", "▁▁", "on", "é", "▁o",
+    "ne", "▁one", "aa", "aaa", "<sep>", "nn",
+];
+
+/// Three control tokens, the bytes, then words with scores in no order; `<sep>` is the user's own.
+fn spm() -> File {
+    let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
+    tokens.extend((0..256).map(|b| format!("<0x{b:02X}>")));
+    tokens.extend(SPM_WORDS.map(str::to_owned));
+    let kind = |(id, text): (usize, &String)| match id {
+        0 => 2,
+        1 | 2 => 3,
+        3..259 => 6,
+        _ if text == "<sep>" => 4,
+        _ => 1,
+    };
+    let kinds: Vec<i32> = tokens.iter().enumerate().map(kind).collect();
+    let mut scores = vec![0.0; 259];
+    scores.extend((0..SPM_WORDS.len()).map(|i| -((i * 7 % SPM_WORDS.len()) as f32)));
+    File::default()
+        .text(key::MODEL, "llama")
+        .texts(key::TOKENS, &tokens)
+        .floats(key::SCORES, &scores)
+        .ints(key::TYPES, &kinds)
+        .int(key::BOS, 1)
+        .int(key::EOS, 2)
+        .int(key::UNK, 0)
+}
+
+const MERGES: [&str; 21] = [
+    "h e", "Ġ t", "Ġt he", "i n", "i s", "' s", "1 2", "12 3", "3 4", "Ġ Ġ", "ĠĠ Ġ", "Ċ Ċ", "l l", "Ã ©", "Ġ a", "! !",
+    "t he", "Ġ w", "o r", "Ġw or", "l d",
+];
+
+/// A token for each byte, by its value, then what the merges make, a word that they do not make, and special tokens.
+fn bpe(pre: &str) -> File {
+    let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = '\u{100}'..;
+    let character = |b: u8| if is_itself(b) { Some(char::from(b)) } else { others.next() };
+    let mut tokens: Vec<String> = (0..=255).filter_map(character).map(String::from).collect();
+    assert_eq!((tokens.len(), &*tokens[32]), (256, "Ġ"));
+    tokens.extend(MERGES.map(|merge| merge.replace(' ', "")));
+    tokens.extend(["Ġworld", "<|endoftext|>", "<|im_end|>", "<tool>"].map(str::to_owned));
+    let n = tokens.len();
+    let mut kinds = vec![1; n];
+    kinds[n - 3..].copy_from_slice(&[3, 3, 4]);
+    File::default()
+        .text(key::MODEL, "gpt2")
+        .text(key::PRE, pre)
+        .texts(key::TOKENS, &tokens)
+        .ints(key::TYPES, &kinds)
+        .texts(key::MERGES, &MERGES)
+        .int(key::BOS, n as u32 - 3)
+        .int(key::EOS, n as u32 - 2)
+}
+
+fn check(tokenizer: &Tokenizer, cases: &[(&str, &[u32])]) {
+    for (text, expected) in cases {
+        assert_eq!(tokenizer.encode(text).unwrap(), *expected, "{text:?}");
+    }
+}
+
+#[test]
+fn pieces_with_scores_give_the_tokens_of_llama_cpp() {
+    let with_space: [(&str, &[u32]); 14] = [
+        ("", &[1]),
+        (" ", &[1, 275]),
+        ("the one", &[1, 268, 280]),
+        ("  the  one", &[1, 275, 268, 259, 280]),
+        ("hello thé\n", &[1, 259, 267, 111, 111, 264, 270, 277, 13]),
+        ("théatre ☃", &[1, 270, 277, 263, 260, 117, 262, 259, 229, 155, 134]),
+        ("<s>the</s>one", &[1, 1, 268, 2, 280]),
+        ("a<sep> the<sep>", &[1, 273, 283, 275, 260, 267, 283]),
+        ("aaaaa naan", &[1, 273, 282, 263, 259, 265, 263, 274]),
+        ("▁the", &[1, 275, 260, 267]),
+        ("<unk> the", &[1, 0, 275, 260, 267]),
+        ("<0x41>", &[1, 259, 63, 51, 123, 55, 52, 65]),
+        ("🦀 the", &[1, 259, 243, 162, 169, 131, 268]),
+        ("nnne one then", &[1, 259, 284, 279, 280, 268, 265]),
+    ];
+    check(&tokenizer(&spm()).unwrap(), &with_space);
+
+    let without: [(&str, &[u32]); 8] = [
+        ("", &[1]),
+        (" ", &[1, 259]),
+        ("the one", &[1, 260, 267, 280]),
+        ("  the  one", &[1, 275, 260, 267, 259, 280]),
+        ("<s>the</s>one", &[1, 1, 260, 267, 2, 264, 279]),
+        ("a<sep> the<sep>", &[1, 263, 283, 268, 283]),
+        ("aaaaa naan", &[1, 282, 281, 259, 265, 263, 274]),
+        ("<0x41>", &[1, 63, 51, 123, 55, 52, 65]),
+    ];
+    check(&tokenizer(&spm().flag(key::ADD_SPACE, false)).unwrap(), &without);
+
+    let end_only: [(&str, &[u32]); 3] = [("", &[2]), (" ", &[275, 2]), ("the one", &[268, 280, 2])];
+    check(&tokenizer(&spm().flag(key::ADD_BOS, false).flag(key::ADD_EOS, true)).unwrap(), &end_only);
+}
+
+#[test]
+fn merges_and_splitters_give_the_tokens_of_llama_cpp() {
+    let gpt2: [(&str, &[u32]); 14] = [
+        ("", &[]),
+        (" ", &[32]),
+        ("the world's in 12345", &[272, 275, 276, 261, 32, 259, 32, 263, 52, 53]),
+        ("  the   world", &[32, 258, 265, 275, 276]),
+        ("he'S he's HE'LL", &[256, 39, 83, 32, 256, 261, 32, 72, 69, 39, 76, 76]),
+        ("a\n\n b \r\n\tc", &[97, 267, 32, 98, 32, 13, 10, 9, 99]),
+        ("café ☃!!! 🦀", &[99, 97, 102, 269, 32, 226, 152, 131, 271, 33, 32, 240, 159, 166, 128]),
+        ("<|endoftext|>the<|im_end|>", &[278, 272, 279]),
+        ("the <tool> in<tool>", &[272, 32, 280, 32, 259, 280]),
+        ("12 34 world", &[262, 32, 264, 275, 276]),
+        (" \n \n x", &[32, 10, 32, 10, 32, 120]),
+        ("it is12isn't", &[105, 116, 32, 260, 262, 260, 110, 39, 116]),
+        ("日本語 the 123abc", &[230, 151, 165, 230, 156, 172, 232, 170, 158, 258, 32, 263, 97, 98, 99]),
+        ("world world", &[119, 274, 276, 275, 276]),
+    ];
+    check(&tokenizer(&bpe("gpt-2")).unwrap(), &gpt2);
+
+    // Words that are tokens are taken whole; texts begin with a token of their own.
+    let llama3: [(&str, &[u32]); 6] = [
+        ("", &[278]),
+        ("the world's in 12345", &[278, 272, 277, 261, 32, 259, 32, 263, 52, 53]),
+        ("he'S he's HE'LL", &[278, 256, 39, 83, 32, 256, 261, 32, 72, 69, 39, 76, 76]),
+        ("<|endoftext|>the<|im_end|>", &[278, 278, 272, 279]),
+        ("it is12isn't", &[278, 105, 116, 32, 260, 262, 260, 110, 39, 116]),
+        ("world world", &[278, 119, 274, 276, 277]),
+    ];
+    check(&tokenizer(&bpe("llama-bpe")).unwrap(), &llama3);
+
+    // Each digit alone.
+    let qwen2: [(&str, &[u32]); 5] = [
+        ("the world's in 12345", &[272, 275, 276, 261, 32, 259, 32, 49, 50, 51, 52, 53]),
+        ("12 34 world", &[49, 50, 32, 51, 52, 275, 276]),
+        ("it is12isn't", &[105, 116, 32, 260, 49, 50, 260, 110, 39, 116]),
+        ("日本語 the 123abc", &[230, 151, 165, 230, 156, 172, 232, 170, 158, 258, 32, 49, 50, 51, 97, 98, 99]),
+        ("a\n\n b \r\n\tc", &[97, 267, 32, 98, 32, 13, 10, 9, 99]),
+    ];
+    check(&tokenizer(&bpe("qwen2")).unwrap(), &qwen2);
+}
+
+#[test]
+fn text_comes_back_and_never_breaks_amid_a_character() {
+    let texts = ["the one", "thé ☃\n", "🦀🦀 naan ▁", "日本語"];
+    for (file, expected_start) in [(spm(), " "), (bpe("gpt-2"), ""), (bpe("qwen2"), "")] {
+        let tokenizer = tokenizer(&file).unwrap();
+        for text in texts {
+            let tokens = tokenizer.encode(text).unwrap();
+            let mut stream = Stream::new(&tokenizer);
+            let parts: Vec<String> = tokens.iter().map(|&token| stream.push(token)).collect();
+            assert_eq!(stream.finish(), "");
+            // A space may begin the text, and one written as U+2581 comes back as a space.
+            let spaced = if expected_start.is_empty() { text.to_owned() } else { text.replace('▁', " ") };
+            assert_eq!(parts.concat(), format!("{expected_start}{spaced}"));
+            assert!(parts.iter().all(|part| !part.contains('\u{fffd}')));
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_become_one_mark_each() {
+    let tokenizer = tokenizer(&spm()).unwrap();
+    let stream = |bytes: &[u8]| {
+        let mut stream = Stream::new(&tokenizer);
+        let parts: Vec<_> = bytes.iter().map(|&b| stream.push(u32::from(b) + 3)).collect();
+        (parts, stream.finish())
+    };
+    let mark = "\u{fffd}".to_owned();
+    assert_eq!(stream(b"\xff"), (vec![mark.clone()], ""));
+    assert_eq!(stream("é".as_bytes()), (vec![String::new(), "é".to_owned()], ""));
+    assert_eq!(stream(b"\xc3A"), (vec![String::new(), mark.clone() + "A"], ""));
+    assert_eq!(stream(b"\xf0\x9f\xa6"), (vec![String::new(); 3], "\u{fffd}"));
+    assert_eq!(stream(b"\xc3\xc3\xa9"), (vec![String::new(), mark, "é".to_owned()], ""));
+}
+
+#[test]
+fn control_tokens_are_silent_and_end_texts() {
+    let spm = tokenizer(&spm()).unwrap();
+    assert_eq!(
+        (spm.bytes(1), spm.bytes(2), spm.bytes(283), spm.bytes(999)),
+        (&b""[..], &b""[..], &b"<sep>"[..], &b""[..])
+    );
+    assert_eq!(spm.vocab(), 285);
+    assert!(spm.is_end(2) && !spm.is_end(1) && !spm.is_end(283));
+    let bpe = tokenizer(&bpe("qwen2")).unwrap();
+    assert_eq!((bpe.bytes(277), bpe.bytes(278), bpe.bytes(280)), (&b" world"[..], &b""[..], &b"<tool>"[..]));
+    assert!(bpe.is_end(278) && bpe.is_end(279) && !bpe.is_end(280));
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let cases = [
+        (spm().without(key::MODEL), "the file has no tokenizer.ggml.model, which"),
+        (spm().text(key::MODEL, "bert"), "tokenizer.ggml.model: expected llama or gpt2, the vocabularies this program"),
+        (spm().without(key::TOKENS), "the file has no tokenizer.ggml.tokens, which"),
+        (spm().without(key::SCORES), "the file has no tokenizer.ggml.scores, which"),
+        (spm().floats(key::SCORES, &[1.0]), "scores: expected one score for each of 285 tokens, found 1"),
+        (spm().floats(key::SCORES, &[f32::NAN]), "scores: expected an array of finite floating-point numbers, found"),
+        (spm().ints(key::TYPES, &[1]), "token_type: expected one type for each of 285 tokens, found 1"),
+        (spm().ints(key::TYPES, &[1, 7]), "token_type: expected types from 1 to 6, found 7 for token 1"),
+        (spm().ints(key::TYPES, &[6; 285]), "expected <0x00> to <0xFF> as bytes, found \"<unk>\" for token 0"),
+        (spm().int(key::BOS, 285), "bos_token_id: expected the id of a token, below 285, found 285"),
+        (
+            bpe("mystery"),
+            "tokenizer.ggml.pre: expected one of llama-bpe, llama3, llama-v3, qwen2, deepseek-r1-qwen, gpt-2",
+        ),
+        (bpe("gpt-2").without(key::PRE), "the file has no tokenizer.ggml.pre, which"),
+        (bpe("gpt-2").without(key::MERGES), "the file has no tokenizer.ggml.merges, which"),
+        (bpe("gpt-2").texts(key::MERGES, &["h e", "he"]), "merges: expected two tokens with a space between them"),
+        (bpe("gpt-2").texts(key::MERGES, &["e h"]), "which make a third, found \"e h\" at 0"),
+        (bpe("gpt-2").texts(key::MERGES, &[" "]), "which make a third, found \" \" at 0"),
+        (bpe("gpt-2").texts(key::MERGES, &["h "]), "which make a third, found \"h \" at 0"),
+        (bpe("llama-bpe").without(key::BOS), "the file has no tokenizer.ggml.bos_token_id, which"),
+        (bpe("gpt-2").flag(key::ADD_EOS, true).without(key::EOS), "the file has no tokenizer.ggml.eos_token_id, which"),
+    ];
+    for (file, expected) in cases {
+        let error = tokenizer(&file).err().map_or("no error".to_owned(), |e| e.to_string());
+        assert!(error.contains(expected), "{error}\n{expected}");
+    }
+}

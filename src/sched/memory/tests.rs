@@ -1,0 +1,222 @@
+use super::*;
+use crate::device::DeviceKind;
+use crate::null::Null;
+use crate::ops::Out;
+use crate::ops::binary::Binary;
+use crate::ops::concat::Concat;
+use crate::ops::copy::Copy;
+use crate::ops::softmax::SoftMax;
+use crate::ops::unary::Unary;
+use crate::sched::tests::graphs;
+use crate::sched::verify::verify;
+use crate::sched::{Options, Plan, TaskBuilder};
+use crate::tensor::{DType, TensorDesc};
+use fastrand::Rng;
+
+fn layout(task: &Arc<Task>, devices: &Devices, depth: usize) -> Result<(Plan, Layout), SchedError> {
+    let plan = Plan::new(Arc::clone(task), devices, &Options { depth, ..Options::default() })?;
+    let layout = place(task, devices, &plan.cut, depth)?;
+    Ok((plan, layout))
+}
+
+fn gpu() -> Vec<Arc<dyn Device>> {
+    vec![Null::new("GPU0", DeviceKind::Gpu).shared()]
+}
+
+/// Which of the tensors lie in the memory of which: by tensor, the first one with its spot.
+fn shared(ids: &[TensorId], task: &Task, layout: &Layout) -> Vec<usize> {
+    let spot = |id: TensorId| task.span(id).and_then(|(slot, _)| layout.slots[slot as usize]).unwrap();
+    ids.iter().map(|&id| ids.iter().position(|&other| spot(other) == spot(id)).unwrap()).collect()
+}
+
+const ROW: [usize; 4] = [64, 4, 1, 1];
+
+#[test]
+fn destinations_take_over_what_dies_where_the_op_allows_it() {
+    type Build = fn(&mut TaskBuilder, TensorId) -> Vec<TensorId>;
+    let cases: [(&str, Build, &[usize]); 7] = [
+        (
+            "a chain",
+            |b, x| {
+                let mut ids = vec![x];
+                for _ in 0..4 {
+                    ids.push(b.node(Unary::Sqrt, &[ids.last().copied()]).unwrap());
+                }
+                ids
+            },
+            &[0, 0, 0, 0, 0],
+        ),
+        (
+            "a source that is read later",
+            |b, x| {
+                let y = b.node(Unary::Sqrt, &[Some(x)]).unwrap();
+                vec![x, y, b.node(Binary::Add, &[Some(x), Some(y)]).unwrap()]
+            },
+            &[0, 1, 0],
+        ),
+        (
+            "a source that is an output",
+            |b, x| {
+                b.output(x).unwrap();
+                vec![x, b.node(Unary::Sqrt, &[Some(x)]).unwrap()]
+            },
+            &[0, 1],
+        ),
+        ("a source twice", |b, x| vec![x, b.node(Binary::Mul, &[Some(x), Some(x)]).unwrap()], &[0, 0]),
+        (
+            "a source and the same bytes in another order",
+            |b, x| {
+                let square = b.reshape(x, [16, 16, 1, 1]).unwrap();
+                let turned = b.permute(square, [1, 0, 2, 3]).unwrap();
+                let copied = b.node(Copy::Cont, &[Some(turned)]).unwrap();
+                vec![x, copied]
+            },
+            &[0, 1],
+        ),
+        (
+            "a destination of another shape",
+            |b, x| {
+                let out = Out { dtype: DType::F32, ne: [16, 16, 1, 1] };
+                vec![x, b.node_as(Copy::Cont, &[Some(x)], out).unwrap()]
+            },
+            &[0, 1],
+        ),
+        (
+            "the second source",
+            |b, x| {
+                let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
+                let soft = SoftMax { scale: 1.0, max_bias: 0.0 };
+                let z = b.node(soft, &[Some(x), Some(y)]).unwrap();
+                vec![x, y, z, b.node(Binary::Add, &[Some(x), Some(z)]).unwrap()]
+            },
+            &[0, 1, 1, 0],
+        ),
+    ];
+    for (name, build, expected) in cases {
+        let mut b = TaskBuilder::new();
+        let input = b.input("x", DType::F32, ROW).unwrap();
+        let x = b.node(Unary::Sqr, &[Some(input)]).unwrap();
+        let ids = build(&mut b, x);
+        b.output(*ids.last().unwrap()).unwrap();
+        let task = Arc::new(b.build().unwrap());
+        let (_, layout) = layout(&task, &gpu(), 1).unwrap();
+        assert_eq!(shared(&ids, &task, &layout), expected, "{name}");
+    }
+}
+
+/// A sum of squares whose terms all live at once.
+fn wide(terms: usize) -> Arc<Task> {
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, ROW).unwrap();
+    let squares: Vec<TensorId> = (0..terms).map(|_| b.node(Unary::Sqr, &[Some(x)]).unwrap()).collect();
+    let sum = |b: &mut TaskBuilder, a, c| b.node(Binary::Add, &[Some(a), Some(c)]).unwrap();
+    let all = squares.into_iter().reduce(|a, c| sum(&mut b, a, c)).unwrap();
+    b.name(all, "sum");
+    b.output(all).unwrap();
+    Arc::new(b.build().unwrap())
+}
+
+#[test]
+fn no_buffer_is_larger_than_the_device_allows() {
+    let limited = |limit| vec![Null::new("GPU0", DeviceKind::Gpu).with(|info| info.max_buffer = limit).shared()];
+    let task = wide(7);
+    for (limit, arena) in [(u64::MAX, vec![8192]), (8192, vec![8192]), (3000, vec![2048; 4]), (1024, vec![1024; 8])] {
+        let (_, layout) = layout(&task, &limited(limit), 1).unwrap();
+        assert_eq!(layout.rooms[0].arena, arena, "buffers of at most {limit}");
+    }
+    let refused = layout(&task, &limited(1023), 1).unwrap_err().to_string();
+    assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960");
+}
+
+#[test]
+fn devices_get_the_bytes_and_the_alignment_that_they_want() {
+    let null = Null::new("GPU0", DeviceKind::Gpu).with(|info| info.alignment = 256);
+    let devices = vec![null.pads(100).shared()];
+    for depth in [1, 2] {
+        let (plan, layout) = layout(&wide(3), &devices, depth).unwrap();
+        let spots = layout.slots.iter().flatten().chain(&layout.replicas);
+        assert!(spots.clone().all(|spot| spot.offset % 256 == 0 && spot.bytes == 1280), "{layout:?}");
+        verify(&plan, &devices).unwrap();
+    }
+}
+
+#[test]
+fn what_comes_from_elsewhere_has_room_for_itself_where_runs_overlap() {
+    let task = Arc::new(graphs::Model { devices: 2, layers: 2, ..graphs::Model::default() }.build().unwrap());
+    for (depth, area) in [(1, Area::Arena), (2, Area::Ring), (4, Area::Ring)] {
+        let (plan, layout) = layout(&task, &graphs::devices(2, true), depth).unwrap();
+        assert!(layout.replicas.iter().all(|spot| spot.area == area));
+        assert!(layout.slots.iter().flatten().all(|spot| spot.area == Area::Arena));
+        for (number, room) in layout.rooms.iter().enumerate().filter(|_| depth > 1) {
+            let here = plan.cut.replicas.iter().zip(&layout.replicas).filter(|(replica, _)| replica.device == number);
+            assert_eq!(room.ring, [here.map(|(_, spot)| spot.bytes).sum::<u64>()]);
+        }
+    }
+}
+
+/// A random task: each node reads a few of the tensors before it, mostly late ones.
+fn random(rng: &mut Rng, nodes: usize) -> Arc<Task> {
+    let mut b = TaskBuilder::new();
+    let mut all = vec![b.input("x", DType::F32, [16, 8, 1, 1]).unwrap()];
+    for _ in 0..nodes {
+        let back = if rng.u8(0..6) == 0 { all.len() } else { all.len().min(4) };
+        let a = all[all.len() - 1 - rng.usize(0..back)];
+        let ne = b.desc(a).unwrap().ne();
+        let made = match rng.u8(0..4) {
+            0 if ne[1] < 256 => b.node(Concat::Concat { dim: 1 }, &[Some(a), Some(a)]),
+            1 if ne[1] > 1 => {
+                let half = TensorDesc::contiguous(DType::F32, [ne[0], ne[1] / 2, 1, 1]).unwrap();
+                let half = b.view(a, half, 0).unwrap();
+                b.node(Unary::Sqr, &[Some(half)])
+            }
+            2 => {
+                let alike: Vec<TensorId> = all.iter().copied().filter(|&id| b.desc(id).unwrap().ne() == ne).collect();
+                b.node(Binary::Add, &[Some(a), alike.last().copied()])
+            }
+            _ => b.node(Unary::Sqrt, &[Some(a)]),
+        };
+        all.push(made.unwrap());
+        if rng.u8(0..20) == 0 {
+            b.output(all[all.len() - 1]).unwrap();
+        }
+    }
+    b.output(all[all.len() - 1]).unwrap();
+    Arc::new(b.build().unwrap())
+}
+
+/// That arenas take little more than the largest set of what is alive in them at once.
+fn check_arenas(name: &str, task: &Arc<Task>, devices: &Devices, depth: usize) {
+    let (plan, layout) = layout(task, devices, depth).unwrap();
+    verify(&plan, devices).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+    let mut lives = Lives::new(task, devices, &plan.cut);
+    lives.share(task, &plan.cut);
+    for (number, room) in layout.rooms.iter().enumerate() {
+        let slots = (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && plan.cut.homes[slot] == Some(number));
+        let mut alive: Vec<Life> = slots.filter_map(|slot| lives.slots[slot]).collect();
+        let here = plan.cut.replicas.iter().zip(&lives.replicas).filter(|(of, _)| depth == 1 && of.device == number);
+        alive.extend(here.map(|(_, life)| *life));
+        let items: Vec<Item> = alive
+            .iter()
+            .map(|life| Item { start: life.start, end: life.end, bytes: life.bytes.next_multiple_of(64) })
+            .collect();
+        let (least, used) = (pack::largest_set(&items), room.arena.iter().sum::<u64>());
+        assert!(used >= least && used * 10 <= least * 11, "{name}, device {number}: {used} bytes for {least}");
+    }
+}
+
+#[test]
+fn arenas_are_hardly_larger_than_what_is_alive_at_once() {
+    let mut rng = Rng::with_seed(4);
+    for round in 0..60 {
+        let task = random(&mut rng, 10 + 4 * round);
+        check_arenas(&format!("random task {round}"), &task, &gpu(), 1 + round % 2);
+    }
+    for (name, make) in graphs::ALL {
+        for (count, depth) in [(1, 1), (2, 1), (2, 4), (3, 1), (4, 2)] {
+            let task = Arc::new(make(count).unwrap());
+            check_arenas(&format!("{name} on {count}"), &task, &graphs::devices(count, true), depth);
+        }
+    }
+    let model = graphs::Model { devices: 2, layers: 12, experts: true, ..graphs::Model::default() };
+    check_arenas("a model", &Arc::new(model.build().unwrap()), &graphs::devices(2, true), 1);
+}

@@ -1,0 +1,4 @@
+//! Tests of the passes together.
+
+mod golden;
+pub(super) mod graphs;

@@ -1,1 +1,0 @@
-//! That a plan does what its task says, in whatever order its lanes run.

@@ -1,0 +1,202 @@
+//! Plans with one mistake each, which have to be found.
+
+use super::{Fault, step_name, verify};
+use crate::device::Device;
+use crate::graph::Node;
+use crate::sched::tests::graphs;
+use crate::sched::{Area, Options, Plan, Split, Spot, Work};
+use fastrand::Rng;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Plans of all graphs over one to four devices of one domain and of several.
+fn each_plan(depth: usize, mut check: impl FnMut(&str, &Plan, &[Arc<dyn Device>])) {
+    for (graph, make) in graphs::ALL {
+        for (count, together) in (1..=4).flat_map(|count| [(count, true), (count, false)]) {
+            let devices = graphs::devices(count, together);
+            let task = Arc::new(make(count).unwrap());
+            let plan = Plan::new(task, &devices, &Options { depth, ..Options::default() }).unwrap();
+            let domains = if together { "one domain" } else { "domains of their own" };
+            check(&format!("{graph} on {count} devices of {domains}, depth {depth}"), &plan, &devices);
+        }
+    }
+}
+
+const DEPTHS: [usize; 3] = [1, 2, 4];
+
+#[test]
+fn what_is_planned_passes_and_no_wait_is_superfluous() {
+    for depth in DEPTHS {
+        each_plan(depth, |name, plan, devices| {
+            verify(plan, devices).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            for (at, step) in plan.steps.iter().enumerate() {
+                for wait in 0..step.waits.len() {
+                    let mut less = plan.clone();
+                    less.steps[at].waits.remove(wait);
+                    let fault = verify(&less, devices);
+                    let found = matches!(fault, Err(Fault::Race { .. } | Fault::Value { .. }));
+                    assert!(found, "{name}: without {:?} of {}: {fault:?}", step.waits[wait], step_name(plan, at));
+                }
+            }
+        });
+    }
+}
+
+/// Something with a place: a slot or a replica.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Thing {
+    Slot(u32),
+    Replica(u32),
+}
+
+/// Where a thing lies, and from when to when all of its bytes matter: twice the number of a node while it runs, one less
+/// just before it.
+#[derive(Clone, Copy, Debug)]
+struct Resident {
+    thing: Thing,
+    device: usize,
+    spot: Spot,
+    start: usize,
+    end: usize,
+}
+
+fn residents(plan: &Plan) -> Vec<Resident> {
+    let (task, cut) = (&plan.task, &plan.cut);
+    let nodes = task.graph().nodes();
+    // The last node of some splits that reads all of some bytes.
+    let last_read = |splits: &dyn Fn(&Split) -> bool, slot: u32, range: Range<usize>| {
+        let reads = |node: &Node| task.reads(node).any(|(_, of, read)| of == slot && read == range);
+        let among = cut.splits.iter().filter(|split| splits(split)).flat_map(|split| split.nodes.clone());
+        among.filter(|&at| reads(&nodes[at])).map(|at| 2 * at).max().unwrap_or(0)
+    };
+    let before = |split: usize| (2 * cut.splits[split].nodes.start).saturating_sub(1);
+    let mut all = Vec::new();
+    for (slot, spot) in (0..).zip(&plan.layout.slots) {
+        let (Some(spot), Some(device)) = (*spot, cut.homes[slot as usize]) else { continue };
+        let writes = |node: &Node| task.written(node).is_some_and(|(of, _)| of == slot);
+        let mut writers = (0..nodes.len()).filter(|&at| writes(&nodes[at]));
+        // Of what is written piece by piece, some bytes live later than others.
+        let (Some(writer), None) = (writers.next(), writers.next()) else { continue };
+        let whole = 0..task.graph().slots()[slot as usize];
+        let copies = cut.replicas.iter().filter(|replica| replica.slot == slot && replica.range == whole);
+        let copied = copies.map(|replica| before(replica.split)).max().unwrap_or(0);
+        let seen = if task.is_output(slot) { 2 * nodes.len() } else { 0 };
+        let read = last_read(&|split| split.device == device, slot, whole);
+        let end = read.max(copied).max(seen).max(2 * writer);
+        all.push(Resident { thing: Thing::Slot(slot), device, spot, start: 2 * writer, end });
+    }
+    for (number, replica) in (0..).zip(&cut.replicas) {
+        let (thing, spot) = (Thing::Replica(number), plan.layout.replicas[number as usize]);
+        let end = last_read(&|split| split.reads.contains(&number), replica.slot, replica.range.clone());
+        all.push(Resident { thing, device: replica.device, spot, start: before(replica.split), end });
+    }
+    all
+}
+
+#[test]
+fn what_lies_on_something_that_lives_is_found() {
+    let mut rng = Rng::with_seed(11);
+    for depth in DEPTHS {
+        let mut moved = 0;
+        each_plan(depth, |name, plan, devices| {
+            let all = residents(plan);
+            for a in &all {
+                let meets = |b: &&Resident| {
+                    let beside = b.device == a.device && b.spot.area == a.spot.area && b.spot != a.spot;
+                    beside && a.start < b.end && b.start < a.end
+                };
+                let others: Vec<&Resident> = all.iter().filter(meets).collect();
+                let Some(b) = rng.choice(&others) else { continue };
+                let mut mixed = plan.clone();
+                let spot = Spot { bytes: a.spot.bytes, ..b.spot };
+                match a.thing {
+                    Thing::Slot(slot) => mixed.layout.slots[slot as usize] = Some(spot),
+                    Thing::Replica(number) => mixed.layout.replicas[number as usize] = spot,
+                }
+                let room = &mut mixed.layout.rooms[a.device];
+                let buffers = if spot.area == Area::Arena { &mut room.arena } else { &mut room.ring };
+                let buffer = &mut buffers[spot.chunk as usize];
+                *buffer = (*buffer).max(spot.offset + spot.bytes);
+                assert!(verify(&mixed, devices).is_err(), "{name}: {a:?} moved onto {b:?}");
+                moved += 1;
+            }
+        });
+        assert!(moved > 300, "{moved} of depth {depth}");
+    }
+}
+
+/// The steps with one of them moved to where another one is.
+fn moved(plan: &Plan, from: usize, to: usize) -> Plan {
+    let mut plan = plan.clone();
+    let step = plan.steps.remove(from);
+    plan.steps.insert(to, step);
+    plan
+}
+
+#[test]
+fn steps_that_are_missing_or_late_are_found() {
+    for depth in DEPTHS {
+        each_plan(depth, |name, plan, devices| {
+            for (at, step) in plan.steps.iter().enumerate() {
+                let mut less = plan.clone();
+                less.steps.remove(at);
+                assert!(verify(&less, devices).is_err(), "{name}: without {}", step_name(plan, at));
+                let user = match step.work {
+                    Work::Upload(r) | Work::Copy(r) | Work::Deliver(r) | Work::Experts(r) => {
+                        Work::Run(plan.cut.replicas[r as usize].split as u32)
+                    }
+                    Work::Fetch(r) => Work::Deliver(r),
+                    Work::Run(_) => continue,
+                };
+                let user = plan.steps.iter().position(|step| step.work == user).unwrap();
+                assert!(verify(&moved(plan, at, user), devices).is_err(), "{name}: late {}", step_name(plan, at));
+            }
+        });
+    }
+}
+
+#[test]
+fn splits_that_run_too_early_are_found() {
+    for depth in DEPTHS {
+        each_plan(depth, |name, plan, devices| {
+            for (number, split) in plan.cut.splits.iter().enumerate() {
+                let needs = plan.task.graph().nodes()[split.nodes.clone()].iter().any(|node| {
+                    plan.task.reads(node).any(|(_, slot, _)| {
+                        let writes = |node| plan.task.written(node).is_some_and(|(of, _)| of == slot);
+                        plan.task.graph().nodes()[..split.nodes.start].iter().any(writes)
+                    })
+                });
+                if needs || !split.reads.is_empty() {
+                    let at = plan.steps.iter().position(|step| step.work == Work::Run(number as u32)).unwrap();
+                    assert!(verify(&moved(plan, at, 0), devices).is_err(), "{name}: early {}", step_name(plan, at));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn replicas_that_are_not_the_right_ones_are_found() {
+    let mut swapped = 0;
+    for depth in DEPTHS {
+        each_plan(depth, |name, plan, devices| {
+            for (split, at) in
+                plan.cut.splits.iter().enumerate().flat_map(|(i, s)| (0..s.reads.len()).map(move |r| (i, r)))
+            {
+                let right = plan.cut.splits[split].reads[at];
+                for other in 0..plan.cut.replicas.len() as u32 {
+                    let [a, b] = [right, other].map(|replica| replica as usize);
+                    let same = plan.cut.replicas[a].device == plan.cut.replicas[b].device;
+                    if same && plan.layout.replicas[a] != plan.layout.replicas[b] {
+                        let mut wrong = plan.clone();
+                        wrong.cut.splits[split].reads[at] = other;
+                        let fault = verify(&wrong, devices);
+                        assert!(fault.is_err(), "{name}: split {split} reads replica {other} instead of {right}");
+                        swapped += usize::from(matches!(fault, Err(Fault::Value { .. } | Fault::Race { .. })));
+                    }
+                }
+            }
+        });
+    }
+    assert!(swapped > 0, "some slot has an older replica on the same device");
+}
