@@ -6,6 +6,9 @@
 //! writes, and what it comes after by order of its queue, waits, and the host's own waiting: two accesses to the same bytes
 //! that nothing orders are a race, whether or not they did harm.
 
+#[path = "races.rs"]
+mod races;
+
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
     Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Progress, Queue, Region, Source,
@@ -14,6 +17,7 @@ use fanout::device::{
 use fanout::graph::{Graph, TensorId};
 use fanout::ops::NodeView;
 use fanout::tensor::TensorDesc;
+use races::{Access, Clock, Races};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -40,9 +44,7 @@ struct State {
     domains: HashMap<String, String>,
     /// What the host knows to be done.
     host: Clock,
-    /// By buffer: accesses that a later one may collide with.
-    accesses: HashMap<u64, Vec<Access>>,
-    races: Vec<String>,
+    races: Races,
     /// The lane of each command that ran.
     order: Vec<usize>,
 }
@@ -82,38 +84,6 @@ enum Work {
     Wait,
 }
 
-/// How many commands of each lane are known to be done.
-#[derive(Clone, Default)]
-struct Clock(Vec<u64>);
-
-impl Clock {
-    fn of(&self, lane: usize) -> u64 {
-        self.0.get(lane).copied().unwrap_or(0)
-    }
-
-    fn learn(&mut self, lane: usize, done: u64) {
-        if self.0.len() <= lane {
-            self.0.resize(lane + 1, 0);
-        }
-        self.0[lane] = self.0[lane].max(done);
-    }
-
-    fn join(&mut self, other: &Clock) {
-        for (lane, &done) in other.0.iter().enumerate() {
-            self.learn(lane, done);
-        }
-    }
-}
-
-#[derive(Clone)]
-struct Access {
-    range: Range<u64>,
-    writes: bool,
-    lane: usize,
-    seq: u64,
-    what: &'static str,
-}
-
 impl Gate {
     /// A gate that lets commands pass in an order of this seed.
     pub fn new(seed: u64) -> Arc<Gate> {
@@ -137,8 +107,7 @@ impl Gate {
             lanes: Vec::new(),
             domains: HashMap::new(),
             host: Clock::default(),
-            accesses: HashMap::new(),
-            races: Vec::new(),
+            races: Races::default(),
             order: Vec::new(),
         })))
     }
@@ -152,7 +121,7 @@ impl Gate {
 
     /// Accesses to the same bytes, one of them writing, that nothing orders.
     pub fn races(&self) -> Vec<String> {
-        self.lock().races.clone()
+        self.lock().races.found.clone()
     }
 
     /// The queue of each command that ran, numbered as they were made.
@@ -207,33 +176,13 @@ impl State {
         clock.learn(at, seq);
         work.accesses(|what, writes, region, range| {
             let range = region.offset() + range.start..region.offset() + range.end;
-            self.accessed(region.buffer(), Access { range, writes, lane: at, seq, what }, &clock);
+            self.races.accessed(region.buffer(), Access { range, writes, lane: at, seq, what }, &clock);
         });
         let lane = &mut self.lanes[at];
         lane.obey(work)?;
         lane.past.push(clock.clone());
         (lane.done, lane.clock) = (seq, clock);
         Ok(())
-    }
-
-    /// Takes note of an access by who knows `clock`.
-    fn accessed(&mut self, buffer: &Buffer, new: Access, clock: &Clock) {
-        if new.range.is_empty() {
-            return;
-        }
-        let (races, earlier) = (&mut self.races, self.accesses.entry(buffer.id()).or_default());
-        earlier.retain(|old| {
-            let known = clock.of(old.lane) >= old.seq;
-            let meet = old.range.start < new.range.end && new.range.start < old.range.end;
-            if meet && !known && (old.writes || new.writes) {
-                let [a, b] = [old, &new].map(Access::described);
-                races.push(format!("{a} and {b} of {buffer:?} in no order"));
-            }
-            // What collides with the old one and comes after the new one collides with that too.
-            let covered = new.range.start <= old.range.start && old.range.end <= new.range.end;
-            !(known && covered && (new.writes || !old.writes))
-        });
-        earlier.push(new);
     }
 
     /// Whether a queue waits for a point that is not the gate's to reach.
@@ -254,14 +203,6 @@ impl State {
         };
         let heads: Vec<_> = self.lanes.iter().enumerate().filter_map(head).collect();
         DeviceError::Bug(format!("nothing can go on: {}", heads.join("; ")))
-    }
-}
-
-impl Access {
-    fn described(&self) -> String {
-        let Access { range, writes, lane, seq, what } = self;
-        let verb = if *writes { "writes" } else { "reads" };
-        format!("{what} (command {seq} of queue {lane}) {verb} bytes {range:?}")
     }
 }
 
