@@ -47,6 +47,9 @@ pub struct Engine {
     length: usize,
 }
 
+/// What is told of each node: its bytes here, its bytes on the reference, and whether to go on.
+pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
+
 /// A graph that can be run again.
 struct Ready {
     prepared: Prepared,
@@ -121,7 +124,7 @@ impl Engine {
         tokens: &[u32],
         reference: &Arc<dyn Device>,
         account: &Arc<Account>,
-        tell: &mut dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()>,
+        tell: &mut Tell<'_>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::NoTokens);
