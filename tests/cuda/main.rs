@@ -11,4 +11,5 @@ mod pinned;
 mod pipeline;
 mod queue;
 mod rig;
+mod sched;
 mod sweep;

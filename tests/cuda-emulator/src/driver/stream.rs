@@ -154,12 +154,7 @@ impl Driver {
         let reached = |state: &State| points.iter().all(|&point| state.streams.reached(point));
         let mut state = if reached(&state) { state } else { self.step(state).0 };
         state.alive(context)?;
-        if reached(&state) {
-            state.streams.waited(points);
-            Ok(())
-        } else {
-            Err(Error::NotReady)
-        }
+        if reached(&state) && state.streams.asked(points) { Ok(()) } else { Err(Error::NotReady) }
     }
 
     /// `cuStreamWaitEvent`: an event that was never recorded is no wait. With flag 1 a captured wait becomes a node that waits when the

@@ -140,6 +140,7 @@ impl Streams {
         let implied = self.implied(stream)?;
         after.append(&mut self.table.get_mut(stream)?.pending);
         let ready = self.start(stream, after.iter().chain(&implied))?;
+        self.time.busy_again(thread::current().id());
         let time = if self.time.on() { self.time.place(cost, ready) } else { 0 };
         after.extend(implied);
         after.retain(|&point| point.stream != stream && !self.reached(point));
@@ -167,6 +168,12 @@ impl Streams {
     /// The thread launches a kernel or a graph, which keeps it busy for a while.
     pub fn launched(&mut self) {
         self.time.launch(thread::current().id());
+    }
+
+    /// The thread asks for points that are reached: whether they are by its clock too.
+    pub fn asked(&mut self, points: &[Point]) -> bool {
+        let latest = points.iter().map(|point| point.time).max();
+        self.time.ask(thread::current().id(), latest.unwrap_or(0))
     }
 
     /// The thread has waited for points.

@@ -13,8 +13,10 @@
 //! host functions, allocations, awaited values) takes no time. Gaps are given in the order of submission.
 //!
 //! Each host thread has a clock of its own, which begins at 0: a launch of a kernel or a graph keeps the thread busy for
-//! `CUDAEMU_LAUNCH_US`, and waiting for a point sets the thread's clock to that point's time at least. What one thread tells
-//! another by other means than streams and events does not move clocks.
+//! `CUDAEMU_LAUNCH_US`, and waiting for a point sets the thread's clock to that point's time at least. Asking whether a point is
+//! reached gets the answer of the thread's clock, and passes the time: 1 µs, and twice as much each time that the thread asks again
+//! without having done anything else, but never beyond the point. What one thread tells another by other means than streams and
+//! events does not move clocks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
@@ -66,7 +68,12 @@ pub struct Timeline {
     rates: Time,
     busy: BTreeMap<Resource, Vec<Place>>,
     threads: HashMap<ThreadId, Picos>,
+    /// How often threads have asked in vain since they last did anything else.
+    asked: HashMap<ThreadId, u32>,
 }
+
+/// Picoseconds that a question takes.
+const QUESTION: Picos = 1_000_000;
 
 impl Timeline {
     /// With these rates; without any, nothing is simulated.
@@ -98,6 +105,27 @@ impl Timeline {
             self.threads.insert(thread, now);
         }
         now
+    }
+
+    /// A thread asks for something that happens at this time; whether it has happened by the thread's clock.
+    pub fn ask(&mut self, thread: ThreadId, time: Picos) -> bool {
+        let now = self.now(thread);
+        if time > now {
+            let asked = self.asked.entry(thread).or_default();
+            let later = now + (QUESTION << *asked);
+            *asked = (*asked + 1).min(20);
+            self.threads.insert(thread, later.min(time));
+            if later < time {
+                return false;
+            }
+        }
+        self.busy_again(thread);
+        true
+    }
+
+    /// A thread does something else than to ask.
+    pub fn busy_again(&mut self, thread: ThreadId) {
+        self.asked.remove(&thread);
     }
 
     /// A thread has waited for something that happened at this time.
@@ -281,5 +309,25 @@ mod tests {
         assert_eq!(time.now(me), 4 * US);
         time.waited(me, 30 * US);
         assert_eq!((time.now(me), time.now(other)), (30 * US, 0));
+    }
+
+    /// What ends later has not happened yet, and asking passes the time, faster and faster.
+    #[test]
+    fn questions_pass_the_time() {
+        let mut time = timeline();
+        let me = std::thread::current().id();
+        assert!(time.ask(me, 0));
+        let mut looks = Vec::new();
+        while !time.ask(me, 20 * US) {
+            looks.push(time.now(me) / US);
+        }
+        assert_eq!((looks, time.now(me)), (vec![1, 3, 7, 15], 20 * US));
+        // Between other things a question takes no longer than the first.
+        for _ in 0..3 {
+            time.busy_again(me);
+            assert!(!time.ask(me, 50 * US));
+        }
+        assert_eq!(time.now(me), 23 * US);
+        assert!(time.ask(me, 10 * US) && time.now(me) == 23 * US);
     }
 }
