@@ -1,5 +1,6 @@
 //! Two devices node by node: where do their results part?
 
+use super::exec::PATIENCE;
 use super::{Observer, Options, Prepared, SchedError, Scheduler, Seen, Storage, Task};
 use crate::device::{Account, Device, Source};
 use crate::graph::TensorId;
@@ -7,10 +8,7 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long the other device may take for one piece.
-const PATIENCE: Duration = Duration::from_secs(600);
+use std::time::Instant;
 
 /// Bytes of a stored tensor that are on their way at once.
 const PIECE: u64 = 16 << 20;
@@ -20,24 +18,24 @@ impl Scheduler {
     /// `account` pays for the memory there.
     ///
     /// # Errors
-    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory.
+    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory; [`SchedError::Foreign`].
     pub fn copy_to(
         &mut self,
         prepared: &Prepared,
         device: &Arc<dyn Device>,
         account: &Arc<Account>,
     ) -> Result<Task, SchedError> {
+        self.own(prepared)?;
         let task = Arc::clone(&prepared.plan().task);
         let there = |e| SchedError::of(&device.info().name, e);
         let mut queue = device.queue(account).map_err(there)?;
         let mut regions = BTreeMap::new();
         for (slot, storage) in (0..).zip(task.storage()) {
             let Storage::Stored { device: home, region } = storage else { continue };
-            let owner = task.owner(slot);
             let Some(from) = region else {
-                return Err(SchedError::Unplaced { name: owner.map_or("", |id| task.name(id)).to_owned() });
+                return Err(SchedError::Unplaced { name: task.slot_name(slot).to_owned() });
             };
-            let tensor = owner.and_then(|id| task.graph().tensor(id));
+            let tensor = task.owner(slot).and_then(|id| task.graph().tensor(id));
             let bytes = tensor.map_or(0, |tensor| device.alloc_size(&tensor.desc)).max(from.bytes());
             let to = device.alloc(bytes, account).map_err(there)?.whole();
             let mut at = 0;
