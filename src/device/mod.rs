@@ -53,7 +53,7 @@ pub enum DeviceKind {
 pub struct DeviceInfo {
     /// Addressable name: `CPU`, `CUDA0`.
     pub name: String,
-    /// Model, threads, instruction sets: for people.
+    /// Model, threads at first, instruction sets: for people. [`Device::features`] has the threads of now.
     pub description: String,
     /// What it is.
     pub kind: DeviceKind,
