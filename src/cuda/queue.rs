@@ -353,7 +353,11 @@ fn pieces(
                 *bytes = rest;
                 Ok(())
             }
-            Source::Writer(fill) => fill(piece).map_err(|e| DeviceError::Source(e.to_string())),
+            Source::Writer(fill) => {
+                fill(piece).map_err(|e| DeviceError::Source(e.to_string()))?;
+                // Whoever gave the bytes may have asked another GPU for them, which made its context the current one.
+                memory.core().bind()
+            }
         })?;
         at += n;
     }

@@ -325,8 +325,9 @@ pub trait Device: Send + Sync + Debug {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError>;
 }
 
-/// In-order work on one device, asynchronous unless it is small and nothing is before it. Dropping a queue abandons what it has not started, and stops what runs at
-/// the next node; memory stays valid until then.
+/// In-order work on one device, asynchronous unless it is small and nothing is before it. Dropping a queue abandons what it has
+/// not started, and stops what runs at the next node; memory stays valid until then. Its timeline fails once nothing of it runs
+/// any more: whoever still waits for one of its points would wait for ever otherwise.
 pub trait Queue: Send {
     /// Writes bytes to a region, in order with the queue's other work. `tensor` describes what the region is, where it
     /// is all of one tensor; the device may then hold it in a layout of its own, which nobody can tell. It promises
