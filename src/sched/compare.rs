@@ -1,7 +1,7 @@
 //! Two devices node by node: where do their results part?
 
 use super::exec::PATIENCE;
-use super::{Observer, Options, Prepared, SchedError, Scheduler, Seen, Storage, Task};
+use super::{Observer, Options, Plan, Prepared, SchedError, Scheduler, Seen, Storage, Task};
 use crate::device::{Account, Device, Source};
 use crate::graph::TensorId;
 use crossbeam::channel::{Receiver, Sender, bounded};
@@ -61,7 +61,8 @@ pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 /// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
 ///
 /// # Errors
-/// A failure on either side.
+/// A failure on either side; [`SchedError::Nowhere`] and [`SchedError::Full`] where the reference cannot run it, before anything
+/// was copied.
 pub fn compare(
     (scheduler, prepared): (&mut Scheduler, &mut Prepared),
     reference: &Arc<dyn Device>,
@@ -69,6 +70,10 @@ pub fn compare(
     inputs: &[(TensorId, &[u8])],
     tell: &mut Tell<'_>,
 ) -> Result<(), SchedError> {
+    // Before anything is copied: whether the reference runs it, and has the room.
+    let unplaced = Arc::new(prepared.plan().task.stored_in(&BTreeMap::new()));
+    let alone = [Arc::clone(reference)];
+    Plan::new(unplaced, &alone, &Options::default())?.fits(&alone)?;
     let task = Arc::new(scheduler.copy_to(prepared, reference, account)?);
     let (send, results) = bounded(1);
     std::thread::scope(|scope| {

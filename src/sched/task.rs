@@ -249,9 +249,13 @@ impl TaskBuilder {
     /// Says that someone reads a tensor after the run: nothing overwrites its memory until the next one.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor.
+    /// [`BuildError::Tensor`] for an unknown tensor or an input.
     pub fn output(&mut self, id: TensorId) -> Result<(), BuildError> {
         self.desc(id)?;
+        let slot = self.tensor(id).and_then(|t| t.place).map_or(usize::MAX, |p| p.slot as usize);
+        if matches!(self.storage.get(slot), Some(Storage::Input)) {
+            return Err(BuildError::Tensor("an input is no output: whoever wrote it has it"));
+        }
         self.outputs.push(id);
         Ok(())
     }

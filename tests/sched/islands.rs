@@ -244,6 +244,12 @@ fn two_devices_are_compared_node_by_node() {
         std::thread::yield_now();
     }
     assert_eq!(before, wanted(3));
+    // A reference without the room is told before anything is copied.
+    let small = CpuDevice::new("small", 1, Path::Exact, 4096).unwrap() as Arc<dyn Device>;
+    let full = compare((&mut network.scheduler, &mut prepared), &small, &account, &inputs, &mut |_, _, _| {
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(full, Err(SchedError::Full { .. })), "{full:?}");
 }
 
 #[test]
