@@ -10,7 +10,8 @@ use super::layout::{Fill, Memory};
 use super::memory::HostMemory;
 use super::program::Code;
 use crate::device::{
-    Account, Charge, DeviceError, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
+    Account, Charge, DeviceError, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Staged, Ticket,
+    TicketSender, Timeline,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -19,10 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place. Also the
 /// most bytes that a command moves on the submitter's thread.
-const SMALL: usize = 256 << 10;
-
-/// Longest wait for earlier work before an upload in place.
-const PATIENCE: Duration = Duration::from_secs(600);
+const SMALL: usize = PIECE as usize;
 
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,

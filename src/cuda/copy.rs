@@ -5,7 +5,7 @@
 use super::core::Core;
 use super::events::{Event, Stream};
 use super::memory::{Memory, Pinned};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, PATIENCE};
 use cudarc::driver::{result, sys};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +15,6 @@ const SEGMENTS: usize = 4;
 
 /// Bytes of a part: the most that one copy to the device carries.
 pub(super) const SEGMENT: usize = 512 << 10;
-
-/// Longest wait for room.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where the bytes of a queue's uploads wait for their copy.
 pub(super) struct Staging {

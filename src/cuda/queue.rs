@@ -5,16 +5,13 @@ use super::core::Core;
 use super::events::{Event, Marks, Stream};
 use super::memory::{Memory, is_pinned};
 use super::program::{Code, Run};
-use crate::device::{Account, Charge, DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::device::{Account, Charge, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Ticket, Timeline};
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// Longest wait of the host for a point that the device cannot wait for itself.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Things kept for unmarked work before a mark is made for them.
 const UNMARKED: usize = 64;

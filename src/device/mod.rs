@@ -39,6 +39,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+/// A queue takes in an upload of this size without waiting for its earlier work: larger ones go in such pieces where nobody
+/// should wait.
+pub(crate) const PIECE: u64 = 256 << 10;
+
+/// How long a device is waited for before it is taken for lost.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceKind {

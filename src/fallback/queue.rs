@@ -6,14 +6,13 @@
 
 use super::Fallback;
 use super::cut::Cut;
-use super::worker::{Command, PATIENCE, Shelf, Worker};
-use crate::device::{Account, Device, DeviceError, Line, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use super::worker::{Command, Shelf, Worker};
+use crate::device::{
+    Account, Device, DeviceError, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline,
+};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Largest upload that is copied into its command; a larger one waits for earlier work.
-const SMALL: u64 = 256 << 10;
 
 pub(super) struct FallbackQueue {
     device: Arc<Fallback>,
@@ -104,7 +103,7 @@ impl Queue for FallbackQueue {
         if matches!(&src, Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
             return Err(DeviceError::Misuse("an upload's length is not its region's"));
         }
-        if dst.bytes() > SMALL {
+        if dst.bytes() > PIECE {
             let thread = self.thread.as_ref().ok_or(DeviceError::Lost)?;
             self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
             // A failure of what came before was not known yet.

@@ -7,14 +7,12 @@
 use super::Fallback;
 use super::cut::{Away, Cut, Move, Part};
 use crate::device::{
-    Account, Buffer, DeviceError, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
+    Account, Buffer, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender,
+    Timeline,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Longest wait for a device.
-pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How long the second device may work on this thread, which then cannot be told that its queue was dropped.
 const HERE: Duration = Duration::from_millis(2);

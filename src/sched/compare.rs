@@ -1,8 +1,7 @@
 //! Two devices node by node: where do their results part?
 
-use super::exec::PATIENCE;
 use super::{Observer, Options, Plan, Prepared, SchedError, Scheduler, Seen, Storage, Task};
-use crate::device::{Account, Device, Source};
+use crate::device::{Account, Device, PATIENCE, Source};
 use crate::graph::TensorId;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use std::collections::BTreeMap;

@@ -283,6 +283,13 @@ pub(crate) struct Replica {
     pub(crate) last: usize,
 }
 
+impl Replica {
+    /// Whether it has these bytes of a slot.
+    pub(crate) fn holds(&self, slot: u32, bytes: &Range<usize>) -> bool {
+        self.slot == slot && self.range.start <= bytes.start && bytes.end <= self.range.end
+    }
+}
+
 /// Where the bytes of a replica come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {

@@ -54,10 +54,7 @@ impl Plan {
         if self.home(slot) == Some(split.device) {
             return self.at_home(slot, bytes);
         }
-        let holds = |&&number: &&u32| {
-            let replica = &self.cut.replicas[number as usize];
-            replica.slot == slot && replica.range.start <= bytes.start && bytes.end <= replica.range.end
-        };
+        let holds = |&&number: &&u32| self.cut.replicas[number as usize].holds(slot, bytes);
         let number = *split.reads.iter().find(holds)?;
         let from = self.cut.replicas[number as usize].range.start;
         let whole = self.of_replica(number)?;
@@ -133,7 +130,7 @@ fn steps(cut: &Cut, domains: &[&str], depth: usize) -> (Vec<Lane>, Vec<Step>) {
 }
 
 /// What a step touches: bytes, and whether it writes them; sorted, and merged where they are alike.
-pub(crate) fn touched(plan: &Plan, step: &Step) -> Vec<(Located, bool)> {
+fn touched(plan: &Plan, step: &Step) -> Vec<(Located, bool)> {
     let replica = |number: u32| plan.of_replica(number).map(|at| (at, true));
     let origin = |number: u32| {
         let replica = plan.cut.replicas.get(number as usize)?;

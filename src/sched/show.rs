@@ -110,9 +110,9 @@ impl Plan {
         if full { Err(SchedError::Full { needs }) } else { Ok(()) }
     }
 
-    fn called(&self, slot: u32) -> String {
-        let (owner, name) = (self.task.owner(slot), self.task.slot_name(slot));
-        if name.is_empty() { format!("#{}", owner.map_or(slot, |id| id.0)) } else { name.to_owned() }
+    fn named(&self, id: TensorId) -> String {
+        let name = self.task.name(id);
+        if name.is_empty() { format!("#{}", id.0) } else { name.to_owned() }
     }
 }
 
@@ -133,7 +133,8 @@ impl fmt::Display for Plan {
                 Origin::Device(home) => self.devices[home].clone(),
                 Origin::Experts { home, ids } => format!("{}, experts of {}", self.devices[home], self.named(ids)),
             };
-            let (what, bytes) = (self.called(replica.slot), &replica.range);
+            let what = task.owner(replica.slot).map_or_else(String::new, |id| self.named(id));
+            let bytes = &replica.range;
             writeln!(f, "replica {number}: {what} {bytes:?} on {} from {from}", self.devices[replica.device])?;
         }
         for (device, room) in self.devices.iter().zip(&self.layout.rooms) {
@@ -163,12 +164,5 @@ impl fmt::Display for Plan {
             }
         }
         Ok(())
-    }
-}
-
-impl Plan {
-    fn named(&self, id: TensorId) -> String {
-        let name = self.task.name(id);
-        if name.is_empty() { format!("#{}", id.0) } else { name.to_owned() }
     }
 }

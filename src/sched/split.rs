@@ -105,7 +105,7 @@ impl Pass<'_> {
     fn replica(&self, slot: u32, device: usize, range: &Range<usize>) -> Option<u32> {
         let replica = |&&i: &&u32| {
             let replica = &self.cut.replicas[i as usize];
-            replica.device == device && holds(&replica.range, range)
+            replica.device == device && replica.holds(slot, range)
         };
         self.live[slot as usize].iter().find(replica).copied()
     }

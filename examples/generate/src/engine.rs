@@ -4,9 +4,8 @@ use crate::model::{Batch, Inputs, Model, ModelError, Outputs, PAD, Shape};
 use crate::report::Graph;
 use fanout::device::{Account, Device, DeviceError, Ticket};
 use fanout::graph::TensorId;
-use fanout::sched::{self, Counts, Options, Plan, Prepared, SchedError, Scheduler, Seen};
+use fanout::sched::{self, Counts, Options, Plan, Prepared, SchedError, Scheduler, Tell};
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -45,10 +44,9 @@ pub struct Engine {
     ready: HashMap<Shape, Ready>,
     /// Tokens in the cache.
     length: usize,
+    /// How the graphs of a full micro-batch and of a single token lie.
+    laid: [Graph; 2],
 }
-
-/// What is told of each node: its bytes here, its bytes on the reference, and whether to go on.
-pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// A graph that can be run again.
 struct Ready {
@@ -89,11 +87,14 @@ impl Engine {
         depth: usize,
     ) -> Result<Engine, EngineError> {
         let scheduler = Scheduler::new(devices, Options { depth, ..Options::default() }, account)?;
-        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready: HashMap::new(), length: 0 };
-        for shape in largest(&engine.model, engine.ubatch) {
+        let (ready, laid) = (HashMap::new(), [Graph::default(); 2]);
+        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, laid };
+        for (at, shape) in largest(&engine.model, engine.ubatch).into_iter().enumerate() {
             let task = Arc::new(engine.model.graph(shape)?.task);
             let plan = engine.scheduler.plan(&task)?;
             engine.scheduler.reserve(&plan)?;
+            let nodes = task.graph().nodes().len();
+            engine.laid[at] = Graph { nodes, splits: plan.splits(), copies: plan.copies() };
         }
         Ok(engine)
     }
@@ -163,17 +164,8 @@ impl Engine {
     }
 
     /// How the graphs of a full micro-batch and of a single token lie.
-    ///
-    /// # Errors
-    /// As [`Engine::new`].
-    pub fn laid(&self) -> Result<[Graph; 2], EngineError> {
-        let lay = |shape| -> Result<Graph, EngineError> {
-            let task = Arc::new(self.model.graph(shape)?.task);
-            let plan = self.scheduler.plan(&task)?;
-            Ok(Graph { nodes: task.graph().nodes().len(), splits: plan.splits(), copies: plan.copies() })
-        };
-        let [prompt, token] = largest(&self.model, self.ubatch);
-        Ok([lay(prompt)?, lay(token)?])
+    pub fn laid(&self) -> [Graph; 2] {
+        self.laid
     }
 
     /// Submits a batch of a text that ends before position `end`; waits where logits are wanted.

@@ -43,7 +43,7 @@ pub struct Graph {
     pub nodes: usize,
     /// Runs of nodes on one device.
     pub splits: usize,
-    /// Tensors brought from one device to another, or from the host, each time it runs.
+    /// Tensors brought from one device to another each time it runs.
     pub copies: usize,
 }
 

@@ -131,7 +131,7 @@ impl Setup {
         let source = (file, &*gguf.tensors);
         let (model, loaded) = load::load(model, source, &self.placement, &self.devices, &self.account, &progress)?;
         let engine = Engine::new(model, self.devices.clone(), &self.account, self.ubatch, self.depth)?;
-        let [prompt_graph, decode_graph] = engine.laid()?;
+        let [prompt_graph, decode_graph] = engine.laid();
         let block_cache = (self.cache.keys(&self.hyper)?.extent() + self.cache.values(&self.hyper)?.extent()) as u64;
         let device = |(number, weights): (usize, Loaded)| {
             let layers = self.placement.blocks.iter().filter(|&&device| device == number).count();

@@ -3,10 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Queue, Region, Source};
-
-/// Small enough that no queue waits for its earlier work before it takes one in.
-const PIECE: u64 = 256 << 10;
+use crate::device::{DeviceError, PIECE, Queue, Region, Source};
 
 /// Pieces on their way at once, which is what a copy holds of the server's memory.
 const FLYING: usize = 8;

@@ -8,7 +8,7 @@ mod rooms;
 mod run;
 
 use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Storage, Task};
-use crate::device::{Account, Device, Point, Region, Ticket};
+use crate::device::{Account, Device, PATIENCE, Point, Region, Ticket};
 use crate::graph::TensorId;
 use lanes::Lanes;
 pub use observe::{Observer, Seen};
@@ -17,9 +17,6 @@ use rooms::Rooms;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// How long the host waits for a device before it takes it for lost.
-pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How often a waiting host looks whether it should stop.
 const GLANCE: Duration = Duration::from_millis(5);
@@ -155,6 +152,11 @@ impl Scheduler {
         if !self.devices.iter().map(|device| &device.info().name).eq(&plan.devices) {
             return Err(SchedError::Foreign);
         }
+        self.make_room(plan)
+    }
+
+    /// As [`Scheduler::reserve`], for a plan over these devices.
+    fn make_room(&mut self, plan: &Plan) -> Result<(), SchedError> {
         if !self.rooms.hold(&plan.layout.rooms, plan.depth) {
             self.synchronize(None)?;
             self.finished = 0;

@@ -1,15 +1,11 @@
 //! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does.
 
 use super::super::SchedError;
-use super::PATIENCE;
-use crate::device::{DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::device::{DeviceError, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline};
 use crate::tensor::TensorDesc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// An upload of this size is taken in by any queue without waiting for its earlier work.
-pub(super) const PIECE: u64 = 256 << 10;
 
 /// Brings things to a device, in order.
 pub(super) struct Porter {
@@ -80,16 +76,21 @@ fn obey(queue: &mut dyn Queue, load: Load, timeline: &Timeline) -> Result<(), De
     match load {
         Load::Upload(dst, bytes) => upload(queue, &dst, &bytes),
         Load::Deliver(dst, ticket) => upload(queue, &dst, &ticket.wait(deadline())?),
-        Load::Copy(src, dst, after) => match queue.copy_from(src, dst, after.as_ref())? {
-            true => Ok(()),
-            false => Err(DeviceError::Bug("a device does not copy within its domain".to_owned())),
-        },
+        Load::Copy(src, dst, after) => copy(queue, src, dst, after.as_ref()),
         Load::Wait(point) => queue.wait(&point),
         Load::Mark(seq) => {
             queue.mark().wait(deadline())?;
             timeline.advance(seq);
             Ok(())
         }
+    }
+}
+
+/// Copies within a domain.
+pub(super) fn copy(queue: &mut dyn Queue, src: Region, dst: Region, after: Option<&Point>) -> Result<(), DeviceError> {
+    match queue.copy_from(src, dst, after)? {
+        true => Ok(()),
+        false => Err(DeviceError::Bug("a device does not copy within its domain".to_owned())),
     }
 }
 

@@ -4,8 +4,8 @@ use super::super::{Origin, Plan, SchedError, Storage, Work};
 use super::lanes::Worker;
 use super::porter;
 use super::programs::Experts;
-use super::{Fetched, PATIENCE, Prepared, Scheduler, take, wait};
-use crate::device::{DeviceError, Queue, Region};
+use super::{Fetched, Prepared, Scheduler, take, wait};
+use crate::device::{DeviceError, PATIENCE, Region};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use std::collections::BTreeSet;
@@ -91,7 +91,7 @@ impl Scheduler {
             return Err(SchedError::Torn);
         }
         // Other plans may have made it grow or a reset taken it away.
-        self.reserve(&plan)?;
+        self.make_room(&plan)?;
         prepared.programs.refresh(&plan, &self.rooms)?;
         if self.current != prepared.id {
             self.change_to(prepared)?;
@@ -205,7 +205,7 @@ impl Scheduler {
             }
             Work::Copy(number) => {
                 let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
-                copy(running.queue(), from, to)?;
+                porter::copy(running.queue(), from.clone(), to.clone(), None)?;
                 self.counts.copied[device] += to.bytes();
             }
             Work::Fetch(number) => {
@@ -260,7 +260,7 @@ impl Scheduler {
             let part = |of: &Region| of.part(range.start, range.end - range.start);
             let (from, to) = (part(from)?, part(to)?);
             if same {
-                copy(self.lanes.at(lane)?.queue(), &from, &to)?;
+                porter::copy(self.lanes.at(lane)?.queue(), from, to, None)?;
                 continue;
             }
             let bytes = self.fetch(home, from)?;
@@ -294,13 +294,6 @@ impl Failed {
             Failed::Device(e) => of(e),
             Failed::Other(e) => e,
         }
-    }
-}
-
-fn copy(queue: &mut dyn Queue, from: &Region, to: &Region) -> Result<(), DeviceError> {
-    match queue.copy_from(from.clone(), to.clone(), None)? {
-        true => Ok(()),
-        false => Err(DeviceError::Bug("a device does not copy within its domain".to_owned())),
     }
 }
 

@@ -105,12 +105,7 @@ impl Lives {
                     let slot = slot as usize;
                     let wanted = graph.tensor(id).map_or(0, |tensor| device.alloc_size(&tensor.desc));
                     if cut.homes[slot] != Some(split.device) {
-                        let holds = |r: &&u32| {
-                            let replica = &cut.replicas[**r as usize];
-                            replica.slot as usize == slot
-                                && replica.range.start <= range.start
-                                && range.end <= replica.range.end
-                        };
+                        let holds = |r: &&u32| cut.replicas[**r as usize].holds(slot as u32, &range);
                         if let Some(&replica) = split.reads.iter().find(holds) {
                             let skipped = range.start - cut.replicas[replica as usize].range.start;
                             lives.replicas[replica as usize].fit(skipped, wanted);

@@ -11,7 +11,9 @@ use crate::model::tests::toy::{ARCHS, Toy, close, prompt};
 use crate::placement::Placement;
 use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, Path};
+use fanout::sched::Seen;
 use fanout::tensor::{DType, TensorDesc};
+use std::ops::ControlFlow;
 
 /// How a toy is run.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +99,7 @@ fn tensors_that_several_devices_need_are_on_each() {
     let mut engine = start(&toy, way).0.unwrap();
     close(&sequence(&mut engine, &tokens, 8), &want, 1e-10, "tied");
     // Only what flows between the blocks goes from the one to the other.
-    assert_eq!(engine.laid().unwrap().map(|graph| (graph.splits, graph.copies)), [(2, 1); 2]);
+    assert_eq!(engine.laid().map(|graph| (graph.splits, graph.copies)), [(2, 1); 2]);
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn a_comparison_shows_every_node_and_leaves_the_cache_as_it_was() {
         ControlFlow::Continue(())
     };
     engine.compare(&tokens, &reference, &Account::new(1 << 30), &mut tell).unwrap();
-    assert_eq!(names.len(), engine.laid().unwrap()[1].nodes);
+    assert_eq!(names.len(), engine.laid()[1].nodes);
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
     close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after it");

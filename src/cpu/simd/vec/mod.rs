@@ -225,9 +225,10 @@ mod portable {
     /// # Safety
     /// The matrices are those of the shape.
     pub(super) unsafe fn outer(out: *mut f32, a: *const f32, b: *const f32, s: &Outer) {
-        // SAFETY: the lengths of the shape's matrices.
-        let (out, b) =
-            unsafe { (std::slice::from_raw_parts_mut(out, s.m * s.n), std::slice::from_raw_parts(b, s.k * s.n)) };
+        // SAFETY: the length of the shape's matrix.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, s.m * s.n) };
+        // SAFETY: likewise.
+        let b = unsafe { std::slice::from_raw_parts(b, s.k * s.n) };
         for (m, out) in out.chunks_exact_mut(s.n).enumerate() {
             if !s.add {
                 out.fill(0.0);
