@@ -10,5 +10,6 @@ mod island;
 mod islands;
 mod order;
 mod pipeline;
+mod servers;
 #[path = "../common/sim.rs"]
 mod sim;
