@@ -44,16 +44,14 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
         let limits = Limits { max_nodes: 1 << 20, max_tensors: 1 << 20, max_body: 1 << 30 };
         let zeros;
         let reply = match Request::decode(header.command, &body, &limits).expect("a request") {
-            Request::Hello(_) => {
-                Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]) })
-            }
+            Request::Hello(_) => Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]) }),
             Request::DeviceCount(_) => Response::DeviceCount(1),
             Request::GetAlignment(_) => Response::GetAlignment(64),
             Request::GetMaxSize(_) => Response::GetMaxSize(u64::MAX),
-            Request::GetDeviceMemory(_) => Response::GetDeviceMemory(DeviceMemoryReply { free: 1 << 20, total: 1 << 20 }),
-            Request::AllocBuffer(r) => {
-                Response::AllocBuffer(AllocBufferReply { remote_ptr: 7, remote_size: r.size })
+            Request::GetDeviceMemory(_) => {
+                Response::GetDeviceMemory(DeviceMemoryReply { free: 1 << 20, total: 1 << 20 })
             }
+            Request::AllocBuffer(r) => Response::AllocBuffer(AllocBufferReply { remote_ptr: 7, remote_size: r.size }),
             Request::BufferGetBase(_) => Response::BufferGetBase(1 << 40),
             Request::GetTensor(r) => {
                 zeros = vec![0; r.size as usize];
@@ -152,7 +150,9 @@ fn names_and_versions_are_refused_with_a_reason() {
     for name in ["", "host", ":50052", "host:", "host:port", "host:70000", "1.2.3.4"] {
         assert!(matches!(Endpoint::connect(name, &options()), Err(ConnectError::Name(_))), "{name:?}");
     }
-    for (major, minor, fault) in [(5, 1, "update the server"), (7, 1, "update this client"), (8, 0, "update this client")] {
+    for (major, minor, fault) in
+        [(5, 1, "update the server"), (7, 1, "update this client"), (8, 0, "update this client")]
+    {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
         let thread = std::thread::spawn(move || {

@@ -105,12 +105,7 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn handshake(
-    endpoint: &str,
-    stream: &mut TcpStream,
-    until: Instant,
-    patience: Duration,
-) -> Result<(), ConnectError> {
+fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: Duration) -> Result<(), ConnectError> {
     let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
     let io = |e: io::Error| {
         failed(match e.kind() {

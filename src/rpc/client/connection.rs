@@ -177,10 +177,7 @@ impl Connection {
     }
 
     /// Writes messages while nobody else does.
-    pub(super) fn turn<T>(
-        &self,
-        work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
+    pub(super) fn turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let done = {
             let mut writer = self.0.writer.lock().map_err(|_| self.0.torn())?;
             self.0.unbroken()?;

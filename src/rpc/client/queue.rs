@@ -11,9 +11,7 @@ use super::connection::{To, Turn};
 use super::device::{Memory, Remote, bytes, memory};
 use super::graph::{Body, Code, describe, fits};
 use super::proof::{Before, Needs, Track};
-use crate::device::{
-    DeviceError, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
-};
+use crate::device::{DeviceError, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline};
 use crate::rpc::wire::{Command as Wire, CopyTensor, MemsetTensor, Request, Response, TensorRecord};
 use crate::tensor::TensorDesc;
 
@@ -45,12 +43,27 @@ pub(super) struct RemoteQueue {
 }
 
 enum Command {
-    Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: TicketSender },
-    Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region },
+    Upload {
+        dst: Region,
+        bytes: Vec<u8>,
+    },
+    Download {
+        src: Region,
+        to: TicketSender,
+    },
+    Fill {
+        dst: Region,
+        value: u8,
+    },
+    Copy {
+        src: Region,
+        dst: Region,
+    },
     /// The regions are those of the bodies, which must not be freed before these are sent.
-    Run { bodies: Arc<[Body]>, bindings: Arc<[Region]> },
+    Run {
+        bodies: Arc<[Body]>,
+        bindings: Arc<[Region]>,
+    },
     Wait(Point),
     Mark(u64),
 }

@@ -115,7 +115,9 @@ impl Reader {
                     if let Some((command, _, since)) = self.shared.due() {
                         left = (since.max(self.heard) + patience).saturating_duration_since(Instant::now());
                         if left.is_zero() {
-                            return Err(format!("the server said nothing for {patience:?}, and a reply to {command} is due"));
+                            return Err(format!(
+                                "the server said nothing for {patience:?}, and a reply to {command} is due"
+                            ));
                         }
                     }
                     self.hurried = left < patience;
