@@ -198,3 +198,24 @@ fn a_server_that_ends_is_named_by_all_that_waits() {
     let refused = Endpoint::connect(&name, &options).unwrap_err().to_string();
     assert!(refused.contains(&name) && refused.contains("cannot connect"), "{refused}");
 }
+
+#[test]
+fn lists_of_devices_name_servers() {
+    use fanout::registry::{Options, Registry, RegistryError};
+    let servers = [TestServer::with_devices(2, Config::default()), TestServer::start(Config::default())];
+    let [a, b] = servers.each_ref().map(|server| server.addr.to_string());
+    let (registry, options) = (Registry::detect(), Options { threads: Some(1), ..Options::default() });
+    let names = |list: &str| -> Result<Vec<String>, RegistryError> {
+        Ok(registry.open(list, &options)?.iter().map(|device| device.info().name.clone()).collect())
+    };
+    assert_eq!(
+        names(&format!("{a}, CPU,{b}/0")).unwrap(),
+        [&*format!("{a}/0"), &format!("{a}/1"), "CPU", &format!("{b}/0")]
+    );
+    let one = registry.open(&format!("{a}/1,{a}/0"), &options).unwrap();
+    assert_eq!(one[0].info().domain, one[1].info().domain);
+    let error = |list: &str| names(list).unwrap_err().to_string();
+    assert!(error(&format!("{b}/1")).contains(&format!("{b}/0")));
+    assert!(error(&format!("{a},{a}/0")).contains("more than once"));
+    assert!(error("CPU,nowhere:x").contains("nowhere:x"));
+}
