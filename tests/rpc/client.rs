@@ -1,4 +1,5 @@
 //! The client against our server: bytes, order, points, lost servers.
+#![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use crate::support::{SHORT, TestServer, WATCHDOG, eventually, noise};
 use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};

@@ -1,4 +1,5 @@
 //! The client against servers that end, fall silent or talk nonsense: errors that name them, in time.
+#![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use crate::client::options;
 use crate::support::{SHORT, WATCHDOG};

@@ -64,7 +64,8 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
 
 fn open(args: &Args) -> anyhow::Result<Vec<Arc<Metered>>> {
     let registry = Registry::detect();
-    let list = args.device.clone().unwrap_or_else(|| {
+    let asked: Vec<&str> = args.rpc.iter().chain(&args.device).map(String::as_str).collect();
+    let list = (!asked.is_empty()).then(|| asked.join(",")).unwrap_or_else(|| {
         let (list, notes) = registry.default_list();
         notes.iter().for_each(|note| log::info!("{note}"));
         list

@@ -29,6 +29,9 @@ const PROBE: u64 = 64;
 /// Rows of quantised tensors that are no multiple of this have padding on some devices.
 const PADDED_ROW: usize = 512;
 
+/// Type, shape and strides of a tensor.
+type Layout = (DType, [usize; 4], [usize; 4]);
+
 /// A device behind an endpoint.
 #[derive(Debug)]
 pub(super) struct Remote {
@@ -36,7 +39,7 @@ pub(super) struct Remote {
     pub(super) index: u32,
     pub(super) info: DeviceInfo,
     pub(super) progress: Arc<Progress>,
-    sizes: Mutex<HashMap<(DType, [usize; 4], [usize; 4]), u64>>,
+    sizes: Mutex<HashMap<Layout, u64>>,
     /// Whether there is a byte to read for proofs: made for the first queue, and there as long as the connection.
     probed: Mutex<bool>,
 }
