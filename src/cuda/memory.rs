@@ -4,7 +4,7 @@
 use super::core::{Core, lock};
 use super::events::Stream;
 use crate::device::{Charge, DeviceError, HostBuffer};
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -110,11 +110,21 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Zeroed pinned memory that every device can use.
     pub(super) fn new(core: &Core, bytes: usize) -> Result<Pinned, DeviceError> {
+        let none = || core.failed("cuMemHostAlloc", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        Pinned::if_there_is(core, bytes)?.ok_or_else(none)
+    }
+
+    /// As [`Pinned::new`]; `None` where the driver has no more of it, which harms nothing.
+    pub(super) fn if_there_is(core: &Core, bytes: usize) -> Result<Option<Pinned>, DeviceError> {
         core.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the memory is owned by the value made here. Not write-combined, which is slow to read.
         let host = unsafe { result::malloc_host(bytes, flags) };
-        let host = host.map_err(|e| core.failed("cuMemHostAlloc", e))?.cast::<u8>();
+        let host = match host {
+            Ok(host) => host.cast::<u8>(),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Ok(None),
+            Err(e) => return Err(core.failed("cuMemHostAlloc", e)),
+        };
         // SAFETY: it is `bytes` bytes of this process's memory that nobody else knows of yet.
         unsafe { host.write_bytes(0, bytes) };
         let mut device = 0;
@@ -122,7 +132,7 @@ impl Pinned {
         let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host.cast(), 0) }.result();
         let pinned = Pinned { host, device, bytes, context: Arc::clone(core.context()) };
         mapped.map_err(|e| core.failed("cuMemHostGetDevicePointer", e))?;
-        Ok(pinned)
+        Ok(Some(pinned))
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -141,9 +141,10 @@ impl Device for CudaDevice {
 
     fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
         let charge = account.charge(bytes)?;
-        let size = usize::try_from(bytes).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
+        let refused = || HostBuffer::refused(bytes, account);
+        let size = usize::try_from(bytes).map_err(|_| refused())?;
         // The driver gives no empty memory.
-        Pinned::new(&self.core, size.max(1))?.lend(size, charge)
+        Pinned::if_there_is(&self.core, size.max(1))?.ok_or_else(refused)?.lend(size, charge)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {

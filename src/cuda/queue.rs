@@ -146,8 +146,11 @@ impl CudaQueue {
     fn wait_for_host(&mut self, point: &Point) -> Result<(), DeviceError> {
         let (index, value) = ((1 + self.gates % GATES) as usize, (self.gates / GATES + 1) as u32);
         let free = self.marks.verdict.read_word(index) + 1 == value;
-        if !free || !self.core.gpu.waits_for_memory {
-            return point.wait(Some(Instant::now() + PATIENCE));
+        // Where someone has to look, nobody might: who waits for the stream looks at the stream alone.
+        if !free || !self.core.gpu.waits_for_memory || !point.tells() {
+            point.wait(Some(Instant::now() + PATIENCE))?;
+            // As in `wait_on`.
+            return self.core.bind();
         }
         self.gates += 1;
         let (marks, timeline) = (Arc::clone(&self.marks), Arc::clone(&self.timeline));
@@ -350,7 +353,11 @@ fn pieces(
                 *bytes = rest;
                 Ok(())
             }
-            Source::Writer(fill) => fill(piece).map_err(|e| DeviceError::Source(e.to_string())),
+            Source::Writer(fill) => {
+                fill(piece).map_err(|e| DeviceError::Source(e.to_string()))?;
+                // Whoever gave the bytes may have asked another GPU for them, which made its context the current one.
+                memory.core().bind()
+            }
         })?;
         at += n;
     }

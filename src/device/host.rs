@@ -43,11 +43,13 @@ impl HostBuffer {
             // The system maps no empty ranges.
             if n == 0 { Some(HostBuffer::empty()) } else { MmapMut::map_anon(n).ok().map(HostBuffer::of_pages) }
         });
-        let refused = || {
-            let left = account.limit().saturating_sub(account.used()).saturating_add(bytes);
-            DeviceError::OutOfMemory { asked: bytes, left, limit: account.limit() }
-        };
-        Ok(HostBuffer { charge: Some(charge), ..pages.ok_or_else(refused)? })
+        Ok(HostBuffer { charge: Some(charge), ..pages.ok_or_else(|| HostBuffer::refused(bytes, account))? })
+    }
+
+    /// For bytes that `account` has just paid for, and the system or a driver does not give.
+    pub(crate) fn refused(bytes: u64, account: &Account) -> DeviceError {
+        let left = account.limit().saturating_sub(account.used()).saturating_add(bytes);
+        DeviceError::OutOfMemory { asked: bytes, left, limit: account.limit() }
     }
 
     pub(super) fn empty() -> HostBuffer {

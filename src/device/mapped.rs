@@ -41,9 +41,15 @@ impl MappedFile {
     /// Maps a file as long as it is now. An empty one has no bytes.
     ///
     /// # Errors
-    /// When the file cannot be opened or mapped: a folder, a device.
+    /// When the file cannot be opened or mapped. [`ErrorKind::InvalidInput`] for what has no length: a folder, a device, a
+    /// pipe.
     pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref().to_owned();
+        // Before it is opened: opening a pipe waits for whoever writes to it.
+        if !std::fs::metadata(&path)?.is_file() {
+            let text = format!("{} is no file: only files can be mapped", path.display());
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
         let file = File::open(&path)?;
         let bytes = file.metadata()?.len();
         // SAFETY: the mapping is private and read only, and nothing here writes its pages. Others can change the file; the

@@ -53,7 +53,7 @@ pub enum DeviceKind {
 pub struct DeviceInfo {
     /// Addressable name: `CPU`, `CUDA0`.
     pub name: String,
-    /// Model, threads, instruction sets: for people.
+    /// Model, threads at first, instruction sets: for people. [`Device::features`] has the threads of now.
     pub description: String,
     /// What it is.
     pub kind: DeviceKind,
@@ -333,8 +333,9 @@ pub trait Device: Send + Sync + Debug {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError>;
 }
 
-/// In-order work on one device, asynchronous unless it is small and nothing is before it. Dropping a queue abandons what it has not started, and stops what runs at
-/// the next node; memory stays valid until then.
+/// In-order work on one device, asynchronous unless it is small and nothing is before it. Dropping a queue abandons what it has
+/// not started, and stops what runs at the next node; memory stays valid until then. Its timeline fails once nothing of it runs
+/// any more: whoever still waits for one of its points would wait for ever otherwise.
 pub trait Queue: Send {
     /// Writes bytes to a region, in order with the queue's other work. `tensor` describes what the region is, where it
     /// is all of one tensor; the device may then hold it in a layout of its own, which nobody can tell. It promises

@@ -89,9 +89,9 @@ impl TensorPlan {
         &self.buffers
     }
 
-    /// Bytes of all buffers together.
+    /// Bytes of all buffers together; `u64::MAX` where that is not enough.
     pub fn bytes(&self) -> u64 {
-        self.buffers.iter().sum()
+        self.buffers.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// How many tensors there are.

@@ -156,6 +156,11 @@ impl Point {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
+    /// Whether [`Point::when`] tells by itself, though nobody looks.
+    pub(crate) fn tells(&self) -> bool {
+        self.timeline.progress.is_none()
+    }
+
     /// For devices: what brings the point's timeline up to date, where that is of the kind `T`; so a device knows points of
     /// its own queues.
     pub fn progress<T: 'static>(&self) -> Option<&T> {

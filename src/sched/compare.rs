@@ -1,16 +1,14 @@
 //! Two devices node by node: where do their results part?
 
-use super::{Observer, Options, Prepared, SchedError, Scheduler, Seen, Storage, Task};
+use super::exec::PATIENCE;
+use super::{Observer, Options, Plan, Prepared, SchedError, Scheduler, Seen, Storage, Task};
 use crate::device::{Account, Device, Source};
 use crate::graph::TensorId;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long the other device may take for one piece.
-const PATIENCE: Duration = Duration::from_secs(600);
+use std::time::Instant;
 
 /// Bytes of a stored tensor that are on their way at once.
 const PIECE: u64 = 16 << 20;
@@ -20,24 +18,24 @@ impl Scheduler {
     /// `account` pays for the memory there.
     ///
     /// # Errors
-    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory.
+    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory; [`SchedError::Foreign`].
     pub fn copy_to(
         &mut self,
         prepared: &Prepared,
         device: &Arc<dyn Device>,
         account: &Arc<Account>,
     ) -> Result<Task, SchedError> {
+        self.own(prepared)?;
         let task = Arc::clone(&prepared.plan().task);
         let there = |e| SchedError::of(&device.info().name, e);
         let mut queue = device.queue(account).map_err(there)?;
         let mut regions = BTreeMap::new();
         for (slot, storage) in (0..).zip(task.storage()) {
             let Storage::Stored { device: home, region } = storage else { continue };
-            let owner = task.owner(slot);
             let Some(from) = region else {
-                return Err(SchedError::Unplaced { name: owner.map_or("", |id| task.name(id)).to_owned() });
+                return Err(SchedError::Unplaced { name: task.slot_name(slot).to_owned() });
             };
-            let tensor = owner.and_then(|id| task.graph().tensor(id));
+            let tensor = task.owner(slot).and_then(|id| task.graph().tensor(id));
             let bytes = tensor.map_or(0, |tensor| device.alloc_size(&tensor.desc)).max(from.bytes());
             let to = device.alloc(bytes, account).map_err(there)?.whole();
             let mut at = 0;
@@ -63,7 +61,8 @@ pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 /// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
 ///
 /// # Errors
-/// A failure on either side.
+/// A failure on either side; [`SchedError::Nowhere`] and [`SchedError::Full`] where the reference cannot run it, before anything
+/// was copied.
 pub fn compare(
     (scheduler, prepared): (&mut Scheduler, &mut Prepared),
     reference: &Arc<dyn Device>,
@@ -71,6 +70,10 @@ pub fn compare(
     inputs: &[(TensorId, &[u8])],
     tell: &mut Tell<'_>,
 ) -> Result<(), SchedError> {
+    // Before anything is copied: whether the reference runs it, and has the room.
+    let unplaced = Arc::new(prepared.plan().task.stored_in(&BTreeMap::new()));
+    let alone = [Arc::clone(reference)];
+    Plan::new(unplaced, &alone, &Options::default())?.fits(&alone)?;
     let task = Arc::new(scheduler.copy_to(prepared, reference, account)?);
     let (send, results) = bounded(1);
     std::thread::scope(|scope| {

@@ -124,6 +124,28 @@ pub enum SchedError {
         /// The tensor.
         name: String,
     },
+    /// An output that is not there: no run has left it, or its memory has been used for something else since.
+    #[error("tensor {name:?} is not there: read it after a run of its plan, before another run or a larger plan")]
+    Gone {
+        /// The tensor.
+        name: String,
+    },
+    /// A stored tensor whose region is another device's: the caller's mistake.
+    #[error("stored tensor {name:?} is said to lie on {device}, and its region is on {owner}")]
+    Elsewhere {
+        /// The tensor.
+        name: String,
+        /// Where the task says that it lies.
+        device: String,
+        /// Whose memory its region is in.
+        owner: String,
+    },
+    /// Bytes for a tensor that takes none: the caller's mistake.
+    #[error("a run was given bytes for tensor {name:?}, which is no input or was given some already")]
+    NoInput {
+        /// The tensor.
+        name: String,
+    },
     /// The bytes of an input that a run needs are missing or of another length.
     #[error("input {name:?} takes {want} bytes and was given {got}")]
     Input {
@@ -140,9 +162,12 @@ pub enum SchedError {
         /// Every device's share.
         needs: Vec<Needs>,
     },
-    /// A plan that another scheduler prepared: the caller's mistake.
-    #[error("the plan was prepared by another scheduler")]
+    /// A plan that another scheduler prepared, or that was made for other devices: the caller's mistake.
+    #[error("the plan is another scheduler's, or was made for other devices")]
     Foreign,
+    /// An earlier run ended half-way: nothing can be said of what is done since.
+    #[error("an earlier run failed or was aborted half-way: see Scheduler::reset")]
+    Torn,
     /// The abort flag was raised.
     #[error("the run was aborted")]
     Aborted,
@@ -180,9 +205,20 @@ fn reasons(refusals: &[(String, Unsupported)]) -> String {
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many runs a device may be ahead of those that wait for it: what devices get from elsewhere is kept in so many copies.
+    /// From 1 to [`Options::MAX_DEPTH`]; what lies outside is taken for the nearest of them.
     pub depth: usize,
     /// Whether weights in the host's memory may be brought to a device that is better at using them.
     pub offload: bool,
+}
+
+impl Options {
+    /// The most runs that may be under way at once.
+    pub const MAX_DEPTH: usize = 64;
+
+    /// The depth that plans get.
+    fn depth(&self) -> usize {
+        self.depth.clamp(1, Options::MAX_DEPTH)
+    }
 }
 
 impl Default for Options {

@@ -33,7 +33,7 @@ impl Plan {
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
     pub fn new(task: Arc<Task>, devices: &Devices, options: &Options) -> Result<Plan, SchedError> {
-        let depth = options.depth.max(1);
+        let depth = options.depth();
         let assigned = assign::assign(&task, devices, options)?;
         let cut = split::split(&task, &assigned);
         let layout = memory::place(&task, devices, &cut, depth)?;

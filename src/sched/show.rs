@@ -73,8 +73,11 @@ impl Plan {
     /// What the plan needs of each device, and what that has left.
     ///
     /// # Errors
-    /// When a device cannot say what it has.
+    /// When a device cannot say what it has; [`SchedError::Foreign`] when these are not the plan's devices.
     pub fn needs(&self, devices: &Devices) -> Result<Vec<Needs>, SchedError> {
+        if devices.len() != self.devices.len() {
+            return Err(SchedError::Foreign);
+        }
         let computed = self.buffer_sizes();
         let mut needs = Vec::with_capacity(devices.len());
         for (number, device) in devices.iter().enumerate() {
@@ -88,8 +91,10 @@ impl Plan {
                 && let Some(id) = self.task.owner(slot)
                 && let Some(tensor) = self.task.graph().tensor(id)
             {
-                let align = devices[device].info().alignment.max(1);
-                needs[device].stored += devices[device].alloc_size(&tensor.desc).next_multiple_of(align);
+                let (Some(on), Some(needs)) = (devices.get(device), needs.get_mut(device)) else {
+                    return Err(SchedError::Foreign);
+                };
+                needs.stored += on.alloc_size(&tensor.desc).next_multiple_of(on.info().alignment.max(1));
             }
         }
         Ok(needs)
@@ -106,8 +111,7 @@ impl Plan {
     }
 
     fn called(&self, slot: u32) -> String {
-        let owner = self.task.owner(slot);
-        let name = owner.map_or("", |id| self.task.name(id));
+        let (owner, name) = (self.task.owner(slot), self.task.slot_name(slot));
         if name.is_empty() { format!("#{}", owner.map_or(slot, |id| id.0)) } else { name.to_owned() }
     }
 }

@@ -4,8 +4,9 @@
 //! what the nodes before its first split left in the slot, and serves later splits until a node writes there again.
 
 use super::{Assigned, Cut, Origin, Replica, Split, Storage, Task};
-use crate::graph::{Node, TensorId};
+use crate::graph::{Node, Tensor, TensorId};
 use crate::ops::OpCode;
+use crate::tensor::TensorDesc;
 use std::ops::Range;
 
 #[cfg(test)]
@@ -114,10 +115,19 @@ impl Pass<'_> {
         for (id, slot, range) in self.task.reads(node) {
             if self.cut.homes[slot as usize] != Some(device) {
                 let chosen = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
-                let experts = node.srcs[2].filter(|_| chosen && self.is_weight_elsewhere(slot, device));
+                let apart = chosen && self.is_weight_elsewhere(slot, device) && self.experts_apart(id);
+                let experts = node.srcs[2].filter(|_| apart);
                 self.needs.push(Need { slot, range, experts, last });
             }
         }
+    }
+
+    /// Whether each expert's bytes lie together, before those of the next one: a permuted tensor's may not.
+    fn experts_apart(&self, id: TensorId) -> bool {
+        let Some(Tensor { desc, .. }) = self.task.graph().tensor(id) else { return false };
+        let (ne, nb) = (desc.ne(), desc.nb());
+        let row = TensorDesc::default_strides(desc.dtype(), ne).map_or(usize::MAX, |packed| packed[1]);
+        row <= nb[1] && nb[1].saturating_mul(ne[1]) <= nb[2]
     }
 
     /// Ends the current split: finds or makes its replicas, then lets its nodes write.

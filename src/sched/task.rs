@@ -2,7 +2,7 @@
 
 use crate::device::Region;
 use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
-use crate::ops::{Op, Out};
+use crate::ops::{MAX_SRC, Op, Out};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -82,6 +82,11 @@ impl Task {
         let tensors = self.graph.tensors();
         let start = (slot as usize).min(tensors.len());
         (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| TensorId(i as u32))
+    }
+
+    /// The name of the tensor that a slot was made for, or empty.
+    pub(crate) fn slot_name(&self, slot: u32) -> &str {
+        self.owner(slot).map_or("", |id| self.name(id))
     }
 
     /// The slot and the bytes of it that a tensor spans.
@@ -244,9 +249,13 @@ impl TaskBuilder {
     /// Says that someone reads a tensor after the run: nothing overwrites its memory until the next one.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown tensor.
+    /// [`BuildError::Tensor`] for an unknown tensor or an input.
     pub fn output(&mut self, id: TensorId) -> Result<(), BuildError> {
         self.desc(id)?;
+        let slot = self.tensor(id).and_then(|t| t.place).map_or(usize::MAX, |p| p.slot as usize);
+        if matches!(self.storage.get(slot), Some(Storage::Input)) {
+            return Err(BuildError::Tensor("an input is no output: whoever wrote it has it"));
+        }
         self.outputs.push(id);
         Ok(())
     }
@@ -279,8 +288,15 @@ impl TaskBuilder {
         Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
     }
 
-    /// That a source which only names the memory to write names that of the destination.
+    /// That sources are this task's, and that one which only names the memory to write names that of the destination.
+    /// Whatever fails later leaves no tensor behind.
     fn onto_its_own(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
+        if srcs.len() > MAX_SRC {
+            return Err(BuildError::Tensor("a node has at most 10 sources"));
+        }
+        if srcs.iter().flatten().any(|&id| self.tensor(id).is_none()) {
+            return Err(BuildError::Tensor("a source of an unknown tensor"));
+        }
         let of = |id: TensorId| self.tensor(id).and_then(|t| t.place).map(|p| p.slot as usize);
         let named = srcs.iter().enumerate().filter(|&(i, _)| op.writes_onto(i)).filter_map(|(_, id)| *id);
         let other = named.into_iter().any(|id| of(id) != slot || slot.is_none());

@@ -36,6 +36,11 @@ fn pinned_bytes_are_copied_as_they_lie() {
         rig.devices[0].alloc_pinned(2 * MEMORY, &account),
         Err(DeviceError::OutOfMemory { asked, .. }) if asked == 2 * MEMORY
     ));
+    // What the driver does not give, and the account would.
+    for asked in [1 << 60, u64::MAX] {
+        let error = rig.devices[0].alloc_pinned(asked, &Account::new(u64::MAX)).unwrap_err();
+        assert!(matches!(error, DeviceError::OutOfMemory { asked: n, .. } if n == asked), "{error}");
+    }
 }
 
 /// An upload behind work that waits returns when that is done, not before: its bytes are the caller's again.

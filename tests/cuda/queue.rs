@@ -2,11 +2,13 @@
 
 use crate::rig::{COSTLY, DOUBLE, INCREMENT, MEMORY, Rig, chain, read, soon, upload, whole};
 use fanout::cuda::CudaDevice;
-use fanout::device::{Account, Device, DeviceError, Point, Source, Timeline};
+use fanout::device::{Account, Device, DeviceError, Point, Progress, Source, Timeline};
 use fanout::graph::Builder;
 use fanout::ops::norm::Norm;
 use fanout::tensor::{DType, TensorDesc};
+use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first run launches kernel by kernel, the second captures, and from then on a run is one call.
 #[test]
@@ -65,6 +67,32 @@ fn bytes_of_every_size_arrive() {
         assert_eq!(queue.download(buffer.region(0, offset).unwrap()).unwrap().wait(soon()).unwrap(), [0; 7]);
     }
     assert_eq!(queue.download(rig.buffer(0, 8).region(8, 0).unwrap()).unwrap().wait(soon()), Ok(Vec::new()));
+}
+
+/// A timeline that is done when someone looks at it for the second time.
+#[derive(Debug, Default)]
+struct Late(AtomicBool);
+
+impl Progress for Late {
+    fn look(&self, timeline: &Timeline) {
+        if self.0.swap(true, Ordering::Relaxed) {
+            timeline.advance(1);
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Nobody tells a stream that a point of such a timeline is reached: whoever waits has to look.
+#[test]
+fn points_that_someone_has_to_look_at_are_waited_for() {
+    let rig = Rig::new("");
+    let (mut queue, buffer) = (rig.queue(0), rig.buffer(0, 64));
+    queue.wait(&Point::new(&Timeline::looked_at(Arc::<Late>::default()), 1)).unwrap();
+    queue.fill(buffer.whole(), 3).unwrap();
+    assert_eq!(queue.download(buffer.whole()).unwrap().wait(soon()), Ok(vec![3; 64]));
 }
 
 /// Many uploads in a row: each lap of the staging memory waits for the one before.

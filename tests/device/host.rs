@@ -47,6 +47,11 @@ fn a_mapped_file_is_its_bytes() {
         assert!(error.to_string().contains(&end.to_string()), "{error}");
         assert!(mapped.private(outside.clone()).is_err() && mapped.advise(outside, Advice::WillNeed).is_err());
     }
+    #[cfg(unix)]
+    for device in ["/dev/zero", "/dev/null"] {
+        let error = MappedFile::open(device).expect_err(device).to_string();
+        assert!(error.contains(device), "{error}");
+    }
     assert!(MappedFile::open(file.path().parent().unwrap()).is_err(), "a folder");
     assert_eq!(MappedFile::open("/no/such/file").unwrap_err().kind(), ErrorKind::NotFound);
 }

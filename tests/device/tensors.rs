@@ -93,6 +93,15 @@ fn what_does_not_fit_is_refused_with_its_numbers_and_costs_nothing() {
 }
 
 #[test]
+fn sizes_near_the_end_of_the_address_space_do_not_wrap() {
+    let (device, account) = (null(64, u64::MAX, u64::MAX - 100), Account::new(MEMORY));
+    let plan = TensorMemory::plan(&*device, [10, 20].map(bytes)).unwrap();
+    assert_eq!((plan.buffers(), plan.bytes()), (&[u64::MAX - 90, u64::MAX - 80][..], u64::MAX));
+    assert!(matches!(plan.allocate(&*device, &account), Err(DeviceError::OutOfMemory { .. })));
+    assert_eq!(account.used(), 0);
+}
+
+#[test]
 fn buffers_serve_one_set_after_another() {
     let (device, account) = (null(64, 200, 0), Account::new(400));
     let mut memory = TensorMemory::new(&*device, [150, 100].map(bytes), &account).unwrap();

@@ -8,6 +8,7 @@ Prints a table and exits 1 if any row fails. GPUs are emulated.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,8 @@ def cases(full: bool) -> list[Case]:
                     options = ("--device", devices, "--depth", str(depth), "--ubatch", str(ubatch))
                     name = f"llama 1b f32 {devices} depth {depth} ubatch {ubatch}"
                     rows.append(Case(name, big, options, generate=8))
+        on_gpus = ("--device", "0,1", "--depth", "4", "--ubatch", "4")
+        rows.append(Case("llama 1b f32 CUDA 0,1 depth 4 ubatch 4", big, on_gpus, emulated=2, prompt=12, generate=4))
     return rows
 
 
@@ -99,8 +102,9 @@ class Bench:
         if case.emulated:
             argv = [str(ROOT / "scripts/emulate.sh"), "-n", str(case.emulated), *argv]
         seconds = EMULATED_S if case.emulated or case.model.size != "tiny" else RUN_S
+        env = {"CUDAEMU_MEMORY": "8G", **os.environ}
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=seconds)
+            done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=seconds, env=env)
         except subprocess.TimeoutExpired:
             return f"still running after {seconds:.0f} s"
         if done.returncode != 0:

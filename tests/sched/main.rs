@@ -8,6 +8,7 @@ mod gated;
 #[path = "../common/island.rs"]
 mod island;
 mod islands;
+mod mistakes;
 mod order;
 mod pipeline;
 mod servers;

@@ -7,7 +7,7 @@ mod programs;
 mod rooms;
 mod run;
 
-use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Task};
+use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Storage, Task};
 use crate::device::{Account, Device, Point, Region, Ticket};
 use crate::graph::TensorId;
 use lanes::Lanes;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the host waits for a device before it takes it for lost.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How often a waiting host looks whether it should stop.
 const GLANCE: Duration = Duration::from_millis(5);
@@ -37,8 +37,12 @@ pub struct Scheduler {
     lanes: Lanes,
     /// Runs submitted so far.
     runs: u64,
-    /// The plan whose run was submitted last.
+    /// The plan whose lanes and history these are.
     current: u64,
+    /// The plan whose outputs the last run leaves behind.
+    finished: u64,
+    /// Whether a run ended before all of its steps were submitted: marks that later ones would wait for were never made.
+    torn: bool,
     /// By mark, for each of the last runs of the current plan: run `i` is at `i % (depth + 1)`.
     history: Vec<Vec<Option<Point>>>,
     /// The last moments on each lane of the last runs, of whatever plan, in a ring; that of the device that computes first
@@ -46,10 +50,19 @@ pub struct Scheduler {
     under_way: Vec<Vec<(usize, Point)>>,
     /// By lane of the current plan: its number among the lanes.
     numbers: Vec<usize>,
-    /// Bytes on their way through the host: by replica.
-    fetched: Vec<(u32, Ticket)>,
+    /// Bytes on their way through the host.
+    fetched: Vec<Fetched>,
     abort: Arc<AtomicBool>,
     counts: Counts,
+}
+
+/// Bytes of a replica that have left its home.
+#[derive(Debug)]
+struct Fetched {
+    replica: u32,
+    ticket: Ticket,
+    /// When they have.
+    done: Point,
 }
 
 /// What a scheduler has moved.
@@ -98,17 +111,19 @@ impl Scheduler {
         if devices.is_empty() {
             return Err(SchedError::NoDevices);
         }
-        let none = vec![0; devices.len()];
+        let (none, depth) = (vec![0; devices.len()], options.depth());
         Ok(Scheduler {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             lanes: Lanes::new(account),
-            options: Options { depth: options.depth.max(1), ..options },
+            options: Options { depth, ..options },
             account: Arc::clone(account),
             rooms: Rooms::default(),
             runs: 0,
             current: 0,
+            finished: 0,
+            torn: false,
             history: Vec::new(),
-            under_way: vec![Vec::new(); if options.depth > 1 { options.depth * devices.len() } else { 1 }],
+            under_way: vec![Vec::new(); if depth > 1 { depth * devices.len() } else { 1 }],
             numbers: Vec::new(),
             fetched: Vec::new(),
             abort: Arc::default(),
@@ -131,13 +146,18 @@ impl Scheduler {
     }
 
     /// Makes room for a plan's tensors, so that running it and any smaller one allocates nothing. Waits for what runs where
-    /// buffers must grow.
+    /// buffers must grow: outputs of the last run are gone then.
     ///
     /// # Errors
-    /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs.
+    /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs; [`SchedError::Foreign`] for a plan
+    /// over other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
+        if !self.devices.iter().map(|device| &device.info().name).eq(&plan.devices) {
+            return Err(SchedError::Foreign);
+        }
         if !self.rooms.hold(&plan.layout.rooms, plan.depth) {
             self.synchronize(None)?;
+            self.finished = 0;
             self.rooms.grow(&self.devices, &self.account, &plan.layout.rooms, plan.depth)?;
         }
         Ok(())
@@ -146,12 +166,29 @@ impl Scheduler {
     /// Makes a plan ready: memory for its tensors and programs for its splits.
     ///
     /// # Errors
-    /// As [`Scheduler::reserve`]; [`SchedError::Unplaced`] for a stored tensor without a region.
+    /// As [`Scheduler::reserve`]; [`SchedError::Unplaced`] for a stored tensor without a region, [`SchedError::Elsewhere`]
+    /// for one whose region is not on its device.
     pub fn prepare(&mut self, plan: Plan) -> Result<Prepared, SchedError> {
+        self.at_home(&plan)?;
         self.reserve(&plan)?;
         let plan = Arc::new(plan);
         let programs = Programs::new(&plan, &self.devices, &self.rooms)?;
         Ok(Prepared { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
+    }
+
+    /// That stored tensors lie where their task says.
+    fn at_home(&self, plan: &Plan) -> Result<(), SchedError> {
+        for (slot, storage) in (0..).zip(plan.task.storage()) {
+            if let Storage::Stored { device, region: Some(region) } = storage
+                && let Some(device) = self.devices.get(*device)
+                && device.info().name != region.buffer().device()
+            {
+                let name = plan.task.slot_name(slot).to_owned();
+                let (device, owner) = (device.info().name.clone(), region.buffer().device().to_owned());
+                return Err(SchedError::Elsewhere { name, device, owner });
+            }
+        }
+        Ok(())
     }
 
     /// Plans and prepares a task.
@@ -164,17 +201,21 @@ impl Scheduler {
     }
 
     /// Reads an output of the run that was submitted last, or a stored tensor as that run leaves it: all bytes that it
-    /// spans. To be called before the next run is submitted.
+    /// spans. To be called before the next run is submitted; runs submitted while the ticket is waited for do it no harm.
     ///
     /// # Errors
-    /// [`SchedError::NoOutput`] for a tensor that nobody said would be read.
+    /// [`SchedError::NoOutput`] for a tensor that nobody said would be read; [`SchedError::Gone`] for one that the last run
+    /// did not leave behind, or that made way for a larger plan.
     pub fn read(&mut self, prepared: &Prepared, id: TensorId) -> Result<Ticket, SchedError> {
         self.own(prepared)?;
         let plan = &*prepared.plan;
         let no = || SchedError::NoOutput { name: plan.task.name(id).to_owned() };
         let (slot, range) = plan.task.span(id).ok_or_else(no)?;
-        let stored = matches!(plan.task.storage().get(slot as usize), Some(super::Storage::Stored { .. }));
+        let stored = matches!(plan.task.storage().get(slot as usize), Some(Storage::Stored { .. }));
         let home = plan.home(slot).filter(|_| stored || plan.task.is_output(slot)).ok_or_else(no)?;
+        if !stored && self.finished != prepared.id {
+            return Err(SchedError::Gone { name: plan.task.name(id).to_owned() });
+        }
         let at = plan.at_home(slot, &range).ok_or_else(no)?;
         let region = self.rooms.region(plan, &at, 0)?;
         self.counts.downloaded[home] += region.bytes();
@@ -189,16 +230,17 @@ impl Scheduler {
 
     /// As [`Scheduler::download`], waited for.
     pub(crate) fn fetch(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
-        let bytes = self.download(device, region)?.wait(Some(Instant::now() + PATIENCE));
-        bytes.map_err(|e| SchedError::of(&self.devices[device].info().name, e))
+        let ticket = self.download(device, region)?;
+        let done = self.lanes.get(&self.devices, Lane { device, kind: LaneKind::Compute })?.queue().mark();
+        take(ticket, &done, &self.abort, &self.devices[device].info().name)
     }
 
     /// That a plan was prepared by this scheduler.
-    fn own(&self, prepared: &Prepared) -> Result<(), SchedError> {
+    pub(super) fn own(&self, prepared: &Prepared) -> Result<(), SchedError> {
         if prepared.owner == self.id { Ok(()) } else { Err(SchedError::Foreign) }
     }
 
-    /// Waits until everything submitted so far is done.
+    /// Waits until everything submitted so far is done; without a deadline, for ten minutes at most.
     ///
     /// # Errors
     /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when that passes.
@@ -224,7 +266,7 @@ impl Scheduler {
         self.history.clear();
         self.under_way.iter_mut().for_each(Vec::clear);
         self.fetched.clear();
-        self.current = 0;
+        (self.current, self.finished, self.torn) = (0, 0, false);
     }
 
     /// What has been moved so far.
@@ -238,6 +280,13 @@ impl Scheduler {
         bytes.resize(self.devices.len(), 0);
         bytes
     }
+}
+
+/// Waits for bytes, which are there at a moment of their device's queue, and looks now and then whether to stop.
+fn take(ticket: Ticket, there: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
+    let deadline = Instant::now() + PATIENCE;
+    wait(there, deadline, abort, device)?;
+    ticket.wait(Some(deadline)).map_err(|e| SchedError::of(device, e))
 }
 
 /// Waits for a point, and looks now and then whether to stop.

@@ -39,7 +39,7 @@ pub trait Observer {
 
 impl Scheduler {
     /// Runs a task while an observer watches. Slow: each node that it asks for is a program's last, and is waited for.
-    /// `Break` when the observer ended the run: what is stored is as the run left it there, and there are no outputs.
+    /// `Break` when the observer ended the run: what is stored is as the run left it there, and there are no outputs to read.
     ///
     /// # Errors
     /// As [`Scheduler::run`].
@@ -54,6 +54,8 @@ impl Scheduler {
         self.go(prepared, inputs, &mut watched)?;
         let flow = watched.flow;
         self.synchronize(None)?;
+        // All of it is done, so that later runs need not wait for what was left out.
+        self.torn = false;
         Ok(flow)
     }
 }

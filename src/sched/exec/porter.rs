@@ -1,14 +1,12 @@
 //! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does.
 
 use super::super::SchedError;
+use super::PATIENCE;
 use crate::device::{DeviceError, Point, Program, Queue, Region, Source, Ticket, Timeline};
 use crate::tensor::TensorDesc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long it waits for a device.
-const PATIENCE: Duration = Duration::from_secs(600);
+use std::time::Instant;
 
 /// An upload of this size is taken in by any queue without waiting for its earlier work.
 pub(super) const PIECE: u64 = 256 << 10;
@@ -49,6 +47,12 @@ impl Porter {
     }
 }
 
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.timeline.fail(DeviceError::Lost);
+    }
+}
+
 /// Whoever waits for a point is told when the thread ends, however it does.
 struct End(Arc<Timeline>);
 
@@ -60,6 +64,10 @@ impl Drop for End {
 
 fn carry(mut queue: Box<dyn Queue>, loads: &Receiver<Load>, timeline: &Timeline) {
     for load in loads {
+        // Nobody wants the rest when the porter is gone.
+        if timeline.failure().is_some() {
+            return;
+        }
         if let Err(e) = obey(&mut *queue, load, timeline) {
             timeline.fail(e);
             return;

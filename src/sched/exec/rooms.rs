@@ -96,11 +96,7 @@ impl Rooms {
             }
             Memory::Stored { slot } => match plan.task.storage().get(slot as usize) {
                 Some(Storage::Stored { region: Some(region), .. }) => Ok(region.clone()),
-                _ => {
-                    let owner = plan.task.owner(slot);
-                    let name = owner.map_or("", |id| plan.task.name(id)).to_owned();
-                    Err(SchedError::Unplaced { name })
-                }
+                _ => Err(SchedError::Unplaced { name: plan.task.slot_name(slot).to_owned() }),
             },
         }
     }

@@ -1,10 +1,10 @@
 //! Submitting the steps of a run.
 
-use super::super::{Origin, Plan, SchedError, Work};
+use super::super::{Origin, Plan, SchedError, Storage, Work};
 use super::lanes::Worker;
 use super::porter;
 use super::programs::Experts;
-use super::{PATIENCE, Prepared, Scheduler, wait};
+use super::{Fetched, PATIENCE, Prepared, Scheduler, take, wait};
 use crate::device::{DeviceError, Queue, Region};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
@@ -59,8 +59,9 @@ impl Scheduler {
     /// this one, and with a depth above 1 only for the device that computes first.
     ///
     /// # Errors
-    /// [`SchedError::Input`] where one is missing or of another length: nothing was submitted. Otherwise the failure of a
-    /// device, now or of work submitted before; [`Scheduler::reset`] makes the scheduler usable again.
+    /// [`SchedError::Input`] where one is missing or of another length, [`SchedError::NoInput`] for bytes too many: nothing
+    /// was submitted. Otherwise the failure of a device, now or of work submitted before. After a run that ended half-way
+    /// there is only [`SchedError::Torn`] until [`Scheduler::reset`] makes the scheduler usable again.
     pub fn submit(&mut self, prepared: &mut Prepared, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedError> {
         self.go(prepared, inputs, &mut Whole { here: false })
     }
@@ -85,6 +86,10 @@ impl Scheduler {
         for &slot in &prepared.programs.inputs {
             given(&plan, slot, inputs)?;
         }
+        wanted(&plan, inputs)?;
+        if self.torn {
+            return Err(SchedError::Torn);
+        }
         // Other plans may have made it grow or a reset taken it away.
         self.reserve(&plan)?;
         prepared.programs.refresh(&plan, &self.rooms)?;
@@ -98,6 +103,7 @@ impl Scheduler {
         self.runs += 1;
         self.fetched.clear();
         self.counts.runs += 1;
+        (self.torn, self.finished) = (true, 0);
         for step in &plan.steps {
             if self.abort.load(Ordering::Relaxed) {
                 return Err(SchedError::Aborted);
@@ -134,6 +140,11 @@ impl Scheduler {
                 self.under_way[at].push((number, end.clone()));
             }
         }
+        // Whoever left the rest out waits for what was submitted.
+        self.torn = runs.is_over();
+        if !self.torn {
+            self.finished = prepared.id;
+        }
         Ok(())
     }
 
@@ -141,6 +152,8 @@ impl Scheduler {
     /// to the memory it touches.
     fn change_to(&mut self, prepared: &Prepared) -> Result<(), SchedError> {
         let plan = &*prepared.plan;
+        // Should it fail half-way, no plan is the current one.
+        self.current = 0;
         self.numbers.clear();
         for (&lane, touches) in plan.lanes.iter().zip(&prepared.programs.touches) {
             let number = self.lanes.number(&self.devices, lane)?;
@@ -197,16 +210,19 @@ impl Scheduler {
             }
             Work::Fetch(number) => {
                 let ticket = running.queue().download(programs.from(number)?.clone())?;
-                self.fetched.push((number, ticket));
+                self.fetched.push(Fetched { replica: number, ticket, done: running.queue().mark() });
             }
             Work::Deliver(number) => {
                 let to = programs.to(number, at.copy)?;
-                let fetched = self.fetched.iter().position(|(of, _)| *of == number);
-                let (_, ticket) = self.fetched.swap_remove(fetched.ok_or(SchedError::Bug("nothing was fetched"))?);
+                let fetched = self.fetched.iter().position(|fetched| fetched.replica == number);
+                let at = fetched.ok_or(SchedError::Bug("nothing was fetched"))?;
+                let Fetched { ticket, done, .. } = self.fetched.swap_remove(at);
                 match &mut running.worker {
                     Worker::Porter(porter) => porter.deliver(to.clone(), ticket)?,
                     Worker::Queue(queue) => {
-                        porter::upload(&mut **queue, to, &ticket.wait(Some(Instant::now() + PATIENCE))?)?;
+                        let home = plan.home(plan.cut.replicas[number as usize].slot).unwrap_or(device);
+                        let bytes = take(ticket, &done, &self.abort, &plan.devices[home])?;
+                        porter::upload(&mut **queue, to, &bytes)?;
                     }
                 }
                 self.counts.copied[device] += to.bytes();
@@ -214,7 +230,8 @@ impl Scheduler {
             Work::Experts(number) => {
                 let experts = programs.experts(number)?;
                 let ids = experts.ids.get(at.copy).ok_or(SchedError::Bug("a copy beyond the depth"))?;
-                let ids = running.queue().download(ids.clone())?.wait(Some(Instant::now() + PATIENCE))?;
+                let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
+                let ids = take(ids, &done, &self.abort, &plan.devices[device])?;
                 let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
                 let Origin::Experts { home, .. } = plan.cut.replicas[number as usize].origin else {
                     return Err(SchedError::Bug("experts of a replica that has none").into());
@@ -292,15 +309,25 @@ fn given<'a>(plan: &Plan, slot: u32, inputs: &[(TensorId, &'a [u8])]) -> Result<
     let want = plan.task.graph().slots().get(slot as usize).copied().unwrap_or(0);
     let is = |id: TensorId| plan.task.span(id).is_some_and(|(of, range)| of == slot && range == (0..want));
     let bytes = inputs.iter().find(|(id, _)| is(*id)).map(|(_, bytes)| *bytes);
-    let complain = |got: String| {
-        let name = plan.task.owner(slot).map_or("", |id| plan.task.name(id)).to_owned();
-        SchedError::Input { name, want, got }
-    };
+    let complain = |got: String| SchedError::Input { name: plan.task.slot_name(slot).to_owned(), want, got };
     match bytes {
         Some(bytes) if bytes.len() == want => Ok(bytes),
         Some(bytes) => Err(complain(bytes.len().to_string())),
         None => Err(complain("none".to_owned())),
     }
+}
+
+/// That nothing is given but inputs, and each only once.
+fn wanted(plan: &Plan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedError> {
+    let slot = |id: TensorId| Some(plan.task.span(id)?.0);
+    let twice = |at: usize, of: u32| inputs[..at].iter().any(|(id, _)| slot(*id) == Some(of));
+    for (at, (id, _)) in inputs.iter().enumerate() {
+        match slot(*id) {
+            Some(of) if matches!(plan.task.storage().get(of as usize), Some(Storage::Input)) && !twice(at, of) => {}
+            _ => return Err(SchedError::NoInput { name: plan.task.name(*id).to_owned() }),
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of the experts that are named, of `bytes` in all; neighbours together.
