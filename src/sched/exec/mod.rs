@@ -25,7 +25,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 const GLANCE: Duration = Duration::from_millis(5);
 
 /// Runs tasks over several devices. One scheduler's runs follow each other in the order they are submitted; up to
-/// [`Options::depth`] of them are under way at once.
+/// [`depth`](field@Options::depth) of them are under way at once.
 #[derive(Debug)]
 pub struct Scheduler {
     /// Tells its prepared plans from those of others.
