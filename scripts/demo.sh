@@ -35,8 +35,10 @@ folder=$target/demo
 mkdir -p "$folder"
 
 python=${PYTHON:-python3}
-if [[ -n ${FANOUT_VENV:-} && -x $FANOUT_VENV/bin/python ]]; then
-    python=$FANOUT_VENV/bin/python
+# The environment of the interop tests has the packages.
+venv=${FANOUT_VENV:-.venv}
+if [[ -x $venv/bin/python ]]; then
+    python=$venv/bin/python
 fi
 if ! "$python" -c 'import gguf, numpy' 2>/dev/null; then
     [[ -x $folder/venv/bin/python ]] || "$python" -m venv "$folder/venv"
