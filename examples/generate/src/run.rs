@@ -65,11 +65,13 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
 fn open(args: &Args) -> anyhow::Result<Vec<Arc<Metered>>> {
     let registry = Registry::detect();
     let asked: Vec<&str> = args.rpc.iter().chain(&args.device).map(String::as_str).collect();
-    let list = (!asked.is_empty()).then(|| asked.join(",")).unwrap_or_else(|| {
+    let list = if asked.is_empty() {
         let (list, notes) = registry.default_list();
         notes.iter().for_each(|note| log::info!("{note}"));
         list
-    });
+    } else {
+        asked.join(",")
+    };
     let options = registry::Options {
         threads: args.threads.map(usize::from),
         memory: args.mem.clone(),
