@@ -6,7 +6,7 @@
 //! # Vocabulary
 //! | ggml | here | meaning |
 //! |---|---|---|
-//! | device | [`device::Device`] | one CPU or one GPU (later: one device behind an endpoint) |
+//! | device | [`device::Device`] | one CPU, one GPU, or one device behind an endpoint |
 //! | buffer | [`device::Buffer`], [`device::Region`] | memory that a device owns; handles, never pointers |
 //! | backend, stream | [`device::Queue`] | in-order asynchronous work on one device |
 //! | event | [`device::Point`] | a moment on a queue; other queues and the host can wait for it |

@@ -221,6 +221,14 @@ pub enum DeviceError {
     /// The queue was dropped or the device went away before the work was done.
     #[error("the device's queue ended before the work was done")]
     Lost,
+    /// The connection to a remote device is lost: everything that waits for it, and whatever comes later, gets this.
+    #[error("{endpoint}: connection lost: {reason}")]
+    Disconnected {
+        /// The server, as it was given: `host:port`.
+        endpoint: String,
+        /// What was seen, and where to look.
+        reason: String,
+    },
     /// Reading the bytes of an upload failed at their source.
     #[error("the source of an upload failed: {0}")]
     Source(String),

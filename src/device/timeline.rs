@@ -27,6 +27,14 @@ pub trait Progress: Send + Sync + fmt::Debug {
     /// on several at a time, and after the queue was dropped.
     fn look(&self, timeline: &Timeline);
 
+    /// Someone wants to know of moment `seq`, which is not known to be reached. True where the timeline is advanced or failed
+    /// by itself when that is known: nobody need look again. Else this looks, and whoever waits looks again and again.
+    fn ask(&self, timeline: &Timeline, seq: u64) -> bool {
+        let _ = seq;
+        self.look(timeline);
+        false
+    }
+
     /// The device's own kind of it, for queues of the same kind: see [`Point::progress`].
     fn as_any(&self) -> &dyn Any;
 }
@@ -87,6 +95,11 @@ impl Timeline {
         }
     }
 
+    /// Has `seq` looked for; whether nobody need look for it again.
+    fn ask(&self, seq: u64) -> bool {
+        self.progress.as_ref().is_none_or(|progress| progress.ask(self, seq))
+    }
+
     /// The failure that sticks to the queue, if there is one.
     pub fn failure(&self) -> Option<DeviceError> {
         self.lock().failure.clone()
@@ -120,7 +133,7 @@ impl Point {
         if known != Ok(false) || self.timeline.progress.is_none() {
             return known;
         }
-        self.timeline.look();
+        self.timeline.ask(self.seq);
         self.known()
     }
 
@@ -155,12 +168,16 @@ impl Point {
     }
 
     /// Calls `watcher` once when the point is reached or its queue fails, at once if that is so already; on whichever
-    /// thread finds out. On a timeline that is looked at nobody finds out before someone looks.
+    /// thread finds out. On a timeline that has to be looked at nobody finds out before someone looks.
     pub fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         let mut state = self.timeline.lock();
         let known = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
         match known {
-            None => state.watchers.push((self.seq, Box::new(watcher))),
+            None => {
+                state.watchers.push((self.seq, Box::new(watcher)));
+                drop(state);
+                self.timeline.ask(self.seq);
+            }
             Some(known) => {
                 drop(state);
                 watcher(known);
@@ -174,7 +191,10 @@ impl Point {
     /// # Errors
     /// The queue's failure, or [`DeviceError::Deadline`].
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
-        if self.timeline.progress.is_some() {
+        if self.known()? {
+            return Ok(());
+        }
+        if !self.timeline.ask(self.seq) {
             return self.wait_looking(deadline);
         }
         let mut state = self.timeline.lock();

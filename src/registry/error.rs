@@ -2,6 +2,7 @@
 
 use crate::cuda::NoCuda;
 use crate::device::DeviceError;
+use crate::rpc::client::ConnectError;
 use thiserror::Error;
 
 /// A list of devices that cannot be opened, or a device that cannot be registered.
@@ -45,7 +46,7 @@ pub enum RegistryError {
         devices: usize,
     },
     /// A registered device more than once in a list: it is open already, and only once.
-    #[error("{name} is in the list more than once; a device that was registered can be used once")]
+    #[error("{name} is in the list more than once; a device that was registered, or is a server's, can be used once")]
     Twice {
         /// The device.
         name: String,
@@ -72,6 +73,9 @@ pub enum RegistryError {
         /// The system's word.
         source: std::io::Error,
     },
+    /// A server cannot be reached, or is none.
+    #[error(transparent)]
+    Endpoint(#[from] ConnectError),
     /// A GPU cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -51,7 +51,7 @@ pub(super) fn open(asked: &[&Entry], options: &Options) -> Result<Vec<Arc<dyn De
         cpus.push(cpu(&place.name, threads, place.memory.unwrap_or_else(|| cpu_memory(place.share)))?);
     }
     let second = match cpus.first() {
-        _ if !options.fallback || places.iter().all(|place| place.entry.kind == DeviceKind::Cpu) => None,
+        _ if !options.fallback || !places.iter().any(Place::lacks) => None,
         Some(first) => Some(Arc::clone(first)),
         // Without work it costs a few sleeping threads.
         None => Some(cpu("CPU", threads, cpu_memory(1))?),
@@ -64,13 +64,13 @@ pub(super) fn open(asked: &[&Entry], options: &Options) -> Result<Vec<Arc<dyn De
                 devices.extend(cpus.next());
                 continue;
             }
-            Origin::Registered(device) => Arc::clone(device),
+            Origin::Registered(device) | Origin::Remote(device) => Arc::clone(device),
             Origin::Gpu(gpu) => CudaDevice::with_free(&place.name, gpu, |free| {
                 place.memory.unwrap_or_else(|| gpu_memory(free, place.share))
             })?,
         };
         devices.push(match &second {
-            Some(second) if place.entry.kind != DeviceKind::Cpu => Fallback::new(device, Arc::clone(second)),
+            Some(second) if place.lacks() => Fallback::new(device, Arc::clone(second)),
             _ => device,
         });
     }
@@ -88,6 +88,11 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
+    /// Whether there may be nodes that it does not run, and a CPU does.
+    fn lacks(&self) -> bool {
+        self.entry.kind != DeviceKind::Cpu && !matches!(self.entry.origin, Origin::Remote(_))
+    }
+
     fn new(asked: &[&'a Entry], at: usize, memory: Option<&u64>) -> Result<Place<'a>, RegistryError> {
         let entry = asked[at];
         let same = |among: &[&Entry]| among.iter().filter(|other| other.name == entry.name).count();
@@ -96,7 +101,9 @@ impl<'a> Place<'a> {
             (1, _) => entry.name.clone(),
             (_, Origin::Cpu) => format!("{}{number}", entry.name),
             (_, Origin::Gpu(_)) => format!("{}.{number}", entry.name),
-            (_, Origin::Registered(_)) => return Err(RegistryError::Twice { name: entry.name.clone() }),
+            (_, Origin::Registered(_) | Origin::Remote(_)) => {
+                return Err(RegistryError::Twice { name: entry.name.clone() });
+            }
         };
         Ok(Place { entry, name, share: share as u64, memory: memory.copied() })
     }

@@ -2,5 +2,6 @@
 //!
 //! `wire` knows bytes and no sockets; whoever moves the bytes lives beside it.
 
+pub mod client;
 pub mod server;
 pub mod wire;

@@ -2,9 +2,12 @@
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
-use fanout::device::{Account, Device, Source};
+use fanout::device::{Account, Device, DeviceError, Source};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, Place, TensorId};
+use fanout::ops::OpCode;
+use fanout::rpc::client::{Endpoint, Options};
+use fanout::rpc::server::{Config, Server};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
 use std::sync::{Arc, OnceLock};
@@ -18,16 +21,30 @@ pub struct Subject {
     pub fast: bool,
     /// Runs what `device` refuses because its tensors are not aligned; it must take everything else.
     pub misaligned: Option<Arc<dyn Device>>,
+    /// The server that `device` is behind. It ends a connection over a graph that fails, so that each run has its own.
+    pub endpoint: Option<String>,
 }
 
 impl Subject {
     pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
-        Subject { name, device, fast, misaligned: None }
+        Subject { name, device, fast, misaligned: None, endpoint: None }
     }
 
-    fn device_for(&self, graph: &Graph) -> &Arc<dyn Device> {
+    fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
+        if let Some(endpoint) = &self.endpoint {
+            return remote(endpoint);
+        }
         let aligned = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned));
-        self.misaligned.as_ref().filter(|_| !aligned).unwrap_or(&self.device)
+        Arc::clone(self.misaligned.as_ref().filter(|_| !aligned).unwrap_or(&self.device))
+    }
+
+    /// Whether a run ended as it must when `op` finds data that it does not allow. A server can only hang up.
+    pub fn found_bad(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
+        match error {
+            Some(DeviceError::Disconnected { .. }) => self.endpoint.is_some(),
+            Some(DeviceError::Data { op: of, .. }) => *of == op,
+            _ => false,
+        }
     }
 }
 
@@ -42,8 +59,22 @@ pub fn devices() -> &'static [Subject] {
             Subject::new("exact, 3 threads", cpu(3, Path::Exact), false),
             Subject::new("fast, 2 threads", cpu(2, Path::Fast), true),
             cuda_with(cpu(1, Path::Exact)),
+            served(cpu(1, Path::Exact)),
         ]
     })
+}
+
+/// A device behind a server of this process, which serves as long as that.
+fn served(device: Arc<dyn Device>) -> Subject {
+    let server = Server::bind("127.0.0.1", 0, vec![device], Config::default()).expect("a free port");
+    let endpoint = server.local_addr().to_string();
+    std::thread::spawn(move || server.run());
+    Subject { endpoint: Some(endpoint.clone()), ..Subject::new("RPC", remote(&endpoint), false) }
+}
+
+fn remote(endpoint: &str) -> Arc<dyn Device> {
+    let endpoint = Endpoint::connect(endpoint, &Options::default()).expect("a server");
+    Arc::clone(&endpoint.devices()[0])
 }
 
 /// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.

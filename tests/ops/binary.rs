@@ -1,5 +1,4 @@
 use crate::common::{Case, assert_close, at, devices, index, normal, rounding, uniform};
-use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -144,7 +143,7 @@ fn add_id_refuses_an_expert_that_is_not_there() {
         let case = case.build();
         for on in devices() {
             let error = case.try_run(on).err();
-            assert!(matches!(error, Some(DeviceError::Data { op: OpCode::AddId, .. })), "{bad}: {error:?}");
+            assert!(on.found_bad(&error, OpCode::AddId), "{bad}: {error:?}");
         }
     }
 }

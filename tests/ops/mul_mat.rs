@@ -1,5 +1,4 @@
 use crate::common::{Built, Case, Subject, at, devices, index, nmse, normal};
-use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
 use fanout::ops::unary::{Kind, Unary};
@@ -263,7 +262,7 @@ fn an_expert_that_is_not_there_is_refused() {
         let case = case.build();
         for on in devices() {
             let error = case.try_run(on).err();
-            assert!(matches!(error, Some(DeviceError::Data { op: OpCode::MulMatId, .. })), "{bad}: {error:?}");
+            assert!(on.found_bad(&error, OpCode::MulMatId), "{bad}: {error:?}");
         }
     }
 }

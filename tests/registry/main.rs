@@ -136,7 +136,8 @@ fn lists_mix_registered_devices_and_those_of_the_machine() {
         let names = |names: &[&str]| Ok(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
         assert_eq!(open("abacus", &[]), names(&["Abacus"]));
         assert_eq!(open("CPU, Abacus ,CPU,0", &[M]), names(&["CPU0", "Abacus", "CPU1", "CUDA0"]));
-        let twice = "Abacus is in the list more than once; a device that was registered can be used once";
+        let twice =
+            "Abacus is in the list more than once; a device that was registered, or is a server's, can be used once";
         assert_eq!(open("Abacus,CPU,abacus", &[M]), Err(twice.to_owned()));
         let unknown = "no device \"Abaci\"; there are: CUDA0, CPU, Abacus";
         assert_eq!(open("CPU,Abaci", &[M]), Err(unknown.to_owned()));

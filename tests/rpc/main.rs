@@ -2,6 +2,8 @@
 #![allow(clippy::panic)] // how a helper says that a test has failed
 
 mod cache;
+mod client;
+mod client_faults;
 mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;

@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Of each device.
-const MEMORY: u64 = 1 << 24;
+pub(super) const MEMORY: u64 = 1 << 24;
 
-fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
+pub(super) fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
     let cpu = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, MEMORY).unwrap() as Arc<dyn Device>;
     (0..n).map(cpu).collect()
 }
@@ -31,7 +31,7 @@ const WIDTH: usize = 32;
 
 /// Three layers, each with stored tensors of its own: `x = x + w * x`, and what a layer saw becomes rows of its cache, of
 /// which the first two are added.
-struct Network {
+pub(super) struct Network {
     task: Arc<Task>,
     inputs: [TensorId; 2],
     y: TensorId,
@@ -40,7 +40,7 @@ struct Network {
 
 impl Network {
     /// With the layers on these devices of a list.
-    fn new(devices: Vec<Arc<dyn Device>>, homes: [usize; 3], depth: usize) -> Network {
+    pub(super) fn new(devices: Vec<Arc<dyn Device>>, homes: [usize; 3], depth: usize) -> Network {
         let account = Account::new(MEMORY);
         let mut b = TaskBuilder::new();
         let x = b.input("x", DType::F32, [WIDTH, 2, 1, 1]).unwrap();
@@ -76,12 +76,12 @@ impl Network {
         Network { task: Arc::new(b.build().unwrap()), inputs: [x, row], y, scheduler }
     }
 
-    fn build(&mut self) -> Prepared {
+    pub(super) fn build(&mut self) -> Prepared {
         self.scheduler.build(&self.task).unwrap()
     }
 
     /// Submits some runs, each with other inputs, and only then waits for their results.
-    fn results(&mut self, prepared: &mut Prepared, runs: std::ops::Range<u64>) -> Vec<Vec<f32>> {
+    pub(super) fn results(&mut self, prepared: &mut Prepared, runs: std::ops::Range<u64>) -> Vec<Vec<f32>> {
         let mut tickets = Vec::new();
         for run in runs {
             let (x, rows) = input(run);
@@ -105,7 +105,7 @@ fn input(run: u64) -> (Vec<f32>, [i64; 2]) {
 }
 
 /// On one device, one run after another.
-fn wanted(runs: u64) -> Vec<Vec<f32>> {
+pub(super) fn wanted(runs: u64) -> Vec<Vec<f32>> {
     let mut network = Network::new(cpus(1), [0; 3], 1);
     let mut prepared = network.build();
     assert_eq!(prepared.plan().splits(), 1);

@@ -11,5 +11,6 @@ mod islands;
 mod mistakes;
 mod order;
 mod pipeline;
+mod servers;
 #[path = "../common/sim.rs"]
 mod sim;

@@ -41,10 +41,15 @@ pub struct Args {
     #[arg(long)]
     pub ignore_eos: bool,
 
-    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name. One that is named twice is two
-    /// devices [default: all GPUs, or the CPU if there is none].
+    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name, those of a server as host:port or
+    /// host:port/0. A GPU or CPU that is named twice is two devices [default: those of --rpc, or all GPUs, or the CPU if
+    /// there is none].
     #[arg(short, long, value_name = "LIST")]
     pub device: Option<String>,
+
+    /// RPC servers, host:port, separated by commas: all their devices, before those of --device.
+    #[arg(long, value_name = "LIST")]
+    pub rpc: Option<String>,
 
     /// Shares of the layers, one for each device, separated by commas [default: by free memory].
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]

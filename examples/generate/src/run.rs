@@ -64,11 +64,14 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
 
 fn open(args: &Args) -> anyhow::Result<Vec<Arc<Metered>>> {
     let registry = Registry::detect();
-    let list = args.device.clone().unwrap_or_else(|| {
+    let asked: Vec<&str> = args.rpc.iter().chain(&args.device).map(String::as_str).collect();
+    let list = if asked.is_empty() {
         let (list, notes) = registry.default_list();
         notes.iter().for_each(|note| log::info!("{note}"));
         list
-    });
+    } else {
+        asked.join(",")
+    };
     let options = registry::Options {
         threads: args.threads.map(usize::from),
         memory: args.mem.clone(),

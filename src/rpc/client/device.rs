@@ -1,0 +1,247 @@
+//! A remote device, and its memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use super::connection::{Connection, Progress, lock};
+use super::graph::{Code, describe, fits, unsayable};
+use super::queue::RemoteQueue;
+use crate::device::{
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Region, Support,
+};
+use crate::graph::Graph;
+use crate::ops::NodeView;
+use crate::rpc::wire::{
+    AllocBuffer, BufferClear, BufferGetBase, Command, DeviceCount, GetAlignment, GetAllocSize, GetDeviceMemory,
+    GetMaxSize, Request, Response, TENSOR_RECORD, TensorRecord,
+};
+use crate::tensor::{DType, TensorDesc};
+
+/// More devices than any server has.
+const MAX_DEVICES: u32 = 4096;
+
+/// More than any device's alignment.
+const MAX_ALIGNMENT: u64 = 1 << 20;
+
+/// Bytes of the buffer that is read to prove a device's work.
+const PROBE: u64 = 64;
+
+/// Rows of quantised tensors that are no multiple of this have padding on some devices.
+const PADDED_ROW: usize = 512;
+
+/// Type, shape and strides of a tensor.
+type Layout = (DType, [usize; 4], [usize; 4]);
+
+/// A device behind an endpoint.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) connection: Arc<Connection>,
+    pub(super) index: u32,
+    pub(super) info: DeviceInfo,
+    pub(super) progress: Arc<Progress>,
+    sizes: Mutex<HashMap<Layout, u64>>,
+    /// Whether there is a byte to read for proofs: made for the first queue, and there as long as the connection.
+    probed: Mutex<bool>,
+}
+
+/// What the contract knows.
+#[derive(Debug)]
+struct RemoteDevice(Arc<Remote>);
+
+/// A buffer of a server, freed when dropped.
+#[derive(Debug)]
+pub(super) struct Memory {
+    connection: Arc<Connection>,
+    pub(super) device: u32,
+    pub(super) handle: u64,
+    /// The address of its first byte.
+    pub(super) base: u64,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.connection.free(self.handle);
+    }
+}
+
+impl Memory {
+    pub(super) fn is_of(&self, connection: &Arc<Connection>) -> bool {
+        Arc::ptr_eq(&self.connection, connection)
+    }
+}
+
+/// The memory of a region.
+pub(super) fn memory(region: &Region) -> Result<&Memory, DeviceError> {
+    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+}
+
+/// The devices of a server.
+pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
+    let reply = connection.call(&Request::DeviceCount(DeviceCount {}), 4)?;
+    let count = match Response::decode(Command::DeviceCount, &reply) {
+        Ok(Response::DeviceCount(count @ 1..=MAX_DEVICES)) => count,
+        Ok(Response::DeviceCount(count)) => return Err(connection.fault(format!("the server has {count} devices"))),
+        other => return Err(connection.fault(format!("the server answered DEVICE_COUNT with {other:?}"))),
+    };
+    (0..count).map(|index| open(connection, index)).collect()
+}
+
+fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
+    let alignment = number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
+    let max_buffer = number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
+    if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+        return Err(connection.fault(format!("the server says that device {index} aligns to {alignment} bytes")));
+    }
+    if max_buffer == 0 {
+        return Err(connection.fault(format!("the server says that device {index} has no buffers")));
+    }
+    let info = DeviceInfo {
+        name: format!("{}/{index}", connection.endpoint()),
+        description: format!("device {index} of the RPC server {}", connection.endpoint()),
+        // Servers do not say what it is; it is not the host's memory.
+        kind: DeviceKind::Gpu,
+        alignment,
+        max_buffer: max_buffer.min(i64::MAX as u64),
+        domain: connection.domain(),
+        caps: Caps { asynchronous: true, events: true, ..Caps::default() },
+    };
+    let progress = connection.add_device()?;
+    Ok(Arc::new(RemoteDevice(Arc::new(Remote {
+        connection: Arc::clone(connection),
+        index,
+        info,
+        progress,
+        sizes: Mutex::default(),
+        probed: Mutex::default(),
+    }))))
+}
+
+/// The answer to a request for one number.
+fn number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceError> {
+    let reply = connection.call(request, 8)?;
+    match Response::decode(request.command(), &reply) {
+        Ok(
+            Response::GetAlignment(n)
+            | Response::GetMaxSize(n)
+            | Response::BufferGetBase(n)
+            | Response::GetAllocSize(n),
+        ) => Ok(n),
+        other => Err(connection.fault(format!("the server answered {} with {other:?}", request.command()))),
+    }
+}
+
+impl Remote {
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        let request = Request::GetDeviceMemory(GetDeviceMemory { device: self.index });
+        let reply = self.connection.call(&request, 16)?;
+        match Response::decode(Command::GetDeviceMemory, &reply) {
+            Ok(Response::GetDeviceMemory(has)) => Ok(MemoryInfo { free: has.free.min(has.total), total: has.total }),
+            other => Err(self.connection.fault(format!("the server answered GET_DEVICE_MEMORY with {other:?}"))),
+        }
+    }
+
+    /// A buffer with whatever is in it: its handle and the address of its first byte.
+    fn allocate(&self, bytes: u64) -> Result<(u64, u64), DeviceError> {
+        let request = Request::AllocBuffer(AllocBuffer { device: self.index, size: bytes });
+        let reply = self.connection.call(&request, 16)?;
+        let made = match Response::decode(Command::AllocBuffer, &reply) {
+            Ok(Response::AllocBuffer(made)) => made,
+            other => return Err(self.connection.fault(format!("the server answered ALLOC_BUFFER with {other:?}"))),
+        };
+        if made.remote_ptr == 0 {
+            let MemoryInfo { free, total } = self.memory()?;
+            return Err(DeviceError::OutOfMemory { asked: bytes, left: free, limit: total });
+        }
+        let base = Request::BufferGetBase(BufferGetBase { remote_ptr: made.remote_ptr });
+        let base = number(&self.connection, &base)?;
+        if made.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
+            let size = made.remote_size;
+            let reason = format!("the server made a buffer of {size} bytes at {base:#x}, {bytes} were asked for");
+            return Err(self.connection.fault(reason));
+        }
+        Ok((made.remote_ptr, base))
+    }
+
+    /// Makes sure that there is a byte to read.
+    fn probe(&self) -> Result<(), DeviceError> {
+        let mut probed = lock(&self.probed);
+        if !*probed {
+            let (handle, base) = self.allocate(PROBE)?;
+            self.connection.set_probe(self.index, row(handle, base, 1))?;
+            *probed = true;
+        }
+        Ok(())
+    }
+}
+
+/// A part of a buffer as a row of bytes; `len` is below 2^32.
+pub(super) fn bytes(memory: &Memory, offset: u64, len: u64) -> TensorRecord {
+    row(memory.handle, memory.base + offset, len)
+}
+
+fn row(buffer: u64, data: u64, len: u64) -> TensorRecord {
+    let mut record = TensorRecord { buffer, data, ..TensorRecord::decode(&[0; TENSOR_RECORD]) };
+    let len = len as u32;
+    record.dtype = DType::I8.to_wire();
+    (record.ne, record.nb) = ([len, 1, 1, 1], [1, len, len, len]);
+    record
+}
+
+impl Device for RemoteDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        self.0.memory()
+    }
+
+    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        let charge = account.charge(bytes)?;
+        // Not every server has buffers of nothing.
+        let (handle, base) = self.0.allocate(bytes.max(1))?;
+        let memory = Memory { connection: Arc::clone(&self.0.connection), device: self.0.index, handle, base };
+        // Not every server gives memory that is zeroed.
+        let clear = Request::BufferClear(BufferClear { remote_ptr: handle, value: 0 });
+        self.0.connection.turn(|turn| {
+            turn.number(&self.0.progress);
+            turn.tell(&clear)
+        })?;
+        Ok(Buffer::new(&self.0.info.name, bytes, Box::new(memory), Box::new(charge)))
+    }
+
+    /// Asked only for tensors that a server may pad, once for each kind of them.
+    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        let extent = tensor.extent() as u64;
+        if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW) || !fits(tensor) {
+            return extent;
+        }
+        let key = (tensor.dtype(), tensor.ne(), tensor.nb());
+        if let Some(&size) = lock(&self.0.sizes).get(&key) {
+            return size;
+        }
+        let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
+        let tensor = TensorRecord { id: 1, ..describe(tensor) };
+        let request = Request::GetAllocSize(GetAllocSize { device: self.0.index, tensor, srcs: &none });
+        // A connection that is lost says so to whoever allocates.
+        let size = number(&self.0.connection, &request).map_or(extent, |size| size.max(extent));
+        lock(&self.0.sizes).insert(key, size);
+        size
+    }
+
+    /// A server does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do not.
+    fn support(&self, node: NodeView<'_>) -> Support {
+        unsayable(&node).map_or(Support::Yes, Support::No)
+    }
+
+    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        self.0.connection.unbroken()?;
+        let code = Code::new(&graph, &self.0)?;
+        Ok(Program::new(graph, Box::new(code)))
+    }
+
+    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        self.0.probe()?;
+        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.0))?))
+    }
+}

@@ -1,0 +1,228 @@
+//! A graph as the body of a GRAPH_COMPUTE.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::connection::{Connection, lock};
+use super::device::{Remote, memory};
+use crate::device::{DeviceError, Region, Unsupported};
+use crate::graph::{Graph, Node, Tensor, TensorId};
+use crate::ops::{NodeView, OpCode};
+use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord};
+use crate::tensor::TensorDesc;
+
+/// Nodes of one message: so many, with all that they read, stay below what servers take in one.
+const NODES: usize = 8192;
+
+/// Bodies that a program keeps: one for each copy of its inputs that a scheduler alternates between.
+const BODIES: usize = 16;
+
+/// Counts the bodies of this process.
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+/// A whole GRAPH_COMPUTE message, bound to buffers.
+pub(super) struct Body {
+    id: u64,
+    frame: Vec<u8>,
+}
+
+impl Body {
+    /// A number that no other body of this process has.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn frame(&self) -> &[u8] {
+        &self.frame
+    }
+}
+
+/// A program of a remote device.
+pub(super) struct Code {
+    connection: Arc<Connection>,
+    device: u32,
+    /// Nodes of each message.
+    parts: Vec<Range<usize>>,
+    /// By the regions that they are bound to, those used last at the end.
+    bodies: Mutex<Vec<(Key, Arc<[Body]>)>>,
+}
+
+/// Buffers, by numbers that are never used again, and offsets of the bound regions.
+type Key = Vec<(u64, u64)>;
+
+/// What of a node the wire cannot say.
+pub(super) fn unsayable(node: &NodeView<'_>) -> Option<Unsupported> {
+    let srcs = (0..crate::ops::MAX_SRC).filter_map(|i| node.srcs.get(i));
+    let large = srcs.chain([node.dst]).find(|desc| !fits(desc))?;
+    let reason = format!("a tensor of shape {:?}: the RPC protocol has dimensions below 2^32", large.ne());
+    Some(Unsupported { op: node.op.code(), reason })
+}
+
+impl Code {
+    /// Checks that a graph can be sent.
+    pub(super) fn new(graph: &Graph, remote: &Remote) -> Result<Code, DeviceError> {
+        for node in graph.nodes() {
+            let view = graph.view(node).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))?;
+            if let Some(no) = unsayable(&view) {
+                return Err(no.into());
+            }
+        }
+        let count = graph.nodes().len();
+        let parts = (0..count).step_by(NODES).map(|from| from..(from + NODES).min(count)).collect();
+        Ok(Code { connection: Arc::clone(&remote.connection), device: remote.index, parts, bodies: Mutex::default() })
+    }
+
+    pub(super) fn is_of(&self, remote: &Remote) -> bool {
+        Arc::ptr_eq(&self.connection, &remote.connection) && self.device == remote.index
+    }
+
+    /// The messages that run the graph on these regions.
+    pub(super) fn bodies(&self, graph: &Graph, bindings: &[Region]) -> Result<Arc<[Body]>, DeviceError> {
+        let key: Key = bindings.iter().map(|region| (region.buffer().id(), region.offset())).collect();
+        let mut bodies = lock(&self.bodies);
+        if let Some(at) = bodies.iter().position(|(of, _)| *of == key) {
+            bodies[at..].rotate_left(1);
+            return bodies.last().map(|(_, body)| Arc::clone(body)).ok_or(DeviceError::Lost);
+        }
+        let made = self.parts.iter().map(|part| body(graph, part.clone(), self.device, bindings));
+        let made: Arc<[Body]> = made.collect::<Result<_, _>>()?;
+        if bodies.len() == BODIES {
+            bodies.remove(0);
+        }
+        bodies.push((key, Arc::clone(&made)));
+        Ok(made)
+    }
+}
+
+fn body(graph: &Graph, nodes: Range<usize>, device: u32, bindings: &[Region]) -> Result<Body, DeviceError> {
+    let mut records = Records { graph, bindings, ids: HashMap::new(), order: Vec::new(), encoded: Vec::new() };
+    let nodes = graph.nodes().get(nodes).unwrap_or_default();
+    for id in nodes.iter().flat_map(|node| node.srcs.into_iter().flatten().chain([node.dst])) {
+        records.note(id);
+    }
+    let mut computed = HashMap::with_capacity(nodes.len());
+    let mut listed = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let id = records.ids.get(&node.dst).copied().unwrap_or(0);
+        match computed.entry(node.dst) {
+            std::collections::hash_map::Entry::Vacant(first) => {
+                first.insert(node);
+                listed.push(id);
+            }
+            // A tensor that is written again: the same bytes under another id, which is listed where the node is.
+            std::collections::hash_map::Entry::Occupied(_) => listed.push(records.again(node)?),
+        }
+    }
+    for id in std::mem::take(&mut records.order) {
+        records.encode(id, computed.get(&id).copied())?;
+    }
+    let listed: Vec<_> = listed.into_iter().map(u64::to_le_bytes).collect();
+    let bug = |e| DeviceError::Bug(format!("a graph that no message holds: {e}"));
+    let graph = GraphCompute::new(device, &listed, &records.encoded).map_err(bug)?;
+    let mut frame = Vec::new();
+    Request::GraphCompute(graph).encode(&mut frame);
+    Ok(Body { id: NUMBER.fetch_add(1, Ordering::Relaxed), frame })
+}
+
+/// The records of a graph in the making.
+struct Records<'a> {
+    graph: &'a Graph,
+    bindings: &'a [Region],
+    /// From 1; 0 is none.
+    ids: HashMap<TensorId, u64>,
+    /// The tensors of the ids, in their order.
+    order: Vec<TensorId>,
+    encoded: Vec<[u8; TENSOR_RECORD]>,
+}
+
+impl Records<'_> {
+    fn note(&mut self, id: TensorId) {
+        let next = self.order.len() as u64 + 1;
+        self.ids.entry(id).or_insert_with(|| {
+            self.order.push(id);
+            next
+        });
+    }
+
+    fn encode(&mut self, id: TensorId, node: Option<&Node>) -> Result<(), DeviceError> {
+        let tensor = self.tensor(id)?;
+        let number = self.ids.get(&id).copied().unwrap_or(0);
+        let mut record = self.record(number, tensor)?;
+        match node {
+            Some(node) => self.compute(&mut record, node),
+            None => self.show(&mut record, tensor),
+        }
+        self.encoded.push(record.encode());
+        Ok(())
+    }
+
+    /// Another record of a node's destination.
+    fn again(&mut self, node: &Node) -> Result<u64, DeviceError> {
+        // Above those of all tensors.
+        let number = self.graph.tensors().len() as u64 + 1 + self.encoded.len() as u64;
+        let mut record = self.record(number, self.tensor(node.dst)?)?;
+        self.compute(&mut record, node);
+        self.encoded.push(record.encode());
+        Ok(number)
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<&Tensor, DeviceError> {
+        self.graph.tensor(id).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))
+    }
+
+    fn record(&self, id: u64, tensor: &Tensor) -> Result<TensorRecord, DeviceError> {
+        let mut record = TensorRecord { id, ..describe(&tensor.desc) };
+        record.use_count = tensor.uses.map_or(0, |n| i32::try_from(n).unwrap_or(i32::MAX));
+        if let Some(place) = tensor.place {
+            let unbound = DeviceError::Misuse("the bindings do not fit the program's slots");
+            let region = self.bindings.get(place.slot as usize).ok_or(unbound)?;
+            let memory = memory(region)?;
+            (record.buffer, record.data) = (memory.handle, memory.base + region.offset() + place.offset as u64);
+        }
+        Ok(record)
+    }
+
+    fn compute(&self, record: &mut TensorRecord, node: &Node) {
+        record.op = node.op.code().to_wire();
+        record.op_params = node.op.encode().0;
+        record.flags = TensorRecord::FLAG_COMPUTE;
+        for (i, (slot, src)) in record.src.iter_mut().zip(node.srcs).enumerate() {
+            *slot = match src {
+                Some(src) => self.ids.get(&src).copied().unwrap_or(0),
+                // Where only the destination says what is written, the wire wants it said: a CPY names itself.
+                None if node.op.writes_onto(i) => record.id,
+                None => 0,
+            };
+        }
+    }
+
+    /// A tensor that re-describes another one of this message: from that a server may learn that a result need not be
+    /// written for it.
+    fn show(&self, record: &mut TensorRecord, view: &Tensor) {
+        let shown = view.view_of.and_then(|of| Some((*self.ids.get(&of)?, self.graph.tensor(of)?)));
+        let Some((of, shown)) = shown else { return };
+        let (Some(here), Some(there)) = (view.place, shown.place) else { return };
+        let offset = here.offset.checked_sub(there.offset).filter(|_| here.slot == there.slot);
+        if let Some(offset) = offset {
+            (record.op, record.src[0]) = (OpCode::View.to_wire(), of);
+            (record.view_src, record.view_offs) = (of, offset as u64);
+        }
+    }
+}
+
+/// Whether a tensor's dimensions fit the wire.
+pub(super) fn fits(desc: &TensorDesc) -> bool {
+    desc.ne().into_iter().all(|n| u32::try_from(n).is_ok())
+}
+
+/// A tensor's type, shape and strides, whose dimensions are known to fit.
+pub(super) fn describe(desc: &TensorDesc) -> TensorRecord {
+    let mut record = TensorRecord::decode(&[0; TENSOR_RECORD]);
+    record.dtype = desc.dtype().to_wire();
+    record.ne = desc.ne().map(|n| n as u32);
+    // The wire keeps the low half of strides, and servers know how to make it whole.
+    record.nb = desc.nb().map(|n| n as u32);
+    record
+}

@@ -1,0 +1,95 @@
+//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, as devices of this process.
+//!
+//! ```no_run
+//! use fanout::rpc::client::{Endpoint, Options};
+//!
+//! let endpoint = Endpoint::connect("10.0.0.5:50052", &Options::default())?;
+//! for device in endpoint.devices() {
+//!     println!("{}: {} bytes free", device.info().name, device.memory()?.free);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! ```text
+//! device ─┬─► queue ──► connection (one writer at a time, requests in order) ══► server
+//!         │     │           ▲ errands: buffers to free, proofs that someone waits for
+//!         │     ▼           │
+//!         │   proof ◄──── reader (replies in order) ◄════════════════════════════ server
+//!         └─► graph (a Graph as the body of a GRAPH_COMPUTE)
+//! ```
+//!
+//! - All devices and queues of an endpoint share one connection. A server takes its messages in order, also across devices,
+//!   so that work on one endpoint needs no waiting for each other: a copy between two of its devices is a message.
+//! - A request that has no reply is written and forgotten. The others wait in order; a thread reads their replies.
+//! - The protocol has no word for "done". A [`Point`](crate::device::Point) is proved by the reply to a later read of the
+//!   same device: one that was sent anyway, or one of a single byte, which is sent when somebody asks for the point. Where
+//!   that turns out to be late, because more work has been sent meanwhile, the queue's later points send it at once.
+//! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
+//!   is due, is lost: [`DeviceError::Disconnected`](crate::device::DeviceError::Disconnected) for all that waits, at once,
+//!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
+//! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
+
+mod connect;
+mod connection;
+mod device;
+mod graph;
+mod proof;
+mod queue;
+mod reader;
+
+pub use connect::ConnectError;
+
+use crate::device::Device;
+use connection::Connection;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How to speak to a server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// From the first attempt to connect to the end of the handshake.
+    pub connect_timeout: Duration,
+    /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
+    /// before a read counts: a server must be able to do it in this time.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { connect_timeout: Duration::from_secs(10), patience: Duration::from_secs(60) }
+    }
+}
+
+/// A connection to a server, and the devices that it offers. The connection lives as long as this, or anything made by one
+/// of its devices.
+#[derive(Debug)]
+pub struct Endpoint {
+    connection: Arc<Connection>,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+impl Endpoint {
+    /// Connects to `host:port` (`[host]:port` for an IPv6 address) and asks which devices there are. They are named
+    /// `host:port/0`, `host:port/1` and so on, with the endpoint as it is given here.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer, or
+    /// speaks another version.
+    pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
+        let stream = connect::connect(endpoint, options)?;
+        let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
+        let connection = Connection::start(endpoint, stream, options.patience).map_err(failed)?;
+        let devices = device::enumerate(&connection)?;
+        Ok(Endpoint { connection, devices })
+    }
+
+    /// The devices, in the server's order.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// The server, as it was given to [`Endpoint::connect`].
+    pub fn name(&self) -> &str {
+        self.connection.endpoint()
+    }
+}

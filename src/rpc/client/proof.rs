@@ -1,0 +1,180 @@
+//! What proves that a point is reached: replies to reads that were sent after it.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use super::connection::{Connection, lock};
+use crate::device::{DeviceError, Progress, Timeline};
+use crate::rpc::wire::Command;
+
+/// Messages that must be done, as the last one of each device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs(Vec<(u32, u64)>);
+
+impl Needs {
+    pub(super) fn add(&mut self, device: u32, number: u64) {
+        match self.0.iter_mut().find(|(of, _)| *of == device) {
+            Some((_, last)) => *last = number.max(*last),
+            None => self.0.push((device, number)),
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &Needs) {
+        other.iter().for_each(|(device, number)| self.add(device, number));
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.0.iter().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The marks of one queue on their way to being proved.
+#[derive(Debug)]
+pub(super) struct Track {
+    connection: Arc<Connection>,
+    timeline: OnceLock<Weak<Timeline>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Marks whose place among the messages is known, in order, until they are proved.
+    marks: VecDeque<(u64, Needs)>,
+    /// The last of them, and the last that was made.
+    placed: u64,
+    made: u64,
+    /// The last that somebody has asked for.
+    wanted: u64,
+    /// Whether marks are asked for as soon as they are placed: somebody has asked too late before.
+    eager: bool,
+}
+
+/// What is known of the work before a mark.
+pub(super) enum Before {
+    /// All that has to be done has been sent, and what of it may not be done yet is this.
+    Sent(Needs),
+    /// Some of it has yet to be sent.
+    Unsent,
+}
+
+impl Track {
+    /// A queue's timeline with its track.
+    pub(super) fn new(connection: &Arc<Connection>) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
+        let track =
+            Arc::new(Track { connection: Arc::clone(connection), timeline: OnceLock::new(), state: Mutex::default() });
+        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
+        track.timeline.get_or_init(|| Arc::downgrade(&timeline));
+        connection.register(&track)?;
+        Ok((track, timeline))
+    }
+
+    pub(super) fn is_of(&self, connection: &Arc<Connection>) -> bool {
+        Arc::ptr_eq(&self.connection, connection)
+    }
+
+    fn timeline(&self) -> Option<Arc<Timeline>> {
+        self.timeline.get().and_then(Weak::upgrade)
+    }
+
+    /// Mark `seq` stands behind these messages.
+    pub(super) fn place(&self, seq: u64, needs: &Needs) {
+        let mut state = lock(&self.state);
+        state.marks.push_back((seq, needs.clone()));
+        state.placed = seq;
+        let ask = state.eager || seq <= state.wanted;
+        drop(state);
+        self.settle();
+        if ask {
+            self.connection.prove(needs);
+        }
+    }
+
+    /// Whether mark `seq` has its place.
+    pub(super) fn has_placed(&self, seq: u64) -> bool {
+        lock(&self.state).placed >= seq
+    }
+
+    /// What has to be done before mark `seq` is reached.
+    pub(super) fn before(&self, seq: u64) -> Result<Before, DeviceError> {
+        let state = lock(&self.state);
+        let needs = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, needs)| needs.clone());
+        if needs.is_none() && state.placed >= seq {
+            return Ok(Before::Sent(Needs::default()));
+        }
+        drop(state);
+        match self.timeline().and_then(|timeline| timeline.failure()) {
+            Some(failure) => Err(failure),
+            None => Ok(needs.map_or(Before::Unsent, Before::Sent)),
+        }
+    }
+
+    /// Tells the timeline of marks that are proved.
+    pub(super) fn settle(&self) {
+        let mut reached = None;
+        let mut state = lock(&self.state);
+        let done = |device| self.connection.progress(device).map_or(0, |progress| progress.done());
+        while let Some((seq, _)) = state.marks.pop_front_if(|(_, needs)| needs.iter().all(|(of, n)| done(of) >= n)) {
+            reached = Some(seq);
+        }
+        drop(state);
+        if let (Some(seq), Some(timeline)) = (reached, self.timeline()) {
+            timeline.advance(seq);
+        }
+    }
+
+    pub(super) fn fail(&self, error: &DeviceError) {
+        if let Some(timeline) = self.timeline() {
+            timeline.fail(error.clone());
+        }
+    }
+
+    /// Mark `seq` is made, and will have its place.
+    pub(super) fn make(&self, seq: u64) {
+        lock(&self.state).made = seq;
+    }
+
+    /// Marks that have no place yet will never have one. The others may yet be proved.
+    pub(super) fn end(&self) {
+        let state = lock(&self.state);
+        let unplaced = state.made > state.placed;
+        drop(state);
+        if unplaced {
+            self.fail(&DeviceError::Lost);
+        }
+    }
+
+    /// The server says that it has not done what this queue asked for.
+    pub(super) fn refused(&self, command: Command) {
+        let (device, call) = (self.connection.endpoint().to_owned(), command.name());
+        self.fail(&DeviceError::Driver { device, call, reason: "the server says that it has not done it".to_owned() });
+    }
+}
+
+impl Progress for Track {
+    /// There is nothing to look at: replies tell the timeline.
+    fn look(&self, _: &Timeline) {}
+
+    fn ask(&self, _: &Timeline, seq: u64) -> bool {
+        let mut state = lock(&self.state);
+        state.wanted = state.wanted.max(seq);
+        let needs = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, needs)| needs.clone());
+        if let Some(needs) = &needs {
+            let late = |(device, number)| self.connection.progress(device).is_some_and(|p| p.late(number));
+            state.eager |= needs.iter().any(late);
+        }
+        drop(state);
+        if let Some(needs) = &needs {
+            self.connection.prove(needs);
+        }
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
