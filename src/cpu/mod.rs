@@ -62,7 +62,7 @@ impl CpuDevice {
             alignment: ALIGNMENT,
             max_buffer: memory,
             domain: "host".to_owned(),
-            caps: Caps { asynchronous: true, pinned: false, import_host: true, events: true },
+            caps: Caps { asynchronous: true, pinned: false, import_host: true, events: true, ..Caps::default() },
         };
         let (pool, account) = (Mutex::new(Arc::new(Pool::new(threads)?)), Account::new(memory));
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
@@ -166,7 +166,7 @@ impl Device for CpuDevice {
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let this = self.this.upgrade().ok_or(DeviceError::Lost)?;
+        let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
         Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(account))?))
     }
 }

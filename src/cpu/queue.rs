@@ -281,7 +281,7 @@ impl Scratch {
             })?;
             self.0 = Some((memory, charge));
         }
-        self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Lost)
+        self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Ended)
     }
 }
 
@@ -358,6 +358,6 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
     }
 }

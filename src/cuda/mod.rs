@@ -89,7 +89,7 @@ impl CudaDevice {
             alignment: ALIGNMENT,
             max_buffer: core.account.limit().min(gpu.memory),
             domain: "cuda".to_owned(),
-            caps: Caps { asynchronous: true, pinned: true, import_host: false, events: true },
+            caps: Caps { asynchronous: true, pinned: true, import_host: false, events: true, ..Caps::default() },
         };
         Ok(Arc::new(CudaDevice { info, core }))
     }

@@ -91,7 +91,7 @@ impl CudaQueue {
     }
 
     fn stream(&self) -> Result<&Stream, DeviceError> {
-        self.stream.as_ref().ok_or(DeviceError::Lost)
+        self.stream.as_ref().ok_or(DeviceError::Ended)
     }
 
     /// Keeps something until the work that is submitted next is done. Before that work: it may fail half-way.
@@ -207,7 +207,7 @@ impl CudaQueue {
     /// Copies from another device.
     fn copy_over(&mut self, from: (&Memory, u64), to: (&Memory, u64), bytes: u64) -> Result<(), DeviceError> {
         let source = from.0.core();
-        let stream = self.stream.as_ref().ok_or(DeviceError::Lost)?;
+        let stream = self.stream.as_ref().ok_or(DeviceError::Ended)?;
         let way = match self.ways.entry(source.gpu.ordinal) {
             Entry::Occupied(way) => way.into_mut(),
             Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
@@ -389,7 +389,7 @@ impl Drop for Rest {
 impl Drop for CudaQueue {
     /// Whoever drops a queue does not wait: a thread keeps what the device still needs until its work is done.
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
         self.marks.forget(u64::MAX);
         // Nobody may come any more for whom it waits. No greater number: the device compares by the sign of the difference.
         let lap = (self.gates / GATES + 1) as u32;

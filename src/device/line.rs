@@ -68,7 +68,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
     /// As [`Line::idle`], once that is so.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] when the thread is gone; [`DeviceError::Deadline`].
+    /// [`DeviceError::Ended`] when the thread is gone; [`DeviceError::Deadline`].
     pub(crate) fn idle_by(&self, deadline: Instant) -> Result<Box<X>, DeviceError> {
         let mut state = self.lock();
         loop {
@@ -78,7 +78,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
                 return Ok(executor);
             }
             if state.ended {
-                return Err(DeviceError::Lost);
+                return Err(DeviceError::Ended);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -92,7 +92,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
     /// Leaves a command to the thread, with the executor if that is here. Waits for room.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] when the thread is gone.
+    /// [`DeviceError::Ended`] when the thread is gone.
     pub(crate) fn hand_over(&self, command: C, executor: &mut Option<Box<X>>) -> Result<(), DeviceError> {
         let mut state = self.lock();
         while state.pending.len() >= DEPTH || (state.staged > 0 && state.staged + command.staged() > STAGED) {
@@ -103,7 +103,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.ended {
-            return Err(DeviceError::Lost);
+            return Err(DeviceError::Ended);
         }
         if let Some(executor) = executor.take() {
             state.executor = Some(executor);

@@ -68,8 +68,8 @@ pub struct DeviceInfo {
     pub alignment: u64,
     /// Largest buffer in bytes.
     pub max_buffer: u64,
-    /// Devices of one domain copy from each other's memory by themselves ([`Queue::copy_from`]); between two domains bytes go
-    /// through the host.
+    /// Devices of one domain copy from each other's memory by themselves ([`Queue::copy_from`]). Between two domains bytes go
+    /// through the host, unless [`Device::copies_from`] says better.
     pub domain: String,
     /// What it can do beyond what every device does.
     pub caps: Caps,
@@ -86,6 +86,30 @@ pub struct Caps {
     pub import_host: bool,
     /// [`Queue::wait`] returns at once for a point of its domain: what comes later waits, and the caller does not.
     pub events: bool,
+    /// It may find tensors on a disk of its own, by their digests ([`Queue::recall`]).
+    pub recalls: bool,
+}
+
+/// What the bytes of a tensor are, without the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Known<'a> {
+    /// BLAKE3 of the bytes.
+    pub digest: [u8; 32],
+    /// The name that the tensor has in a model's file: where to look first.
+    pub name: &'a str,
+}
+
+/// What has gone over the connection of a device that is behind one. Devices of one endpoint share it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// The server, as it was given: `host:port`.
+    pub endpoint: String,
+    /// Bytes from here to there.
+    pub sent: u64,
+    /// Bytes from there to here.
+    pub received: u64,
+    /// How often somebody here had to wait for the server.
+    pub waits: u64,
 }
 
 /// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
@@ -220,13 +244,21 @@ pub enum DeviceError {
     },
     /// The queue was dropped or the device went away before the work was done.
     #[error("the device's queue ended before the work was done")]
-    Lost,
+    Ended,
     /// The connection to a remote device is lost: everything that waits for it, and whatever comes later, gets this.
     #[error("{endpoint}: connection lost: {reason}")]
-    Disconnected {
+    Lost {
         /// The server, as it was given: `host:port`.
         endpoint: String,
         /// What was seen, and where to look.
+        reason: String,
+    },
+    /// What failed behind a server, in its own words.
+    #[error("{device}: {reason}")]
+    Remote {
+        /// The device's name.
+        device: String,
+        /// What the server says.
         reason: String,
     },
     /// Reading the bytes of an upload failed at their source.
@@ -269,6 +301,17 @@ pub trait Device: Send + Sync + Debug {
     /// What it uses of the hardware and how it is set, as of now; each name once.
     fn features(&self) -> Vec<Feature> {
         Vec::new()
+    }
+
+    /// What has gone over the connection to it, if it is behind one.
+    fn link(&self) -> Option<Link> {
+        None
+    }
+
+    /// Whether queues of this device copy from `other`'s memory by themselves ([`Queue::copy_from`]). Those of one domain
+    /// do; two servers may, where one may dial the other, which is asked for here, once.
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info().domain == other.domain
     }
 
     /// Free and total memory now.
@@ -358,6 +401,25 @@ pub trait Queue: Send {
     /// # Errors
     /// As [`Queue::upload`].
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError>;
+
+    /// Reads several regions, in order with the queue's other work; behind a connection all of them cost one message.
+    ///
+    /// # Errors
+    /// As [`Queue::upload`].
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        srcs.iter().map(|src| self.download(src.clone())).collect()
+    }
+
+    /// Fills a region with bytes that the device may find itself, on a disk of its own, and has verified: as an upload of
+    /// them. The ticket brings one byte: 1 where they were found, and otherwise 0, with anything in the region. Several may be
+    /// under way at once.
+    ///
+    /// # Errors
+    /// As [`Queue::upload`].
+    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
+        let (_, _, _) = (dst, tensor, known);
+        Ok(Ticket::ready(vec![0]))
+    }
 
     /// Sets every byte of a region.
     ///

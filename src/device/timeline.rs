@@ -257,7 +257,7 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Lost`].
+/// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Ended`].
 #[derive(Debug)]
 pub struct TicketSender(crossbeam::channel::Sender<Result<Vec<u8>, DeviceError>>);
 
@@ -281,7 +281,7 @@ impl Ticket {
     /// Blocks until the bytes are there, the queue fails, or the deadline passes.
     ///
     /// # Errors
-    /// The queue's failure, [`DeviceError::Lost`], or [`DeviceError::Deadline`].
+    /// The queue's failure, [`DeviceError::Ended`], or [`DeviceError::Deadline`].
     pub fn wait(self, deadline: Option<Instant>) -> Result<Vec<u8>, DeviceError> {
         use crossbeam::channel::RecvTimeoutError;
         let coming = match self.0 {
@@ -290,11 +290,11 @@ impl Ticket {
             Bytes::Coming(coming) => coming,
         };
         match deadline {
-            None => coming.recv().unwrap_or(Err(DeviceError::Lost)),
+            None => coming.recv().unwrap_or(Err(DeviceError::Ended)),
             Some(at) => match coming.recv_deadline(at) {
                 Ok(result) => result,
                 Err(RecvTimeoutError::Timeout) => Err(DeviceError::Deadline("a download")),
-                Err(RecvTimeoutError::Disconnected) => Err(DeviceError::Lost),
+                Err(RecvTimeoutError::Disconnected) => Err(DeviceError::Ended),
             },
         }
     }
@@ -320,10 +320,10 @@ mod tests {
         assert_eq!(a.poll(), Ok(false));
         assert_eq!(a.wait(Some(Instant::now())), Err(DeviceError::Deadline("a point on a queue")));
         line.advance(1);
-        line.fail(DeviceError::Lost);
+        line.fail(DeviceError::Ended);
         line.fail(DeviceError::Misuse("a later failure does not replace the first"));
         assert_eq!((a.poll(), a.wait(None)), (Ok(true), Ok(())));
-        assert_eq!((b.poll(), b.wait(None)), (Err(DeviceError::Lost), Err(DeviceError::Lost)));
+        assert_eq!((b.poll(), b.wait(None)), (Err(DeviceError::Ended), Err(DeviceError::Ended)));
     }
 
     #[test]
@@ -337,10 +337,10 @@ mod tests {
         assert!(rx.try_recv().is_err());
         line.advance(2);
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(1, Ok(())), (2, Ok(()))]);
-        line.fail(DeviceError::Lost);
+        line.fail(DeviceError::Ended);
         watch(2);
         watch(4);
-        let lost = Err(DeviceError::Lost);
+        let lost = Err(DeviceError::Ended);
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(3, lost.clone()), (2, Ok(())), (4, lost)]);
     }
 
@@ -348,6 +348,6 @@ mod tests {
     fn a_dropped_sender_is_a_lost_ticket() {
         let (tx, ticket) = Ticket::new();
         drop(tx);
-        assert_eq!(ticket.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Lost));
+        assert_eq!(ticket.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
     }
 }

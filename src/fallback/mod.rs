@@ -162,7 +162,7 @@ impl Device for Fallback {
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let this = self.this.upgrade().ok_or(DeviceError::Lost)?;
+        let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
         Ok(Box::new(queue::FallbackQueue::new(this, account)?))
     }
 }

@@ -104,12 +104,12 @@ impl Queue for FallbackQueue {
             return Err(DeviceError::Misuse("an upload's length is not its region's"));
         }
         if dst.bytes() > PIECE {
-            let thread = self.thread.as_ref().ok_or(DeviceError::Lost)?;
+            let thread = self.thread.as_ref().ok_or(DeviceError::Ended)?;
             self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
             // A failure of what came before was not known yet.
             return match self.idle()? {
                 Some(primary) => primary.upload(dst, tensor, src),
-                None => Err(DeviceError::Lost),
+                None => Err(DeviceError::Ended),
             };
         }
         let bytes = match src {
@@ -206,7 +206,7 @@ impl Queue for FallbackQueue {
 impl Drop for FallbackQueue {
     fn drop(&mut self) {
         let Some(thread) = &self.thread else { return };
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
         thread.end();
         // The devices stop what runs, which ends the thread's wait for them.
         self.shelf.end();

@@ -104,7 +104,7 @@ impl Worker {
     }
 
     pub(super) fn primary(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        Ok(&mut *self.queues.as_mut().ok_or(DeviceError::Lost)?.primary)
+        Ok(&mut *self.queues.as_mut().ok_or(DeviceError::Ended)?.primary)
     }
 
     /// Runs a command. Nothing runs after a failure; whoever waits for bytes learns why.
@@ -241,7 +241,7 @@ impl Worker {
         what: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         let Worker { device, account, queues, .. } = self;
-        let Queues { primary, second } = queues.as_mut().ok_or(DeviceError::Lost)?;
+        let Queues { primary, second } = queues.as_mut().ok_or(DeviceError::Ended)?;
         let done = match (of, second) {
             (Of::Primary, _) => what(&mut **primary),
             (Of::Second, Some(queue)) => what(&mut **queue),
@@ -258,7 +258,7 @@ impl Worker {
     ) -> Result<T, DeviceError> {
         let mut shelved = self.shelf.lock();
         if shelved.ended {
-            return Err(DeviceError::Lost);
+            return Err(DeviceError::Ended);
         }
         shelved.queues = self.queues.take();
         drop(shelved);
@@ -275,6 +275,6 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
     }
 }

@@ -3,5 +3,6 @@
 //! `wire` knows bytes and no sockets; whoever moves the bytes lives beside it.
 
 pub mod client;
+mod fault;
 pub mod server;
 pub mod wire;

@@ -480,7 +480,7 @@ impl Queue for GatedQueue {
 
 impl Drop for GatedQueue {
     fn drop(&mut self) {
-        self.gate.lock().lanes[self.lane].fail(DeviceError::Lost);
-        self.timeline.fail(DeviceError::Lost);
+        self.gate.lock().lanes[self.lane].fail(DeviceError::Ended);
+        self.timeline.fail(DeviceError::Ended);
     }
 }

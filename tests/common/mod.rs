@@ -41,7 +41,7 @@ impl Subject {
     /// Whether a run ended as it must when `op` finds data that it does not allow. A server can only hang up.
     pub fn found_bad(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
         match error {
-            Some(DeviceError::Disconnected { .. }) => self.endpoint.is_some(),
+            Some(DeviceError::Lost { .. }) => self.endpoint.is_some(),
             Some(DeviceError::Data { op: of, .. }) => *of == op,
             _ => false,
         }

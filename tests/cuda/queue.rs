@@ -169,9 +169,9 @@ fn a_stream_waits_for_the_hosts_points() {
     let gate = Timeline::new();
     queue.wait(&Point::new(&gate, 1)).unwrap();
     queue.run(&program, &bindings).unwrap();
-    gate.fail(DeviceError::Lost);
-    assert_eq!(queue.mark().wait(soon()), Err(DeviceError::Lost));
-    assert_eq!(queue.run(&program, &bindings), Err(DeviceError::Lost));
+    gate.fail(DeviceError::Ended);
+    assert_eq!(queue.mark().wait(soon()), Err(DeviceError::Ended));
+    assert_eq!(queue.run(&program, &bindings), Err(DeviceError::Ended));
 }
 
 #[test]
@@ -237,8 +237,8 @@ fn a_dropped_queue_is_buried_when_its_work_is_done() {
     queue.run(&program, &whole(&buffer)).unwrap();
     let (ticket, point) = (queue.download(buffer.whole()).unwrap(), queue.mark());
     drop((queue, buffer, program));
-    assert_eq!(ticket.wait(soon()), Err(DeviceError::Lost));
-    assert_eq!(point.wait(soon()), Err(DeviceError::Lost));
+    assert_eq!(ticket.wait(soon()), Err(DeviceError::Ended));
+    assert_eq!(point.wait(soon()), Err(DeviceError::Ended));
     // Another queue is not disturbed, and the memory comes back.
     let until = soon();
     while account.used() > 0 {

@@ -143,7 +143,7 @@ fn a_dropped_queue_releases_whoever_waits_for_it() {
     let point = queue.mark();
     drop(queue);
     gate.advance(1);
-    assert_eq!(point.wait(soon()), Err(DeviceError::Lost));
+    assert_eq!(point.wait(soon()), Err(DeviceError::Ended));
 }
 
 #[test]

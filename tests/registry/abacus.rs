@@ -237,7 +237,7 @@ impl Queue for AbacusQueue {
         let point = self.mark();
         Ok(Ticket::fetched(move |deadline| {
             point.wait(deadline)?;
-            bytes.lock().unwrap().take().ok_or(DeviceError::Lost)
+            bytes.lock().unwrap().take().ok_or(DeviceError::Ended)
         }))
     }
 
@@ -286,7 +286,7 @@ impl Queue for AbacusQueue {
 
 impl Drop for AbacusQueue {
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
         self.work.pending.lock().unwrap().clear();
     }
 }

@@ -162,7 +162,7 @@ fn a_dropped_queue_releases_whoever_waits_for_it() {
     let end = second.mark();
     drop(first);
     gate.advance(1);
-    assert_eq!(end.wait(soon()), Err(DeviceError::Lost));
+    assert_eq!(end.wait(soon()), Err(DeviceError::Ended));
     let foreign = Abacus::new("Two").alloc(4, &Account::new(MEMORY)).unwrap();
     let mut fresh = one.queue(&Account::new(MEMORY)).unwrap();
     assert_eq!(fresh.fill(foreign.whole(), 0), Err(DeviceError::Misuse("a region of another device")));

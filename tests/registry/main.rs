@@ -157,7 +157,7 @@ fn devices_tell_what_they_can_and_what_they_have() {
         assert!(features.iter().all(|text| !text.ends_with(' ') && !text.contains('\n')), "{features:?}");
         features
     };
-    let cpu = Caps { asynchronous: true, pinned: false, import_host: true, events: true };
+    let cpu = Caps { asynchronous: true, pinned: false, import_host: true, events: true, ..Caps::default() };
     let cuda = Caps { pinned: true, import_host: false, ..cpu };
     let settings =
         "CUDAEMU_DEVICES=2\nCUDAEMU_CAPABILITY=7.5,9.0\nCUDAEMU_PCI=0000:17:00,0001:2a:00\nCUDAEMU_DRIVER_VERSION=12.4";

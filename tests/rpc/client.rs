@@ -185,13 +185,13 @@ fn a_server_that_ends_is_named_by_all_that_waits() {
     });
     server.stop();
     let lost = |e: DeviceError| match &e {
-        DeviceError::Disconnected { endpoint, .. } => assert_eq!(*endpoint, name),
+        DeviceError::Lost { endpoint, .. } => assert_eq!(*endpoint, name),
         other => panic!("{other}"),
     };
     points.iter().for_each(|point| lost(point.wait(deadline()).unwrap_err()));
     for rig in &mut rigs {
         lost(rig.queue.download(rig.buffer.whole()).unwrap_err());
-        lost(rig.queue.mark().wait(deadline()).err().unwrap_or(DeviceError::Lost));
+        lost(rig.queue.mark().wait(deadline()).err().unwrap_or(DeviceError::Ended));
         lost(rig.device.memory().unwrap_err());
         lost(rig.device.queue(&account()).map(drop).unwrap_err());
     }

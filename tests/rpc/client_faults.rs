@@ -45,7 +45,9 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
         let limits = Limits { max_nodes: 1 << 20, max_tensors: 1 << 20, max_body: 1 << 30 };
         let zeros;
         let reply = match Request::decode(header.command, &body, &limits).expect("a request") {
-            Request::Hello(_) => Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]) }),
+            Request::Hello(_) => {
+                Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting: 0 })
+            }
             Request::DeviceCount(_) => Response::DeviceCount(1),
             Request::GetAlignment(_) => Response::GetAlignment(64),
             Request::GetMaxSize(_) => Response::GetMaxSize(u64::MAX),
@@ -161,7 +163,7 @@ fn names_and_versions_are_refused_with_a_reason() {
             stream.read_exact(&mut [0; REQUEST_HEADER + 24]).unwrap();
             let mut bytes = Vec::new();
             let version = Version { major, minor, patch: 3 };
-            Response::Hello(HelloReply { version, conn_caps: Some([0; 24]) }).encode(&mut bytes);
+            Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), greeting: 0 }).encode(&mut bytes);
             stream.write_all(&bytes).unwrap();
         });
         let error = Endpoint::connect(&addr, &options()).unwrap_err().to_string();

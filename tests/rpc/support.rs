@@ -109,7 +109,7 @@ impl Client {
         let mut client = Client::raw(server);
         client.send(&hello());
         let reply = client.reply(Command::Hello);
-        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]) });
+        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting: 0 });
         assert_eq!(Response::decode(Command::Hello, &reply), Ok(want));
         client
     }

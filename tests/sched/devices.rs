@@ -366,7 +366,7 @@ fn failures_stick_and_go_with_the_points() {
     drop(c);
     let mut d = Rig::new(gate.device("G3").shared());
     d.queue.wait(&lost).unwrap();
-    assert_eq!(d.value(), Err(DeviceError::Lost));
+    assert_eq!(d.value(), Err(DeviceError::Ended));
 }
 
 #[test]

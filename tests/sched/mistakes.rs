@@ -76,7 +76,7 @@ impl Device for Moody {
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        if self.1.load(Ordering::Relaxed) { self.0.queue(account) } else { Err(DeviceError::Lost) }
+        if self.1.load(Ordering::Relaxed) { self.0.queue(account) } else { Err(DeviceError::Ended) }
     }
 }
 

@@ -124,7 +124,11 @@ pub(crate) fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> 
         Response::CopyTensor(rng.bool()),
         Response::GetDeviceMemory(DeviceMemoryReply { free: rng.u64(..), total: rng.u64(..) }),
         Response::GetAllocSize(rng.u64(..)),
-        Response::Hello(HelloReply { version, conn_caps: Some(std::array::from_fn(|_| rng.u8(..))) }),
+        Response::Hello(HelloReply {
+            version,
+            conn_caps: Some(std::array::from_fn(|_| rng.u8(..))),
+            greeting: rng.u8(..),
+        }),
         Response::DeviceCount(rng.u32(..)),
     ]
 }

@@ -27,13 +27,13 @@ fn hello() {
 
     let mut frame = vec![28, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0];
     frame.extend([9; 24]);
-    let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([9; 24]) };
+    let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([9; 24]), greeting: 0 };
     check_response(&Response::Hello(reply.clone()), &frame);
-    frame[11] = 0xff;
-    assert_eq!(Response::decode(Command::Hello, &frame[8..]), Ok(Response::Hello(reply)), "padding means nothing");
+    frame[11] = 0x21;
+    check_response(&Response::Hello(HelloReply { greeting: 0x21, ..reply }), &frame);
 
     let version = Version { major: 3, minor: 5, patch: 1 };
-    let old = Response::Hello(HelloReply { version, conn_caps: None });
+    let old = Response::Hello(HelloReply { version, conn_caps: None, greeting: 0 });
     check_response(&old, &[3, 0, 0, 0, 0, 0, 0, 0, 3, 5, 1]);
 }
 

@@ -270,7 +270,7 @@ impl Shared {
 
     /// Makes the first failure stick to everything. Returns it.
     pub(super) fn fail(&self, reason: String) -> DeviceError {
-        let failure = DeviceError::Disconnected { endpoint: self.endpoint.clone(), reason };
+        let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason };
         let mut replies = lock(&self.replies);
         if let Some(first) = &replies.failure {
             return first.clone();

@@ -84,7 +84,7 @@ impl Code {
         let mut bodies = lock(&self.bodies);
         if let Some(at) = bodies.iter().position(|(of, _)| *of == key) {
             bodies[at..].rotate_left(1);
-            return bodies.last().map(|(_, body)| Arc::clone(body)).ok_or(DeviceError::Lost);
+            return bodies.last().map(|(_, body)| Arc::clone(body)).ok_or(DeviceError::Ended);
         }
         let made = self.parts.iter().map(|part| body(graph, part.clone(), self.device, bindings));
         let made: Arc<[Body]> = made.collect::<Result<_, _>>()?;

@@ -25,7 +25,7 @@
 //!   same device: one that was sent anyway, or one of a single byte, which is sent when somebody asks for the point. Where
 //!   that turns out to be late, because more work has been sent meanwhile, the queue's later points send it at once.
 //! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
-//!   is due, is lost: [`DeviceError::Disconnected`](crate::device::DeviceError::Disconnected) for all that waits, at once,
+//!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 

@@ -144,7 +144,7 @@ impl Track {
         let unplaced = state.made > state.placed;
         drop(state);
         if unplaced {
-            self.fail(&DeviceError::Lost);
+            self.fail(&DeviceError::Ended);
         }
     }
 

@@ -137,7 +137,7 @@ impl RemoteQueue {
             self.executor = Some(self.line.idle_by(Instant::now() + PATIENCE)?);
         }
         self.unbroken()?;
-        let executor = self.executor.as_mut().ok_or(DeviceError::Lost)?;
+        let executor = self.executor.as_mut().ok_or(DeviceError::Ended)?;
         executor.guard(|me| me.upload(dst, tensor, bytes))
     }
 

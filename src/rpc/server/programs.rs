@@ -9,8 +9,6 @@
 use std::sync::Arc;
 
 use crate::device::{Program, Region};
-use crate::graph::validate::MOST_SOURCES;
-use crate::rpc::wire::GraphCompute;
 
 /// Programs kept per session: more than any client alternates between.
 const MAX_PROGRAMS: usize = 64;
@@ -21,11 +19,6 @@ const MAX_BYTES: usize = 40 << 20;
 
 /// The part of it that old programs may keep when a new one comes, so that room is not made for each new one.
 const KEPT_BYTES: usize = MAX_BYTES / 2;
-
-/// Bytes of a prepared graph for each of its tensors, nodes, and sources of nodes, about, on the device that needs most.
-const TENSOR_BYTES: usize = 100;
-const NODE_BYTES: usize = 500;
-const SOURCE_BYTES: usize = 110;
 
 /// A program with everything to run it.
 pub(super) struct Stored {
@@ -50,14 +43,6 @@ pub(super) struct Programs {
     clock: u64,
     /// Bytes of programs that were dropped here and may wait in a queue yet.
     dropped: usize,
-}
-
-/// Bytes that a graph takes once it is prepared, with its message.
-pub(super) fn weigh(body: &[u8], graph: &GraphCompute<'_>) -> usize {
-    let sources = |srcs: &[u64]| srcs.iter().take(MOST_SOURCES).filter(|&&id| id != 0).count();
-    let sources = graph.tensors().iter().map(|record| sources(&record.src)).sum::<usize>();
-    let tensors = graph.tensors().len() * TENSOR_BYTES;
-    body.len() + tensors + graph.nodes().len() * NODE_BYTES + sources * SOURCE_BYTES
 }
 
 impl Programs {

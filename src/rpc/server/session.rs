@@ -9,13 +9,13 @@ use log::{debug, info};
 
 use super::connection::{Broken, Connection};
 use super::handles::{Handles, Located, desc};
-use super::programs::{self, Programs};
+use super::programs::Programs;
 use super::{Refusal, Shared, bounce, compile, listen};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
     MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
-    SetTensorHead,
+    SetTensorHead, graph_cost,
 };
 use crate::tensor::TensorDesc;
 
@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
         self.connection.handshaken()?;
         let current = len > 0;
         let conn_caps = current.then_some([0; 24]);
-        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps }))?;
+        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting: 0 }))?;
         if current { Ok(()) } else { Err(Refusal::OldClient) }
     }
 
@@ -418,7 +418,7 @@ impl<'a> Session<'a> {
         else {
             return Err(confused());
         };
-        let bytes = programs::weigh(message, &graph);
+        let bytes = graph_cost(message.len() as u64, &graph) as usize;
         if self.programs.make_room(bytes) {
             let until = Instant::now() + self.shared.config.device_timeout;
             for queue in self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()) {

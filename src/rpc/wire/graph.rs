@@ -115,6 +115,19 @@ impl<'a> Body<'a> for GraphCompute<'a> {
     }
 }
 
+/// Bytes of a prepared graph for each of its tensors, nodes, and sources of nodes, about, on the device that needs most.
+const TENSOR_BYTES: u64 = 100;
+const NODE_BYTES: u64 = 500;
+const SOURCE_BYTES: u64 = 110;
+
+/// What a graph costs who keeps it, in bytes, with its message of `body` bytes: both ends count the same.
+pub fn graph_cost(body: u64, graph: &GraphCompute<'_>) -> u64 {
+    let sources = |srcs: &[u64]| srcs.iter().filter(|&&id| id != 0).count() as u64;
+    let sources = graph.tensors().iter().map(|record| sources(&record.src)).sum::<u64>();
+    let (tensors, nodes) = (graph.tensors().len() as u64, graph.nodes().len() as u64);
+    body + tensors * TENSOR_BYTES + nodes * NODE_BYTES + sources * SOURCE_BYTES
+}
+
 fn check_count(what: &'static str, have: u64, limit: u32) -> Result<(), WireError> {
     let limit = u64::from(limit);
     if have > limit { Err(WireError::TooLarge { what, have, limit }) } else { Ok(()) }

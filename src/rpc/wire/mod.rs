@@ -14,6 +14,7 @@
 
 mod codec;
 mod command;
+pub mod ext;
 mod frame;
 mod graph;
 mod request;
@@ -24,7 +25,7 @@ mod version;
 pub use codec::{Reader, WireError};
 pub use command::{BodySize, Command, Limits};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
-pub use graph::{GraphCompute, NodeIds, TensorRecords};
+pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
 pub use request::{
     AllocBuffer, BufferClear, BufferGetBase, CopyTensor, DeviceCount, FreeBuffer, GetAlignment, GetAllocSize,
     GetDeviceMemory, GetMaxSize, GetTensor, GraphRecompute, Hello, InitTensor, MAX_SRC, MemsetTensor, Request,

@@ -14,6 +14,9 @@ pub struct HelloReply {
     pub version: Version,
     /// The server's transports; `None` is the form before 4.0, which alone an older client can read.
     pub conn_caps: Option<ConnCaps>,
+    /// The byte that is 0 from llama.cpp, and which its clients ignore: see [`super::ext::Greeting`]. It is not sent where
+    /// `conn_caps` is `None`.
+    pub greeting: u8,
 }
 
 /// The answer to ALLOC_BUFFER.
@@ -118,6 +121,11 @@ impl<'a> Response<'a> {
     /// Appends the whole frame: header and body.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&ResponseHeader { size: self.size() }.encode());
+        self.encode_body(out);
+    }
+
+    /// Appends the body alone.
+    pub fn encode_body(&self, out: &mut Vec<u8>) {
         match self {
             Response::AllocBuffer(reply) => {
                 reply.remote_ptr.write(out);
@@ -158,17 +166,17 @@ impl HelloReply {
     fn read(r: &mut Reader<'_>) -> Result<HelloReply, WireError> {
         let version = Version { major: r.u8("major")?, minor: r.u8("minor")?, patch: r.u8("patch")? };
         if r.left() == 0 {
-            return Ok(HelloReply { version, conn_caps: None });
+            return Ok(HelloReply { version, conn_caps: None, greeting: 0 });
         }
-        r.u8("padding")?; // of no meaning: senders leave it 0, readers ignore it
-        Ok(HelloReply { version, conn_caps: Some(Field::read(r, "conn_caps")?) })
+        let greeting = r.u8("padding")?;
+        Ok(HelloReply { version, conn_caps: Some(Field::read(r, "conn_caps")?), greeting })
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         let Version { major, minor, patch } = self.version;
         out.extend_from_slice(&[major, minor, patch]);
         if let Some(conn_caps) = &self.conn_caps {
-            out.push(0);
+            out.push(self.greeting);
             out.extend_from_slice(conn_caps);
         }
     }

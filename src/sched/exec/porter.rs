@@ -39,13 +39,13 @@ impl Porter {
 
     fn load(&mut self, load: Load) -> Result<(), DeviceError> {
         self.timeline.failure().map_or(Ok(()), Err)?;
-        self.work.send(load).map_err(|_| self.timeline.failure().unwrap_or(DeviceError::Lost))
+        self.work.send(load).map_err(|_| self.timeline.failure().unwrap_or(DeviceError::Ended))
     }
 }
 
 impl Drop for Porter {
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Lost);
+        self.timeline.fail(DeviceError::Ended);
     }
 }
 
@@ -54,7 +54,7 @@ struct End(Arc<Timeline>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.0.fail(DeviceError::Lost);
+        self.0.fail(DeviceError::Ended);
     }
 }
 

@@ -229,7 +229,7 @@ fn a_dropped_queue_releases_whoever_waits_for_it() {
             assert_eq!(told(), Ok(Event::Submitted), "the second device has the program");
         }
         drop(queue);
-        assert_eq!(point.wait(soon()), Err(DeviceError::Lost));
+        assert_eq!(point.wait(soon()), Err(DeviceError::Ended));
         assert!(ticket.wait(soon()).is_err());
         for _ in 0..1 + usize::from(second) {
             assert_eq!(told(), Ok(Event::Dropped), "no queue of a device is left");
