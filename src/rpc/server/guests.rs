@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use crate::rpc::wire::ext::State;
+use log::debug;
+
+use super::outgoing::Outgoing;
+use crate::rpc::wire::ext::{Notice, State};
 
 /// Connections that are told at a time why they are not taken; further ones are closed without a word.
 const TURNED_AWAY: usize = 64;
@@ -25,6 +28,8 @@ struct Live {
     next: u64,
     turned_away: usize,
     draining: bool,
+    /// Of the sessions whose clients have greeted: they are told.
+    greeted: Vec<Weak<Outgoing>>,
 }
 
 impl Guests {
@@ -59,7 +64,15 @@ impl Guests {
 
     /// What the server is for those that have a place: one that is full took them.
     pub(super) fn state(&self) -> State {
-        if self.live().draining { State::Draining } else { State::Ready }
+        self.live().state()
+    }
+
+    /// From now on a client that has greeted is told when that changes. Returns what it is now.
+    pub(super) fn tell(&self, out: &Arc<Outgoing>) -> State {
+        let mut live = self.live();
+        live.greeted.retain(|out| out.strong_count() > 0);
+        live.greeted.push(Arc::downgrade(out));
+        live.state()
     }
 
     /// How many sessions there are.
@@ -67,9 +80,24 @@ impl Guests {
         self.live().streams.len()
     }
 
-    /// Gives no more places.
+    /// Gives no more places, and tells those that have one. Waits for no client.
     pub(super) fn drain(&self) {
-        self.live().draining = true;
+        let mut live = self.live();
+        live.draining = true;
+        let greeted = std::mem::take(&mut live.greeted);
+        drop(live);
+        for out in greeted.iter().filter_map(Weak::upgrade) {
+            // A client that takes nothing keeps no other from hearing it. One that no thread can be had for hears it from
+            // PING.
+            let tell = move || {
+                if let Err(broken) = out.notice(&Notice::State(State::Draining)) {
+                    out.give_up("STATE", broken);
+                }
+            };
+            if let Err(e) = std::thread::Builder::new().name("draining".to_owned()).spawn(tell) {
+                debug!("a client is not told that the server drains: {e}");
+            }
+        }
     }
 
     /// Waits until then for all sessions to end. Returns how many are left.
@@ -96,6 +124,12 @@ impl Guests {
     fn live(&self) -> MutexGuard<'_, Live> {
         // Each change of the map is one call: a panic elsewhere cannot have left it torn.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Live {
+    fn state(&self) -> State {
+        if self.draining { State::Draining } else { State::Ready }
     }
 }
 

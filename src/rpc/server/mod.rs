@@ -5,15 +5,18 @@
 //! ```text
 //! listen → guests (who has a place; doorman: a word for those that have none)
 //!   ↓
-//! connection (frames, deadlines) → session (commands) → handles (regions)
-//!                                                     → compile, programs (graphs)
-//!                                                     → cache (tensor data)
-//!                                                     → device::Queue, one per session and device
-//!                                                     → bounce (copies between kinds of devices)
+//! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
+//!    ↓                                                       → compile, programs (graphs)
+//! outgoing (whole messages)                                  → cache (tensor data)
+//!    ↑                                                       → device::Queue, one per session and device
+//!    ↑                                                       → bounce (copies between kinds of devices)
+//!    ↑                            → greeted (commands of the extensions)
+//!    ↑                                → queues (device::Queue, as many as the client opens)
+//!    └──────────────────────────────────── answers (what waits for a queue, in the order of its work)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
-//! - There is no error reply in the protocol. A message that cannot be served closes its own connection, with one line
+//! - There is no error reply in 7.0. A message that cannot be served closes its own connection, with one line
 //!   in the log that names peer, command and reason; other sessions do not notice.
 //! - Nothing is believed: memory for a message grows as its bytes arrive, deadlines bound every message that has begun,
 //!   and every limit is in [`Config`].
@@ -24,10 +27,13 @@ mod cache;
 mod compile;
 mod connection;
 mod doorman;
+mod greeted;
 mod guests;
 mod handles;
+mod holdings;
 mod limits;
 mod listen;
+mod outgoing;
 mod programs;
 mod refusal;
 mod session;
@@ -180,8 +186,10 @@ fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
         Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // Our own doing, said once for all.
         Err(_) if shared.stopping() => debug!("{peer}: closed by shutdown"),
-        Err((Some(command), reason)) => warn!("{peer}: {command}: {reason}; connection closed"),
-        Err((None, reason)) => warn!("{peer}: {reason}; connection closed"),
+        Err(failure) => {
+            warn!("{peer}: {failure}; connection closed");
+            failure.tell();
+        }
     }
 }
 
