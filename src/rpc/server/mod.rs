@@ -27,6 +27,7 @@ mod listen;
 mod programs;
 mod refusal;
 mod session;
+mod tickets;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::connection::Broken;
+use super::tickets::TicketError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::{Command, PROTOCOL_VERSION, WireError};
@@ -41,6 +42,8 @@ pub(super) enum Refusal {
     Graph(#[from] GraphError),
     #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
     NoGraph(u32),
+    #[error(transparent)]
+    Ticket(#[from] TicketError),
     #[error("device: {0}")]
     Failed(#[from] DeviceError),
 }
