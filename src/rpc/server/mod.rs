@@ -24,6 +24,7 @@ mod connection;
 mod handles;
 mod limits;
 mod listen;
+mod peers;
 mod programs;
 mod refusal;
 mod session;
@@ -31,6 +32,7 @@ mod tickets;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
+pub use peers::{BadPeer, Peer};
 
 use std::collections::HashMap;
 use std::io;
@@ -44,7 +46,9 @@ use log::{debug, error, warn};
 
 use crate::device::Device;
 use cache::Cache;
+use peers::PeerList;
 use refusal::Refusal;
+use tickets::Table;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
@@ -68,6 +72,8 @@ struct Shared {
     devices: Vec<Arc<dyn Device>>,
     config: Config,
     cache: Option<Cache>,
+    tickets: Arc<Table>,
+    peers: Arc<PeerList>,
     stopping: AtomicBool,
     live: Mutex<Live>,
     /// A session has ended.
@@ -85,7 +91,8 @@ impl Server {
     /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's folder cannot be used, or without any device.
+    /// [`BindError`] when that is not possible, when the cache's folder cannot be used, when a peer's name is not
+    /// known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
@@ -95,6 +102,9 @@ impl Server {
             .as_ref()
             .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
         let cache = cache.transpose()?;
+        let peers = PeerList::resolve(&config.peers)
+            .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
+        let peers = Arc::new(peers);
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
         let shared = Shared {
@@ -102,6 +112,8 @@ impl Server {
             devices,
             config,
             cache,
+            tickets: Arc::default(),
+            peers,
             stopping: AtomicBool::new(false),
             live: Mutex::default(),
             ended: Condvar::new(),

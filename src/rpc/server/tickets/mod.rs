@@ -15,11 +15,11 @@ pub(super) use inbound::Inbound;
 use std::collections::hash_map::Entry as Place;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use thiserror::Error;
 
-use super::Refusal;
-use crate::device::{Account, Charge, DeviceError, PIECE, Point, Queue, Region, Timeline};
+use crate::device::{Account, Charge, Device, DeviceError, PIECE, Point, Queue, Region, Timeline};
 use crate::rpc::wire::ext::{TICKET, Ticket};
 
 /// Unused tickets that a session may have.
@@ -236,11 +236,7 @@ pub(in crate::rpc::server) struct Book {
 
 impl Book {
     /// The place where bytes for a queue of `device` arrive: one for each queue that receives.
-    pub(in crate::rpc::server) fn inbound(
-        &self,
-        device: &Arc<dyn crate::device::Device>,
-        patience: std::time::Duration,
-    ) -> Inbound {
+    pub(in crate::rpc::server) fn inbound(&self, device: &Arc<dyn Device>, patience: Duration) -> Inbound {
         Inbound::new(&self.table, device, &self.account, patience)
     }
 
@@ -271,21 +267,38 @@ impl Book {
         Ok(tickets)
     }
 
-    /// Makes what `queue` is sent from now on wait for the bytes of `tickets`, which go to `region` once the work that it was
-    /// sent before is done. `inbound` is that queue's. When they do not come within its patience, or not as they should,
-    /// the queue fails.
+    /// That these are tickets for so many bytes of this session, all of which it was issued, and has not named before.
     ///
     /// # Errors
-    /// [`Refusal::Ticket`] where the client is at fault; [`Refusal::Failed`] where the queue has failed.
+    /// [`TicketError::Count`], [`TicketError::Foreign`].
+    pub(in crate::rpc::server) fn check(&self, bytes: u64, tickets: &[Ticket]) -> Result<(), TicketError> {
+        count(bytes, tickets.len())?;
+        let tables = self.table.lock();
+        let mut seen = HashSet::new();
+        for (at, ticket) in tickets.iter().enumerate() {
+            let entry = tables.entries.get(ticket).filter(|entry| entry.session == self.session);
+            let unused = entry.is_some_and(|entry| !matches!(entry.state, State::Armed(..)));
+            // A list that is longer than what the session may have ends at the first repetition.
+            if !unused || !seen.insert(ticket) {
+                return Err(TicketError::Foreign(at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what `queue` is sent from now on wait for the bytes of `tickets`, which have been checked. They go to `region` once
+    /// the work that the queue was sent before is done. `inbound` is that queue's. When they do not come within its patience,
+    /// or not as they should, the queue fails.
+    ///
+    /// # Errors
+    /// That of the queue, which has failed; the tickets are used then.
     pub(in crate::rpc::server) fn receive(
         &self,
         inbound: &Inbound,
         queue: &mut dyn Queue,
         region: Region,
         tickets: &[Ticket],
-    ) -> Result<(), Refusal> {
-        count(region.bytes(), tickets.len())?;
-        self.check(tickets)?;
+    ) -> Result<(), DeviceError> {
         if tickets.is_empty() {
             return Ok(());
         }
@@ -318,21 +331,6 @@ impl Book {
 
     fn owns(&self, tables: &Tables, ticket: &Ticket) -> bool {
         tables.sessions.get(&self.session).is_some_and(|own| own.contains(ticket))
-    }
-
-    /// That all of them are this session's, once each, and not used; what has come for them may be there.
-    fn check(&self, tickets: &[Ticket]) -> Result<(), TicketError> {
-        let tables = self.table.lock();
-        let mut seen = HashSet::new();
-        for (at, ticket) in tickets.iter().enumerate() {
-            let entry = tables.entries.get(ticket).filter(|entry| entry.session == self.session);
-            let unused = entry.is_some_and(|entry| !matches!(entry.state, State::Armed(..)));
-            // A list that is longer than what the session may have ends at the first repetition.
-            if !unused || !seen.insert(ticket) {
-                return Err(TicketError::Foreign(at));
-            }
-        }
-        Ok(())
     }
 
     /// Says where the bytes of checked tickets go. Those that were used already, by their pieces.
