@@ -10,6 +10,7 @@ mod gpus;
 mod graphs;
 mod hostile;
 mod limits;
+mod peers;
 mod program;
 mod sessions;
 mod support;

@@ -53,8 +53,6 @@ pub(super) enum Refusal {
     Revision(u32),
     #[error("not served after GREET, which has another word for it")]
     Superseded,
-    #[error("not offered by this server")]
-    NotOffered,
     #[error("no queue {0} is open")]
     Queue(u32),
     #[error("queue {0} is open already")]
