@@ -15,6 +15,7 @@ mod greeted_refusals;
 mod greeted_support;
 mod hostile;
 mod limits;
+mod peers;
 mod program;
 #[cfg(unix)]
 mod program_ends;

@@ -5,6 +5,7 @@
 //! all of that.
 
 mod answers;
+mod copies;
 mod describe;
 mod graphs;
 mod queues;
@@ -17,7 +18,9 @@ use std::time::Instant;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
+use super::peers::Pool;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
+use super::tickets::Book;
 use super::{Refusal, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
@@ -40,6 +43,8 @@ struct Greeted<'a> {
     /// Queues of the session's own that read for others, by device.
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
+    book: Book,
+    pool: Pool,
     allowance: Arc<Allowance>,
     connection: Connection,
     out: Arc<Outgoing>,
@@ -62,6 +67,8 @@ pub(super) fn run(
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
+        book: holdings.shared.tickets.book(&holdings.account),
+        pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
         connection,
         out: Arc::clone(&out),
@@ -193,11 +200,11 @@ impl Greeted<'_> {
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
             ExtRequest::Load(_) => Ok(self.answer(&Answer::Load(false))?),
-            ExtRequest::Tickets(_)
-            | ExtRequest::Receive(_)
-            | ExtRequest::Send(_)
-            | ExtRequest::Reach(_)
-            | ExtRequest::Put(_) => Err(Refusal::NotOffered),
+            ExtRequest::Tickets(request) => self.tickets(&request),
+            ExtRequest::Receive(request) => self.receive(&request),
+            ExtRequest::Send(request) => self.send(&request),
+            ExtRequest::Reach(request) => self.reach(&request),
+            ExtRequest::Put(request) => self.put(&request),
             ExtRequest::WriteHead(_) => Err(confused()),
         }
     }
