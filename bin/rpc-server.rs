@@ -113,6 +113,7 @@ struct Args {
     /// Ask another server how it is, and exit: with status 0 when it takes clients, else 1.
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
+
     /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
     /// as 10.0.0.0/24; may be given several times [default: none].
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]

@@ -3,7 +3,6 @@
 //! One thread per connection moves frames and keeps the session's books; devices compute on queues of their own.
 //!
 //! ```text
-<<<<<<< HEAD
 //! listen → guests (who has a place; doorman: a word for those that have none)
 //!   ↓
 //! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
@@ -13,19 +12,9 @@
 //!    ↑                                                       → bounce (copies between kinds of devices)
 //!    ↑                            → greeted (commands of the extensions)
 //!    ↑                                → queues (device::Queue, as many as the client opens)
-//!    └──────────────────────────────────── answers (what waits for a queue, in the order of its work)
-=======
-//! listen → connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
-//!             ↓                                                       → compile, programs (graphs)
-//!          outgoing (whole messages)                                  → cache (tensor data)
-//!             ↑                                                       → device::Queue, one per session and device
-//!             ↑                                                       → bounce (copies between kinds of devices)
-//!             ↑                            → greeted (commands of the extensions)
-//!             ↑                                → queues (device::Queue, as many as the client opens)
-//!             ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
-//!             └──────────────────────────────────── peers (bytes of a queue that go to other servers)
-//!                                               → tickets (bytes from other servers that go to a queue's memory)
->>>>>>> peer
+//!    ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
+//!    └──────────────────────────────────── peers (bytes of a queue that go to other servers)
+//!                                      → tickets (bytes from other servers that go to a queue's memory)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -69,11 +58,8 @@ use log::{debug, error, info, warn};
 use crate::device::Device;
 use crate::rpc::wire::ext::State;
 use cache::Cache;
-<<<<<<< HEAD
 use guests::Guests;
-=======
 use peers::PeerList;
->>>>>>> peer
 use refusal::Refusal;
 use tickets::Table;
 
@@ -125,22 +111,9 @@ impl Server {
         let peers = Arc::new(peers);
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
-<<<<<<< HEAD
         let guests = Guests::new(config.max_connections);
-        let shared = Shared { addr, devices, config, cache, stopping: AtomicBool::new(false), guests };
-=======
-        let shared = Shared {
-            addr,
-            devices,
-            config,
-            cache,
-            tickets: Arc::default(),
-            peers,
-            stopping: AtomicBool::new(false),
-            live: Mutex::default(),
-            ended: Condvar::new(),
-        };
->>>>>>> peer
+        let tickets = Arc::default();
+        let shared = Shared { addr, devices, config, cache, tickets, peers, stopping: AtomicBool::new(false), guests };
         Ok(Server { listener, shared: Arc::new(shared) })
     }
 
