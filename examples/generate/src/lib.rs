@@ -1,6 +1,6 @@
 //! A small runtime for language models in GGUF files, on fanout's public interface alone: how linking it looks.
 //!
-//! [`gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
+//! [`fanout::gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
 //! [`args`], [`progress`], [`report`] and [`summary`] face the user.
 //!
 //! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there, [`engine`] runs batches
@@ -9,7 +9,6 @@
 pub mod args;
 pub mod compare;
 pub mod engine;
-pub mod gguf;
 pub mod hyper;
 pub mod load;
 pub mod meter;
@@ -21,3 +20,8 @@ pub mod run;
 pub mod sample;
 pub mod summary;
 pub mod tokenizer;
+
+#[cfg(test)]
+#[path = "../../../tests/common/gguf.rs"]
+#[allow(dead_code, missing_docs, clippy::unwrap_used)]
+mod gguf_file;

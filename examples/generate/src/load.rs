@@ -1,11 +1,11 @@
 //! A model's tensors on their devices: first where they will lie, then their bytes, all devices at a time.
 
-use crate::gguf::TensorInfo;
 use crate::hyper::Hyper;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
 use crate::placement::{Placed, Placement};
 use crate::progress::{Loaded, Progress};
 use fanout::device::{Account, Device, DeviceError, Region, Source, TensorMemory};
+use fanout::gguf::TensorInfo;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 use crate::args::Args;
 use crate::compare::Comparison;
 use crate::engine::{self, Engine};
-use crate::gguf::Gguf;
 use crate::hyper::Hyper;
 use crate::load;
 use crate::meter::Metered;
@@ -16,6 +15,7 @@ use crate::tokenizer::{Stream, Tokenizer};
 use anyhow::Context;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device};
+use fanout::gguf::Gguf;
 use fanout::registry::{self, Registry};
 use fanout::tensor::TensorDesc;
 use std::io::{self, Write};
