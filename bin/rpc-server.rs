@@ -27,6 +27,7 @@ Examples:
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
+  rpc-server --models /srv/models     load the tensors of models that are here from this disk
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
@@ -69,6 +70,11 @@ struct Args {
     /// Largest size of the cache; the files used longest ago make room.
     #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
     cache_size: u64,
+
+    /// Folder of GGUF files, on this machine's disk, that fanout clients' tensors are loaded from where they are the same:
+    /// found by their digests, so that clients need not send them. Folders below it are looked into too.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
 
     /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free, but for a
     /// sixteenth (of a GPU at most 512M), shared by devices that are the same].
@@ -192,6 +198,7 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         limits: Config::limits(args.max_nodes, args.max_message),
         handshake_timeout: args.handshake_timeout,
         stall_timeout: args.stall_timeout,
+        models: args.models.clone(),
         ..Config::default()
     };
     if args.cache || args.cache_dir.is_some() {
@@ -215,6 +222,9 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     if let Some(cache) = cache {
         println!("cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20);
+    }
+    if let Some(dir) = &args.models {
+        println!("models: {}", dir.display());
     }
     if !addr.ip().is_loopback() {
         println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");

@@ -26,6 +26,8 @@ pub struct Config {
     pub device_timeout: Duration,
     /// Where to keep tensor data for SET_TENSOR_HASH; `None`: nowhere.
     pub cache: Option<CacheConfig>,
+    /// A folder of GGUF files whose tensors clients may have loaded from there; `None`: none.
+    pub models: Option<PathBuf>,
 }
 
 /// The smallest [`Limits::max_body`]: every message of a fixed size must fit.
@@ -42,6 +44,7 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(60),
             device_timeout: Duration::from_secs(600),
             cache: None,
+            models: None,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! ```text
 //! listen → connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
 //!             ↓                                                       → compile, programs (graphs)
-//!          outgoing (whole messages)                                  → cache (tensor data)
+//!          outgoing (whole messages)                                  → cache (tensor data), models (from disk)
 //!             ↑                                                       → device::Queue, one per session and device
 //!             ↑                                                       → bounce (copies between kinds of devices)
 //!             ↑                            → greeted (commands of the extensions)
@@ -29,6 +29,7 @@ mod handles;
 mod holdings;
 mod limits;
 mod listen;
+mod models;
 mod outgoing;
 mod programs;
 mod refusal;
@@ -50,6 +51,7 @@ use log::{debug, error, warn};
 use crate::device::Device;
 use crate::rpc::wire::ext::State;
 use cache::Cache;
+use models::Models;
 use refusal::Refusal;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
@@ -74,6 +76,7 @@ struct Shared {
     devices: Vec<Arc<dyn Device>>,
     config: Config,
     cache: Option<Cache>,
+    models: Option<Models>,
     stopping: AtomicBool,
     live: Mutex<Live>,
     /// A session has ended.
@@ -91,7 +94,7 @@ impl Server {
     /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's folder cannot be used, or without any device.
+    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
@@ -101,6 +104,10 @@ impl Server {
             .as_ref()
             .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
         let cache = cache.transpose()?;
+        let models = config.models.as_ref().map(|dir| {
+            Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+        });
+        let models = models.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
         let shared = Shared {
@@ -108,6 +115,7 @@ impl Server {
             devices,
             config,
             cache,
+            models,
             stopping: AtomicBool::new(false),
             live: Mutex::default(),
             ended: Condvar::new(),

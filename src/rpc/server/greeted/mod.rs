@@ -7,6 +7,7 @@
 mod answers;
 mod describe;
 mod graphs;
+mod load;
 mod queues;
 mod transfers;
 
@@ -27,6 +28,7 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
+use load::Loads;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -40,6 +42,7 @@ struct Greeted<'a> {
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
     allowance: Arc<Allowance>,
+    loads: Loads,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -62,12 +65,14 @@ pub(super) fn run(
         relays: HashMap::new(),
         graphs: Graphs::default(),
         allowance,
+        loads: Loads::default(),
         connection,
         out: Arc::clone(&out),
         holdings,
     };
     greeted.greet(&header, &mut body).map_err(|e| Failure::new(Some(ExtCommand::Greet.name()), e))?;
     let served = greeted.serve(&mut body);
+    greeted.loads.tell(greeted.holdings.peer);
     drop(greeted);
     // The socket's end as the session saw it may be another thread's doing.
     match (out.given_up(), served) {
@@ -187,7 +192,7 @@ impl Greeted<'_> {
                 let shared = self.holdings.shared;
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
-            ExtRequest::Load(_) => Ok(self.answer(&Answer::Load(false))?),
+            ExtRequest::Load(request) => self.load(&request),
             ExtRequest::Tickets(_)
             | ExtRequest::Receive(_)
             | ExtRequest::Send(_)
