@@ -182,7 +182,7 @@ impl Registry {
         let mut asked: Vec<Cow<'_, Entry>> = Vec::new();
         for name in list.split(',').map(str::trim) {
             if self.by_name(name).is_none() && name.contains(':') {
-                asked.extend(remotes(name, &mut endpoints)?.into_iter().map(Cow::Owned));
+                asked.extend(remotes(name, &mut endpoints, &options.rpc)?.into_iter().map(Cow::Owned));
             } else {
                 asked.push(Cow::Borrowed(self.find(name)?));
             }
@@ -244,12 +244,12 @@ impl Entry {
 }
 
 /// The devices of a server, or the one that the name has the number of.
-fn remotes(name: &str, endpoints: &mut Vec<Endpoint>) -> Result<Vec<Entry>, RegistryError> {
+fn remotes(name: &str, endpoints: &mut Vec<Endpoint>, options: &client::Options) -> Result<Vec<Entry>, RegistryError> {
     let (server, number) = name.split_once('/').map_or((name, None), |(server, number)| (server, Some(number)));
     let endpoint = match endpoints.iter().position(|endpoint| endpoint.name() == server) {
         Some(at) => &endpoints[at],
         None => {
-            endpoints.push(Endpoint::connect(server, &client::Options::default())?);
+            endpoints.push(Endpoint::connect(server, options)?);
             &endpoints[endpoints.len() - 1]
         }
     };

@@ -9,6 +9,7 @@ use fanout::gguf::TensorInfo;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -40,9 +41,6 @@ pub enum LoadError {
     Thread(String),
 }
 
-/// What each device has loaded, in the list's order.
-pub type LoadedAll = Vec<Loaded>;
-
 /// The model as it will be, without memory: for planning.
 ///
 /// # Errors
@@ -60,58 +58,75 @@ pub fn planned(hyper: &Hyper, cache_options: CacheOptions, placement: &Placement
     })
 }
 
-/// Gives a planned model memory on its devices, and the weights their bytes out of the file. One thread for each device.
-///
-/// # Errors
-/// [`LoadError`] for the first device, in the list's order, that fails.
+/// Gives tensors that have no memory yet some on their devices, and the weights among them their bytes out of the file. One
+/// thread for each device. By device: what it has loaded, or why it has not, which leaves its tensors without memory.
 pub fn load(
-    mut model: Model,
+    model: &mut Model,
     (file, tensors): (&[u8], &[TensorInfo]),
     placement: &Placement,
     devices: &[Arc<dyn Device>],
     account: &Arc<Account>,
     progress: &Progress,
-) -> Result<(Model, LoadedAll), LoadError> {
+) -> Vec<Result<Loaded, LoadError>> {
     let bytes: HashMap<&str, &[u8]> =
         tensors.iter().filter_map(|info| Some((&*info.name, file.get(info.bytes.clone())?))).collect();
-    let mut weights = Vec::with_capacity(devices.len());
-    for (number, device) in devices.iter().enumerate() {
-        let here = |of: &usize| *of == number;
-        let placed: Vec<&Placed> = placement.weights.iter().filter(|placed| here(&placed.device)).collect();
-        let mut caches: Vec<&mut Stored> = model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
-        caches.retain(|stored| here(&stored.device));
-        let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
-        let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
-        let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
-        let (of_weights, of_caches) = memory.regions().split_at(placed.len());
-        for (stored, region) in caches.iter_mut().zip(of_caches) {
+    let name = |device: &Arc<dyn Device>| device.info().name.clone();
+    let jobs = devices.iter().enumerate().map(|at| allocate(model, &bytes, placement, at, account));
+    let jobs: Vec<_> = jobs.collect();
+    let loaded: Vec<_> = std::thread::scope(|scope| {
+        let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
+            let failed = move |source| LoadError::Device { device: name(device), source };
+            scope.spawn(move || upload(&**device, &jobs?, account, progress).map_err(failed))
+        });
+        let threads: Vec<_> = threads.collect();
+        let join = |(thread, device): (ScopedJoinHandle<'_, _>, _)| {
+            thread.join().unwrap_or_else(|_| Err(LoadError::Thread(name(device))))
+        };
+        threads.into_iter().zip(devices).map(join).collect()
+    });
+    let failed = loaded.iter().enumerate().filter(|(_, loaded)| loaded.is_err());
+    failed.for_each(|(device, _)| unload(model, device));
+    loaded
+}
+
+/// Takes a device's tensors their memory: [`load`] gives them some again.
+pub fn unload(model: &mut Model, device: usize) {
+    let stored = model.weights.values_mut().chain(model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]));
+    stored.filter(|stored| stored.device == device).for_each(|stored| stored.region = None);
+}
+
+/// Memory for the tensors of a device that have none; what is to be uploaded there.
+fn allocate<'a>(
+    model: &mut Model,
+    bytes: &HashMap<&str, &'a [u8]>,
+    placement: &Placement,
+    (number, device): (usize, &Arc<dyn Device>),
+    account: &Arc<Account>,
+) -> Result<Vec<Job<'a>>, LoadError> {
+    let lacks = |stored: &Stored| stored.device == number && stored.region.is_none();
+    let placed = placement.weights.iter().filter(|placed| model.weights.get(&placed.name).is_some_and(lacks));
+    let placed: Vec<&Placed> = placed.collect();
+    let mut caches: Vec<&mut Stored> = model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
+    caches.retain(|stored| lacks(stored));
+    if placed.is_empty() && caches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
+    let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+    let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
+    let (of_weights, of_caches) = memory.regions().split_at(placed.len());
+    for (stored, region) in caches.iter_mut().zip(of_caches) {
+        stored.region = Some(region.clone());
+    }
+    let mut jobs = Vec::with_capacity(placed.len());
+    for (placed, region) in placed.iter().zip(of_weights) {
+        let source = bytes.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
+        jobs.push(Job { desc: placed.desc, region: region.clone(), bytes: source });
+        if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.region = Some(region.clone());
         }
-        let mut jobs = Vec::with_capacity(placed.len());
-        for (placed, region) in placed.iter().zip(of_weights) {
-            let source = bytes.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-            jobs.push(Job { desc: placed.desc, region: region.clone(), bytes: source });
-            if let Some(stored) = model.weights.get_mut(&placed.name) {
-                stored.region = Some(region.clone());
-            }
-        }
-        weights.push(jobs);
     }
-    let loaded = std::thread::scope(|scope| {
-        let threads = devices
-            .iter()
-            .zip(weights)
-            .map(|(device, jobs)| (device, scope.spawn(move || upload(&**device, &jobs, account, progress))));
-        let threads: Vec<_> = threads.collect();
-        let join =
-            |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, Result<Loaded, DeviceError>>)| {
-                let name = || device.info().name.clone();
-                let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
-                done.map_err(|source| LoadError::Device { device: name(), source })
-            };
-        threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
-    })?;
-    Ok((model, loaded))
+    Ok(jobs)
 }
 
 /// A tensor to be uploaded.
@@ -127,6 +142,9 @@ fn upload(
     account: &Arc<Account>,
     progress: &Progress,
 ) -> Result<Loaded, DeviceError> {
+    if jobs.is_empty() {
+        return Ok(Loaded::default());
+    }
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
     let mut queue = device.queue(account)?;
     for Job { desc, region, bytes } in jobs {

@@ -18,11 +18,19 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // The whole chain of causes in one line.
-            eprintln!("generate: {e:#}");
+            eprintln!("generate: {}", in_one_line(&e));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The whole chain of causes, but for those that the one before has said already.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match &*said {
+        "" => cause,
+        before if before.contains(&cause) => said,
+        before => format!("{before}: {cause}"),
+    })
 }
 
 fn start_log(args: &Args) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::links::{Links, Phase, Server};
 use crate::progress::Loaded;
 
 /// A whole run.
@@ -34,6 +35,21 @@ pub struct Report {
     pub decode_graph: Graph,
     /// The devices, in the order of the list.
     pub devices: Vec<Device>,
+    /// What went over connections to servers.
+    pub links: Links,
+    /// What was lost, and came back.
+    pub losses: Losses,
+}
+
+/// Servers that were lost during a run that went on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How often one was.
+    pub servers: usize,
+    /// How often the run went on; several servers may have been waited for each time.
+    pub recoveries: usize,
+    /// How long it took until it did, all in all. No other time of a run has any of it.
+    pub time: Duration,
 }
 
 /// How a graph lies on the devices.
@@ -110,6 +126,10 @@ impl Report {
             "prompt_graph": self.prompt_graph.json(),
             "gen_graph": self.decode_graph.json(),
             "devices": self.devices.iter().map(Device::json).collect::<Vec<_>>(),
+            "links": self.links.servers().iter().map(Server::json).collect::<Vec<_>>(),
+            "losses": self.losses.servers,
+            "recoveries": self.losses.recoveries,
+            "recovery_s": seconds(self.losses.time),
         })
     }
 }
@@ -152,6 +172,20 @@ impl fmt::Display for Report {
         line(f, "decode", self.decode_time, self.decoded, self.decode_rate(), self.decode_graph)?;
         for device in &self.devices {
             writeln!(f, "{device}")?;
+        }
+        for server in self.links.servers() {
+            let (load, decode) = (server.traffic(Phase::Load), server.traffic(Phase::Decode));
+            let each = |bytes: u64| bytes.checked_div(self.decoded as u64).unwrap_or(0);
+            write!(f, "{}: {:.1} MB sent to load; ", server.endpoint, load.sent as f64 / 1e6)?;
+            writeln!(f, "{} bytes sent, {} received for each decoded token", each(decode.sent), each(decode.received))?;
+        }
+        let Losses { servers, recoveries, time } = self.losses;
+        if servers > 0 {
+            let seconds = time.as_secs_f64();
+            writeln!(
+                f,
+                "servers were lost {servers} times; the run went on {recoveries} times, after {seconds:.3} s in all"
+            )?;
         }
         Ok(())
     }
@@ -198,6 +232,8 @@ mod tests {
             prompt_graph: Graph { nodes: 60, splits: 2, copies: 5 },
             decode_graph: Graph { nodes: 58, splits: 2, copies: 4 },
             devices: vec![device],
+            losses: Losses { servers: 3, recoveries: 2, time: Duration::from_millis(1500) },
+            ..Report::default()
         }
     }
 
@@ -213,6 +249,8 @@ mod tests {
         let device = &json["devices"][0];
         assert_eq!((&device["name"], &device["weight_bytes"]), (&json!("CPU0"), &json!(5_000_000)));
         assert_eq!((&device["load_mb_s"], &device["copied_bytes"]), (&json!(10.0), &json!(4096)));
+        assert_eq!((&json["losses"], &json["recoveries"], &json["recovery_s"]), (&json!(3), &json!(2), &json!(1.5)));
+        assert_eq!(json["links"], json!([]));
         // One line: the last of the output is the report.
         assert!(!json.to_string().contains('\n'));
     }
@@ -232,6 +270,7 @@ prompt     0.600 s       3 tokens, 5.0 tok/s; 60 nodes, 2 splits, 5 copies
 decode     0.800 s       2 tokens, 2.5 tok/s; 58 nodes, 2 splits, 4 copies
 CPU0: 2 layers, 5.0 MB of weights at 10 MB/s, 2.0 MB of keys and values, 1.5 MB to compute, 0.0 MB brought; \
 busy for 0.300 s of the prompt, 0.700 s of decoding
+servers were lost 3 times; the run went on 2 times, after 1.500 s in all
 ";
         assert_eq!(sample().to_string(), expected);
     }

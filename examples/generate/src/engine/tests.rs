@@ -47,11 +47,12 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
     let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().free).collect();
     let placement = Placement::new(&tensors, &hyper, &cache, &free, way.shares).unwrap();
     let engine = || {
-        let model = load::planned(&hyper, cache, &placement)?;
+        let mut model = load::planned(&hyper, cache, &placement)?;
         check(&model, &devices, way.ubatch, way.depth)?;
         let account = Account::new(u64::MAX);
         let source = (&*file, &*gguf.tensors);
-        let (model, loaded) = load::load(model, source, &placement, &devices, &account, &Progress::new(false))?;
+        let loaded = load::load(&mut model, source, &placement, &devices, &account, &Progress::new(false));
+        let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
         Ok(Engine::new(model, devices.clone(), &account, way.ubatch, way.depth)?)
