@@ -3,7 +3,7 @@
 //! [`fanout::gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
 //! [`args`], [`progress`], [`report`] and [`summary`] face the user.
 //!
-//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there, [`engine`] runs batches
+//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there or has them found there ([`recall`]), [`engine`] runs batches
 //! through fanout's scheduler, [`session`] is all of that over servers that may be lost, with [`recover`], and [`run`] goes from the
 //! command line to text. [`meter`], [`links`] and [`compare`] look on.
 
@@ -17,6 +17,7 @@ pub mod meter;
 pub mod model;
 pub mod placement;
 pub mod progress;
+pub mod recall;
 pub mod recover;
 pub mod report;
 pub mod run;

@@ -50,8 +50,8 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
         let mut model = load::planned(&hyper, cache, &placement)?;
         check(&model, &devices, way.ubatch, way.depth)?;
         let account = Account::new(u64::MAX);
-        let source = (&*file, &*gguf.tensors);
-        let loaded = load::load(&mut model, source, &placement, &devices, &account, &Progress::new(false));
+        let weights = load::Weights::new(&file, &gguf);
+        let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
