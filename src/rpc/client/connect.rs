@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::Options;
 use crate::device::DeviceError;
+use crate::rpc::wire::ext::Greeting;
 use crate::rpc::wire::{
     Command, Hello, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response, ResponseHeader, Version, WireError,
 };
@@ -68,8 +69,8 @@ fn older(theirs: Version) -> &'static str {
     }
 }
 
-/// Connects and shakes hands.
-pub(super) fn connect(endpoint: &str, options: &Options) -> Result<TcpStream, ConnectError> {
+/// Connects and shakes hands. A fanout server introduces itself.
+pub(super) fn connect(endpoint: &str, options: &Options) -> Result<(TcpStream, Option<Greeting>), ConnectError> {
     let until = Instant::now() + options.connect_timeout;
     let named = endpoint.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
     named.ok_or_else(|| ConnectError::Name(endpoint.to_owned()))?;
@@ -79,8 +80,8 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<TcpStream, Co
     for addr in addrs {
         match open(addr, until) {
             Ok(mut stream) => {
-                handshake(endpoint, &mut stream, until, options.connect_timeout)?;
-                return Ok(stream);
+                let greeting = handshake(endpoint, &mut stream, until, options.connect_timeout)?;
+                return Ok((stream, greeting));
             }
             Err(e) => last = e,
         }
@@ -100,12 +101,17 @@ fn open(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
 }
 
 /// What is left until then; an error when that is nothing, because the system takes no timeout of zero.
-fn left(until: Instant) -> io::Result<Duration> {
+pub(super) fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: Duration) -> Result<(), ConnectError> {
+fn handshake(
+    endpoint: &str,
+    stream: &mut TcpStream,
+    until: Instant,
+    patience: Duration,
+) -> Result<Option<Greeting>, ConnectError> {
     let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
     let io = |e: io::Error| {
         failed(match e.kind() {
@@ -140,11 +146,11 @@ fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: D
     if reply.conn_caps.is_none() {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
-    Ok(())
+    Ok(Greeting::from_byte(reply.greeting))
 }
 
 /// Fills `buf` until then, however slowly its bytes drip.
-fn read(stream: &mut TcpStream, mut buf: &mut [u8], until: Instant) -> io::Result<()> {
+pub(super) fn read(stream: &mut TcpStream, mut buf: &mut [u8], until: Instant) -> io::Result<()> {
     while !buf.is_empty() {
         stream.set_read_timeout(Some(left(until)?))?;
         match stream.read(buf) {

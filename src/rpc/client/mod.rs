@@ -33,6 +33,8 @@ mod connect;
 mod connection;
 mod device;
 mod graph;
+mod greeted;
+mod plain;
 mod proof;
 mod queue;
 mod reader;
@@ -40,9 +42,10 @@ mod reader;
 pub use connect::ConnectError;
 
 use crate::device::Device;
+use crate::rpc::wire::ext::REVISION;
 use connection::Connection;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How to speak to a server.
 #[derive(Clone, Debug)]
@@ -76,10 +79,16 @@ impl Endpoint {
     /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer, or
     /// speaks another version.
     pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let stream = connect::connect(endpoint, options)?;
+        let (mut stream, greeting) = connect::connect(endpoint, options)?;
+        let until = Instant::now() + options.connect_timeout;
+        let knows_us = greeting.is_some_and(|greeting| greeting.revision == REVISION);
+        let greeted = if knows_us { Some(greeted::greet(endpoint, &mut stream, until)?) } else { None };
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, options.patience).map_err(failed)?;
-        let devices = device::enumerate(&connection)?;
+        let connection = Connection::start(endpoint, stream, options.patience, greeted).map_err(failed)?;
+        let devices = match &connection.session {
+            Some(_) => greeted::enumerate(&connection)?,
+            None => device::enumerate(&connection)?,
+        };
         Ok(Endpoint { connection, devices })
     }
 
