@@ -11,5 +11,8 @@ mod graphs;
 mod hostile;
 mod limits;
 mod program;
+#[cfg(unix)]
+mod program_ends;
 mod sessions;
+mod states;
 mod support;

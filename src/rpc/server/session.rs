@@ -12,6 +12,7 @@ use super::handles::{Handles, Located, desc};
 use super::programs::Programs;
 use super::{Refusal, Shared, bounce, compile, listen};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
+use crate::rpc::wire::ext::{Greeting, REVISION, State};
 use crate::rpc::wire::{
     AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
     MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
@@ -128,8 +129,14 @@ impl<'a> Session<'a> {
         self.connection.handshaken()?;
         let current = len > 0;
         let conn_caps = current.then_some([0; 24]);
-        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting: 0 }))?;
-        if current { Ok(()) } else { Err(Refusal::OldClient) }
+        let state = self.shared.state();
+        let greeting = Greeting { revision: REVISION, state }.to_byte();
+        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting }))?;
+        match state {
+            _ if !current => Err(Refusal::OldClient),
+            State::Ready => Ok(()),
+            State::Full | State::Draining => Err(Refusal::Draining),
+        }
     }
 
     fn command(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {

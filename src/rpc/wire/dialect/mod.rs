@@ -22,7 +22,8 @@ use crate::ops::unary::Kind;
 use crate::tensor::DType;
 
 /// The versions that a client serves, for messages.
-pub const SERVED: &str = "7.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and that of 2024 before HELLO";
+pub const SERVED: &str =
+    "7.0.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and the one of 2024 that has no HELLO";
 
 /// One version of the protocol: what of 7.0 it has, and how it says it.
 #[derive(Debug)]
