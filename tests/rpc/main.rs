@@ -10,6 +10,7 @@ mod gpus;
 mod graphs;
 mod hostile;
 mod limits;
+mod older;
 mod program;
 #[cfg(unix)]
 mod program_ends;
