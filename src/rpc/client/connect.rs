@@ -283,7 +283,7 @@ fn handshake(
     if reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
-    let greeting = Greeting::from_byte(reply.greeting);
+    let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
     match greeting.map_or(State::Ready, |greeting| greeting.state) {
         State::Ready => Ok((dialect, reply.version, greeting)),
         State::Full => Err(ConnectError::Full { endpoint: named() }),

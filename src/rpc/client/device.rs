@@ -97,9 +97,11 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
 fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
     let alignment = number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
+    let dialect = connection.dialect;
+    let older = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
     let info = DeviceInfo {
         name: format!("{}/{index}", connection.endpoint()),
-        description: format!("device {index} of the RPC server {}", connection.endpoint()),
+        description: format!("device {index} of the RPC server {}{older}", connection.endpoint()),
         // Servers do not say what it is; it is not the host's memory.
         kind: DeviceKind::Gpu,
         alignment,

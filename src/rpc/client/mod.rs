@@ -28,6 +28,8 @@
 //! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
+//! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
+//!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 
 mod connect;

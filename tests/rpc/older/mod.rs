@@ -123,6 +123,7 @@ fn every_version_computes_the_same() {
         assert_eq!(devices.len(), old.server.devices.len(), "{}", version.name);
         for (i, (device, theirs)) in devices.iter().zip(&old.server.devices).enumerate() {
             assert_eq!(device.info().name, format!("{}/{i}", old.front.addr));
+            assert!(device.info().description.contains(version.name));
             assert_eq!(device.info().alignment, theirs.info().alignment);
             assert_eq!(device.memory(), theirs.memory(), "{}", version.name);
             let wanted = outcome(theirs, &version, 3);

@@ -284,6 +284,11 @@ impl Dialect {
         })
     }
 
+    /// Whether this is 7.0.
+    pub const fn is_current(&self) -> bool {
+        self.current
+    }
+
     /// How the version opens a connection.
     pub const fn hello(&self) -> HelloForm {
         self.hello
