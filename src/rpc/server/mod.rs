@@ -3,15 +3,18 @@
 //! One thread per connection moves frames and keeps the session's books; devices compute on queues of their own.
 //!
 //! ```text
-//! listen → connection (frames, deadlines) → session (commands) → handles (regions)
-//!                                                              → compile, programs (graphs)
-//!                                                              → cache (tensor data)
-//!                                                              → device::Queue, one per session and device
-//!                                                              → bounce (copies between kinds of devices)
+//! listen → connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
+//!             ↓                                                       → compile, programs (graphs)
+//!          outgoing (whole messages)                                  → cache (tensor data)
+//!             ↑                                                       → device::Queue, one per session and device
+//!             ↑                                                       → bounce (copies between kinds of devices)
+//!             ↑                            → greeted (commands of the extensions)
+//!             ↑                                → queues (device::Queue, as many as the client opens)
+//!             └──────────────────────────────────── answers (what waits for a queue, in the order of its work)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
-//! - There is no error reply in the protocol. A message that cannot be served closes its own connection, with one line
+//! - There is no error reply in 7.0. A message that cannot be served closes its own connection, with one line
 //!   in the log that names peer, command and reason; other sessions do not notice.
 //! - Nothing is believed: memory for a message grows as its bytes arrive, deadlines bound every message that has begun,
 //!   and every limit is in [`Config`].
@@ -21,9 +24,12 @@ mod bounce;
 mod cache;
 mod compile;
 mod connection;
+mod greeted;
 mod handles;
+mod holdings;
 mod limits;
 mod listen;
+mod outgoing;
 mod programs;
 mod refusal;
 mod session;
@@ -42,6 +48,7 @@ use std::time::{Duration, Instant};
 use log::{debug, error, warn};
 
 use crate::device::Device;
+use crate::rpc::wire::ext::State;
 use cache::Cache;
 use refusal::Refusal;
 
@@ -166,8 +173,10 @@ fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
         Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // Our own doing, said once for all.
         Err(_) if shared.stopping() => debug!("{peer}: closed by shutdown"),
-        Err((Some(command), reason)) => warn!("{peer}: {command}: {reason}; connection closed"),
-        Err((None, reason)) => warn!("{peer}: {reason}; connection closed"),
+        Err(failure) => {
+            warn!("{peer}: {failure}; connection closed");
+            failure.tell();
+        }
     }
 }
 
@@ -200,6 +209,16 @@ impl Drop for Guest {
 impl Shared {
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Whether clients are taken.
+    fn state(&self) -> State {
+        State::Ready
+    }
+
+    /// Connections that are served.
+    fn sessions(&self) -> u32 {
+        self.live().streams.len().try_into().unwrap_or(u32::MAX)
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
