@@ -8,8 +8,16 @@ mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;
+mod greeted;
+mod greeted_graphs;
+mod greeted_queues;
+mod greeted_refusals;
+mod greeted_support;
 mod hostile;
 mod limits;
 mod program;
+#[cfg(unix)]
+mod program_ends;
 mod sessions;
+mod states;
 mod support;

@@ -47,11 +47,12 @@ impl Opener {
         Ok(self.registry.open(&list, &self.options)?)
     }
 
-    /// Devices of a server, within a time.
+    /// Devices of a server, which is tried for so long.
     fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, fanout::registry::RegistryError> {
         let mut options = self.options.clone();
         // Sizes are for the whole list, and not for servers.
         options.memory.clear();
+        options.rpc.retry = within;
         options.rpc.connect_timeout = options.rpc.connect_timeout.min(within);
         self.registry.open(names, &options)
     }
