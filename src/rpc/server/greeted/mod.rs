@@ -2,11 +2,12 @@
 //!
 //! The session's thread reads messages and submits their work; what has to wait for a device is left to a thread of its queue
 //! (`answers`). As for any user of a [`Queue`], submitting waits for room among the queue's earlier work, and a large WRITE for
-//! all of that.
+//! all of that; then the client is told that we live (`pulse`).
 
 mod answers;
 mod describe;
 mod graphs;
+mod pulse;
 mod queues;
 mod transfers;
 
@@ -18,7 +19,7 @@ use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
-use super::{Refusal, bounce, compile};
+use super::{Refusal, Shared, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
@@ -27,6 +28,7 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
+use pulse::Pulse;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -40,6 +42,7 @@ struct Greeted<'a> {
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
     allowance: Arc<Allowance>,
+    pulse: Pulse,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -50,6 +53,7 @@ type Wrong = (Option<&'static str>, Refusal);
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(super) fn run(
+    shared: &Arc<Shared>,
     connection: Connection,
     holdings: Holdings<'_>,
     header: [u8; REQUEST_HEADER],
@@ -62,6 +66,7 @@ pub(super) fn run(
         relays: HashMap::new(),
         graphs: Graphs::default(),
         allowance,
+        pulse: Pulse::start(shared, &out),
         connection,
         out: Arc::clone(&out),
         holdings,
@@ -99,11 +104,13 @@ impl Greeted<'_> {
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {
         while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
+            self.pulse.step();
             if ExtHeader::is_one(&header) {
                 self.extension(header, body)?;
             } else {
                 self.command(header, body)?;
             }
+            self.pulse.step();
             if body.capacity() > KEPT_BODY {
                 *body = Vec::new();
             }
