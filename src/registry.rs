@@ -169,7 +169,8 @@ impl Registry {
     /// of a device of this machine is a device of its own; those of one name get numbers: `CPU,CPU` are `CPU0` and
     /// `CPU1`, `0,0` are `CUDA0.0` and `CUDA0.1`.
     ///
-    /// A name with a colon is a server's: `10.0.0.5:50052` are all its devices, `10.0.0.5:50052/0` is the first. The devices
+    /// A name with a colon is a server's: `10.0.0.5:50052` are all its devices, `10.0.0.5:50052/0` is the first, and
+    /// `10.0.0.5:50052/CUDA0` is the one that a fanout server calls so. The devices
     /// of a server share a connection; sizes of memory and numbers of threads do not apply to them.
     ///
     /// With [`Options::fallback`], what a device that is no CPU does not run, the first of this machine's CPU devices in
@@ -243,7 +244,7 @@ impl Entry {
     }
 }
 
-/// The devices of a server, or the one that the name has the number of.
+/// The devices of a server, or the one that the name has the name or the number of.
 fn remotes(name: &str, endpoints: &mut Vec<Endpoint>) -> Result<Vec<Entry>, RegistryError> {
     let (server, number) = name.split_once('/').map_or((name, None), |(server, number)| (server, Some(number)));
     let endpoint = match endpoints.iter().position(|endpoint| endpoint.name() == server) {
@@ -253,15 +254,17 @@ fn remotes(name: &str, endpoints: &mut Vec<Endpoint>) -> Result<Vec<Entry>, Regi
             &endpoints[endpoints.len() - 1]
         }
     };
-    let named = |device: &&Arc<dyn Device>| number.is_none() || device.info().name == name;
-    let entry = |device: &Arc<dyn Device>| Entry {
+    let named = |(index, device): &(usize, &Arc<dyn Device>)| {
+        number.is_none_or(|number| device.info().name.eq_ignore_ascii_case(name) || index.to_string() == number)
+    };
+    let entry = |(_, device): (usize, &Arc<dyn Device>)| Entry {
         name: device.info().name.clone(),
         description: device.info().description.clone(),
         kind: device.info().kind,
         unusable: None,
         origin: Origin::Remote(Arc::clone(device)),
     };
-    let found: Vec<_> = endpoint.devices().iter().filter(named).map(entry).collect();
+    let found: Vec<_> = endpoint.devices().iter().enumerate().filter(named).map(entry).collect();
     if found.is_empty() {
         let known = endpoint.devices().iter().map(|device| &*device.info().name).collect::<Vec<_>>().join(", ");
         return Err(RegistryError::Unknown { name: name.to_owned(), known });

@@ -4,6 +4,8 @@
 mod cache;
 mod client;
 mod client_faults;
+mod client_greeted;
+mod client_notices;
 mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
@@ -16,5 +18,8 @@ mod greeted_support;
 mod hostile;
 mod limits;
 mod program;
+#[path = "../common/relay.rs"]
+#[allow(unreachable_pub, missing_docs, clippy::unwrap_used)] // shared with other tests
+mod relay;
 mod sessions;
 mod support;
