@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) fn options() -> Options {
-    Options { connect_timeout: WATCHDOG, patience: WATCHDOG }
+    Options { connect_timeout: WATCHDOG, patience: WATCHDOG, ..Options::default() }
 }
 
 /// How a server is spoken to.

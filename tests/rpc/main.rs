@@ -17,9 +17,14 @@ mod greeted_refusals;
 mod greeted_support;
 mod hostile;
 mod limits;
+mod older;
+mod peers;
 mod program;
+#[cfg(unix)]
+mod program_ends;
 #[path = "../common/relay.rs"]
 #[allow(unreachable_pub, missing_docs, clippy::unwrap_used)] // shared with other tests
 mod relay;
 mod sessions;
+mod states;
 mod support;

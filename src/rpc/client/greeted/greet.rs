@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use super::super::connect::{ConnectError, left, read};
+use super::super::connect::ConnectError;
+use crate::rpc::socket::{left, read};
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Greet, GreetReply, REVISION};
 use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 
