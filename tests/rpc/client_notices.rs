@@ -1,7 +1,7 @@
 //! The client against servers that greet and then say what they must not, or nothing.
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
-use crate::client::{account, deadline};
+use crate::client::{account, deadline, options};
 use crate::support::{SHORT, WATCHDOG};
 use fanout::device::{DeviceError, Source};
 use fanout::ops::OpCode;
@@ -130,7 +130,7 @@ fn raw(kind: u8, size: u64, body: &[u8]) -> Vec<u8> {
 
 /// A write, a mark and a read of 64 bytes; what becomes of the read and of the mark.
 fn session(addr: SocketAddr, patience: Duration) -> (Result<Vec<u8>, DeviceError>, Result<(), DeviceError>) {
-    let options = Options { connect_timeout: WATCHDOG, patience };
+    let options = Options { patience, ..options() };
     let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
     let device = &endpoint.devices()[0];
     let buffer = device.alloc(64, &account()).unwrap();
@@ -232,7 +232,7 @@ fn silence_ends_where_pings_are_not_answered() {
     assert!(start.elapsed() < WATCHDOG / 2);
     // One that is there is waited for: longer than it may be silent.
     let addr = server(greeting(vec![device("X0")]), nothing, Manner::Plain);
-    let options = Options { connect_timeout: WATCHDOG, patience: SHORT };
+    let options = Options { patience: SHORT, ..options() };
     let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
     let device = &endpoint.devices()[0];
     let buffer = device.alloc(64, &account()).unwrap();
@@ -250,7 +250,7 @@ fn devices_are_as_the_server_says_or_it_is_told() {
     let nothing: Says = |_, _| Vec::new();
     let connect = |greet: GreetReply| {
         let addr = server(greet, nothing, Manner::Plain);
-        let endpoint = Endpoint::connect(&addr.to_string(), &Options { connect_timeout: WATCHDOG, patience: WATCHDOG });
+        let endpoint = Endpoint::connect(&addr.to_string(), &options());
         endpoint.map(|endpoint| (addr, endpoint))
     };
     let (addr, endpoint) = connect(greeting(vec![device("CUDA0"), device("X"), device("x"), device("a b")])).unwrap();
