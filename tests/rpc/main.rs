@@ -6,6 +6,7 @@ mod client;
 mod client_faults;
 mod client_greeted;
 mod client_notices;
+mod client_peers;
 mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
