@@ -10,6 +10,7 @@ mod gpus;
 mod graphs;
 mod hostile;
 mod limits;
+mod models;
 mod program;
 mod sessions;
 mod support;

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use log::info;
 
-use super::super::connection::Broken;
 use super::super::models::{Models, Outcome, Place, Wanted};
 use super::transfers::tensor;
 use super::{Greeted, Refusal};
@@ -94,7 +93,7 @@ impl Greeted<'_> {
             Ok(outcome)
         })?;
         match broken {
-            Some(broken) => Err(Broken::into(broken)),
+            Some(broken) => Err(broken.into()),
             None => Ok(outcome == Some(Outcome::Found)),
         }
     }
