@@ -8,6 +8,11 @@ mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;
+mod greeted;
+mod greeted_graphs;
+mod greeted_queues;
+mod greeted_refusals;
+mod greeted_support;
 mod hostile;
 mod limits;
 mod models;

@@ -174,7 +174,7 @@ impl Server {
     }
 }
 
-fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
+fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
     debug!("{peer}: connected");
     match session::run(shared, stream, peer) {
         Ok(session::End::Closed) => debug!("{peer}: disconnected"),

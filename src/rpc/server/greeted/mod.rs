@@ -2,12 +2,13 @@
 //!
 //! The session's thread reads messages and submits their work; what has to wait for a device is left to a thread of its queue
 //! (`answers`). As for any user of a [`Queue`], submitting waits for room among the queue's earlier work, and a large WRITE for
-//! all of that.
+//! all of that; then the client is told that we live (`pulse`).
 
 mod answers;
 mod describe;
 mod graphs;
 mod load;
+mod pulse;
 mod queues;
 mod transfers;
 
@@ -19,7 +20,7 @@ use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
-use super::{Refusal, bounce, compile};
+use super::{Refusal, Shared, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
@@ -29,6 +30,7 @@ use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
 use load::Loads;
+use pulse::Pulse;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -43,6 +45,7 @@ struct Greeted<'a> {
     graphs: Graphs,
     allowance: Arc<Allowance>,
     loads: Loads,
+    pulse: Pulse,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -53,6 +56,7 @@ type Wrong = (Option<&'static str>, Refusal);
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(super) fn run(
+    shared: &Arc<Shared>,
     connection: Connection,
     holdings: Holdings<'_>,
     header: [u8; REQUEST_HEADER],
@@ -66,6 +70,7 @@ pub(super) fn run(
         graphs: Graphs::default(),
         allowance,
         loads: Loads::default(),
+        pulse: Pulse::start(shared, &out),
         connection,
         out: Arc::clone(&out),
         holdings,
@@ -104,11 +109,13 @@ impl Greeted<'_> {
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {
         while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
+            self.pulse.step();
             if ExtHeader::is_one(&header) {
                 self.extension(header, body)?;
             } else {
                 self.command(header, body)?;
             }
+            self.pulse.step();
             if body.capacity() > KEPT_BODY {
                 *body = Vec::new();
             }

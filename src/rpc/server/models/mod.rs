@@ -94,7 +94,7 @@ impl Models {
         &self,
         wanted: &Wanted<'_>,
         mut place: Place<'_>,
-        go_on: &mut dyn FnMut() -> bool,
+        go_on: &dyn Fn() -> bool,
     ) -> Result<Outcome, DeviceError> {
         let mut outcome = Outcome::Absent;
         let mut left = MAX_TRIES;
@@ -159,7 +159,7 @@ fn attempt(
     holding: &Holding,
     wanted: &Wanted<'_>,
     place: &mut Place<'_>,
-    go_on: &mut dyn FnMut() -> bool,
+    go_on: &dyn Fn() -> bool,
 ) -> Result<Try, DeviceError> {
     let path = &holding.file().path;
     let mut file = match open(holding) {

@@ -285,7 +285,7 @@ varied! {
     }
 
     /// Fills a span with a tensor's bytes from the server's own disk. Answered with [`super::Answer::Load`], in turn, when they are
-    /// on their way or nothing was found: the span may hold anything then.
+    /// on their way or nothing was found: the span then holds what it held, or zeros.
     Load<'a> {
         /// A queue of the buffer's device.
         queue: u32,
@@ -475,7 +475,8 @@ macro_rules! requests {
                 match self {
                     $(ExtRequest::$name(body) => {
                         let data = if let ExtRequest::WriteHead(head) = self { head.span.len } else { 0 };
-                        let header = ExtHeader { command: ExtCommand::$command, size: body.size() + data };
+                        let size = body.size().saturating_add(data); // no buffer is so large
+                        let header = ExtHeader { command: ExtCommand::$command, size };
                         out.extend_from_slice(&header.encode());
                         body.write(out);
                     })*
