@@ -20,6 +20,7 @@ mod hostile;
 mod limits;
 mod older;
 mod peers;
+mod models;
 mod program;
 #[cfg(unix)]
 mod program_ends;
