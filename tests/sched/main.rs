@@ -8,9 +8,14 @@ mod gated;
 #[path = "../common/island.rs"]
 mod island;
 mod islands;
+mod lost;
 mod mistakes;
 mod order;
 mod pipeline;
+#[path = "../common/slow.rs"]
+#[allow(dead_code)] // the tests of the protocol use the rest of it
+mod slow;
+mod relayed;
 mod servers;
 #[path = "../common/sim.rs"]
 mod sim;

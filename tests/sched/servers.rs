@@ -4,32 +4,52 @@ use super::islands::{MEMORY, Network, cpus, wanted};
 use fanout::device::Device;
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Handle, Server};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// A server that ends with the test, and the devices that a client sees.
-struct Served {
-    devices: Vec<Arc<dyn Device>>,
-    handle: Handle,
+/// A server that ends with the test.
+pub(super) struct Served {
+    pub(super) addr: SocketAddr,
+    pub(super) handle: Handle,
+    count: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Served {
-    fn new(devices: usize) -> Served {
-        let server = Server::bind("127.0.0.1", 0, cpus(devices), Config::default()).unwrap();
+    /// With so many devices of one thread.
+    pub(super) fn new(devices: usize) -> Served {
+        Served::on(0, devices)
+    }
+
+    fn on(port: u16, count: usize) -> Served {
+        let server = Server::bind("127.0.0.1", port, cpus(count), Config::default()).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());
-        let endpoint = Endpoint::connect(&addr.to_string(), &Options::default()).unwrap();
-        Served { devices: endpoint.devices().to_vec(), handle, thread: Some(thread) }
+        Served { addr, handle, count, thread: Some(thread) }
+    }
+
+    /// Ends it, and starts another on its port, which knows nothing of the first.
+    pub(super) fn restart(&mut self) {
+        self.end();
+        *self = Served::on(self.addr.port(), self.count);
+    }
+
+    fn end(&mut self) {
+        self.handle.shutdown();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    pub(super) fn connect(addr: SocketAddr) -> Endpoint {
+        Endpoint::connect(&addr.to_string(), &Options::default()).unwrap()
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.handle.shutdown();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        self.end();
     }
 }
 
@@ -37,7 +57,8 @@ impl Drop for Served {
 fn results_do_not_depend_on_servers() {
     let wanted = wanted(20);
     let servers = [Served::new(3), Served::new(1), Served::new(1)];
-    let [a, b, c] = servers.each_ref().map(|server| &server.devices[..]);
+    let endpoints = servers.each_ref().map(|server| Served::connect(server.addr));
+    let [a, b, c] = endpoints.each_ref().map(Endpoint::devices);
     let lists = [
         ("one device", vec![b[0].clone()], [0; 3], 1),
         ("one server", a.to_vec(), [0, 1, 2], 3),
