@@ -278,6 +278,15 @@ impl Ticket {
         Ticket(Bytes::Fetched(Box::new(fetch)))
     }
 
+    /// Whether [`Ticket::wait`] would return at once, as far as that can be told without asking the device.
+    pub fn is_ready(&self) -> bool {
+        match &self.0 {
+            Bytes::Here(_) => true,
+            Bytes::Coming(coming) => !coming.is_empty(),
+            Bytes::Fetched(_) => false,
+        }
+    }
+
     /// Blocks until the bytes are there, the queue fails, or the deadline passes.
     ///
     /// # Errors
@@ -347,6 +356,10 @@ mod tests {
     #[test]
     fn a_dropped_sender_is_a_lost_ticket() {
         let (tx, ticket) = Ticket::new();
+        tx.send(Ok(vec![1]));
+        assert!(ticket.is_ready() && Ticket::ready(Vec::new()).is_ready());
+        let (tx, ticket) = Ticket::new();
+        assert!(!ticket.is_ready());
         drop(tx);
         assert_eq!(ticket.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
     }

@@ -43,15 +43,15 @@ struct State {
     ended: bool,
     /// Both ends of each connection.
     streams: Vec<TcpStream>,
-    /// By direction, all connections together: bytes towards the server, bytes towards the client.
-    passed: [u64; 2],
-    /// Bytes of all connections on their way.
+    /// Two of each connection: towards the server, and towards the client.
     flows: Vec<Flow>,
 }
 
 /// One direction of a connection.
 #[derive(Default)]
 struct Flow {
+    /// Bytes that have come.
+    passed: u64,
     /// Each with the moment when it may leave.
     pending: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
@@ -79,10 +79,11 @@ impl Relay {
         self.addr
     }
 
-    /// Bytes that have come from clients so far, and bytes that have come from the server.
-    pub fn passed(&self) -> (u64, u64) {
-        let [up, down] = self.shared.lock().passed;
-        (up, down)
+    /// Bytes that have come so far on a connection, numbered as they were accepted: from the client, and from the server.
+    pub fn passed(&self, connection: usize) -> (u64, u64) {
+        let state = self.shared.lock();
+        let passed = |flow: usize| state.flows.get(flow).map_or(0, |flow| flow.passed);
+        (passed(2 * connection), passed(2 * connection + 1))
     }
 
     /// Ends all connections. New ones may come.
@@ -137,24 +138,24 @@ impl Shared {
             let clone = |stream: &TcpStream| stream.try_clone().unwrap();
             let mut state = self.lock();
             state.streams.extend([clone(&client), clone(&server)]);
-            for (direction, from, to) in [(0, clone(&client), clone(&server)), (1, server, client)] {
+            for (from, to) in [(clone(&client), clone(&server)), (server, client)] {
                 let flow = state.flows.len();
                 state.flows.push(Flow::default());
                 let [taking, giving] = [(); 2].map(|()| Arc::clone(self));
-                std::thread::spawn(move || taking.take(direction, flow, from));
+                std::thread::spawn(move || taking.take(flow, from));
                 std::thread::spawn(move || giving.give(flow, to));
             }
         }
     }
 
     /// Takes in what comes.
-    fn take(&self, direction: usize, flow: usize, mut from: TcpStream) {
+    fn take(&self, flow: usize, mut from: TcpStream) {
         let mut buffer = vec![0; CHUNK];
         loop {
             let read = from.read(&mut buffer).unwrap_or(0);
             let mut state = self.lock();
-            state.passed[direction] += read as u64;
             let at = &mut state.flows[flow];
+            at.passed += read as u64;
             if read == 0 || at.broken {
                 at.over = true;
                 self.changed.notify_all();

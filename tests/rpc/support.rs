@@ -4,6 +4,7 @@ use fanout::cpu::{CpuDevice, Path};
 use fanout::device::Device;
 use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, Handle, Server};
+use fanout::rpc::wire::ext::{Greeting, REVISION, State};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -109,7 +110,8 @@ impl Client {
         let mut client = Client::raw(server);
         client.send(&hello());
         let reply = client.reply(Command::Hello);
-        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting: 0 });
+        let greeting = Greeting { revision: REVISION, state: State::Ready }.to_byte();
+        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting });
         assert_eq!(Response::decode(Command::Hello, &reply), Ok(want));
         client
     }

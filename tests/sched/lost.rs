@@ -48,7 +48,7 @@ fn until_failure(chain: &mut Chain, told: &[std::sync::mpsc::Sender<()>]) -> (De
 #[test]
 fn lost_servers_are_named_soon_and_all_can_be_done_again() {
     let wanted = Chain::new(cpus(1), SHAPE, SERVERS, 1).unwrap().results(0..RUNS);
-    let mut servers: Vec<Served> = (0..SERVERS).map(|_| Served::new(1)).collect();
+    let mut servers: Vec<Served> = (0..SERVERS).map(|_| Served::new(1, true)).collect();
     for (seed, depth) in [(1, 1), (2, 4), (3, 4)] {
         let mut rng = fastrand::Rng::with_seed(seed);
         let endpoints: Vec<Endpoint> = servers.iter().map(|server| Served::connect(server.addr)).collect();

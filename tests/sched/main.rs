@@ -12,10 +12,9 @@ mod lost;
 mod mistakes;
 mod order;
 mod pipeline;
-#[path = "../common/slow.rs"]
-#[allow(dead_code)] // the tests of the protocol use the rest of it
-mod slow;
 mod relayed;
 mod servers;
 #[path = "../common/sim.rs"]
 mod sim;
+#[path = "../common/slow.rs"]
+mod slow;

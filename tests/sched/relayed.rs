@@ -1,12 +1,13 @@
 //! Servers behind slow lines: runs that are under way at once hide the time that bytes are on their way.
 
 use crate::islands::cpus;
-use crate::slow::{Relay, Slow};
 use crate::servers::Served;
+use crate::slow::{Relay, Slow};
 use fanout::device::{Account, Device, Source, Ticket};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
+use fanout::rpc::client::Endpoint;
 use fanout::sched::{Options, Prepared, SchedError, Scheduler, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
@@ -79,23 +80,77 @@ const RUNS: u64 = 32;
 const SHAPE: [usize; 2] = [256, 16];
 const LAYERS: usize = 4;
 
-#[test]
-fn runs_under_way_at_once_gain_over_one_at_a_time() {
-    let wanted = Chain::new(cpus(2), SHAPE, LAYERS, 1).unwrap().results(0..RUNS);
-    let time = |depth: usize| {
-        let servers = [Served::new(1), Served::new(1)];
+/// Bytes of the heads of a run's messages, of either server in either direction: less than a tenth of the input.
+const HEADS: u64 = 1000;
+
+/// Two servers behind slow lines, and a chain over them; the servers send to each other if they `dial`.
+struct Lines {
+    chain: Chain,
+    relays: [Relay; 2],
+    endpoints: [Endpoint; 2],
+    _servers: [Served; 2],
+}
+
+impl Lines {
+    fn new(dial: bool, depth: usize) -> Lines {
+        let servers = [(); 2].map(|()| Served::new(1, dial));
         let relays = servers.each_ref().map(|server| Relay::new(server.addr, SLOW));
         let endpoints = relays.each_ref().map(|relay| Served::connect(relay.addr()));
         let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
+        assert_eq!(devices[1].copies_from(devices[0].info()), dial);
         let mut chain = Chain::new(devices.to_vec(), SHAPE, LAYERS, depth).unwrap();
-        // What is done once only: graphs are sent, memory is made.
-        chain.results(0..2);
-        let start = Instant::now();
-        assert!(chain.results(0..RUNS) == wanted, "depth {depth}");
-        start.elapsed()
-    };
-    let [serial, deep] = [1, 4].map(time);
-    eprintln!("{serial:?} {deep:?}");
-    let gain = serial.as_secs_f64() / deep.as_secs_f64();
-    assert!(gain >= 1.7, "{gain:.2}: {serial:?} one at a time, {deep:?} four at once");
+        // What is done once only: graphs are sent, memory is made, servers dial.
+        chain.results(0..depth as u64 + 1);
+        Lines { chain, relays, endpoints, _servers: servers }
+    }
+}
+
+#[test]
+fn runs_under_way_at_once_gain_over_one_at_a_time() {
+    let wanted = Chain::new(cpus(2), SHAPE, LAYERS, 1).unwrap().results(0..RUNS);
+    for dial in [false, true] {
+        let [serial, deep] = [1, 4].map(|depth| {
+            let mut lines = Lines::new(dial, depth);
+            let start = Instant::now();
+            assert!(lines.chain.results(0..RUNS) == wanted, "depth {depth}, dial: {dial}");
+            start.elapsed()
+        });
+        let gain = serial.as_secs_f64() / deep.as_secs_f64();
+        eprintln!("dial: {dial}: {serial:?} {deep:?} {gain:.2}");
+        assert!(gain >= 1.7, "{gain:.2}, dial: {dial}: {serial:?} one at a time, {deep:?} four at once");
+    }
+}
+
+/// Where servers send to each other, only inputs and outputs come by the client.
+#[test]
+fn a_run_moves_inputs_and_outputs_only() {
+    for depth in [1, 4] {
+        let mut lines = Lines::new(true, depth);
+        let count = |lines: &Lines| {
+            let links = lines.endpoints.each_ref().map(|endpoint| endpoint.devices()[0].link().unwrap());
+            // A server may say something more at any time: until both have counted the same.
+            links.each_ref().map(|link| (link.sent, link.received))
+        };
+        let settled = |lines: &Lines| {
+            let until = Instant::now() + Duration::from_secs(20);
+            loop {
+                let (relays, links) = (lines.relays.each_ref().map(|relay| relay.passed(0)), count(lines));
+                if relays == links {
+                    return links;
+                }
+                assert!(Instant::now() < until, "lines: {relays:?}, links: {links:?}");
+                std::thread::yield_now();
+            }
+        };
+        let before = settled(&lines);
+        lines.chain.results(0..RUNS);
+        let after = settled(&lines);
+        let tensor = (4 * SHAPE[0] * SHAPE[1]) as u64;
+        let [[a_sent, a_received], [b_sent, b_received]] =
+            [0, 1].map(|at| [(after[at].0 - before[at].0) / RUNS, (after[at].1 - before[at].1) / RUNS]);
+        eprintln!("depth {depth}: {a_sent} {a_received} {b_sent} {b_received}");
+        assert!((tensor..tensor + HEADS).contains(&a_sent), "{a_sent}");
+        assert!((tensor..tensor + HEADS).contains(&b_received), "{b_received}");
+        assert!(a_received < HEADS && b_sent < HEADS, "{a_received} {b_sent}");
+    }
 }

@@ -1,9 +1,14 @@
-//! Devices behind servers of this process: the same results as on devices of its own.
+//! Devices behind servers of this process, which greet or are spoken to in 7.0: the same results as on devices of its own.
+
+#[path = "../common/relay.rs"]
+#[allow(dead_code)] // shared with other tests
+mod relay;
 
 use super::islands::{MEMORY, Network, cpus, wanted};
 use fanout::device::Device;
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Handle, Server};
+use relay::Relay;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,27 +17,29 @@ use std::thread::JoinHandle;
 pub(super) struct Served {
     pub(super) addr: SocketAddr,
     pub(super) handle: Handle,
-    count: usize,
+    made: (usize, bool),
     thread: Option<JoinHandle<()>>,
 }
 
 impl Served {
-    /// With so many devices of one thread.
-    pub(super) fn new(devices: usize) -> Served {
-        Served::on(0, devices)
+    /// With so many devices of one thread. It sends to others if it `dials`.
+    pub(super) fn new(devices: usize, dials: bool) -> Served {
+        Served::on(0, devices, dials)
     }
 
-    fn on(port: u16, count: usize) -> Served {
-        let server = Server::bind("127.0.0.1", port, cpus(count), Config::default()).unwrap();
+    fn on(port: u16, count: usize, dials: bool) -> Served {
+        let peers = if dials { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        let server = Server::bind("127.0.0.1", port, cpus(count), Config { peers, ..Config::default() }).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());
-        Served { addr, handle, count, thread: Some(thread) }
+        Served { addr, handle, made: (count, dials), thread: Some(thread) }
     }
 
     /// Ends it, and starts another on its port, which knows nothing of the first.
     pub(super) fn restart(&mut self) {
         self.end();
-        *self = Served::on(self.addr.port(), self.count);
+        let (count, dials) = self.made;
+        *self = Served::on(self.addr.port(), count, dials);
     }
 
     fn end(&mut self) {
@@ -56,13 +63,17 @@ impl Drop for Served {
 #[test]
 fn results_do_not_depend_on_servers() {
     let wanted = wanted(20);
-    let servers = [Served::new(3), Served::new(1), Served::new(1)];
-    let endpoints = servers.each_ref().map(|server| Served::connect(server.addr));
-    let [a, b, c] = endpoints.each_ref().map(Endpoint::devices);
+    let servers = [3, 1, 1, 3].map(|devices| Served::new(devices, true));
+    let mut addrs = servers.each_ref().map(|server| server.addr);
+    addrs[3] = Relay::start(addrs[3], true).addr;
+    let endpoints = addrs.map(Served::connect);
+    let [a, b, c, plain] = endpoints.each_ref().map(Endpoint::devices);
     let lists = [
         ("one device", vec![b[0].clone()], [0; 3], 1),
         ("one server", a.to_vec(), [0, 1, 2], 3),
         ("two servers", vec![b[0].clone(), c[0].clone()], [0, 1, 0], 3),
+        ("one server in 7.0", plain.to_vec(), [0, 1, 2], 3),
+        ("a server in 7.0 and one that greets", [b, plain].concat(), [0, 2, 1], 3),
         ("a server and this process", [&cpus(2)[..], b].concat(), [0, 2, 1], 3),
         ("all of it", [&cpus(1)[..], a, b].concat(), [1, 4, 2], 3),
     ];

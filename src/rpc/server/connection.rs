@@ -1,19 +1,17 @@
 //! One client's socket: frames in, replies out, and a deadline on each.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::rpc::wire::{REQUEST_HEADER, RESPONSE_HEADER, Response, ResponseHeader};
+use super::outgoing::Outgoing;
+use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
 /// Bytes read ahead: a header with a small body, or many of them, cost one read.
 const BUFFER: usize = 16 << 10;
-
-/// A reply with at most so many bytes of data is copied behind its header and leaves in one write.
-const JOINED: usize = 64 << 10;
 
 /// The first piece in which room for a body is made.
 const FIRST_PIECE: usize = 64 << 10;
@@ -29,13 +27,26 @@ pub(super) enum Broken {
     Io(#[from] io::Error),
 }
 
+impl Broken {
+    /// A failure of the socket, on which `what` came within `after`.
+    pub(super) fn of(e: io::Error, what: &'static str, after: Duration) -> Broken {
+        if timed_out(&e) { Broken::Stalled { what, after } } else { Broken::Io(e) }
+    }
+
+    /// How a client that is killed, or has not read everything, ends a connection.
+    pub(super) fn is_leaving(&self) -> bool {
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        matches!(self, Broken::Io(e) if matches!(e.kind(), ConnectionReset | ConnectionAborted | BrokenPipe))
+    }
+}
+
 /// A framed connection. `Arc`: the server holds the stream too, to close it.
 pub(super) struct Connection {
     stream: Arc<TcpStream>,
+    out: Arc<Outgoing>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    out: Vec<u8>,
     stall: Duration,
     /// The end of the handshake, as long as it lasts, and how long it may take.
     handshake: Option<(Instant, Duration)>,
@@ -44,13 +55,12 @@ pub(super) struct Connection {
 impl Connection {
     /// A connection whose handshake must be done within `handshake` from now.
     pub(super) fn new(stream: Arc<TcpStream>, handshake: Duration, stall: Duration) -> io::Result<Connection> {
-        stream.set_write_timeout(Some(positive(stall)))?;
         Ok(Connection {
+            out: Outgoing::new(&stream, stall)?,
             stream,
             buffer: vec![0; BUFFER].into(),
             start: 0,
             end: 0,
-            out: Vec::new(),
             stall,
             handshake: Some((Instant::now() + handshake, handshake)),
         })
@@ -70,7 +80,7 @@ impl Connection {
                 Ok(_) => {}
                 // Silence between messages is no fault, once the client has introduced itself.
                 Err(Broken::Stalled { .. }) if self.handshake.is_none() => {}
-                Err(Broken::Io(e)) if gone(&e) => return Ok(None),
+                Err(e) if e.is_leaving() => return Ok(None),
                 Err(e) => return Err(e),
             }
         }
@@ -123,35 +133,37 @@ impl Connection {
         Ok(&into[..len])
     }
 
+    /// Reads the next `len` bytes of a message and drops them.
+    pub(super) fn discard(&mut self, mut len: u64) -> Result<(), Broken> {
+        while len > 0 {
+            if self.start == self.end && self.fill()? == 0 {
+                return Err(Broken::Ended);
+            }
+            let n = len.min((self.end - self.start) as u64);
+            self.start += n as usize; // no more than there is
+            len -= n;
+        }
+        Ok(())
+    }
+
+    /// The writing half, for whoever else writes.
+    pub(super) fn out(&self) -> &Arc<Outgoing> {
+        &self.out
+    }
+
     /// Sends a whole reply in one write.
     pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), Broken> {
-        self.out.clear();
-        response.encode(&mut self.out);
-        self.flush()
+        self.out.send(|out| response.encode(out), &[] as &[&[u8]])
     }
 
     /// Sends the header of a reply of `size` bytes with the first of them; [`Connection::send_bytes`] sends the rest.
     pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), Broken> {
-        let header: [u8; RESPONSE_HEADER] = ResponseHeader { size }.encode();
-        self.out.clear();
-        self.out.extend_from_slice(&header);
-        if first.len() <= JOINED {
-            self.out.extend_from_slice(first);
-            return self.flush();
-        }
-        self.flush()?;
-        self.send_bytes(first)
+        self.out.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
     }
 
     /// Sends bytes as they are.
     pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let sent = (&*self.stream).write_all(bytes);
-        sent.map_err(|e| self.broken(e, "the client took none of its reply"))
-    }
-
-    fn flush(&mut self) -> Result<(), Broken> {
-        let sent = (&*self.stream).write_all(&self.out);
-        sent.map_err(|e| self.broken(e, "the client took none of its reply"))
+        self.out.send_bytes(bytes)
     }
 
     /// Reads ahead into the empty buffer.
@@ -177,26 +189,17 @@ impl Connection {
             match (&*self.stream).read(dst) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if self.handshake.is_some() && timed_out(&e) => {}
-                got => return got.map_err(|e| self.broken(e, "no more bytes of the message")),
+                got => return got.map_err(|e| Broken::of(e, "no more bytes of the message", self.stall)),
             }
         }
-    }
-
-    fn broken(&self, e: io::Error, what: &'static str) -> Broken {
-        if timed_out(&e) { Broken::Stalled { what, after: self.stall } } else { Broken::Io(e) }
     }
 }
 
 /// The system refuses a timeout of zero.
-fn positive(timeout: Duration) -> Duration {
+pub(super) fn positive(timeout: Duration) -> Duration {
     timeout.max(Duration::from_millis(1))
 }
 
 fn timed_out(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
-}
-
-/// How a client that is killed, or has not read everything, ends a connection.
-fn gone(e: &io::Error) -> bool {
-    matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
 }

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use crate::device::{Program, Region};
 
 /// Programs kept per session: more than any client alternates between.
-const MAX_PROGRAMS: usize = 64;
+pub(super) const MAX_PROGRAMS: usize = 64;
 
 /// Bytes of host memory that a session's programs take, about. A graph that the limits allow may alone take more, and
 /// is then the only one.
-const MAX_BYTES: usize = 40 << 20;
+pub(super) const MAX_BYTES: usize = 40 << 20;
 
 /// The part of it that old programs may keep when a new one comes, so that room is not made for each new one.
 const KEPT_BYTES: usize = MAX_BYTES / 2;

@@ -1,21 +1,25 @@
 //! One client's session: what each command does.
 
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, info};
+use log::debug;
 
 use super::connection::{Broken, Connection};
-use super::handles::{Handles, Located, desc};
+use super::greeted;
+use super::handles::Located;
+use super::holdings::Holdings;
+use super::outgoing::Outgoing;
 use super::programs::Programs;
 use super::{Refusal, Shared, bounce, compile, listen};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
+use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION, State};
 use crate::rpc::wire::{
-    AllocBuffer, AllocBufferReply, Command, CopyTensor, DeviceMemoryReply, GetTensor, HelloReply, InitTensor,
-    MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request, RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash,
-    SetTensorHead, graph_cost,
+    Command, CopyTensor, GetTensor, HelloReply, InitTensor, MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request,
+    RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead, graph_cost,
 };
 use crate::tensor::TensorDesc;
 
@@ -24,10 +28,10 @@ const PIECE: u64 = 1 << 20;
 
 /// How long a program may keep the session from its next message: longer than a token takes, shorter than anyone who
 /// hangs up would wait for us to see it.
-const RUN_PATIENCE: Duration = Duration::from_millis(100);
+pub(super) const RUN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The largest buffer for bodies that is kept between messages: one graph, once, is no reason to hold more.
-const KEPT_BODY: usize = 4 << 20;
+pub(super) const KEPT_BODY: usize = 4 << 20;
 
 /// How a session ended that did nothing wrong.
 pub(super) enum End {
@@ -37,39 +41,71 @@ pub(super) enum End {
     Silent,
 }
 
-/// A refusal and the command it answers, once that is known.
-type Failure = (Option<Command>, Refusal);
+/// Why a session ended that could not go on.
+pub(super) struct Failure {
+    /// The command it answers, once that is known.
+    command: Option<&'static str>,
+    reason: Refusal,
+    /// Where a client hears of it that has greeted.
+    out: Option<Arc<Outgoing>>,
+}
+
+impl Failure {
+    pub(super) fn new(command: Option<&'static str>, reason: impl Into<Refusal>) -> Failure {
+        Failure { command, reason: reason.into(), out: None }
+    }
+
+    /// A failure of a client that has greeted.
+    pub(super) fn told(self, out: Arc<Outgoing>) -> Failure {
+        Failure { out: Some(out), ..self }
+    }
+
+    /// Tells the client, where there are words for it and there is a socket to say them, and closes the connection.
+    pub(super) fn tell(self) {
+        match (&self.out, &self.reason) {
+            (Some(out), Refusal::Broken(_)) => out.close(),
+            (Some(out), _) => out.refuse(&self.to_string()),
+            (None, _) => {}
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { command, reason, .. } = self;
+        match command {
+            Some(command) => write!(f, "{command}: {reason}"),
+            None => write!(f, "{reason}"),
+        }
+    }
+}
 
 /// Serves a connection to its end. Everything the client had is freed when this returns.
 pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
     let config = &shared.config;
     let connection = listen::configure(&stream)
         .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
-        .map_err(|e| (None, Broken::Io(e).into()))?;
-    let limit = config.max_memory.unwrap_or_else(|| {
-        let totals = shared.devices.iter().filter_map(|device| device.memory().ok());
-        totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
-    });
+        .map_err(|e| Failure::new(None, Broken::Io(e)))?;
     let lanes = shared.devices.iter().map(|device| Lane { device, queue: None });
     let mut session = Session {
-        shared,
-        peer,
         connection,
-        account: Account::new(limit),
-        handles: Handles::new(),
+        holdings: Holdings::new(shared, peer),
         lanes: lanes.collect(),
         programs: Programs::default(),
     };
-    session.serve()
+    let mut body = Vec::new();
+    let Some(header) = session.header()? else { return Ok(End::Silent) };
+    session.message(header, &mut body, Session::hello)?;
+    let Some(header) = session.header()? else { return Ok(End::Closed) };
+    if header[0] == ExtCommand::Greet as u8 {
+        return greeted::run(session.connection, session.holdings, header, body);
+    }
+    session.serve(header, &mut body)
 }
 
 struct Session<'a> {
-    shared: &'a Shared,
-    /// For the log.
-    peer: SocketAddr,
     connection: Connection,
-    account: Arc<Account>,
-    handles: Handles,
+    holdings: Holdings<'a>,
     /// By the devices' positions.
     lanes: Vec<Lane<'a>>,
     programs: Programs,
@@ -92,16 +128,18 @@ impl Lane<'_> {
 }
 
 impl<'a> Session<'a> {
-    fn serve(&mut self) -> Result<End, Failure> {
-        let mut body = Vec::new();
-        match self.connection.header().map_err(|e| (None, e.into()))? {
-            None => return Ok(End::Silent),
-            Some(header) => self.message(header, &mut body, Self::hello)?,
+    fn header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, Failure> {
+        self.connection.header().map_err(|e| Failure::new(None, e))
+    }
+
+    fn serve(&mut self, mut header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<End, Failure> {
+        loop {
+            self.message(header, body, Self::command)?;
+            match self.header()? {
+                Some(next) => header = next,
+                None => return Ok(End::Closed),
+            }
         }
-        while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
-            self.message(header, &mut body, Self::command)?;
-        }
-        Ok(End::Closed)
     }
 
     /// Checks a header and hands its message on; every error is about this message's command.
@@ -111,13 +149,16 @@ impl<'a> Session<'a> {
         body: &mut Vec<u8>,
         handle: fn(&mut Self, Command, usize, &mut Vec<u8>) -> Result<(), Refusal>,
     ) -> Result<(), Failure> {
-        let header = RequestHeader::decode(&header).map_err(|e| (None, e.into()))?;
-        let done = header.body_len(&self.shared.config.limits).map_err(Refusal::from);
+        if header[0] == ExtCommand::Greet as u8 {
+            return Err(Failure::new(Some(ExtCommand::Greet.name()), Refusal::GreetSecond));
+        }
+        let header = RequestHeader::decode(&header).map_err(|e| Failure::new(None, e))?;
+        let done = header.body_len(&self.holdings.shared.config.limits).map_err(Refusal::from);
         let done = done.and_then(|len| handle(self, header.command, len, body));
         if body.capacity() > KEPT_BODY {
             *body = Vec::new();
         }
-        done.map_err(|e| (Some(header.command), e))
+        done.map_err(|e| Failure::new(Some(header.command.name()), e))
     }
 
     fn hello(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -128,8 +169,14 @@ impl<'a> Session<'a> {
         self.connection.handshaken()?;
         let current = len > 0;
         let conn_caps = current.then_some([0; 24]);
-        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting: 0 }))?;
-        if current { Ok(()) } else { Err(Refusal::OldClient) }
+        let state = self.holdings.shared.state();
+        let greeting = Greeting { revision: REVISION, state }.to_byte();
+        self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting }))?;
+        match state {
+            _ if !current => Err(Refusal::OldClient),
+            State::Ready => Ok(()),
+            State::Full | State::Draining => Err(Refusal::Draining),
+        }
     }
 
     fn command(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -140,8 +187,11 @@ impl<'a> Session<'a> {
         if command == Command::GraphCompute {
             return self.graph_compute(len, body);
         }
-        match Request::decode(command, &body[..len], &self.shared.config.limits)? {
-            Request::AllocBuffer(request) => self.alloc_buffer(&request),
+        match Request::decode(command, &body[..len], &self.holdings.shared.config.limits)? {
+            Request::AllocBuffer(request) => {
+                let response = self.holdings.alloc_buffer(&request)?;
+                self.reply(&response)
+            }
             Request::GetAlignment(request) => {
                 let alignment = self.lane(request.device)?.device.info().alignment;
                 self.reply(&Response::GetAlignment(alignment))
@@ -151,28 +201,30 @@ impl<'a> Session<'a> {
                 self.reply(&Response::GetMaxSize(max))
             }
             Request::BufferGetBase(request) => {
-                let base = self.handles.get(request.remote_ptr)?.base;
-                self.reply(&Response::BufferGetBase(base))
+                let response = self.holdings.buffer_base(request.remote_ptr)?;
+                self.reply(&response)
             }
             Request::FreeBuffer(request) => {
-                let entry = self.handles.remove(request.remote_ptr)?;
+                let entry = self.holdings.handles.remove(request.remote_ptr)?;
                 self.programs.forget(entry.buffer.id());
                 Ok(())
             }
             Request::BufferClear(request) => {
-                let entry = self.handles.get(request.remote_ptr)?;
+                let entry = self.holdings.handles.get(request.remote_ptr)?;
                 let (device, region) = (entry.device, entry.buffer.whole());
                 self.fill(device, region, request.value)
             }
             Request::SetTensorHash(request) => self.set_tensor_hash(&request),
             Request::GetTensor(request) => self.get_tensor(&request),
             Request::CopyTensor(request) => self.copy_tensor(&request),
-            Request::GetDeviceMemory(request) => self.device_memory(request.device),
+            Request::GetDeviceMemory(request) => {
+                let response = self.holdings.device_memory(request.device)?;
+                self.reply(&response)
+            }
             Request::InitTensor(request) => self.init_tensor(&request),
             Request::GetAllocSize(request) => {
-                let device = self.lane(request.device)?.device;
-                let size = device.alloc_size(&desc(&request.tensor)?);
-                self.reply(&Response::GetAllocSize(size))
+                let response = self.holdings.alloc_size(&request)?;
+                self.reply(&response)
             }
             Request::Hello(_) => Err(Refusal::HelloAgain),
             // No session has more devices than its lanes, whose count came from memory.
@@ -193,48 +245,17 @@ impl<'a> Session<'a> {
     }
 
     fn queue(&mut self, device: u32) -> Result<&mut Box<dyn Queue>, Refusal> {
-        let account = Arc::clone(&self.account);
+        let account = Arc::clone(&self.holdings.account);
         Ok(self.lane(device)?.queue(&account)?)
     }
 
     /// The queues of two devices.
     fn two_queues(&mut self, a: u32, b: u32) -> Result<[&mut Box<dyn Queue>; 2], Refusal> {
-        let (account, count) = (Arc::clone(&self.account), self.lanes.len());
+        let (account, count) = (Arc::clone(&self.holdings.account), self.lanes.len());
         let Ok([a, b]) = self.lanes.get_disjoint_mut([a as usize, b as usize]) else {
             return Err(Refusal::Device { device: a.max(b), count });
         };
         Ok([a.queue(&account)?, b.queue(&account)?])
-    }
-
-    fn alloc_buffer(&mut self, request: &AllocBuffer) -> Result<(), Refusal> {
-        let device = self.lane(request.device)?.device;
-        let max = self.shared.config.max_buffers;
-        let made = if self.handles.len() < max {
-            device.alloc(request.size, &self.account).map_err(|e| e.to_string())
-        } else {
-            Err(format!("the session has {max} buffers already"))
-        };
-        let made = made.and_then(|buffer| {
-            let handle = self.handles.insert(request.device, device.info().alignment, buffer);
-            handle.ok_or_else(|| "the session's addresses are used up".to_owned())
-        });
-        let reply = match made {
-            Ok(remote_ptr) => AllocBufferReply { remote_ptr, remote_size: request.size },
-            // No fault of the client's: the protocol has an answer for it.
-            Err(why) => {
-                let (peer, size, name) = (self.peer, request.size, &device.info().name);
-                info!("{peer}: no buffer of {size} bytes on {name}: {why}");
-                AllocBufferReply { remote_ptr: 0, remote_size: 0 }
-            }
-        };
-        self.reply(&Response::AllocBuffer(reply))
-    }
-
-    fn device_memory(&mut self, device: u32) -> Result<(), Refusal> {
-        let memory = self.lane(device)?.device.memory()?;
-        let left = self.account.limit().saturating_sub(self.account.used());
-        let reply = DeviceMemoryReply { free: memory.free.min(left), total: memory.total };
-        self.reply(&Response::GetDeviceMemory(reply))
     }
 
     fn fill(&mut self, device: u32, region: Region, value: u8) -> Result<(), Refusal> {
@@ -245,14 +266,14 @@ impl<'a> Session<'a> {
     }
 
     fn memset_tensor(&mut self, request: &MemsetTensor) -> Result<(), Refusal> {
-        let tensor = self.handles.locate(&request.tensor)?;
+        let tensor = self.holdings.handles.locate(&request.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
         self.fill(device, region, request.value)
     }
 
     /// Clears what a device reserves behind a tensor's last byte, as far as it lies in the buffer.
     fn init_tensor(&mut self, request: &InitTensor) -> Result<(), Refusal> {
-        let tensor = self.handles.locate(&request.tensor)?;
+        let tensor = self.holdings.handles.locate(&request.tensor)?;
         let device = tensor.entry.device;
         let lane = self.lanes.get(device as usize).ok_or(Refusal::Device { device, count: self.lanes.len() })?;
         let extent = tensor.desc.extent() as u64;
@@ -265,19 +286,19 @@ impl<'a> Session<'a> {
     fn set_tensor(&mut self, len: usize) -> Result<(), Refusal> {
         let head = SetTensorHead::decode(&self.connection.array::<SET_TENSOR_HEAD>()?)?;
         let len = (len - SET_TENSOR_HEAD) as u64;
-        let tensor = self.handles.locate(&head.tensor)?;
+        let tensor = self.holdings.handles.locate(&head.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(head.offset, len)?);
         if len == 0 {
             return Ok(());
         }
-        let cache = self.shared.cache.as_ref().filter(|_| head.cache);
+        let cache = self.holdings.shared.cache.as_ref().filter(|_| head.cache);
         let mut keeper = cache.and_then(|cache| cache.keep(len));
         let (lanes, connection) = (&mut self.lanes, &mut self.connection);
         let count = lanes.len();
         let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
         let mut broken = None;
         let whole = tensor.desc;
-        let done = lane.queue(&self.account)?.upload(
+        let done = lane.queue(&self.holdings.account)?.upload(
             region,
             (head.offset == 0 && len == whole.extent() as u64).then_some(&whole),
             Source::Writer(&mut |piece| {
@@ -303,7 +324,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_tensor_hash(&mut self, request: &SetTensorHash) -> Result<(), Refusal> {
-        let tensor = self.handles.locate(&request.tensor)?;
+        let tensor = self.holdings.handles.locate(&request.tensor)?;
         let extent = tensor.desc.extent() as u64;
         // The message has no length: it is the rest of the tensor.
         let len = extent.saturating_sub(request.offset);
@@ -321,7 +342,7 @@ impl<'a> Session<'a> {
         tensor: Option<&TensorDesc>,
         hash: u64,
     ) -> Result<bool, Refusal> {
-        let Some(cache) = self.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
+        let Some(cache) = self.holdings.shared.cache.as_ref().filter(|_| region.bytes() > 0) else { return Ok(false) };
         let Some(mut hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
         let mut broken = None;
         let done = self.queue(device)?.upload(
@@ -340,21 +361,21 @@ impl<'a> Session<'a> {
             return Ok(false);
         }
         done?;
-        debug!("{}: {hash:016x} comes from the cache", self.peer);
+        debug!("{}: {hash:016x} comes from the cache", self.holdings.peer);
         Ok(true)
     }
 
     fn get_tensor(&mut self, request: &GetTensor) -> Result<(), Refusal> {
-        let tensor = self.handles.locate(&request.tensor)?;
+        let tensor = self.holdings.handles.locate(&request.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
         if request.size == 0 {
             return self.reply(&Response::GetTensor(&[]));
         }
-        let patience = self.shared.config.device_timeout;
+        let patience = self.holdings.shared.config.device_timeout;
         let (lanes, connection) = (&mut self.lanes, &mut self.connection);
         let count = lanes.len();
         let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
-        let queue = lane.queue(&self.account)?;
+        let queue = lane.queue(&self.holdings.account)?;
         let mut piece = |at: u64| queue.download(region.part(at, PIECE.min(request.size - at))?);
         let mut next = Some(piece(0)?);
         let mut at = 0;
@@ -375,7 +396,7 @@ impl<'a> Session<'a> {
     }
 
     fn copy_tensor(&mut self, request: &CopyTensor) -> Result<(), Refusal> {
-        let (src, dst) = (self.handles.locate(&request.src)?, self.handles.locate(&request.dst)?);
+        let (src, dst) = (self.holdings.handles.locate(&request.src)?, self.holdings.handles.locate(&request.dst)?);
         let whole = |tensor: &Located<'_>| tensor.region(0, tensor.desc.extent() as u64);
         let (from, to) = (whole(&src)?, whole(&dst)?);
         let (reads, writes) = (src.entry.device, dst.entry.device);
@@ -394,7 +415,7 @@ impl<'a> Session<'a> {
                 let read = queue.mark();
                 self.queue(reads)?.wait(&read)?;
             } else {
-                let patience = self.shared.config.device_timeout;
+                let patience = self.holdings.shared.config.device_timeout;
                 let [a, b] = self.two_queues(reads, writes)?;
                 bounce::copy((&mut **a, &from), (&mut **b, &to), patience)?;
             }
@@ -414,19 +435,20 @@ impl<'a> Session<'a> {
             return self.run(device, &program, &bindings);
         }
         let lane = self.lane(device)?.device;
-        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, message, &self.shared.config.limits)?
+        let Request::GraphCompute(graph) =
+            Request::decode(Command::GraphCompute, message, &self.holdings.shared.config.limits)?
         else {
             return Err(confused());
         };
         let bytes = graph_cost(message.len() as u64, &graph) as usize;
         if self.programs.make_room(bytes) {
-            let until = Instant::now() + self.shared.config.device_timeout;
+            let until = Instant::now() + self.holdings.shared.config.device_timeout;
             for queue in self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()) {
                 queue.mark().wait(Some(until))?;
             }
             self.programs.settle();
         }
-        let (program, bindings) = compile::compile(&graph, &self.handles, device, &**lane)?;
+        let (program, bindings) = compile::compile(&graph, &self.holdings.handles, device, &**lane)?;
         let mut message = std::mem::take(body);
         message.truncate(len);
         self.programs.store(device, message.into(), bytes, program.clone(), Arc::clone(&bindings));

@@ -1,0 +1,95 @@
+//! What a server tells about itself: its devices, and what they run.
+
+use super::super::Shared;
+use super::graphs::Graphs;
+use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
+use crate::graph::validate::{self, ForeignTensor, GraphError, widen};
+use crate::graph::{Graph, Place};
+use crate::rpc::wire::GraphCompute;
+use crate::rpc::wire::ext::{Abilities, DeviceRecord, Fault, GreetReply};
+use crate::tensor::{DType, TensorDesc};
+
+/// The answer to GREET.
+pub(super) fn server(shared: &Shared) -> GreetReply {
+    GreetReply {
+        build: format!("rpc-server {}", crate::VERSION),
+        max_message: shared.config.limits.max_body,
+        graph_budget: Graphs::BUDGET,
+        max_graphs: Graphs::MOST as u32,
+        abilities: Abilities { loads: shared.models.is_some(), dials: !shared.peers.is_empty() },
+        sessions: shared.sessions(),
+        devices: shared.devices.iter().map(|device| record(&**device)).collect(),
+    }
+}
+
+fn record(device: &dyn Device) -> DeviceRecord {
+    let info = device.info();
+    let caps = [info.caps.asynchronous, info.caps.pinned, info.caps.import_host, info.caps.events];
+    DeviceRecord {
+        name: info.name.clone(),
+        description: info.description.clone(),
+        kind: match info.kind {
+            DeviceKind::Cpu => 0,
+            DeviceKind::Gpu => 1,
+        },
+        caps: (0..).zip(caps).map(|(bit, can)| u32::from(can) << bit).sum(),
+        alignment: info.alignment,
+        max_buffer: info.max_buffer,
+        features: device.features().into_iter().map(|feature| (feature.name, feature.value)).collect(),
+    }
+}
+
+/// The answer to SUPPORT: whether the device runs the one node of a graph, and so well that weights are worth bringing.
+pub(super) fn support(graph: &GraphCompute<'_>, device: &dyn Device) -> Result<bool, Fault> {
+    let graph = placed(graph).map_err(|e| fault(&e))?;
+    let node = match graph.nodes() {
+        [node] => graph.view(node),
+        nodes => return Err(Fault::new(format!("expected a graph with one node that computes, got {}", nodes.len()))),
+    };
+    let node = node.ok_or_else(|| Fault::new("a node of tensors that are not in its graph"))?;
+    match device.support(node) {
+        Support::Yes => Ok(false),
+        Support::Offload => Ok(true),
+        Support::No(unsupported) => Err(Fault::from(&DeviceError::from(unsupported))),
+    }
+}
+
+/// A graph of tensors that lie nowhere: each is given memory of its own, which the rules for graphs ask for.
+fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
+    let (mut slots, mut tensors) = (Vec::new(), Vec::with_capacity(graph.tensors().len()));
+    for record in graph.tensors().iter() {
+        let mut tensor = ForeignTensor {
+            id: record.id,
+            dtype: record.dtype,
+            ne: record.ne,
+            nb: record.nb,
+            op: record.op,
+            params: record.op_params,
+            flags: record.flags,
+            srcs: record.src,
+            uses: record.use_count,
+            place: None,
+        };
+        let ne = record.ne.map(|n| n as usize);
+        let desc =
+            DType::from_wire(record.dtype).map(|dtype| TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb)));
+        if let Some(Ok(desc)) = desc {
+            tensor.place = Some(Place { slot: slots.len() as u32, offset: 0 }); // no more than there are records
+            slots.push(desc.extent().max(desc.dense_bytes()));
+        }
+        tensors.push(tensor);
+    }
+    let listed: Vec<u64> = graph.nodes().iter().collect();
+    validate::foreign(&listed, &tensors, slots)
+}
+
+/// What is wrong with a graph, as a client hears it that need not have known.
+pub(super) fn fault(error: &GraphError) -> Fault {
+    match error {
+        &GraphError::UnsupportedOp(op) => {
+            let reason = "this server does not know the op".to_owned();
+            Fault::from(&DeviceError::from(Unsupported { op, reason }))
+        }
+        other => Fault::new(other.to_string()),
+    }
+}

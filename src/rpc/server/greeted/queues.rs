@@ -1,0 +1,171 @@
+//! The queues that a client has open, by its own numbers, and the moments that it has marked on them.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::super::Refusal;
+use super::super::connection::Broken;
+use super::super::peers::Outbound;
+use super::super::tickets::Inbound;
+use super::answers::Answers;
+use crate::device::{DeviceError, Point, Queue};
+use crate::rpc::wire::ext::Fault;
+
+/// Queues that a session may have open.
+const MAX_QUEUES: usize = 256;
+
+/// Marks of a queue that may be unreached.
+const MAX_MARKS: usize = 1 << 16;
+
+/// Marks are looked at, and those that are reached forgotten, when there are so many.
+const FEW_MARKS: usize = 64;
+
+/// An open queue. It stays open when it has failed: only its client closes it.
+pub(super) struct Open {
+    number: u32,
+    /// The position of its device.
+    pub(super) device: u32,
+    /// Dropped before the answers that may wait for it. `None`: it could not be made.
+    queue: Option<Box<dyn Queue>>,
+    pub(super) answers: Answers,
+    /// For what it is to receive from other servers, and to send to them: made for the first of that.
+    pub(super) inbound: Option<Inbound>,
+    pub(super) outbound: Option<Outbound>,
+    marks: VecDeque<(u64, Point)>,
+    last: Option<u64>,
+    /// The first mark that was made when the queue had failed.
+    lost: Option<u64>,
+}
+
+/// What is known of a mark.
+pub(super) enum Moment {
+    Reached,
+    At(Point),
+    /// It was made when the queue had failed.
+    Never,
+}
+
+impl Open {
+    /// What its client calls it.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
+    pub(super) fn submit<T>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Result<Option<T>, Broken> {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.answers.failed()) else { return Ok(None) };
+        match work(&mut **queue) {
+            Ok(done) => Ok(Some(done)),
+            Err(e) => self.answers.fail(Fault::from(&e)).map(|()| None),
+        }
+    }
+
+    /// Gives a number to the moment after all work so far.
+    pub(super) fn mark(&mut self, number: u64) -> Result<(), Refusal> {
+        if let Some(last) = self.last.filter(|&last| number <= last) {
+            return Err(Refusal::MarkOrder { number, last });
+        }
+        if self.marks.len() >= FEW_MARKS {
+            while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
+        }
+        if self.marks.len() >= MAX_MARKS {
+            return Err(Refusal::Marks(MAX_MARKS));
+        }
+        self.last = Some(number);
+        match self.submit(|queue| Ok(queue.mark()))? {
+            Some(point) => self.marks.push_back((number, point)),
+            None => _ = self.lost.get_or_insert(number),
+        }
+        Ok(())
+    }
+
+    /// A mark by its number.
+    pub(super) fn moment(&self, number: u64) -> Result<Moment, Refusal> {
+        if self.last.is_some_and(|last| number <= last) {
+            if self.lost.is_some_and(|lost| number >= lost) {
+                return Ok(Moment::Never);
+            }
+            match self.marks.binary_search_by_key(&number, |(number, _)| *number) {
+                Ok(at) => {
+                    return Ok(self.marks.get(at).map_or(Moment::Reached, |(_, point)| Moment::At(point.clone())));
+                }
+                // Before all that are kept: it was reached and forgotten.
+                Err(0) => return Ok(Moment::Reached),
+                Err(_) => {}
+            }
+        }
+        Err(Refusal::NoMark { queue: self.number, number })
+    }
+}
+
+/// The open queues.
+#[derive(Default)]
+pub(super) struct Queues {
+    open: HashMap<u32, Open>,
+}
+
+impl Queues {
+    /// Whether another one may be opened under this number.
+    pub(super) fn admit(&self, number: u32) -> Result<(), Refusal> {
+        if self.open.contains_key(&number) {
+            return Err(Refusal::QueueOpen(number));
+        }
+        if self.open.len() >= MAX_QUEUES { Err(Refusal::Queues(MAX_QUEUES)) } else { Ok(()) }
+    }
+
+    /// Opens one, which has failed already where there is no queue.
+    pub(super) fn insert(
+        &mut self,
+        number: u32,
+        device: u32,
+        queue: Result<Box<dyn Queue>, DeviceError>,
+        mut answers: Answers,
+    ) -> Result<(), Broken> {
+        let queue = match queue {
+            Ok(queue) => Some(queue),
+            Err(e) => {
+                answers.fail(Fault::from(&e))?;
+                None
+            }
+        };
+        let open = Open {
+            number,
+            device,
+            queue,
+            answers,
+            inbound: None,
+            outbound: None,
+            marks: VecDeque::new(),
+            last: None,
+            lost: None,
+        };
+        self.open.insert(number, open);
+        Ok(())
+    }
+
+    pub(super) fn close(&mut self, number: u32) -> Result<(), Refusal> {
+        self.open.remove(&number).map(drop).ok_or(Refusal::Queue(number))
+    }
+
+    pub(super) fn get(&mut self, number: u32) -> Result<&mut Open, Refusal> {
+        self.open.get_mut(&number).ok_or(Refusal::Queue(number))
+    }
+
+    /// One that works on memory of a device.
+    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut Open, Refusal> {
+        let open = self.get(number)?;
+        let device = open.device;
+        if device == lies_on { Ok(open) } else { Err(Refusal::QueueDevice { queue: number, device, lies_on }) }
+    }
+
+    /// Whether there is no more than one.
+    pub(super) fn alone(&self) -> bool {
+        self.open.len() < 2
+    }
+
+    pub(super) fn iter(&mut self) -> impl Iterator<Item = &mut Open> {
+        self.open.values_mut()
+    }
+}
