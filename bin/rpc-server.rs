@@ -1,5 +1,7 @@
 //! Serves this machine's devices to fanout and llama.cpp clients.
 
+mod status;
+
 use std::error::Error;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -32,6 +34,8 @@ Examples:
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
+  rpc-server --drain 600              when told to end, give clients ten minutes to finish
+  rpc-server --status 10.0.0.5:50052  how is that server?
   RUST_LOG=fanout=debug rpc-server    say more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
@@ -106,6 +110,15 @@ struct Args {
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Peer>,
 
+    /// Seconds that clients may go on when the server is told to end (SIGTERM, SIGINT); it takes no more then. A second
+    /// signal ends it at once.
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
+    drain: Duration,
+
+    /// Ask another server how it is, and exit: with status 0 when it takes clients, else 1.
+    #[arg(long, value_name = "HOST:PORT")]
+    status: Option<String>,
+
     /// Print the devices of this machine, and why there is no GPU if there is none, and exit.
     #[arg(long)]
     list_devices: bool,
@@ -121,18 +134,26 @@ fn message_size(text: &str) -> Result<u64, String> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
+    let value = seconds_or_none(text)?;
+    if value.is_zero() { Err("more than 0, up to a day".to_owned()) } else { Ok(value) }
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "expected seconds, for example 10 or 0.5".to_owned())?;
     let day = 24.0 * 3600.0;
-    if value > 0.0 && value <= day {
+    if (0.0..=day).contains(&value) {
         Ok(Duration::from_secs_f64(value))
     } else {
-        Err("more than 0, up to a day".to_owned())
+        Err("no less than 0, up to a day".to_owned())
     }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     start_log(args.log_level);
+    if let Some(endpoint) = &args.status {
+        return status::print(endpoint);
+    }
     let registry = Registry::detect();
     if args.list_devices {
         list_devices(&registry);
@@ -209,7 +230,7 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     let cache = config.cache.clone();
     let server = Server::bind(&args.host, args.port, devices.clone(), config)?;
-    end_on_signals(server.handle())?;
+    end_on_signals(server.handle(), args.drain)?;
 
     let addr = server.local_addr();
     println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
@@ -234,9 +255,9 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     Ok(())
 }
 
-/// SIGINT and SIGTERM end the server in good order; a second one at once.
+/// SIGINT and SIGTERM end the server in good order, once its clients have had so much time to leave; a second one at once.
 #[cfg(unix)]
-fn end_on_signals(handle: Handle) -> std::io::Result<()> {
+fn end_on_signals(handle: Handle, drain: Duration) -> std::io::Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use std::sync::atomic::AtomicBool;
 
@@ -247,16 +268,16 @@ fn end_on_signals(handle: Handle) -> std::io::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&asked))?;
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        if signals.forever().next().is_some() {
-            handle.shutdown();
-        }
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
+        Some(_) if drain.is_zero() => handle.shutdown(),
+        Some(_) => handle.drain(drain),
+        None => {}
     })?;
     Ok(())
 }
 
 /// Elsewhere the system ends the process.
 #[cfg(not(unix))]
-fn end_on_signals(_: Handle) -> std::io::Result<()> {
+fn end_on_signals(_: Handle, _: Duration) -> std::io::Result<()> {
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::cpu::{CpuDevice, Path, available_memory};
 use crate::cuda::CudaDevice;
 use crate::device::{Device, DeviceKind};
 use crate::fallback::Fallback;
+use crate::rpc::client;
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -27,11 +28,13 @@ pub struct Options {
     /// Whether a CPU stands behind each device that is none, and runs what that one does not ([`Fallback`]). Without, such a
     /// device refuses those nodes: for a scheduler, which has a better place for them.
     pub fallback: bool,
+    /// How servers are spoken to.
+    pub rpc: client::Options,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: None, memory: Vec::new(), fallback: true }
+        Options { threads: None, memory: Vec::new(), fallback: true, rpc: client::Options::default() }
     }
 }
 

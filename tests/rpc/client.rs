@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) fn options() -> Options {
-    Options { connect_timeout: WATCHDOG, patience: WATCHDOG }
+    Options { connect_timeout: WATCHDOG, patience: WATCHDOG, ..Options::default() }
 }
 
 fn connect(server: &TestServer) -> Endpoint {

@@ -8,9 +8,17 @@ mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;
+mod greeted;
+mod greeted_graphs;
+mod greeted_queues;
+mod greeted_refusals;
+mod greeted_support;
 mod hostile;
 mod limits;
 mod peers;
 mod program;
+#[cfg(unix)]
+mod program_ends;
 mod sessions;
+mod states;
 mod support;

@@ -5,7 +5,7 @@ use fastrand::Rng;
 
 use crate::{
     decode::{requests, response},
-    inputs::{LIMITS, Store, request, responses},
+    inputs::{LIMITS, Store, mutate, request, responses},
 };
 
 #[test]
@@ -42,32 +42,6 @@ fn graph_counts_cost_nothing() {
     }
     assert!(Request::decode(Command::GraphCompute, &body(64, 64, 128, 128), &LIMITS).is_ok());
     assert!(Request::decode(Command::GraphCompute, &body(0, 0, 0, 0), &LIMITS).is_ok());
-}
-
-/// Changes `bytes` as a careless or hostile peer might.
-fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    for _ in 0..rng.usize(0..4) {
-        let at = rng.usize(0..=bytes.len());
-        match rng.u8(0..6) {
-            0 => bytes.truncate(at),
-            1 => bytes.insert(at, rng.u8(..)),
-            2 => bytes.extend((0..rng.usize(0..40)).map(|_| rng.u8(..))),
-            3 => {
-                let value: u64 = [0, 1, 0xffff_ffff, 1 << 31, u64::MAX, 1 << 63, rng.u64(..)][rng.usize(0..7)];
-                let width = [4, 8][rng.usize(0..2)];
-                for (byte, new) in bytes.iter_mut().skip(at).zip(&value.to_le_bytes()[..width]) {
-                    *byte = *new;
-                }
-            }
-            _ => {
-                // Headers and counts decide most: aim at the first 32 bytes often.
-                let end = if rng.bool() { bytes.len() } else { bytes.len().min(32) };
-                if let Some(byte) = bytes[..end].get_mut(rng.usize(0..end.max(1))) {
-                    *byte ^= 1 << rng.u8(0..8);
-                }
-            }
-        }
-    }
 }
 
 #[test]

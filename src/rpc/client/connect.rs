@@ -1,6 +1,6 @@
 //! From a name to a connection whose server speaks our version.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,17 @@ use thiserror::Error;
 
 use super::Options;
 use crate::device::DeviceError;
+use crate::rpc::socket::{left, read};
+use crate::rpc::wire::ext::{Greeting, State};
 use crate::rpc::wire::{
     Command, Hello, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response, ResponseHeader, Version, WireError,
 };
+
+/// The pause after the first attempt to connect; each is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest of them.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The longest reply to a HELLO: version, padding and capabilities.
 const HELLO_REPLY: usize = 28;
@@ -21,7 +29,7 @@ const HELLO_REPLY: usize = 28;
 #[non_exhaustive]
 pub enum ConnectError {
     /// A text that names no endpoint.
-    #[error("expected an endpoint such as 10.0.0.5:50052, got {0:?}")]
+    #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {0:?}")]
     Name(String),
     /// The host's name is not known.
     #[error("{endpoint}: no such host: {source}")]
@@ -38,6 +46,38 @@ pub enum ConnectError {
         endpoint: String,
         /// The system's word.
         source: io::Error,
+    },
+    /// The server takes nobody now: it has as many clients as it may have.
+    #[error(
+        "{endpoint} is full: it has as many clients as it takes (rpc-server --max-connections); try again when one has \
+         left, or use another server"
+    )]
+    Full {
+        /// As it was given.
+        endpoint: String,
+    },
+    /// The server takes nobody any more.
+    #[error("{endpoint} is about to end and takes no more clients; use another server, or try again when it is back")]
+    Draining {
+        /// As it was given.
+        endpoint: String,
+    },
+    /// Something takes connections, and does not answer.
+    #[error(
+        "{endpoint}: no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+         take one at a time"
+    )]
+    Silent {
+        /// As it was given.
+        endpoint: String,
+        /// How long it had for it.
+        patience: Duration,
+    },
+    /// Something takes connections, and closes them.
+    #[error("{endpoint} closed the connection on HELLO; it may be older than version 1.0, or its log says why")]
+    Closed {
+        /// As it was given.
+        endpoint: String,
     },
     /// Something answers, and not as a server of this protocol does.
     #[error("{endpoint} does not answer as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
@@ -58,6 +98,28 @@ pub enum ConnectError {
     /// It was lost, or said something impossible, when it was asked for its devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// It has been tried for [`Options::retry`].
+    #[error("{last}; {attempts} attempts in {elapsed:.1?}")]
+    GivenUp {
+        /// How often.
+        attempts: u32,
+        /// For how long.
+        elapsed: Duration,
+        /// Why not, the last time.
+        last: Box<ConnectError>,
+    },
+}
+
+impl ConnectError {
+    /// Whether it may be another time, with everything as it is.
+    fn passes(&self) -> bool {
+        use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
+        match self {
+            Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
+            Device(e) => matches!(e, DeviceError::Lost { .. }),
+            _ => false,
+        }
+    }
 }
 
 fn older(theirs: Version) -> &'static str {
@@ -68,19 +130,64 @@ fn older(theirs: Version) -> &'static str {
     }
 }
 
-/// Connects and shakes hands.
-pub(super) fn connect(endpoint: &str, options: &Options) -> Result<TcpStream, ConnectError> {
+/// Makes attempts until one succeeds, or fails for good, or `retry` has passed: then with the last one's reason.
+pub(super) fn again<T>(
+    retry: Duration,
+    mut attempt: impl FnMut() -> Result<T, ConnectError>,
+) -> Result<T, ConnectError> {
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    let mut attempts = 1;
+    loop {
+        let last = match attempt() {
+            Err(e) if e.passes() && !retry.is_zero() => e,
+            done => return done,
+        };
+        // Clients that a server has lost all at once do not come back all at once.
+        let next = pause.mul_f64(0.75 + 0.5 * fastrand::f64());
+        let elapsed = start.elapsed();
+        let left = retry.saturating_sub(elapsed);
+        if left.is_zero() {
+            return Err(ConnectError::GivenUp { attempts, elapsed, last: Box::new(last) });
+        }
+        log::debug!("{last}; trying again in {next:.1?}");
+        std::thread::sleep(next.min(left));
+        pause = (2 * pause).min(LONGEST_PAUSE);
+        attempts += 1;
+    }
+}
+
+/// Whether a text is `host:port`, with an IPv6 address in brackets.
+fn is_endpoint(text: &str) -> bool {
+    let host_and_port =
+        |(host, port): (&str, &str)| !host.is_empty() && !host.contains([':', '[', ']']) && port.parse::<u16>().is_ok();
+    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
+}
+
+/// A server that takes us.
+pub(super) struct Met {
+    pub(super) stream: TcpStream,
+    pub(super) version: Version,
+    /// The revision of the extensions, from a server of fanout's.
+    pub(super) revision: Option<u8>,
+}
+
+/// Connects and shakes hands, once.
+pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
     let until = Instant::now() + options.connect_timeout;
-    let named = endpoint.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    named.ok_or_else(|| ConnectError::Name(endpoint.to_owned()))?;
+    if !is_endpoint(endpoint) {
+        return Err(ConnectError::Name(endpoint.to_owned()));
+    }
     let addrs = endpoint.to_socket_addrs();
     let addrs = addrs.map_err(|source| ConnectError::Host { endpoint: endpoint.to_owned(), source })?;
+    let addrs: Vec<_> = addrs.collect();
     let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
-    for addr in addrs {
-        match open(addr, until) {
-            Ok(mut stream) => {
-                handshake(endpoint, &mut stream, until, options.connect_timeout)?;
-                return Ok(stream);
+    for (addr, others) in addrs.iter().zip((1..=addrs.len() as u32).rev()) {
+        // An address that nobody answers at leaves time for the others.
+        match left(until).and_then(|left| open(*addr, left / others)) {
+            Ok(stream) => {
+                let (version, greeting) = handshake(endpoint, &stream, until, options.connect_timeout)?;
+                return Ok(Met { stream, version, revision: greeting.map(|greeting| greeting.revision) });
             }
             Err(e) => last = e,
         }
@@ -88,9 +195,9 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<TcpStream, Co
     Err(ConnectError::Connect { endpoint: endpoint.to_owned(), source: last })
 }
 
-fn open(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
+fn open(addr: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.connect_timeout(&addr.into(), left(until)?)?;
+    socket.connect_timeout(&addr.into(), patience)?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;
     // Where no reply is due for long, a server that is gone is noticed too.
@@ -99,25 +206,21 @@ fn open(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What is left until then; an error when that is nothing, because the system takes no timeout of zero.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: Duration) -> Result<(), ConnectError> {
-    let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let io = |e: io::Error| {
-        failed(match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
-                "no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers take \
-                 one at a time"
-            ),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-                "it closed the connection on HELLO; it may be older than version 1.0, or its log says why".to_owned()
-            }
-            _ => e.to_string(),
-        })
+fn handshake(
+    endpoint: &str,
+    mut stream: &TcpStream,
+    until: Instant,
+    patience: Duration,
+) -> Result<(Version, Option<Greeting>), ConnectError> {
+    let named = || endpoint.to_owned();
+    let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
+    let io = |e: io::Error| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => ConnectError::Silent { endpoint: named(), patience },
+        ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset
+        | ErrorKind::ConnectionAborted
+        | ErrorKind::BrokenPipe => ConnectError::Closed { endpoint: named() },
+        _ => failed(e.to_string()),
     };
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
@@ -140,19 +243,57 @@ fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: D
     if reply.conn_caps.is_none() {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
-    Ok(())
+    let greeting = Greeting::from_byte(reply.greeting);
+    match greeting.map_or(State::Ready, |greeting| greeting.state) {
+        State::Ready => Ok((reply.version, greeting)),
+        State::Full => Err(ConnectError::Full { endpoint: named() }),
+        State::Draining => Err(ConnectError::Draining { endpoint: named() }),
+    }
 }
 
-/// Fills `buf` until then, however slowly its bytes drip.
-fn read(stream: &mut TcpStream, mut buf: &mut [u8], until: Instant) -> io::Result<()> {
-    while !buf.is_empty() {
-        stream.set_read_timeout(Some(left(until)?))?;
-        match stream.read(buf) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(n) => buf = &mut buf[n..],
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_a_host_and_a_port() {
+        for name in ["a:1", "10.0.0.5:50052", "[::1]:50052", "[fe80::1%2]:7", "node-7.lan:65535"] {
+            assert!(is_endpoint(name), "{name:?}");
+        }
+        for name in
+            ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
+        {
+            assert!(!is_endpoint(name), "{name:?}");
         }
     }
-    Ok(())
+
+    #[test]
+    fn what_passes_is_tried_again_and_what_does_not_is_not() {
+        let endpoint = || "a:1".to_owned();
+        let mut left = 3;
+        let done = again(Duration::from_secs(30), || {
+            left -= 1;
+            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint() }) }
+        });
+        assert!(matches!(done, Ok(7)));
+        let mut attempts = 0;
+        let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
+            attempts = 0;
+            let done: Result<(), _> = again(Duration::from_millis(retry), || {
+                attempts += 1;
+                Err(error(endpoint()))
+            });
+            (attempts, done.unwrap_err().to_string())
+        };
+        let (attempts, told) = fail(10_000, ConnectError::Name);
+        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
+        let (attempts, told) = fail(0, |endpoint| ConnectError::Full { endpoint });
+        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
+        let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
+        assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
+        assert!(
+            told.starts_with("a:1 is about to end") && told.contains(&format!("; {attempts} attempts in ")),
+            "{told}"
+        );
+    }
 }

@@ -40,6 +40,8 @@ mod reader;
 pub use connect::ConnectError;
 
 use crate::device::Device;
+use crate::rpc::wire::Version;
+use connect::Met;
 use connection::Connection;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,8 +49,11 @@ use std::time::Duration;
 /// How to speak to a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// From the first attempt to connect to the end of the handshake.
+    /// From an attempt to connect to the end of its handshake.
     pub connect_timeout: Duration,
+    /// For how long to try again, with growing pauses, where nobody answers, or a server is full or about to end. An attempt
+    /// that has begun in that time is let finish; zero: a single attempt.
+    pub retry: Duration,
     /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
     /// before a read counts: a server must be able to do it in this time.
     pub patience: Duration,
@@ -56,7 +61,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { connect_timeout: Duration::from_secs(10), patience: Duration::from_secs(60) }
+        Options { connect_timeout: Duration::from_secs(10), retry: Duration::ZERO, patience: Duration::from_secs(60) }
     }
 }
 
@@ -65,6 +70,8 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Endpoint {
     connection: Arc<Connection>,
+    version: Version,
+    revision: Option<u8>,
     devices: Vec<Arc<dyn Device>>,
 }
 
@@ -73,14 +80,18 @@ impl Endpoint {
     /// `host:port/0`, `host:port/1` and so on, with the endpoint as it is given here.
     ///
     /// # Errors
-    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer, or
-    /// speaks another version.
+    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer,
+    /// takes nobody now, or speaks another version.
     pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let stream = connect::connect(endpoint, options)?;
+        connect::again(options.retry, || Endpoint::attempt(endpoint, options))
+    }
+
+    fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
+        let Met { stream, version, revision } = connect::connect(endpoint, options)?;
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
         let connection = Connection::start(endpoint, stream, options.patience).map_err(failed)?;
         let devices = device::enumerate(&connection)?;
-        Ok(Endpoint { connection, devices })
+        Ok(Endpoint { connection, version, revision, devices })
     }
 
     /// The devices, in the server's order.
@@ -91,5 +102,15 @@ impl Endpoint {
     /// The server, as it was given to [`Endpoint::connect`].
     pub fn name(&self) -> &str {
         self.connection.endpoint()
+    }
+
+    /// The version of the protocol that the server speaks.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The revision of fanout's extensions that the server speaks; `None`: it is not fanout's.
+    pub fn revision(&self) -> Option<u8> {
+        self.revision
     }
 }

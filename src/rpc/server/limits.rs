@@ -11,7 +11,7 @@ use crate::rpc::wire::Limits;
 /// How a server treats its clients. Every limit has a sane default.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Connections at a time; further ones are closed as soon as they come.
+    /// Sessions at a time; further clients are told that the server is full, and closed.
     pub max_connections: usize,
     /// Bytes of device memory that one session may hold, over all devices; `None`: what the devices have.
     pub max_memory: Option<u64>,

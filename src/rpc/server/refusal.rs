@@ -23,6 +23,8 @@ pub(super) enum Refusal {
     HelloAgain,
     #[error("the client speaks a protocol before 4.0, this server {PROTOCOL_VERSION}: update llama.cpp there")]
     OldClient,
+    #[error("this server is about to end and takes no more clients")]
+    Draining,
     #[error("no device {device}: there are {count}")]
     Device { device: u32, count: usize },
     #[error("no buffer has the handle {0:#x}, or it was freed")]

@@ -25,7 +25,8 @@ use super::{Refusal, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
-    Answer, ExtCommand, ExtHeader, ExtRequest, Fault, KeepGraph, Notice, OpenQueue, REVISION, RunGraph, Support, Wait,
+    Answer, ExtCommand, ExtHeader, ExtRequest, Fault, KeepGraph, Notice, OpenQueue, REVISION, RunGraph, State, Support,
+    Wait,
 };
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
@@ -101,7 +102,11 @@ impl Greeted<'_> {
         let mut reply = Vec::new();
         Answer::Greet(describe::server(self.holdings.shared)).encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
-        Ok(self.out.send(|out| out.extend_from_slice(&header.encode()), &[reply])?)
+        self.out.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
+        match self.holdings.shared.guests.tell(&self.out) {
+            State::Ready => Ok(()),
+            state => Ok(self.out.notice(&Notice::State(state))?),
+        }
     }
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {

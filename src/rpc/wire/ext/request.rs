@@ -475,7 +475,8 @@ macro_rules! requests {
                 match self {
                     $(ExtRequest::$name(body) => {
                         let data = if let ExtRequest::WriteHead(head) = self { head.span.len } else { 0 };
-                        let header = ExtHeader { command: ExtCommand::$command, size: body.size() + data };
+                        let size = body.size().saturating_add(data); // no buffer is so large
+                        let header = ExtHeader { command: ExtCommand::$command, size };
                         out.extend_from_slice(&header.encode());
                         body.write(out);
                     })*
