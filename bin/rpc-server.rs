@@ -31,6 +31,7 @@ Examples:
   rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
   rpc-server -H 10.0.0.5 --peer 10.0.0.6
                                       may copy straight to the server on 10.0.0.6
+  rpc-server --models /srv/models     load the tensors of models that are here from this disk
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
@@ -75,6 +76,11 @@ struct Args {
     /// Largest size of the cache; the files used longest ago make room.
     #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
     cache_size: u64,
+
+    /// Folder of GGUF files, on this machine's disk, that fanout clients' tensors are loaded from where they are the same:
+    /// found by their digests, so that clients need not send them. Folders below it are looked into too.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
 
     /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free, but for a
     /// sixteenth (of a GPU at most 512M), shared by devices that are the same].
@@ -221,6 +227,7 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         handshake_timeout: args.handshake_timeout,
         stall_timeout: args.stall_timeout,
         peers: args.peers.clone(),
+        models: args.models.clone(),
         ..Config::default()
     };
     if args.cache || args.cache_dir.is_some() {
@@ -244,6 +251,9 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     if let Some(cache) = cache {
         println!("cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20);
+    }
+    if let Some(dir) = &args.models {
+        println!("models: {}", dir.display());
     }
     if !addr.ip().is_loopback() {
         println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");

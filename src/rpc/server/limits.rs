@@ -29,6 +29,8 @@ pub struct Config {
     pub cache: Option<CacheConfig>,
     /// Other servers that this one may dial, to copy to them what its clients ask it to; none by default.
     pub peers: Vec<Peer>,
+    /// A folder of GGUF files whose tensors clients may have loaded from there; `None`: none.
+    pub models: Option<PathBuf>,
 }
 
 /// The smallest [`Limits::max_body`]: every message of a fixed size must fit.
@@ -46,6 +48,7 @@ impl Default for Config {
             device_timeout: Duration::from_secs(600),
             cache: None,
             peers: Vec::new(),
+            models: None,
         }
     }
 }

@@ -46,6 +46,14 @@ pub enum BindError {
         /// The resolver's word.
         source: io::Error,
     },
+    /// The folder of the models cannot be read.
+    #[error("the models' folder {dir}: {source}")]
+    Models {
+        /// The folder.
+        dir: String,
+        /// The system's word.
+        source: io::Error,
+    },
     /// Nothing to serve.
     #[error("a server needs at least one device")]
     NoDevice,

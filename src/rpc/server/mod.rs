@@ -7,14 +7,14 @@
 //!   ↓
 //! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
 //!    ↓                                                       → compile, programs (graphs)
-//! outgoing (whole messages)                                  → cache (tensor data)
+//! outgoing (whole messages)                                  → cache (tensor data), models (from disk)
 //!    ↑                                                       → device::Queue, one per session and device
 //!    ↑                                                       → bounce (copies between kinds of devices)
 //!    ↑                            → greeted (commands of the extensions)
 //!    ↑                                → queues (device::Queue, as many as the client opens)
 //!    ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
 //!    └──────────────────────────────────── peers (bytes of a queue that go to other servers)
-//!                                      → tickets (bytes of other servers that go to a queue's memory)
+//!                                      → tickets (bytes from other servers that go to a queue's memory)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -35,6 +35,7 @@ mod handles;
 mod holdings;
 mod limits;
 mod listen;
+mod models;
 mod outgoing;
 mod peers;
 mod programs;
@@ -59,6 +60,7 @@ use crate::device::Device;
 use crate::rpc::wire::ext::State;
 use cache::Cache;
 use guests::Guests;
+use models::Models;
 use peers::PeerList;
 use refusal::Refusal;
 use tickets::Table;
@@ -87,6 +89,7 @@ struct Shared {
     cache: Option<Cache>,
     tickets: Arc<Table>,
     peers: Arc<PeerList>,
+    models: Option<Models>,
     stopping: AtomicBool,
     guests: Arc<Guests>,
 }
@@ -95,8 +98,8 @@ impl Server {
     /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's folder cannot be used, when a peer's name is not
-    /// known, or without any device.
+    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
+    /// not known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
@@ -108,7 +111,10 @@ impl Server {
         let cache = cache.transpose()?;
         let peers = PeerList::resolve(&config.peers)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
-        let peers = Arc::new(peers);
+        let models = config.models.as_ref().map(|dir| {
+            Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+        });
+        let models = models.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
         let guests = Guests::new(config.max_connections);
@@ -118,7 +124,8 @@ impl Server {
             config,
             cache,
             tickets: Arc::default(),
-            peers,
+            peers: Arc::new(peers),
+            models,
             stopping: AtomicBool::new(false),
             guests,
         };

@@ -8,6 +8,7 @@ mod answers;
 mod copies;
 mod describe;
 mod graphs;
+mod load;
 mod queues;
 mod transfers;
 
@@ -31,6 +32,7 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
+use load::Loads;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -46,6 +48,7 @@ struct Greeted<'a> {
     book: Book,
     pool: Pool,
     allowance: Arc<Allowance>,
+    loads: Loads,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -70,12 +73,14 @@ pub(super) fn run(
         book: holdings.shared.tickets.book(&holdings.account),
         pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
+        loads: Loads::default(),
         connection,
         out: Arc::clone(&out),
         holdings,
     };
     greeted.greet(&header, &mut body).map_err(|e| Failure::new(Some(ExtCommand::Greet.name()), e))?;
     let served = greeted.serve(&mut body);
+    greeted.loads.tell(greeted.holdings.peer);
     drop(greeted);
     // The socket's end as the session saw it may be another thread's doing.
     match (out.given_up(), served) {
@@ -199,7 +204,7 @@ impl Greeted<'_> {
                 let shared = self.holdings.shared;
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
-            ExtRequest::Load(_) => Ok(self.answer(&Answer::Load(false))?),
+            ExtRequest::Load(request) => self.load(&request),
             ExtRequest::Tickets(request) => self.tickets(&request),
             ExtRequest::Receive(request) => self.receive(&request),
             ExtRequest::Send(request) => self.send(&request),

@@ -45,6 +45,11 @@ pub(super) enum Moment {
 }
 
 impl Open {
+    /// What its client calls it.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
     pub(super) fn submit<T>(
         &mut self,
