@@ -7,8 +7,9 @@ use fanout::device::{Account, Source};
 use fanout::registry::{self, Registry};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::server::{Config, Server};
-use fanout::rpc::wire::ext::{Greeting, REVISION, State};
+use fanout::rpc::wire::ext::{Answer, ExtRequest, Greeting, Notice, Ping, REVISION, State};
 use fanout::rpc::wire::*;
+use std::io::Read;
 use std::net::TcpListener;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -141,6 +142,31 @@ fn a_draining_server_serves_those_it_has_and_ends_with_the_last() {
     silent.expect_closed();
     works(&first);
     drop(first);
+    draining.join().unwrap();
+    server.stop();
+}
+
+#[test]
+fn who_has_greeted_is_told_that_the_server_drains() {
+    let mut server = TestServer::start(Config::default());
+    let (mut client, reply) = Client::greet(&server);
+    assert_eq!(reply.sessions, 1);
+    let handle = server.handle.clone();
+    let draining = std::thread::spawn(move || handle.drain(WATCHDOG));
+    let mut expect = |notice: Notice<'_>| {
+        let mut want = Vec::new();
+        notice.encode(&mut want);
+        let mut got = vec![0; want.len()];
+        client.stream.read_exact(&mut got).unwrap();
+        assert_eq!(got, want, "{notice:?}");
+        client.ask(&ExtRequest::Ping(Ping {}));
+    };
+    expect(Notice::State(State::Draining));
+    let mut answer = Vec::new();
+    Answer::Ping(State::Draining, 1).encode(&mut answer);
+    expect(Notice::Reply(&answer));
+    expect(Notice::Reply(&answer));
+    drop(client);
     draining.join().unwrap();
     server.stop();
 }
