@@ -53,6 +53,7 @@ mod compare;
 mod exec;
 mod memory;
 mod plan;
+mod reach;
 mod show;
 mod split;
 mod task;
@@ -64,6 +65,8 @@ pub use compare::{Tell, compare};
 pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
 pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};
+
+use reach::Reach;
 
 use crate::device::{Device, DeviceError, Unsupported};
 use crate::graph::TensorId;
@@ -346,6 +349,7 @@ pub struct Plan {
     pub(crate) task: Arc<Task>,
     /// Names of the devices.
     pub(crate) devices: Vec<String>,
+    pub(crate) reach: Reach,
     /// By node.
     pub(crate) assigned: Vec<Assigned>,
     pub(crate) cut: Cut,
@@ -398,7 +402,7 @@ pub(crate) struct Wait {
 pub(crate) enum Work {
     /// The host writes a replica of an input.
     Upload(u32),
-    /// A replica is copied from its home, whose memory this lane's device reaches.
+    /// A replica is copied from its home by this lane's device.
     Copy(u32),
     /// The bytes of a replica leave its home for the host, on the home's computing lane.
     Fetch(u32),

@@ -15,6 +15,8 @@ mod greeted_refusals;
 mod greeted_support;
 mod hostile;
 mod limits;
+mod older;
+mod peers;
 mod program;
 #[cfg(unix)]
 mod program_ends;

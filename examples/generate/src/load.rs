@@ -1,14 +1,15 @@
 //! A model's tensors on their devices: first where they will lie, then their bytes, all devices at a time.
 
-use crate::gguf::TensorInfo;
 use crate::hyper::Hyper;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
 use crate::placement::{Placed, Placement};
 use crate::progress::{Loaded, Progress};
+use crate::recall;
 use fanout::device::{Account, Device, DeviceError, Region, Source, TensorMemory};
+use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -41,6 +42,33 @@ pub enum LoadError {
     Thread(String),
 }
 
+/// The weights in a model's file, by their names there.
+#[derive(Debug)]
+pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
+
+/// A weight in the file.
+#[derive(Debug)]
+pub struct Weight<'a> {
+    bytes: &'a [u8],
+    digest: OnceLock<[u8; 32]>,
+}
+
+impl<'a> Weights<'a> {
+    /// Those of a file.
+    pub fn new(file: &'a [u8], gguf: &'a Gguf<'_>) -> Weights<'a> {
+        let weight = |bytes| Weight { bytes, digest: OnceLock::new() };
+        let tensors = gguf.tensors.iter();
+        Weights(tensors.filter_map(|info| Some((&*info.name, weight(file.get(info.bytes.clone())?)))).collect())
+    }
+}
+
+impl Weight<'_> {
+    /// BLAKE3 of its bytes, computed when somebody asks for it first.
+    pub fn digest(&self) -> [u8; 32] {
+        *self.digest.get_or_init(|| *blake3::hash(self.bytes).as_bytes())
+    }
+}
+
 /// The model as it will be, without memory: for planning.
 ///
 /// # Errors
@@ -62,21 +90,20 @@ pub fn planned(hyper: &Hyper, cache_options: CacheOptions, placement: &Placement
 /// thread for each device. By device: what it has loaded, or why it has not, which leaves its tensors without memory.
 pub fn load(
     model: &mut Model,
-    (file, tensors): (&[u8], &[TensorInfo]),
+    weights: &Weights<'_>,
     placement: &Placement,
     devices: &[Arc<dyn Device>],
     account: &Arc<Account>,
     progress: &Progress,
 ) -> Vec<Result<Loaded, LoadError>> {
-    let bytes: HashMap<&str, &[u8]> =
-        tensors.iter().filter_map(|info| Some((&*info.name, file.get(info.bytes.clone())?))).collect();
+    let recalling = devices.iter().filter(|device| device.info().caps.recalls).count();
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
-    let jobs = devices.iter().enumerate().map(|at| allocate(model, &bytes, placement, at, account));
+    let jobs = devices.iter().enumerate().map(|at| allocate(model, weights, placement, at, account));
     let jobs: Vec<_> = jobs.collect();
     let loaded: Vec<_> = std::thread::scope(|scope| {
         let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
             let failed = move |source| LoadError::Device { device: name(device), source };
-            scope.spawn(move || upload(&**device, &jobs?, account, progress).map_err(failed))
+            scope.spawn(move || fill(&**device, &jobs?, account, recall::threads(recalling), progress).map_err(failed))
         });
         let threads: Vec<_> = threads.collect();
         let join = |(thread, device): (ScopedJoinHandle<'_, _>, _)| {
@@ -98,8 +125,8 @@ pub fn unload(model: &mut Model, device: usize) {
 /// Memory for the tensors of a device that have none; what is to be uploaded there.
 fn allocate<'a>(
     model: &mut Model,
-    bytes: &HashMap<&str, &'a [u8]>,
-    placement: &Placement,
+    weights: &'a Weights<'_>,
+    placement: &'a Placement,
     (number, device): (usize, &Arc<dyn Device>),
     account: &Arc<Account>,
 ) -> Result<Vec<Job<'a>>, LoadError> {
@@ -120,8 +147,8 @@ fn allocate<'a>(
     }
     let mut jobs = Vec::with_capacity(placed.len());
     for (placed, region) in placed.iter().zip(of_weights) {
-        let source = bytes.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-        jobs.push(Job { desc: placed.desc, region: region.clone(), bytes: source });
+        let weight = weights.0.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
+        jobs.push(Job { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
         if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.region = Some(region.clone());
         }
@@ -129,17 +156,24 @@ fn allocate<'a>(
     Ok(jobs)
 }
 
-/// A tensor to be uploaded.
-struct Job<'a> {
-    desc: TensorDesc,
-    region: Region,
-    bytes: &'a [u8],
+/// A tensor to be brought to its place.
+pub struct Job<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// Type and shape.
+    pub desc: TensorDesc,
+    /// Its place.
+    pub region: Region,
+    /// Its bytes.
+    pub weight: &'a Weight<'a>,
 }
 
-fn upload(
+/// Brings weights to a device: those that it does not find by itself are sent.
+fn fill(
     device: &dyn Device,
     jobs: &[Job<'_>],
     account: &Arc<Account>,
+    threads: usize,
     progress: &Progress,
 ) -> Result<Loaded, DeviceError> {
     if jobs.is_empty() {
@@ -147,8 +181,15 @@ fn upload(
     }
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
     let mut queue = device.queue(account)?;
-    for Job { desc, region, bytes } in jobs {
-        let mut rest = *bytes;
+    let mut there = Vec::new();
+    if device.info().caps.recalls {
+        there = recall::recall(&mut *queue, jobs, threads, PATIENCE, |bytes| bar.add(bytes))?;
+    }
+    let is_there = |number: usize| there.get(number).copied().unwrap_or(false);
+    let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
+    let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
+    for (_, Job { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number)) {
+        let mut rest = weight.bytes;
         // Straight from the file's pages to where they go.
         let mut write = |to: &mut [u8]| {
             for piece in to.chunks_mut(PIECE as usize) {
@@ -162,5 +203,5 @@ fn upload(
         queue.upload(region.clone(), Some(desc), Source::Writer(&mut write))?;
     }
     queue.mark().wait(Some(Instant::now() + PATIENCE))?;
-    Ok(bar.finish())
+    Ok(Loaded { recalled, ..bar.finish() })
 }

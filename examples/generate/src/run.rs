@@ -2,7 +2,6 @@
 
 use crate::args::Args;
 use crate::compare::Comparison;
-use crate::gguf::Gguf;
 use crate::hyper::Hyper;
 use crate::links::Phase;
 use crate::report::Report;
@@ -11,6 +10,7 @@ use crate::session::Session;
 use crate::tokenizer::{Stream, Tokenizer};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::Device;
+use fanout::gguf::Gguf;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -3,10 +3,9 @@
 
 use crate::args::Args;
 use crate::engine::{self, Engine};
-use crate::gguf::{Gguf, TensorInfo};
 use crate::hyper::Hyper;
 use crate::links::{Links, Phase};
-use crate::load;
+use crate::load::{self, Weights};
 use crate::meter::Metered;
 use crate::model::{CacheOptions, Model, PAD};
 use crate::placement::Placement;
@@ -15,6 +14,7 @@ use crate::recover::{Waits, culprit, endpoint};
 use crate::report::{self, Graph, Losses, Report};
 use anyhow::Context;
 use fanout::device::{Account, Device};
+use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
 use fanout::tensor::TensorDesc;
@@ -61,7 +61,7 @@ impl Opener {
 /// A model spread over devices, and a sequence of tokens that only grows.
 pub struct Session<'a> {
     args: &'a Args,
-    file: (&'a [u8], &'a [TensorInfo]),
+    weights: Weights<'a>,
     opener: Opener,
     meters: Vec<Arc<Metered>>,
     account: Arc<Account>,
@@ -116,7 +116,7 @@ impl<'a> Session<'a> {
         let placement = Placement::new(&tensors, hyper, &cache, &free, shares.as_deref())?;
         Ok(Session {
             args,
-            file: (file, &gguf.tensors),
+            weights: Weights::new(file, gguf),
             opener,
             account: Account::new(u64::MAX),
             model: load::planned(hyper, cache, &placement)?,
@@ -169,7 +169,7 @@ impl<'a> Session<'a> {
             }
             let progress = Progress::new(!self.args.json);
             let (model, placement) = (&mut self.model, &self.placement);
-            let all = load::load(model, self.file, placement, &devices, &self.account, &progress);
+            let all = load::load(model, &self.weights, placement, &devices, &self.account, &progress);
             let mut failed = None;
             for (known, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {

@@ -86,11 +86,11 @@ fn obey(queue: &mut dyn Queue, load: Load, timeline: &Timeline) -> Result<(), De
     }
 }
 
-/// Copies within a domain.
+/// Copies between devices of which one has said that it copies from the other.
 pub(super) fn copy(queue: &mut dyn Queue, src: Region, dst: Region, after: Option<&Point>) -> Result<(), DeviceError> {
     match queue.copy_from(src, dst, after)? {
         true => Ok(()),
-        false => Err(DeviceError::Bug("a device does not copy within its domain".to_owned())),
+        false => Err(DeviceError::Bug("a device does not copy what it has said that it copies".to_owned())),
     }
 }
 

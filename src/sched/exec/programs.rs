@@ -18,6 +18,8 @@ pub(super) struct Programs {
     replicas: Vec<Ends>,
     /// By lane of the plan: the devices whose memory it touches.
     pub(super) touches: Vec<Vec<bool>>,
+    /// By mark of the plan: the device whose lane makes it.
+    pub(super) makers: Vec<usize>,
     /// Slots that the host writes before each run.
     pub(super) inputs: Vec<u32>,
 }
@@ -61,8 +63,12 @@ impl Programs {
             splits.push(Split { program, memories, bindings: Vec::new() });
         }
         let mut touches = vec![vec![false; devices.len()]; plan.lanes.len()];
+        let mut makers = vec![0; plan.marks as usize];
         let mut inputs = Vec::new();
         for step in &plan.steps {
+            if let Some(maker) = step.mark.and_then(|mark| makers.get_mut(mark as usize)) {
+                *maker = plan.lanes[step.lane].device;
+            }
             let touches = &mut touches[step.lane];
             touches[plan.lanes[step.lane].device] = true;
             if let Work::Copy(number) | Work::Experts(number) = step.work
@@ -76,7 +82,7 @@ impl Programs {
         }
         inputs.sort_unstable();
         inputs.dedup();
-        let mut programs = Programs { generation: 0, splits, replicas: Vec::new(), touches, inputs };
+        let mut programs = Programs { generation: 0, splits, replicas: Vec::new(), touches, makers, inputs };
         programs.bind(plan, rooms)?;
         Ok(programs)
     }

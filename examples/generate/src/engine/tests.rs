@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use super::*;
-use crate::gguf::Gguf;
 use crate::hyper::{Arch, Hyper};
 use crate::load;
 use crate::model::CacheOptions;
@@ -11,6 +10,7 @@ use crate::model::tests::toy::{ARCHS, Toy, close, prompt};
 use crate::placement::Placement;
 use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, Path};
+use fanout::gguf::Gguf;
 use fanout::sched::Seen;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
@@ -40,7 +40,7 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
     let gguf = Gguf::parse(&file).unwrap();
     let hyper = Hyper::read(&gguf.metadata).unwrap();
     let describe =
-        |info: &crate::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
+        |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
     let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: way.flash_attn };
     let devices = devices(way);
@@ -50,8 +50,8 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
         let mut model = load::planned(&hyper, cache, &placement)?;
         check(&model, &devices, way.ubatch, way.depth)?;
         let account = Account::new(u64::MAX);
-        let source = (&*file, &*gguf.tensors);
-        let loaded = load::load(&mut model, source, &placement, &devices, &account, &Progress::new(false));
+        let weights = load::Weights::new(&file, &gguf);
+        let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);

@@ -5,8 +5,10 @@
 //! all of that.
 
 mod answers;
+mod copies;
 mod describe;
 mod graphs;
+mod load;
 mod queues;
 mod transfers;
 
@@ -17,7 +19,9 @@ use std::time::Instant;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
+use super::peers::Pool;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
+use super::tickets::Book;
 use super::{Refusal, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
@@ -28,6 +32,7 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
+use load::Loads;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -40,7 +45,10 @@ struct Greeted<'a> {
     /// Queues of the session's own that read for others, by device.
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
+    book: Book,
+    pool: Pool,
     allowance: Arc<Allowance>,
+    loads: Loads,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -62,13 +70,17 @@ pub(super) fn run(
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
+        book: holdings.shared.tickets.book(&holdings.account),
+        pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
+        loads: Loads::default(),
         connection,
         out: Arc::clone(&out),
         holdings,
     };
     greeted.greet(&header, &mut body).map_err(|e| Failure::new(Some(ExtCommand::Greet.name()), e))?;
     let served = greeted.serve(&mut body);
+    greeted.loads.tell(greeted.holdings.peer);
     drop(greeted);
     // The socket's end as the session saw it may be another thread's doing.
     match (out.given_up(), served) {
@@ -192,12 +204,12 @@ impl Greeted<'_> {
                 let shared = self.holdings.shared;
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
-            ExtRequest::Load(_) => Ok(self.answer(&Answer::Load(false))?),
-            ExtRequest::Tickets(_)
-            | ExtRequest::Receive(_)
-            | ExtRequest::Send(_)
-            | ExtRequest::Reach(_)
-            | ExtRequest::Put(_) => Err(Refusal::NotOffered),
+            ExtRequest::Load(request) => self.load(&request),
+            ExtRequest::Tickets(request) => self.tickets(&request),
+            ExtRequest::Receive(request) => self.receive(&request),
+            ExtRequest::Send(request) => self.send(&request),
+            ExtRequest::Reach(request) => self.reach(&request),
+            ExtRequest::Put(request) => self.put(&request),
             ExtRequest::WriteHead(_) => Err(confused()),
         }
     }
