@@ -18,9 +18,9 @@ mod greeted_refusals;
 mod greeted_support;
 mod hostile;
 mod limits;
+mod models;
 mod older;
 mod peers;
-mod models;
 mod program;
 #[cfg(unix)]
 mod program_ends;
