@@ -112,8 +112,7 @@ impl Shared {
     pub(super) fn has_tickets(self: &Arc<Self>, bytes: u64) -> bool {
         let Some(session) = &self.session else { return false };
         let needed = bytes.div_ceil(PIECE);
-        let enough = lock(&session.peers.tickets).here.len() as u64 >= needed;
-        enough
+        lock(&session.peers.tickets).here.len() as u64 >= needed
     }
 
     /// Takes tickets, and asks for more ahead of time. Waits for them where there are too few.
