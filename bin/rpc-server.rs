@@ -1,5 +1,7 @@
 //! Serves this machine's devices to fanout and llama.cpp clients.
 
+mod status;
+
 use std::error::Error;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Server, parse_bytes};
+use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Peer, Server, parse_bytes};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
@@ -27,10 +29,14 @@ Examples:
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
+  rpc-server -H 10.0.0.5 --peer 10.0.0.6
+                                      may copy straight to the server on 10.0.0.6
   rpc-server --models /srv/models     load the tensors of models that are here from this disk
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
+  rpc-server --drain 600              when told to end, give clients ten minutes to finish
+  rpc-server --status 10.0.0.5:50052  how is that server?
   RUST_LOG=fanout=debug rpc-server    say more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
@@ -105,6 +111,20 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
+    /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
+    /// as 10.0.0.0/24; may be given several times [default: none].
+    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
+    peers: Vec<Peer>,
+
+    /// Seconds that clients may go on when the server is told to end (SIGTERM, SIGINT); it takes no more then. A second
+    /// signal ends it at once.
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
+    drain: Duration,
+
+    /// Ask another server how it is, and exit: with status 0 when it takes clients, else 1.
+    #[arg(long, value_name = "HOST:PORT")]
+    status: Option<String>,
+
     /// Print the devices of this machine, and why there is no GPU if there is none, and exit.
     #[arg(long)]
     list_devices: bool,
@@ -120,18 +140,26 @@ fn message_size(text: &str) -> Result<u64, String> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
+    let value = seconds_or_none(text)?;
+    if value.is_zero() { Err("more than 0, up to a day".to_owned()) } else { Ok(value) }
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "expected seconds, for example 10 or 0.5".to_owned())?;
     let day = 24.0 * 3600.0;
-    if value > 0.0 && value <= day {
+    if (0.0..=day).contains(&value) {
         Ok(Duration::from_secs_f64(value))
     } else {
-        Err("more than 0, up to a day".to_owned())
+        Err("no less than 0, up to a day".to_owned())
     }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     start_log(args.log_level);
+    if let Some(endpoint) = &args.status {
+        return status::print(endpoint);
+    }
     let registry = Registry::detect();
     if args.list_devices {
         list_devices(&registry);
@@ -198,6 +226,7 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         limits: Config::limits(args.max_nodes, args.max_message),
         handshake_timeout: args.handshake_timeout,
         stall_timeout: args.stall_timeout,
+        peers: args.peers.clone(),
         models: args.models.clone(),
         ..Config::default()
     };
@@ -208,7 +237,7 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     let cache = config.cache.clone();
     let server = Server::bind(&args.host, args.port, devices.clone(), config)?;
-    end_on_signals(server.handle())?;
+    end_on_signals(server.handle(), args.drain)?;
 
     let addr = server.local_addr();
     println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
@@ -236,9 +265,9 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     Ok(())
 }
 
-/// SIGINT and SIGTERM end the server in good order; a second one at once.
+/// SIGINT and SIGTERM end the server in good order, once its clients have had so much time to leave; a second one at once.
 #[cfg(unix)]
-fn end_on_signals(handle: Handle) -> std::io::Result<()> {
+fn end_on_signals(handle: Handle, drain: Duration) -> std::io::Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use std::sync::atomic::AtomicBool;
 
@@ -249,16 +278,16 @@ fn end_on_signals(handle: Handle) -> std::io::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&asked))?;
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        if signals.forever().next().is_some() {
-            handle.shutdown();
-        }
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
+        Some(_) if drain.is_zero() => handle.shutdown(),
+        Some(_) => handle.drain(drain),
+        None => {}
     })?;
     Ok(())
 }
 
 /// Elsewhere the system ends the process.
 #[cfg(not(unix))]
-fn end_on_signals(_: Handle) -> std::io::Result<()> {
+fn end_on_signals(_: Handle, _: Duration) -> std::io::Result<()> {
     Ok(())
 }

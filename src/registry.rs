@@ -16,6 +16,7 @@
 
 mod error;
 mod open;
+mod remote;
 
 pub use error::RegistryError;
 pub use open::Options;
@@ -23,7 +24,6 @@ pub use open::Options;
 use crate::cpu::{available_memory, instruction_set};
 use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
 use crate::device::{Device, DeviceError, DeviceKind};
-use crate::rpc::client::{self, Endpoint};
 use open::{cores, open};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -169,8 +169,9 @@ impl Registry {
     /// of a device of this machine is a device of its own; those of one name get numbers: `CPU,CPU` are `CPU0` and
     /// `CPU1`, `0,0` are `CUDA0.0` and `CUDA0.1`.
     ///
-    /// A name with a colon is a server's: `10.0.0.5:50052` are all its devices, `10.0.0.5:50052/0` is the first. The devices
-    /// of a server share a connection; sizes of memory and numbers of threads do not apply to them.
+    /// A name with a colon is a server's: `10.0.0.5:50052` or `[fd00::5]:50052` are all its devices, `10.0.0.5:50052/0` is the
+    /// first, and so is `10.0.0.5:50052/CUDA0` if that is its name. The devices of a server share a connection; sizes of
+    /// memory and numbers of threads do not apply to them. All servers are connected to at the same time.
     ///
     /// With [`Options::fallback`], what a device that is no CPU does not run, the first of this machine's CPU devices in
     /// the list runs for it, or one that the list does not show.
@@ -178,11 +179,15 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`] for a name that is not there, or a device that does not start.
     pub fn open(&self, list: &str, options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
-        let mut endpoints = Vec::new();
+        let names = || list.split(',').map(str::trim);
+        let far = |name: &&str| self.by_name(name).is_none() && name.contains(':');
+        // What is wrong with the list is told before any server is waited for.
+        names().filter(|name| !far(name)).try_for_each(|name| self.find(name).map(drop))?;
+        let endpoints = remote::connect(names().filter(far), &options.rpc)?;
         let mut asked: Vec<Cow<'_, Entry>> = Vec::new();
-        for name in list.split(',').map(str::trim) {
-            if self.by_name(name).is_none() && name.contains(':') {
-                asked.extend(remotes(name, &mut endpoints, &options.rpc)?.into_iter().map(Cow::Owned));
+        for name in names() {
+            if far(&name) {
+                asked.extend(remote::devices(name, &endpoints)?.into_iter().map(Cow::Owned));
             } else {
                 asked.push(Cow::Borrowed(self.find(name)?));
             }
@@ -241,32 +246,6 @@ impl Entry {
             Origin::Registered(device) | Origin::Remote(device) => device.memory().map(|memory| memory.free),
         }
     }
-}
-
-/// The devices of a server, or the one that the name has the number of.
-fn remotes(name: &str, endpoints: &mut Vec<Endpoint>, options: &client::Options) -> Result<Vec<Entry>, RegistryError> {
-    let (server, number) = name.split_once('/').map_or((name, None), |(server, number)| (server, Some(number)));
-    let endpoint = match endpoints.iter().position(|endpoint| endpoint.name() == server) {
-        Some(at) => &endpoints[at],
-        None => {
-            endpoints.push(Endpoint::connect(server, options)?);
-            &endpoints[endpoints.len() - 1]
-        }
-    };
-    let named = |device: &&Arc<dyn Device>| number.is_none() || device.info().name == name;
-    let entry = |device: &Arc<dyn Device>| Entry {
-        name: device.info().name.clone(),
-        description: device.info().description.clone(),
-        kind: device.info().kind,
-        unusable: None,
-        origin: Origin::Remote(Arc::clone(device)),
-    };
-    let found: Vec<_> = endpoint.devices().iter().filter(named).map(entry).collect();
-    if found.is_empty() {
-        let known = endpoint.devices().iter().map(|device| &*device.info().name).collect::<Vec<_>>().join(", ");
-        return Err(RegistryError::Unknown { name: name.to_owned(), known });
-    }
-    Ok(found)
 }
 
 /// Whether a name is that of a GPU on some machine: a number, with or without `CUDA`.

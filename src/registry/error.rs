@@ -76,6 +76,14 @@ pub enum RegistryError {
     /// A server cannot be reached, or is none.
     #[error(transparent)]
     Endpoint(#[from] ConnectError),
+    /// Several servers cannot be reached, or are none.
+    #[error("{} of {servers} servers cannot be used: {}", errors.len(), joined(errors))]
+    Endpoints {
+        /// How many the list has.
+        servers: usize,
+        /// Why not, of each.
+        errors: Vec<ConnectError>,
+    },
     /// A GPU cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -83,4 +91,8 @@ pub enum RegistryError {
 
 fn instead(known: &str) -> String {
     if known.is_empty() { String::new() } else { format!("; there are: {known}") }
+}
+
+fn joined(errors: &[ConnectError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

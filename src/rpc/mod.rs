@@ -5,4 +5,5 @@
 pub mod client;
 mod fault;
 pub mod server;
+mod socket;
 pub mod wire;

@@ -9,10 +9,10 @@ use std::net::TcpStream;
 use std::process::{Child, Command as Process, Output, Stdio};
 
 pub(crate) struct Running {
-    child: Child,
+    pub(crate) child: Child,
     /// What it printed up to the line that says where it listens.
     pub(crate) banner: String,
-    addr: String,
+    pub(crate) addr: String,
 }
 
 /// The program on a machine without a CUDA driver: what bears its name cannot be loaded.
@@ -27,7 +27,7 @@ pub(crate) fn program(args: &[&str]) -> Process {
     process
 }
 
-fn start(args: &[&str]) -> Running {
+pub(crate) fn start(args: &[&str]) -> Running {
     started(program(args))
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn started(mut program: Process) -> Running {
     server
 }
 
-fn ended(args: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn ended(args: &[&str]) -> (Option<i32>, String) {
     outcome(program(args))
 }
 

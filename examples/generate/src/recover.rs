@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// The pause before the second attempt to reach a server; each later one is twice as long.
+/// The pause after a server that was back has been lost again, without progress; each later one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest pause between two attempts.
+/// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A server that was lost.
@@ -55,34 +55,25 @@ fn within(error: &DeviceError) -> Option<Lost> {
     }
 }
 
-/// Whether another attempt may end otherwise.
-fn passing(error: &RegistryError) -> bool {
-    match error {
-        RegistryError::Endpoint(ConnectError::Name(_) | ConnectError::Version { .. }) => false,
-        RegistryError::Endpoint(_) => true,
-        error => stated(error).is_some(),
-    }
-}
-
 /// A server that did not come back.
 #[derive(Debug, Error)]
 pub enum Unreached {
-    /// Not within the time.
-    #[error("{endpoint}: lost, and not back within {limit:?}: {last}")]
-    Time {
-        /// The server.
-        endpoint: String,
-        /// How long it was waited for.
+    /// All of its time is used up: it came back, and was lost again each time.
+    #[error(
+        "{lost}; it has been waited for {limit:?} since the last token, and was back each time only to be lost again"
+    )]
+    Again {
+        /// The last loss.
+        lost: Lost,
+        /// How long it may be waited for.
+        limit: Duration,
+    },
+    /// It cannot be reached.
+    #[error("lost, and not back within {limit:?}: {source}")]
+    Away {
+        /// How long it may be waited for.
         limit: Duration,
         /// What was seen last.
-        last: String,
-    },
-    /// It is another one.
-    #[error("{endpoint}: lost, and not the same when it was back")]
-    Other {
-        /// The server.
-        endpoint: String,
-        /// What is other.
         source: Box<RegistryError>,
     },
 }
@@ -117,34 +108,27 @@ impl Waits {
         self.waited.clear();
     }
 
-    /// Opens a server's devices again, in as many attempts as there is time for: `open` is told how much is left.
+    /// Opens a server's devices again. `open` is told for how long to try.
     ///
     /// # Errors
     /// [`Unreached`].
     pub fn reach<T>(
         &mut self,
         lost: &Lost,
-        mut open: impl FnMut(Duration) -> Result<T, RegistryError>,
+        open: impl FnOnce(Duration) -> Result<T, RegistryError>,
     ) -> Result<T, Unreached> {
+        let (limit, start) = (self.limit, Instant::now());
         let waited = self.waited.entry(lost.endpoint.clone()).or_default();
-        let mut last = lost.reason.clone();
-        while waited.spent < self.limit {
-            let start = Instant::now();
-            std::thread::sleep(waited.pause.min(self.limit - waited.spent));
-            waited.pause = (2 * waited.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            let left = self.limit.saturating_sub(waited.spent + start.elapsed()).max(FIRST_PAUSE);
-            // In whole ms, which errors may show.
-            let opened = open(Duration::from_millis(left.as_millis() as u64));
-            waited.spent += start.elapsed();
-            match opened {
-                Ok(opened) => return Ok(opened),
-                Err(error) if passing(&error) => last = error.to_string(),
-                Err(error) => {
-                    return Err(Unreached::Other { endpoint: lost.endpoint.clone(), source: Box::new(error) });
-                }
-            }
+        let left = limit.saturating_sub(waited.spent + waited.pause);
+        if left.is_zero() {
+            return Err(Unreached::Again { lost: lost.clone(), limit });
         }
-        Err(Unreached::Time { endpoint: lost.endpoint.clone(), limit: self.limit, last })
+        std::thread::sleep(waited.pause);
+        waited.pause = (2 * waited.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        // In whole ms, which errors may show.
+        let opened = open(Duration::from_millis(left.as_millis() as u64));
+        waited.spent += start.elapsed();
+        opened.map_err(|source| Unreached::Away { limit, source: Box::new(source) })
     }
 }
 
@@ -161,11 +145,6 @@ mod tests {
 
     fn lost() -> Lost {
         Lost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
-    }
-
-    fn refused() -> RegistryError {
-        let source = io::Error::from(ErrorKind::ConnectionRefused);
-        RegistryError::Endpoint(ConnectError::Connect { endpoint: SERVER.to_owned(), source })
     }
 
     #[test]
@@ -193,45 +172,36 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_reached_again_once_it_answers() {
-        let mut waits = Waits::new(Duration::from_secs(60));
-        let mut attempts = 0;
-        let reached = waits.reach(&lost(), |left| {
-            assert!(left <= Duration::from_secs(60));
-            attempts += 1;
-            if attempts < 3 { Err(refused()) } else { Ok("back") }
-        });
-        assert_eq!((reached.unwrap(), attempts), ("back", 3));
-    }
-
-    #[test]
     fn time_without_progress_adds_up() {
         let limit = Duration::from_millis(200);
         let mut waits = Waits::new(limit);
         // It is back each time, and lost again at once.
-        let start = Instant::now();
+        let (start, mut before) = (Instant::now(), limit);
         let end = loop {
-            match waits.reach(&lost(), |_| Ok(())) {
+            let reached = waits.reach(&lost(), |left| {
+                assert!(left <= before);
+                before = left;
+                Ok(())
+            });
+            match reached {
                 Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "it is waited for without an end"),
-                Err(end) => break end,
+                Err(end) => break end.to_string(),
             }
         };
-        assert_eq!(end.to_string(), format!("{SERVER}: lost, and not back within 200ms: it is gone"));
-        assert!(start.elapsed() >= limit);
+        assert!(end.starts_with(&lost().to_string()) && end.contains("200ms"), "{end}");
         waits.progress();
         assert!(waits.reach(&lost(), |_| Ok(())).is_ok());
         // Another server's time is its own.
         let other = Lost { endpoint: "10.0.0.6:50052".to_owned(), ..lost() };
-        let end = waits.reach(&other, |_| Err::<(), _>(refused())).unwrap_err().to_string();
-        assert!(end.starts_with("10.0.0.6:50052") && end.contains("cannot connect"), "{end}");
+        assert!(waits.reach(&other, |left| Ok(assert_eq!(left, limit))).is_ok());
     }
 
     #[test]
-    fn another_server_in_its_place_is_not_waited_for() {
-        let gone = RegistryError::Unknown { name: format!("{SERVER}/1"), known: format!("{SERVER}/0") };
-        let mut gone = Some(gone);
-        let mut waits = Waits::new(Duration::from_secs(60));
-        let end = waits.reach(&lost(), |_| Err::<(), _>(gone.take().unwrap())).unwrap_err();
-        assert!(matches!(end, Unreached::Other { .. }), "{end}");
+    fn a_server_that_stays_away_is_named() {
+        let source = io::Error::from(ErrorKind::ConnectionRefused);
+        let refused = ConnectError::Connect { endpoint: SERVER.to_owned(), source };
+        let open = |_| Err::<(), _>(RegistryError::Endpoint(refused));
+        let end = Waits::new(Duration::from_secs(2)).reach(&lost(), open).unwrap_err().to_string();
+        assert!(end.starts_with("lost, and not back within 2s: ") && end.contains(SERVER), "{end}");
     }
 }

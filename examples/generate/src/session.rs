@@ -1,5 +1,5 @@
 //! A model at work over devices of which some may go and come back: what is lost with a server is loaded again, and the
-//! state is computed again from the tokens.
+//! state is computed again from the tokens, in the steps in which it was computed first.
 
 use crate::args::Args;
 use crate::engine::{self, Engine};
@@ -47,11 +47,12 @@ impl Opener {
         Ok(self.registry.open(&list, &self.options)?)
     }
 
-    /// Devices of a server, within a time.
+    /// Devices of a server, which is tried for so long.
     fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, fanout::registry::RegistryError> {
         let mut options = self.options.clone();
         // Sizes are for the whole list, and not for servers.
         options.memory.clear();
+        options.rpc.retry = within;
         options.rpc.connect_timeout = options.rpc.connect_timeout.min(within);
         self.registry.open(names, &options)
     }
@@ -73,8 +74,8 @@ pub struct Session<'a> {
     engine: Option<Engine>,
     /// How the engine's largest graphs lie.
     laid: [Graph; 2],
-    /// All tokens that the next logits come after.
-    tokens: Vec<u32>,
+    /// The sequence as it was appended: the prompt, and token by token.
+    batches: Vec<Vec<u32>>,
     /// How long to wait for lost servers, if at all.
     waits: Option<Waits>,
     phase: Phase,
@@ -124,7 +125,7 @@ impl<'a> Session<'a> {
             fits: false,
             engine: None,
             laid: Default::default(),
-            tokens: Vec::new(),
+            batches: Vec::new(),
             waits: args.retry().map(Waits::new),
             phase: Phase::Load,
             links: Links::default(),
@@ -190,15 +191,18 @@ impl<'a> Session<'a> {
     /// # Errors
     /// Whatever a device says; a server that is lost and does not come back.
     pub fn append(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
-        self.tokens.extend_from_slice(tokens);
+        self.batches.push(tokens.to_vec());
         let logits = self.enduring(|session| {
-            let tokens = std::mem::take(&mut session.tokens);
+            let batches = std::mem::take(&mut session.batches);
             let logits = session.ready().and_then(|engine| {
-                // A new engine knows nothing yet.
-                let rest = tokens.get(engine.length()..).unwrap_or_default();
-                Ok(engine.append(rest)?)
+                let (now, before) = batches.split_last().context("nothing to append")?;
+                if engine.length() == 0 {
+                    // Not as one prompt, although that is faster: its sums round otherwise, and other tokens may follow.
+                    before.iter().try_for_each(|batch| engine.replay(batch))?;
+                }
+                Ok(engine.append(now)?)
             });
-            session.tokens = tokens;
+            session.batches = batches;
             logits
         })?;
         // Only a token is progress: a server that is lost whenever it computes must not keep this busy for ever.

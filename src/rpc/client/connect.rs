@@ -1,6 +1,6 @@
-//! From a name to a connection whose server speaks our version.
+//! From a name to a connection whose server speaks a version that we speak too.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,18 @@ use thiserror::Error;
 
 use super::Options;
 use crate::device::DeviceError;
+use crate::rpc::socket::{left, read};
+use crate::rpc::wire::ext::{Greeting, State};
 use crate::rpc::wire::{
-    Command, Hello, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response, ResponseHeader, Version, WireError,
+    Command, Dialect, GetAlignment, Hello, HelloForm, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response,
+    ResponseHeader, SERVED, Version, WireError,
 };
+
+/// The pause after the first attempt to connect; each is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest of them.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The longest reply to a HELLO: version, padding and capabilities.
 const HELLO_REPLY: usize = 28;
@@ -21,7 +30,7 @@ const HELLO_REPLY: usize = 28;
 #[non_exhaustive]
 pub enum ConnectError {
     /// A text that names no endpoint.
-    #[error("expected an endpoint such as 10.0.0.5:50052, got {0:?}")]
+    #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {0:?}")]
     Name(String),
     /// The host's name is not known.
     #[error("{endpoint}: no such host: {source}")]
@@ -39,6 +48,40 @@ pub enum ConnectError {
         /// The system's word.
         source: io::Error,
     },
+    /// The server takes nobody now: it has as many clients as it may have.
+    #[error(
+        "{endpoint} is full: it has as many clients as it takes (rpc-server --max-connections); try again when one has \
+         left, or use another server"
+    )]
+    Full {
+        /// As it was given.
+        endpoint: String,
+    },
+    /// The server takes nobody any more.
+    #[error("{endpoint} is about to end and takes no more clients; use another server, or try again when it is back")]
+    Draining {
+        /// As it was given.
+        endpoint: String,
+    },
+    /// Something takes connections, and does not answer.
+    #[error(
+        "{endpoint}: no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+         take one at a time"
+    )]
+    Silent {
+        /// As it was given.
+        endpoint: String,
+        /// How long it had for it.
+        patience: Duration,
+    },
+    /// Something takes connections, and closes them.
+    #[error("{endpoint} closed the connection on {tried}; its log says why")]
+    Closed {
+        /// As it was given.
+        endpoint: String,
+        /// What was said to it, each time on a new connection.
+        tried: &'static str,
+    },
     /// Something answers, and not as a server of this protocol does.
     #[error("{endpoint} does not answer as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
     Handshake {
@@ -48,7 +91,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// A server of another version.
-    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {PROTOCOL_VERSION}: update {}", older(*.theirs))]
+    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {SERVED}: update {}", older(*.theirs))]
     Version {
         /// As it was given.
         endpoint: String,
@@ -58,6 +101,28 @@ pub enum ConnectError {
     /// It was lost, or said something impossible, when it was asked for its devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// It has been tried for [`Options::retry`].
+    #[error("{last}; {attempts} attempts in {elapsed:.1?}")]
+    GivenUp {
+        /// How often.
+        attempts: u32,
+        /// For how long.
+        elapsed: Duration,
+        /// Why not, the last time.
+        last: Box<ConnectError>,
+    },
+}
+
+impl ConnectError {
+    /// Whether it may be another time, with everything as it is.
+    fn passes(&self) -> bool {
+        use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
+        match self {
+            Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
+            Device(e) => matches!(e, DeviceError::Lost { .. }),
+            _ => false,
+        }
+    }
 }
 
 fn older(theirs: Version) -> &'static str {
@@ -68,29 +133,72 @@ fn older(theirs: Version) -> &'static str {
     }
 }
 
-/// Connects and shakes hands.
-pub(super) fn connect(endpoint: &str, options: &Options) -> Result<TcpStream, ConnectError> {
+/// Makes attempts until one succeeds, or fails for good, or `retry` has passed: then with the last one's reason.
+pub(super) fn again<T>(
+    retry: Duration,
+    mut attempt: impl FnMut() -> Result<T, ConnectError>,
+) -> Result<T, ConnectError> {
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    let mut attempts = 1;
+    loop {
+        let last = match attempt() {
+            Err(e) if e.passes() && !retry.is_zero() => e,
+            done => return done,
+        };
+        // Clients that a server has lost all at once do not come back all at once.
+        let next = pause.mul_f64(0.75 + 0.5 * fastrand::f64());
+        let elapsed = start.elapsed();
+        let left = retry.saturating_sub(elapsed);
+        if left.is_zero() {
+            return Err(ConnectError::GivenUp { attempts, elapsed, last: Box::new(last) });
+        }
+        log::debug!("{last}; trying again in {next:.1?}");
+        std::thread::sleep(next.min(left));
+        pause = (2 * pause).min(LONGEST_PAUSE);
+        attempts += 1;
+    }
+}
+
+/// Whether a text is `host:port`, with an IPv6 address in brackets.
+fn is_endpoint(text: &str) -> bool {
+    let host_and_port =
+        |(host, port): (&str, &str)| !host.is_empty() && !host.contains([':', '[', ']']) && port.parse::<u16>().is_ok();
+    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
+}
+
+/// A server that takes us.
+pub(super) struct Met {
+    pub(super) stream: TcpStream,
+    pub(super) dialect: &'static Dialect,
+    pub(super) version: Version,
+    /// The revision of the extensions, from a server of fanout's.
+    pub(super) revision: Option<u8>,
+}
+
+/// Connects and shakes hands, once.
+pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
     let until = Instant::now() + options.connect_timeout;
-    let named = endpoint.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    named.ok_or_else(|| ConnectError::Name(endpoint.to_owned()))?;
+    if !is_endpoint(endpoint) {
+        return Err(ConnectError::Name(endpoint.to_owned()));
+    }
     let addrs = endpoint.to_socket_addrs();
     let addrs = addrs.map_err(|source| ConnectError::Host { endpoint: endpoint.to_owned(), source })?;
+    let addrs: Vec<_> = addrs.collect();
     let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
-    for addr in addrs {
-        match open(addr, until) {
-            Ok(mut stream) => {
-                handshake(endpoint, &mut stream, until, options.connect_timeout)?;
-                return Ok(stream);
-            }
+    for (addr, others) in addrs.iter().zip((1..=addrs.len() as u32).rev()) {
+        // An address that nobody answers at leaves time for the others.
+        match left(until).and_then(|left| open(*addr, left / others)) {
+            Ok(stream) => return meet(endpoint, *addr, stream, (until, options.connect_timeout)),
             Err(e) => last = e,
         }
     }
     Err(ConnectError::Connect { endpoint: endpoint.to_owned(), source: last })
 }
 
-fn open(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
+fn open(addr: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.connect_timeout(&addr.into(), left(until)?)?;
+    socket.connect_timeout(&addr.into(), patience)?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;
     // Where no reply is due for long, a server that is gone is noticed too.
@@ -99,60 +207,133 @@ fn open(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What is left until then; an error when that is nothing, because the system takes no timeout of zero.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+/// Finds out how the server speaks. It closes the connection on what its version does not know: then there is another one,
+/// to say the same as the versions before did.
+fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Duration)) -> Result<Met, ConnectError> {
+    let mut stream = stream;
+    let forms = [
+        (HelloForm::Caps, "HELLO, and takes no other"),
+        (HelloForm::Empty, "HELLO, with its body and without, and takes no other"),
+        (HelloForm::Absent, "HELLO, with its body and without, and on the first request of versions before HELLO"),
+    ];
+    let mut closed_on = "HELLO";
+    for (form, tried) in forms {
+        match handshake(endpoint, &stream, form, time) {
+            Err(ConnectError::Closed { .. }) => closed_on = tried,
+            Err(e) => return Err(e),
+            Ok((dialect, version, greeting)) => {
+                return Ok(Met { stream, dialect, version, revision: greeting.map(|greeting| greeting.revision) });
+            }
+        }
+        if form != HelloForm::Absent {
+            let Ok(next) = left(time.0).and_then(|left| open(addr, left)) else { break };
+            stream = next;
+        }
+    }
+    Err(ConnectError::Closed { endpoint: endpoint.to_owned(), tried: closed_on })
 }
 
-fn handshake(endpoint: &str, stream: &mut TcpStream, until: Instant, patience: Duration) -> Result<(), ConnectError> {
-    let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let io = |e: io::Error| {
-        failed(match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
-                "no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers take \
-                 one at a time"
-            ),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-                "it closed the connection on HELLO; it may be older than version 1.0, or its log says why".to_owned()
-            }
-            _ => e.to_string(),
-        })
+fn handshake(
+    endpoint: &str,
+    mut stream: &TcpStream,
+    form: HelloForm,
+    (until, patience): (Instant, Duration),
+) -> Result<(&'static Dialect, Version, Option<Greeting>), ConnectError> {
+    let named = || endpoint.to_owned();
+    let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
+    let io = |e: io::Error| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => ConnectError::Silent { endpoint: named(), patience },
+        ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset
+        | ErrorKind::ConnectionAborted
+        | ErrorKind::BrokenPipe => ConnectError::Closed { endpoint: named(), tried: "HELLO" },
+        _ => failed(e.to_string()),
     };
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
-    Request::Hello(Hello { conn_caps: Some([0; 24]) }).encode(&mut out);
+    let command = match form {
+        HelloForm::Caps | HelloForm::Empty => {
+            let conn_caps = (form == HelloForm::Caps).then_some([0; 24]);
+            Request::Hello(Hello { conn_caps }).encode(&mut out);
+            Command::Hello
+        }
+        HelloForm::Absent => {
+            let first = Request::GetAlignment(GetAlignment { device: 0 });
+            Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
+            Command::GetAlignment
+        }
+    };
     stream.set_write_timeout(Some(left(until).map_err(io)?)).map_err(io)?;
     stream.write_all(&out).map_err(io)?;
     let mut header = [0; RESPONSE_HEADER];
     read(stream, &mut header, until).map_err(io)?;
     let size = ResponseHeader::decode(&header).size;
-    let size = Command::Hello.response_size(size, HELLO_REPLY as u64).map_err(wire)?;
+    let size = command.response_size(size, HELLO_REPLY as u64).map_err(wire)?;
     let mut body = [0; HELLO_REPLY];
     let body = body.get_mut(..size).ok_or_else(|| failed("a reply that is too long".to_owned()))?;
     read(stream, body, until).map_err(io)?;
-    let Response::Hello(reply) = Response::decode(Command::Hello, body).map_err(wire)? else {
-        return Err(DeviceError::Bug("the decoder took one reply for another".to_owned()).into());
+    let reply = match Response::decode(command, body).map_err(wire)? {
+        Response::Hello(reply) => reply,
+        // Any answer shows that it knows the request.
+        _ => return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None)),
     };
-    if !PROTOCOL_VERSION.accepts(reply.version) {
+    let Some(dialect) = Dialect::of(reply.version) else {
         return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
-    }
-    if reply.conn_caps.is_none() {
+    };
+    if reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
-    Ok(())
+    let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
+    match greeting.map_or(State::Ready, |greeting| greeting.state) {
+        State::Ready => Ok((dialect, reply.version, greeting)),
+        State::Full => Err(ConnectError::Full { endpoint: named() }),
+        State::Draining => Err(ConnectError::Draining { endpoint: named() }),
+    }
 }
 
-/// Fills `buf` until then, however slowly its bytes drip.
-fn read(stream: &mut TcpStream, mut buf: &mut [u8], until: Instant) -> io::Result<()> {
-    while !buf.is_empty() {
-        stream.set_read_timeout(Some(left(until)?))?;
-        match stream.read(buf) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(n) => buf = &mut buf[n..],
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_a_host_and_a_port() {
+        for name in ["a:1", "10.0.0.5:50052", "[::1]:50052", "[fe80::1%2]:7", "node-7.lan:65535"] {
+            assert!(is_endpoint(name), "{name:?}");
+        }
+        for name in
+            ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
+        {
+            assert!(!is_endpoint(name), "{name:?}");
         }
     }
-    Ok(())
+
+    #[test]
+    fn what_passes_is_tried_again_and_what_does_not_is_not() {
+        let endpoint = || "a:1".to_owned();
+        let mut left = 3;
+        let done = again(Duration::from_secs(30), || {
+            left -= 1;
+            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), tried: "HELLO" }) }
+        });
+        assert!(matches!(done, Ok(7)));
+        let mut attempts = 0;
+        let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
+            attempts = 0;
+            let done: Result<(), _> = again(Duration::from_millis(retry), || {
+                attempts += 1;
+                Err(error(endpoint()))
+            });
+            (attempts, done.unwrap_err().to_string())
+        };
+        let (attempts, told) = fail(10_000, ConnectError::Name);
+        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
+        let (attempts, told) = fail(0, |endpoint| ConnectError::Full { endpoint });
+        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
+        let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
+        assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
+        assert!(
+            told.starts_with("a:1 is about to end") && told.contains(&format!("; {attempts} attempts in ")),
+            "{told}"
+        );
+    }
 }

@@ -1,4 +1,5 @@
-//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, as devices of this process.
+//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, or of an older version, as devices of this
+//! process.
 //!
 //! ```no_run
 //! use fanout::rpc::client::{Endpoint, Options};
@@ -27,12 +28,16 @@
 //! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
+//! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
+//!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 
 mod connect;
 mod connection;
 mod device;
 mod graph;
+mod greeted;
+mod plain;
 mod proof;
 mod queue;
 mod reader;
@@ -40,15 +45,21 @@ mod reader;
 pub use connect::ConnectError;
 
 use crate::device::Device;
+use crate::rpc::wire::Version;
+use crate::rpc::wire::ext::REVISION;
+use connect::Met;
 use connection::Connection;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How to speak to a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// From the first attempt to connect to the end of the handshake.
+    /// From an attempt to connect to the end of its handshake.
     pub connect_timeout: Duration,
+    /// For how long to try again, with growing pauses, where nobody answers, or a server is full or about to end. An attempt
+    /// that has begun in that time is let finish; zero: a single attempt.
+    pub retry: Duration,
     /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
     /// before a read counts: a server must be able to do it in this time.
     pub patience: Duration,
@@ -56,7 +67,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { connect_timeout: Duration::from_secs(10), patience: Duration::from_secs(60) }
+        Options { connect_timeout: Duration::from_secs(10), retry: Duration::ZERO, patience: Duration::from_secs(60) }
     }
 }
 
@@ -65,6 +76,8 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Endpoint {
     connection: Arc<Connection>,
+    version: Version,
+    revision: Option<u8>,
     devices: Vec<Arc<dyn Device>>,
 }
 
@@ -73,14 +86,24 @@ impl Endpoint {
     /// `host:port/0`, `host:port/1` and so on, with the endpoint as it is given here.
     ///
     /// # Errors
-    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer, or
-    /// speaks another version.
+    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer,
+    /// takes nobody now, or speaks another version.
     pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let stream = connect::connect(endpoint, options)?;
+        connect::again(options.retry, || Endpoint::attempt(endpoint, options))
+    }
+
+    fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
+        let Met { mut stream, dialect, version, revision } = connect::connect(endpoint, options)?;
+        let until = Instant::now() + options.connect_timeout;
+        let knows_us = revision == Some(REVISION);
+        let greeted = if knows_us { Some(greeted::greet(endpoint, &mut stream, until)?) } else { None };
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, options.patience).map_err(failed)?;
-        let devices = device::enumerate(&connection)?;
-        Ok(Endpoint { connection, devices })
+        let connection = Connection::start(endpoint, stream, dialect, options.patience, greeted).map_err(failed)?;
+        let devices = match &connection.session {
+            Some(_) => greeted::enumerate(&connection)?,
+            None => device::enumerate(&connection)?,
+        };
+        Ok(Endpoint { connection, version, revision, devices })
     }
 
     /// The devices, in the server's order.
@@ -91,5 +114,15 @@ impl Endpoint {
     /// The server, as it was given to [`Endpoint::connect`].
     pub fn name(&self) -> &str {
         self.connection.endpoint()
+    }
+
+    /// The version of the protocol that the server speaks; 0.0.0 where that is older than HELLO.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The revision of fanout's extensions that the server speaks; `None`: it is not fanout's.
+    pub fn revision(&self) -> Option<u8> {
+        self.revision
     }
 }

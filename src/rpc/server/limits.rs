@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::Peer;
 use crate::rpc::wire::Limits;
 
 /// How a server treats its clients. Every limit has a sane default.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Connections at a time; further ones are closed as soon as they come.
+    /// Sessions at a time; further clients are told that the server is full, and closed.
     pub max_connections: usize,
     /// Bytes of device memory that one session may hold, over all devices; `None`: what the devices have.
     pub max_memory: Option<u64>,
@@ -26,6 +27,8 @@ pub struct Config {
     pub device_timeout: Duration,
     /// Where to keep tensor data for SET_TENSOR_HASH; `None`: nowhere.
     pub cache: Option<CacheConfig>,
+    /// Other servers that this one may dial, to copy to them what its clients ask it to; none by default.
+    pub peers: Vec<Peer>,
     /// A folder of GGUF files whose tensors clients may have loaded from there; `None`: none.
     pub models: Option<PathBuf>,
 }
@@ -44,6 +47,7 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(60),
             device_timeout: Duration::from_secs(600),
             cache: None,
+            peers: Vec::new(),
             models: None,
         }
     }

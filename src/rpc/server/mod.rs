@@ -3,14 +3,18 @@
 //! One thread per connection moves frames and keeps the session's books; devices compute on queues of their own.
 //!
 //! ```text
-//! listen → connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
-//!             ↓                                                       → compile, programs (graphs)
-//!          outgoing (whole messages)                                  → cache (tensor data), models (from disk)
-//!             ↑                                                       → device::Queue, one per session and device
-//!             ↑                                                       → bounce (copies between kinds of devices)
-//!             ↑                            → greeted (commands of the extensions)
-//!             ↑                                → queues (device::Queue, as many as the client opens)
-//!             └──────────────────────────────────── answers (what waits for a queue, in the order of its work)
+//! listen → guests (who has a place; doorman: a word for those that have none)
+//!   ↓
+//! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
+//!    ↓                                                       → compile, programs (graphs)
+//! outgoing (whole messages)                                  → cache (tensor data), models (from disk)
+//!    ↑                                                       → device::Queue, one per session and device
+//!    ↑                                                       → bounce (copies between kinds of devices)
+//!    ↑                            → greeted (commands of the extensions)
+//!    ↑                                → queues (device::Queue, as many as the client opens)
+//!    ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
+//!    └──────────────────────────────────── peers (bytes of a queue that go to other servers)
+//!                                      → tickets (bytes from other servers that go to a queue's memory)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -24,35 +28,42 @@ mod bounce;
 mod cache;
 mod compile;
 mod connection;
+mod doorman;
 mod greeted;
+mod guests;
 mod handles;
 mod holdings;
 mod limits;
 mod listen;
 mod models;
 mod outgoing;
+mod peers;
 mod programs;
 mod refusal;
 mod session;
+mod tickets;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
+pub use peers::{BadPeer, Peer};
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use log::{debug, error, warn};
+use log::{debug, error, info, warn};
 
 use crate::device::Device;
 use crate::rpc::wire::ext::State;
 use cache::Cache;
+use guests::Guests;
 use models::Models;
+use peers::PeerList;
 use refusal::Refusal;
+use tickets::Table;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
@@ -76,25 +87,19 @@ struct Shared {
     devices: Vec<Arc<dyn Device>>,
     config: Config,
     cache: Option<Cache>,
+    tickets: Arc<Table>,
+    peers: Arc<PeerList>,
     models: Option<Models>,
     stopping: AtomicBool,
-    live: Mutex<Live>,
-    /// A session has ended.
-    ended: Condvar,
-}
-
-/// Sockets of the sessions, to close them.
-#[derive(Default)]
-struct Live {
-    streams: HashMap<u64, Arc<TcpStream>>,
-    next: u64,
+    guests: Arc<Guests>,
 }
 
 impl Server {
     /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, or without any device.
+    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
+    /// not known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
@@ -104,21 +109,25 @@ impl Server {
             .as_ref()
             .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
         let cache = cache.transpose()?;
+        let peers = PeerList::resolve(&config.peers)
+            .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let models = config.models.as_ref().map(|dir| {
             Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let models = models.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
+        let guests = Guests::new(config.max_connections);
         let shared = Shared {
             addr,
             devices,
             config,
             cache,
+            tickets: Arc::default(),
+            peers: Arc::new(peers),
             models,
             stopping: AtomicBool::new(false),
-            live: Mutex::default(),
-            ended: Condvar::new(),
+            guests,
         };
         Ok(Server { listener, shared: Arc::new(shared) })
     }
@@ -149,28 +158,53 @@ impl Server {
             }
         }
         drop(self.listener);
-        self.shared.close_all();
+        self.shared.guests.close();
+        match self.shared.guests.wait(Instant::now() + GRACE) {
+            0 => {}
+            left => warn!("{left} sessions still wait for a device; not waiting for them"),
+        }
     }
 
     /// Starts the session of a new connection, if there is room for it. Never waits for the client.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
-        let max = self.shared.config.max_connections;
         let stream = Arc::new(stream);
-        let Some(guest) = Guest::enter(&self.shared, &stream) else {
-            warn!("{peer}: refused: there are already {max} connections; connection closed");
-            return;
+        let guest = match self.shared.guests.enter(&stream) {
+            Ok(guest) => guest,
+            Err(state) => return self.turn_away(stream, peer, state),
         };
-        let started = std::thread::Builder::new().name("session".to_owned()).spawn(move || {
-            let shared = &guest.shared;
+        let shared = Arc::clone(&self.shared);
+        start("session", peer, move || {
+            let _guest = guest;
             // A panic is a bug of ours that this client's input has found. It ends this session alone.
-            if catch_unwind(AssertUnwindSafe(|| serve(shared, stream, peer))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve(&shared, stream, peer))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
-        if let Err(e) = started {
-            error!("{peer}: cannot start a thread for the session: {e}; connection closed");
-            std::thread::sleep(EXHAUSTED);
+    }
+
+    fn turn_away(&self, stream: Arc<TcpStream>, peer: SocketAddr, state: State) {
+        match state {
+            State::Draining => info!("{peer}: refused: this server is about to end; connection closed"),
+            _ => {
+                let max = self.shared.config.max_connections;
+                warn!("{peer}: refused: there are already {max} connections; connection closed");
+            }
         }
+        let Some(place) = self.shared.guests.turn_away() else { return };
+        start("doorman", peer, move || {
+            let _place = place;
+            if let Err(e) = doorman::turn_away(&stream, state) {
+                debug!("{peer}: closed before its HELLO: {e}");
+            }
+        });
+    }
+}
+
+/// Runs what a connection needs on a thread of its own.
+fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
+    if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
+        error!("{peer}: cannot start a thread for the {name}: {e}; connection closed");
+        std::thread::sleep(EXHAUSTED);
     }
 }
 
@@ -188,67 +222,19 @@ fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
     }
 }
 
-/// A place among the live connections, given back when dropped.
-struct Guest {
-    shared: Arc<Shared>,
-    key: u64,
-}
-
-impl Guest {
-    fn enter(shared: &Arc<Shared>, stream: &Arc<TcpStream>) -> Option<Guest> {
-        let mut live = shared.live();
-        if live.streams.len() >= shared.config.max_connections {
-            return None;
-        }
-        let key = live.next;
-        live.next += 1;
-        live.streams.insert(key, Arc::clone(stream));
-        Some(Guest { shared: Arc::clone(shared), key })
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.shared.live().streams.remove(&self.key);
-        self.shared.ended.notify_all();
-    }
-}
-
 impl Shared {
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Whether clients are taken.
+    /// Whether clients are taken, as those hear it that have a place.
     fn state(&self) -> State {
-        State::Ready
+        self.guests.state()
     }
 
     /// Connections that are served.
     fn sessions(&self) -> u32 {
-        self.live().streams.len().try_into().unwrap_or(u32::MAX)
-    }
-
-    fn live(&self) -> MutexGuard<'_, Live> {
-        // Each change of the map is one call: a panic elsewhere cannot have left it torn.
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn close_all(&self) {
-        let until = Instant::now() + GRACE;
-        let mut live = self.live();
-        for stream in live.streams.values() {
-            // Fails where the client was faster.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        while !live.streams.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                warn!("{} sessions still wait for a device; not waiting for them", live.streams.len());
-                return;
-            }
-            live = self.ended.wait_timeout(live, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.guests.sessions().try_into().unwrap_or(u32::MAX)
     }
 }
 
@@ -261,8 +247,22 @@ impl Handle {
         }
     }
 
+    /// Takes no more clients, but goes on serving those that are there, and tells them: fanout's may move on to another
+    /// server. Once they have left, or `patience` has passed, shuts the server down. Returns then.
+    pub fn drain(&self, patience: Duration) {
+        let guests = &self.0.guests;
+        let until = Instant::now() + patience;
+        guests.drain();
+        info!("draining: no more clients are taken; {} may go on for {patience:?}", guests.sessions());
+        match guests.wait(until) {
+            0 => info!("drained: all clients have left"),
+            left => warn!("{left} clients have not left within {patience:?}"),
+        }
+        self.shutdown();
+    }
+
     /// How many connections are open.
     pub fn connections(&self) -> usize {
-        self.0.live().streams.len()
+        self.0.sessions() as usize
     }
 }

@@ -16,7 +16,7 @@ use super::outgoing::Outgoing;
 use super::programs::Programs;
 use super::{Refusal, Shared, bounce, compile, listen};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
-use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION};
+use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION, State};
 use crate::rpc::wire::{
     Command, CopyTensor, GetTensor, HelloReply, InitTensor, MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request,
     RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead, graph_cost,
@@ -169,9 +169,14 @@ impl<'a> Session<'a> {
         self.connection.handshaken()?;
         let current = len > 0;
         let conn_caps = current.then_some([0; 24]);
-        let greeting = Greeting { revision: REVISION, state: self.holdings.shared.state() }.to_byte();
+        let state = self.holdings.shared.state();
+        let greeting = Greeting { revision: REVISION, state }.to_byte();
         self.connection.send(&Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting }))?;
-        if current { Ok(()) } else { Err(Refusal::OldClient) }
+        match state {
+            _ if !current => Err(Refusal::OldClient),
+            State::Ready => Ok(()),
+            State::Full | State::Draining => Err(Refusal::Draining),
+        }
     }
 
     fn command(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), Refusal> {

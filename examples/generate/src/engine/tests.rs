@@ -115,6 +115,20 @@ fn a_long_prompt_shares_graphs() {
 }
 
 #[test]
+fn a_replay_leaves_the_same_bits() {
+    let toy = Toy::new(Arch::Llama);
+    let tokens = prompt(300);
+    for way in [PLAIN, Way { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
+        let mut engine = start(&toy, way).0.unwrap();
+        let want = sequence(&mut engine, &tokens, 20);
+        let mut again = start(&toy, way).0.unwrap();
+        again.replay(&tokens[..20]).unwrap();
+        tokens[20..299].iter().for_each(|&token| again.replay(&[token]).unwrap());
+        assert_eq!(again.append(&tokens[299..]).unwrap(), want[280], "{way:?}");
+    }
+}
+
+#[test]
 fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
     let (error, devices) = start(&Toy::new(Arch::Llama), Way { devices: 2, memory: 80 << 10, ..PLAIN });
     let error = error.err().unwrap().to_string();

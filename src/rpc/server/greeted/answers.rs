@@ -127,6 +127,16 @@ impl Answers {
         if self.idle() { self.voice.failed(fault) } else { self.hand_over(Task::Failed(fault)) }
     }
 
+    /// Says from any thread that the queue has failed, without waiting for what it owes.
+    pub(super) fn failing(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
+        let voice = Arc::clone(&self.voice);
+        move |e| {
+            if let Err(broken) = voice.failed(Fault::from(&e)) {
+                voice.out.give_up(ExtCommand::Send.name(), broken);
+            }
+        }
+    }
+
     /// Says when a mark is reached; without a point it was long ago.
     pub(super) fn reached(&mut self, number: u64, point: Option<Point>) -> Result<(), Broken> {
         if self.idle() {

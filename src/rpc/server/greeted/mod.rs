@@ -5,6 +5,7 @@
 //! all of that; then the client is told that we live (`pulse`).
 
 mod answers;
+mod copies;
 mod describe;
 mod graphs;
 mod load;
@@ -19,12 +20,16 @@ use std::time::Instant;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
+use super::peers::Pool;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
+use super::tickets::Book;
+
 use super::{Refusal, Shared, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
-    Answer, ExtCommand, ExtHeader, ExtRequest, Fault, KeepGraph, Notice, OpenQueue, REVISION, RunGraph, Support, Wait,
+    Answer, ExtCommand, ExtHeader, ExtRequest, Fault, KeepGraph, Notice, OpenQueue, REVISION, RunGraph, State, Support,
+    Wait,
 };
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
@@ -43,6 +48,8 @@ struct Greeted<'a> {
     /// Queues of the session's own that read for others, by device.
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
+    book: Book,
+    pool: Pool,
     allowance: Arc<Allowance>,
     loads: Loads,
     pulse: Pulse,
@@ -68,6 +75,8 @@ pub(super) fn run(
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
+        book: holdings.shared.tickets.book(&holdings.account),
+        pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
         loads: Loads::default(),
         pulse: Pulse::start(shared, &out),
@@ -104,7 +113,11 @@ impl Greeted<'_> {
         let mut reply = Vec::new();
         Answer::Greet(describe::server(self.holdings.shared)).encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
-        Ok(self.out.send(|out| out.extend_from_slice(&header.encode()), &[reply])?)
+        self.out.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
+        match self.holdings.shared.guests.tell(&self.out) {
+            State::Ready => Ok(()),
+            state => Ok(self.out.notice(&Notice::State(state))?),
+        }
     }
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {
@@ -200,11 +213,11 @@ impl Greeted<'_> {
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
             ExtRequest::Load(request) => self.load(&request),
-            ExtRequest::Tickets(_)
-            | ExtRequest::Receive(_)
-            | ExtRequest::Send(_)
-            | ExtRequest::Reach(_)
-            | ExtRequest::Put(_) => Err(Refusal::NotOffered),
+            ExtRequest::Tickets(request) => self.tickets(&request),
+            ExtRequest::Receive(request) => self.receive(&request),
+            ExtRequest::Send(request) => self.send(&request),
+            ExtRequest::Reach(request) => self.reach(&request),
+            ExtRequest::Put(request) => self.put(&request),
             ExtRequest::WriteHead(_) => Err(confused()),
         }
     }

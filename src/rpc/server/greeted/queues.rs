@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::super::Refusal;
 use super::super::connection::Broken;
+use super::super::peers::Outbound;
+use super::super::tickets::Inbound;
 use super::answers::Answers;
 use crate::device::{DeviceError, Point, Queue};
 use crate::rpc::wire::ext::Fault;
@@ -25,6 +27,9 @@ pub(super) struct Open {
     /// `None`: it could not be made.
     queue: Option<Box<dyn Queue>>,
     pub(super) answers: Answers,
+    /// For what it is to receive from other servers, and to send to them: made for the first of that.
+    pub(super) inbound: Option<Inbound>,
+    pub(super) outbound: Option<Outbound>,
     marks: VecDeque<(u64, Point)>,
     last: Option<u64>,
     /// The first mark that was made when the queue had failed.
@@ -132,7 +137,17 @@ impl Queues {
                 None
             }
         };
-        let open = Open { number, device, queue, answers, marks: VecDeque::new(), last: None, lost: None };
+        let open = Open {
+            number,
+            device,
+            queue,
+            answers,
+            inbound: None,
+            outbound: None,
+            marks: VecDeque::new(),
+            last: None,
+            lost: None,
+        };
         self.open.insert(number, open);
         Ok(())
     }
