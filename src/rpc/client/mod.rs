@@ -93,12 +93,13 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { mut stream, dialect, version, revision } = connect::connect(endpoint, options)?;
+        let Met { mut stream, dialect, version, revision, mut passed } = connect::connect(endpoint, options)?;
         let until = Instant::now() + options.connect_timeout;
         let knows_us = revision == Some(REVISION);
-        let greeted = if knows_us { Some(greeted::greet(endpoint, &mut stream, until)?) } else { None };
+        let greeted = if knows_us { Some(greeted::greet(endpoint, &mut stream, until, &mut passed)?) } else { None };
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, dialect, options.patience, greeted).map_err(failed)?;
+        let connection =
+            Connection::start(endpoint, stream, dialect, options.patience, greeted, passed).map_err(failed)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,

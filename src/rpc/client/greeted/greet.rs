@@ -15,11 +15,12 @@ const LONGEST: u64 = 1 << 20;
 /// The least that a server must take in one message, and bring in one read: less is of no use.
 const LEAST: u64 = 4 << 10;
 
-/// Introduces this client to a server that speaks the extensions.
+/// Introduces this client to a server that speaks the extensions. `passed` counts bytes sent and received.
 pub(in super::super) fn greet(
     endpoint: &str,
     stream: &mut TcpStream,
     until: Instant,
+    passed: &mut (u64, u64),
 ) -> Result<GreetReply, ConnectError> {
     let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
     let io = |e: io::Error| failed(format!("GREET: {e}"));
@@ -35,6 +36,7 @@ pub(in super::super) fn greet(
     }
     let mut body = vec![0; size as usize];
     read(stream, &mut body, until).map_err(io)?;
+    *passed = (passed.0 + out.len() as u64, passed.1 + RESPONSE_HEADER as u64 + size);
     let reply = match Answer::decode(ExtCommand::Greet, &body) {
         Ok(Answer::Greet(reply)) => reply,
         Ok(_) => return Err(failed("it answered GREET as another command".to_owned())),

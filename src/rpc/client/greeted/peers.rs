@@ -184,8 +184,7 @@ impl Connection {
     /// Has a queue of this connection receive what another connection's server sends, once `after` is reached.
     pub(super) fn fetch(
         self: &Arc<Self>,
-        queue: u32,
-        timeline: &Arc<Timeline>,
+        track: &Arc<Track>,
         src: &Region,
         dst: &Region,
         mut after: Option<&Point>,
@@ -193,7 +192,9 @@ impl Connection {
         let (from, to) = (memory(src)?, memory(dst)?);
         let source = source(src)?;
         let outbound = source.outbound(from.device)?;
-        outbound.track.carries(timeline);
+        // Nobody asks for marks of it: what it sends may be under way as long as it is there.
+        outbound.track.carries(track, u64::MAX);
+        let queue = track.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
             point.wait(None)?;
             after = None;
@@ -209,7 +210,7 @@ impl Connection {
             let send = ExtRequest::Send(send);
             // In one turn: what others send from there must not come to wait for this point too.
             let said = source.turn(|turn| {
-                let waits = after.is_none_or(|point| turn.waits(outbound.track.queue, point));
+                let waits = after.is_none_or(|point| turn.waits(&outbound.track, point));
                 if waits { turn.say_now(&send).map(|()| true) } else { Ok(false) }
             })?;
             if !said {
@@ -224,14 +225,15 @@ impl Connection {
 
 impl super::super::connection::Turn<'_> {
     /// Makes a queue wait for a point; `false` where this connection's server does not know of it any more.
-    fn waits(&mut self, queue: u32, point: &Point) -> bool {
+    pub(super) fn waits(&mut self, user: &Arc<Track>, point: &Point) -> bool {
         let Some(track) = point.progress::<Track>().filter(|track| track.is_of(self.shared)) else { return true };
-        let (of, number) = (track.queue, point.seq());
+        let (queue, of, number) = (user.queue, track.queue, point.seq());
         if track.is_reached(number) {
             return true;
         }
         let placed = track.is_placed(number);
         if placed {
+            track.carries(user, number);
             self.put(|out| ExtRequest::Wait(Wait { queue, of, number }).encode(out));
         }
         placed

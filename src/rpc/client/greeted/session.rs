@@ -83,7 +83,8 @@ impl Session {
         }
     }
 
-    fn end(&self, track: &Track, error: &DeviceError) {
+    /// A queue fails, and whoever waits for bytes of it is told.
+    pub(super) fn end(&self, track: &Track, error: &DeviceError) {
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
         track.fail(error);

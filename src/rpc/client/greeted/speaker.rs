@@ -12,7 +12,7 @@ use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
     Answer, Ask, CloseQueue, Copy, ExtCommand, ExtRequest, Fill, Load, Mark, OpenQueue, Ping, Read, Shape, Span, Spans,
-    Wait, WriteHead,
+    WriteHead,
 };
 use crate::tensor::TensorDesc;
 
@@ -257,8 +257,7 @@ impl Speaker for Greeted {
 
     fn fetch(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
         self.marked = false;
-        let queue = self.track.queue;
-        self.remote.connection.fetch(queue, &self.timeline, src, dst, after)
+        self.remote.connection.fetch(&self.track, src, dst, after)
     }
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
@@ -278,13 +277,10 @@ impl Speaker for Greeted {
             if let Some(failure) = track.failure() {
                 return Err(failure);
             }
-            let of = track.queue;
-            let said = self.turn(|turn, queue| {
-                let placed = track.is_placed(seq);
-                if placed {
-                    turn.say(&ExtRequest::Wait(Wait { queue, of, number: seq }))?;
-                }
-                Ok(placed)
+            let user = Arc::clone(&self.track);
+            let said = self.turn(|turn, _| {
+                let said = turn.waits(&user, point);
+                if turn.waiting() > JOINED { turn.leave(ExtCommand::Wait.name()).map(|()| said) } else { Ok(said) }
             })?;
             if said {
                 return Ok(());

@@ -36,8 +36,8 @@ struct Marks {
     covered: Option<u64>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
-    /// Queues whose work depends on this one's.
-    users: Vec<Weak<Timeline>>,
+    /// Queues whose work waits for a mark of this one, and the last such mark.
+    users: Vec<(Weak<Track>, u64)>,
 }
 
 impl Track {
@@ -122,20 +122,32 @@ impl Track {
         lock(&self.marks).asked.values().min().copied()
     }
 
-    /// A queue's work depends on this one's, and fails with it.
-    pub(super) fn carries(&self, user: &Arc<Timeline>) {
+    /// A queue's work waits for mark `seq` of this one: it fails with this one, unless that is reached before. So whoever
+    /// waits at the end of a chain over several servers is told at once which one is lost.
+    pub(super) fn carries(&self, user: &Arc<Track>, seq: u64) {
         let mut marks = lock(&self.marks);
-        marks.users.retain(|user| user.strong_count() > 0);
-        if !marks.users.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
-            marks.users.push(Arc::downgrade(user));
+        marks.users.retain(|(user, _)| user.strong_count() > 0);
+        match marks.users.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
+            Some((_, last)) => *last = seq.max(*last),
+            None => marks.users.push((Arc::downgrade(user), seq)),
         }
+        let reached = marks.done >= seq;
         drop(marks);
         // After the push: whoever fails this one either sees the user, or has failed it before this.
-        if let Some(failure) = self.failure() {
-            user.fail(failure);
+        if let Some(failure) = self.failure().filter(|_| !reached) {
+            user.end(&failure);
         }
     }
 
+    /// The queue fails, and all that waits for it with it.
+    pub(super) fn end(self: &Arc<Track>, error: &DeviceError) {
+        match self.shared.upgrade().as_ref().and_then(|shared| shared.session.as_ref()) {
+            Some(session) => session.end(self, error),
+            None => self.fail(error),
+        }
+    }
+
+    /// As [`Track::end`], but for reads of it whose bytes have yet to come.
     pub(super) fn fail(&self, error: &DeviceError) {
         if let Some(timeline) = self.timeline() {
             timeline.fail(error.clone());
@@ -143,9 +155,11 @@ impl Track {
         let mut marks = lock(&self.marks);
         marks.asked.clear();
         marks.wanted.clear();
+        let done = marks.done;
         let users = std::mem::take(&mut marks.users);
         drop(marks);
-        users.iter().filter_map(Weak::upgrade).for_each(|user| user.fail(error.clone()));
+        let waiting = users.into_iter().filter(|(_, seq)| *seq > done);
+        waiting.filter_map(|(user, _)| user.upgrade()).for_each(|user| user.end(error));
     }
 
     /// Nothing more will be said of it, in a turn. The last mark that is not known to be reached.
