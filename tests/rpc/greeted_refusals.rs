@@ -4,8 +4,8 @@ use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{
-    CloseQueue, Copy, ExtCommand, ExtHeader, ExtRequest, Greet, Put, Reach, Receive, Send, Shape, Span, TicketList,
-    Tickets, WRITE_HEAD,
+    CloseQueue, Copy, ExtCommand, ExtHeader, ExtRequest, Greet, Put, Receive, Send, Shape, Span, TicketList, Tickets,
+    WRITE_HEAD,
 };
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
@@ -60,11 +60,13 @@ const MISTAKES: &[Mistake] = &[
     (|c, _| header(c, ExtCommand::Mark, 13), &["MARK", "13 is over the limit of 12"]),
     (|c, _| header(c, ExtCommand::KeepGraph, 1 << 40), &["KEEP_GRAPH", "over the limit of 16777216"]),
     (|c, _| header(c, ExtCommand::Write, 47), &["WRITE", "expected 48 bytes"]),
-    (|c, _| c.ask(&ExtRequest::Tickets(Tickets { count: 1 })), &["TICKETS", "not offered by this server"]),
-    (|c, _| c.ask(&ExtRequest::Reach(Reach { address: "a:1" })), &["REACH", "not offered by this server"]),
-    (|c, _| c.ask(&ExtRequest::Put(Put { ticket: [1; 16], data: &[2; 300] })), &["PUT", "not offered by this server"]),
-    (|c, m| c.ask(&receive(m)), &["RECEIVE", "not offered by this server"]),
-    (|c, m| c.ask(&send(m)), &["SEND", "not offered by this server"]),
+    (|c, _| c.ask(&ExtRequest::Tickets(Tickets { count: 0 })), &["TICKETS", "1 to 256 tickets"]),
+    (
+        |c, _| c.ask(&ExtRequest::Put(Put { ticket: [1; 16], data: &[2; 300] })),
+        &["PUT", "the ticket was not issued here"],
+    ),
+    (|c, m| c.ask(&receive(m)), &["RECEIVE", "ticket 0 of the list was not issued"]),
+    (|c, m| c.ask(&send(m)), &["SEND", "4096 bytes take 1 tickets"]),
 ];
 
 fn shape(dtype: DType, ne: [u32; 4]) -> Option<Shape> {
@@ -80,7 +82,7 @@ fn receive(memory: &[Memory; 2]) -> ExtRequest<'static> {
 }
 
 fn send(memory: &[Memory; 2]) -> ExtRequest<'static> {
-    ExtRequest::Send(Send { queue: 0, span: memory[0].all(), tickets: TicketList(&[[1; 16]]), address: "a:1" })
+    ExtRequest::Send(Send { queue: 0, span: memory[0].all(), tickets: TicketList(&[[1; 16]; 2]), address: "a:1" })
 }
 
 fn header(client: &mut Client, command: ExtCommand, size: u64) {
