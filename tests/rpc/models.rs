@@ -1,11 +1,14 @@
 //! LOAD: what is found in a folder of models, what is not, and what is wrong there.
 
+use crate::client::{Rig, deadline, options};
 use crate::greeted_support::*;
 use crate::support::*;
+use fanout::device::Known;
 use fanout::gguf::Gguf;
+use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{BindError, Config, Server};
 use fanout::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Load, Shape, Span};
-use fanout::tensor::DType;
+use fanout::tensor::{DType, TensorDesc};
 use std::fs::{self, File as Handle, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -302,4 +305,35 @@ fn other_queues_are_done_before_files_are_read() {
     assert!(told.contains(&data(5, vec![0; n])), "the read shows what was there before");
     assert!(told.contains(&Told::Reply(vec![0])));
     assert!(read(&mut client, memory.all()).iter().all(|&byte| byte == 0));
+}
+
+/// What a device behind a connection finds on its own disk does not go over the connection.
+#[test]
+fn a_client_sends_digests_and_no_weights() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let n = 1 << 20;
+    put(&dir.path().join("m.gguf"), &model(&[("a", 1, n), ("b", 2, n)]), 9);
+    let server = serve(dir.path());
+    let endpoint = Endpoint::connect(&server.addr.to_string(), &options()).expect("a server");
+    let mut rig = Rig::new(&endpoint.devices()[0], 2 * n as u64);
+    assert!(rig.device.info().caps.recalls);
+    let halves = [0, n as u64].map(|at| rig.buffer.region(at, n as u64).expect("a half"));
+    let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).expect("a tensor");
+    let mut recall = |seeds: [u64; 2]| {
+        let mut tickets = Vec::new();
+        for ((half, seed), name) in halves.iter().zip(seeds).zip(["a", "b"]) {
+            let known = Known { digest: digest(&noise(seed, n)), name };
+            tickets.push(rig.queue.recall(half.clone(), Some(&desc), known).expect("asked"));
+        }
+        let answers = tickets.into_iter().map(|ticket| ticket.wait(deadline()).expect("an answer"));
+        (answers.collect::<Vec<_>>(), rig.device.link().expect("a connection").sent)
+    };
+    let (answers, sent) = recall([1, 3]);
+    assert_eq!(answers, [[1], [0]]);
+    assert!(sent < 4096, "{sent} bytes were sent");
+    assert_eq!(recall([1, 2]).0, [[1], [1]]);
+    for (half, seed) in halves.iter().zip([1, 2]) {
+        let there = rig.queue.download(half.clone()).expect("asked").wait(deadline()).expect("bytes");
+        assert!(there == noise(seed, n));
+    }
 }
