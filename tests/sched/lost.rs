@@ -3,8 +3,9 @@
 use crate::islands::cpus;
 use crate::relayed::Chain;
 use crate::servers::Served;
+use crate::slow::{Relay, Slow};
 use fanout::device::{Device, DeviceError, Ticket};
-use fanout::rpc::client::Endpoint;
+use fanout::rpc::client::{Endpoint, Options};
 use fanout::sched::SchedError;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -97,4 +98,25 @@ fn lost_servers_are_named_soon_and_all_can_be_done_again() {
     let devices = endpoints.iter().map(|endpoint| endpoint.devices()[0].clone()).collect();
     let mut chain = Chain::new(devices, SHAPE, 1, 4).unwrap();
     assert!(chain.results(0..RUNS) == wanted, "after all of that");
+}
+
+#[test]
+fn lines_that_are_cut_or_freeze_are_named_soon() {
+    for (what, harm) in [("cut", Relay::cut as fn(&Relay)), ("frozen", |relay| relay.freeze(true))] {
+        let servers = [(); 2].map(|()| Served::new(1, true));
+        let relays = servers.each_ref().map(|server| Relay::new(server.addr, Slow::default()));
+        let options = Options { patience: Duration::from_secs(1), ..Options::default() };
+        let connect = |relay: &Relay| Endpoint::connect(&relay.addr().to_string(), &options).unwrap();
+        let endpoints = relays.each_ref().map(connect);
+        let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
+        let mut chain = Chain::new(devices.to_vec(), SHAPE, 1, 4).unwrap();
+        chain.results(0..3);
+        harm(&relays[1]);
+        let (error, tickets) = until_failure(&mut chain, &[]);
+        assert_eq!(named(&error), Some(endpoints[1].name()), "{what}: {error}");
+        for ticket in tickets {
+            let told = ticket.wait(Some(Instant::now() + SOON));
+            assert!(told.as_ref().is_ok() || told.as_ref().is_err_and(|e| named(e).is_some()), "{what}: {told:?}");
+        }
+    }
 }

@@ -5,12 +5,10 @@
 mod relay;
 
 use super::islands::{MEMORY, Network, cpus, wanted};
-use fanout::device::Device;
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Handle, Server};
 use relay::Relay;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// A server that ends with the test.
