@@ -32,8 +32,8 @@ struct Marks {
     asked: BTreeMap<u64, Instant>,
     /// To be asked for when they are placed.
     wanted: BTreeSet<u64>,
-    /// The one that a read which was sent right behind it will prove.
-    covered: Option<u64>,
+    /// Those that the bytes of a read right before or behind them will prove.
+    covered: BTreeSet<u64>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
     /// Queues whose work depends on this one's.
@@ -96,10 +96,20 @@ impl Track {
     /// A read is sent; `at_once`: right behind the last mark. Which mark its bytes will prove.
     pub(super) fn read(&self, at_once: bool) -> u64 {
         let mut marks = lock(&self.marks);
+        let placed = marks.placed;
         if at_once {
-            marks.covered = Some(marks.placed);
+            marks.covered.insert(placed);
         }
-        marks.placed
+        placed
+    }
+
+    /// Mark `seq`, which was just placed, is proved by a read: nobody need ask for it.
+    pub(super) fn cover(&self, seq: u64) {
+        let mut marks = lock(&self.marks);
+        marks.asked.remove(&seq);
+        if seq > marks.done {
+            marks.covered.insert(seq);
+        }
     }
 
     /// The server has done all before mark `seq`. Whether that mark was ever made.
@@ -110,6 +120,7 @@ impl Track {
         }
         marks.done = marks.done.max(seq);
         marks.asked = marks.asked.split_off(&(seq + 1));
+        marks.covered = marks.covered.split_off(&(seq + 1));
         drop(marks);
         if let Some(timeline) = self.timeline() {
             timeline.advance(seq);
@@ -171,7 +182,7 @@ impl Progress for Track {
 
     fn ask(&self, _: &Timeline, seq: u64) -> bool {
         let mut marks = lock(&self.marks);
-        let comes = marks.closed || marks.covered == Some(seq) || marks.asked.contains_key(&seq);
+        let comes = marks.closed || marks.covered.contains(&seq) || marks.asked.contains_key(&seq);
         if seq <= marks.done || comes {
             return true;
         }
