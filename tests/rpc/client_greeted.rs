@@ -79,6 +79,29 @@ fn a_step_is_its_inputs_its_graph_and_its_results() {
     assert!(after.waits - link.waits <= 2, "{after:?}");
 }
 
+/// As a scheduler does it, that looks whether to stop while it waits for the moment of its bytes.
+#[test]
+fn a_mark_behind_a_read_is_proved_by_it_too() {
+    let ([device, _], server) = held();
+    let (relay, endpoint) = relayed(&server);
+    let mut rig = Rig::new(&endpoint.devices()[0], 64);
+    rig.upload(&[3; 64]);
+    let (read, mark) = (rig.queue.download(rig.buffer.whole()).unwrap(), rig.queue.mark());
+    assert_eq!(mark.poll(), Ok(false));
+    device.open();
+    mark.wait(deadline()).unwrap();
+    assert_eq!(read.wait(deadline()).unwrap(), [3; 64]);
+    // Also where its bytes have come before.
+    let read = rig.queue.download(rig.buffer.whole()).unwrap();
+    assert_eq!(read.wait(deadline()).unwrap(), [3; 64]);
+    assert_eq!(rig.queue.mark().poll(), Ok(true));
+    // What comes in between does not prove it.
+    let _read = rig.queue.download(rig.buffer.whole()).unwrap();
+    rig.queue.fill(rig.buffer.whole(), 4).unwrap();
+    rig.queue.mark().wait(deadline()).unwrap();
+    assert_eq!(relay.count(ExtCommand::Ask), 1);
+}
+
 #[test]
 fn graphs_are_sent_once_and_both_ends_forget_the_same() {
     let server = TestServer::start(Config::default());

@@ -151,8 +151,9 @@ mod tests {
             known: Known<'_>,
         ) -> Result<Ticket, DeviceError> {
             self.answers = self.answers.checked_sub(1).ok_or(DeviceError::Ended)?;
-            let found = self.disk.iter().find(|bytes| *blake3::hash(bytes).as_bytes() == known.digest);
-            match found {
+            let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == known.digest;
+            let found = self.disk.iter().find(is_it).cloned();
+            match &found {
                 Some(bytes) => self.upload(dst, tensor, Source::Borrowed(bytes))?,
                 None => self.fill(dst, 0xee)?,
             }

@@ -196,8 +196,13 @@ impl Connection {
         outbound.track.carries(track, u64::MAX);
         let queue = track.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
-            point.wait(None)?;
-            after = None;
+            match point.progress::<Track>().filter(|track| track.is_of(source)) {
+                Some(track) => track.until_placed(point.seq())?,
+                None => {
+                    point.wait(None)?;
+                    after = None;
+                }
+            }
         }
         let address = self.endpoint();
         for at in (0..dst.bytes()).step_by(BATCH * PIECE as usize) {

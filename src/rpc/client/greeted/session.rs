@@ -85,9 +85,10 @@ impl Session {
 
     /// A queue fails, and whoever waits for bytes of it is told.
     pub(super) fn end(&self, track: &Track, error: &DeviceError) {
+        // First: a read that is gone and has not failed has come.
+        track.fail(error);
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
-        track.fail(error);
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(error.clone())));
     }
 
@@ -103,6 +104,17 @@ impl Session {
         let id = books.read;
         books.reads.insert(id, Read { queue, proves, since: Instant::now(), parts });
         id
+    }
+
+    /// Mark `seq` follows a read at once, whose bytes prove it too. Whether they have yet to come.
+    pub(super) fn proves(&self, id: u64, seq: u64) -> bool {
+        let mut books = lock(&self.books);
+        let read = books.reads.get_mut(&id);
+        let comes = read.is_some();
+        if let Some(read) = read {
+            read.proves = seq;
+        }
+        comes
     }
 
     /// The lengths of a read's spans; `None` for one that nobody waits for any more. `Err` for one that never was.
@@ -166,10 +178,9 @@ impl Session {
 
     /// The connection is lost.
     pub(in super::super) fn fail(&self, failure: &DeviceError) {
-        let mut books = lock(&self.books);
-        let (queues, reads) = (std::mem::take(&mut books.queues), std::mem::take(&mut books.reads));
-        drop(books);
+        let queues = std::mem::take(&mut lock(&self.books).queues);
         queues.into_values().for_each(|track| track.fail(failure));
+        let reads = std::mem::take(&mut lock(&self.books).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(failure.clone())));
         self.peers.wake();
     }

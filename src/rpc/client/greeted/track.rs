@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::super::connection::{Shared, lock};
@@ -20,6 +20,8 @@ pub(super) struct Track {
     device: String,
     timeline: OnceLock<Weak<Timeline>>,
     marks: Mutex<Marks>,
+    /// A mark is placed, or none will be any more.
+    moved: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -32,8 +34,8 @@ struct Marks {
     asked: BTreeMap<u64, Instant>,
     /// To be asked for when they are placed.
     wanted: BTreeSet<u64>,
-    /// The one that a read which was sent right behind it will prove.
-    covered: Option<u64>,
+    /// Those that the bytes of a read right before or behind them will prove.
+    covered: BTreeSet<u64>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
     /// Queues whose work waits for a mark of this one, and the last such mark.
@@ -50,6 +52,7 @@ impl Track {
             device: device.to_owned(),
             timeline: OnceLock::new(),
             marks: Mutex::default(),
+            moved: Condvar::new(),
         });
         let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
         track.timeline.get_or_init(|| Arc::downgrade(&timeline));
@@ -80,7 +83,26 @@ impl Track {
         if wanted {
             marks.asked.insert(seq, Instant::now());
         }
+        drop(marks);
+        self.moved.notify_all();
         wanted
+    }
+
+    /// Waits until the server is told of mark `seq`, for a thread that has nothing else to do: the mark itself is then for the
+    /// server to wait for.
+    pub(super) fn until_placed(&self, seq: u64) -> Result<(), DeviceError> {
+        let mut marks = lock(&self.marks);
+        while marks.placed < seq {
+            // Whoever fails the queue takes the lock after that.
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if marks.closed {
+                return Err(DeviceError::Ended);
+            }
+            marks = self.moved.wait(marks).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
     }
 
     /// Whether others can be made to wait for mark `seq`. In a turn, that stays so until its end.
@@ -96,10 +118,20 @@ impl Track {
     /// A read is sent; `at_once`: right behind the last mark. Which mark its bytes will prove.
     pub(super) fn read(&self, at_once: bool) -> u64 {
         let mut marks = lock(&self.marks);
+        let placed = marks.placed;
         if at_once {
-            marks.covered = Some(marks.placed);
+            marks.covered.insert(placed);
         }
-        marks.placed
+        placed
+    }
+
+    /// Mark `seq`, which was just placed, is proved by a read: nobody need ask for it.
+    pub(super) fn cover(&self, seq: u64) {
+        let mut marks = lock(&self.marks);
+        marks.asked.remove(&seq);
+        if seq > marks.done {
+            marks.covered.insert(seq);
+        }
     }
 
     /// The server has done all before mark `seq`. Whether that mark was ever made.
@@ -110,6 +142,7 @@ impl Track {
         }
         marks.done = marks.done.max(seq);
         marks.asked = marks.asked.split_off(&(seq + 1));
+        marks.covered = marks.covered.split_off(&(seq + 1));
         drop(marks);
         if let Some(timeline) = self.timeline() {
             timeline.advance(seq);
@@ -158,6 +191,7 @@ impl Track {
         let done = marks.done;
         let users = std::mem::take(&mut marks.users);
         drop(marks);
+        self.moved.notify_all();
         let waiting = users.into_iter().filter(|(_, seq)| *seq > done);
         waiting.filter_map(|(user, _)| user.upgrade()).for_each(|user| user.end(error));
     }
@@ -166,6 +200,7 @@ impl Track {
     pub(super) fn close(&self) -> Option<u64> {
         let mut marks = lock(&self.marks);
         marks.closed = true;
+        self.moved.notify_all();
         Some(marks.placed).filter(|&placed| placed > marks.done)
     }
 
@@ -185,7 +220,7 @@ impl Progress for Track {
 
     fn ask(&self, _: &Timeline, seq: u64) -> bool {
         let mut marks = lock(&self.marks);
-        let comes = marks.closed || marks.covered == Some(seq) || marks.asked.contains_key(&seq);
+        let comes = marks.closed || marks.covered.contains(&seq) || marks.asked.contains_key(&seq);
         if seq <= marks.done || comes {
             return true;
         }
