@@ -311,7 +311,6 @@ impl Speaker for Greeted {
             if !asks {
                 return turn.say(&mark);
             }
-            turn.shared.count_wait();
             turn.put(|out| mark.encode(out));
             turn.say_now(&ExtRequest::Ask(Ask { queue, number: seq }))
         })?;

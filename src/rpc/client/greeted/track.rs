@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::super::connection::{Shared, lock};
 use crate::device::{DeviceError, Progress, Timeline};
-use crate::rpc::wire::ext::{Ask, ExtRequest};
+use crate::rpc::wire::ext::{Ask, ExtCommand, ExtRequest};
 
 /// A queue of the server's, as this end knows it.
 #[derive(Debug)]
@@ -34,6 +34,9 @@ struct Marks {
     asked: BTreeMap<u64, Instant>,
     /// To be asked for when they are placed.
     wanted: BTreeSet<u64>,
+    /// Whether each is asked for as soon as it is placed: somebody has asked for one when later ones were placed already, so
+    /// that many are under way, and asking for one after the other would cost a round trip for each.
+    eager: bool,
     /// Those that the bytes of a read right before or behind them will prove.
     covered: BTreeSet<u64>,
     /// Nothing more is said of it. Changes in the order of the messages.
@@ -78,14 +81,16 @@ impl Track {
     /// The server is told of mark `seq`, in a turn. Whether it has to be asked for it at once.
     pub(super) fn place(&self, seq: u64) -> bool {
         let mut marks = lock(&self.marks);
+        // Nothing is under way: one at a time again.
+        marks.eager &= marks.done < marks.placed;
         marks.placed = seq;
-        let wanted = marks.wanted.remove(&seq);
-        if wanted {
+        let asks = marks.wanted.remove(&seq) | marks.eager;
+        if asks {
             marks.asked.insert(seq, Instant::now());
         }
         drop(marks);
         self.moved.notify_all();
-        wanted
+        asks
     }
 
     /// Waits until the server is told of mark `seq`, for a thread that has nothing else to do: the mark itself is then for the
@@ -224,19 +229,29 @@ impl Progress for Track {
         if seq <= marks.done || comes {
             return true;
         }
+        let Some(shared) = self.shared.upgrade() else { return true };
+        shared.count_wait();
         if seq > marks.placed {
             marks.wanted.insert(seq);
             return true;
         }
-        let Some(shared) = self.shared.upgrade() else { return true };
-        marks.asked.insert(seq, Instant::now());
+        let last = marks.placed;
+        marks.eager |= seq < last;
+        let missing = |number: &u64| !marks.asked.contains_key(number) && !marks.covered.contains(number);
+        let numbers: Vec<u64> = (seq..=last).filter(missing).collect();
+        let now = Instant::now();
+        marks.asked.extend(numbers.iter().map(|&number| (number, now)));
         drop(marks);
-        shared.count_wait();
         let queue = self.queue;
         shared.later(move |turn| {
             // A queue that is closed by now must not be named any more.
-            let open = turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue));
-            if open { turn.say_now(&ExtRequest::Ask(Ask { queue, number: seq })) } else { Ok(()) }
+            if !turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue)) {
+                return Ok(());
+            }
+            for &number in &numbers {
+                turn.put(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+            }
+            turn.leave(ExtCommand::Ask.name())
         });
         true
     }
