@@ -146,10 +146,12 @@ class Server:
         self._reader.join()
 
 
-def ours(threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0) -> Server:
+def ours(
+    threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0, options: tuple[str, ...] = ()
+) -> Server:
     """fanout's release binary, on a port of the system's choice unless one is given; GPUs, which go by number, are emulated."""
     binary = binary or ROOT / "target" / "release" / "rpc-server"
-    argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices]
+    argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices, *options]
     gpus = {device for device in devices.split(",") if device.isdigit()}
     if gpus:
         argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]

@@ -12,13 +12,19 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from clients import ClientError, Model, tail
-from servers import START_S, Server, ServerError, free_port, ours
+from servers import START_S, Server, ServerError, ours
 
 ERROR_S = 5.0  # from the death of a server to the end of a run that does not wait for it
-RUN_S = 60.0
+RUN_S = 120.0
 BIG_S = 900.0
 TOKENS = 600
 TWELVE = 12
+# Servers that may send to each other.
+PEERS = ("--peer", "127.0.0.1")
+# Bytes of a decoded token between a client and one of two servers of the tiny model: its inputs (1 KB is the mask), messages,
+# and from the last one the logits.
+INPUTS, LOGITS = 3 << 10, 2 << 10
+MESSAGES = 256
 PROMPT = ",".join(str(259 + 7919 * i % 200) for i in range(24))
 
 
@@ -97,6 +103,15 @@ class Run:
         return self._lines[-1].strip() if self._lines else ""
 
 
+def sent(report: dict, phase: str) -> list[int]:
+    """By server."""
+    return [link[phase]["sent"] for link in report["links"]]
+
+
+def received(report: dict, phase: str) -> list[int]:
+    return [link[phase]["received"] for link in report["links"]]
+
+
 class Lost:
     """Rows about servers that are lost."""
 
@@ -107,34 +122,39 @@ class Lost:
     def rows(self, full: bool) -> list[tuple[str, Callable[[], str]]]:
         greedy, random_ = (), ("--temp", "0.8", "--top-p", "0.9", "--seed", "7")
         rows = [
-            ("lost: killed, depth 1", lambda: self.killed(1)),
-            ("lost: killed, depth 4", lambda: self.killed(4)),
-            ("lost: killed, beside a CPU", lambda: self.killed(1, cpu=True)),
+            ("links: bytes of a token over two servers", self.links),
             ("lost: stopped", self.stopped),
             ("lost: not back in time", self.not_back),
-            ("lost: killed and back, depth 1", lambda: self.back(greedy, "1")),
-            ("lost: killed and back, depth 4", lambda: self.back(greedy, "4")),
-            ("lost: killed and back, tokens drawn at random", lambda: self.back(random_, "4")),
+            ("lost: killed, beside a CPU", lambda: self.killed("1", (), cpu=True)),
+            ("lost: killed and back, tokens drawn at random", lambda: self.back("4", (), random_)),
             ("lost: killed and back, the text", self.text),
+            ("lost: killed and back, weights on its disk", self.disk),
             ("lost: stopped and back", self.resumed),
-            ("lost: killed again while it loads", self.again),
-            (f"lost: three of {TWELVE} servers killed at random", self.twelve),
         ]
+        for peers, what in (((), ""), (PEERS, ", peers")):
+            rows += [
+                (f"lost: killed, depth 1{what}", lambda o=peers: self.killed("1", o)),
+                (f"lost: killed, depth 4{what}", lambda o=peers: self.killed("4", o)),
+                (f"lost: killed and back, depth 1{what}", lambda o=peers: self.back("1", o, greedy)),
+                (f"lost: killed and back, depth 4{what}", lambda o=peers: self.back("4", o, greedy)),
+                (f"lost: killed again while it loads{what}", lambda o=peers: self.again(o)),
+                (f"lost: three of {TWELVE} servers killed at random{what}", lambda o=peers: self.twelve(o)),
+            ]
         if full:
             rows.append(("lost: 1b, killed while it loads", self.loading))
         return rows
 
-    def start(self, stack: ExitStack, port: int = 0) -> Server:
+    def start(self, stack: ExitStack, options: tuple[str, ...] = (), port: int = 0) -> Server:
         """A server; on a port that one was killed on, once the system gives it."""
         deadline = time.monotonic() + START_S
         while True:
             with suppress(ServerError):
-                return stack.enter_context(ours(1, binary=self.server, port=port))
+                return stack.enter_context(ours(1, binary=self.server, port=port, options=options))
             if time.monotonic() > deadline or not port:
                 raise ServerError(f"no server on port {port} within {START_S:.0f} s")
 
-    def again_on(self, stack: ExitStack, server: Server) -> Server:
-        return self.start(stack, int(server.endpoint.rsplit(":", 1)[1]))
+    def again_on(self, stack: ExitStack, server: Server, options: tuple[str, ...] = ()) -> Server:
+        return self.start(stack, options, int(server.endpoint.rsplit(":", 1)[1]))
 
     def argv(self, where: list[str], *options: str, size: str = "tiny", tokens: int = TOKENS) -> list[str]:
         model = self.model(Model("f32", size=size))
@@ -173,19 +193,19 @@ class Lost:
             return f"the last words were:\n{tail(run.err)}"
         return "" if took <= seconds else f"it took {took:.1f} s"
 
-    def killed(self, depth: int, cpu: bool = False) -> str:
+    def killed(self, depth: str, peers: tuple[str, ...], cpu: bool = False) -> str:
         with ExitStack() as stack:
-            first, last = self.start(stack), self.start(stack)
+            first, last = self.start(stack, peers), self.start(stack, peers)
             where = ["--device", f"CPU,{last.endpoint}"] if cpu else ["--rpc", f"{first.endpoint},{last.endpoint}"]
             for victim in (last,) if cpu else (first, last):
-                run = stack.enter_context(Run(self.argv(where, "--json", "--depth", str(depth), tokens=4000)))
+                run = stack.enter_context(Run(self.argv(where, "--json", "--depth", depth, tokens=4000)))
                 run.wait_for_token(50)
                 since = time.monotonic()
                 victim.kill()
                 if wrong := self.named(run, victim, since, ERROR_S, "connection lost"):
                     return wrong
                 if victim is first:
-                    first = self.again_on(stack, first)
+                    first = self.again_on(stack, first, peers)
         return ""
 
     def stopped(self) -> str:
@@ -209,30 +229,56 @@ class Lost:
             last.kill()
             return self.named(run, last, since, 2 + ERROR_S, "not back within 2s")
 
-    def back(self, options: tuple[str, ...], depth: str) -> str:
+    def back(self, depth: str, peers: tuple[str, ...], options: tuple[str, ...]) -> str:
+        """The one, and then the other."""
         with ExitStack() as stack:
-            first, last = self.start(stack), self.start(stack)
+            first, last = self.start(stack, peers), self.start(stack, peers)
             where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry", "--depth", depth]
             run = stack.enter_context(Run(self.argv(where, *options, "--json")))
             run.wait_for_token(20)
             first.kill()
             run.wait_for("connection lost")
-            self.again_on(stack, first)
+            self.again_on(stack, first, peers)
             run.wait_for_token(300)
             last.kill()
-            self.again_on(stack, last)
-            return self.same(run, 2, *options) or self.kept(run, last.endpoint)
+            self.again_on(stack, last, peers)
+            return self.same(run, 2, *options)
 
-    def kept(self, run: Run, lost: str) -> str:
-        """A server that lives keeps its weights: nothing like their bytes is sent to it again."""
-        report = run.report()
-        # A server that says how much went over its connection.
-        for link in report["links"]:
-            weights = sum(d["weight_bytes"] for d in report["devices"] if d["name"].startswith(link["endpoint"] + "/"))
-            if link["load"]["sent"] < weights:
-                return f"{link['endpoint']} got {link['load']['sent']} bytes, {weights} are weights"
-            if not link["recovery"]["sent"]:
-                return f"{link['endpoint']} got nothing after the loss of {lost}"
+    def disk(self) -> str:
+        """What is lost comes from the server's disk, and stays where it is on a server that lives."""
+        folder = self.model(Model("f32")).parent
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack, ("--models", str(folder)))
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
+            run = stack.enter_context(Run(self.argv(where, "--json")))
+            run.wait_for_token(100)
+            last.kill()
+            self.again_on(stack, last, ("--models", str(folder)))
+            if wrong := self.same(run, 1):
+                return wrong
+            report = run.report()
+            weights = min(device["weight_bytes"] for device in report["devices"])
+            one, other = sent(report, "load")
+            if one < weights or other > weights / 10:
+                return f"{one} and {other} bytes were sent to load, at least {weights} are weights"
+            recovered = sent(report, "recovery")
+            # Up to 600 tokens are computed again.
+            if not 0 < max(recovered) < weights / 2 + TOKENS * INPUTS:
+                return f"{recovered} bytes were sent to recover, {weights} are weights"
+        return ""
+
+    def links(self) -> str:
+        """Of a decoded token only inputs and logits pass through here, where servers send to each other."""
+        for depth in ("1", "4"):
+            with ExitStack() as stack:
+                first, last = self.start(stack, PEERS), self.start(stack, PEERS)
+                where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--depth", depth]
+                run = stack.enter_context(Run(self.argv(where, "--json")))
+                report = run.report()
+                each = [bytes_ / (TOKENS - 1) for bytes_ in (*sent(report, "decode"), *received(report, "decode"))]
+                limits = (INPUTS, INPUTS, MESSAGES, LOGITS + MESSAGES)
+                if len(each) != 4 or any(not 0 < got <= limit for got, limit in zip(each, limits)):
+                    return f"depth {depth}: {each} bytes for each token, at most {limits} are inputs and logits"
         return ""
 
     def text(self) -> str:
@@ -260,26 +306,26 @@ class Lost:
             last.resume()
             return self.same(run, 1)
 
-    def again(self) -> str:
+    def again(self, peers: tuple[str, ...]) -> str:
         """Killed as soon as it is reached again, several times: each time while it loads, or a little later."""
         with ExitStack() as stack:
-            first, last = self.start(stack), self.start(stack)
+            first, last = self.start(stack, peers), self.start(stack, peers)
             where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
             run = stack.enter_context(Run(self.argv(where, "--json")))
             run.wait_for_token(100)
             for _ in range(3):
                 last.kill()
-                last = self.again_on(stack, last)
+                last = self.again_on(stack, last, peers)
                 run.wait_for("is back")
             last.kill()
-            self.again_on(stack, last)
+            self.again_on(stack, last, peers)
             return self.same(run, 4)
 
-    def twelve(self) -> str:
+    def twelve(self, peers: tuple[str, ...]) -> str:
         """Three are killed at random tokens, and back after random times, which may overlap."""
         tokens, chance = 300, random.Random(7)
         with ExitStack() as stack:
-            servers = [self.start(stack) for _ in range(TWELVE)]
+            servers = [self.start(stack, peers) for _ in range(TWELVE)]
             where = ["--rpc", ",".join(server.endpoint for server in servers), "--split", ",".join("1" * TWELVE)]
             run = stack.enter_context(Run(self.argv([*where, "--retry"], "--json", size="deep", tokens=tokens)))
             victims = chance.sample(range(TWELVE), 3)
@@ -289,7 +335,7 @@ class Lost:
             def restart(victim: int, after: float) -> None:
                 time.sleep(after)  # how long it is away, which nothing waits for
                 try:
-                    self.again_on(stack, servers[victim])
+                    self.again_on(stack, servers[victim], peers)
                 except ServerError as e:
                     failed.append(str(e))
 
