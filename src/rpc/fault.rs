@@ -22,7 +22,6 @@ impl From<&DeviceError> for Fault {
 }
 
 /// What a failure behind a server is here, on a device of this name. An op that this end does not know is told by its text.
-#[expect(dead_code)] // until the client greets
 pub(super) fn error(fault: Fault, device: &str) -> DeviceError {
     let Fault { kind, text: reason } = fault;
     match kind {

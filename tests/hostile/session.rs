@@ -1,6 +1,9 @@
 //! Any bytes as choices of a hostile client: sequences of messages, most of them right, some of them bent. Shared by the
 //! fuzz target `session` and the seeded test here.
 
+#[path = "greeted.rs"]
+mod greeted;
+
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::Device;
 use fanout::ops::OpCode;
@@ -221,13 +224,23 @@ struct Attacker<'a> {
     careful: usize,
     /// Whether device 0 has a last graph, as far as the attacker knows.
     computed: bool,
+    greeted: greeted::Greeted,
 }
 
 impl Attacker<'_> {
     fn new(bytes: &[u8]) -> Attacker<'_> {
         let (mut choices, base) = (Choices(bytes), FIRST_BASE);
         let careful = choices.below(40);
-        Attacker { choices, buffers: Vec::new(), handles: 0, base, used: 0, careful, computed: false }
+        Attacker {
+            choices,
+            buffers: Vec::new(),
+            handles: 0,
+            base,
+            used: 0,
+            careful,
+            computed: false,
+            greeted: greeted::Greeted::default(),
+        }
     }
 
     /// Whether something is wrong here: never while careful, else once in `n` times.
@@ -237,12 +250,16 @@ impl Attacker<'_> {
 
     /// Everything that this client ever says.
     fn stream(mut self) -> Vec<u8> {
+        let greets = self.choices.one_in(2);
         let mut stream = if self.slip(16) { Vec::new() } else { hello() };
+        if greets {
+            stream.extend(greeted::opening());
+        }
         for _ in 0..64 {
             if self.choices.0.is_empty() {
                 break;
             }
-            let mut message = self.message();
+            let mut message = if greets { self.greeted_message() } else { self.message() };
             if self.slip(12) {
                 self.bend(&mut message);
             }
@@ -396,6 +413,9 @@ impl Attacker<'_> {
 
     /// What a broken client, or a clever one, does to a frame.
     fn bend(&mut self, bytes: &mut Vec<u8>) {
+        if bytes.is_empty() {
+            return;
+        }
         let at = self.choices.below(bytes.len());
         match self.choices.below(6) {
             0 => bytes.truncate(at),

@@ -64,20 +64,24 @@ pub enum ConnectError {
     },
     /// Something takes connections, and does not answer.
     #[error(
-        "{endpoint}: no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+        "{endpoint}: no reply to {command} within {patience:?}; it may be busy with another client, which llama.cpp's servers \
          take one at a time"
     )]
     Silent {
         /// As it was given.
         endpoint: String,
+        /// What it was asked.
+        command: &'static str,
         /// How long it had for it.
         patience: Duration,
     },
     /// Something takes connections, and closes them.
-    #[error("{endpoint} closed the connection on HELLO; it may be older than version 1.0, or its log says why")]
+    #[error("{endpoint} closed the connection on {command}; it may be older than version 1.0, or its log says why")]
     Closed {
         /// As it was given.
         endpoint: String,
+        /// What it was asked.
+        command: &'static str,
     },
     /// Something answers, and not as a server of this protocol does.
     #[error("{endpoint} does not answer as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
@@ -111,6 +115,19 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// What it means that a server's answer to `command` could not be read.
+    pub(super) fn unheard(endpoint: &str, command: &'static str, patience: Duration, e: &io::Error) -> ConnectError {
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+        let endpoint = endpoint.to_owned();
+        match e.kind() {
+            WouldBlock | TimedOut => ConnectError::Silent { endpoint, command, patience },
+            UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => {
+                ConnectError::Closed { endpoint, command }
+            }
+            _ => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
+        }
+    }
+
     /// Whether it may be another time, with everything as it is.
     fn passes(&self) -> bool {
         use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
@@ -168,8 +185,8 @@ fn is_endpoint(text: &str) -> bool {
 pub(super) struct Met {
     pub(super) stream: TcpStream,
     pub(super) version: Version,
-    /// The revision of the extensions, from a server of fanout's.
-    pub(super) revision: Option<u8>,
+    /// What a server of fanout's says of itself.
+    pub(super) greeting: Option<Greeting>,
 }
 
 /// Connects and shakes hands, once.
@@ -187,7 +204,7 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectE
         match left(until).and_then(|left| open(*addr, left / others)) {
             Ok(stream) => {
                 let (version, greeting) = handshake(endpoint, &stream, until, options.connect_timeout)?;
-                return Ok(Met { stream, version, revision: greeting.map(|greeting| greeting.revision) });
+                return Ok(Met { stream, version, greeting });
             }
             Err(e) => last = e,
         }
@@ -212,16 +229,8 @@ fn handshake(
     until: Instant,
     patience: Duration,
 ) -> Result<(Version, Option<Greeting>), ConnectError> {
-    let named = || endpoint.to_owned();
-    let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
-    let io = |e: io::Error| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => ConnectError::Silent { endpoint: named(), patience },
-        ErrorKind::UnexpectedEof
-        | ErrorKind::ConnectionReset
-        | ErrorKind::ConnectionAborted
-        | ErrorKind::BrokenPipe => ConnectError::Closed { endpoint: named() },
-        _ => failed(e.to_string()),
-    };
+    let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
+    let io = |e: io::Error| ConnectError::unheard(endpoint, Command::Hello.name(), patience, &e);
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
     Request::Hello(Hello { conn_caps: Some([0; 24]) }).encode(&mut out);
@@ -246,8 +255,8 @@ fn handshake(
     let greeting = Greeting::from_byte(reply.greeting);
     match greeting.map_or(State::Ready, |greeting| greeting.state) {
         State::Ready => Ok((reply.version, greeting)),
-        State::Full => Err(ConnectError::Full { endpoint: named() }),
-        State::Draining => Err(ConnectError::Draining { endpoint: named() }),
+        State::Full => Err(ConnectError::Full { endpoint: endpoint.to_owned() }),
+        State::Draining => Err(ConnectError::Draining { endpoint: endpoint.to_owned() }),
     }
 }
 
@@ -273,7 +282,7 @@ mod tests {
         let mut left = 3;
         let done = again(Duration::from_secs(30), || {
             left -= 1;
-            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint() }) }
+            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), command: "HELLO" }) }
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;

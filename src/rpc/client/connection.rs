@@ -1,24 +1,26 @@
 //! The one connection of an endpoint: requests go out in order, one writer at a time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
+use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::graph::Body;
-use super::proof::{Needs, Track};
+use super::greeted::{Kept, Session};
+use super::proof::{Lane, Needs, Proofs};
 use super::reader;
-use crate::device::{DeviceError, Ticket, TicketSender};
-use crate::rpc::wire::{Command, FreeBuffer, GetTensor, GraphRecompute, Request, SetTensorHead, TensorRecord};
+use crate::device::{DeviceError, Link, Ticket, TicketSender};
+use crate::rpc::wire::ext::GreetReply;
+use crate::rpc::wire::{FreeBuffer, Request};
 
 /// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
-const JOINED: usize = 64 << 10;
+pub(super) const JOINED: usize = 64 << 10;
 
-/// A server forgets graphs when others need the room. One whose bytes, with those of the graphs that were sent for other
-/// devices since, are more than this is sent again; fanout's servers keep several times as much.
-const REMEMBERED: u64 = 4 << 20;
+/// How long a writer that finds the connection closed waits for the reader to find out why.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Counts the connections of this process.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -37,38 +39,32 @@ pub(super) struct Shared {
     /// Held while a message is written; what is in it changes in the order of the messages.
     writer: Mutex<Writer>,
     replies: Mutex<Replies>,
+    /// There is a failure.
+    failed: Condvar,
     errands: Mutex<Errands>,
-    /// By device.
-    progress: Mutex<Vec<Arc<Progress>>>,
-    tracks: Mutex<Vec<Weak<Track>>>,
-    /// By source and destination device: whether the server copies between the two.
-    copies: Mutex<HashMap<(u32, u32), bool>>,
+    traffic: Traffic,
+    /// What is known to be done, where the server speaks 7.0.
+    pub(super) proofs: Arc<Proofs>,
+    /// What is under way, where it has greeted.
+    pub(super) session: Option<Session>,
 }
 
-/// How far a device has come. Messages that it has work with are numbered from 1.
+/// What has gone over it since the handshake.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// The last that was sent. Changes only under the writer's lock, as `asked` does.
+struct Traffic {
     sent: AtomicU64,
-    /// The last that a read was sent behind.
-    asked: AtomicU64,
-    /// The last that is known to be done.
-    done: AtomicU64,
+    received: AtomicU64,
+    waits: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Writer {
+pub(super) struct Writer {
+    /// Messages that have yet to leave.
     out: Vec<u8>,
-    lanes: Vec<Lane>,
-}
-
-/// What a writer knows of a device.
-#[derive(Debug, Default)]
-struct Lane {
-    /// A byte of it that can be read, to prove that it has come so far.
-    probe: Option<TensorRecord>,
-    /// The graph that it computed last, and the bytes of graphs that were sent since, its own too.
-    graph: Option<(u64, u64)>,
+    /// In 7.0, what is known of each device.
+    pub(super) lanes: Vec<Lane>,
+    /// The graphs that a server which has greeted keeps.
+    pub(super) kept: Kept,
 }
 
 /// What is due from the server, in order.
@@ -81,32 +77,70 @@ struct Replies {
 /// A reply that is due.
 #[derive(Debug)]
 pub(super) struct Reply {
-    pub(super) command: Command,
-    /// Bytes that it must have.
-    pub(super) len: u64,
+    pub(super) command: &'static str,
+    /// Bytes that it may have.
+    pub(super) len: RangeInclusive<u64>,
     pub(super) since: Instant,
     pub(super) to: To,
-    /// A device, and the message of its that is done when this has come.
-    pub(super) proves: Option<(u32, u64)>,
 }
 
 /// Who gets a reply.
-#[derive(Debug)]
 pub(super) enum To {
     /// Whoever waits for its bytes.
     Ticket(TicketSender),
-    /// The queue that fails unless it says yes.
-    Consent(Weak<Track>),
+    /// Called with its bytes, or why there will be none; returns what is wrong with them.
+    Told(Told),
     /// Nobody: that it came is all.
     Nobody,
 }
 
+type Told = Box<dyn FnOnce(Result<Vec<u8>, DeviceError>) -> Result<(), String> + Send>;
+
+impl fmt::Debug for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            To::Ticket(_) => "a ticket",
+            To::Told(_) => "someone",
+            To::Nobody => "nobody",
+        })
+    }
+}
+
+impl To {
+    /// Hands a reply over. `Err` is what is wrong with it.
+    pub(super) fn give(self, bytes: Result<Vec<u8>, DeviceError>) -> Result<(), String> {
+        match self {
+            To::Ticket(to) => to.send(bytes),
+            To::Told(told) => return told(bytes),
+            To::Nobody => {}
+        }
+        Ok(())
+    }
+}
+
 /// What somebody wants to be sent, and need not wait for: done by whoever writes next, or is just writing.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Errands {
     freed: Vec<u64>,
     /// Devices and messages to be proved.
     wanted: Needs,
+    said: Vec<Errand>,
+}
+
+type Errand = Box<dyn FnOnce(&mut Turn<'_>) -> Result<(), DeviceError> + Send>;
+
+impl fmt::Debug for Errands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "freed {:?}, wanted {:?}, {} more", self.freed, self.wanted, self.said.len())
+    }
+}
+
+impl Deref for Connection {
+    type Target = Arc<Shared>;
+
+    fn deref(&self) -> &Arc<Shared> {
+        &self.0
+    }
 }
 
 impl Drop for Connection {
@@ -117,71 +151,73 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Takes over a stream whose handshake is done.
-    pub(super) fn start(endpoint: &str, stream: TcpStream, patience: Duration) -> io::Result<Arc<Connection>> {
+    /// Takes over a stream whose handshake is done, with what the server said of itself if it greets.
+    pub(super) fn start(
+        endpoint: &str,
+        stream: TcpStream,
+        patience: Duration,
+        greeted: Option<GreetReply>,
+    ) -> io::Result<Arc<Connection>> {
         let patience = patience.max(Duration::from_millis(1));
         stream.set_write_timeout(Some(patience))?;
-        stream.set_read_timeout(Some(patience))?;
+        let kept = greeted.as_ref().map_or_else(Kept::default, Kept::new);
         let shared = Arc::new(Shared {
             endpoint: endpoint.to_owned(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             stream,
             patience,
-            writer: Mutex::default(),
+            writer: Mutex::new(Writer { kept, ..Writer::default() }),
             replies: Mutex::default(),
+            failed: Condvar::new(),
             errands: Mutex::default(),
-            progress: Mutex::default(),
-            tracks: Mutex::default(),
-            copies: Mutex::default(),
+            traffic: Traffic::default(),
+            proofs: Arc::default(),
+            session: greeted.map(Session::new),
         });
         reader::start(Arc::clone(&shared))?;
-        Ok(Arc::new(Connection(shared)))
+        let connection = Arc::new(Connection(shared));
+        if connection.session.is_some() {
+            super::greeted::enlist(&connection);
+        }
+        Ok(connection)
+    }
+}
+
+impl Shared {
+    pub(super) fn endpoint(&self) -> &str {
+        &self.endpoint
     }
 
-    pub(super) fn endpoint(&self) -> &str {
-        &self.0.endpoint
+    /// A number that no other connection of this process has.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Devices of one connection reach each other's memory, those of two connections to one server do not.
     pub(super) fn domain(&self) -> String {
-        format!("{} (connection {})", self.0.endpoint, self.0.number)
+        format!("{} (connection {})", self.endpoint, self.number)
     }
 
-    /// Makes room in the books for another device.
-    pub(super) fn add_device(&self) -> Result<Arc<Progress>, DeviceError> {
-        let progress = Arc::<Progress>::default();
-        lock(&self.0.progress).push(Arc::clone(&progress));
-        self.turn(|turn| {
-            turn.writer.lanes.push(Lane::default());
-            Ok(())
-        })?;
-        Ok(progress)
+    pub(super) fn link(&self) -> Link {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Traffic { sent, received, waits } = &self.traffic;
+        Link { endpoint: self.endpoint.clone(), sent: count(sent), received: count(received), waits: count(waits) }
     }
 
-    /// From now on this byte is what is read to prove a device's work.
-    pub(super) fn set_probe(&self, device: u32, probe: TensorRecord) -> Result<(), DeviceError> {
-        self.turn(|turn| {
-            turn.lane(device)?.probe = Some(probe);
-            Ok(())
-        })
+    pub(super) fn count_wait(&self) {
+        self.traffic.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A queue's track is told of replies and of the connection's end.
-    pub(super) fn register(&self, track: &Arc<Track>) -> Result<(), DeviceError> {
-        let mut tracks = lock(&self.0.tracks);
-        tracks.retain(|track| track.strong_count() > 0);
-        tracks.push(Arc::downgrade(track));
-        drop(tracks);
-        // After the push: whoever fails the connection either sees the track, or has failed it before this.
-        self.0.unbroken()
+    pub(super) fn count_received(&self, bytes: usize) {
+        self.traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Writes messages while nobody else does.
     pub(super) fn turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let done = {
-            let mut writer = self.0.writer.lock().map_err(|_| self.0.torn())?;
-            self.0.unbroken()?;
-            let mut turn = Turn { shared: &self.0, writer: &mut writer };
+            let mut writer = self.writer.lock().map_err(|_| self.torn())?;
+            self.unbroken()?;
+            let mut turn = Turn { shared: self, writer: &mut writer };
             turn.run_errands()?;
             work(&mut turn)
         };
@@ -189,88 +225,71 @@ impl Connection {
         done
     }
 
-    /// Sends a request and waits for its reply of `len` bytes.
+    /// Sends a request of 7.0 and waits for its reply of `len` bytes.
     pub(super) fn call(&self, request: &Request<'_>, len: u64) -> Result<Vec<u8>, DeviceError> {
+        self.exchange(request.command().name(), len..=len, |out| request.encode(out))
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn exchange(
+        &self,
+        command: &'static str,
+        len: RangeInclusive<u64>,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Vec<u8>, DeviceError> {
         let (to, ticket) = Ticket::new();
-        self.turn(|turn| turn.ask(request, len, To::Ticket(to), None))?;
+        self.turn(|turn| turn.ask(command, len, To::Ticket(to), encode))?;
+        self.count_wait();
         // The reader ends every wait.
         ticket.wait(None)
     }
 
     /// Has a buffer freed, after all that was sent so far. Waits for nobody.
     pub(super) fn free(&self, handle: u64) {
-        lock(&self.0.errands).freed.push(handle);
+        lock(&self.errands).freed.push(handle);
         self.run_errands();
     }
 
     /// Has it proved that devices have come so far. Waits for nobody.
     pub(super) fn prove(&self, needs: &Needs) {
-        lock(&self.0.errands).wanted.merge(needs);
+        lock(&self.errands).wanted.merge(needs);
+        self.run_errands();
+    }
+
+    /// Has something said, in a turn of whoever writes. Waits for nobody.
+    pub(super) fn later(&self, errand: impl FnOnce(&mut Turn<'_>) -> Result<(), DeviceError> + Send + 'static) {
+        lock(&self.errands).said.push(Box::new(errand));
         self.run_errands();
     }
 
     /// Whoever is writing looks for errands when it is done: there is always someone to run them.
     fn run_errands(&self) {
-        while !lock(&self.0.errands).is_empty() {
-            match self.0.writer.try_lock() {
+        while !lock(&self.errands).is_empty() {
+            match self.writer.try_lock() {
                 Ok(mut writer) => {
-                    let mut turn = Turn { shared: &self.0, writer: &mut writer };
+                    let mut turn = Turn { shared: self, writer: &mut writer };
                     // When this fails, it has failed everything that could be told of it.
-                    if self.0.unbroken().and_then(|()| turn.run_errands()).is_err() {
-                        *lock(&self.0.errands) = Errands::default();
+                    if self.unbroken().and_then(|()| turn.run_errands()).is_err() {
+                        let left = std::mem::take(&mut *lock(&self.errands));
+                        drop(left);
                     }
                 }
                 Err(TryLockError::WouldBlock) => return,
                 Err(TryLockError::Poisoned(_)) => {
-                    self.0.torn();
+                    self.torn();
                     return;
                 }
             }
         }
     }
 
-    /// Whether the server copies from one device to another, where that is known.
-    pub(super) fn copies(&self, from: u32, to: u32) -> Option<bool> {
-        if from == to { Some(true) } else { lock(&self.0.copies).get(&(from, to)).copied() }
-    }
-
-    pub(super) fn learn_copies(&self, from: u32, to: u32, does: bool) {
-        lock(&self.0.copies).insert((from, to), does);
-    }
-
-    /// Ends the connection, because of something that cannot be.
-    pub(super) fn fault(&self, reason: impl Into<String>) -> DeviceError {
-        self.0.fail(reason.into())
-    }
-
-    pub(super) fn unbroken(&self) -> Result<(), DeviceError> {
-        self.0.unbroken()
-    }
-
-    pub(super) fn progress(&self, device: u32) -> Option<Arc<Progress>> {
-        lock(&self.0.progress).get(device as usize).cloned()
-    }
-}
-
-impl Progress {
-    pub(super) fn done(&self) -> u64 {
-        self.done.load(Ordering::Acquire)
-    }
-
-    /// Whether a read that would prove message `number` is on its way, or would come later than one sent at once did.
-    pub(super) fn late(&self, number: u64) -> bool {
-        self.asked.load(Ordering::Acquire) < number && self.sent.load(Ordering::Acquire) > number
-    }
-}
-
-impl Shared {
     pub(super) fn unbroken(&self) -> Result<(), DeviceError> {
         lock(&self.replies).failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Makes the first failure stick to everything. Returns it.
-    pub(super) fn fail(&self, reason: String) -> DeviceError {
-        let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason };
+    /// Makes the first failure stick to everything: the connection ends, because of something that cannot be. Returns it.
+    pub(super) fn fail(&self, reason: impl Into<String>) -> DeviceError {
+        let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason: reason.into() };
         let mut replies = lock(&self.replies);
         if let Some(first) = &replies.failure {
             return first.clone();
@@ -278,29 +297,35 @@ impl Shared {
         replies.failure = Some(failure.clone());
         let due = std::mem::take(&mut replies.due);
         drop(replies);
+        self.failed.notify_all();
         // Whoever is stuck in a write or a read is so no more.
         let _ = self.stream.shutdown(Shutdown::Both);
         for reply in due {
-            if let To::Ticket(to) = reply.to {
-                to.send(Err(failure.clone()));
-            }
+            // There is nothing that could be wrong with no bytes.
+            let _ = reply.to.give(Err(failure.clone()));
         }
-        self.tracks().iter().for_each(|track| track.fail(&failure));
+        self.proofs.fail(&failure);
+        if let Some(session) = &self.session {
+            session.fail(&failure);
+        }
         failure
     }
 
     /// A writer that panicked may have left a part of a message.
     fn torn(&self) -> DeviceError {
-        self.fail("a thread of this process ended in the middle of a message".to_owned())
+        self.fail("a thread of this process ended in the middle of a message")
     }
 
-    fn tracks(&self) -> Vec<Arc<Track>> {
-        lock(&self.tracks).iter().filter_map(Weak::upgrade).collect()
+    /// Why the connection ends, if the reader finds that out soon: the server may have said it.
+    fn last_words(&self) -> Option<DeviceError> {
+        let replies = lock(&self.replies);
+        let waited = self.failed.wait_timeout_while(replies, LAST_WORDS, |replies| replies.failure.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.failure.clone()
     }
 
-    /// The reply that is due next: its command, its bytes and since when.
-    pub(super) fn due(&self) -> Option<(Command, u64, Instant)> {
-        lock(&self.replies).due.front().map(|reply| (reply.command, reply.len, reply.since))
+    /// The reply that comes next: its command and the bytes that it may have.
+    pub(super) fn due(&self) -> Option<(&'static str, RangeInclusive<u64>)> {
+        lock(&self.replies).due.front().map(|reply| (reply.command, reply.len.clone()))
     }
 
     /// The reply that has come.
@@ -308,143 +333,118 @@ impl Shared {
         lock(&self.replies).due.pop_front()
     }
 
-    /// A device has done its messages up to this one.
-    pub(super) fn proved(&self, (device, number): (u32, u64)) {
-        let progress = lock(&self.progress).get(device as usize).cloned();
-        if let Some(progress) = progress {
-            progress.done.fetch_max(number, Ordering::AcqRel);
-            self.tracks().iter().for_each(|track| track.settle());
-        }
+    /// What has been due for longest, and since when.
+    pub(super) fn oldest(&self) -> Option<(&'static str, Instant)> {
+        let reply = lock(&self.replies).due.front().map(|reply| (reply.command, reply.since));
+        let notice = self.session.as_ref().and_then(Session::oldest);
+        reply.into_iter().chain(notice).min_by_key(|(_, since)| *since)
     }
 }
 
 /// The right to write messages.
 pub(super) struct Turn<'a> {
-    shared: &'a Shared,
-    writer: &'a mut Writer,
+    pub(super) shared: &'a Shared,
+    pub(super) writer: &'a mut Writer,
 }
 
 impl Turn<'_> {
-    fn lane(&mut self, device: u32) -> Result<&mut Lane, DeviceError> {
-        self.writer.lanes.get_mut(device as usize).ok_or(DeviceError::Misuse("a device of another endpoint"))
+    /// Puts a message behind those that have yet to leave.
+    pub(super) fn put(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        encode(&mut self.writer.out);
     }
 
-    /// Numbers a message that is work for a device.
-    pub(super) fn number(&self, progress: &Progress) -> u64 {
-        progress.sent.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Sends a request that has no reply.
-    pub(super) fn tell(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
+    /// Sends all that has yet to leave; `command` is the last of it.
+    pub(super) fn leave(&mut self, command: &'static str) -> Result<(), DeviceError> {
+        let sent = (&self.shared.stream).write_all(&self.writer.out);
+        let bytes = self.writer.out.len();
         self.writer.out.clear();
-        request.encode(&mut self.writer.out);
-        self.flush(request.command())
+        self.writer.out.shrink_to(2 * JOINED);
+        self.sent(command, bytes, sent)
     }
 
-    /// Sends a request whose reply has `len` bytes.
-    pub(super) fn ask(
-        &mut self,
-        request: &Request<'_>,
-        len: u64,
-        to: To,
-        proves: Option<(u32, u64)>,
-    ) -> Result<(), DeviceError> {
-        let reply = Reply { command: request.command(), len, since: Instant::now(), to, proves };
-        let mut replies = lock(&self.shared.replies);
-        if let Some(failure) = &replies.failure {
-            return Err(failure.clone());
-        }
-        // Before the request leaves: the reader expects the reply.
-        replies.due.push_back(reply);
-        drop(replies);
-        self.tell(request)
-    }
-
-    /// Reads bytes of a device; their reply proves all that it was sent before.
-    pub(super) fn read(
-        &mut self,
-        (device, progress): (u32, &Progress),
-        tensor: TensorRecord,
-        size: u64,
-        to: To,
-    ) -> Result<u64, DeviceError> {
-        let number = self.number(progress);
-        progress.asked.store(number, Ordering::Release);
-        let request = Request::GetTensor(GetTensor { tensor, offset: 0, size });
-        self.ask(&request, size, to, Some((device, number)))?;
-        Ok(number)
-    }
-
-    /// Writes bytes into a tensor, from its start.
-    pub(super) fn write(&mut self, tensor: TensorRecord, data: &[u8]) -> Result<(), DeviceError> {
-        self.writer.out.clear();
-        let head = SetTensorHead { tensor, cache: false, offset: 0 };
-        let encoded = head.encode(data.len() as u64, &mut self.writer.out);
-        encoded.map_err(|e| DeviceError::Bug(format!("an upload that no message holds: {e}")))?;
+    /// Sends bytes from where they are, behind all that has yet to leave.
+    pub(super) fn stream(&mut self, command: &'static str, data: &[u8]) -> Result<(), DeviceError> {
         let (first, rest) = data.split_at(data.len().min(JOINED));
         self.writer.out.extend_from_slice(first);
-        self.flush(Command::SetTensor)?;
+        self.leave(command)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
         let sent = (&self.shared.stream).write_all(rest);
-        sent.map_err(|e| self.unsent(Command::SetTensor, &e))
+        self.sent(command, rest.len(), sent)
     }
 
-    /// Runs a graph; one that the device ran last is not sent again.
-    pub(super) fn compute(&mut self, device: u32, body: &Body) -> Result<(), DeviceError> {
-        let bytes = body.frame().len() as u64;
-        let others = |(_, since): (u64, u64)| since.saturating_sub(bytes);
-        let last = self.lane(device)?.graph.filter(|last| last.0 == body.id());
-        if last.is_some_and(|last| others(last) == 0 || last.1 <= REMEMBERED) {
-            return self.tell(&Request::GraphRecompute(GraphRecompute { device }));
+    /// Bytes that have yet to leave.
+    pub(super) fn waiting(&self) -> usize {
+        self.writer.out.len()
+    }
+
+    fn sent(&self, command: &'static str, bytes: usize, sent: io::Result<()>) -> Result<(), DeviceError> {
+        self.shared.traffic.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        sent.map_err(|e| {
+            let closed =
+                matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted);
+            if closed && let Some(known) = self.shared.last_words() {
+                return known;
+            }
+            self.shared.fail(match e.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                    format!("the server took nothing of a {command} within {:?}", self.shared.patience)
+                }
+                _ if closed => format!("the server closed the connection before a {command}; its log says why"),
+                _ => format!("sending a {command}: {e}"),
+            })
+        })
+    }
+
+    /// Sends a request of 7.0 that has no reply.
+    pub(super) fn tell(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
+        self.put(|out| request.encode(out));
+        self.leave(request.command().name())
+    }
+
+    /// Sends a request that has a reply.
+    pub(super) fn ask(
+        &mut self,
+        command: &'static str,
+        len: RangeInclusive<u64>,
+        to: To,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), DeviceError> {
+        let mut replies = lock(&self.shared.replies);
+        if let Some(failure) = replies.failure.clone() {
+            drop(replies);
+            let _ = to.give(Err(failure.clone()));
+            return Err(failure);
         }
-        for (_, since) in self.writer.lanes.iter_mut().filter_map(|lane| lane.graph.as_mut()) {
-            *since += bytes;
-        }
-        self.lane(device)?.graph = Some((body.id(), bytes));
-        let sent = (&self.shared.stream).write_all(body.frame());
-        sent.map_err(|e| self.unsent(Command::GraphCompute, &e))
+        // Before the request leaves: the reader expects the reply.
+        replies.due.push_back(Reply { command, len, since: Instant::now(), to });
+        drop(replies);
+        self.put(encode);
+        self.leave(command)
     }
 
     fn run_errands(&mut self) -> Result<(), DeviceError> {
-        let Errands { freed, wanted } = std::mem::take(&mut *lock(&self.shared.errands));
+        let Errands { freed, wanted, said } = std::mem::take(&mut *lock(&self.shared.errands));
         for &remote_ptr in &freed {
-            self.tell(&Request::FreeBuffer(FreeBuffer { remote_ptr }))?;
+            self.put(|out| Request::FreeBuffer(FreeBuffer { remote_ptr }).encode(out));
+            // Graphs go with the buffers that they touch, and from some servers of 7.0 all of them do.
+            self.writer.kept.free(remote_ptr);
         }
         if !freed.is_empty() {
-            // Graphs may go with the buffers that they touch, and from some servers all of them do.
-            self.writer.lanes.iter_mut().for_each(|lane| lane.graph = None);
+            self.writer.lanes.iter_mut().for_each(Lane::forget);
+            self.leave("FREE_BUFFER")?;
         }
-        for (device, number) in wanted.iter() {
-            let progress = lock(&self.shared.progress).get(device as usize).cloned();
-            let probe = self.lane(device)?.probe.clone();
-            let (Some(progress), Some(probe)) = (progress, probe) else { continue };
-            if progress.asked.load(Ordering::Acquire) < number {
-                self.read((device, &progress), probe, 1, To::Nobody)?;
-            }
+        if !wanted.is_empty() {
+            self.prove(&wanted)?;
         }
-        Ok(())
-    }
-
-    fn flush(&mut self, command: Command) -> Result<(), DeviceError> {
-        let sent = (&self.shared.stream).write_all(&self.writer.out);
-        sent.map_err(|e| self.unsent(command, &e))
-    }
-
-    fn unsent(&self, command: Command, e: &io::Error) -> DeviceError {
-        self.shared.fail(match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                format!("the server took nothing of a {command} within {:?}", self.shared.patience)
-            }
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted => {
-                format!("the server closed the connection before a {command}; its log says why")
-            }
-            _ => format!("sending a {command}: {e}"),
-        })
+        said.into_iter().try_for_each(|errand| errand(self))
     }
 }
 
 impl Errands {
     fn is_empty(&self) -> bool {
-        self.freed.is_empty() && self.wanted.is_empty()
+        self.freed.is_empty() && self.wanted.is_empty() && self.said.is_empty()
     }
 }
 

@@ -1,13 +1,16 @@
-//! A remote device, and its memory.
+//! A remote device, and its memory: what is the same whatever the server speaks, and the device of one that speaks 7.0.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::connection::{Connection, Progress, lock};
+use super::connection::{Connection, lock};
 use super::graph::{Code, describe, fits, unsayable};
+use super::plain::{Plain, RANGE};
+use super::proof::{Lane, Progress};
 use super::queue::RemoteQueue;
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Program, Queue, Region, Support,
+    Account, Buffer, Caps, Charge, Device, DeviceError, DeviceInfo, DeviceKind, Link, MemoryInfo, Program, Queue,
+    Region, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -38,20 +41,22 @@ pub(super) struct Remote {
     pub(super) connection: Arc<Connection>,
     pub(super) index: u32,
     pub(super) info: DeviceInfo,
-    pub(super) progress: Arc<Progress>,
     sizes: Mutex<HashMap<Layout, u64>>,
+}
+
+/// What the contract knows of a device whose server speaks 7.0.
+#[derive(Debug)]
+struct PlainDevice {
+    remote: Arc<Remote>,
+    progress: Arc<Progress>,
     /// Whether there is a byte to read for proofs: made for the first queue, and there as long as the connection.
     probed: Mutex<bool>,
 }
 
-/// What the contract knows.
-#[derive(Debug)]
-struct RemoteDevice(Arc<Remote>);
-
 /// A buffer of a server, freed when dropped.
 #[derive(Debug)]
 pub(super) struct Memory {
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     pub(super) device: u32,
     pub(super) handle: u64,
     /// The address of its first byte.
@@ -80,8 +85,8 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
     let reply = connection.call(&Request::DeviceCount(DeviceCount {}), 4)?;
     let count = match Response::decode(Command::DeviceCount, &reply) {
         Ok(Response::DeviceCount(count @ 1..=MAX_DEVICES)) => count,
-        Ok(Response::DeviceCount(count)) => return Err(connection.fault(format!("the server has {count} devices"))),
-        other => return Err(connection.fault(format!("the server answered DEVICE_COUNT with {other:?}"))),
+        Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
+        other => return Err(connection.fail(format!("the server answered DEVICE_COUNT with {other:?}"))),
     };
     (0..count).map(|index| open(connection, index)).collect()
 }
@@ -89,31 +94,23 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
 fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
     let alignment = number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
-    if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
-        return Err(connection.fault(format!("the server says that device {index} aligns to {alignment} bytes")));
-    }
-    if max_buffer == 0 {
-        return Err(connection.fault(format!("the server says that device {index} has no buffers")));
-    }
     let info = DeviceInfo {
         name: format!("{}/{index}", connection.endpoint()),
         description: format!("device {index} of the RPC server {}", connection.endpoint()),
         // Servers do not say what it is; it is not the host's memory.
         kind: DeviceKind::Gpu,
         alignment,
-        max_buffer: max_buffer.min(i64::MAX as u64),
+        max_buffer,
         domain: connection.domain(),
         caps: Caps { asynchronous: true, events: true, ..Caps::default() },
     };
-    let progress = connection.add_device()?;
-    Ok(Arc::new(RemoteDevice(Arc::new(Remote {
-        connection: Arc::clone(connection),
-        index,
-        info,
-        progress,
-        sizes: Mutex::default(),
-        probed: Mutex::default(),
-    }))))
+    let progress = connection.proofs.add_device();
+    connection.turn(|turn| {
+        turn.writer.lanes.push(Lane::default());
+        Ok(())
+    })?;
+    let remote = Remote::new(connection, index, info)?;
+    Ok(Arc::new(PlainDevice { remote: Arc::new(remote), progress, probed: Mutex::default() }))
 }
 
 /// The answer to a request for one number.
@@ -126,17 +123,35 @@ fn number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceE
             | Response::BufferGetBase(n)
             | Response::GetAllocSize(n),
         ) => Ok(n),
-        other => Err(connection.fault(format!("the server answered {} with {other:?}", request.command()))),
+        other => Err(connection.fail(format!("the server answered {} with {other:?}", request.command()))),
     }
 }
 
 impl Remote {
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+    /// Checks what the server says of a device.
+    pub(super) fn new(connection: &Arc<Connection>, index: u32, mut info: DeviceInfo) -> Result<Remote, DeviceError> {
+        let DeviceInfo { alignment, max_buffer, .. } = info;
+        if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+            return Err(connection.fail(format!("the server says that device {index} aligns to {alignment} bytes")));
+        }
+        if max_buffer == 0 {
+            return Err(connection.fail(format!("the server says that device {index} has no buffers")));
+        }
+        info.max_buffer = max_buffer.min(i64::MAX as u64);
+        Ok(Remote { connection: Arc::clone(connection), index, info, sizes: Mutex::default() })
+    }
+
+    /// Whether the server copies from the memory of another connection by itself.
+    pub(super) fn fetches_from(&self, source: &Connection) -> bool {
+        source.reaches(&self.connection)
+    }
+
+    pub(super) fn memory(&self) -> Result<MemoryInfo, DeviceError> {
         let request = Request::GetDeviceMemory(GetDeviceMemory { device: self.index });
         let reply = self.connection.call(&request, 16)?;
         match Response::decode(Command::GetDeviceMemory, &reply) {
             Ok(Response::GetDeviceMemory(has)) => Ok(MemoryInfo { free: has.free.min(has.total), total: has.total }),
-            other => Err(self.connection.fault(format!("the server answered GET_DEVICE_MEMORY with {other:?}"))),
+            other => Err(self.connection.fail(format!("the server answered GET_DEVICE_MEMORY with {other:?}"))),
         }
     }
 
@@ -146,7 +161,7 @@ impl Remote {
         let reply = self.connection.call(&request, 16)?;
         let made = match Response::decode(Command::AllocBuffer, &reply) {
             Ok(Response::AllocBuffer(made)) => made,
-            other => return Err(self.connection.fault(format!("the server answered ALLOC_BUFFER with {other:?}"))),
+            other => return Err(self.connection.fail(format!("the server answered ALLOC_BUFFER with {other:?}"))),
         };
         if made.remote_ptr == 0 {
             let MemoryInfo { free, total } = self.memory()?;
@@ -157,21 +172,48 @@ impl Remote {
         if made.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
             let size = made.remote_size;
             let reason = format!("the server made a buffer of {size} bytes at {base:#x}, {bytes} were asked for");
-            return Err(self.connection.fault(reason));
+            return Err(self.connection.fail(reason));
         }
         Ok((made.remote_ptr, base))
     }
 
-    /// Makes sure that there is a byte to read.
-    fn probe(&self) -> Result<(), DeviceError> {
-        let mut probed = lock(&self.probed);
-        if !*probed {
-            let (handle, base) = self.allocate(PROBE)?;
-            self.connection.set_probe(self.index, row(handle, base, 1))?;
-            *probed = true;
-        }
-        Ok(())
+    /// A buffer with whatever is in it, which the charge pays for.
+    pub(super) fn buffer(&self, bytes: u64, charge: Charge) -> Result<Buffer, DeviceError> {
+        // Not every server has buffers of nothing.
+        let (handle, base) = self.allocate(bytes.max(1))?;
+        let memory = Memory { connection: Arc::clone(&self.connection), device: self.index, handle, base };
+        Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charge)))
     }
+
+    /// Asked only for tensors that a server may pad, once for each kind of them.
+    pub(super) fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        let extent = tensor.extent() as u64;
+        if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW) || !fits(tensor) {
+            return extent;
+        }
+        let key = (tensor.dtype(), tensor.ne(), tensor.nb());
+        if let Some(&size) = lock(&self.sizes).get(&key) {
+            return size;
+        }
+        let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
+        let tensor = TensorRecord { id: 1, ..describe(tensor) };
+        let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
+        // A connection that is lost says so to whoever allocates.
+        let size = number(&self.connection, &request).map_or(extent, |size| size.max(extent));
+        lock(&self.sizes).insert(key, size);
+        size
+    }
+
+    pub(super) fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        self.connection.unbroken()?;
+        let code = Code::new(&graph, self)?;
+        Ok(Program::new(graph, Box::new(code)))
+    }
+}
+
+/// Whether a region is all of one contiguous tensor, whose shape the wire can say.
+pub(super) fn whole(tensor: &TensorDesc, region: &Region) -> bool {
+    fits(tensor) && tensor.is_contiguous() && tensor.extent() as u64 == region.bytes()
 }
 
 /// A part of a buffer as a row of bytes; `len` is below 2^32.
@@ -187,61 +229,64 @@ fn row(buffer: u64, data: u64, len: u64) -> TensorRecord {
     record
 }
 
-impl Device for RemoteDevice {
+impl Device for PlainDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.0.info
+        &self.remote.info
+    }
+
+    fn link(&self) -> Option<Link> {
+        Some(self.remote.connection.link())
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.0.memory()
+        self.remote.memory()
     }
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charge = account.charge(bytes)?;
-        // Not every server has buffers of nothing.
-        let (handle, base) = self.0.allocate(bytes.max(1))?;
-        let memory = Memory { connection: Arc::clone(&self.0.connection), device: self.0.index, handle, base };
+        let buffer = self.remote.buffer(bytes, account.charge(bytes)?)?;
+        let handle = memory(&buffer.whole())?.handle;
         // Not every server gives memory that is zeroed.
         let clear = Request::BufferClear(BufferClear { remote_ptr: handle, value: 0 });
-        self.0.connection.turn(|turn| {
-            turn.number(&self.0.progress);
+        self.remote.connection.turn(|turn| {
+            turn.number(&self.progress);
             turn.tell(&clear)
         })?;
-        Ok(Buffer::new(&self.0.info.name, bytes, Box::new(memory), Box::new(charge)))
+        Ok(buffer)
     }
 
-    /// Asked only for tensors that a server may pad, once for each kind of them.
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        let extent = tensor.extent() as u64;
-        if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW) || !fits(tensor) {
-            return extent;
-        }
-        let key = (tensor.dtype(), tensor.ne(), tensor.nb());
-        if let Some(&size) = lock(&self.0.sizes).get(&key) {
-            return size;
-        }
-        let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
-        let tensor = TensorRecord { id: 1, ..describe(tensor) };
-        let request = Request::GetAllocSize(GetAllocSize { device: self.0.index, tensor, srcs: &none });
-        // A connection that is lost says so to whoever allocates.
-        let size = number(&self.0.connection, &request).map_or(extent, |size| size.max(extent));
-        lock(&self.0.sizes).insert(key, size);
-        size
+        self.remote.alloc_size(tensor)
     }
 
-    /// A server does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do not.
+    /// A server of 7.0 does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do
+    /// not.
     fn support(&self, node: NodeView<'_>) -> Support {
         unsayable(&node).map_or(Support::Yes, Support::No)
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.0.connection.unbroken()?;
-        let code = Code::new(&graph, &self.0)?;
-        Ok(Program::new(graph, Box::new(code)))
+        self.remote.prepare(graph)
     }
 
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        self.0.probe()?;
-        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.0))?))
+        self.probe()?;
+        let (speaker, timeline) = Plain::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
+        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, RANGE)?))
+    }
+}
+
+impl PlainDevice {
+    /// Makes sure that there is a byte to read.
+    fn probe(&self) -> Result<(), DeviceError> {
+        let mut probed = lock(&self.probed);
+        if !*probed {
+            let (handle, base) = self.remote.allocate(PROBE)?;
+            self.remote.connection.turn(|turn| {
+                turn.lane(self.remote.index)?.probe = Some(row(handle, base, 1));
+                Ok(())
+            })?;
+            *probed = true;
+        }
+        Ok(())
     }
 }

@@ -33,6 +33,8 @@ mod connect;
 mod connection;
 mod device;
 mod graph;
+mod greeted;
+mod plain;
 mod proof;
 mod queue;
 mod reader;
@@ -41,8 +43,10 @@ pub use connect::ConnectError;
 
 use crate::device::Device;
 use crate::rpc::wire::Version;
+use crate::rpc::wire::ext::{GreetReply, REVISION};
 use connect::Met;
 use connection::Connection;
+use greeted::Session;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +75,6 @@ impl Default for Options {
 pub struct Endpoint {
     connection: Arc<Connection>,
     version: Version,
-    revision: Option<u8>,
     devices: Vec<Arc<dyn Device>>,
 }
 
@@ -87,11 +90,16 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { stream, version, revision } = connect::connect(endpoint, options)?;
+        let Met { stream, version, greeting } = connect::connect(endpoint, options)?;
+        let knows_us = greeting.is_some_and(|greeting| greeting.revision == REVISION);
+        let greeted = if knows_us { Some(greeted::greet(endpoint, &stream, options.connect_timeout)?) } else { None };
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, options.patience).map_err(failed)?;
-        let devices = device::enumerate(&connection)?;
-        Ok(Endpoint { connection, version, revision, devices })
+        let connection = Connection::start(endpoint, stream, options.patience, greeted).map_err(failed)?;
+        let devices = match &connection.session {
+            Some(_) => greeted::enumerate(&connection)?,
+            None => device::enumerate(&connection)?,
+        };
+        Ok(Endpoint { connection, version, devices })
     }
 
     /// The devices, in the server's order.
@@ -109,8 +117,8 @@ impl Endpoint {
         self.version
     }
 
-    /// The revision of fanout's extensions that the server speaks; `None`: it is not fanout's.
-    pub fn revision(&self) -> Option<u8> {
-        self.revision
+    /// What a server of fanout's said of itself when it was connected to; `None` from others.
+    pub fn server(&self) -> Option<&GreetReply> {
+        self.connection.session.as_ref().map(Session::server)
     }
 }

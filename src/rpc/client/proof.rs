@@ -1,12 +1,99 @@
 //! What proves that a point is reached: replies to reads that were sent after it.
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::connection::{Connection, lock};
-use crate::device::{DeviceError, Progress, Timeline};
-use crate::rpc::wire::Command;
+use crate::device::{self, DeviceError, Timeline};
+use crate::rpc::wire::{Command, TensorRecord};
+
+/// What a connection knows of the work of its devices, where the server speaks 7.0.
+#[derive(Debug, Default)]
+pub(super) struct Proofs {
+    /// By device.
+    progress: Mutex<Vec<Arc<Progress>>>,
+    tracks: Mutex<Vec<Weak<Track>>>,
+    /// By source and destination device: whether the server copies between the two.
+    copies: Mutex<HashMap<(u32, u32), bool>>,
+}
+
+/// How far a device has come. Messages that it has work with are numbered from 1.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The last that was sent. Changes only under the writer's lock, as `asked` does.
+    pub(super) sent: AtomicU64,
+    /// The last that a read was sent behind.
+    pub(super) asked: AtomicU64,
+    /// The last that is known to be done.
+    done: AtomicU64,
+}
+
+/// What a writer knows of a device.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// A byte of it that can be read, to prove that it has come so far.
+    pub(super) probe: Option<TensorRecord>,
+    /// The graph that it computed last, and the bytes of graphs that were sent since, its own too.
+    pub(super) graph: Option<(u64, u64)>,
+}
+
+impl Lane {
+    /// The server may have dropped its graphs.
+    pub(super) fn forget(&mut self) {
+        self.graph = None;
+    }
+}
+
+impl Progress {
+    pub(super) fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether a read that would prove message `number` is on its way, or would come later than one sent at once did.
+    pub(super) fn late(&self, number: u64) -> bool {
+        self.asked.load(Ordering::Acquire) < number && self.sent.load(Ordering::Acquire) > number
+    }
+}
+
+impl Proofs {
+    /// Makes room in the books for another device.
+    pub(super) fn add_device(&self) -> Arc<Progress> {
+        let progress = Arc::<Progress>::default();
+        lock(&self.progress).push(Arc::clone(&progress));
+        progress
+    }
+
+    pub(super) fn progress(&self, device: u32) -> Option<Arc<Progress>> {
+        lock(&self.progress).get(device as usize).cloned()
+    }
+
+    /// A device has done its messages up to this one.
+    pub(super) fn proved(&self, (device, number): (u32, u64)) {
+        if let Some(progress) = self.progress(device) {
+            progress.done.fetch_max(number, Ordering::AcqRel);
+            self.tracks().iter().for_each(|track| track.settle());
+        }
+    }
+
+    fn tracks(&self) -> Vec<Arc<Track>> {
+        lock(&self.tracks).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn fail(&self, failure: &DeviceError) {
+        self.tracks().iter().for_each(|track| track.fail(failure));
+    }
+
+    /// Whether the server copies from one device to another, where that is known.
+    pub(super) fn copies(&self, from: u32, to: u32) -> Option<bool> {
+        if from == to { Some(true) } else { lock(&self.copies).get(&(from, to)).copied() }
+    }
+
+    pub(super) fn learn_copies(&self, from: u32, to: u32, does: bool) {
+        lock(&self.copies).insert((from, to), does);
+    }
+}
 
 /// Messages that must be done, as the last one of each device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,9 +132,8 @@ pub(super) struct Track {
 struct State {
     /// Marks whose place among the messages is known, in order, until they are proved.
     marks: VecDeque<(u64, Needs)>,
-    /// The last of them, and the last that was made.
+    /// The last of them.
     placed: u64,
-    made: u64,
     /// The last that somebody has asked for.
     wanted: u64,
     /// Whether marks are asked for as soon as they are placed: somebody has asked too late before.
@@ -67,9 +153,14 @@ impl Track {
     pub(super) fn new(connection: &Arc<Connection>) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
         let track =
             Arc::new(Track { connection: Arc::clone(connection), timeline: OnceLock::new(), state: Mutex::default() });
-        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
+        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn device::Progress>);
         track.timeline.get_or_init(|| Arc::downgrade(&timeline));
-        connection.register(&track)?;
+        let mut tracks = lock(&connection.proofs.tracks);
+        tracks.retain(|track| track.strong_count() > 0);
+        tracks.push(Arc::downgrade(&track));
+        drop(tracks);
+        // After the push: whoever fails the connection either sees the track, or has failed it before this.
+        connection.unbroken()?;
         Ok((track, timeline))
     }
 
@@ -117,7 +208,7 @@ impl Track {
     pub(super) fn settle(&self) {
         let mut reached = None;
         let mut state = lock(&self.state);
-        let done = |device| self.connection.progress(device).map_or(0, |progress| progress.done());
+        let done = |device| self.connection.proofs.progress(device).map_or(0, |progress| progress.done());
         while let Some((seq, _)) = state.marks.pop_front_if(|(_, needs)| needs.iter().all(|(of, n)| done(of) >= n)) {
             reached = Some(seq);
         }
@@ -133,16 +224,9 @@ impl Track {
         }
     }
 
-    /// Mark `seq` is made, and will have its place.
-    pub(super) fn make(&self, seq: u64) {
-        lock(&self.state).made = seq;
-    }
-
-    /// Marks that have no place yet will never have one. The others may yet be proved.
-    pub(super) fn end(&self) {
-        let state = lock(&self.state);
-        let unplaced = state.made > state.placed;
-        drop(state);
+    /// Of the marks up to `made`, those that have no place yet will never have one. The others may yet be proved.
+    pub(super) fn end(&self, made: u64) {
+        let unplaced = made > lock(&self.state).placed;
         if unplaced {
             self.fail(&DeviceError::Ended);
         }
@@ -155,7 +239,7 @@ impl Track {
     }
 }
 
-impl Progress for Track {
+impl device::Progress for Track {
     /// There is nothing to look at: replies tell the timeline.
     fn look(&self, _: &Timeline) {}
 
@@ -164,7 +248,7 @@ impl Progress for Track {
         state.wanted = state.wanted.max(seq);
         let needs = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, needs)| needs.clone());
         if let Some(needs) = &needs {
-            let late = |(device, number)| self.connection.progress(device).is_some_and(|p| p.late(number));
+            let late = |(device, number)| self.connection.proofs.progress(device).is_some_and(|p| p.late(number));
             state.eager |= needs.iter().any(late);
         }
         drop(state);

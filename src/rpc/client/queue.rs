@@ -1,56 +1,108 @@
-//! A queue of a remote device: its work is messages, sent at once unless something has to be waited for first.
+//! A queue of a remote device: its work is messages, said at once unless something has to be waited for first.
 //!
-//! Whoever holds the queue's [`Executor`] sends. While nothing is pending that is the submitter. What must wait, for a point
+//! Whoever holds the queue's [`Executor`] speaks. While nothing is pending that is the submitter. What must wait, for a point
 //! of another connection or for a copy through this host, is handed with the executor to the queue's thread, and what is
-//! submitted after it goes the same way.
+//! submitted after it goes the same way. What the work is called on the wire is a [`Speaker`]'s business.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::connection::{To, Turn};
-use super::device::{Memory, Remote, bytes, memory};
-use super::graph::{Body, Code, describe, fits};
-use super::proof::{Before, Needs, Track};
-use crate::device::{DeviceError, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline};
-use crate::rpc::wire::{Command as Wire, CopyTensor, MemsetTensor, Request, Response, TensorRecord};
+use super::device::{Memory, Remote, memory};
+use super::graph::{Body, Code};
+use crate::device::{
+    DeviceError, Known, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
+};
 use crate::tensor::TensorDesc;
 
 /// Largest upload that is copied into its command where it cannot be sent at once.
-const SMALL: u64 = 256 << 10;
-
-/// Largest message of an upload that is no whole tensor: others come in between.
-const PIECE: u64 = 4 << 20;
-
-/// Largest tensor whose bytes are gathered from a writer before they are sent, so that the server knows it as one.
-const GATHERED: u64 = 64 << 20;
-
-/// Largest range that one tensor record describes here; dimensions are below 2^32.
-const RANGE: u64 = 1 << 30;
+pub(super) const SMALL: u64 = 256 << 10;
 
 /// Longest wait for earlier work to be sent, before a large upload.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-pub(super) struct RemoteQueue {
-    remote: Arc<Remote>,
-    line: Arc<Line<Command, Executor>>,
-    /// Here while nothing is pending, unless the thread has not given it back yet: see [`RemoteQueue::idle`].
-    executor: Option<Box<Executor>>,
-    track: Arc<Track>,
-    timeline: Arc<Timeline>,
-    marked: u64,
-    /// Whether anything was submitted since the last mark.
-    dirty: bool,
+/// What says a queue's work on the wire, one thing after another.
+pub(super) trait Speaker: Send + 'static {
+    /// Whether saying a command has to wait for something else than its turn.
+    fn must_wait(&self, command: &Command) -> bool;
+
+    fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError>;
+
+    /// As an upload of what `fill` writes, piece after piece. [`DeviceError::Source`] is an error of `fill`.
+    fn upload_from(
+        &mut self,
+        dst: &Region,
+        tensor: Option<&TensorDesc>,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+    ) -> Result<(), DeviceError>;
+
+    fn download(&mut self, parts: Vec<(Region, Awaited)>) -> Result<(), DeviceError>;
+
+    fn recall(&mut self, recall: Recall) -> Result<(), DeviceError>;
+
+    fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError>;
+
+    /// Copies within the connection.
+    fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError>;
+
+    /// Copies from another connection that [`Remote::fetches_from`] has allowed.
+    fn fetch(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError>;
+
+    fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError>;
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError>;
+
+    fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
+
+    /// Nothing more will be said, though marks up to `made` were made.
+    fn end(&mut self, made: u64);
 }
 
-enum Command {
+/// Bytes that somebody may wait for.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    to: TicketSender,
+    came: Arc<AtomicBool>,
+}
+
+impl Awaited {
+    /// With the ticket for them. A wait for bytes that are not there yet is counted.
+    pub(super) fn new(remote: &Remote) -> (Awaited, Ticket) {
+        let (to, ticket) = Ticket::new();
+        let (came, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
+        let awaited = Awaited { to, came: Arc::clone(&came) };
+        let ticket = Ticket::fetched(move |deadline| {
+            if !came.load(Ordering::Acquire) {
+                shared.count_wait();
+            }
+            ticket.wait(deadline)
+        });
+        (awaited, ticket)
+    }
+
+    pub(super) fn send(self, bytes: Result<Vec<u8>, DeviceError>) {
+        self.came.store(true, Ordering::Release);
+        self.to.send(bytes);
+    }
+}
+
+/// What is to be looked for on the server's disk.
+pub(super) struct Recall {
+    pub(super) dst: Region,
+    pub(super) tensor: Option<TensorDesc>,
+    pub(super) digest: [u8; 32],
+    pub(super) name: String,
+    pub(super) to: Awaited,
+}
+
+pub(super) enum Command {
     Upload {
         dst: Region,
         bytes: Vec<u8>,
     },
-    Download {
-        src: Region,
-        to: TicketSender,
-    },
+    Download(Vec<(Region, Awaited)>),
+    Recall(Recall),
     Fill {
         dst: Region,
         value: u8,
@@ -58,6 +110,11 @@ enum Command {
     Copy {
         src: Region,
         dst: Region,
+    },
+    Fetch {
+        src: Region,
+        dst: Region,
+        after: Option<Point>,
     },
     /// The regions are those of the bodies, which must not be freed before these are sent.
     Run {
@@ -74,21 +131,35 @@ impl Staged for Command {
     }
 }
 
-impl RemoteQueue {
-    pub(super) fn new(remote: Arc<Remote>) -> Result<RemoteQueue, DeviceError> {
-        let (track, timeline) = Track::new(&remote.connection)?;
+pub(super) struct RemoteQueue<S: Speaker> {
+    remote: Arc<Remote>,
+    line: Arc<Line<Command, Executor<S>>>,
+    /// Here while nothing is pending, unless the thread has not given it back yet: see [`RemoteQueue::idle`].
+    executor: Option<Box<Executor<S>>>,
+    timeline: Arc<Timeline>,
+    /// The most bytes that one read may bring.
+    most: u64,
+    /// The last mark.
+    marked: Arc<AtomicU64>,
+    /// Whether anything was submitted since the last mark.
+    dirty: bool,
+}
+
+impl<S: Speaker> RemoteQueue<S> {
+    pub(super) fn new(
+        remote: Arc<Remote>,
+        timeline: Arc<Timeline>,
+        speaker: S,
+        most: u64,
+    ) -> Result<RemoteQueue<S>, DeviceError> {
+        let marked = Arc::<AtomicU64>::default();
+        let executor = Box::new(Executor { speaker, timeline: Arc::clone(&timeline), made: Arc::clone(&marked) });
         let line = Line::start("rpc-queue", Executor::obey)?;
-        let executor = Executor {
-            remote: Arc::clone(&remote),
-            track: Arc::clone(&track),
-            timeline: Arc::clone(&timeline),
-            needs: Needs::default(),
-        };
-        Ok(RemoteQueue { remote, line, executor: Some(Box::new(executor)), track, timeline, marked: 0, dirty: false })
+        Ok(RemoteQueue { remote, line, executor: Some(executor), timeline, most, marked, dirty: false })
     }
 
     /// The executor, if everything submitted so far is sent.
-    fn idle(&mut self) -> Option<&mut Executor> {
+    fn idle(&mut self) -> Option<&mut Executor<S>> {
         if self.executor.is_none() {
             self.executor = self.line.idle();
         }
@@ -102,25 +173,11 @@ impl RemoteQueue {
     fn submit(&mut self, command: Command) -> Result<(), DeviceError> {
         self.unbroken()?;
         self.dirty |= !matches!(command, Command::Mark(_));
-        if !self.must_wait(&command)
-            && let Some(executor) = self.idle()
-        {
+        if let Some(executor) = self.idle().filter(|executor| !executor.speaker.must_wait(&command)) {
             executor.obey(command);
             return self.unbroken();
         }
         self.line.hand_over(command, &mut self.executor)
-    }
-
-    /// Whether sending a command has to wait for something else than its turn.
-    fn must_wait(&self, command: &Command) -> bool {
-        match command {
-            Command::Wait(point) => match own(point, &self.remote) {
-                Some(track) => !track.has_placed(point.seq()),
-                None => point.poll() != Ok(true),
-            },
-            Command::Copy { src, dst } => !self.remote.copies(src, dst),
-            _ => false,
-        }
     }
 
     /// The memory of a region that this queue works on.
@@ -131,55 +188,41 @@ impl RemoteQueue {
     }
 
     /// Sends an upload straight from where its bytes are, when all that was submitted before is sent.
-    fn upload_now(&mut self, dst: &Region, tensor: Option<&TensorDesc>, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn upload_now(&mut self, upload: impl FnOnce(&mut S) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.dirty = true;
         if self.idle().is_none() {
             self.executor = Some(self.line.idle_by(Instant::now() + PATIENCE)?);
         }
         self.unbroken()?;
-        let executor = self.executor.as_mut().ok_or(DeviceError::Ended)?;
-        executor.guard(|me| me.upload(dst, tensor, bytes))
+        self.executor.as_mut().ok_or(DeviceError::Ended)?.guard(upload)
     }
 
-    fn upload_from(
-        &mut self,
-        dst: &Region,
-        tensor: Option<&TensorDesc>,
-        fill: &mut dyn FnMut(&mut [u8]) -> std::io::Result<()>,
-    ) -> Result<(), DeviceError> {
-        let at_once = if tensor.is_some() { GATHERED } else { SMALL };
-        let piece = if dst.bytes() <= at_once { dst.bytes() } else { PIECE };
-        let mut bytes = vec![0; piece as usize];
+    /// The tickets of the parts that a region is read in.
+    fn parts(&self, src: &Region, parts: &mut Vec<(Region, Awaited)>) -> Result<Ticket, DeviceError> {
+        let mut tickets = Vec::new();
         let mut at = 0;
-        while at < dst.bytes() {
-            let part = dst.part(at, piece.min(dst.bytes() - at))?;
-            let bytes = &mut bytes[..part.bytes() as usize];
-            fill(bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
-            self.upload_now(&part, tensor, bytes)?;
+        while at < src.bytes() {
+            let part = src.part(at, self.most.min(src.bytes() - at))?;
             at += part.bytes();
+            let (awaited, ticket) = Awaited::new(&self.remote);
+            parts.push((part, awaited));
+            tickets.push(ticket);
         }
-        Ok(())
+        Ok(match (tickets.pop(), tickets.is_empty()) {
+            (None, _) => Ticket::ready(Vec::new()),
+            (Some(only), true) => only,
+            (Some(last), false) => Ticket::fetched(move |deadline| {
+                let mut bytes = Vec::new();
+                for ticket in tickets.into_iter().chain([last]) {
+                    bytes.append(&mut ticket.wait(deadline)?);
+                }
+                Ok(bytes)
+            }),
+        })
     }
 }
 
-/// The track of a point of this connection.
-fn own<'a>(point: &'a Point, remote: &Remote) -> Option<&'a Track> {
-    point.progress::<Track>().filter(|track| track.is_of(&remote.connection))
-}
-
-impl Remote {
-    /// Whether the server is known to copy between two regions.
-    fn copies(&self, src: &Region, dst: &Region) -> bool {
-        let overlap = src.buffer().id() == dst.buffer().id()
-            && src.offset() < dst.offset() + dst.bytes()
-            && dst.offset() < src.offset() + src.bytes();
-        // Not every server can when they overlap, and none says so.
-        let from = memory(src).map_or(self.index, |memory| memory.device);
-        !overlap && self.connection.copies(from, self.index) == Some(true)
-    }
-}
-
-impl Queue for RemoteQueue {
+impl<S: Speaker> Queue for RemoteQueue<S> {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
         self.here(&dst)?;
         self.unbroken()?;
@@ -190,38 +233,41 @@ impl Queue for RemoteQueue {
             Source::Borrowed(bytes) if dst.bytes() <= SMALL && self.idle().is_none() => {
                 self.submit(Command::Upload { dst, bytes: bytes.to_vec() })
             }
-            Source::Borrowed(bytes) => self.upload_now(&dst, tensor, bytes),
+            Source::Borrowed(bytes) => self.upload_now(|speaker| speaker.upload(&dst, tensor, bytes)),
             Source::Writer(fill) if dst.bytes() <= SMALL && self.idle().is_none() => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
                 self.submit(Command::Upload { dst, bytes })
             }
-            Source::Writer(fill) => self.upload_from(&dst, tensor, fill),
+            Source::Writer(fill) => self.upload_now(|speaker| speaker.upload_from(&dst, tensor, fill)),
         }
     }
 
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.here(&src)?;
-        let mut tickets = Vec::new();
-        let mut at = 0;
-        while at < src.bytes() {
-            let part = src.part(at, RANGE.min(src.bytes() - at))?;
-            at += part.bytes();
-            let (to, ticket) = Ticket::new();
-            self.submit(Command::Download { src: part, to })?;
-            tickets.push(ticket);
+        self.download_all(std::slice::from_ref(&src))?.pop().ok_or(DeviceError::Ended)
+    }
+
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        srcs.iter().try_for_each(|src| self.here(src).map(drop))?;
+        let mut parts = Vec::new();
+        let tickets = srcs.iter().map(|src| self.parts(src, &mut parts)).collect::<Result<_, _>>()?;
+        if parts.is_empty() {
+            self.unbroken()?;
+        } else {
+            self.submit(Command::Download(parts))?;
         }
-        match (tickets.pop(), tickets.is_empty()) {
-            (None, _) => self.unbroken().map(|()| Ticket::ready(Vec::new())),
-            (Some(only), true) => Ok(only),
-            (Some(last), false) => Ok(Ticket::fetched(move |deadline| {
-                let mut bytes = Vec::new();
-                for ticket in tickets.into_iter().chain([last]) {
-                    bytes.append(&mut ticket.wait(deadline)?);
-                }
-                Ok(bytes)
-            })),
+        Ok(tickets)
+    }
+
+    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
+        self.here(&dst)?;
+        if !self.remote.info.caps.recalls {
+            return self.unbroken().map(|()| Ticket::ready(vec![0]));
         }
+        let (to, ticket) = Awaited::new(&self.remote);
+        let (digest, name) = (known.digest, known.name.to_owned());
+        self.submit(Command::Recall(Recall { dst, tensor: tensor.copied(), digest, name, to }))?;
+        Ok(ticket)
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
@@ -234,13 +280,17 @@ impl Queue for RemoteQueue {
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        if !memory(&src).is_ok_and(|memory| memory.is_of(&self.remote.connection)) {
+        let Ok(from) = memory(&src) else { return Ok(false) };
+        if from.is_of(&self.remote.connection) {
+            if let Some(point) = after {
+                self.wait(point)?;
+            }
+            self.submit(Command::Copy { src, dst })?;
+        } else if self.remote.fetches_from(&from.connection) {
+            self.submit(Command::Fetch { src, dst, after: after.cloned() })?;
+        } else {
             return Ok(false);
         }
-        if let Some(point) = after {
-            self.wait(point)?;
-        }
-        self.submit(Command::Copy { src, dst })?;
         Ok(true)
     }
 
@@ -258,14 +308,15 @@ impl Queue for RemoteQueue {
     }
 
     fn mark(&mut self) -> Point {
+        let mut marked = self.marked.load(Ordering::Acquire);
         if self.dirty {
-            self.marked += 1;
-            self.track.make(self.marked);
+            marked += 1;
+            self.marked.store(marked, Ordering::Release);
             // When this fails, the timeline carries the failure that waiting for the point returns.
-            let _ = self.submit(Command::Mark(self.marked));
+            let _ = self.submit(Command::Mark(marked));
             self.dirty = false;
         }
-        Point::new(&self.timeline, self.marked)
+        Point::new(&self.timeline, marked)
     }
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
@@ -273,7 +324,7 @@ impl Queue for RemoteQueue {
     }
 }
 
-impl Drop for RemoteQueue {
+impl<S: Speaker> Drop for RemoteQueue<S> {
     fn drop(&mut self) {
         // The thread ends when it has done what it is at. What was sent is with the server.
         self.line.end();
@@ -281,179 +332,59 @@ impl Drop for RemoteQueue {
 }
 
 /// What sends a queue's work.
-struct Executor {
-    remote: Arc<Remote>,
-    track: Arc<Track>,
+struct Executor<S: Speaker> {
+    speaker: S,
     timeline: Arc<Timeline>,
-    /// What has to be done before the next mark is reached.
-    needs: Needs,
+    made: Arc<AtomicU64>,
 }
 
-impl Executor {
-    /// Sends a command. Nothing is sent after a failure; whoever waits for bytes learns why.
+impl<S: Speaker> Executor<S> {
+    /// Says a command. Nothing is said after a failure; whoever waits for bytes learns why.
     fn obey(&mut self, command: Command) {
         match (self.timeline.failure(), command) {
-            (Some(failure), Command::Download { to, .. }) => to.send(Err(failure)),
+            (Some(failure), Command::Download(parts)) => {
+                parts.into_iter().for_each(|(_, to)| to.send(Err(failure.clone())));
+            }
+            (Some(failure), Command::Recall(recall)) => recall.to.send(Err(failure)),
             (Some(_), _) => {}
             (None, command) => {
                 // The timeline has it.
-                let _ = self.guard(|me| me.execute(command));
+                let _ = self.guard(|speaker| execute(speaker, command));
             }
         }
     }
 
-    /// Makes a failure stick.
-    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        work(self).inspect_err(|error| self.timeline.fail(error.clone()))
-    }
-
-    fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
-        match command {
-            Command::Upload { dst, bytes } => self.upload(&dst, None, &bytes),
-            Command::Download { src, to } => self.download(&src, To::Ticket(to)),
-            Command::Fill { dst, value } => self.fill(&dst, value),
-            Command::Copy { src, dst } => self.copy(&src, &dst),
-            Command::Run { bodies, bindings } => {
-                let device = self.remote.index;
-                let done = self.send(|turn, _| bodies.iter().try_for_each(|body| turn.compute(device, body)));
-                drop(bindings);
-                done
+    /// Makes a failure stick, unless it is that of an upload's source.
+    fn guard<T>(&mut self, work: impl FnOnce(&mut S) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        work(&mut self.speaker).inspect_err(|error| {
+            if !matches!(error, DeviceError::Source(_)) {
+                self.timeline.fail(error.clone());
             }
-            Command::Wait(point) => self.wait(&point),
-            Command::Mark(seq) => {
-                self.track.place(seq, &self.needs);
-                Ok(())
-            }
-        }
-    }
-
-    /// Sends work for the device.
-    fn send(
-        &mut self,
-        work: impl FnOnce(&mut Turn<'_>, &Remote) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        let remote = &*self.remote;
-        let number = remote.connection.turn(|turn| {
-            let number = turn.number(&remote.progress);
-            work(turn, remote).map(|()| number)
-        })?;
-        self.needs.add(remote.index, number);
-        Ok(())
-    }
-
-    fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError> {
-        let memory = memory(dst)?;
-        let whole = tensor.and_then(|tensor| whole(tensor, memory, dst));
-        if let Some(record) = whole {
-            return self.send(|turn, _| turn.write(record, data));
-        }
-        for (at, piece) in (0..).step_by(PIECE as usize).zip(data.chunks(PIECE as usize)) {
-            let record = bytes(memory, dst.offset() + at, piece.len() as u64);
-            self.send(|turn, _| turn.write(record, piece))?;
-        }
-        Ok(())
-    }
-
-    fn download(&mut self, src: &Region, to: To) -> Result<(), DeviceError> {
-        let remote = &*self.remote;
-        let record = bytes(memory(src)?, src.offset(), src.bytes());
-        let lane = (remote.index, &*remote.progress);
-        let number = remote.connection.turn(|turn| turn.read(lane, record, src.bytes(), to))?;
-        self.needs.add(remote.index, number);
-        Ok(())
-    }
-
-    fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
-        let memory = memory(dst)?;
-        for part in ranges(dst.bytes()) {
-            let (at, size) = part;
-            let tensor = bytes(memory, dst.offset() + at, size);
-            let request = Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size, value });
-            self.send(|turn, _| turn.tell(&request))?;
-        }
-        Ok(())
-    }
-
-    fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
-        let (from, to) = (memory(src)?, memory(dst)?);
-        let known = self.remote.connection.copies(from.device, to.device);
-        let plain = self.remote.copies(src, dst);
-        for (at, size) in ranges(dst.bytes()) {
-            let request = Request::CopyTensor(CopyTensor {
-                src: bytes(from, src.offset() + at, size),
-                dst: bytes(to, dst.offset() + at, size),
-            });
-            if plain {
-                let track = Arc::downgrade(&self.track);
-                self.send(|turn, _| turn.ask(&request, 1, To::Consent(track), None))?;
-            } else if known.is_none() && self.try_copy(&request, (from.device, to.device))? {
-                continue;
-            } else {
-                return self.copy_through_here(src, dst);
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds out whether the server copies between two devices.
-    fn try_copy(&mut self, request: &Request<'_>, (from, to): (u32, u32)) -> Result<bool, DeviceError> {
-        let (sender, ticket) = Ticket::new();
-        self.send(|turn, _| turn.ask(request, 1, To::Ticket(sender), None))?;
-        let reply = ticket.wait(None)?;
-        match Response::decode(Wire::CopyTensor, &reply) {
-            Ok(Response::CopyTensor(does)) => {
-                self.remote.connection.learn_copies(from, to, does);
-                Ok(does)
-            }
-            other => Err(self.remote.connection.fault(format!("the server answered COPY_TENSOR with {other:?}"))),
-        }
-    }
-
-    /// All of it is read before any of it is written: the two may overlap.
-    fn copy_through_here(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
-        let from = memory(src)?;
-        let progress = self.remote.connection.progress(from.device);
-        let progress = progress.ok_or(DeviceError::Misuse("a region of another device"))?;
-        let mut tickets = Vec::new();
-        for (at, size) in ranges(src.bytes()) {
-            let (to, ticket) = Ticket::new();
-            let record = bytes(from, src.offset() + at, size);
-            let lane = (from.device, &*progress);
-            self.remote.connection.turn(|turn| turn.read(lane, record, size, To::Ticket(to)))?;
-            tickets.push((at, size, ticket));
-        }
-        let pieces = tickets.into_iter().map(|(at, size, ticket)| Ok((dst.part(at, size)?, ticket.wait(None)?)));
-        let pieces: Vec<_> = pieces.collect::<Result<_, DeviceError>>()?;
-        pieces.iter().try_for_each(|(part, bytes)| self.upload(part, None, bytes))
-    }
-
-    /// What this connection has sent before is done before what it sends later; anything else is waited for.
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if let Some(track) = own(point, &self.remote)
-            && let Before::Sent(needs) = track.before(point.seq())?
-        {
-            self.needs.merge(&needs);
-            return Ok(());
-        }
-        point.wait(None)
+        })
     }
 }
 
-impl Drop for Executor {
+fn execute(speaker: &mut impl Speaker, command: Command) -> Result<(), DeviceError> {
+    match command {
+        Command::Upload { dst, bytes } => speaker.upload(&dst, None, &bytes),
+        Command::Download(parts) => speaker.download(parts),
+        Command::Recall(recall) => speaker.recall(recall),
+        Command::Fill { dst, value } => speaker.fill(&dst, value),
+        Command::Copy { src, dst } => speaker.copy(&src, &dst),
+        Command::Fetch { src, dst, after } => speaker.fetch(&src, &dst, after.as_ref()),
+        Command::Run { bodies, bindings } => {
+            let done = speaker.run(&bodies);
+            drop(bindings);
+            done
+        }
+        Command::Wait(point) => speaker.wait(&point),
+        Command::Mark(seq) => speaker.mark(seq),
+    }
+}
+
+impl<S: Speaker> Drop for Executor<S> {
     fn drop(&mut self) {
-        // Marks that were never sent are never reached; what was sent may yet be proved.
-        self.track.end();
+        // Marks that were never sent are never reached; what was sent may yet be.
+        self.speaker.end(self.made.load(Ordering::Acquire));
     }
-}
-
-/// The record of a whole tensor, if that is what is to be written.
-fn whole(tensor: &TensorDesc, memory: &Memory, dst: &Region) -> Option<TensorRecord> {
-    let all = tensor.is_contiguous() && tensor.extent() as u64 == dst.bytes();
-    let (buffer, data) = (memory.handle, memory.base + dst.offset());
-    (fits(tensor) && all).then(|| TensorRecord { buffer, data, ..describe(tensor) })
-}
-
-/// Offsets and sizes of the parts that a record each describes.
-fn ranges(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..bytes).step_by(RANGE as usize).map(move |at| (at, RANGE.min(bytes - at)))
 }

@@ -1,80 +1,97 @@
-//! The thread that reads replies and gives each to whoever it is for.
+//! The thread that reads what the server sends, and gives each reply to whoever it is for.
 
 use std::io::{self, ErrorKind, Read};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::connection::{Reply, Shared, To};
-use crate::rpc::wire::{Command, RESPONSE_HEADER, Response, ResponseHeader};
+use super::connection::Shared;
+use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 
 /// Bytes read ahead: many small replies cost one read.
 const BUFFER: usize = 16 << 10;
 
 pub(super) fn start(shared: Arc<Shared>) -> io::Result<()> {
-    let reader =
-        Reader { shared, buffer: vec![0; BUFFER].into(), start: 0, end: 0, heard: Instant::now(), hurried: false };
+    let reader = Reader {
+        buffer: vec![0; BUFFER].into(),
+        start: 0,
+        end: 0,
+        heard: Instant::now(),
+        pinged: false,
+        hurried: false,
+        shared,
+    };
+    reader.wait_for(reader.pause())?;
     std::thread::Builder::new().name("rpc-replies".to_owned()).spawn(move || reader.serve()).map(drop)
 }
 
-struct Reader {
-    shared: Arc<Shared>,
+pub(super) struct Reader {
+    pub(super) shared: Arc<Shared>,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     /// When the server last said anything.
     heard: Instant,
+    /// Whether it was asked since whether it is there.
+    pinged: bool,
     /// Whether the socket's timeout is shorter than usual.
     hurried: bool,
 }
 
 impl Reader {
     fn serve(mut self) {
+        let next = if self.shared.session.is_some() { Reader::notice } else { Reader::response };
         loop {
-            if let Err(reason) = self.reply() {
+            if let Err(reason) = next(&mut self) {
                 self.shared.fail(reason);
                 return;
             }
         }
     }
 
-    /// Reads one reply. `Err` is why the connection cannot go on.
-    fn reply(&mut self) -> Result<(), String> {
+    /// Reads one response of 7.0. `Err` is why the connection cannot go on.
+    fn response(&mut self) -> Result<(), String> {
         let mut header = [0; RESPONSE_HEADER];
         self.read_exact(&mut header)?;
-        let size = ResponseHeader::decode(&header).size;
-        let Some((command, len, _)) = self.shared.due() else {
+        self.reply(ResponseHeader::decode(&header).size)
+    }
+
+    /// Reads the body of the reply that comes next.
+    pub(super) fn reply(&mut self, size: u64) -> Result<(), String> {
+        let Some((command, len)) = self.shared.due() else {
             return Err("the server sent a reply that nothing had asked for".to_owned());
         };
-        if size != len {
-            return Err(format!("the server answered {command} with {size} bytes, {len} were asked for"));
+        if !len.contains(&size) {
+            let (least, most) = len.into_inner();
+            let asked = if least == most { least.to_string() } else { format!("{least} to {most}") };
+            return Err(format!("the server answered {command} with {size} bytes, {asked} were asked for"));
         }
-        // No more than somebody of this process asked for, who has room for it.
+        let body = self.bytes(size, command)?;
+        let Some(reply) = self.shared.arrived() else { return Ok(()) };
+        reply.to.give(Ok(body)).map_err(|e| format!("the server answered {command} with nonsense: {e}"))
+    }
+
+    /// The next bytes: no more than somebody of this process asked for, who has room for them.
+    pub(super) fn bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, String> {
         let len = usize::try_from(len).map_err(|e| e.to_string())?;
         let mut body = Vec::new();
         body.try_reserve_exact(len).map_err(|_| format!("no memory for the {len} bytes of a reply to {command}"))?;
         body.resize(len, 0);
         self.read_exact(&mut body)?;
-        let Some(Reply { to, proves, .. }) = self.shared.arrived() else { return Ok(()) };
-        if let Some(proof) = proves {
-            self.shared.proved(proof);
-        }
-        match to {
-            To::Ticket(to) => to.send(Ok(body)),
-            To::Consent(track) => match Response::decode(command, &body) {
-                Ok(Response::CopyTensor(copied)) => {
-                    if let Some(track) = track.upgrade().filter(|_| !copied) {
-                        track.refused(Command::CopyTensor);
-                    }
-                }
-                Ok(other) => return Err(format!("{command} was answered as {}", other.command())),
-                Err(e) => return Err(format!("the server answered {command} with nonsense: {e}")),
-            },
-            To::Nobody => {}
+        Ok(body)
+    }
+
+    /// Drops the next bytes.
+    pub(super) fn skip(&mut self, mut len: u64) -> Result<(), String> {
+        let mut waste = [0; 4096];
+        while len > 0 {
+            let piece = len.min(waste.len() as u64);
+            self.read_exact(&mut waste[..piece as usize])?;
+            len -= piece;
         }
         Ok(())
     }
 
-    fn read_exact(&mut self, mut dst: &mut [u8]) -> Result<(), String> {
+    pub(super) fn read_exact(&mut self, mut dst: &mut [u8]) -> Result<(), String> {
         loop {
             let n = dst.len().min(self.end - self.start);
             dst[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
@@ -96,32 +113,25 @@ impl Reader {
         }
     }
 
-    /// At least one byte, within the patience that a reply that is due has.
+    /// At least one byte, within the patience that whatever is due has.
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, String> {
-        let patience = self.shared.patience;
         loop {
             match (&self.shared.stream).read(dst) {
                 Ok(0) => return Err(self.closed()),
                 Ok(n) => {
                     self.heard = Instant::now();
+                    self.pinged = false;
+                    self.shared.count_received(n);
                     if std::mem::take(&mut self.hurried) {
-                        self.shared.stream.set_read_timeout(Some(patience)).map_err(|e| e.to_string())?;
+                        self.wait_for(self.pause()).map_err(|e| e.to_string())?;
                     }
                     return Ok(n);
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    let mut left = patience;
-                    if let Some((command, _, since)) = self.shared.due() {
-                        left = (since.max(self.heard) + patience).saturating_duration_since(Instant::now());
-                        if left.is_zero() {
-                            return Err(format!(
-                                "the server said nothing for {patience:?}, and a reply to {command} is due"
-                            ));
-                        }
-                    }
-                    self.hurried = left < patience;
-                    self.shared.stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
+                    let left = self.silence()?;
+                    self.hurried = left < self.pause();
+                    self.wait_for(left).map_err(|e| e.to_string())?;
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted) => {
                     return Err(self.closed());
@@ -131,10 +141,37 @@ impl Reader {
         }
     }
 
+    /// How long the server may be silent before it is looked after.
+    fn pause(&self) -> Duration {
+        let patience = self.shared.patience;
+        if self.shared.session.is_some() { patience / 3 } else { patience }
+    }
+
+    /// The server has said nothing for a while: how long it may go on so. `Err` when that was too long.
+    fn silence(&mut self) -> Result<Duration, String> {
+        let patience = self.shared.patience;
+        let Some((command, since)) = self.shared.oldest() else { return Ok(self.pause()) };
+        let silent = since.max(self.heard).elapsed();
+        if silent >= patience {
+            return Err(format!("the server said nothing for {patience:?} while {command} was due"));
+        }
+        if silent < self.pause() {
+            return Ok(self.pause() - silent);
+        }
+        if !std::mem::replace(&mut self.pinged, true) {
+            self.shared.ping();
+        }
+        Ok(patience - silent)
+    }
+
+    fn wait_for(&self, time: Duration) -> io::Result<()> {
+        self.shared.stream.set_read_timeout(Some(time.max(Duration::from_millis(1))))
+    }
+
     fn closed(&self) -> String {
-        match self.shared.due() {
-            Some((command, ..)) => {
-                format!("the server closed the connection while a reply to {command} was due; its log says why")
+        match self.shared.oldest() {
+            Some((command, _)) => {
+                format!("the server closed the connection while {command} was due; its log says why")
             }
             None => "the server closed the connection; its log says why".to_owned(),
         }
@@ -144,6 +181,6 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         // However the thread ends: nobody waits for replies that nobody reads.
-        self.shared.fail("nobody reads its replies any more".to_owned());
+        self.shared.fail("nobody reads its replies any more");
     }
 }

@@ -1,0 +1,198 @@
+//! The marks of one queue: which are made, asked for, reached.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Instant;
+
+use super::super::connection::{Shared, lock};
+use crate::device::{DeviceError, Progress, Timeline};
+use crate::rpc::wire::ext::{Ask, ExtRequest};
+
+/// A queue of the server's, as this end knows it.
+#[derive(Debug)]
+pub(super) struct Track {
+    shared: Weak<Shared>,
+    /// The connection's number.
+    connection: u64,
+    pub(super) queue: u32,
+    /// The name of its device, for errors.
+    device: String,
+    timeline: OnceLock<Weak<Timeline>>,
+    marks: Mutex<Marks>,
+}
+
+#[derive(Debug, Default)]
+struct Marks {
+    /// The last that the server was told of, if only in the writer's buffer. Changes in the order of the messages.
+    placed: u64,
+    /// The last that is known to be reached.
+    done: u64,
+    /// Asked for and not answered yet: since when.
+    asked: BTreeMap<u64, Instant>,
+    /// To be asked for when they are placed.
+    wanted: BTreeSet<u64>,
+    /// The one that a read which was sent right behind it will prove.
+    covered: Option<u64>,
+    /// Nothing more is said of it. Changes in the order of the messages.
+    closed: bool,
+    /// Queues whose work depends on this one's.
+    users: Vec<Weak<Timeline>>,
+}
+
+impl Track {
+    /// A queue with its timeline.
+    pub(super) fn new(shared: &Arc<Shared>, queue: u32, device: &str) -> (Arc<Track>, Arc<Timeline>) {
+        let track = Arc::new(Track {
+            shared: Arc::downgrade(shared),
+            connection: shared.number(),
+            queue,
+            device: device.to_owned(),
+            timeline: OnceLock::new(),
+            marks: Mutex::default(),
+        });
+        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
+        track.timeline.get_or_init(|| Arc::downgrade(&timeline));
+        (track, timeline)
+    }
+
+    pub(super) fn is_of(&self, shared: &Shared) -> bool {
+        self.connection == shared.number()
+    }
+
+    pub(super) fn device(&self) -> &str {
+        &self.device
+    }
+
+    fn timeline(&self) -> Option<Arc<Timeline>> {
+        self.timeline.get().and_then(Weak::upgrade)
+    }
+
+    pub(super) fn failure(&self) -> Option<DeviceError> {
+        self.timeline().and_then(|timeline| timeline.failure())
+    }
+
+    /// The server is told of mark `seq`, in a turn. Whether it has to be asked for it at once.
+    pub(super) fn place(&self, seq: u64) -> bool {
+        let mut marks = lock(&self.marks);
+        marks.placed = seq;
+        let wanted = marks.wanted.remove(&seq);
+        if wanted {
+            marks.asked.insert(seq, Instant::now());
+        }
+        wanted
+    }
+
+    /// Whether others can be made to wait for mark `seq`. In a turn, that stays so until its end.
+    pub(super) fn is_placed(&self, seq: u64) -> bool {
+        let marks = lock(&self.marks);
+        marks.placed >= seq && !marks.closed
+    }
+
+    pub(super) fn is_reached(&self, seq: u64) -> bool {
+        lock(&self.marks).done >= seq
+    }
+
+    /// A read is sent; `at_once`: right behind the last mark. Which mark its bytes will prove.
+    pub(super) fn read(&self, at_once: bool) -> u64 {
+        let mut marks = lock(&self.marks);
+        if at_once {
+            marks.covered = Some(marks.placed);
+        }
+        marks.placed
+    }
+
+    /// The server has done all before mark `seq`. Whether that mark was ever made.
+    pub(super) fn reached(&self, seq: u64) -> bool {
+        let mut marks = lock(&self.marks);
+        if seq > marks.placed {
+            return false;
+        }
+        marks.done = marks.done.max(seq);
+        marks.asked = marks.asked.split_off(&(seq + 1));
+        drop(marks);
+        if let Some(timeline) = self.timeline() {
+            timeline.advance(seq);
+        }
+        true
+    }
+
+    /// Since when somebody has been waiting for a mark.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        lock(&self.marks).asked.values().min().copied()
+    }
+
+    /// A queue's work depends on this one's, and fails with it.
+    pub(super) fn carries(&self, user: &Arc<Timeline>) {
+        let mut marks = lock(&self.marks);
+        marks.users.retain(|user| user.strong_count() > 0);
+        if !marks.users.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
+            marks.users.push(Arc::downgrade(user));
+        }
+        drop(marks);
+        // After the push: whoever fails this one either sees the user, or has failed it before this.
+        if let Some(failure) = self.failure() {
+            user.fail(failure);
+        }
+    }
+
+    pub(super) fn fail(&self, error: &DeviceError) {
+        if let Some(timeline) = self.timeline() {
+            timeline.fail(error.clone());
+        }
+        let mut marks = lock(&self.marks);
+        marks.asked.clear();
+        marks.wanted.clear();
+        let users = std::mem::take(&mut marks.users);
+        drop(marks);
+        users.iter().filter_map(Weak::upgrade).for_each(|user| user.fail(error.clone()));
+    }
+
+    /// Nothing more will be said of it, in a turn. The last mark that is not known to be reached.
+    pub(super) fn close(&self) -> Option<u64> {
+        let mut marks = lock(&self.marks);
+        marks.closed = true;
+        Some(marks.placed).filter(|&placed| placed > marks.done)
+    }
+
+    /// Whether the server was told of mark `seq`.
+    pub(super) fn has_placed(&self, seq: u64) -> bool {
+        lock(&self.marks).placed >= seq
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.marks).closed
+    }
+}
+
+impl Progress for Track {
+    /// There is nothing to look at: notices tell the timeline.
+    fn look(&self, _: &Timeline) {}
+
+    fn ask(&self, _: &Timeline, seq: u64) -> bool {
+        let mut marks = lock(&self.marks);
+        let comes = marks.closed || marks.covered == Some(seq) || marks.asked.contains_key(&seq);
+        if seq <= marks.done || comes {
+            return true;
+        }
+        if seq > marks.placed {
+            marks.wanted.insert(seq);
+            return true;
+        }
+        let Some(shared) = self.shared.upgrade() else { return true };
+        marks.asked.insert(seq, Instant::now());
+        drop(marks);
+        shared.count_wait();
+        let queue = self.queue;
+        shared.later(move |turn| {
+            // A queue that is closed by now must not be named any more.
+            let open = turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue));
+            if open { turn.say_now(&ExtRequest::Ask(Ask { queue, number: seq })) } else { Ok(()) }
+        });
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
