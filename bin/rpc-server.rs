@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Server, parse_bytes};
+use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Peer, Server, parse_bytes};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
@@ -29,6 +29,9 @@ Examples:
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
+  rpc-server -H 10.0.0.5 --peer 10.0.0.6
+                                      may copy straight to the server on 10.0.0.6
+  rpc-server --models /srv/models     load the tensors of models that are here from this disk
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
@@ -74,6 +77,11 @@ struct Args {
     #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
     cache_size: u64,
 
+    /// Folder of GGUF files, on this machine's disk, that fanout clients' tensors are loaded from where they are the same:
+    /// found by their digests, so that clients need not send them. Folders below it are looked into too.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+
     /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free, but for a
     /// sixteenth (of a GPU at most 512M), shared by devices that are the same].
     #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
@@ -102,6 +110,11 @@ struct Args {
     /// Seconds that a message may pause half-way; between messages a client may be silent for ever.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
+
+    /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
+    /// as 10.0.0.0/24; may be given several times [default: none].
+    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
+    peers: Vec<Peer>,
 
     /// Seconds that clients may go on when the server is told to end (SIGTERM, SIGINT); it takes no more then. A second
     /// signal ends it at once.
@@ -213,6 +226,8 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         limits: Config::limits(args.max_nodes, args.max_message),
         handshake_timeout: args.handshake_timeout,
         stall_timeout: args.stall_timeout,
+        peers: args.peers.clone(),
+        models: args.models.clone(),
         ..Config::default()
     };
     if args.cache || args.cache_dir.is_some() {
@@ -236,6 +251,9 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     if let Some(cache) = cache {
         println!("cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20);
+    }
+    if let Some(dir) = &args.models {
+        println!("models: {}", dir.display());
     }
     if !addr.ip().is_loopback() {
         println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");

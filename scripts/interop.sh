@@ -8,7 +8,7 @@ python=$(scripts/venv.sh)
 scripts/emulate.sh true # builds the emulated GPU
 target=${CARGO_TARGET_DIR:-target}
 if [[ ${1-} == generate ]]; then
-    cargo build --release --locked -p generate
+    cargo build --release --locked -p generate -p fanout --bin generate --bin rpc-server
     exec "$python" tests/interop/test_generate.py --binary "$target/release/generate" "${@:2}"
 fi
 cargo build --release --locked --bin rpc-server

@@ -32,11 +32,13 @@
 //! The scheduler knows devices only by their contract: see [`sched`] for running one graph over several of them, and the
 //! example below for one device by itself.
 //!
+//! [`gguf`] reads model files for whoever has weights to bring: a server from its own disk, the example from the user's.
+//!
 //! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
 //!
 //! # Safety
 //! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
-//! [`graph::validate`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
+//! [`graph::validate`], model files in [`gguf`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
 //! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
 //! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
 //! an emulated GPU that checks every access they make.
@@ -93,6 +95,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod fallback;
+pub mod gguf;
 pub mod graph;
 pub mod ops;
 pub mod registry;

@@ -13,7 +13,7 @@ mod queue;
 mod worker;
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, MemoryInfo, Program, Queue, Support,
+    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, Link, MemoryInfo, Program, Queue, Support,
     Unsupported,
 };
 use crate::graph::Graph;
@@ -21,8 +21,9 @@ use crate::ops::{NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use cut::Cut;
 use log::warn;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A primary device with a second one behind it.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct Fallback {
     primary: Arc<dyn Device>,
     second: Arc<dyn Device>,
     by_op: [OfOp; OpCode::ALL.len()],
+    /// From which other devices' memory the primary copies, by their names, as far as it has been asked.
+    copies: Mutex<HashMap<String, bool>>,
     /// For queues and programs.
     this: Weak<Fallback>,
 }
@@ -55,7 +58,7 @@ impl Fallback {
     /// names: each device of a process needs one of its own.
     pub fn new(primary: Arc<dyn Device>, second: Arc<dyn Device>) -> Arc<Fallback> {
         let by_op = [const { OfOp { ran: AtomicU64::new(0), said: AtomicBool::new(false) } }; OpCode::ALL.len()];
-        Arc::new_cyclic(|this| Fallback { primary, second, by_op, this: this.clone() })
+        Arc::new_cyclic(|this| Fallback { primary, second, by_op, copies: Mutex::default(), this: this.clone() })
     }
 
     /// How many nodes of an op have run on the second device.
@@ -66,6 +69,10 @@ impl Fallback {
     /// The ops that have run on the second device, each with its number of nodes.
     pub fn counts(&self) -> Vec<(OpCode, u64)> {
         OpCode::ALL.iter().map(|&op| (op, self.ran(op))).filter(|&(_, nodes)| nodes > 0).collect()
+    }
+
+    fn copies(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count(&self, ops: &[(OpCode, u64)]) {
@@ -113,6 +120,16 @@ impl Device for Fallback {
     fn features(&self) -> Vec<Feature> {
         let second = Feature::new("fallback", &self.second.info().name);
         self.primary.features().into_iter().chain([second]).collect()
+    }
+
+    fn link(&self) -> Option<Link> {
+        self.primary.link()
+    }
+
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        let copies = self.primary.copies_from(other);
+        self.copies().insert(other.name.clone(), copies);
+        copies
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {

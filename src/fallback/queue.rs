@@ -8,7 +8,7 @@ use super::Fallback;
 use super::cut::Cut;
 use super::worker::{Command, Shelf, Worker};
 use crate::device::{
-    Account, Device, DeviceError, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline,
+    Account, Device, DeviceError, Known, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -26,8 +26,6 @@ pub(super) struct FallbackQueue {
     marked: u64,
     /// Whether anything was handed to the thread since the last mark.
     dirty: bool,
-    /// From which other devices the primary copies, as it has answered.
-    copies: Vec<(String, bool)>,
 }
 
 impl FallbackQueue {
@@ -35,7 +33,7 @@ impl FallbackQueue {
         let worker = Worker::new(Arc::clone(&device), account)?;
         let (shelf, timeline) = (Arc::clone(&worker.shelf), Arc::clone(&worker.timeline));
         let worker = Some(Box::new(worker));
-        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false, copies: Vec::new() })
+        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false })
     }
 
     /// The primary's queue, if everything that was handed over is done.
@@ -52,6 +50,16 @@ impl FallbackQueue {
             }
         }
         self.worker.as_mut().map(|worker| worker.primary()).transpose()
+    }
+
+    /// The primary's queue, once everything that was handed over is done.
+    fn awaited(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        if self.worker.is_none() {
+            let thread = self.thread.as_ref().ok_or(DeviceError::Ended)?;
+            self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
+        }
+        // A failure of what came before was not known yet.
+        self.idle()?.ok_or(DeviceError::Ended)
     }
 
     fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
@@ -104,13 +112,7 @@ impl Queue for FallbackQueue {
             return Err(DeviceError::Misuse("an upload's length is not its region's"));
         }
         if dst.bytes() > PIECE {
-            let thread = self.thread.as_ref().ok_or(DeviceError::Ended)?;
-            self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
-            // A failure of what came before was not known yet.
-            return match self.idle()? {
-                Some(primary) => primary.upload(dst, tensor, src),
-                None => Err(DeviceError::Ended),
-            };
+            return self.awaited()?.upload(dst, tensor, src);
         }
         let bytes = match src {
             Source::Borrowed(bytes) => bytes.to_vec(),
@@ -133,6 +135,17 @@ impl Queue for FallbackQueue {
         Ok(ticket)
     }
 
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        if let Some(primary) = self.idle()? {
+            return primary.download_all(srcs);
+        }
+        srcs.iter().map(|src| self.download(src.clone())).collect()
+    }
+
+    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
+        self.awaited()?.recall(dst, tensor, known)
+    }
+
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         if let Some(primary) = self.idle()? {
             return primary.fill(dst, value);
@@ -143,11 +156,11 @@ impl Queue for FallbackQueue {
 
     fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
         let foreign = self.ours(&src).is_err();
-        let known = self.copies.iter().find(|(device, _)| device == src.buffer().device()).map(|&(_, can)| can);
+        let known = self.device.copies().get(src.buffer().device()).copied();
         if let Some(primary) = self.idle()? {
             let news = (foreign && known.is_none()).then(|| src.buffer().device().to_owned());
             let can = primary.copy_from(src, dst, after)?;
-            self.copies.extend(news.map(|device| (device, can)));
+            self.device.copies().extend(news.map(|device| (device, can)));
             return Ok(can);
         }
         self.ours(&dst)?;

@@ -14,6 +14,11 @@
 //! at once (`depth` > 1), one that brings what it needs from elsewhere, so that the next run's inputs come while this one
 //! computes. Lanes are ordered by marks alone: a step waits for a mark of this run, or of one some runs ago.
 //!
+//! # Nobody waits for ever
+//! The host submits steps in one order, and each waits only for marks of steps submitted before it. So of what is not done
+//! the step submitted first can always go on, in whatever way its lane waits: in the device, in a thread before a connection, or in
+//! the host, which a full lane makes wait too. What a lane's thread holds back is later than what it waits for.
+//!
 //! # Memory
 //! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
 //! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
@@ -53,6 +58,7 @@ mod compare;
 mod exec;
 mod memory;
 mod plan;
+mod reach;
 mod show;
 mod split;
 mod task;
@@ -64,6 +70,8 @@ pub use compare::{Tell, compare};
 pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
 pub use show::Needs;
 pub use task::{Storage, Task, TaskBuilder};
+
+use reach::Reach;
 
 use crate::device::{Device, DeviceError, Unsupported};
 use crate::graph::TensorId;
@@ -336,7 +344,8 @@ pub(crate) struct Spot {
 pub(crate) enum Area {
     /// What lives within a run, in its order on the device's computing lane.
     Arena,
-    /// What comes from elsewhere while earlier runs may still compute: one copy for each run under way.
+    /// What comes from elsewhere while earlier runs may still compute, and what far devices copy from while later ones do: one
+    /// copy for each run under way.
     Ring,
 }
 
@@ -346,6 +355,7 @@ pub struct Plan {
     pub(crate) task: Arc<Task>,
     /// Names of the devices.
     pub(crate) devices: Vec<String>,
+    pub(crate) reach: Reach,
     /// By node.
     pub(crate) assigned: Vec<Assigned>,
     pub(crate) cut: Cut,
@@ -398,7 +408,7 @@ pub(crate) struct Wait {
 pub(crate) enum Work {
     /// The host writes a replica of an input.
     Upload(u32),
-    /// A replica is copied from its home, whose memory this lane's device reaches.
+    /// A replica is copied from its home by this lane's device.
     Copy(u32),
     /// The bytes of a replica leave its home for the host, on the home's computing lane.
     Fetch(u32),

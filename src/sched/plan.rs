@@ -6,7 +6,7 @@
 //! several runs, by vector clocks, until it repeats.
 
 use super::{Area, Cut, Devices, Lane, LaneKind, Options, Origin, Plan, SchedError, Step, Task, Wait, Work};
-use super::{Storage, assign, memory, split, verify};
+use super::{Reach, Storage, assign, memory, split, verify};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,14 +33,24 @@ impl Plan {
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
     pub fn new(task: Arc<Task>, devices: &Devices, options: &Options) -> Result<Plan, SchedError> {
+        Plan::over(task, devices, &Reach::new(devices), options)
+    }
+
+    /// As [`Plan::new`], where it is known which devices copy from which.
+    pub(super) fn over(
+        task: Arc<Task>,
+        devices: &Devices,
+        reach: &Reach,
+        options: &Options,
+    ) -> Result<Plan, SchedError> {
         let depth = options.depth();
         let assigned = assign::assign(&task, devices, options)?;
         let cut = split::split(&task, &assigned);
-        let layout = memory::place(&task, devices, &cut, depth)?;
+        let layout = memory::place(&task, devices, reach, &cut, depth)?;
         let names = devices.iter().map(|device| device.info().name.clone()).collect();
-        let domains: Vec<&str> = devices.iter().map(|device| &*device.info().domain).collect();
-        let (lanes, steps) = steps(&cut, &domains, depth);
-        let mut plan = Plan { task, devices: names, assigned, cut, layout, lanes, steps, marks: 0, depth };
+        let (lanes, steps) = steps(&cut, reach, depth);
+        let reach = reach.clone();
+        let mut plan = Plan { task, devices: names, reach, assigned, cut, layout, lanes, steps, marks: 0, depth };
         order(&mut plan);
         if cfg!(debug_assertions) {
             verify::verify(&plan, devices).map_err(|fault| SchedError::Unsound(fault.to_string()))?;
@@ -90,7 +100,7 @@ impl Plan {
 }
 
 /// The lanes, and the steps in the order they are submitted, without waits.
-fn steps(cut: &Cut, domains: &[&str], depth: usize) -> (Vec<Lane>, Vec<Step>) {
+fn steps(cut: &Cut, reach: &Reach, depth: usize) -> (Vec<Lane>, Vec<Step>) {
     let mut lanes: Vec<Lane> = Vec::new();
     let mut lane = |device: usize, kind: LaneKind| {
         let kind = if depth == 1 { LaneKind::Compute } else { kind };
@@ -114,7 +124,7 @@ fn steps(cut: &Cut, domains: &[&str], depth: usize) -> (Vec<Lane>, Vec<Step>) {
             let device = split.device;
             match cut.replicas[replica as usize].origin {
                 Origin::Host => push(lane(device, LaneKind::Bring), Work::Upload(replica)),
-                Origin::Device(home) if domains[home] == domains[device] => {
+                Origin::Device(home) if reach.copies(device, home) => {
                     push(lane(device, LaneKind::Bring), Work::Copy(replica));
                 }
                 Origin::Device(home) => {

@@ -115,7 +115,7 @@ impl Gate {
     /// A device behind the gate. All are of one domain unless told otherwise.
     pub fn device(self: &Arc<Gate>, name: &str) -> GatedDevice {
         let inner = CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap();
-        let gated = GatedDevice { info: inner.info().clone(), inner, gate: Arc::clone(self) };
+        let gated = GatedDevice { info: inner.info().clone(), copies: |_, _| false, inner, gate: Arc::clone(self) };
         gated.with(|info| info.domain = "gated".to_owned())
     }
 
@@ -315,6 +315,8 @@ impl Progress for Eye {
 /// A CPU device whose queues stand before a gate.
 pub struct GatedDevice {
     info: DeviceInfo,
+    /// Whether it copies from a device of another domain.
+    copies: fn(&str, &str) -> bool,
     inner: Arc<CpuDevice>,
     gate: Arc<Gate>,
 }
@@ -326,6 +328,11 @@ impl GatedDevice {
         self.info.name = self.inner.info().name.clone();
         self.gate.lock().domains.insert(self.info.name.clone(), self.info.domain.clone());
         self
+    }
+
+    /// That copies from some devices of other domains: by its name and the other's.
+    pub fn copies(self, copies: fn(&str, &str) -> bool) -> GatedDevice {
+        GatedDevice { copies, ..self }
     }
 
     /// As a scheduler's list has it.
@@ -343,6 +350,10 @@ impl std::fmt::Debug for GatedDevice {
 impl Device for GatedDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info.domain == other.domain || (self.copies)(&self.info.name, &other.name)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -384,12 +395,13 @@ impl Device for GatedDevice {
         });
         let gate = Arc::clone(&self.gate);
         let timeline = Timeline::looked_at(Arc::new(Eye { gate: Arc::clone(&gate), lane }));
-        Ok(Box::new(GatedQueue { info: self.info.clone(), gate, lane, timeline }))
+        Ok(Box::new(GatedQueue { info: self.info.clone(), copies: self.copies, gate, lane, timeline }))
     }
 }
 
 struct GatedQueue {
     info: DeviceInfo,
+    copies: fn(&str, &str) -> bool,
     gate: Arc<Gate>,
     lane: usize,
     timeline: Arc<Timeline>,
@@ -453,11 +465,13 @@ impl Queue for GatedQueue {
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        let near = self.gate.lock().domains.get(src.buffer().device()) == Some(&self.info.domain);
-        if near {
+        let other = src.buffer().device();
+        let near = self.gate.lock().domains.get(other) == Some(&self.info.domain);
+        let copies = near || (self.copies)(&self.info.name, other);
+        if copies {
             self.submit(after, Work::Copy { src, dst })?;
         }
-        Ok(near)
+        Ok(copies)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {

@@ -13,9 +13,13 @@ use std::sync::Arc;
 /// What a null device says of a node.
 type Says = dyn Fn(NodeView<'_>) -> Support + Send + Sync;
 
+/// Whether a null device of another domain than its own copies from that device.
+type Copies = dyn Fn(&DeviceInfo) -> bool + Send + Sync;
+
 pub struct Null {
     info: DeviceInfo,
     says: Box<Says>,
+    copies: Box<Copies>,
     /// What it claims to have, all of it free.
     memory: u64,
     /// Bytes that it reserves behind each tensor.
@@ -34,7 +38,7 @@ impl Null {
             domain: "null".to_owned(),
             caps: Caps::default(),
         };
-        Null { info, says: Box::new(|_| Support::Yes), memory: 1 << 40, padding: 0 }
+        Null { info, says: Box::new(|_| Support::Yes), copies: Box::new(|_| false), memory: 1 << 40, padding: 0 }
     }
 
     /// With other facts.
@@ -55,6 +59,11 @@ impl Null {
     /// That says something else of nodes.
     pub fn says(self, says: impl Fn(NodeView<'_>) -> Support + Send + Sync + 'static) -> Null {
         Null { says: Box::new(says), ..self }
+    }
+
+    /// That copies from some devices of other domains.
+    pub fn copies(self, copies: impl Fn(&DeviceInfo) -> bool + Send + Sync + 'static) -> Null {
+        Null { copies: Box::new(copies), ..self }
     }
 
     /// That refuses these ops.
@@ -84,6 +93,10 @@ impl fmt::Debug for Null {
 impl Device for Null {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info.domain == other.domain || (self.copies)(other)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {

@@ -2,8 +2,8 @@
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Queue, Region, Source, Support,
-    Ticket, Unsupported,
+    Account, Buffer, Device, DeviceError, DeviceInfo, Known, Link, MemoryInfo, Point, Program, Queue, Region, Source,
+    Support, Ticket, Unsupported,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -31,6 +31,7 @@ pub(crate) struct Seen {
     pub here: AtomicU64,
     pub marks: AtomicU64,
     pub copies: AtomicU64,
+    pub batches: AtomicU64,
     pub queues: AtomicU64,
     /// The threads that submitted.
     pub threads: Mutex<HashSet<ThreadId>>,
@@ -71,6 +72,15 @@ impl Spy {
 impl Device for Spy {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
+    }
+
+    fn link(&self) -> Option<Link> {
+        Some(Link { endpoint: self.inner.info().name.clone(), sent: 1, received: 2, waits: 3 })
+    }
+
+    /// Also from a device whose name is in the other domain's.
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.inner.copies_from(other) || other.domain.contains(&self.inner.info().name)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -138,6 +148,19 @@ impl Queue for SpyQueue {
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
         self.sees(&self.seen.down, src.bytes());
         self.inner.download(src)
+    }
+
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        self.sees(&self.seen.batches, 1);
+        self.inner.download_all(srcs)
+    }
+
+    /// Finds all of it, and counts it as an upload.
+    fn recall(&mut self, dst: Region, _: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
+        self.sees(&self.seen.up, dst.bytes());
+        let bytes = vec![known.digest[0]; dst.bytes() as usize];
+        self.inner.upload(dst, None, Source::Borrowed(&bytes))?;
+        Ok(Ticket::ready(vec![1]))
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {

@@ -3,7 +3,7 @@
 
 The weights come from a seeded generator, so the same arguments always give the same file. Such a model
 generates noise, but every shape, operation and byte moved is that of a real one: micro serves recorded
-sessions, tiny the interop tests, 1b the benchmarks. The types that the gguf package cannot write (q2_k to
+sessions, tiny the interop tests, deep those over many servers, 1b the benchmarks. The types that the gguf package cannot write (q2_k to
 q6_k, q4_k_m) are made from a temporary f16 file by llama.cpp's own quantiser.
 
     make_model.py --size tiny --type f16 tiny-f16.gguf
@@ -38,6 +38,7 @@ class Size:
 SIZES = {
     "micro": Size(2, 64, 4, 2, 128, 320, experts=4),
     "tiny": Size(2, 256, 8, 4, 512, 512),
+    "deep": Size(12, 128, 4, 2, 256, 512),
     "1b": Size(22, 2048, 32, 4, 5632, 32000),
 }
 ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)

@@ -99,6 +99,18 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """Ends the process as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """It says nothing any more, and its connections stay."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def resident(self) -> int:
         """Resident memory of the process in bytes."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
@@ -123,6 +135,7 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.send_signal(signal.SIGTERM)
+        self.resume()
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -133,10 +146,10 @@ class Server:
         self._reader.join()
 
 
-def ours(threads: int, devices: str = "CPU", binary: Path | None = None) -> Server:
-    """fanout's release binary on a port of the system's choice; GPUs, which go by number, are emulated."""
+def ours(threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0) -> Server:
+    """fanout's release binary, on a port of the system's choice unless one is given; GPUs, which go by number, are emulated."""
     binary = binary or ROOT / "target" / "release" / "rpc-server"
-    argv = [str(binary), "-H", "127.0.0.1", "-p", "0", "-t", str(threads), "-d", devices]
+    argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices]
     gpus = {device for device in devices.split(",") if device.isdigit()}
     if gpus:
         argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""examples/generate against llama.cpp on the same models: the same greedy tokens, wherever the layers lie.
+"""examples/generate against llama.cpp on the same models: the same greedy tokens, wherever the layers lie; and while servers
+are lost (test_lost.py).
 
-    test_generate.py [--full] [--only TEXT] --binary target/release/generate
+    test_generate.py [--full] [--only TEXT] --binary target/release/generate [--server target/release/rpc-server]
 
 Prints a table and exits 1 if any row fails. GPUs are emulated.
 """
@@ -13,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from clients import ClientError, Client, Model, tail
 from make_model import SIZES
-from servers import ROOT
+from servers import ROOT, ServerError, ours, peer
+from test_lost import Lost
 
 PROMPT = 64
 GENERATE = 16
@@ -38,6 +42,16 @@ class Case:
     generate: int = GENERATE
     prompt: int = PROMPT
     client: tuple[str, ...] = ()  # the reference's options
+    servers: tuple[str, ...] = ()  # "ours" or "peer"; the options name their endpoints {0}, {1}
+
+
+# The devices of the option, and the servers.
+REMOTE = (
+    ("--rpc", "{0}", ("ours",)),
+    ("--rpc", "{0},{1}", ("ours", "ours")),
+    ("--device", "CPU,{0}", ("ours",)),
+    ("--device", "{0}", ("peer",)),
+)
 
 
 def cases(full: bool) -> list[Case]:
@@ -54,6 +68,14 @@ def cases(full: bool) -> list[Case]:
         flash = ("--device", "CPU,CPU", "--flash-attn")
         rows.append(Case(f"{arch} f32 CPU,CPU flash-attn", model, flash, client=("--flash-attn",)))
     llama = Model("f32")
+    for size in ("tiny", "1b") if full else ("tiny",):
+        model, generate = Model("f32", size=size), GENERATE if size == "tiny" else 8
+        for option, devices, servers in REMOTE:
+            where = "llama.cpp's server" if servers == ("peer",) else devices.format("server", "server")
+            for depth in (1, 4):
+                options = (option, devices, "--depth", str(depth), "--ubatch", "16")
+                name = f"llama {size} f32 {where} depth {depth}"
+                rows.append(Case(name, model, options, generate=generate, servers=servers))
     rows.append(Case("llama f32 CUDA and CPU", llama, ("--device", "0,CPU", "--split", "1,1"), emulated=1, generate=8))
     rows.append(Case("llama f32 --split 3,1 of CPU,CPU", llama, ("--device", "CPU,CPU", "--split", "3,1")))
     # With keys and values in f16, roundings that flip are enough for other tokens.
@@ -75,13 +97,13 @@ def cases(full: bool) -> list[Case]:
 class Bench:
     """Models, references and the binary."""
 
-    def __init__(self, binary: Path, scratch: Path, models: Path):
-        self.binary, self.scratch, self.models = binary, scratch, models
+    def __init__(self, binary: Path, server: Path, scratch: Path, models: Path):
+        self.binary, self.server, self.scratch, self.models = binary, server, scratch, models
         self._wanted: dict[tuple[Path, int, int, tuple[str, ...]], tuple[list[int], list[int]]] = {}
 
     def model(self, model: Model) -> Path:
         """Small models are made anew, large ones kept."""
-        return model.ensure(self.scratch if model.size == "tiny" else self.models)
+        return model.ensure(self.models if model.size == "1b" else self.scratch)
 
     def wanted(self, model: Path, case: Case) -> tuple[list[int], list[int]]:
         """The prompt of llama_client.py and the tokens that llama.cpp goes on with."""
@@ -95,10 +117,16 @@ class Bench:
 
     def run(self, case: Case) -> str:
         """What is wrong, or nothing."""
+        with ExitStack() as stack:
+            servers = [peer(2) if kind == "peer" else ours(2, binary=self.server) for kind in case.servers]
+            endpoints = [stack.enter_context(server).endpoint for server in servers]
+            return self.compare(case, [option.format(*endpoints) for option in case.options])
+
+    def compare(self, case: Case, options: list[str]) -> str:
         model = self.model(case.model)
         tokens, want = self.wanted(model, case)
         argv = [str(self.binary), str(model), "--tokens", ",".join(map(str, tokens)), "-n", str(case.generate)]
-        argv += ["--json", "--temp", "0", "--ignore-eos", *case.options]
+        argv += ["--json", "--temp", "0", "--ignore-eos", *options]
         if case.emulated:
             argv = [str(ROOT / "scripts/emulate.sh"), "-n", str(case.emulated), *argv]
         seconds = EMULATED_S if case.emulated or case.model.size != "tiny" else RUN_S
@@ -125,21 +153,28 @@ def main() -> None:
     p.add_argument("--full", action="store_true", help="also the 1b model (4.4 GB)")
     p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     p.add_argument("--binary", type=Path, default=ROOT / "target/release/generate")
+    p.add_argument("--server", type=Path, help="rpc-server (default: beside the binary)")
     p.add_argument("--models", type=Path, default=ROOT / "models", help="where large models are kept")
     a = p.parse_args()
     failed = rows = 0
     with tempfile.TemporaryDirectory(prefix="fanout-generate-") as scratch:
-        bench = Bench(a.binary.resolve(), Path(scratch), a.models)
+        binary = a.binary.resolve()
+        server = (a.server or binary.with_name("rpc-server")).resolve()
+        bench = Bench(binary, server, Path(scratch), a.models)
+        table: list[tuple[str, Callable[[], str]]] = []
         for case in cases(a.full):
-            if a.only not in case.name:
+            table.append((case.name, lambda case=case: bench.run(case)))
+        table += Lost(binary, server, bench.model).rows(a.full)
+        for name, run in table:
+            if a.only not in name:
                 continue
             start = time.monotonic()
             try:
-                wrong = bench.run(case)
-            except (ClientError, OSError, json.JSONDecodeError, KeyError, IndexError) as e:
+                wrong = run()
+            except (ClientError, ServerError, OSError, ValueError, KeyError, IndexError) as e:
                 wrong = f"{type(e).__name__}: {e}"
             rows, failed = rows + 1, failed + bool(wrong)
-            print(f"{'FAIL' if wrong else 'ok':4}  {case.name:44} {time.monotonic() - start:6.1f} s  {wrong}", flush=True)
+            print(f"{'FAIL' if wrong else 'ok':4}  {name:50} {time.monotonic() - start:6.1f} s  {wrong}", flush=True)
     print(f"{rows} rows, {failed} failed")
     if failed or not rows:
         sys.exit(1)

@@ -1,7 +1,7 @@
 //! Results do not depend on the order that devices work in, nor on how many runs are under way: real results over devices
 //! behind a gate, for many of its seeds.
 
-use crate::gated::Gate;
+use crate::gated::{Gate, GatedDevice};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Source, Ticket};
 use fanout::graph::TensorId;
@@ -251,15 +251,15 @@ fn results(devices: &[Arc<dyn Device>], task: fn(&mut Maker), depth: usize, seed
     maker.results(depth, seed)
 }
 
-/// That devices behind a gate compute what one device does.
-fn same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, domain: fn(usize) -> String) {
+/// That devices behind a gate, each changed by its number, compute what one device does.
+fn same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, change: fn(usize, GatedDevice) -> GatedDevice) {
     for (name, task) in TASKS {
         let one: Arc<dyn Device> = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
         let wanted = results(&[one], task, 1, 0);
         for depth in [1, 2, 4] {
             for seed in 0..seeds {
                 let gate = gate(seed);
-                let device = |i| gate.device(&format!("G{i}")).with(|info| info.domain = domain(i)).shared();
+                let device = |i| change(i, gate.device(&format!("G{i}"))).shared();
                 let devices: Vec<_> = (0..3).map(device).collect();
                 let got = results(&devices, task, depth, seed);
                 assert!(got == wanted, "{name}, depth {depth}, seed {seed}");
@@ -271,10 +271,21 @@ fn same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, domain: fn(usize) 
 
 #[test]
 fn no_order_changes_results() {
-    same_as_one_device(100, Gate::new, |_| "one".to_owned());
+    same_as_one_device(100, Gate::new, |_, device| device);
 }
 
 #[test]
 fn nor_on_the_way_through_the_host() {
-    same_as_one_device(10, Gate::among_threads, |i| format!("of device {}", i % 2));
+    same_as_one_device(10, Gate::among_threads, |i, device| {
+        device.with(|info| info.domain = format!("of device {}", i % 2))
+    });
+}
+
+/// Each copies from those before it, and the first from the last; what goes the other way goes through the host.
+#[test]
+fn nor_where_devices_copy_one_way() {
+    same_as_one_device(10, Gate::among_threads, |i, device| {
+        let device = device.with(|info| info.domain = format!("of device {i}"));
+        device.copies(|to, from| from < to || (to, from) == ("G0", "G2"))
+    });
 }

@@ -1,6 +1,7 @@
 //! The wire codec against the protocol's text: layouts, round trips, truncation, limits, hostile bytes.
 
 mod decode;
+mod dialect;
 mod ext;
 mod headers;
 mod hostile;

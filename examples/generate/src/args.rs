@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use fanout::rpc::server::parse_bytes;
@@ -16,9 +17,10 @@ Examples:
   generate model.gguf -p 'Once' --temp 0.8 --top-p 0.95 --seed 7
   generate model.gguf --tokens 1,5,9 --json         token ids, rates and bytes, as one line of JSON
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
+  generate model.gguf -p 'Once' --rpc a:50052,b:50052 --retry       two servers, which may be lost and come back
   generate model.gguf --info                        what is in the file";
 
-/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of this machine's devices.
+/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of RPC servers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Args {
@@ -50,6 +52,16 @@ pub struct Args {
     /// RPC servers, host:port, separated by commas: all their devices, before those of --device.
     #[arg(long, value_name = "LIST")]
     pub rpc: Option<String>,
+
+    /// When a server is lost, try so long to reach it again; then load what was lost with it, compute the state again, and go
+    /// on with the same tokens. Without it, a lost server ends the run. [default where only the option is given: 60]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60", conflicts_with_all = ["compare", "info"],
+        value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub retry: Option<u32>,
+
+    /// How long a server may say nothing while a reply is due before it is taken for lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub rpc_timeout: u32,
 
     /// Shares of the layers, one for each device, separated by commas [default: by free memory].
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
@@ -188,6 +200,16 @@ impl Args {
         if total > 0.0 { Ok(Some(shares.iter().map(|share| share / total).collect())) } else { Err(ArgsError::NoShare) }
     }
 
+    /// How long to try to reach a lost server again, if at all.
+    pub fn retry(&self) -> Option<Duration> {
+        self.retry.map(|seconds| Duration::from_secs(seconds.into()))
+    }
+
+    /// How long a server may say nothing.
+    pub fn rpc_timeout(&self) -> Duration {
+        Duration::from_secs(self.rpc_timeout.into())
+    }
+
     /// Copies of the inputs of a graph: micro-batches on their way at a time.
     pub fn depth(&self, devices: usize) -> u32 {
         self.depth.unwrap_or(if devices > 1 { 4 } else { 1 })
@@ -274,6 +296,10 @@ mod tests {
         assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
         let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
         assert_eq!((args.temp, args.top_p, args.seed), (0.8, Some(0.9), Some(7)));
+        let seconds = |line| parse(line).map(|args| (args.retry().map(|d| d.as_secs()), args.rpc_timeout().as_secs()));
+        assert_eq!(seconds("-p x"), Ok((None, 60)));
+        assert_eq!(seconds("-p x --rpc a:1,b:2 --retry --json"), Ok((Some(60), 60)));
+        assert_eq!(seconds("-p x --retry 7 --rpc-timeout 2"), Ok((Some(7), 2)));
     }
 
     #[test]
@@ -291,6 +317,9 @@ mod tests {
             ("-p x --ubatch 0", "0 is not in 1..=65536"),
             ("-p x --depth 17", "17 is not in 1..=16"),
             ("-p x --kv-type q8_0", "[possible values: f32, f16]"),
+            ("-p x --retry 0", "0 is not in 1..=86400"),
+            ("-p x --rpc-timeout 0", "0 is not in 1..=86400"),
+            ("-p x --compare --retry", "cannot be used with"),
             ("-p x --compare --json", "cannot be used with"),
             ("-p x --info", "cannot be used with"),
             ("-p x -v --log-level trace", "cannot be used with"),

@@ -104,6 +104,20 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.feed(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
+    }
+
+    /// As [`Engine::append`] for tokens whose logits are known: the same sums in the same order, so that the cache gets the
+    /// same bits. It need not wait for anything: several of these are under way at once.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        self.feed(tokens, Outputs::None).map(drop)
+    }
+
+    /// Submits tokens in micro-batches, the last one for `outputs`.
+    fn feed(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
         let end = self.length + tokens.len();
         self.model.cache_options.seen(end)?;
         let mut rest = tokens;
@@ -112,7 +126,7 @@ impl Engine {
             self.submit(now, end, Outputs::None)?;
             rest = later;
         }
-        self.submit(rest, end, Outputs::Last)?.ok_or(EngineError::NoTokens)
+        self.submit(rest, end, outputs)
     }
 
     /// Runs the last micro-batch of these tokens on the devices and on a reference, node by node, after the ones before it.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fanout::ops::rope::{Rope, RopeMode};
 
-use crate::gguf::{KeyError, Metadata, required};
+use fanout::gguf::{KeyError, Metadata, required};
 
 /// A family of models that this program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,10 +221,10 @@ impl Keys<'_> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         let size = self.optional_count("vocab_size")?;
         match (self.metadata.get(TOKENS), size) {
-            (Some(crate::gguf::Value::Array(tokens)), Some(size)) if tokens.len() != size => {
+            (Some(fanout::gguf::Value::Array(tokens)), Some(size)) if tokens.len() != size => {
                 Err(self.unfit("vocab_size", format!("{}, the length of {TOKENS}", tokens.len()), size))
             }
-            (Some(crate::gguf::Value::Array(tokens)), _) if !tokens.is_empty() => Ok(tokens.len()),
+            (Some(fanout::gguf::Value::Array(tokens)), _) if !tokens.is_empty() => Ok(tokens.len()),
             (Some(other), _) => Err(unfit(TOKENS, "an array of tokens", other)),
             (None, size) => required(TOKENS, size),
         }
@@ -273,7 +273,8 @@ fn unfit(key: &str, expected: impl Into<String>, found: impl fmt::Display) -> Ke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::{Gguf, tests::File};
+    use crate::gguf_file::File;
+    use fanout::gguf::Gguf;
 
     fn sample(arch: Arch) -> File {
         let key = |key: &str| format!("{arch}.{key}");

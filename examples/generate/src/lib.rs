@@ -1,23 +1,32 @@
 //! A small runtime for language models in GGUF files, on fanout's public interface alone: how linking it looks.
 //!
-//! [`gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
+//! [`fanout::gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
 //! [`args`], [`progress`], [`report`] and [`summary`] face the user.
 //!
-//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there, [`engine`] runs batches
-//! through fanout's scheduler, and [`run`] is all of it from the command line to text. [`meter`] and [`compare`] look on.
+//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there or has them found there ([`recall`]), [`engine`] runs batches
+//! through fanout's scheduler, [`session`] is all of that over servers that may be lost, with [`recover`], and [`run`] goes from the
+//! command line to text. [`meter`], [`links`] and [`compare`] look on.
 
 pub mod args;
 pub mod compare;
 pub mod engine;
-pub mod gguf;
 pub mod hyper;
+pub mod links;
 pub mod load;
 pub mod meter;
 pub mod model;
 pub mod placement;
 pub mod progress;
+pub mod recall;
+pub mod recover;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod session;
 pub mod summary;
 pub mod tokenizer;
+
+#[cfg(test)]
+#[path = "../../../tests/common/gguf.rs"]
+#[allow(dead_code, missing_docs, clippy::unwrap_used)]
+mod gguf_file;

@@ -1,14 +1,16 @@
 //! A model's tensors on their devices: first where they will lie, then their bytes, all devices at a time.
 
-use crate::gguf::TensorInfo;
 use crate::hyper::Hyper;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
 use crate::placement::{Placed, Placement};
 use crate::progress::{Loaded, Progress};
+use crate::recall;
 use fanout::device::{Account, Device, DeviceError, Region, Source, TensorMemory};
+use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -40,8 +42,32 @@ pub enum LoadError {
     Thread(String),
 }
 
-/// What each device has loaded, in the list's order.
-pub type LoadedAll = Vec<Loaded>;
+/// The weights in a model's file, by their names there.
+#[derive(Debug)]
+pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
+
+/// A weight in the file.
+#[derive(Debug)]
+pub struct Weight<'a> {
+    bytes: &'a [u8],
+    digest: OnceLock<[u8; 32]>,
+}
+
+impl<'a> Weights<'a> {
+    /// Those of a file.
+    pub fn new(file: &'a [u8], gguf: &'a Gguf<'_>) -> Weights<'a> {
+        let weight = |bytes| Weight { bytes, digest: OnceLock::new() };
+        let tensors = gguf.tensors.iter();
+        Weights(tensors.filter_map(|info| Some((&*info.name, weight(file.get(info.bytes.clone())?)))).collect())
+    }
+}
+
+impl Weight<'_> {
+    /// BLAKE3 of its bytes, computed when somebody asks for it first.
+    pub fn digest(&self) -> [u8; 32] {
+        *self.digest.get_or_init(|| *blake3::hash(self.bytes).as_bytes())
+    }
+}
 
 /// The model as it will be, without memory: for planning.
 ///
@@ -60,77 +86,110 @@ pub fn planned(hyper: &Hyper, cache_options: CacheOptions, placement: &Placement
     })
 }
 
-/// Gives a planned model memory on its devices, and the weights their bytes out of the file. One thread for each device.
-///
-/// # Errors
-/// [`LoadError`] for the first device, in the list's order, that fails.
+/// Gives tensors that have no memory yet some on their devices, and the weights among them their bytes out of the file. One
+/// thread for each device. By device: what it has loaded, or why it has not, which leaves its tensors without memory.
 pub fn load(
-    mut model: Model,
-    (file, tensors): (&[u8], &[TensorInfo]),
+    model: &mut Model,
+    weights: &Weights<'_>,
     placement: &Placement,
     devices: &[Arc<dyn Device>],
     account: &Arc<Account>,
     progress: &Progress,
-) -> Result<(Model, LoadedAll), LoadError> {
-    let bytes: HashMap<&str, &[u8]> =
-        tensors.iter().filter_map(|info| Some((&*info.name, file.get(info.bytes.clone())?))).collect();
-    let mut weights = Vec::with_capacity(devices.len());
-    for (number, device) in devices.iter().enumerate() {
-        let here = |of: &usize| *of == number;
-        let placed: Vec<&Placed> = placement.weights.iter().filter(|placed| here(&placed.device)).collect();
-        let mut caches: Vec<&mut Stored> = model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
-        caches.retain(|stored| here(&stored.device));
-        let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
-        let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
-        let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
-        let (of_weights, of_caches) = memory.regions().split_at(placed.len());
-        for (stored, region) in caches.iter_mut().zip(of_caches) {
+) -> Vec<Result<Loaded, LoadError>> {
+    let recalling = devices.iter().filter(|device| device.info().caps.recalls).count();
+    let name = |device: &Arc<dyn Device>| device.info().name.clone();
+    let jobs = devices.iter().enumerate().map(|at| allocate(model, weights, placement, at, account));
+    let jobs: Vec<_> = jobs.collect();
+    let loaded: Vec<_> = std::thread::scope(|scope| {
+        let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
+            let failed = move |source| LoadError::Device { device: name(device), source };
+            scope.spawn(move || fill(&**device, &jobs?, account, recall::threads(recalling), progress).map_err(failed))
+        });
+        let threads: Vec<_> = threads.collect();
+        let join = |(thread, device): (ScopedJoinHandle<'_, _>, _)| {
+            thread.join().unwrap_or_else(|_| Err(LoadError::Thread(name(device))))
+        };
+        threads.into_iter().zip(devices).map(join).collect()
+    });
+    let failed = loaded.iter().enumerate().filter(|(_, loaded)| loaded.is_err());
+    failed.for_each(|(device, _)| unload(model, device));
+    loaded
+}
+
+/// Takes a device's tensors their memory: [`load`] gives them some again.
+pub fn unload(model: &mut Model, device: usize) {
+    let stored = model.weights.values_mut().chain(model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]));
+    stored.filter(|stored| stored.device == device).for_each(|stored| stored.region = None);
+}
+
+/// Memory for the tensors of a device that have none; what is to be uploaded there.
+fn allocate<'a>(
+    model: &mut Model,
+    weights: &'a Weights<'_>,
+    placement: &'a Placement,
+    (number, device): (usize, &Arc<dyn Device>),
+    account: &Arc<Account>,
+) -> Result<Vec<Job<'a>>, LoadError> {
+    let lacks = |stored: &Stored| stored.device == number && stored.region.is_none();
+    let placed = placement.weights.iter().filter(|placed| model.weights.get(&placed.name).is_some_and(lacks));
+    let placed: Vec<&Placed> = placed.collect();
+    let mut caches: Vec<&mut Stored> = model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
+    caches.retain(|stored| lacks(stored));
+    if placed.is_empty() && caches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
+    let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+    let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
+    let (of_weights, of_caches) = memory.regions().split_at(placed.len());
+    for (stored, region) in caches.iter_mut().zip(of_caches) {
+        stored.region = Some(region.clone());
+    }
+    let mut jobs = Vec::with_capacity(placed.len());
+    for (placed, region) in placed.iter().zip(of_weights) {
+        let weight = weights.0.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
+        jobs.push(Job { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
+        if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.region = Some(region.clone());
         }
-        let mut jobs = Vec::with_capacity(placed.len());
-        for (placed, region) in placed.iter().zip(of_weights) {
-            let source = bytes.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-            jobs.push(Job { desc: placed.desc, region: region.clone(), bytes: source });
-            if let Some(stored) = model.weights.get_mut(&placed.name) {
-                stored.region = Some(region.clone());
-            }
-        }
-        weights.push(jobs);
     }
-    let loaded = std::thread::scope(|scope| {
-        let threads = devices
-            .iter()
-            .zip(weights)
-            .map(|(device, jobs)| (device, scope.spawn(move || upload(&**device, &jobs, account, progress))));
-        let threads: Vec<_> = threads.collect();
-        let join =
-            |(device, thread): (&Arc<dyn Device>, std::thread::ScopedJoinHandle<'_, Result<Loaded, DeviceError>>)| {
-                let name = || device.info().name.clone();
-                let done = thread.join().map_err(|_| LoadError::Thread(name()))?;
-                done.map_err(|source| LoadError::Device { device: name(), source })
-            };
-        threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
-    })?;
-    Ok((model, loaded))
+    Ok(jobs)
 }
 
-/// A tensor to be uploaded.
-struct Job<'a> {
-    desc: TensorDesc,
-    region: Region,
-    bytes: &'a [u8],
+/// A tensor to be brought to its place.
+pub struct Job<'a> {
+    /// Its name in the file.
+    pub name: &'a str,
+    /// Type and shape.
+    pub desc: TensorDesc,
+    /// Its place.
+    pub region: Region,
+    /// Its bytes.
+    pub weight: &'a Weight<'a>,
 }
 
-fn upload(
+/// Brings weights to a device: those that it does not find by itself are sent.
+fn fill(
     device: &dyn Device,
     jobs: &[Job<'_>],
     account: &Arc<Account>,
+    threads: usize,
     progress: &Progress,
 ) -> Result<Loaded, DeviceError> {
+    if jobs.is_empty() {
+        return Ok(Loaded::default());
+    }
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
     let mut queue = device.queue(account)?;
-    for Job { desc, region, bytes } in jobs {
-        let mut rest = *bytes;
+    let mut there = Vec::new();
+    if device.info().caps.recalls {
+        there = recall::recall(&mut *queue, jobs, threads, PATIENCE, |bytes| bar.add(bytes))?;
+    }
+    let is_there = |number: usize| there.get(number).copied().unwrap_or(false);
+    let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
+    let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
+    for (_, Job { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number)) {
+        let mut rest = weight.bytes;
         // Straight from the file's pages to where they go.
         let mut write = |to: &mut [u8]| {
             for piece in to.chunks_mut(PIECE as usize) {
@@ -144,5 +203,5 @@ fn upload(
         queue.upload(region.clone(), Some(desc), Source::Writer(&mut write))?;
     }
     queue.mark().wait(Some(Instant::now() + PATIENCE))?;
-    Ok(bar.finish())
+    Ok(Loaded { recalled, ..bar.finish() })
 }

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use fanout::device::MappedFile;
+use fanout::gguf::Gguf;
 use generate::args::Args;
-use generate::gguf::Gguf;
 use generate::hyper::Hyper;
 use generate::summary::Summary;
 use log::LevelFilter;
@@ -18,11 +18,19 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // The whole chain of causes in one line.
-            eprintln!("generate: {e:#}");
+            eprintln!("generate: {}", in_one_line(&e));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The whole chain of causes, but for those that the one before has said already.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match &*said {
+        "" => cause,
+        before if before.contains(&cause) => said,
+        before => format!("{before}: {cause}"),
+    })
 }
 
 fn start_log(args: &Args) {

@@ -1,8 +1,8 @@
 //! A device around another one, which measures how long that computes: any device of one's own can be given to the scheduler.
 
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, MemoryInfo, Point, Program, Queue, Region,
-    Source, Support, Ticket,
+    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, Known, Link, MemoryInfo, Point, Program,
+    Queue, Region, Source, Support, Ticket,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -70,6 +70,14 @@ impl Device for Metered {
 
     fn features(&self) -> Vec<Feature> {
         self.inner.features()
+    }
+
+    fn link(&self) -> Option<Link> {
+        self.inner.link()
+    }
+
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.inner.copies_from(other)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -168,6 +176,14 @@ impl Queue for MeteredQueue {
 
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
         self.inner.download(src)
+    }
+
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        self.inner.download_all(srcs)
+    }
+
+    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
+        self.inner.recall(dst, tensor, known)
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {

@@ -48,7 +48,7 @@ impl Bar {
     /// All is loaded: bytes, and how long that took.
     pub fn finish(self) -> Loaded {
         self.bar.finish();
-        Loaded { bytes: self.bar.position(), time: self.start.elapsed() }
+        Loaded { bytes: self.bar.position(), recalled: 0, time: self.start.elapsed() }
     }
 }
 
@@ -57,11 +57,18 @@ impl Bar {
 pub struct Loaded {
     /// Bytes of weights.
     pub bytes: u64,
+    /// Those of them that it found by itself, and was not sent.
+    pub recalled: u64,
     /// From the first byte to the last.
     pub time: Duration,
 }
 
 impl Loaded {
+    /// Bytes that were sent to it.
+    pub fn sent(&self) -> u64 {
+        self.bytes.saturating_sub(self.recalled)
+    }
+
     /// Its rate in MB/s, 10^6 bytes; none where there was nothing to measure.
     pub fn rate(&self) -> Option<f64> {
         megabytes_per_second(self.bytes, self.time)
@@ -91,7 +98,7 @@ mod tests {
 
     #[test]
     fn rates_are_of_millions() {
-        let loaded = Loaded { bytes: 3_000_000, time: Duration::from_millis(500) };
+        let loaded = Loaded { bytes: 3_000_000, recalled: 0, time: Duration::from_millis(500) };
         assert_eq!(loaded.rate(), Some(6.0));
         assert_eq!(Loaded::default().rate(), None);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::links::{Links, Phase, Server};
 use crate::progress::Loaded;
 
 /// A whole run.
@@ -34,6 +35,21 @@ pub struct Report {
     pub decode_graph: Graph,
     /// The devices, in the order of the list.
     pub devices: Vec<Device>,
+    /// What went over connections to servers.
+    pub links: Links,
+    /// What was lost, and came back.
+    pub losses: Losses,
+}
+
+/// Servers that were lost during a run that went on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How often one was.
+    pub servers: usize,
+    /// How often the run went on; several servers may have been waited for each time.
+    pub recoveries: usize,
+    /// How long it took until it did, all in all. No other time of a run has any of it.
+    pub time: Duration,
 }
 
 /// How a graph lies on the devices.
@@ -110,6 +126,10 @@ impl Report {
             "prompt_graph": self.prompt_graph.json(),
             "gen_graph": self.decode_graph.json(),
             "devices": self.devices.iter().map(Device::json).collect::<Vec<_>>(),
+            "links": self.links.servers().iter().map(Server::json).collect::<Vec<_>>(),
+            "losses": self.losses.servers,
+            "recoveries": self.losses.recoveries,
+            "recovery_s": seconds(self.losses.time),
         })
     }
 }
@@ -126,6 +146,8 @@ impl Device {
             "name": self.name,
             "layers": self.layers,
             "weight_bytes": self.weights.bytes,
+            "weight_bytes_from_its_disk": self.weights.recalled,
+            "weight_bytes_sent": self.weights.sent(),
             "load_s": seconds(self.weights.time),
             "load_mb_s": self.weights.rate().map(rounded),
             "cache_bytes": self.cache_bytes,
@@ -141,7 +163,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
         let loaded: u64 = self.devices.iter().map(|device| device.weights.bytes).sum();
-        let of_all = Loaded { bytes: loaded, time: self.load };
+        let of_all = Loaded { bytes: loaded, recalled: 0, time: self.load };
         let load_rate = of_all.rate().map_or(String::new(), |rate| format!(", {rate:.0} MB/s"));
         writeln!(f, "load    {:8.3} s  {:6} MB{load_rate}", self.load.as_secs_f64(), loaded / 1_000_000)?;
         let line = |f: &mut fmt::Formatter<'_>, name, time: Duration, tokens, per_second, graph: Graph| {
@@ -153,6 +175,20 @@ impl fmt::Display for Report {
         for device in &self.devices {
             writeln!(f, "{device}")?;
         }
+        for server in self.links.servers() {
+            let (load, decode) = (server.traffic(Phase::Load), server.traffic(Phase::Decode));
+            let each = |bytes: u64| bytes.checked_div(self.decoded as u64).unwrap_or(0);
+            write!(f, "{}: {:.1} MB sent to load; ", server.endpoint, load.sent as f64 / 1e6)?;
+            writeln!(f, "{} bytes sent, {} received for each decoded token", each(decode.sent), each(decode.received))?;
+        }
+        let Losses { servers, recoveries, time } = self.losses;
+        if servers > 0 {
+            let seconds = time.as_secs_f64();
+            writeln!(
+                f,
+                "servers were lost {servers} times; the run went on {recoveries} times, after {seconds:.3} s in all"
+            )?;
+        }
         Ok(())
     }
 }
@@ -161,7 +197,12 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         let rate = self.weights.rate().map_or(String::new(), |rate| format!(" at {rate:.0} MB/s"));
-        write!(f, "{}: {} layers, {:.1} MB of weights{rate}, ", self.name, self.layers, megabytes(self.weights.bytes))?;
+        write!(f, "{}: {} layers, {:.1} MB of weights{rate}", self.name, self.layers, megabytes(self.weights.bytes))?;
+        if self.weights.recalled > 0 {
+            let (recalled, sent) = (megabytes(self.weights.recalled), megabytes(self.weights.sent()));
+            write!(f, " ({recalled:.1} MB from its own disk, {sent:.1} MB sent)")?;
+        }
+        write!(f, ", ")?;
         write!(f, "{:.1} MB of keys and values, ", megabytes(self.cache_bytes))?;
         write!(f, "{:.1} MB to compute, ", megabytes(self.compute_bytes))?;
         write!(f, "{:.1} MB brought; ", megabytes(self.copied_bytes))?;
@@ -178,7 +219,7 @@ mod tests {
         let device = Device {
             name: "CPU0".to_owned(),
             layers: 2,
-            weights: Loaded { bytes: 5_000_000, time: Duration::from_millis(500) },
+            weights: Loaded { bytes: 5_000_000, recalled: 3_000_000, time: Duration::from_millis(500) },
             cache_bytes: 2_000_000,
             compute_bytes: 1_500_000,
             copied_bytes: 4096,
@@ -198,6 +239,8 @@ mod tests {
             prompt_graph: Graph { nodes: 60, splits: 2, copies: 5 },
             decode_graph: Graph { nodes: 58, splits: 2, copies: 4 },
             devices: vec![device],
+            losses: Losses { servers: 3, recoveries: 2, time: Duration::from_millis(1500) },
+            ..Report::default()
         }
     }
 
@@ -212,7 +255,11 @@ mod tests {
         assert_eq!(json["prompt_graph"], json!({ "nodes": 60, "splits": 2, "copies": 5 }));
         let device = &json["devices"][0];
         assert_eq!((&device["name"], &device["weight_bytes"]), (&json!("CPU0"), &json!(5_000_000)));
+        let (disk, sent) = (&device["weight_bytes_from_its_disk"], &device["weight_bytes_sent"]);
+        assert_eq!((disk, sent), (&json!(3_000_000), &json!(2_000_000)));
         assert_eq!((&device["load_mb_s"], &device["copied_bytes"]), (&json!(10.0), &json!(4096)));
+        assert_eq!((&json["losses"], &json["recoveries"], &json["recovery_s"]), (&json!(3), &json!(2), &json!(1.5)));
+        assert_eq!(json["links"], json!([]));
         // One line: the last of the output is the report.
         assert!(!json.to_string().contains('\n'));
     }
@@ -230,8 +277,9 @@ mod tests {
 load       1.000 s       5 MB, 5 MB/s
 prompt     0.600 s       3 tokens, 5.0 tok/s; 60 nodes, 2 splits, 5 copies
 decode     0.800 s       2 tokens, 2.5 tok/s; 58 nodes, 2 splits, 4 copies
-CPU0: 2 layers, 5.0 MB of weights at 10 MB/s, 2.0 MB of keys and values, 1.5 MB to compute, 0.0 MB brought; \
+CPU0: 2 layers, 5.0 MB of weights at 10 MB/s (3.0 MB from its own disk, 2.0 MB sent), 2.0 MB of keys and values, 1.5 MB to compute, 0.0 MB brought; \
 busy for 0.300 s of the prompt, 0.700 s of decoding
+servers were lost 3 times; the run went on 2 times, after 1.500 s in all
 ";
         assert_eq!(sample().to_string(), expected);
     }

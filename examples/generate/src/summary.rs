@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::gguf::Gguf;
 use crate::hyper::Hyper;
+use fanout::gguf::Gguf;
 
 /// Prints a file's architecture, sizes and tensors.
 pub struct Summary<'a> {

@@ -1,4 +1,4 @@
-//! From a name to a connection whose server speaks our version.
+//! From a name to a connection whose server speaks a version that we speak too.
 
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -12,7 +12,8 @@ use crate::device::DeviceError;
 use crate::rpc::socket::{left, read};
 use crate::rpc::wire::ext::{Greeting, State};
 use crate::rpc::wire::{
-    Command, Hello, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response, ResponseHeader, Version, WireError,
+    Command, Dialect, GetAlignment, Hello, HelloForm, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response,
+    ResponseHeader, SERVED, Version, WireError,
 };
 
 /// The pause after the first attempt to connect; each is twice the one before.
@@ -76,12 +77,12 @@ pub enum ConnectError {
         patience: Duration,
     },
     /// Something takes connections, and closes them.
-    #[error("{endpoint} closed the connection on {command}; it may be older than version 1.0, or its log says why")]
+    #[error("{endpoint} closed the connection on {tried}; its log says why")]
     Closed {
         /// As it was given.
         endpoint: String,
-        /// What it was asked.
-        command: &'static str,
+        /// What was said to it, each time on a new connection.
+        tried: &'static str,
     },
     /// Something answers, and not as a server of this protocol does.
     #[error("{endpoint} does not answer as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
@@ -92,7 +93,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// A server of another version.
-    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {PROTOCOL_VERSION}: update {}", older(*.theirs))]
+    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {SERVED}: update {}", older(*.theirs))]
     Version {
         /// As it was given.
         endpoint: String,
@@ -115,14 +116,14 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// What it means that a server's answer to `command` could not be read.
+    /// What it means that a server's answer to `command` could not be had.
     pub(super) fn unheard(endpoint: &str, command: &'static str, patience: Duration, e: &io::Error) -> ConnectError {
         use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
         let endpoint = endpoint.to_owned();
         match e.kind() {
             WouldBlock | TimedOut => ConnectError::Silent { endpoint, command, patience },
             UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => {
-                ConnectError::Closed { endpoint, command }
+                ConnectError::Closed { endpoint, tried: command }
             }
             _ => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
         }
@@ -184,9 +185,10 @@ fn is_endpoint(text: &str) -> bool {
 /// A server that takes us.
 pub(super) struct Met {
     pub(super) stream: TcpStream,
+    pub(super) dialect: &'static Dialect,
     pub(super) version: Version,
-    /// What a server of fanout's says of itself.
-    pub(super) greeting: Option<Greeting>,
+    /// The revision of the extensions, from a server of fanout's.
+    pub(super) revision: Option<u8>,
 }
 
 /// Connects and shakes hands, once.
@@ -202,10 +204,7 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectE
     for (addr, others) in addrs.iter().zip((1..=addrs.len() as u32).rev()) {
         // An address that nobody answers at leaves time for the others.
         match left(until).and_then(|left| open(*addr, left / others)) {
-            Ok(stream) => {
-                let (version, greeting) = handshake(endpoint, &stream, until, options.connect_timeout)?;
-                return Ok(Met { stream, version, greeting });
-            }
+            Ok(stream) => return meet(endpoint, *addr, stream, (until, options.connect_timeout)),
             Err(e) => last = e,
         }
     }
@@ -223,40 +222,80 @@ fn open(addr: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
+/// Finds out how the server speaks. It closes the connection on what its version does not know: then there is another one,
+/// to say the same as the versions before did.
+fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Duration)) -> Result<Met, ConnectError> {
+    let mut stream = stream;
+    let forms = [
+        (HelloForm::Caps, "HELLO, and takes no other"),
+        (HelloForm::Empty, "HELLO, with its body and without, and takes no other"),
+        (HelloForm::Absent, "HELLO, with its body and without, and on the first request of versions before HELLO"),
+    ];
+    let mut closed_on = "HELLO";
+    for (form, tried) in forms {
+        match handshake(endpoint, &stream, form, time) {
+            Err(ConnectError::Closed { .. }) => closed_on = tried,
+            Err(e) => return Err(e),
+            Ok((dialect, version, greeting)) => {
+                return Ok(Met { stream, dialect, version, revision: greeting.map(|greeting| greeting.revision) });
+            }
+        }
+        if form != HelloForm::Absent {
+            let Ok(next) = left(time.0).and_then(|left| open(addr, left)) else { break };
+            stream = next;
+        }
+    }
+    Err(ConnectError::Closed { endpoint: endpoint.to_owned(), tried: closed_on })
+}
+
 fn handshake(
     endpoint: &str,
     mut stream: &TcpStream,
-    until: Instant,
-    patience: Duration,
-) -> Result<(Version, Option<Greeting>), ConnectError> {
-    let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let io = |e: io::Error| ConnectError::unheard(endpoint, Command::Hello.name(), patience, &e);
+    form: HelloForm,
+    (until, patience): (Instant, Duration),
+) -> Result<(&'static Dialect, Version, Option<Greeting>), ConnectError> {
+    let named = || endpoint.to_owned();
+    let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
+    let io = |e: io::Error| ConnectError::unheard(endpoint, "HELLO", patience, &e);
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
-    Request::Hello(Hello { conn_caps: Some([0; 24]) }).encode(&mut out);
+    let command = match form {
+        HelloForm::Caps | HelloForm::Empty => {
+            let conn_caps = (form == HelloForm::Caps).then_some([0; 24]);
+            Request::Hello(Hello { conn_caps }).encode(&mut out);
+            Command::Hello
+        }
+        HelloForm::Absent => {
+            let first = Request::GetAlignment(GetAlignment { device: 0 });
+            Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
+            Command::GetAlignment
+        }
+    };
     stream.set_write_timeout(Some(left(until).map_err(io)?)).map_err(io)?;
     stream.write_all(&out).map_err(io)?;
     let mut header = [0; RESPONSE_HEADER];
     read(stream, &mut header, until).map_err(io)?;
     let size = ResponseHeader::decode(&header).size;
-    let size = Command::Hello.response_size(size, HELLO_REPLY as u64).map_err(wire)?;
+    let size = command.response_size(size, HELLO_REPLY as u64).map_err(wire)?;
     let mut body = [0; HELLO_REPLY];
     let body = body.get_mut(..size).ok_or_else(|| failed("a reply that is too long".to_owned()))?;
     read(stream, body, until).map_err(io)?;
-    let Response::Hello(reply) = Response::decode(Command::Hello, body).map_err(wire)? else {
-        return Err(DeviceError::Bug("the decoder took one reply for another".to_owned()).into());
+    let reply = match Response::decode(command, body).map_err(wire)? {
+        Response::Hello(reply) => reply,
+        // Any answer shows that it knows the request.
+        _ => return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None)),
     };
-    if !PROTOCOL_VERSION.accepts(reply.version) {
+    let Some(dialect) = Dialect::of(reply.version) else {
         return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
-    }
-    if reply.conn_caps.is_none() {
+    };
+    if reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
-    let greeting = Greeting::from_byte(reply.greeting);
+    let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
     match greeting.map_or(State::Ready, |greeting| greeting.state) {
-        State::Ready => Ok((reply.version, greeting)),
-        State::Full => Err(ConnectError::Full { endpoint: endpoint.to_owned() }),
-        State::Draining => Err(ConnectError::Draining { endpoint: endpoint.to_owned() }),
+        State::Ready => Ok((dialect, reply.version, greeting)),
+        State::Full => Err(ConnectError::Full { endpoint: named() }),
+        State::Draining => Err(ConnectError::Draining { endpoint: named() }),
     }
 }
 
@@ -282,7 +321,7 @@ mod tests {
         let mut left = 3;
         let done = again(Duration::from_secs(30), || {
             left -= 1;
-            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), command: "HELLO" }) }
+            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), tried: "HELLO" }) }
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;

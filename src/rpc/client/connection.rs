@@ -14,7 +14,7 @@ use super::proof::{Lane, Needs, Proofs};
 use super::reader;
 use crate::device::{DeviceError, Link, Ticket, TicketSender};
 use crate::rpc::wire::ext::GreetReply;
-use crate::rpc::wire::{FreeBuffer, Request};
+use crate::rpc::wire::{BodySize, Command, Dialect, FreeBuffer, Request};
 
 /// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
 pub(super) const JOINED: usize = 64 << 10;
@@ -35,6 +35,8 @@ pub(super) struct Shared {
     endpoint: String,
     number: u64,
     pub(super) stream: TcpStream,
+    /// The version that the server speaks.
+    pub(super) dialect: &'static Dialect,
     pub(super) patience: Duration,
     /// Held while a message is written; what is in it changes in the order of the messages.
     writer: Mutex<Writer>,
@@ -155,6 +157,7 @@ impl Connection {
     pub(super) fn start(
         endpoint: &str,
         stream: TcpStream,
+        dialect: &'static Dialect,
         patience: Duration,
         greeted: Option<GreetReply>,
     ) -> io::Result<Arc<Connection>> {
@@ -165,6 +168,7 @@ impl Connection {
             endpoint: endpoint.to_owned(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             stream,
+            dialect,
             patience,
             writer: Mutex::new(Writer { kept, ..Writer::default() }),
             replies: Mutex::default(),
@@ -227,7 +231,11 @@ impl Shared {
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
     pub(super) fn call(&self, request: &Request<'_>, len: u64) -> Result<Vec<u8>, DeviceError> {
-        self.exchange(request.command().name(), len..=len, |out| request.encode(out))
+        let (to, ticket) = Ticket::new();
+        self.turn(|turn| turn.request(request, len, To::Ticket(to)))?;
+        self.count_wait();
+        // The reader ends every wait.
+        ticket.wait(None)
     }
 
     /// Sends a request and waits for its reply.
@@ -397,10 +405,32 @@ impl Turn<'_> {
         })
     }
 
-    /// Sends a request of 7.0 that has no reply.
+    /// Puts a request of 7.0, in the server's own version, behind those that have yet to leave.
+    fn put_request(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
+        let said = self.shared.dialect.encode(request, &mut self.writer.out);
+        said.map_err(|e| DeviceError::Bug(format!("a request that the server does not understand: {e}")))
+    }
+
+    /// Sends a request of 7.0 that has no reply there. Where it has an empty one, nobody waits for that.
     pub(super) fn tell(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
-        self.put(|out| request.encode(out));
+        self.put_request(request)?;
+        self.acknowledged(request.command())?;
         self.leave(request.command().name())
+    }
+
+    /// Sends a request of 7.0 whose reply has `len` bytes.
+    pub(super) fn request(&mut self, request: &Request<'_>, len: u64, to: To) -> Result<(), DeviceError> {
+        self.put_request(request)?;
+        self.expect(request.command().name(), len..=len, to)?;
+        self.leave(request.command().name())
+    }
+
+    /// Nothing but an empty reply comes, from servers of versions that have one.
+    pub(super) fn acknowledged(&mut self, command: Command) -> Result<(), DeviceError> {
+        match self.shared.dialect.reply(command) {
+            Some(BodySize::Exact(0)) => self.expect(command.name(), 0..=0, To::Nobody),
+            _ => Ok(()),
+        }
     }
 
     /// Sends a request that has a reply.
@@ -411,6 +441,18 @@ impl Turn<'_> {
         to: To,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), DeviceError> {
+        self.expect(command, len, to)?;
+        self.put(encode);
+        self.leave(command)
+    }
+
+    /// A reply is due once the message is sent that is being put together.
+    pub(super) fn expect(
+        &mut self,
+        command: &'static str,
+        len: RangeInclusive<u64>,
+        to: To,
+    ) -> Result<(), DeviceError> {
         let mut replies = lock(&self.shared.replies);
         if let Some(failure) = replies.failure.clone() {
             drop(replies);
@@ -419,15 +461,14 @@ impl Turn<'_> {
         }
         // Before the request leaves: the reader expects the reply.
         replies.due.push_back(Reply { command, len, since: Instant::now(), to });
-        drop(replies);
-        self.put(encode);
-        self.leave(command)
+        Ok(())
     }
 
     fn run_errands(&mut self) -> Result<(), DeviceError> {
         let Errands { freed, wanted, said } = std::mem::take(&mut *lock(&self.shared.errands));
         for &remote_ptr in &freed {
-            self.put(|out| Request::FreeBuffer(FreeBuffer { remote_ptr }).encode(out));
+            self.put_request(&Request::FreeBuffer(FreeBuffer { remote_ptr }))?;
+            self.acknowledged(Command::FreeBuffer)?;
             // Graphs go with the buffers that they touch, and from some servers of 7.0 all of them do.
             self.writer.kept.free(remote_ptr);
         }

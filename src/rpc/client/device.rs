@@ -82,6 +82,9 @@ pub(super) fn memory(region: &Region) -> Result<&Memory, DeviceError> {
 
 /// The devices of a server.
 pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
+    if connection.dialect.number(Command::DeviceCount).is_none() {
+        return Ok(vec![open(connection, 0)?]);
+    }
     let reply = connection.call(&Request::DeviceCount(DeviceCount {}), 4)?;
     let count = match Response::decode(Command::DeviceCount, &reply) {
         Ok(Response::DeviceCount(count @ 1..=MAX_DEVICES)) => count,
@@ -94,9 +97,11 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
 fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
     let alignment = number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
+    let dialect = connection.dialect;
+    let older = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
     let info = DeviceInfo {
         name: format!("{}/{index}", connection.endpoint()),
-        description: format!("device {index} of the RPC server {}", connection.endpoint()),
+        description: format!("device {index} of the RPC server {}{older}", connection.endpoint()),
         // Servers do not say what it is; it is not the host's memory.
         kind: DeviceKind::Gpu,
         alignment,
@@ -191,6 +196,12 @@ impl Remote {
         if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW) || !fits(tensor) {
             return extent;
         }
+        let dialect = self.connection.dialect;
+        if dialect.number(Command::GetAllocSize).is_none() || !dialect.has_type(tensor.dtype()) {
+            // What devices that pad add: the rest of the last row.
+            let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW) - tensor.ne()[0];
+            return extent + (missing / tensor.dtype().block_len() * tensor.dtype().block_bytes()) as u64;
+        }
         let key = (tensor.dtype(), tensor.ne(), tensor.nb());
         if let Some(&size) = lock(&self.sizes).get(&key) {
             return size;
@@ -261,7 +272,7 @@ impl Device for PlainDevice {
     /// A server of 7.0 does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do
     /// not.
     fn support(&self, node: NodeView<'_>) -> Support {
-        unsayable(&node).map_or(Support::Yes, Support::No)
+        unsayable(&node, self.remote.connection.dialect).map_or(Support::Yes, Support::No)
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {

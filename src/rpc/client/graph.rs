@@ -1,6 +1,7 @@
 //! A graph as the body of a GRAPH_COMPUTE.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use super::device::{Remote, memory};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Node, Tensor, TensorId};
 use crate::ops::{NodeView, OpCode};
-use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord};
+use crate::rpc::wire::{Dialect, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use crate::tensor::TensorDesc;
 
 /// Nodes of one message: so many, with all that they read, stay below what servers take in one.
@@ -52,8 +53,11 @@ pub(super) struct Code {
 /// Buffers, by numbers that are never used again, and offsets of the bound regions.
 type Key = Vec<(u64, u64)>;
 
-/// What of a node the wire cannot say.
-pub(super) fn unsayable(node: &NodeView<'_>) -> Option<Unsupported> {
+/// What of a node the wire cannot say, as the server speaks it.
+pub(super) fn unsayable(node: &NodeView<'_>, dialect: &Dialect) -> Option<Unsupported> {
+    if let Err(no) = dialect.says(node) {
+        return Some(Unsupported { op: node.op.code(), reason: no.to_string() });
+    }
     let srcs = (0..crate::ops::MAX_SRC).filter_map(|i| node.srcs.get(i));
     let large = srcs.chain([node.dst]).find(|desc| !fits(desc))?;
     let reason = format!("a tensor of shape {:?}: the RPC protocol has dimensions below 2^32", large.ne());
@@ -65,7 +69,7 @@ impl Code {
     pub(super) fn new(graph: &Graph, remote: &Remote) -> Result<Code, DeviceError> {
         for node in graph.nodes() {
             let view = graph.view(node).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))?;
-            if let Some(no) = unsayable(&view) {
+            if let Some(no) = unsayable(&view, remote.connection.dialect) {
                 return Err(no.into());
             }
         }
@@ -86,7 +90,7 @@ impl Code {
             bodies[at..].rotate_left(1);
             return bodies.last().map(|(_, body)| Arc::clone(body)).ok_or(DeviceError::Ended);
         }
-        let made = self.parts.iter().map(|part| body(graph, part.clone(), self.device, bindings));
+        let made = self.parts.iter().map(|part| body(graph, part.clone(), self, bindings));
         let made: Arc<[Body]> = made.collect::<Result<_, _>>()?;
         if bodies.len() == BODIES {
             bodies.remove(0);
@@ -96,7 +100,7 @@ impl Code {
     }
 }
 
-fn body(graph: &Graph, nodes: Range<usize>, device: u32, bindings: &[Region]) -> Result<Body, DeviceError> {
+fn body(graph: &Graph, nodes: Range<usize>, code: &Code, bindings: &[Region]) -> Result<Body, DeviceError> {
     let mut records = Records { graph, bindings, ids: HashMap::new(), order: Vec::new(), encoded: Vec::new() };
     let nodes = graph.nodes().get(nodes).unwrap_or_default();
     for id in nodes.iter().flat_map(|node| node.srcs.into_iter().flatten().chain([node.dst])) {
@@ -119,10 +123,10 @@ fn body(graph: &Graph, nodes: Range<usize>, device: u32, bindings: &[Region]) ->
         records.encode(id, computed.get(&id).copied())?;
     }
     let listed: Vec<_> = listed.into_iter().map(u64::to_le_bytes).collect();
-    let bug = |e| DeviceError::Bug(format!("a graph that no message holds: {e}"));
-    let graph = GraphCompute::new(device, &listed, &records.encoded).map_err(bug)?;
+    let bug = |e: &dyn Display| DeviceError::Bug(format!("a graph that no message holds: {e}"));
+    let graph = GraphCompute::new(code.device, &listed, &records.encoded).map_err(|e| bug(&e))?;
     let mut frame = Vec::new();
-    Request::GraphCompute(graph).encode(&mut frame);
+    code.connection.dialect.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
     Ok(Body { id: NUMBER.fetch_add(1, Ordering::Relaxed), frame })
 }
 

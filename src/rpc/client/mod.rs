@@ -1,4 +1,5 @@
-//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, as devices of this process.
+//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, or of an older version, as devices of this
+//! process.
 //!
 //! ```no_run
 //! use fanout::rpc::client::{Endpoint, Options};
@@ -27,6 +28,8 @@
 //! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
+//! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
+//!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 
 mod connect;
@@ -90,11 +93,11 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { stream, version, greeting } = connect::connect(endpoint, options)?;
-        let knows_us = greeting.is_some_and(|greeting| greeting.revision == REVISION);
+        let Met { stream, dialect, version, revision } = connect::connect(endpoint, options)?;
+        let knows_us = revision == Some(REVISION);
         let greeted = if knows_us { Some(greeted::greet(endpoint, &stream, options.connect_timeout)?) } else { None };
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, options.patience, greeted).map_err(failed)?;
+        let connection = Connection::start(endpoint, stream, dialect, options.patience, greeted).map_err(failed)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
@@ -112,7 +115,7 @@ impl Endpoint {
         self.connection.endpoint()
     }
 
-    /// The version of the protocol that the server speaks.
+    /// The version of the protocol that the server speaks; 0.0.0 where that is older than HELLO.
     pub fn version(&self) -> Version {
         self.version
     }

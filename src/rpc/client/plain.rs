@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::connection::{To, Turn};
-use super::device::{Remote, bytes, memory, whole};
+use super::device::{Memory, Remote, bytes, memory, whole};
 use super::graph::{Body, describe};
 use super::proof::{Before, Lane, Needs, Progress, Track};
 use super::queue::{Awaited, Command, Recall, SMALL, Speaker};
 use crate::device::{DeviceError, Point, Region, Ticket, Timeline};
 use crate::rpc::wire::{
-    Command as Wire, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response, SetTensorHead,
-    TensorRecord,
+    BodySize, BufferClear, Command as Wire, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response,
+    SetTensorHead, TensorRecord,
 };
 use crate::tensor::TensorDesc;
 
@@ -37,11 +37,6 @@ impl Turn<'_> {
     /// Numbers a message that is work for a device.
     pub(super) fn number(&self, progress: &Progress) -> u64 {
         progress.sent.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Sends a request whose reply has `len` bytes.
-    fn request(&mut self, request: &Request<'_>, len: u64, to: To) -> Result<(), DeviceError> {
-        self.ask(request.command().name(), len..=len, to, |out| request.encode(out))
     }
 
     /// Reads bytes of a device; their reply proves all that it was sent before.
@@ -72,24 +67,37 @@ impl Turn<'_> {
     /// Writes bytes into a tensor, from its start.
     fn set(&mut self, tensor: TensorRecord, data: &[u8]) -> Result<(), DeviceError> {
         let head = SetTensorHead { tensor, cache: false, offset: 0 };
-        let mut encoded = Ok(());
-        self.put(|out| encoded = head.encode(data.len() as u64, out));
+        let (dialect, mut encoded) = (self.shared.dialect, Ok(()));
+        self.put(|out| encoded = dialect.encode_head(&head, data.len() as u64, out));
         encoded.map_err(|e| DeviceError::Bug(format!("an upload that no message holds: {e}")))?;
+        self.acknowledged(Wire::SetTensor)?;
         self.stream(Wire::SetTensor.name(), data)
     }
 
-    /// Runs a graph; one that the device ran last is not sent again.
-    fn compute(&mut self, device: u32, body: &Body) -> Result<(), DeviceError> {
+    /// Runs a graph for a queue; one that the device ran last is not sent again.
+    fn compute(&mut self, device: u32, body: &Body, track: &Arc<Track>) -> Result<(), DeviceError> {
+        let dialect = self.shared.dialect;
+        let again = dialect.number(Wire::GraphRecompute).is_some();
         let bytes = body.frame().len() as u64;
         let others = |(_, since): (u64, u64)| since.saturating_sub(bytes);
         let last = self.lane(device)?.graph.filter(|last| last.0 == body.id());
-        if last.is_some_and(|last| others(last) == 0 || last.1 <= REMEMBERED) {
+        if again && last.is_some_and(|last| others(last) == 0 || last.1 <= REMEMBERED) {
             return self.tell(&Request::GraphRecompute(GraphRecompute { device }));
         }
         for (_, since) in self.writer.lanes.iter_mut().filter_map(|lane| lane.graph.as_mut()) {
             *since += bytes;
         }
         self.lane(device)?.graph = Some((body.id(), bytes));
+        if let Some(BodySize::Exact(len)) = dialect.reply(Wire::GraphCompute) {
+            let track = Arc::downgrade(track);
+            let told = move |status: Result<Vec<u8>, DeviceError>| {
+                if let (Ok([status]), Some(track)) = (status.as_deref(), track.upgrade()) {
+                    track.computed(*status as i8);
+                }
+                Ok(())
+            };
+            self.expect(Wire::GraphCompute.name(), len..=len, To::Told(Box::new(told)))?;
+        }
         self.stream(Wire::GraphCompute.name(), body.frame())
     }
 
@@ -147,6 +155,20 @@ impl Plain {
         !overlap && self.remote.connection.proofs.copies(from, self.remote.index) == Some(true)
     }
 
+    /// Fills a region where the server has no word for it.
+    fn fill_by_hand(&mut self, dst: &Region, memory: &Memory, value: u8) -> Result<(), DeviceError> {
+        if dst.bytes() == dst.buffer().bytes() {
+            let clear = Request::BufferClear(BufferClear { remote_ptr: memory.handle, value });
+            return self.send(|turn| turn.tell(&clear));
+        }
+        let bytes = vec![value; PIECE.min(dst.bytes()) as usize];
+        for at in (0..dst.bytes()).step_by(PIECE as usize) {
+            let part = dst.part(at, PIECE.min(dst.bytes() - at))?;
+            self.upload(&part, None, &bytes[..part.bytes() as usize])?;
+        }
+        Ok(())
+    }
+
     /// Finds out whether the server copies between two devices.
     fn try_copy(&mut self, request: &Request<'_>, (from, to): (u32, u32)) -> Result<bool, DeviceError> {
         let (sender, ticket) = Ticket::new();
@@ -194,7 +216,8 @@ impl Speaker for Plain {
 
     fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError> {
         let memory = memory(dst)?;
-        let whole = tensor.filter(|tensor| whole(tensor, dst));
+        let known = |tensor: &TensorDesc| memory.connection.dialect.has_type(tensor.dtype());
+        let whole = tensor.filter(|tensor| whole(tensor, dst) && known(tensor));
         if let Some(tensor) = whole {
             let (buffer, data_at) = (memory.handle, memory.base + dst.offset());
             let record = TensorRecord { buffer, data: data_at, ..describe(tensor) };
@@ -245,6 +268,9 @@ impl Speaker for Plain {
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
         let memory = memory(dst)?;
+        if memory.connection.dialect.number(Wire::MemsetTensor).is_none() {
+            return self.fill_by_hand(dst, memory, value);
+        }
         for (at, size) in ranges(dst.bytes()) {
             let tensor = bytes(memory, dst.offset() + at, size);
             let request = Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size, value });
@@ -292,7 +318,8 @@ impl Speaker for Plain {
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
         let device = self.remote.index;
-        self.send(|turn| bodies.iter().try_for_each(|body| turn.compute(device, body)))
+        let track = Arc::clone(&self.track);
+        self.send(|turn| bodies.iter().try_for_each(|body| turn.compute(device, body, &track)))
     }
 
     /// What this connection has sent before is done before what it sends later; anything else is waited for.

@@ -237,6 +237,19 @@ impl Track {
         let (device, call) = (self.connection.endpoint().to_owned(), command.name());
         self.fail(&DeviceError::Driver { device, call, reason: "the server says that it has not done it".to_owned() });
     }
+
+    /// The server says how a graph of this queue ended: a `ggml_status`, from versions that tell.
+    pub(super) fn computed(&self, status: i8) {
+        let why = match status {
+            0 => return,
+            1 => "it was aborted",
+            -2 => "out of memory",
+            _ => "a device failed",
+        };
+        let (device, call) = (self.connection.endpoint().to_owned(), Command::GraphCompute.name());
+        let reason = format!("the server says: {why} (status {status}); its log says more");
+        self.fail(&DeviceError::Driver { device, call, reason });
+    }
 }
 
 impl device::Progress for Track {

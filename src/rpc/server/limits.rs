@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::Peer;
 use crate::rpc::wire::Limits;
 
 /// How a server treats its clients. Every limit has a sane default.
@@ -26,6 +27,10 @@ pub struct Config {
     pub device_timeout: Duration,
     /// Where to keep tensor data for SET_TENSOR_HASH; `None`: nowhere.
     pub cache: Option<CacheConfig>,
+    /// Other servers that this one may dial, to copy to them what its clients ask it to; none by default.
+    pub peers: Vec<Peer>,
+    /// A folder of GGUF files whose tensors clients may have loaded from there; `None`: none.
+    pub models: Option<PathBuf>,
 }
 
 /// The smallest [`Limits::max_body`]: every message of a fixed size must fit.
@@ -42,6 +47,8 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(60),
             device_timeout: Duration::from_secs(600),
             cache: None,
+            peers: Vec::new(),
+            models: None,
         }
     }
 }

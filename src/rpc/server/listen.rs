@@ -38,6 +38,22 @@ pub enum BindError {
         /// The system's word.
         source: io::Error,
     },
+    /// A server that may be dialled has no address.
+    #[error("--peer {peer}: no such host: {source}")]
+    Peer {
+        /// As it was given.
+        peer: String,
+        /// The resolver's word.
+        source: io::Error,
+    },
+    /// The folder of the models cannot be read.
+    #[error("the models' folder {dir}: {source}")]
+    Models {
+        /// The folder.
+        dir: String,
+        /// The system's word.
+        source: io::Error,
+    },
     /// Nothing to serve.
     #[error("a server needs at least one device")]
     NoDevice,

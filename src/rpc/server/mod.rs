@@ -7,12 +7,14 @@
 //!   ↓
 //! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
 //!    ↓                                                       → compile, programs (graphs)
-//! outgoing (whole messages)                                  → cache (tensor data)
+//! outgoing (whole messages)                                  → cache (tensor data), models (from disk)
 //!    ↑                                                       → device::Queue, one per session and device
 //!    ↑                                                       → bounce (copies between kinds of devices)
 //!    ↑                            → greeted (commands of the extensions)
 //!    ↑                                → queues (device::Queue, as many as the client opens)
-//!    └──────────────────────────────────── answers (what waits for a queue, in the order of its work)
+//!    ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
+//!    └──────────────────────────────────── peers (bytes of a queue that go to other servers)
+//!                                      → tickets (bytes from other servers that go to a queue's memory)
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -33,13 +35,17 @@ mod handles;
 mod holdings;
 mod limits;
 mod listen;
+mod models;
 mod outgoing;
+mod peers;
 mod programs;
 mod refusal;
 mod session;
+mod tickets;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
+pub use peers::{BadPeer, Peer};
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -54,7 +60,10 @@ use crate::device::Device;
 use crate::rpc::wire::ext::State;
 use cache::Cache;
 use guests::Guests;
+use models::Models;
+use peers::PeerList;
 use refusal::Refusal;
+use tickets::Table;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
@@ -78,6 +87,9 @@ struct Shared {
     devices: Vec<Arc<dyn Device>>,
     config: Config,
     cache: Option<Cache>,
+    tickets: Arc<Table>,
+    peers: Arc<PeerList>,
+    models: Option<Models>,
     stopping: AtomicBool,
     guests: Arc<Guests>,
 }
@@ -86,7 +98,8 @@ impl Server {
     /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's folder cannot be used, or without any device.
+    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
+    /// not known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
@@ -96,10 +109,26 @@ impl Server {
             .as_ref()
             .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
         let cache = cache.transpose()?;
+        let peers = PeerList::resolve(&config.peers)
+            .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
+        let models = config.models.as_ref().map(|dir| {
+            Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+        });
+        let models = models.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
         let guests = Guests::new(config.max_connections);
-        let shared = Shared { addr, devices, config, cache, stopping: AtomicBool::new(false), guests };
+        let shared = Shared {
+            addr,
+            devices,
+            config,
+            cache,
+            tickets: Arc::default(),
+            peers: Arc::new(peers),
+            models,
+            stopping: AtomicBool::new(false),
+            guests,
+        };
         Ok(Server { listener, shared: Arc::new(shared) })
     }
 
@@ -179,7 +208,7 @@ fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
+fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
     debug!("{peer}: connected");
     match session::run(shared, stream, peer) {
         Ok(session::End::Closed) => debug!("{peer}: disconnected"),

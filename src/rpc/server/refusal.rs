@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::connection::Broken;
+use super::tickets::TicketError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::REVISION;
@@ -44,6 +45,8 @@ pub(super) enum Refusal {
     Graph(#[from] GraphError),
     #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
     NoGraph(u32),
+    #[error(transparent)]
+    Ticket(#[from] TicketError),
     #[error("device: {0}")]
     Failed(#[from] DeviceError),
     #[error("it comes right after HELLO, and once")]
@@ -52,8 +55,6 @@ pub(super) enum Refusal {
     Revision(u32),
     #[error("not served after GREET, which has another word for it")]
     Superseded,
-    #[error("not offered by this server")]
-    NotOffered,
     #[error("no queue {0} is open")]
     Queue(u32),
     #[error("queue {0} is open already")]

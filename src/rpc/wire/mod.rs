@@ -14,6 +14,7 @@
 
 mod codec;
 mod command;
+mod dialect;
 pub mod ext;
 mod frame;
 mod graph;
@@ -24,6 +25,7 @@ mod version;
 
 pub use codec::{Reader, WireError};
 pub use command::{BodySize, Command, Limits};
+pub use dialect::{Dialect, HelloForm, SERVED, Unsayable};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
 pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
 pub use request::{

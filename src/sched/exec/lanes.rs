@@ -1,6 +1,6 @@
 //! The queues that steps go to.
 
-use super::super::{Devices, Lane, LaneKind, SchedError};
+use super::super::{Devices, Lane, LaneKind, Reach, SchedError};
 use super::porter::Porter;
 use crate::device::{Account, Point, Queue};
 use std::fmt;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 /// Queues of all devices, made when they are first needed.
 pub(super) struct Lanes {
     account: Arc<Account>,
+    reach: Reach,
     all: Vec<Running>,
 }
 
@@ -36,8 +37,8 @@ impl fmt::Debug for Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(account: &Arc<Account>) -> Lanes {
-        Lanes { account: Arc::clone(account), all: Vec::new() }
+    pub(super) fn new(account: &Arc<Account>, reach: &Reach) -> Lanes {
+        Lanes { account: Arc::clone(account), reach: reach.clone(), all: Vec::new() }
     }
 
     /// The number of a lane.
@@ -48,10 +49,9 @@ impl Lanes {
         let device = &devices[lane.device];
         let info = device.info();
         let queue = device.queue(&self.account).map_err(|e| SchedError::of(&info.name, e))?;
-        // Only what is brought from another domain has to be waited for by a thread, while the host submits more.
-        let mixed = devices.iter().any(|other| other.info().domain != info.domain);
+        // Only what is brought through the host has to be waited for by a thread, while the host submits more.
         let worker = match lane.kind {
-            LaneKind::Bring if mixed => Worker::Porter(Porter::new(queue, &info.name)?),
+            LaneKind::Bring if self.reach.needs_host(lane.device) => Worker::Porter(Porter::new(queue, &info.name)?),
             _ => Worker::Queue(queue),
         };
         self.all.push(Running { lane, worker, end: None, touches: vec![false; devices.len()] });

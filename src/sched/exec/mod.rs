@@ -7,7 +7,7 @@ mod programs;
 mod rooms;
 mod run;
 
-use super::{Devices, Lane, LaneKind, Options, Plan, SchedError, Storage, Task};
+use super::{Devices, Lane, LaneKind, Options, Plan, Reach, SchedError, Storage, Task};
 use crate::device::{Account, Device, PATIENCE, Point, Region, Ticket};
 use crate::graph::TensorId;
 use lanes::Lanes;
@@ -28,6 +28,7 @@ pub struct Scheduler {
     /// Tells its prepared plans from those of others.
     id: u64,
     devices: Vec<Arc<dyn Device>>,
+    reach: Reach,
     options: Options,
     account: Arc<Account>,
     rooms: Rooms,
@@ -96,7 +97,8 @@ impl Prepared {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Scheduler {
-    /// A scheduler over devices in order of preference. `account` pays for what it holds on all of them.
+    /// A scheduler over devices in order of preference. `account` pays for what it holds on all of them. Asks the devices once
+    /// which of them copy from which, and goes by that.
     ///
     /// # Errors
     /// [`SchedError::NoDevices`] for an empty list.
@@ -109,9 +111,11 @@ impl Scheduler {
             return Err(SchedError::NoDevices);
         }
         let (none, depth) = (vec![0; devices.len()], options.depth());
+        let reach = Reach::new(&devices);
         Ok(Scheduler {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            lanes: Lanes::new(account),
+            lanes: Lanes::new(account, &reach),
+            reach,
             options: Options { depth, ..options },
             account: Arc::clone(account),
             rooms: Rooms::default(),
@@ -139,7 +143,7 @@ impl Scheduler {
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
     pub fn plan(&self, task: &Arc<Task>) -> Result<Plan, SchedError> {
-        Plan::new(Arc::clone(task), &self.devices, &self.options)
+        Plan::over(Arc::clone(task), &self.devices, &self.reach, &self.options)
     }
 
     /// Makes room for a plan's tensors, so that running it and any smaller one allocates nothing. Waits for what runs where
@@ -149,7 +153,8 @@ impl Scheduler {
     /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs; [`SchedError::Foreign`] for a plan
     /// over other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
-        if !self.devices.iter().map(|device| &device.info().name).eq(&plan.devices) {
+        let same = self.devices.iter().map(|device| &device.info().name).eq(&plan.devices);
+        if !same || plan.reach != self.reach {
             return Err(SchedError::Foreign);
         }
         self.make_room(plan)
@@ -219,7 +224,8 @@ impl Scheduler {
             return Err(SchedError::Gone { name: plan.task.name(id).to_owned() });
         }
         let at = plan.at_home(slot, &range).ok_or_else(no)?;
-        let region = self.rooms.region(plan, &at, 0)?;
+        let copy = self.runs.saturating_sub(1) as usize % plan.depth;
+        let region = self.rooms.region(plan, &at, copy)?;
         self.counts.downloaded[home] += region.bytes();
         self.download(home, region)
     }

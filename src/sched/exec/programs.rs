@@ -18,6 +18,8 @@ pub(super) struct Programs {
     replicas: Vec<Ends>,
     /// By lane of the plan: the devices whose memory it touches.
     pub(super) touches: Vec<Vec<bool>>,
+    /// By mark of the plan: the device whose lane makes it.
+    pub(super) makers: Vec<usize>,
     /// Slots that the host writes before each run.
     pub(super) inputs: Vec<u32>,
 }
@@ -33,8 +35,8 @@ struct Split {
 /// Between which memory a replica's bytes move.
 #[derive(Debug)]
 struct Ends {
-    from: Option<Region>,
-    /// By copy of the ring.
+    /// By copy of the ring, as those of `to`; none of an input.
+    from: Vec<Region>,
     to: Vec<Region>,
     experts: Option<Experts>,
 }
@@ -61,8 +63,12 @@ impl Programs {
             splits.push(Split { program, memories, bindings: Vec::new() });
         }
         let mut touches = vec![vec![false; devices.len()]; plan.lanes.len()];
+        let mut makers = vec![0; plan.marks as usize];
         let mut inputs = Vec::new();
         for step in &plan.steps {
+            if let Some(maker) = step.mark.and_then(|mark| makers.get_mut(mark as usize)) {
+                *maker = plan.lanes[step.lane].device;
+            }
             let touches = &mut touches[step.lane];
             touches[plan.lanes[step.lane].device] = true;
             if let Work::Copy(number) | Work::Experts(number) = step.work
@@ -76,7 +82,7 @@ impl Programs {
         }
         inputs.sort_unstable();
         inputs.dedup();
-        let mut programs = Programs { generation: 0, splits, replicas: Vec::new(), touches, inputs };
+        let mut programs = Programs { generation: 0, splits, replicas: Vec::new(), touches, makers, inputs };
         programs.bind(plan, rooms)?;
         Ok(programs)
     }
@@ -96,7 +102,7 @@ impl Programs {
             let lost = SchedError::Bug("a replica without a place");
             let to = copies(&plan.of_replica(number).ok_or(lost)?)?;
             let from = plan.at_home(replica.slot, &replica.range);
-            let from = from.map(|at| rooms.region(plan, &at, 0)).transpose()?;
+            let from = from.map_or(Ok(Vec::new()), |at| copies(&at))?;
             let experts = match plan::experts(plan, number) {
                 Some(at) => Some(Experts::new(plan, number, copies(&at)?)?),
                 None => None,
@@ -125,9 +131,9 @@ impl Programs {
         ends.ok_or(SchedError::Bug("a step of another plan"))
     }
 
-    /// Where a replica's bytes come from.
-    pub(super) fn from(&self, number: u32) -> Result<&Region, SchedError> {
-        let from = self.replicas.get(number as usize).and_then(|ends| ends.from.as_ref());
+    /// Where a replica's bytes come from, in one of the copies.
+    pub(super) fn from(&self, number: u32, copy: usize) -> Result<&Region, SchedError> {
+        let from = self.replicas.get(number as usize).and_then(|ends| ends.from.get(copy));
         from.ok_or(SchedError::Bug("a replica without a home"))
     }
 

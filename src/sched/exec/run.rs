@@ -5,7 +5,7 @@ use super::lanes::Worker;
 use super::porter;
 use super::programs::Experts;
 use super::{Fetched, Prepared, Scheduler, take, wait};
-use crate::device::{DeviceError, PATIENCE, Region};
+use crate::device::{DeviceError, PATIENCE, Point, Region};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use std::collections::BTreeSet;
@@ -112,9 +112,18 @@ impl Scheduler {
             let device = plan.lanes[step.lane].device;
             let of = |e| SchedError::of(&plan.devices[device], e);
             let over = runs.is_over();
+            // What a copy waits for on the device that it copies from need not hold up this one: whoever sends the bytes waits.
+            let home = match step.work {
+                Work::Copy(replica) => plan.home(plan.cut.replicas[replica as usize].slot),
+                _ => None,
+            };
+            let mut after = None;
             for wait in step.waits.iter().filter(|_| !over) {
                 let then = (run + plan.depth + 1 - wait.ago as usize) % (plan.depth + 1);
-                if let Some(point) = &self.history[then][wait.mark as usize] {
+                let Some(point) = &self.history[then][wait.mark as usize] else { continue };
+                if after.is_none() && home == Some(prepared.programs.makers[wait.mark as usize]) {
+                    after = Some(point.clone());
+                } else {
                     self.lanes.at(lane)?.wait(point).map_err(of)?;
                 }
             }
@@ -122,7 +131,7 @@ impl Scheduler {
             match step.work {
                 _ if over => {}
                 Work::Run(split) => runs.split(self, prepared, split, at)?,
-                work => self.bring(prepared, work, at, inputs).map_err(|e| e.or(of))?,
+                work => self.bring(prepared, (work, after), at, inputs).map_err(|e| e.or(of))?,
             }
             if let Some(mark) = step.mark {
                 let running = self.lanes.at(lane)?;
@@ -184,11 +193,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A step that brings something to a device, or on its way there.
+    /// A step that brings something to a device, or on its way there; a copy after that moment.
     fn bring(
         &mut self,
         prepared: &mut Prepared,
-        work: Work,
+        (work, after): (Work, Option<Point>),
         at: Moment,
         inputs: &[(TensorId, &[u8])],
     ) -> Result<(), Failed> {
@@ -204,12 +213,12 @@ impl Scheduler {
                 self.counts.uploaded[device] += bytes.len() as u64;
             }
             Work::Copy(number) => {
-                let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
-                porter::copy(running.queue(), from.clone(), to.clone(), None)?;
+                let (from, to) = (programs.from(number, at.copy)?, programs.to(number, at.copy)?);
+                porter::copy(running.queue(), from.clone(), to.clone(), after.as_ref())?;
                 self.counts.copied[device] += to.bytes();
             }
             Work::Fetch(number) => {
-                let ticket = running.queue().download(programs.from(number)?.clone())?;
+                let ticket = running.queue().download(programs.from(number, at.copy)?.clone())?;
                 self.fetched.push(Fetched { replica: number, ticket, done: running.queue().mark() });
             }
             Work::Deliver(number) => {
@@ -232,7 +241,7 @@ impl Scheduler {
                 let ids = experts.ids.get(at.copy).ok_or(SchedError::Bug("a copy beyond the depth"))?;
                 let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
                 let ids = take(ids, &done, &self.abort, &plan.devices[device])?;
-                let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
+                let (from, to) = (programs.from(number, at.copy)?, programs.to(number, at.copy)?);
                 let Origin::Experts { home, .. } = plan.cut.replicas[number as usize].origin else {
                     return Err(SchedError::Bug("experts of a replica that has none").into());
                 };
@@ -252,14 +261,11 @@ impl Scheduler {
         (from, to): (&Region, &Region),
         ranges: &[Range<u64>],
     ) -> Result<(), Failed> {
-        let same = {
-            let device = self.lanes.at(lane)?.lane.device;
-            self.devices[device].info().domain == self.devices[home].info().domain
-        };
+        let copies = self.reach.copies(self.lanes.at(lane)?.lane.device, home);
         for range in ranges {
             let part = |of: &Region| of.part(range.start, range.end - range.start);
             let (from, to) = (part(from)?, part(to)?);
-            if same {
+            if copies {
                 porter::copy(self.lanes.at(lane)?.queue(), from, to, None)?;
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Tasks of many shapes, each over any number of devices, to plan, verify and print.
 
-use crate::device::{Device, DeviceKind, Support};
+use crate::device::{Device, DeviceInfo, DeviceKind, Support};
 use crate::graph::TensorId;
 use crate::null::Null;
 use crate::ops::binary::Binary;
@@ -45,14 +45,23 @@ pub(crate) const ALL: [(&str, Maker); 14] = [
 /// `count` devices: GPUs, which take experts from the host, and last, where there are several, a CPU; of one domain or each
 /// of its own.
 pub(crate) fn devices(count: usize, together: bool) -> Vec<Arc<dyn Device>> {
+    reaching(count, together, |_, _, _| false)
+}
+
+/// As [`devices`], of domains of their own: each copies from those before it, and the first from the last.
+pub(crate) fn one_way(count: usize) -> Vec<Arc<dyn Device>> {
+    reaching(count, false, |count, to, from| from < to || (to == 0 && from + 1 == count))
+}
+
+fn reaching(count: usize, together: bool, copies: fn(usize, usize, usize) -> bool) -> Vec<Arc<dyn Device>> {
+    let is_cpu = move |at: usize| at > 0 && at + 1 == count;
+    let named = move |at: usize| if is_cpu(at) { "CPU".to_owned() } else { format!("GPU{at}") };
     let device = |at: usize| {
-        let (name, kind) = if at > 0 && at + 1 == count {
-            ("CPU".to_owned(), DeviceKind::Cpu)
-        } else {
-            (format!("GPU{at}"), DeviceKind::Gpu)
-        };
+        let (name, kind) = (named(at), if is_cpu(at) { DeviceKind::Cpu } else { DeviceKind::Gpu });
         let domain = if together { "all".to_owned() } else { name.clone() };
-        let null = Null::new(&name, kind).with(|info| info.domain = domain);
+        let number = move |info: &DeviceInfo| (0..count).find(|&at| named(at) == info.name);
+        let from = move |info: &DeviceInfo| number(info).is_some_and(|from| copies(count, at, from));
+        let null = Null::new(&name, kind).with(|info| info.domain = domain).copies(from);
         if kind == DeviceKind::Cpu {
             return null.shared();
         }

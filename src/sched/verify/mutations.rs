@@ -9,15 +9,17 @@ use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Plans of all graphs over one to four devices of one domain and of several.
+/// Plans of all graphs over one to four devices of one domain and of several, which do not copy from each other or some do.
 fn each_plan(depth: usize, mut check: impl FnMut(&str, &Plan, &[Arc<dyn Device>])) {
     for (graph, make) in graphs::ALL {
-        for (count, together) in (1..=4).flat_map(|count| [(count, true), (count, false)]) {
-            let devices = graphs::devices(count, together);
+        for (count, domains) in (1..=4).flat_map(|count| [(count, "one"), (count, "own"), (count, "own, one way")]) {
+            let devices = match domains {
+                "own, one way" => graphs::one_way(count),
+                domains => graphs::devices(count, domains == "one"),
+            };
             let task = Arc::new(make(count).unwrap());
             let plan = Plan::new(task, &devices, &Options { depth, ..Options::default() }).unwrap();
-            let domains = if together { "one domain" } else { "domains of their own" };
-            check(&format!("{graph} on {count} devices of {domains}, depth {depth}"), &plan, &devices);
+            check(&format!("{graph} on {count} devices, domains: {domains}, depth {depth}"), &plan, &devices);
         }
     }
 }
@@ -199,4 +201,36 @@ fn replicas_that_are_not_the_right_ones_are_found() {
         });
     }
     assert!(swapped > 0, "some slot has an older replica on the same device");
+}
+
+#[test]
+fn copies_by_devices_that_do_not_copy_are_found() {
+    let mut found = [0, 0];
+    for depth in DEPTHS {
+        each_plan(depth, |name, plan, devices| {
+            for (at, step) in plan.steps.iter().enumerate() {
+                let mut other = plan.clone();
+                match step.work {
+                    Work::Copy(replica) => {
+                        let replica = &plan.cut.replicas[replica as usize];
+                        let home = plan.home(replica.slot).unwrap();
+                        let (to, from) = (devices[replica.device].as_ref(), devices[home].info());
+                        assert!(to.copies_from(from), "{name}: {}", step_name(plan, at));
+                        // The other way is not enough.
+                        other.reach.set(replica.device, home, false);
+                        found[0] += 1;
+                    }
+                    Work::Deliver(replica) => {
+                        other.steps[at].work = Work::Copy(replica);
+                        other.steps.retain(|step| step.work != Work::Fetch(replica));
+                        found[1] += 1;
+                    }
+                    _ => continue,
+                }
+                let fault = verify(&other, devices);
+                assert!(matches!(fault, Err(Fault::Shape { .. })), "{name}: {}: {fault:?}", step_name(plan, at));
+            }
+        });
+    }
+    assert!(found.iter().all(|&found| found > 50), "{found:?}");
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) fn check(plan: &Plan, devices: &Devices) -> Result<(), Fault> {
     numbers(plan, devices)?;
     cut(plan)?;
-    steps(plan, devices)?;
+    steps(plan)?;
     marks(plan)?;
     rooms(plan, devices)?;
     spots(plan, devices)?;
@@ -126,7 +126,7 @@ fn cut(plan: &Plan) -> Result<(), Fault> {
 }
 
 /// That each split runs once and each replica is made once, by the right kind of step on the right lane.
-fn steps(plan: &Plan, devices: &Devices) -> Result<(), Fault> {
+fn steps(plan: &Plan) -> Result<(), Fault> {
     let mut runs = vec![0; plan.cut.splits.len()];
     // By replica: how often it is written, and how often its bytes are fetched.
     let mut made = vec![0; plan.cut.replicas.len()];
@@ -150,10 +150,9 @@ fn steps(plan: &Plan, devices: &Devices) -> Result<(), Fault> {
                 (replica.device, replica.origin)
             }
         };
-        let domain = |device: usize| &devices[device].info().domain;
         let right = match (step.work, origin) {
             (Work::Upload(_), Origin::Host) | (Work::Experts(_), Origin::Experts { .. }) => device == lane.device,
-            (Work::Copy(_), Origin::Device(home)) => device == lane.device && domain(home) == domain(device),
+            (Work::Copy(_), Origin::Device(home)) => device == lane.device && plan.reach.copies(device, home),
             (Work::Fetch(_), Origin::Device(home)) => lane == Lane { device: home, kind: LaneKind::Compute },
             (Work::Deliver(_), Origin::Device(_)) => device == lane.device,
             _ => false,

@@ -6,7 +6,7 @@ mod order;
 
 use super::spy::Spy;
 use super::{MEMORY, floats, soon};
-use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region, Source, Support};
+use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, Known, Queue, Region, Source, Support};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, TensorId};
 use fanout::ops::OpCode::{self, Add, Mul, Sqr};
@@ -79,6 +79,34 @@ fn it_is_its_primary_to_the_outside() {
     assert!(graph.nodes().iter().all(|node| device.support(graph.view(node).unwrap()) == Support::Yes));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     assert_eq!(program.graph(), &*graph);
+}
+
+/// Of what a device says and does on top of what each does, nothing is lost behind it; also while its thread is busy.
+#[test]
+fn it_is_reached_and_reaches_as_its_primary() {
+    let Pair { primary, device, account, .. } = pair(&[Sqr]);
+    assert_eq!(device.link(), primary.link());
+    for (domain, copies) in [("host", true), ("of a GPU", true), ("elsewhere", false)] {
+        let other = DeviceInfo { domain: domain.to_owned(), ..primary.info().clone() };
+        assert_eq!(device.copies_from(&other), copies, "{domain}");
+    }
+    let (graph, _) = chain();
+    let (memory, mut queue) =
+        (device.alloc(graph.slots()[0] as u64, &account).unwrap(), device.queue(&account).unwrap());
+    let buffer = device.alloc(64, &account).unwrap();
+    let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
+    let parts = [(0, 16), (16, 48)].map(|(offset, bytes)| buffer.region(offset, bytes).unwrap());
+    for turn in 1..3 {
+        let known = Known { digest: [turn; 32], name: "w" };
+        let found = queue.recall(buffer.whole(), None, known).unwrap().wait(soon()).unwrap();
+        assert_eq!(found, [1], "turn {turn}");
+        let read = queue.download_all(&parts).unwrap();
+        let read: Vec<_> = read.into_iter().map(|ticket| ticket.wait(soon()).unwrap()).collect();
+        assert_eq!(read, [vec![turn; 16], vec![turn; 48]]);
+        // The next turn comes behind this.
+        queue.run(&program, &bindings).unwrap();
+    }
+    assert!(primary.seen.batches.load(SeqCst) >= 1);
 }
 
 #[test]

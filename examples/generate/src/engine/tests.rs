@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use super::*;
-use crate::gguf::Gguf;
 use crate::hyper::{Arch, Hyper};
 use crate::load;
 use crate::model::CacheOptions;
@@ -11,6 +10,7 @@ use crate::model::tests::toy::{ARCHS, Toy, close, prompt};
 use crate::placement::Placement;
 use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, Path};
+use fanout::gguf::Gguf;
 use fanout::sched::Seen;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
@@ -40,18 +40,19 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
     let gguf = Gguf::parse(&file).unwrap();
     let hyper = Hyper::read(&gguf.metadata).unwrap();
     let describe =
-        |info: &crate::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
+        |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
     let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: way.flash_attn };
     let devices = devices(way);
     let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().free).collect();
     let placement = Placement::new(&tensors, &hyper, &cache, &free, way.shares).unwrap();
     let engine = || {
-        let model = load::planned(&hyper, cache, &placement)?;
+        let mut model = load::planned(&hyper, cache, &placement)?;
         check(&model, &devices, way.ubatch, way.depth)?;
         let account = Account::new(u64::MAX);
-        let source = (&*file, &*gguf.tensors);
-        let (model, loaded) = load::load(model, source, &placement, &devices, &account, &Progress::new(false))?;
+        let weights = load::Weights::new(&file, &gguf);
+        let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
+        let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
         Ok(Engine::new(model, devices.clone(), &account, way.ubatch, way.depth)?)
@@ -111,6 +112,20 @@ fn a_long_prompt_shares_graphs() {
     close(&sequence(&mut engine, &tokens, 300), &want, 1e-10, "300 tokens");
     // 256 positions, 300 positions, and the last batch.
     assert_eq!(engine.ready.len(), 3);
+}
+
+#[test]
+fn a_replay_leaves_the_same_bits() {
+    let toy = Toy::new(Arch::Llama);
+    let tokens = prompt(300);
+    for way in [PLAIN, Way { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
+        let mut engine = start(&toy, way).0.unwrap();
+        let want = sequence(&mut engine, &tokens, 20);
+        let mut again = start(&toy, way).0.unwrap();
+        again.replay(&tokens[..20]).unwrap();
+        tokens[20..299].iter().for_each(|&token| again.replay(&[token]).unwrap());
+        assert_eq!(again.append(&tokens[299..]).unwrap(), want[280], "{way:?}");
+    }
 }
 
 #[test]

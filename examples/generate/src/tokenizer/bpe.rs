@@ -11,7 +11,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 
 use super::{Kind, Parts, TokenizerError, Vocab, key, unfit};
-use crate::gguf::{KeyError, Metadata, required};
+use fanout::gguf::{KeyError, Metadata, required};
 
 /// How text is split before merging.
 struct Splitter {

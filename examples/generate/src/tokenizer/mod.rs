@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use thiserror::Error;
 use tokenizers::AddedToken;
 
-use crate::gguf::{KeyError, Metadata, required};
 pub use decode::Stream;
+use fanout::gguf::{KeyError, Metadata, required};
 
 /// Keys of the metadata.
 mod key {

@@ -8,7 +8,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
 
 use super::{Kind, Parts, TokenizerError, Vocab, key, unfit};
-use crate::gguf::{Metadata, required};
+use fanout::gguf::{Metadata, required};
 
 /// Stands for a space in pieces.
 const SPACE: &str = "\u{2581}";

@@ -1,8 +1,8 @@
 //! Token ids as llama.cpp gives them for the same vocabularies, and text that never breaks amid a character.
 
 use super::*;
-use crate::gguf::Gguf;
-use crate::gguf::tests::File;
+use crate::gguf_file::File;
+use fanout::gguf::Gguf;
 
 fn tokenizer(file: &File) -> Result<Tokenizer, TokenizerError> {
     Tokenizer::read(&Gguf::parse(&file.bytes()).unwrap().metadata)

@@ -166,7 +166,7 @@ impl Device for GreetedDevice {
 
     fn support(&self, node: NodeView<'_>) -> Support {
         let lost = |e: DeviceError| Support::No(Unsupported { op: node.op.code(), reason: e.to_string() });
-        match unsayable(&node) {
+        match unsayable(&node, self.remote.connection.dialect) {
             Some(no) => Support::No(no),
             None => self.ask(&node).unwrap_or_else(lost),
         }

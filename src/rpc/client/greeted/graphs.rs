@@ -123,7 +123,9 @@ mod tests {
         assert_eq!(by_count.keep(11, 1, vec![]), 4);
         assert_eq!(there(&by_count), [11, 12]);
         let mut by_cost = kept(10, 100);
-        [(1, 4), (2, 4), (3, 2)].map(|(body, cost)| by_cost.keep(body, cost, vec![]));
+        for (body, cost) in [(1, 4), (2, 4), (3, 2)] {
+            by_cost.keep(body, cost, vec![]);
+        }
         assert_eq!(there(&by_cost), [1, 2, 3], "as much as there may be");
         by_cost.keep(4, 5, vec![]);
         assert_eq!((there(&by_cost), by_cost.cost), (vec![3, 4], 7));

@@ -93,7 +93,7 @@ impl Download {
     }
 }
 
-/// The session's end of a queue's answers. Dropped, the queue is silent.
+/// The session's end of a queue's answers.
 pub(super) struct Answers {
     voice: Arc<Voice>,
     patience: Duration,
@@ -116,10 +116,25 @@ impl Answers {
         self.failed || self.voice.over.load(Ordering::Acquire)
     }
 
+    /// Nothing more is said of the queue, not even how it ends.
+    pub(super) fn silence(&self) {
+        self.voice.over.store(true, Ordering::Release);
+    }
+
     /// The queue has failed: its client hears so after all that it was owed before.
     pub(super) fn fail(&mut self, fault: Fault) -> Result<(), Broken> {
         self.failed = true;
         if self.idle() { self.voice.failed(fault) } else { self.hand_over(Task::Failed(fault)) }
+    }
+
+    /// Says from any thread that the queue has failed, without waiting for what it owes.
+    pub(super) fn failing(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
+        let voice = Arc::clone(&self.voice);
+        move |e| {
+            if let Err(broken) = voice.failed(Fault::from(&e)) {
+                voice.out.give_up(ExtCommand::Send.name(), broken);
+            }
+        }
     }
 
     /// Says when a mark is reached; without a point it was long ago.
@@ -178,12 +193,6 @@ impl Answers {
         let (voice, patience, pending) = (Arc::clone(&self.voice), self.patience, Arc::clone(&self.pending));
         let thread = std::thread::Builder::new().name("answers".to_owned());
         thread.spawn(move || serve(&todo, &voice, patience, &pending)).map(|_| tasks)
-    }
-}
-
-impl Drop for Answers {
-    fn drop(&mut self) {
-        self.voice.over.store(true, Ordering::Release);
     }
 }
 

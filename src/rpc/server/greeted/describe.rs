@@ -16,7 +16,7 @@ pub(super) fn server(shared: &Shared) -> GreetReply {
         max_message: shared.config.limits.max_body,
         graph_budget: Graphs::BUDGET,
         max_graphs: Graphs::MOST as u32,
-        abilities: Abilities::default(),
+        abilities: Abilities { loads: shared.models.is_some(), dials: !shared.peers.is_empty() },
         sessions: shared.sessions(),
         devices: shared.devices.iter().map(|device| record(&**device)).collect(),
     }

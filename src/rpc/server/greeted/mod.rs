@@ -2,11 +2,14 @@
 //!
 //! The session's thread reads messages and submits their work; what has to wait for a device is left to a thread of its queue
 //! (`answers`). As for any user of a [`Queue`], submitting waits for room among the queue's earlier work, and a large WRITE for
-//! all of that.
+//! all of that; then the client is told that we live (`pulse`).
 
 mod answers;
+mod copies;
 mod describe;
 mod graphs;
+mod load;
+mod pulse;
 mod queues;
 mod transfers;
 
@@ -17,8 +20,11 @@ use std::time::Instant;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
+use super::peers::Pool;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
-use super::{Refusal, bounce, compile};
+use super::tickets::Book;
+
+use super::{Refusal, Shared, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
@@ -28,6 +34,8 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
+use load::Loads;
+use pulse::Pulse;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -40,7 +48,11 @@ struct Greeted<'a> {
     /// Queues of the session's own that read for others, by device.
     relays: HashMap<u32, Box<dyn Queue>>,
     graphs: Graphs,
+    book: Book,
+    pool: Pool,
     allowance: Arc<Allowance>,
+    loads: Loads,
+    pulse: Pulse,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -51,6 +63,7 @@ type Wrong = (Option<&'static str>, Refusal);
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(super) fn run(
+    shared: &Arc<Shared>,
     connection: Connection,
     holdings: Holdings<'_>,
     header: [u8; REQUEST_HEADER],
@@ -62,13 +75,18 @@ pub(super) fn run(
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
+        book: holdings.shared.tickets.book(&holdings.account),
+        pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
+        loads: Loads::default(),
+        pulse: Pulse::start(shared, &out),
         connection,
         out: Arc::clone(&out),
         holdings,
     };
     greeted.greet(&header, &mut body).map_err(|e| Failure::new(Some(ExtCommand::Greet.name()), e))?;
     let served = greeted.serve(&mut body);
+    greeted.loads.tell(greeted.holdings.peer);
     drop(greeted);
     // The socket's end as the session saw it may be another thread's doing.
     match (out.given_up(), served) {
@@ -104,11 +122,13 @@ impl Greeted<'_> {
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {
         while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
+            self.pulse.step();
             if ExtHeader::is_one(&header) {
                 self.extension(header, body)?;
             } else {
                 self.command(header, body)?;
             }
+            self.pulse.step();
             if body.capacity() > KEPT_BODY {
                 *body = Vec::new();
             }
@@ -192,12 +212,12 @@ impl Greeted<'_> {
                 let shared = self.holdings.shared;
                 Ok(self.answer(&Answer::Ping(shared.state(), shared.sessions()))?)
             }
-            ExtRequest::Load(_) => Ok(self.answer(&Answer::Load(false))?),
-            ExtRequest::Tickets(_)
-            | ExtRequest::Receive(_)
-            | ExtRequest::Send(_)
-            | ExtRequest::Reach(_)
-            | ExtRequest::Put(_) => Err(Refusal::NotOffered),
+            ExtRequest::Load(request) => self.load(&request),
+            ExtRequest::Tickets(request) => self.tickets(&request),
+            ExtRequest::Receive(request) => self.receive(&request),
+            ExtRequest::Send(request) => self.send(&request),
+            ExtRequest::Reach(request) => self.reach(&request),
+            ExtRequest::Put(request) => self.put(&request),
             ExtRequest::WriteHead(_) => Err(confused()),
         }
     }

@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::super::Refusal;
 use super::super::connection::Broken;
+use super::super::peers::Outbound;
+use super::super::tickets::Inbound;
 use super::answers::Answers;
 use crate::device::{DeviceError, Point, Queue};
 use crate::rpc::wire::ext::Fault;
@@ -22,13 +24,23 @@ pub(super) struct Open {
     number: u32,
     /// The position of its device.
     pub(super) device: u32,
-    /// Dropped before the answers that may wait for it. `None`: it could not be made.
+    /// `None`: it could not be made.
     queue: Option<Box<dyn Queue>>,
     pub(super) answers: Answers,
+    /// For what it is to receive from other servers, and to send to them: made for the first of that.
+    pub(super) inbound: Option<Inbound>,
+    pub(super) outbound: Option<Outbound>,
     marks: VecDeque<(u64, Point)>,
     last: Option<u64>,
     /// The first mark that was made when the queue had failed.
     lost: Option<u64>,
+}
+
+/// What waits for the queue ends with it, and is not told as a failure.
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.answers.silence();
+    }
 }
 
 /// What is known of a mark.
@@ -40,6 +52,11 @@ pub(super) enum Moment {
 }
 
 impl Open {
+    /// What its client calls it.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
     pub(super) fn submit<T>(
         &mut self,
@@ -120,7 +137,17 @@ impl Queues {
                 None
             }
         };
-        let open = Open { number, device, queue, answers, marks: VecDeque::new(), last: None, lost: None };
+        let open = Open {
+            number,
+            device,
+            queue,
+            answers,
+            inbound: None,
+            outbound: None,
+            marks: VecDeque::new(),
+            last: None,
+            lost: None,
+        };
         self.open.insert(number, open);
         Ok(())
     }

@@ -126,7 +126,7 @@ fn relayed(
 }
 
 /// The contiguous tensor of a shape, which takes as many bytes as there are.
-fn tensor(shape: &Shape, bytes: u64) -> Result<TensorDesc, Refusal> {
+pub(super) fn tensor(shape: &Shape, bytes: u64) -> Result<TensorDesc, Refusal> {
     let dtype = DType::from_wire(shape.dtype).ok_or(Refusal::Type(shape.dtype))?;
     let desc = TensorDesc::contiguous(dtype, shape.ne.map(|n| n as usize))?;
     let tensor = desc.extent() as u64;

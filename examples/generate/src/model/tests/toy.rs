@@ -1,8 +1,8 @@
 //! A model to test with, and what its logits should be.
 
-use crate::gguf::Gguf;
-use crate::gguf::tests::File;
+use crate::gguf_file::File;
 use crate::hyper::{Arch, Experts, Hyper};
+use fanout::gguf::Gguf;
 use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;

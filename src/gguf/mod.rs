@@ -3,24 +3,37 @@
 //! The file is parsed where it lies, usually mapped into memory: texts and arrays are borrowed from it. Nothing in it is
 //! trusted: each length is checked against what is left of the file before anything is allocated for it, and each
 //! tensor's bytes against the file's end. Source: ggml's `docs/gguf.md`, versions 2 and 3.
+//!
+//! [`read_tensors`] is for files that may change or end while they are in use, which a mapping would not survive: it reads what
+//! stands before the tensors, and nothing is mapped.
 
 mod error;
+#[cfg(test)]
+#[path = "../../tests/common/gguf.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
+mod file;
+mod head;
 mod read;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod value;
 
 use std::collections::HashSet;
 use std::ops::Range;
 
-use fanout::tensor::{DType, TensorDesc};
+use crate::tensor::{DType, TensorDesc};
 
 pub use error::{Fault, GgufError};
+pub use head::{HeadError, MAX_HEAD, read_tensors};
 use read::Reader;
 pub use value::{Array, KeyError, Metadata, Value, required};
 
 /// Alignment of the tensors' data where the file names none.
 const ALIGNMENT: u32 = 32;
+/// The most entries of the metadata: a model has some dozens.
+const MAX_ENTRIES: usize = 1 << 16;
+/// The most tensors of a file: the largest models have some ten thousand.
+const MAX_TENSORS: usize = 1 << 18;
 /// Bytes of the smallest entry of the metadata: an empty key, a type, a byte.
 const SMALLEST_ENTRY: u64 = 8 + 4 + 1;
 /// Bytes of the smallest tensor info: an empty name, one dimension, a type, an offset.
@@ -56,13 +69,19 @@ impl<'a> Gguf<'a> {
     /// # Errors
     /// [`GgufError`] for the first part that is not as it should be, and for one file of a split model.
     pub fn parse(file: &'a [u8]) -> Result<Gguf<'a>, GgufError> {
-        let mut reader = Reader::new(file, 0);
+        let (gguf, reader) = Gguf::parse_head(file, file.len())?;
+        refuse_split(&reader, &gguf.metadata)?;
+        Ok(gguf)
+    }
+
+    /// Parses what stands before the tensors of a file of `end` bytes; it may be one of a split model.
+    fn parse_head(head: &'a [u8], end: usize) -> Result<(Gguf<'a>, Reader<'a>), GgufError> {
+        let mut reader = Reader::new(head, 0);
         let version = header(&mut reader)?;
-        let tensors = reader.count("number of tensors", SMALLEST_INFO)?;
-        let entries = reader.count("number of metadata entries", SMALLEST_ENTRY)?;
+        let tensors = count(&mut reader, "number of tensors", SMALLEST_INFO, MAX_TENSORS)?;
+        let entries = count(&mut reader, "number of metadata entries", SMALLEST_ENTRY, MAX_ENTRIES)?;
         let metadata = metadata(&mut reader, entries)?;
         let alignment = alignment(&reader, &metadata)?;
-        refuse_split(&reader, &metadata)?;
         let infos: Vec<_> = (0..tensors).map(|at| Info::read(&mut reader, at)).collect::<Result<_, _>>()?;
         // The end of the infos is within the file, and an alignment fits 32 bits: no overflow in 64.
         let data = (reader.at() as u64).next_multiple_of(alignment as u64);
@@ -71,8 +90,8 @@ impl<'a> Gguf<'a> {
             let fault = Fault::Twice(twice.name.to_owned());
             return Err(GgufError { offset: twice.offset, what: "tensor name".to_owned(), fault });
         }
-        let tensors = infos.iter().map(|info| info.place(file.len(), data, alignment)).collect::<Result<_, _>>()?;
-        Ok(Gguf { version, metadata, tensors })
+        let tensors = infos.iter().map(|info| info.place(end, data, alignment)).collect::<Result<_, _>>()?;
+        Ok((Gguf { version, metadata, tensors }, reader))
     }
 
     /// The tensor of a name.
@@ -93,6 +112,13 @@ fn header(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
         other if (1..=3).contains(&other.swap_bytes()) => Err(start.error("version", Fault::BigEndian)),
         other => Err(start.error("version", Fault::Version(other))),
     }
+}
+
+/// A number of items, which what is left can hold and which is not out of all proportion.
+fn count(reader: &mut Reader<'_>, what: &str, smallest: u64, limit: usize) -> Result<usize, GgufError> {
+    let start = reader.clone();
+    let count = reader.count(what, smallest)?;
+    if count > limit { Err(start.error(what, Fault::TooMany { count, limit })) } else { Ok(count) }
 }
 
 fn metadata<'a>(reader: &mut Reader<'a>, count: usize) -> Result<Metadata<'a>, GgufError> {

@@ -1,101 +1,10 @@
 //! Files as they should be, and in all the ways they should not.
 
-use std::collections::BTreeMap;
+#![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
+use super::file::File;
 use super::*;
-
-/// A GGUF file under construction, for the tests of all that is read from one.
-#[derive(Clone, Default)]
-pub struct File {
-    entries: BTreeMap<String, Vec<u8>>,
-    tensors: Vec<(String, Vec<u64>, DType)>,
-}
-
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-impl File {
-    /// With an entry of any type: its number, then its bytes.
-    pub fn entry(mut self, key: &str, kind: u32, value: &[u8]) -> File {
-        self.entries.insert(key.to_owned(), [&kind.to_le_bytes(), value].concat());
-        self
-    }
-
-    pub fn without(mut self, key: &str) -> File {
-        assert!(self.entries.remove(key).is_some(), "{key} was never there");
-        self
-    }
-
-    pub fn int(self, key: &str, value: u32) -> File {
-        self.entry(key, 4, &value.to_le_bytes())
-    }
-
-    pub fn float(self, key: &str, value: f32) -> File {
-        self.entry(key, 6, &value.to_le_bytes())
-    }
-
-    pub fn flag(self, key: &str, value: bool) -> File {
-        self.entry(key, 7, &[value.into()])
-    }
-
-    pub fn text(self, key: &str, value: &str) -> File {
-        let mut bytes = Vec::new();
-        put_text(&mut bytes, value);
-        self.entry(key, 8, &bytes)
-    }
-
-    fn array(self, key: &str, kind: u32, count: usize, values: &[u8]) -> File {
-        let head = [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
-        self.entry(key, 9, &[&head, values].concat())
-    }
-
-    pub fn texts<T: AsRef<str>>(self, key: &str, values: &[T]) -> File {
-        let mut bytes = Vec::new();
-        values.iter().for_each(|value| put_text(&mut bytes, value.as_ref()));
-        self.array(key, 8, values.len(), &bytes)
-    }
-
-    pub fn floats(self, key: &str, values: &[f32]) -> File {
-        self.array(key, 6, values.len(), &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
-    }
-
-    pub fn ints(self, key: &str, values: &[i32]) -> File {
-        self.array(key, 5, values.len(), &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
-    }
-
-    pub fn tensor(mut self, name: &str, ne: &[u64], dtype: DType) -> File {
-        self.tensors.push((name.to_owned(), ne.to_vec(), dtype));
-        self
-    }
-
-    /// The file's bytes; the tensors hold zeros.
-    pub fn bytes(&self) -> Vec<u8> {
-        let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.entries.len() as u64).to_le_bytes());
-        for (key, value) in &self.entries {
-            put_text(&mut out, key);
-            out.extend(value);
-        }
-        let mut at = 0u64;
-        for (name, ne, dtype) in &self.tensors {
-            put_text(&mut out, name);
-            out.extend((ne.len() as u32).to_le_bytes());
-            ne.iter().for_each(|n| out.extend(n.to_le_bytes()));
-            out.extend(dtype.to_wire().to_le_bytes());
-            out.extend(at.to_le_bytes());
-            let elements = ne.iter().product::<u64>() as usize;
-            at = (at + dtype.row_bytes(elements).unwrap() as u64).next_multiple_of(32);
-        }
-        if at > 0 {
-            out.resize(out.len().next_multiple_of(32) + at as usize, 0);
-        }
-        out
-    }
-}
+use crate::tensor::DType;
 
 fn sample() -> File {
     File::default()
@@ -290,4 +199,37 @@ fn what_is_wrong_is_said() {
 fn a_file_without_tensors_needs_no_padding() {
     let bytes = File::default().int("k", 1).bytes();
     assert!(Gguf::parse(&bytes).unwrap().tensors.is_empty());
+}
+
+/// What stands before the tensors is enough, however long it is, up to a limit.
+#[test]
+fn tensors_are_told_without_reading_them() {
+    let pad = |bytes: usize| "x".repeat(bytes);
+    for (size, told) in [(0, true), (3 << 20, true), (20 << 20, true), (MAX_HEAD as usize, false)] {
+        let file = sample().text("padding", &pad(size)).int("split.count", 2).bytes();
+        let mut reads = std::io::Cursor::new(&file);
+        match read_tensors(&mut reads, file.len() as u64) {
+            Ok(tensors) => {
+                let without = sample().text("padding", &pad(size)).int("split.kount", 2).bytes();
+                assert!(told && tensors == Gguf::parse(&without).unwrap().tensors, "{size}");
+            }
+            Err(e) => assert!(!told && e.to_string().contains("takes more than"), "{size}: {e}"),
+        }
+    }
+    // A file that is shorter than it was, or longer.
+    let file = sample().bytes();
+    for (bytes, len) in [(&file[..100], file.len()), (&file[..], 100)] {
+        let error = read_tensors(bytes, len as u64).unwrap_err();
+        assert!(matches!(&error, HeadError::Gguf(e) if e.ends_early()), "{error}");
+    }
+}
+
+#[test]
+fn counts_out_of_all_proportion_are_refused() {
+    let mut file = File::default();
+    for i in 0..=MAX_ENTRIES {
+        file = file.entry(&i.to_string(), 0, &[0]);
+    }
+    let error = parse_error(&file.bytes()).to_string();
+    assert!(error.contains("number of metadata entries: 65537 items, and no model has more than 65536"), "{error}");
 }

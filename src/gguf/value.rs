@@ -10,7 +10,7 @@ use super::read::Reader;
 
 /// The type of a value, by its number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// 8-bit number.
     U8,
     /// 8-bit number with sign.

@@ -2,7 +2,7 @@
 
 use std::str::Utf8Error;
 
-use fanout::tensor::{DType, DescError};
+use crate::tensor::{DType, DescError};
 use thiserror::Error;
 
 /// A file that is no GGUF file, or a broken one.
@@ -15,6 +15,13 @@ pub struct GgufError {
     pub what: String,
     /// What is wrong with it.
     pub fault: Fault,
+}
+
+impl GgufError {
+    /// Whether the file, or what was there of it, ends before the part does.
+    pub(super) fn ends_early(&self) -> bool {
+        matches!(self.fault, Fault::Truncated { .. } | Fault::Count { .. })
+    }
 }
 
 /// What is wrong with a part of the file, and what was expected.
@@ -35,6 +42,14 @@ pub enum Fault {
         count: u64,
         /// How many there can be.
         most: u64,
+    },
+    /// More items than any model has.
+    #[error("{count} items, and no model has more than {limit}: the file is damaged")]
+    TooMany {
+        /// How many the file says.
+        count: usize,
+        /// How many are taken.
+        limit: usize,
     },
     /// Text in another encoding.
     #[error("expected UTF-8: {0}")]

@@ -1,0 +1,320 @@
+"""examples/generate over servers that are killed, stopped and started again: rows of test_generate.py's table."""
+
+import json
+import queue
+import random
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from clients import ClientError, Model, tail
+from servers import START_S, Server, ServerError, free_port, ours
+
+ERROR_S = 5.0  # from the death of a server to the end of a run that does not wait for it
+RUN_S = 60.0
+BIG_S = 900.0
+TOKENS = 600
+TWELVE = 12
+PROMPT = ",".join(str(259 + 7919 * i % 200) for i in range(24))
+
+
+class Run:
+    """A generate process whose progress can be followed; `with` makes sure that it does not outlive its test."""
+
+    def __init__(self, argv: list[str]):
+        self.argv = argv
+
+    def __enter__(self) -> "Run":
+        # It logs each token.
+        argv = [*self.argv, "--log-level", "debug"]
+        self._process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        self.out = ""
+        self._lines: list[str] = []
+        self._news: queue.Queue[str | None] = queue.Queue()
+        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read_out, self._read_err)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read_out(self) -> None:
+        assert self._process.stdout
+        self.out = self._process.stdout.read()
+
+    def _read_err(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self._lines.append(line)
+            self._news.put(line)
+        self._news.put(None)
+
+    @property
+    def err(self) -> str:
+        return "".join(self._lines)
+
+    def wait_for(self, pattern: str) -> None:
+        """Until a line of the log, of those not seen yet, has it."""
+        deadline = time.monotonic() + RUN_S
+        while True:
+            try:
+                line = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ClientError(f"no {pattern!r} within {RUN_S:.0f} s:\n{tail(self.err)}") from None
+            if line is None:
+                raise ClientError(f"ended before {pattern!r}:\n{tail(self.err)}")
+            if re.search(pattern, line):
+                return
+
+    def wait_for_token(self, number: int) -> None:
+        self.wait_for(rf"\btoken {number}: ")
+
+    def end(self, seconds: float) -> int:
+        """The exit code."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ClientError(f"still running after {seconds:.0f} s:\n{tail(self.err)}") from None
+        for thread in self._threads:
+            thread.join()
+        return code
+
+    def report(self, seconds: float = RUN_S) -> dict:
+        if code := self.end(seconds):
+            raise ClientError(f"ended with {code}:\n{tail(self.err)}")
+        return json.loads(self.out.splitlines()[-1])
+
+    def error(self) -> str:
+        """The last line that it said."""
+        return self._lines[-1].strip() if self._lines else ""
+
+
+class Lost:
+    """Rows about servers that are lost."""
+
+    def __init__(self, binary: Path, server: Path, model: Callable[[Model], Path]):
+        self.binary, self.server, self.model = binary, server, model
+        self._undisturbed: dict[tuple[str, ...], str] = {}
+
+    def rows(self, full: bool) -> list[tuple[str, Callable[[], str]]]:
+        greedy, random_ = (), ("--temp", "0.8", "--top-p", "0.9", "--seed", "7")
+        rows = [
+            ("lost: killed, depth 1", lambda: self.killed(1)),
+            ("lost: killed, depth 4", lambda: self.killed(4)),
+            ("lost: killed, beside a CPU", lambda: self.killed(1, cpu=True)),
+            ("lost: stopped", self.stopped),
+            ("lost: not back in time", self.not_back),
+            ("lost: killed and back, depth 1", lambda: self.back(greedy, "1")),
+            ("lost: killed and back, depth 4", lambda: self.back(greedy, "4")),
+            ("lost: killed and back, tokens drawn at random", lambda: self.back(random_, "4")),
+            ("lost: killed and back, the text", self.text),
+            ("lost: stopped and back", self.resumed),
+            ("lost: killed again while it loads", self.again),
+            (f"lost: three of {TWELVE} servers killed at random", self.twelve),
+        ]
+        if full:
+            rows.append(("lost: 1b, killed while it loads", self.loading))
+        return rows
+
+    def start(self, stack: ExitStack, port: int = 0) -> Server:
+        """A server; on a port that one was killed on, once the system gives it."""
+        deadline = time.monotonic() + START_S
+        while True:
+            with suppress(ServerError):
+                return stack.enter_context(ours(1, binary=self.server, port=port))
+            if time.monotonic() > deadline or not port:
+                raise ServerError(f"no server on port {port} within {START_S:.0f} s")
+
+    def again_on(self, stack: ExitStack, server: Server) -> Server:
+        return self.start(stack, int(server.endpoint.rsplit(":", 1)[1]))
+
+    def argv(self, where: list[str], *options: str, size: str = "tiny", tokens: int = TOKENS) -> list[str]:
+        model = self.model(Model("f32", size=size))
+        argv = [str(self.binary), str(model), "--tokens", PROMPT, "-n", str(tokens), "--ignore-eos", "-t", "1"]
+        return [*argv, *where, *options]
+
+    def undisturbed(self, *options: str, size: str = "tiny", tokens: int = TOKENS) -> str:
+        """What a run on a CPU device of its own prints."""
+        key = (size, str(tokens), *options)
+        if key not in self._undisturbed:
+            with Run(self.argv(["--device", "CPU"], *options, size=size, tokens=tokens)) as run:
+                if code := run.end(BIG_S):
+                    raise ClientError(f"undisturbed, it ended with {code}:\n{tail(run.err)}")
+                self._undisturbed[key] = run.out
+        return self._undisturbed[key]
+
+    def same(self, run: Run, losses: int, *options: str, size: str = "tiny", tokens: int = TOKENS) -> str:
+        """Whether a run ends with the tokens of an undisturbed one."""
+        report = run.report(RUN_S if size != "1b" else BIG_S)
+        want = json.loads(self.undisturbed(*options, "--json", size=size, tokens=tokens))["tokens"]
+        if report["tokens"] != want:
+            at = next(i for i, (a, b) in enumerate(zip(report["tokens"] + [-1], want)) if a != b)
+            return f"other tokens from number {at} on:\n{tail(run.err)}"
+        if report["losses"] < losses or not report["recoveries"]:
+            return f"lost {report['losses']} servers, recovered {report['recoveries']} times, of {losses}"
+        return ""
+
+    def named(self, run: Run, server: Server, since: float, seconds: float, *words: str) -> str:
+        """Whether a run ends in time, with an error that names the server."""
+        code = run.end(seconds)
+        took = time.monotonic() - since
+        if code == 0:
+            return "it ended as if nothing had happened"
+        error = run.error()
+        if not error.startswith("generate: ") or not all(word in error for word in (server.endpoint, *words)):
+            return f"the last words were:\n{tail(run.err)}"
+        return "" if took <= seconds else f"it took {took:.1f} s"
+
+    def killed(self, depth: int, cpu: bool = False) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--device", f"CPU,{last.endpoint}"] if cpu else ["--rpc", f"{first.endpoint},{last.endpoint}"]
+            for victim in (last,) if cpu else (first, last):
+                run = stack.enter_context(Run(self.argv(where, "--json", "--depth", str(depth), tokens=4000)))
+                run.wait_for_token(50)
+                since = time.monotonic()
+                victim.kill()
+                if wrong := self.named(run, victim, since, ERROR_S, "connection lost"):
+                    return wrong
+                if victim is first:
+                    first = self.again_on(stack, first)
+        return ""
+
+    def stopped(self) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}"]
+            run = stack.enter_context(Run(self.argv(where, "--json", "--rpc-timeout", "2", tokens=4000)))
+            run.wait_for_token(50)
+            since = time.monotonic()
+            first.pause()
+            # The whole deadline counts from when the server was heard last.
+            return self.named(run, first, since, 2 + ERROR_S, "said nothing for 2s", "due")
+
+    def not_back(self) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}"]
+            run = stack.enter_context(Run(self.argv(where, "--json", "--retry", "2", tokens=4000)))
+            run.wait_for_token(50)
+            since = time.monotonic()
+            last.kill()
+            return self.named(run, last, since, 2 + ERROR_S, "not back within 2s")
+
+    def back(self, options: tuple[str, ...], depth: str) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry", "--depth", depth]
+            run = stack.enter_context(Run(self.argv(where, *options, "--json")))
+            run.wait_for_token(20)
+            first.kill()
+            run.wait_for("connection lost")
+            self.again_on(stack, first)
+            run.wait_for_token(300)
+            last.kill()
+            self.again_on(stack, last)
+            return self.same(run, 2, *options) or self.kept(run, last.endpoint)
+
+    def kept(self, run: Run, lost: str) -> str:
+        """A server that lives keeps its weights: nothing like their bytes is sent to it again."""
+        report = run.report()
+        # A server that says how much went over its connection.
+        for link in report["links"]:
+            weights = sum(d["weight_bytes"] for d in report["devices"] if d["name"].startswith(link["endpoint"] + "/"))
+            if link["load"]["sent"] < weights:
+                return f"{link['endpoint']} got {link['load']['sent']} bytes, {weights} are weights"
+            if not link["recovery"]["sent"]:
+                return f"{link['endpoint']} got nothing after the loss of {lost}"
+        return ""
+
+    def text(self) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
+            run = stack.enter_context(Run(self.argv(where)))
+            run.wait_for_token(200)
+            last.kill()
+            self.again_on(stack, last)
+            if code := run.end(RUN_S):
+                return f"ended with {code}:\n{tail(run.err)}"
+            if "servers were lost 1 times" not in run.err:
+                return f"nothing was lost:\n{tail(run.err)}"
+            return "" if run.out == self.undisturbed() else f"printed {run.out!r}"
+
+    def resumed(self) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry", "--rpc-timeout", "1"]
+            run = stack.enter_context(Run(self.argv(where, "--json")))
+            run.wait_for_token(50)
+            last.pause()
+            run.wait_for("connection lost")
+            last.resume()
+            return self.same(run, 1)
+
+    def again(self) -> str:
+        """Killed as soon as it is reached again, several times: each time while it loads, or a little later."""
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
+            run = stack.enter_context(Run(self.argv(where, "--json")))
+            run.wait_for_token(100)
+            for _ in range(3):
+                last.kill()
+                last = self.again_on(stack, last)
+                run.wait_for("is back")
+            last.kill()
+            self.again_on(stack, last)
+            return self.same(run, 4)
+
+    def twelve(self) -> str:
+        """Three are killed at random tokens, and back after random times, which may overlap."""
+        tokens, chance = 300, random.Random(7)
+        with ExitStack() as stack:
+            servers = [self.start(stack) for _ in range(TWELVE)]
+            where = ["--rpc", ",".join(server.endpoint for server in servers), "--split", ",".join("1" * TWELVE)]
+            run = stack.enter_context(Run(self.argv([*where, "--retry"], "--json", size="deep", tokens=tokens)))
+            victims = chance.sample(range(TWELVE), 3)
+            moments = sorted(chance.sample(range(5, 200), 3))
+            failed: list[str] = []
+
+            def restart(victim: int, after: float) -> None:
+                time.sleep(after)  # how long it is away, which nothing waits for
+                try:
+                    self.again_on(stack, servers[victim])
+                except ServerError as e:
+                    failed.append(str(e))
+
+            threads = []
+            for victim, moment in zip(victims, moments):
+                run.wait_for_token(moment)
+                servers[victim].kill()
+                threads.append(threading.Thread(target=restart, args=(victim, chance.uniform(0.0, 1.0))))
+                threads[-1].start()
+            wrong = self.same(run, 3, size="deep", tokens=tokens)
+            for thread in threads:
+                thread.join()
+            idle = [device["name"] for device in run.report()["devices"] if not device["layers"]]
+            return wrong or "".join(failed) or (f"no layers on {idle}" if idle else "")
+
+    def loading(self) -> str:
+        with ExitStack() as stack:
+            first, last = self.start(stack), self.start(stack)
+            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
+            run = stack.enter_context(Run(self.argv(where, "--json", size="1b", tokens=8)))
+            deadline = time.monotonic() + BIG_S
+            while last.resident() < 500 << 20:
+                if time.monotonic() > deadline:
+                    return "nothing is loaded"
+                time.sleep(0.01)  # a poll with a deadline
+            last.kill()
+            self.again_on(stack, last)
+            return self.same(run, 1, size="1b", tokens=8)

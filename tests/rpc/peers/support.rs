@@ -1,0 +1,282 @@
+//! Clients that have greeted, and servers that only look like some.
+
+use crate::support::*;
+use fanout::rpc::server::{Config, Peer};
+use fanout::rpc::wire::ext::*;
+use fanout::rpc::wire::*;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
+
+/// Bytes of a ticket's piece.
+pub(crate) const PIECE: usize = 256 << 10;
+
+/// What a test's client or server may send.
+const LIMITS: Limits = Limits { max_nodes: 1, max_tensors: 1, max_body: 1 << 20 };
+
+/// A configuration that allows these peers.
+pub(crate) fn dialling(peers: &[&str]) -> Config {
+    let peers = peers.iter().map(|peer| peer.parse::<Peer>().expect("a peer")).collect();
+    Config { peers, ..Config::default() }
+}
+
+/// A session after GREET, with queue 1 on device 0.
+pub(crate) struct Greeted {
+    client: Client,
+}
+
+impl Greeted {
+    pub(crate) fn open(server: &TestServer) -> Greeted {
+        let mut client = Client::open(server);
+        let mut out = Vec::new();
+        ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
+        client.write(&out);
+        let mut size = [0; RESPONSE_HEADER];
+        client.stream.read_exact(&mut size).expect("a reply to GREET");
+        let mut body = vec![0; ResponseHeader::decode(&size).size as usize];
+        client.stream.read_exact(&mut body).expect("a whole reply");
+        Answer::decode(ExtCommand::Greet, &body).expect("an answer");
+        let mut greeted = Greeted { client };
+        greeted.send(ExtRequest::OpenQueue(OpenQueue { queue: 1, device: 0 }));
+        greeted
+    }
+
+    pub(crate) fn send(&mut self, request: ExtRequest<'_>) {
+        let mut out = Vec::new();
+        request.encode(&mut out);
+        self.client.write(&out);
+    }
+
+    /// The next notice.
+    #[track_caller]
+    pub(crate) fn notice(&mut self) -> (NoticeKind, Vec<u8>) {
+        let mut header = [0; NOTICE_HEADER];
+        self.client.stream.read_exact(&mut header).expect("a notice");
+        let NoticeHeader { kind, size } = NoticeHeader::decode(&header).expect("a notice's header");
+        let mut body = vec![0; size as usize];
+        self.client.stream.read_exact(&mut body).expect("a whole notice");
+        (kind, body)
+    }
+
+    /// The body of the reply that must come next.
+    #[track_caller]
+    pub(crate) fn reply(&mut self) -> Vec<u8> {
+        let (kind, body) = self.notice();
+        assert_eq!(kind, NoticeKind::Reply, "{:?}", Notice::decode(kind, &body));
+        body
+    }
+
+    /// A buffer of zeros.
+    pub(crate) fn alloc(&mut self, size: usize) -> Span {
+        self.client.send(&Request::AllocBuffer(AllocBuffer { device: 0, size: size as u64 }));
+        let body = self.reply();
+        let Ok(Response::AllocBuffer(reply)) = Response::decode(Command::AllocBuffer, &body) else {
+            panic!("{body:?}")
+        };
+        assert!(reply.remote_ptr != 0);
+        Span { buffer: reply.remote_ptr, offset: 0, len: size as u64 }
+    }
+
+    pub(crate) fn write(&mut self, span: Span, bytes: &[u8]) {
+        self.send(ExtRequest::WriteHead(WriteHead { queue: 1, span, shape: None }));
+        self.client.write(bytes);
+    }
+
+    pub(crate) fn fill(&mut self, span: Span, value: u8) {
+        self.send(ExtRequest::Fill(Fill { queue: 1, span, value }));
+    }
+
+    pub(crate) fn ask_read(&mut self, span: Span) {
+        self.send(ExtRequest::Read(Read { queue: 1, id: 7, spans: Spans::new(&[Spans::encode(&span)]) }));
+    }
+
+    /// The bytes of a span, after the queue's work so far.
+    #[track_caller]
+    pub(crate) fn read(&mut self, span: Span) -> Vec<u8> {
+        self.ask_read(span);
+        let (kind, body) = self.notice();
+        match Notice::decode(kind, &body) {
+            Ok(Notice::Data { id: 7, bytes }) => bytes.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn tickets(&mut self, count: u32) -> Vec<Ticket> {
+        self.send(ExtRequest::Tickets(Tickets { count }));
+        let body = self.reply();
+        let Ok(Answer::Tickets(list)) = Answer::decode(ExtCommand::Tickets, &body) else { panic!("{body:?}") };
+        assert_eq!(list.0.len(), count as usize);
+        list.0.to_vec()
+    }
+
+    /// As many tickets as `bytes` bytes take.
+    pub(crate) fn tickets_for(&mut self, bytes: usize) -> Vec<Ticket> {
+        self.tickets(bytes.div_ceil(PIECE) as u32)
+    }
+
+    pub(crate) fn receive(&mut self, span: Span, tickets: &[Ticket]) {
+        self.send(ExtRequest::Receive(Receive { queue: 1, span, tickets: TicketList(tickets) }));
+    }
+
+    pub(crate) fn send_to(&mut self, span: Span, tickets: &[Ticket], address: &str) {
+        self.send(ExtRequest::Send(Send { queue: 1, span, tickets: TicketList(tickets), address }));
+    }
+
+    pub(crate) fn put(&mut self, ticket: Ticket, data: &[u8]) {
+        self.send(ExtRequest::Put(Put { ticket, data }));
+    }
+
+    /// Puts pieces and sees that they are taken.
+    #[track_caller]
+    pub(crate) fn puts(&mut self, tickets: &[Ticket], data: &[u8]) {
+        for (ticket, piece) in tickets.iter().zip(data.chunks(PIECE)) {
+            self.put(*ticket, piece);
+        }
+        self.ping();
+    }
+
+    /// What was sent so far has been taken.
+    #[track_caller]
+    pub(crate) fn ping(&mut self) {
+        self.send(ExtRequest::Ping(Ping {}));
+        let body = self.reply();
+        assert!(matches!(Answer::decode(ExtCommand::Ping, &body), Ok(Answer::Ping(State::Ready, _))));
+    }
+
+    pub(crate) fn reach(&mut self, address: &str) -> Result<(), String> {
+        self.send(ExtRequest::Reach(Reach { address }));
+        let body = self.reply();
+        match Answer::decode(ExtCommand::Reach, &body) {
+            Ok(Answer::Reach(reaches)) => reaches.map_err(str::to_owned),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Why queue 1 has failed, which must be said next.
+    #[track_caller]
+    pub(crate) fn failed(&mut self) -> Fault {
+        let (kind, body) = self.notice();
+        match Notice::decode(kind, &body) {
+            Ok(Notice::Failed { queue: 1, fault }) => fault,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// That the connection ends with a REFUSED and one line in the log, both of which hold `parts`.
+    #[track_caller]
+    pub(crate) fn refused(mut self, parts: &[&str]) {
+        let (kind, body) = self.notice();
+        let Ok(Notice::Refused(why)) = Notice::decode(kind, &body) else { panic!("{kind:?} {body:?}") };
+        assert!(parts.iter().all(|part| why.contains(part)), "{parts:?} in {why}");
+        self.client.expect_refused(parts);
+    }
+}
+
+/// Something that shakes hands as a server does, and then does what a test wants.
+pub(crate) struct Impostor {
+    listener: TcpListener,
+    pub(crate) address: String,
+}
+
+impl Impostor {
+    pub(crate) fn start() -> Impostor {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound").to_string();
+        Impostor { listener, address }
+    }
+
+    /// The next connection, after HELLO and GREET.
+    pub(crate) fn accept(&self) -> Guest {
+        let (stream, _) = self.listener.accept().expect("a connection");
+        stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
+        let mut guest = Guest(stream);
+        let mut header = [0; REQUEST_HEADER];
+        guest.0.read_exact(&mut header).expect("HELLO");
+        let header = RequestHeader::decode(&header).expect("HELLO");
+        let mut body = vec![0; header.body_len(&LIMITS).expect("HELLO's size")];
+        guest.0.read_exact(&mut body).expect("HELLO's body");
+        let greeting = Greeting { revision: REVISION, state: State::Ready }.to_byte();
+        let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting };
+        let mut out = Vec::new();
+        Response::Hello(reply).encode(&mut out);
+        guest.write(&out);
+        assert_eq!(guest.next().0, ExtCommand::Greet);
+        let reply = GreetReply {
+            build: "impostor".to_owned(),
+            max_message: 1 << 20,
+            graph_budget: 0,
+            max_graphs: 0,
+            abilities: Abilities::default(),
+            sessions: 1,
+            devices: Vec::new(),
+        };
+        let mut body = Vec::new();
+        Answer::Greet(reply).encode(&mut body);
+        out.clear();
+        out.extend_from_slice(&ResponseHeader { size: body.len() as u64 }.encode());
+        out.extend_from_slice(&body);
+        guest.write(&out);
+        guest
+    }
+
+    /// That nobody has connected.
+    #[track_caller]
+    pub(crate) fn is_alone(&self) {
+        self.listener.set_nonblocking(true).expect("a live socket");
+        assert!(self.listener.accept().is_err(), "somebody dialled {}", self.address);
+    }
+}
+
+/// An impostor's end of a connection.
+pub(crate) struct Guest(TcpStream);
+
+impl Guest {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("somebody reads");
+    }
+
+    /// The next message.
+    pub(crate) fn next(&mut self) -> (ExtCommand, Vec<u8>) {
+        let mut header = [0; REQUEST_HEADER];
+        self.0.read_exact(&mut header).expect("a message");
+        let header = ExtHeader::decode(&header).expect("a header");
+        let mut body = vec![0; header.body_len(&LIMITS).expect("a size")];
+        self.0.read_exact(&mut body).expect("a whole message");
+        (header.command, body)
+    }
+
+    pub(crate) fn tell(&mut self, notice: &Notice<'_>) {
+        let mut out = Vec::new();
+        notice.encode(&mut out);
+        self.write(&out);
+    }
+
+    /// Says that no more will come.
+    pub(crate) fn hang_up(&self) {
+        self.0.shutdown(Shutdown::Write).expect("a live socket");
+    }
+
+    /// That the other end closes the connection.
+    pub(crate) fn wait_closed(&mut self) {
+        let closed = self.0.read(&mut [0]);
+        assert!(!matches!(closed, Ok(1)), "{closed:?}");
+    }
+
+    /// Answers the PING that comes next.
+    pub(crate) fn pong(&mut self) {
+        assert_eq!(self.next().0, ExtCommand::Ping);
+        let mut body = Vec::new();
+        Answer::Ping(State::Ready, 1).encode(&mut body);
+        self.tell(&Notice::Reply(&body));
+    }
+}
+
+/// Short enough to pass in a test, for a server whose peers say nothing.
+pub(crate) fn impatient(config: Config) -> Config {
+    Config { stall_timeout: SHORT, ..config }
+}
+
+/// As [`impatient`], for bytes that do not come.
+pub(crate) fn brief(config: Config) -> Config {
+    Config { device_timeout: Duration::from_millis(150), ..config }
+}
