@@ -65,12 +65,14 @@ pub enum ConnectError {
     },
     /// Something takes connections, and does not answer.
     #[error(
-        "{endpoint}: no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+        "{endpoint}: no reply to {command} within {patience:?}; it may be busy with another client, which llama.cpp's servers \
          take one at a time"
     )]
     Silent {
         /// As it was given.
         endpoint: String,
+        /// What it was asked.
+        command: &'static str,
         /// How long it had for it.
         patience: Duration,
     },
@@ -114,6 +116,19 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// What it means that a server's answer to `command` could not be had.
+    pub(super) fn unheard(endpoint: &str, command: &'static str, patience: Duration, e: &io::Error) -> ConnectError {
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+        let endpoint = endpoint.to_owned();
+        match e.kind() {
+            WouldBlock | TimedOut => ConnectError::Silent { endpoint, command, patience },
+            UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => {
+                ConnectError::Closed { endpoint, tried: command }
+            }
+            _ => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
+        }
+    }
+
     /// Whether it may be another time, with everything as it is.
     fn passes(&self) -> bool {
         use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
@@ -247,14 +262,7 @@ fn handshake(
 ) -> Result<Hands, ConnectError> {
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
-    let io = |e: io::Error| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => ConnectError::Silent { endpoint: named(), patience },
-        ErrorKind::UnexpectedEof
-        | ErrorKind::ConnectionReset
-        | ErrorKind::ConnectionAborted
-        | ErrorKind::BrokenPipe => ConnectError::Closed { endpoint: named(), tried: "HELLO" },
-        _ => failed(e.to_string()),
-    };
+    let io = |e: io::Error| ConnectError::unheard(endpoint, "HELLO", patience, &e);
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
     let command = match form {

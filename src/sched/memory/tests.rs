@@ -242,7 +242,8 @@ fn what_far_devices_copy_from_has_memory_of_its_own_for_each_run() {
                         apart,
                         "{name}, depth {depth}: {slot}"
                     );
-                    let sharing = layout.slots.iter().filter(|other| *other == spot).count();
+                    let same = |(other, at): &(u32, &Option<Spot>)| *at == spot && plan.home(*other) == plan.home(slot);
+                    let sharing = (0..).zip(&layout.slots).filter(same).count();
                     assert!(!apart || sharing == 1, "{name}, depth {depth}: {slot}");
                 }
             }

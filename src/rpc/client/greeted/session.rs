@@ -48,6 +48,11 @@ impl Session {
         Session { server, books: Mutex::default(), peers: Peers::default() }
     }
 
+    /// What the server has said of itself.
+    pub(in super::super) fn server(&self) -> &GreetReply {
+        &self.server
+    }
+
     /// A number and books for a queue of a device.
     pub(super) fn open(&self, shared: &Arc<Shared>, device: &str) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
         let mut books = lock(&self.books);
