@@ -251,7 +251,10 @@ fn large_reads_and_streams_are_cut_where_the_server_wants_it() {
     let mut fail = |_: &mut [u8]| Err(std::io::Error::other("the file ended"));
     let failed = rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fail)).unwrap_err();
     assert_eq!(failed, DeviceError::Source("the file ended".to_owned()));
-    let mut fill = |to: &mut [u8]| Ok(to.fill(5));
+    let mut fill = |to: &mut [u8]| {
+        to.fill(5);
+        Ok(())
+    };
     rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fill)).unwrap();
     assert!(rig.bytes().iter().all(|&b| b == 5));
     assert_eq!(relay.count(ExtCommand::Write) - writes, 2);

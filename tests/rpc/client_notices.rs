@@ -188,7 +188,8 @@ fn what_it_may_say_is_understood() {
     };
     let addr = server(greeting(vec![device("X0")]), both, Manner::Plain);
     assert_eq!(session(addr, WATCHDOG), (Ok(vec![5; 64]), Ok(())));
-    let kinds: [(FaultKind, fn(&DeviceError) -> bool, Says); 3] = [
+    type Kind = (FaultKind, fn(&DeviceError) -> bool, Says);
+    let kinds: [Kind; 3] = [
         (
             FaultKind::Other,
             |e| matches!(e, DeviceError::Remote { device, .. } if device.ends_with("/X0")),
@@ -259,7 +260,8 @@ fn devices_are_as_the_server_says_or_it_is_told() {
     let first = &endpoint.devices()[0];
     assert!(first.info().description.contains("a test's") && first.info().description.contains("server 9"));
     assert_eq!(first.features()[0].to_string(), "driver: 1.2");
-    let wrong: [(fn(&mut GreetReply), &str); 5] = [
+    type Wrong = (fn(&mut GreetReply), &'static str);
+    let wrong: [Wrong; 5] = [
         (|greet| greet.devices.clear(), "0 devices"),
         (|greet| greet.max_message = 100, "100 bytes"),
         (|greet| greet.devices[0].alignment = 48, "aligns to 48"),

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 #[path = "../common/gguf.rs"]
-#[allow(dead_code, clippy::unwrap_used)]
+#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 mod file;
 use file::File;
 

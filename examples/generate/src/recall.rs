@@ -178,12 +178,14 @@ mod tests {
         }
     }
 
+    type Tensors = Vec<Vec<u8>>;
+
     /// Loads 40 tensors of `n` bytes from a file onto a device whose disk has what `on_disk` makes of them; what lies there then.
     fn loaded(
         n: usize,
         answers: usize,
         on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
-    ) -> Result<(Loaded, Vec<Vec<u8>>, Vec<Vec<u8>>), DeviceError> {
+    ) -> Result<(Loaded, [Tensors; 2]), DeviceError> {
         let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
         let file = names.iter().fold(File::default(), |file, name| file.tensor(name, &[n as u64], DType::I8));
         let mut file = file.bytes();
@@ -212,7 +214,7 @@ mod tests {
         let loaded = fill(&device, &jobs, &account, 3, &Progress::new(false))?;
         let mut queue = device.queue(&account)?;
         let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
-        Ok((loaded, there, want))
+        Ok((loaded, [there, want]))
     }
 
     #[test]
@@ -229,7 +231,7 @@ mod tests {
                 (&|i, bytes| if i % 4 == 1 { flipped(bytes) } else { bytes.to_vec() }, all / 4 * 3),
             ];
             for (disk, recalled) in cases {
-                let (loaded, there, want) = loaded(n, 40, disk).unwrap();
+                let (loaded, [there, want]) = loaded(n, 40, disk).unwrap();
                 assert!(there == want, "{n} bytes, {recalled} recalled");
                 assert_eq!((loaded.bytes, loaded.recalled, loaded.sent()), (all, recalled, all - recalled));
             }
