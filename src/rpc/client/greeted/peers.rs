@@ -239,6 +239,7 @@ impl super::super::connection::Turn<'_> {
         let placed = track.is_placed(number);
         if placed {
             track.carries(user, number);
+            user.waits(of, number);
             self.put(|out| ExtRequest::Wait(Wait { queue, of, number }).encode(out));
         }
         placed

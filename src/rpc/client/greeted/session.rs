@@ -136,11 +136,8 @@ impl Session {
     pub(super) fn data(&self, id: u64, bytes: Vec<Vec<u8>>) {
         let mut books = lock(&self.books);
         let Some(read) = books.reads.remove(&id) else { return };
-        let track = books.queues.get(&read.queue).cloned();
         drop(books);
-        if let Some(track) = track {
-            track.reached(read.proves);
-        }
+        self.proved(read.queue, read.proves);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.send(Ok(bytes)));
     }
 
@@ -156,12 +153,26 @@ impl Session {
 
     /// REACHED.
     pub(super) fn reached(&self, queue: u32, number: u64) -> Result<(), String> {
-        match self.track(queue)? {
-            Some(track) if !track.reached(number) => {
-                Err(format!("the server says that mark {number} of queue {queue} is reached, which was never made"))
-            }
-            _ => Ok(()),
+        if self.track(queue)?.is_some_and(|track| !track.has_placed(number)) {
+            return Err(format!(
+                "the server says that mark {number} of queue {queue} is reached, which was never made"
+            ));
         }
+        self.proved(queue, number);
+        Ok(())
+    }
+
+    /// A mark is reached, and with it those of other queues that its own has waited for.
+    pub(super) fn proved(&self, queue: u32, number: u64) {
+        let (mut known, mut reached) = (vec![(queue, number)], Vec::new());
+        while let Some((queue, number)) = known.pop() {
+            if let Ok(Some(track)) = self.track(queue) {
+                known.extend(track.reached(number).into_iter().flatten());
+                reached.push((track, number));
+            }
+        }
+        // What came first first: who hears of the one need not ask for the other.
+        reached.iter().rev().for_each(|(track, number)| track.tell(*number));
     }
 
     /// FAILED.

@@ -304,7 +304,7 @@ impl Speaker for Greeted {
                     track.cover(seq);
                 } else if track.failure().is_none() {
                     // Its bytes are here.
-                    track.reached(seq);
+                    turn.shared.session()?.proved(queue, seq);
                 }
             }
             let mark = ExtRequest::Mark(Mark { queue, number: seq });

@@ -1,13 +1,16 @@
 //! The marks of one queue: which are made, asked for, reached.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::super::connection::{Shared, lock};
 use crate::device::{DeviceError, Progress, Timeline};
 use crate::rpc::wire::ext::{Ask, ExtCommand, ExtRequest};
+
+/// Waits whose end a queue's next marks tell of. More of them are told of by their own queues alone.
+const WAITS: usize = 64;
 
 /// A queue of the server's, as this end knows it.
 #[derive(Debug)]
@@ -39,6 +42,8 @@ struct Marks {
     eager: bool,
     /// Those that the bytes of a read right before or behind them will prove.
     covered: BTreeSet<u64>,
+    /// What is reached before a mark of this queue is: that mark, and the other queue with its own.
+    waits: VecDeque<(u64, (u32, u64))>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
     /// Queues whose work waits for a mark of this one, and the last such mark.
@@ -139,20 +144,36 @@ impl Track {
         }
     }
 
-    /// The server has done all before mark `seq`. Whether that mark was ever made.
-    pub(super) fn reached(&self, seq: u64) -> bool {
+    /// What it is sent from now on waits for a mark of another queue.
+    pub(super) fn waits(&self, of: u32, number: u64) {
+        let mut marks = lock(&self.marks);
+        if marks.waits.len() == WAITS {
+            marks.waits.pop_front();
+        }
+        let next = marks.placed + 1;
+        marks.waits.push_back((next, (of, number)));
+    }
+
+    /// The server has done all before mark `seq`: also all before these marks of other queues.
+    /// `None` if it was never made.
+    pub(super) fn reached(&self, seq: u64) -> Option<Vec<(u32, u64)>> {
         let mut marks = lock(&self.marks);
         if seq > marks.placed {
-            return false;
+            return None;
         }
+        let waits = marks.waits.partition_point(|(next, _)| *next <= seq);
+        let others = marks.waits.drain(..waits).map(|(_, other)| other).collect();
         marks.done = marks.done.max(seq);
         marks.asked = marks.asked.split_off(&(seq + 1));
         marks.covered = marks.covered.split_off(&(seq + 1));
-        drop(marks);
+        Some(others)
+    }
+
+    /// Tells whoever waits that mark `seq` is reached.
+    pub(super) fn tell(&self, seq: u64) {
         if let Some(timeline) = self.timeline() {
             timeline.advance(seq);
         }
-        true
     }
 
     /// Since when somebody has been waiting for a mark.
