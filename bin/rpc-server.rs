@@ -111,6 +111,11 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
+    /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
+    /// as 10.0.0.0/24; may be given several times [default: none].
+    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
+    peers: Vec<Peer>,
+
     /// Seconds that clients may go on when the server is told to end (SIGTERM, SIGINT); it takes no more then. A second
     /// signal ends it at once.
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
@@ -119,11 +124,6 @@ struct Args {
     /// Ask another server how it is, and exit: with status 0 when it takes clients, else 1.
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
-
-    /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
-    /// as 10.0.0.0/24; may be given several times [default: none].
-    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
-    peers: Vec<Peer>,
 
     /// Print the devices of this machine, and why there is no GPU if there is none, and exit.
     #[arg(long)]

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use fanout::rpc::wire::ext::REVISION;
 
 /// Until when there is an answer.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -44,8 +45,15 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
 fn ask(endpoint: &str) -> Result<String, ConnectError> {
     let options = Options { connect_timeout: PATIENCE, patience: PATIENCE, ..Options::default() };
     let endpoint = Endpoint::connect(endpoint, &options)?;
-    let mut text = format!("protocol: {}", endpoint.version());
-    text += &endpoint.revision().map_or("\n".to_owned(), |revision| format!(", extensions {revision}\n"));
+    let version = endpoint.version();
+    let mut text = match endpoint.server() {
+        Some(server) => format!(
+            "build: {}\nprotocol: {version}, extensions {REVISION}\nsessions: {} besides this one\n",
+            server.build,
+            server.sessions.saturating_sub(1)
+        ),
+        None => format!("protocol: {version}\n"),
+    };
     for device in endpoint.devices() {
         let (info, memory) = (device.info(), device.memory()?);
         let (free, total) = (memory.free >> 20, memory.total >> 20);

@@ -14,6 +14,11 @@
 //! at once (`depth` > 1), one that brings what it needs from elsewhere, so that the next run's inputs come while this one
 //! computes. Lanes are ordered by marks alone: a step waits for a mark of this run, or of one some runs ago.
 //!
+//! # Nobody waits for ever
+//! The host submits steps in one order, and each waits only for marks of steps submitted before it. So of what is not done
+//! the step submitted first can always go on, in whatever way its lane waits: in the device, in a thread before a connection, or in
+//! the host, which a full lane makes wait too. What a lane's thread holds back is later than what it waits for.
+//!
 //! # Memory
 //! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
 //! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
@@ -339,7 +344,8 @@ pub(crate) struct Spot {
 pub(crate) enum Area {
     /// What lives within a run, in its order on the device's computing lane.
     Arena,
-    /// What comes from elsewhere while earlier runs may still compute: one copy for each run under way.
+    /// What comes from elsewhere while earlier runs may still compute, and what far devices copy from while later ones do: one
+    /// copy for each run under way.
     Ring,
 }
 

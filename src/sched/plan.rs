@@ -46,7 +46,7 @@ impl Plan {
         let depth = options.depth();
         let assigned = assign::assign(&task, devices, options)?;
         let cut = split::split(&task, &assigned);
-        let layout = memory::place(&task, devices, &cut, depth)?;
+        let layout = memory::place(&task, devices, reach, &cut, depth)?;
         let names = devices.iter().map(|device| device.info().name.clone()).collect();
         let (lanes, steps) = steps(&cut, reach, depth);
         let reach = reach.clone();

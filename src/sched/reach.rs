@@ -9,7 +9,18 @@ use std::thread::Builder;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Reach {
     /// By device, then by the device whose memory it is.
-    rows: Vec<Vec<bool>>,
+    rows: Vec<Vec<Way>>,
+}
+
+/// How bytes get from one device to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// Within a domain.
+    Near,
+    /// From another domain, and not through the host.
+    Far,
+    /// Through the host.
+    Host,
 }
 
 impl Reach {
@@ -17,8 +28,12 @@ impl Reach {
     /// their servers may have to find out.
     pub(crate) fn new(devices: &Devices) -> Reach {
         let row = |to: &Arc<dyn Device>| {
-            let copies = |from: &Arc<dyn Device>| near(&**to, &**from) || to.copies_from(from.info());
-            devices.iter().map(copies).collect::<Vec<_>>()
+            let way = |from: &Arc<dyn Device>| match near(&**to, &**from) {
+                true => Way::Near,
+                false if to.copies_from(from.info()) => Way::Far,
+                false => Way::Host,
+            };
+            devices.iter().map(way).collect::<Vec<_>>()
         };
         let rows = std::thread::scope(|scope| {
             let far = |to: &Arc<dyn Device>| to.link().is_some() && devices.iter().any(|from| !near(&**to, &**from));
@@ -32,12 +47,21 @@ impl Reach {
 
     /// Whether device `to` copies from the memory of device `from`.
     pub(crate) fn copies(&self, to: usize, from: usize) -> bool {
-        self.rows.get(to).and_then(|row| row.get(from)).is_some_and(|&copies| copies)
+        self.way(to, from) != Way::Host
+    }
+
+    /// Whether it does, and is of another domain: then each waits for the other's moments only at some cost.
+    pub(crate) fn copies_from_far(&self, to: usize, from: usize) -> bool {
+        self.way(to, from) == Way::Far
+    }
+
+    fn way(&self, to: usize, from: usize) -> Way {
+        self.rows.get(to).and_then(|row| row.get(from)).copied().unwrap_or(Way::Host)
     }
 
     /// Whether what some device has gets to device `to` only through the host.
     pub(crate) fn needs_host(&self, to: usize) -> bool {
-        self.rows.get(to).is_none_or(|row| row.contains(&false))
+        self.rows.get(to).is_none_or(|row| row.contains(&Way::Host))
     }
 }
 
@@ -49,7 +73,7 @@ fn near(to: &dyn Device, from: &dyn Device) -> bool {
 impl Reach {
     /// Says something else of two devices.
     pub(crate) fn set(&mut self, to: usize, from: usize, copies: bool) {
-        self.rows[to][from] = copies;
+        self.rows[to][from] = if copies { Way::Far } else { Way::Host };
     }
 }
 

@@ -1,5 +1,8 @@
 //! What the op tests share: seeded inputs, a run on each device with every byte accounted for, error measures.
 
+#[allow(dead_code)] // each test uses a part of it
+mod relay;
+
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, DeviceError, Source};
@@ -10,6 +13,7 @@ use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Server};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,8 +25,8 @@ pub struct Subject {
     pub fast: bool,
     /// Runs what `device` refuses because its tensors are not aligned; it must take everything else.
     pub misaligned: Option<Arc<dyn Device>>,
-    /// The server that `device` is behind. It ends a connection over a graph that fails, so that each run has its own.
-    pub endpoint: Option<String>,
+    /// The server that `device` is behind.
+    endpoint: Option<Served>,
 }
 
 impl Subject {
@@ -31,18 +35,19 @@ impl Subject {
     }
 
     fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
-        if let Some(endpoint) = &self.endpoint {
-            return remote(endpoint);
+        if let Some(served) = &self.endpoint {
+            return served.device();
         }
         let aligned = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned));
         Arc::clone(self.misaligned.as_ref().filter(|_| !aligned).unwrap_or(&self.device))
     }
 
-    /// Whether a run ended as it must when `op` finds data that it does not allow. A server can only hang up.
+    /// Whether a run ended as it must when `op` finds data that it does not allow. In 7.0 a server can only hang up.
     pub fn found_bad(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
+        let plain = self.endpoint.as_ref().is_some_and(|served| served.plain);
         match error {
-            Some(DeviceError::Lost { .. }) => self.endpoint.is_some(),
-            Some(DeviceError::Data { op: of, .. }) => *of == op,
+            Some(DeviceError::Lost { .. }) => plain,
+            Some(DeviceError::Data { op: of, .. }) => *of == op && !plain,
             _ => false,
         }
     }
@@ -59,22 +64,34 @@ pub fn devices() -> &'static [Subject] {
             Subject::new("exact, 3 threads", cpu(3, Path::Exact), false),
             Subject::new("fast, 2 threads", cpu(2, Path::Fast), true),
             cuda_with(cpu(1, Path::Exact)),
-            served(cpu(1, Path::Exact)),
+            served("RPC", cpu(1, Path::Exact), false),
+            served("RPC 7.0", cpu(1, Path::Exact), true),
         ]
     })
 }
 
-/// A device behind a server of this process, which serves as long as that.
-fn served(device: Arc<dyn Device>) -> Subject {
-    let server = Server::bind("127.0.0.1", 0, vec![device], Config::default()).expect("a free port");
-    let endpoint = server.local_addr().to_string();
-    std::thread::spawn(move || server.run());
-    Subject { endpoint: Some(endpoint.clone()), ..Subject::new("RPC", remote(&endpoint), false) }
+/// A server of this process, which serves as long as that.
+struct Served {
+    addr: SocketAddr,
+    /// Whether it is spoken to in 7.0. Then it ends a connection over a graph that fails, so that each run has its own.
+    plain: bool,
 }
 
-fn remote(endpoint: &str) -> Arc<dyn Device> {
-    let endpoint = Endpoint::connect(endpoint, &Options::default()).expect("a server");
-    Arc::clone(&endpoint.devices()[0])
+impl Served {
+    /// Its device, over a connection of its own.
+    fn device(&self) -> Arc<dyn Device> {
+        let addr = if self.plain { relay::Relay::start(self.addr, true).addr } else { self.addr };
+        let endpoint = Endpoint::connect(&addr.to_string(), &Options::default()).expect("a server");
+        Arc::clone(&endpoint.devices()[0])
+    }
+}
+
+fn served(name: &'static str, device: Arc<dyn Device>, plain: bool) -> Subject {
+    let server = Server::bind("127.0.0.1", 0, vec![device], Config::default()).expect("a free port");
+    let served = Served { addr: server.local_addr(), plain };
+    std::thread::spawn(move || server.run());
+    let device = served.device();
+    Subject { endpoint: Some(served), ..Subject::new(name, device, false) }
 }
 
 /// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.

@@ -143,6 +143,10 @@ fn compare(
             );
             assert!(*ours >= desc.unwrap().extent() as u64);
         }
+        // The byte of it that clients ignore is a server's own.
+        (Request::Hello(_), Response::Hello(theirs), Response::Hello(ours)) => {
+            assert_eq!((theirs.version, theirs.conn_caps), (ours.version, ours.conn_caps));
+        }
         (Request::GetDeviceMemory(_), _, Response::GetDeviceMemory(ours)) => assert!(ours.free <= ours.total),
         // Figures of their own: alignment, largest buffer.
         (Request::GetAlignment(_) | Request::GetMaxSize(_), ..) => {}

@@ -26,7 +26,7 @@ fn the_server_says_who_it_is() {
         let features: Vec<_> = device.features().into_iter().map(|f| (f.name, f.value)).collect();
         assert_eq!(told.features, features);
     }
-    let (_, second) = Client::greet(&server);
+    let (_other, second) = Client::greet(&server);
     assert_eq!(second.sessions, 2);
     client.ask(&ExtRequest::Ping(ext::Ping {}));
     let body = client.answered();

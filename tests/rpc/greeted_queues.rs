@@ -1,7 +1,7 @@
 //! Queues of one session: each in its own order, none in the way of another, and failures that stay where they are.
 
 #[path = "../common/gated.rs"]
-#[allow(dead_code, unreachable_pub, missing_docs)] // shared with other tests
+#[allow(dead_code, unreachable_pub, clippy::unwrap_used)] // shared with other tests
 mod gated;
 
 use crate::greeted_support::*;
@@ -9,7 +9,7 @@ use crate::support::*;
 use fanout::device::{Device, DeviceError};
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load};
+use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load, State};
 use fanout::tensor::DType;
 use std::sync::Arc;
 
@@ -238,6 +238,22 @@ fn many_marks_and_answers_are_kept_in_order() {
         client.ask_for(0, number);
         assert_eq!(client.told(), Told::Reached(0, number));
     }
+}
+
+/// A large upload waits for the queue's earlier work, and the session's thread with it.
+#[test]
+fn a_session_that_is_kept_waiting_shows_that_it_lives() {
+    let ([first, _], _server, mut client) = held();
+    let memory = client.buffer(0, 1 << 20);
+    let bytes = noise(1, 1 << 20);
+    client.write_span(0, memory.all(), None, &bytes);
+    client.read_spans(0, 1, &[memory.all()]);
+    for _ in 0..2 {
+        assert_eq!(client.heard(), Told::State(State::Ready));
+    }
+    first.open();
+    assert!(client.told() == data(1, &bytes));
+    client.pings();
 }
 
 #[test]

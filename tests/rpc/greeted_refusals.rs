@@ -3,10 +3,7 @@
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{
-    CloseQueue, Copy, ExtCommand, ExtHeader, ExtRequest, Greet, Put, Reach, Receive, Send, Shape, Span, TicketList,
-    Tickets, WRITE_HEAD,
-};
+use fanout::rpc::wire::ext::{CloseQueue, Copy, ExtCommand, ExtHeader, ExtRequest, Greet, Shape, Span, WRITE_HEAD};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
@@ -60,11 +57,6 @@ const MISTAKES: &[Mistake] = &[
     (|c, _| header(c, ExtCommand::Mark, 13), &["MARK", "13 is over the limit of 12"]),
     (|c, _| header(c, ExtCommand::KeepGraph, 1 << 40), &["KEEP_GRAPH", "over the limit of 16777216"]),
     (|c, _| header(c, ExtCommand::Write, 47), &["WRITE", "expected 48 bytes"]),
-    (|c, _| c.ask(&ExtRequest::Tickets(Tickets { count: 1 })), &["TICKETS", "not offered by this server"]),
-    (|c, _| c.ask(&ExtRequest::Reach(Reach { address: "a:1" })), &["REACH", "not offered by this server"]),
-    (|c, _| c.ask(&ExtRequest::Put(Put { ticket: [1; 16], data: &[2; 300] })), &["PUT", "not offered by this server"]),
-    (|c, m| c.ask(&receive(m)), &["RECEIVE", "not offered by this server"]),
-    (|c, m| c.ask(&send(m)), &["SEND", "not offered by this server"]),
 ];
 
 fn shape(dtype: DType, ne: [u32; 4]) -> Option<Shape> {
@@ -73,14 +65,6 @@ fn shape(dtype: DType, ne: [u32; 4]) -> Option<Shape> {
 
 fn copy(queue: u32, src: Span, dst: Span) -> ExtRequest<'static> {
     ExtRequest::Copy(Copy { queue, src, dst })
-}
-
-fn receive(memory: &[Memory; 2]) -> ExtRequest<'static> {
-    ExtRequest::Receive(Receive { queue: 0, span: memory[0].all(), tickets: TicketList(&[[1; 16]]) })
-}
-
-fn send(memory: &[Memory; 2]) -> ExtRequest<'static> {
-    ExtRequest::Send(Send { queue: 0, span: memory[0].all(), tickets: TicketList(&[[1; 16]]), address: "a:1" })
 }
 
 fn header(client: &mut Client, command: ExtCommand, size: u64) {

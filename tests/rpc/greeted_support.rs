@@ -78,6 +78,7 @@ pub(crate) enum Told {
     Data(u64, Vec<u8>),
     Failed(u32, Fault),
     Refused(String),
+    State(ext::State),
 }
 
 pub(crate) fn data(id: u64, bytes: impl AsRef<[u8]>) -> Told {
@@ -153,9 +154,20 @@ impl Client {
         self.ask(&ExtRequest::RunGraph(RunGraph { queue, graph }));
     }
 
-    /// The next notice.
+    /// The next notice that is more than a sign of life.
     #[track_caller]
     pub(crate) fn told(&mut self) -> Told {
+        loop {
+            match self.heard() {
+                Told::State(_) => {}
+                told => return told,
+            }
+        }
+    }
+
+    /// The next notice.
+    #[track_caller]
+    pub(crate) fn heard(&mut self) -> Told {
         let mut header = [0; NOTICE_HEADER];
         self.stream.read_exact(&mut header).unwrap_or_else(|e| panic!("no notice: {e}"));
         let NoticeHeader { kind, size } = NoticeHeader::decode(&header).expect("a notice");
@@ -167,7 +179,7 @@ impl Client {
             Notice::Data { id, bytes } => Told::Data(id, bytes.to_vec()),
             Notice::Failed { queue, fault } => Told::Failed(queue, fault),
             Notice::Refused(reason) => Told::Refused(reason.to_owned()),
-            Notice::State(state) => panic!("a server that is {state:?}"),
+            Notice::State(state) => Told::State(state),
         }
     }
 

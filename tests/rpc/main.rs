@@ -4,6 +4,9 @@
 mod cache;
 mod client;
 mod client_faults;
+mod client_greeted;
+mod client_notices;
+mod client_peers;
 mod commands;
 #[cfg(target_os = "linux")]
 mod gpus;
@@ -15,11 +18,15 @@ mod greeted_refusals;
 mod greeted_support;
 mod hostile;
 mod limits;
+mod models;
 mod older;
 mod peers;
 mod program;
 #[cfg(unix)]
 mod program_ends;
+#[path = "../common/relay.rs"]
+#[allow(unreachable_pub, missing_docs, clippy::unwrap_used)] // shared with other tests
+mod relay;
 mod sessions;
 mod states;
 mod support;

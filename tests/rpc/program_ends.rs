@@ -126,7 +126,10 @@ fn a_server_is_asked_for_its_status() {
     let server = Running::with(&["--max-connections", "1", "--drain", "60"]);
     let (code, text) = ended(&["--status", &server.addr]);
     assert_eq!(code, Some(0), "{text}");
-    for part in [&*format!("{}: ready\n", server.addr), "protocol: 7.0.0", "device ", " of 64 MiB free"] {
+    let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
+    let facts =
+        ["\nprotocol: 7.0.0, extensions 1\n", "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
         assert!(text.contains(part), "{part:?} in {text}");
     }
     // The session of the one that asked may take a moment to end.

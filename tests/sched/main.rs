@@ -8,9 +8,13 @@ mod gated;
 #[path = "../common/island.rs"]
 mod island;
 mod islands;
+mod lost;
 mod mistakes;
 mod order;
 mod pipeline;
+mod relayed;
 mod servers;
 #[path = "../common/sim.rs"]
 mod sim;
+#[path = "../common/slow.rs"]
+mod slow;

@@ -1,47 +1,77 @@
-//! Devices behind servers of this process: the same results as on devices of its own.
+//! Devices behind servers of this process, which greet or are spoken to in 7.0: the same results as on devices of its own.
+
+#[path = "../common/relay.rs"]
+#[allow(dead_code)] // shared with other tests
+mod relay;
 
 use super::islands::{MEMORY, Network, cpus, wanted};
-use fanout::device::Device;
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Handle, Server};
-use std::sync::Arc;
+use relay::Relay;
+use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
-/// A server that ends with the test, and the devices that a client sees.
-struct Served {
-    devices: Vec<Arc<dyn Device>>,
-    handle: Handle,
+/// A server that ends with the test.
+pub(super) struct Served {
+    pub(super) addr: SocketAddr,
+    pub(super) handle: Handle,
+    made: (usize, bool),
     thread: Option<JoinHandle<()>>,
 }
 
 impl Served {
-    fn new(devices: usize) -> Served {
-        let server = Server::bind("127.0.0.1", 0, cpus(devices), Config::default()).unwrap();
+    /// With so many devices of one thread. It sends to others if it `dials`.
+    pub(super) fn new(devices: usize, dials: bool) -> Served {
+        Served::on(0, devices, dials)
+    }
+
+    fn on(port: u16, count: usize, dials: bool) -> Served {
+        let peers = if dials { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        let server = Server::bind("127.0.0.1", port, cpus(count), Config { peers, ..Config::default() }).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());
-        let endpoint = Endpoint::connect(&addr.to_string(), &Options::default()).unwrap();
-        Served { devices: endpoint.devices().to_vec(), handle, thread: Some(thread) }
+        Served { addr, handle, made: (count, dials), thread: Some(thread) }
+    }
+
+    /// Ends it, and starts another on its port, which knows nothing of the first.
+    pub(super) fn restart(&mut self) {
+        self.end();
+        let (count, dials) = self.made;
+        *self = Served::on(self.addr.port(), count, dials);
+    }
+
+    fn end(&mut self) {
+        self.handle.shutdown();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    pub(super) fn connect(addr: SocketAddr) -> Endpoint {
+        Endpoint::connect(&addr.to_string(), &Options::default()).unwrap()
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.handle.shutdown();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
+        self.end();
     }
 }
 
 #[test]
 fn results_do_not_depend_on_servers() {
     let wanted = wanted(20);
-    let servers = [Served::new(3), Served::new(1), Served::new(1)];
-    let [a, b, c] = servers.each_ref().map(|server| &server.devices[..]);
+    let servers = [3, 1, 1, 3].map(|devices| Served::new(devices, true));
+    let mut addrs = servers.each_ref().map(|server| server.addr);
+    addrs[3] = Relay::start(addrs[3], true).addr;
+    let endpoints = addrs.map(Served::connect);
+    let [a, b, c, plain] = endpoints.each_ref().map(Endpoint::devices);
     let lists = [
         ("one device", vec![b[0].clone()], [0; 3], 1),
         ("one server", a.to_vec(), [0, 1, 2], 3),
         ("two servers", vec![b[0].clone(), c[0].clone()], [0, 1, 0], 3),
+        ("one server in 7.0", plain.to_vec(), [0, 1, 2], 3),
+        ("a server in 7.0 and one that greets", [b, plain].concat(), [0, 2, 1], 3),
         ("a server and this process", [&cpus(2)[..], b].concat(), [0, 2, 1], 3),
         ("all of it", [&cpus(1)[..], a, b].concat(), [1, 4, 2], 3),
     ];

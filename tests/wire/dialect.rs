@@ -26,12 +26,12 @@ fn dialect(name: &str) -> &'static Dialect {
     }
     let parts: Vec<u8> = name.split('.').map(|n| n.parse().expect("a number")).collect();
     let version = Version { major: parts[0], minor: parts[1], patch: parts[2] };
-    Dialect::of(version).unwrap_or_else(|| panic!("{name} is served"))
+    Dialect::of(version).expect("a version that is served")
 }
 
 fn list(version: &str, what: &str) -> Vec<&'static str> {
     let starts = |line: &&str| line.split(' ').take(2).eq([version, what]);
-    let line = LISTS.lines().find(starts).unwrap_or_else(|| panic!("no line {version} {what}"));
+    let line = LISTS.lines().find(starts).expect("a line for each version and kind of number");
     line.split(' ').skip(2).collect()
 }
 

@@ -60,6 +60,11 @@ impl<'a> Weights<'a> {
         let tensors = gguf.tensors.iter();
         Weights(tensors.filter_map(|info| Some((&*info.name, weight(file.get(info.bytes.clone())?)))).collect())
     }
+
+    /// The weight of a name.
+    pub fn get(&self, name: &str) -> Option<&Weight<'a>> {
+        self.0.get(name)
+    }
 }
 
 impl Weight<'_> {
@@ -147,7 +152,7 @@ fn allocate<'a>(
     }
     let mut jobs = Vec::with_capacity(placed.len());
     for (placed, region) in placed.iter().zip(of_weights) {
-        let weight = weights.0.get(&*placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
+        let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
         jobs.push(Job { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
         if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.region = Some(region.clone());
@@ -168,8 +173,11 @@ pub struct Job<'a> {
     pub weight: &'a Weight<'a>,
 }
 
-/// Brings weights to a device: those that it does not find by itself are sent.
-fn fill(
+/// Brings weights to a device: those that it does not find by itself are sent. Up to `threads` hash.
+///
+/// # Errors
+/// Whatever the device says.
+pub fn fill(
     device: &dyn Device,
     jobs: &[Job<'_>],
     account: &Arc<Account>,

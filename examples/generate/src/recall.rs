@@ -78,3 +78,170 @@ fn hash(jobs: &[Job<'_>], next: &AtomicUsize, digests: &SyncSender<(usize, [u8; 
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use crate::gguf_file::File;
+    use crate::load::{Weights, fill};
+    use crate::progress::{Loaded, Progress};
+    use fanout::cpu::{CpuDevice, Path};
+    use fanout::device::{
+        Account, Buffer, Device, DeviceInfo, MemoryInfo, Point, Program, Region, Source, Support, TensorMemory,
+    };
+    use fanout::gguf::Gguf;
+    use fanout::graph::Graph;
+    use fanout::ops::NodeView;
+    use fanout::tensor::{DType, TensorDesc};
+    use std::sync::Arc;
+
+    /// The processors, with a disk that has these tensors.
+    #[derive(Debug)]
+    struct WithDisk {
+        inner: Arc<CpuDevice>,
+        info: DeviceInfo,
+        disk: Vec<Vec<u8>>,
+        /// Answers before the connection is lost.
+        answers: usize,
+    }
+
+    impl Device for WithDisk {
+        fn info(&self) -> &DeviceInfo {
+            &self.info
+        }
+        fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+            self.inner.memory()
+        }
+        fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+            self.inner.alloc(bytes, account)
+        }
+        fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+            self.inner.alloc_size(tensor)
+        }
+        fn support(&self, node: NodeView<'_>) -> Support {
+            self.inner.support(node)
+        }
+        fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+            self.inner.prepare(graph)
+        }
+        fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+            let (inner, disk) = (self.inner.queue(account)?, self.disk.clone());
+            Ok(Box::new(DiskQueue { inner, disk, answers: self.answers }))
+        }
+    }
+
+    struct DiskQueue {
+        inner: Box<dyn Queue>,
+        disk: Vec<Vec<u8>>,
+        answers: usize,
+    }
+
+    impl Queue for DiskQueue {
+        fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+            self.inner.upload(dst, tensor, src)
+        }
+        fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+            self.inner.download(src)
+        }
+        fn recall(
+            &mut self,
+            dst: Region,
+            tensor: Option<&TensorDesc>,
+            known: Known<'_>,
+        ) -> Result<Ticket, DeviceError> {
+            self.answers = self.answers.checked_sub(1).ok_or(DeviceError::Ended)?;
+            let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == known.digest;
+            let found = self.disk.iter().find(is_it).cloned();
+            match &found {
+                Some(bytes) => self.upload(dst, tensor, Source::Borrowed(bytes))?,
+                None => self.fill(dst, 0xee)?,
+            }
+            let (answer, ticket) = Ticket::new();
+            answer.send(Ok(vec![found.is_some().into()]));
+            Ok(ticket)
+        }
+        fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
+            self.inner.fill(dst, value)
+        }
+        fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+            self.inner.copy_from(src, dst, after)
+        }
+        fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+            self.inner.run(program, bindings)
+        }
+        fn mark(&mut self) -> Point {
+            self.inner.mark()
+        }
+        fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+            self.inner.wait(point)
+        }
+    }
+
+    type Tensors = Vec<Vec<u8>>;
+
+    /// Loads 40 tensors of `n` bytes from a file onto a device whose disk has what `on_disk` makes of them; what lies there then.
+    fn loaded(
+        n: usize,
+        answers: usize,
+        on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
+    ) -> Result<(Loaded, [Tensors; 2]), DeviceError> {
+        let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
+        let file = names.iter().fold(File::default(), |file, name| file.tensor(name, &[n as u64], DType::I8));
+        let mut file = file.bytes();
+        let infos = Gguf::parse(&file).unwrap().tensors;
+        let mut rng = fastrand::Rng::with_seed(n as u64);
+        infos.iter().for_each(|info| rng.fill(&mut file[info.bytes.clone()]));
+        let want: Vec<Vec<u8>> = infos.iter().map(|info| file[info.bytes.clone()].to_vec()).collect();
+        let gguf = Gguf::parse(&file).unwrap();
+        let weights = Weights::new(&file, &gguf);
+
+        let inner = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
+        let mut info = inner.info().clone();
+        info.caps.recalls = true;
+        let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();
+        let device = WithDisk { inner, info, disk, answers };
+        let account = Account::new(1 << 30);
+        let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).unwrap();
+        let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &account).unwrap();
+        let jobs = names.iter().zip(memory.regions()).map(|(name, region)| Job {
+            name,
+            desc,
+            region: region.clone(),
+            weight: weights.get(name).unwrap(),
+        });
+        let jobs: Vec<_> = jobs.collect();
+        let loaded = fill(&device, &jobs, &account, 3, &Progress::new(false))?;
+        let mut queue = device.queue(&account)?;
+        let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
+        Ok((loaded, [there, want]))
+    }
+
+    #[test]
+    fn what_a_disk_lacks_is_sent() {
+        for n in [10, 5000, 1 << 20] {
+            let all = 40 * n as u64;
+            let flipped = |bytes: &[u8]| [&[bytes[0] ^ 1], &bytes[1..]].concat();
+            type Disk<'a> = &'a dyn Fn(usize, &[u8]) -> Vec<u8>;
+            let cases: [(Disk<'_>, u64); 4] = [
+                (&|_, bytes| bytes.to_vec(), all),
+                (&|_, _| Vec::new(), 0),
+                // A wrong file of the same shape; and one with some tensors wrong.
+                (&|_, bytes| flipped(bytes), 0),
+                (&|i, bytes| if i % 4 == 1 { flipped(bytes) } else { bytes.to_vec() }, all / 4 * 3),
+            ];
+            for (disk, recalled) in cases {
+                let (loaded, [there, want]) = loaded(n, 40, disk).unwrap();
+                assert!(there == want, "{n} bytes, {recalled} recalled");
+                assert_eq!((loaded.bytes, loaded.recalled, loaded.sent()), (all, recalled, all - recalled));
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_fails_ends_it() {
+        for answers in [0, 7] {
+            assert_eq!(loaded(3000, answers, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
+        }
+    }
+}

@@ -65,12 +65,14 @@ pub enum ConnectError {
     },
     /// Something takes connections, and does not answer.
     #[error(
-        "{endpoint}: no reply to HELLO within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+        "{endpoint}: no reply to {command} within {patience:?}; it may be busy with another client, which llama.cpp's servers \
          take one at a time"
     )]
     Silent {
         /// As it was given.
         endpoint: String,
+        /// What it was asked.
+        command: &'static str,
         /// How long it had for it.
         patience: Duration,
     },
@@ -114,6 +116,19 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// What it means that a server's answer to `command` could not be had.
+    pub(super) fn unheard(endpoint: &str, command: &'static str, patience: Duration, e: &io::Error) -> ConnectError {
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+        let endpoint = endpoint.to_owned();
+        match e.kind() {
+            WouldBlock | TimedOut => ConnectError::Silent { endpoint, command, patience },
+            UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => {
+                ConnectError::Closed { endpoint, tried: command }
+            }
+            _ => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
+        }
+    }
+
     /// Whether it may be another time, with everything as it is.
     fn passes(&self) -> bool {
         use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
@@ -174,7 +189,12 @@ pub(super) struct Met {
     pub(super) version: Version,
     /// The revision of the extensions, from a server of fanout's.
     pub(super) revision: Option<u8>,
+    /// Bytes that were sent and received so far.
+    pub(super) passed: (u64, u64),
 }
+
+/// What a handshake brings: how the server speaks, its version, its greeting, and bytes that were sent and received.
+type Hands = (&'static Dialect, Version, Option<Greeting>, (u64, u64));
 
 /// Connects and shakes hands, once.
 pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
@@ -226,8 +246,9 @@ fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Dur
         match handshake(endpoint, &stream, form, time) {
             Err(ConnectError::Closed { .. }) => closed_on = tried,
             Err(e) => return Err(e),
-            Ok((dialect, version, greeting)) => {
-                return Ok(Met { stream, dialect, version, revision: greeting.map(|greeting| greeting.revision) });
+            Ok((dialect, version, greeting, passed)) => {
+                let revision = greeting.map(|greeting| greeting.revision);
+                return Ok(Met { stream, dialect, version, revision, passed });
             }
         }
         if form != HelloForm::Absent {
@@ -243,17 +264,10 @@ fn handshake(
     mut stream: &TcpStream,
     form: HelloForm,
     (until, patience): (Instant, Duration),
-) -> Result<(&'static Dialect, Version, Option<Greeting>), ConnectError> {
+) -> Result<Hands, ConnectError> {
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
-    let io = |e: io::Error| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => ConnectError::Silent { endpoint: named(), patience },
-        ErrorKind::UnexpectedEof
-        | ErrorKind::ConnectionReset
-        | ErrorKind::ConnectionAborted
-        | ErrorKind::BrokenPipe => ConnectError::Closed { endpoint: named(), tried: "HELLO" },
-        _ => failed(e.to_string()),
-    };
+    let io = |e: io::Error| ConnectError::unheard(endpoint, "HELLO", patience, &e);
     let wire = |e: WireError| failed(e.to_string());
     let mut out = Vec::new();
     let command = match form {
@@ -277,10 +291,11 @@ fn handshake(
     let mut body = [0; HELLO_REPLY];
     let body = body.get_mut(..size).ok_or_else(|| failed("a reply that is too long".to_owned()))?;
     read(stream, body, until).map_err(io)?;
+    let passed = (out.len() as u64, (RESPONSE_HEADER + size) as u64);
     let reply = match Response::decode(command, body).map_err(wire)? {
         Response::Hello(reply) => reply,
         // Any answer shows that it knows the request.
-        _ => return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None)),
+        _ => return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None, passed)),
     };
     let Some(dialect) = Dialect::of(reply.version) else {
         return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
@@ -290,7 +305,7 @@ fn handshake(
     }
     let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
     match greeting.map_or(State::Ready, |greeting| greeting.state) {
-        State::Ready => Ok((dialect, reply.version, greeting)),
+        State::Ready => Ok((dialect, reply.version, greeting, passed)),
         State::Full => Err(ConnectError::Full { endpoint: named() }),
         State::Draining => Err(ConnectError::Draining { endpoint: named() }),
     }

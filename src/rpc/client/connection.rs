@@ -51,7 +51,7 @@ pub(super) struct Shared {
     pub(super) session: Option<Session>,
 }
 
-/// What has gone over it since the handshake.
+/// What has gone over it.
 #[derive(Debug, Default)]
 struct Traffic {
     sent: AtomicU64,
@@ -160,6 +160,7 @@ impl Connection {
         dialect: &'static Dialect,
         patience: Duration,
         greeted: Option<GreetReply>,
+        (sent, received): (u64, u64),
     ) -> io::Result<Arc<Connection>> {
         let patience = patience.max(Duration::from_millis(1));
         stream.set_write_timeout(Some(patience))?;
@@ -174,7 +175,7 @@ impl Connection {
             replies: Mutex::default(),
             failed: Condvar::new(),
             errands: Mutex::default(),
-            traffic: Traffic::default(),
+            traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
             proofs: Arc::default(),
             session: greeted.map(Session::new),
         });

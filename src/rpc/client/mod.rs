@@ -46,11 +46,12 @@ pub use connect::ConnectError;
 
 use crate::device::Device;
 use crate::rpc::wire::Version;
-use crate::rpc::wire::ext::REVISION;
+use crate::rpc::wire::ext::{GreetReply, REVISION};
 use connect::Met;
 use connection::Connection;
+use greeted::Session;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How to speak to a server.
 #[derive(Clone, Debug)]
@@ -77,7 +78,6 @@ impl Default for Options {
 pub struct Endpoint {
     connection: Arc<Connection>,
     version: Version,
-    revision: Option<u8>,
     devices: Vec<Arc<dyn Device>>,
 }
 
@@ -93,17 +93,18 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { mut stream, dialect, version, revision } = connect::connect(endpoint, options)?;
-        let until = Instant::now() + options.connect_timeout;
+        let Met { stream, dialect, version, revision, mut passed } = connect::connect(endpoint, options)?;
         let knows_us = revision == Some(REVISION);
-        let greeted = if knows_us { Some(greeted::greet(endpoint, &mut stream, until)?) } else { None };
+        let greet = || greeted::greet(endpoint, &stream, options.connect_timeout, &mut passed);
+        let greeted = knows_us.then(greet).transpose()?;
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection = Connection::start(endpoint, stream, dialect, options.patience, greeted).map_err(failed)?;
+        let connection =
+            Connection::start(endpoint, stream, dialect, options.patience, greeted, passed).map_err(failed)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
         };
-        Ok(Endpoint { connection, version, revision, devices })
+        Ok(Endpoint { connection, version, devices })
     }
 
     /// The devices, in the server's order.
@@ -121,8 +122,8 @@ impl Endpoint {
         self.version
     }
 
-    /// The revision of fanout's extensions that the server speaks; `None`: it is not fanout's.
-    pub fn revision(&self) -> Option<u8> {
-        self.revision
+    /// What a server of fanout's said of itself when it was connected to; `None` from others.
+    pub fn server(&self) -> Option<&GreetReply> {
+        self.connection.session.as_ref().map(Session::server)
     }
 }

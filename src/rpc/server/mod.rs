@@ -208,7 +208,7 @@ fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn serve(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) {
+fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
     debug!("{peer}: connected");
     match session::run(shared, stream, peer) {
         Ok(session::End::Closed) => debug!("{peer}: disconnected"),

@@ -81,7 +81,7 @@ impl fmt::Display for Failure {
 }
 
 /// Serves a connection to its end. Everything the client had is freed when this returns.
-pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
+pub(super) fn run(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
     let config = &shared.config;
     let connection = listen::configure(&stream)
         .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
@@ -98,7 +98,7 @@ pub(super) fn run(shared: &Shared, stream: Arc<TcpStream>, peer: SocketAddr) -> 
     session.message(header, &mut body, Session::hello)?;
     let Some(header) = session.header()? else { return Ok(End::Closed) };
     if header[0] == ExtCommand::Greet as u8 {
-        return greeted::run(session.connection, session.holdings, header, body);
+        return greeted::run(shared, session.connection, session.holdings, header, body);
     }
     session.serve(header, &mut body)
 }

@@ -224,7 +224,8 @@ impl Scheduler {
             return Err(SchedError::Gone { name: plan.task.name(id).to_owned() });
         }
         let at = plan.at_home(slot, &range).ok_or_else(no)?;
-        let region = self.rooms.region(plan, &at, 0)?;
+        let copy = self.runs.saturating_sub(1) as usize % plan.depth;
+        let region = self.rooms.region(plan, &at, copy)?;
         self.counts.downloaded[home] += region.bytes();
         self.download(home, region)
     }

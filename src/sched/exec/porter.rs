@@ -1,4 +1,6 @@
-//! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does.
+//! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does. Another
+//! one waits for its moments, so that behind a connection the next upload is on its way before the last one is known to
+//! have come.
 
 use super::super::SchedError;
 use crate::device::{DeviceError, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline};
@@ -25,10 +27,13 @@ enum Load {
 impl Porter {
     pub(super) fn new(queue: Box<dyn Queue>, device: &str) -> Result<Porter, SchedError> {
         let (work, loads) = unbounded();
+        let (mark, marks) = unbounded();
         let timeline = Timeline::new();
-        let end = End(Arc::clone(&timeline));
-        let thread = std::thread::Builder::new().name(format!("to {device}"));
-        thread.spawn(move || carry(queue, &loads, &end.0)).map_err(SchedError::Thread)?;
+        let ends = [(); 2].map(|()| End(Arc::clone(&timeline)));
+        let [carrier, watcher] = ends;
+        let thread = |name: &str| std::thread::Builder::new().name(format!("{name} {device}"));
+        thread("at").spawn(move || watch(&marks, &watcher.0)).map_err(SchedError::Thread)?;
+        thread("to").spawn(move || carry(queue, &loads, &mark, &carrier.0)).map_err(SchedError::Thread)?;
         Ok(Porter { work, timeline, marked: 0 })
     }
 
@@ -58,30 +63,40 @@ impl Drop for End {
     }
 }
 
-fn carry(mut queue: Box<dyn Queue>, loads: &Receiver<Load>, timeline: &Timeline) {
+fn carry(mut queue: Box<dyn Queue>, loads: &Receiver<Load>, marks: &Sender<(u64, Point)>, timeline: &Timeline) {
     for load in loads {
         // Nobody wants the rest when the porter is gone.
         if timeline.failure().is_some() {
             return;
         }
-        if let Err(e) = obey(&mut *queue, load, timeline) {
+        if let Err(e) = obey(&mut *queue, load, marks) {
             timeline.fail(e);
             return;
         }
     }
 }
 
-fn obey(queue: &mut dyn Queue, load: Load, timeline: &Timeline) -> Result<(), DeviceError> {
-    let deadline = || Some(Instant::now() + PATIENCE);
+fn obey(queue: &mut dyn Queue, load: Load, marks: &Sender<(u64, Point)>) -> Result<(), DeviceError> {
     match load {
         Load::Upload(dst, bytes) => upload(queue, &dst, &bytes),
         Load::Deliver(dst, ticket) => upload(queue, &dst, &ticket.wait(deadline())?),
         Load::Copy(src, dst, after) => copy(queue, src, dst, after.as_ref()),
         Load::Wait(point) => queue.wait(&point),
-        Load::Mark(seq) => {
-            queue.mark().wait(deadline())?;
-            timeline.advance(seq);
-            Ok(())
+        // Who waits for them ends only when this does, or when it has said why.
+        Load::Mark(seq) => marks.send((seq, queue.mark())).map_err(|_| DeviceError::Ended),
+    }
+}
+
+fn deadline() -> Option<Instant> {
+    Some(Instant::now() + PATIENCE)
+}
+
+/// Waits for the moments of the queue, in order.
+fn watch(marks: &Receiver<(u64, Point)>, timeline: &Timeline) {
+    for (seq, point) in marks {
+        match point.wait(deadline()) {
+            Ok(()) => timeline.advance(seq),
+            Err(e) => return timeline.fail(e),
         }
     }
 }

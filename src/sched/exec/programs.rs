@@ -35,8 +35,8 @@ struct Split {
 /// Between which memory a replica's bytes move.
 #[derive(Debug)]
 struct Ends {
-    from: Option<Region>,
-    /// By copy of the ring.
+    /// By copy of the ring, as those of `to`; none of an input.
+    from: Vec<Region>,
     to: Vec<Region>,
     experts: Option<Experts>,
 }
@@ -102,7 +102,7 @@ impl Programs {
             let lost = SchedError::Bug("a replica without a place");
             let to = copies(&plan.of_replica(number).ok_or(lost)?)?;
             let from = plan.at_home(replica.slot, &replica.range);
-            let from = from.map(|at| rooms.region(plan, &at, 0)).transpose()?;
+            let from = from.map_or(Ok(Vec::new()), |at| copies(&at))?;
             let experts = match plan::experts(plan, number) {
                 Some(at) => Some(Experts::new(plan, number, copies(&at)?)?),
                 None => None,
@@ -131,9 +131,9 @@ impl Programs {
         ends.ok_or(SchedError::Bug("a step of another plan"))
     }
 
-    /// Where a replica's bytes come from.
-    pub(super) fn from(&self, number: u32) -> Result<&Region, SchedError> {
-        let from = self.replicas.get(number as usize).and_then(|ends| ends.from.as_ref());
+    /// Where a replica's bytes come from, in one of the copies.
+    pub(super) fn from(&self, number: u32, copy: usize) -> Result<&Region, SchedError> {
+        let from = self.replicas.get(number as usize).and_then(|ends| ends.from.get(copy));
         from.ok_or(SchedError::Bug("a replica without a home"))
     }
 

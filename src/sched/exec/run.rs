@@ -213,12 +213,12 @@ impl Scheduler {
                 self.counts.uploaded[device] += bytes.len() as u64;
             }
             Work::Copy(number) => {
-                let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
+                let (from, to) = (programs.from(number, at.copy)?, programs.to(number, at.copy)?);
                 porter::copy(running.queue(), from.clone(), to.clone(), after.as_ref())?;
                 self.counts.copied[device] += to.bytes();
             }
             Work::Fetch(number) => {
-                let ticket = running.queue().download(programs.from(number)?.clone())?;
+                let ticket = running.queue().download(programs.from(number, at.copy)?.clone())?;
                 self.fetched.push(Fetched { replica: number, ticket, done: running.queue().mark() });
             }
             Work::Deliver(number) => {
@@ -241,7 +241,7 @@ impl Scheduler {
                 let ids = experts.ids.get(at.copy).ok_or(SchedError::Bug("a copy beyond the depth"))?;
                 let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
                 let ids = take(ids, &done, &self.abort, &plan.devices[device])?;
-                let (from, to) = (programs.from(number)?, programs.to(number, at.copy)?);
+                let (from, to) = (programs.from(number, at.copy)?, programs.to(number, at.copy)?);
                 let Origin::Experts { home, .. } = plan.cut.replicas[number as usize].origin else {
                     return Err(SchedError::Bug("experts of a replica that has none").into());
                 };

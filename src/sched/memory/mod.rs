@@ -4,7 +4,7 @@ mod pack;
 #[cfg(test)]
 mod tests;
 
-use super::{Area, Cut, Devices, Layout, Origin, Room, SchedError, Spot, Storage, Task};
+use super::{Area, Cut, Devices, Layout, Origin, Reach, Room, SchedError, Spot, Storage, Task};
 use crate::device::Device;
 use crate::graph::{Node, TensorId};
 use pack::Item;
@@ -13,12 +13,22 @@ use std::sync::Arc;
 /// Larger than any buffer there is; sums of so many bytes stay far from the end of `u64`.
 const LARGEST: u64 = 1 << 44;
 
-/// Places computed slots and replicas. With a `depth` above 1 replicas lie in the ring, and live for ever.
+/// Places computed slots and replicas. With a `depth` above 1 replicas lie in the ring, and live for ever; so do slots that
+/// devices of other domains copy from, whose device need not wait then until it knows that they have.
 ///
 /// # Errors
 /// [`SchedError::TooLarge`] for a tensor larger than its device's largest buffer.
-pub(crate) fn place(task: &Task, devices: &Devices, cut: &Cut, depth: usize) -> Result<Layout, SchedError> {
+pub(crate) fn place(
+    task: &Task,
+    devices: &Devices,
+    reach: &Reach,
+    cut: &Cut,
+    depth: usize,
+) -> Result<Layout, SchedError> {
     let mut lives = Lives::new(task, devices, cut);
+    if depth > 1 {
+        lives.keep_apart(cut, reach);
+    }
     lives.share(task, cut);
     let mut layout = Layout {
         rooms: vec![Room::default(); devices.len()],
@@ -29,10 +39,11 @@ pub(crate) fn place(task: &Task, devices: &Devices, cut: &Cut, depth: usize) -> 
     for (number, device) in devices.iter().enumerate() {
         let here = |replica: &usize| cut.replicas[*replica].device == number;
         let slots = (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && cut.homes[slot] == Some(number));
-        let residents: Vec<Resident> = slots.map(Resident::Slot).collect();
+        let (apart, residents): (Vec<Resident>, Vec<Resident>) =
+            slots.map(Resident::Slot).partition(|of| matches!(of, Resident::Slot(slot) if lives.apart[*slot]));
         let brought = |of: &[usize]| of.iter().copied().filter(here).map(Resident::Replica).collect::<Vec<_>>();
         let arena = [residents, brought(&in_arena)].concat();
-        let ring = brought(&ringed);
+        let ring = [brought(&ringed), apart].concat();
         for (area, residents) in [(Area::Arena, arena), (Area::Ring, ring)] {
             let walls = Walls::new(device);
             let items = residents.iter().map(|of| walls.item(task, cut, lives.of(*of), *of));
@@ -81,6 +92,8 @@ struct Lives {
     slots: Vec<Option<Life>>,
     /// By slot: the first one of those whose memory it takes over.
     over: Vec<Option<usize>>,
+    /// By slot: whether it shares memory with no other, nor with itself in the next runs.
+    apart: Vec<bool>,
     /// By replica.
     replicas: Vec<Life>,
 }
@@ -94,8 +107,12 @@ impl Lives {
             end: r.last,
             bytes: r.range.len() as u64,
         });
-        let mut lives =
-            Lives { slots: vec![None; sizes.len()], over: vec![None; sizes.len()], replicas: lives.collect() };
+        let mut lives = Lives {
+            slots: vec![None; sizes.len()],
+            over: vec![None; sizes.len()],
+            apart: vec![false; sizes.len()],
+            replicas: lives.collect(),
+        };
         for split in &cut.splits {
             let device = &devices[split.device];
             for at in split.nodes.clone() {
@@ -133,6 +150,17 @@ impl Lives {
         lives
     }
 
+    /// Slots that devices of other domains copy from share memory with no other.
+    fn keep_apart(&mut self, cut: &Cut, reach: &Reach) {
+        for replica in &cut.replicas {
+            if let Origin::Device(home) = replica.origin
+                && reach.copies_from_far(replica.device, home)
+            {
+                self.apart[replica.slot as usize] = true;
+            }
+        }
+    }
+
     /// Gives destinations the memory of sources that die there, where the op allows it.
     fn share(&mut self, task: &Task, cut: &Cut) {
         let nodes = task.graph().nodes();
@@ -151,7 +179,7 @@ impl Lives {
         let (slot, range) = task.written(node)?;
         let life = self.slots[slot as usize]?;
         let whole = range.start == 0 && range.end == task.graph().slots()[slot as usize];
-        (whole && life.start == at).then_some(slot as usize)
+        (whole && life.start == at && !self.apart[slot as usize]).then_some(slot as usize)
     }
 
     /// The slot whose memory a node's source has, where that dies there and can become the destination.
@@ -166,6 +194,7 @@ impl Lives {
         let (old, range) = task.span(node.srcs[source]?)?;
         let base = self.base(old as usize);
         let dies = base != self.base(new)
+            && !self.apart[base]
             && cut.homes[old as usize] == cut.homes[new]
             && range.len() == graph.slots()[old as usize]
             // Only the last that took over a memory still lives there.

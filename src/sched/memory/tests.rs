@@ -15,7 +15,7 @@ use fastrand::Rng;
 
 fn layout(task: &Arc<Task>, devices: &Devices, depth: usize) -> Result<(Plan, Layout), SchedError> {
     let plan = Plan::new(Arc::clone(task), devices, &Options { depth, ..Options::default() })?;
-    let layout = place(task, devices, &plan.cut, depth)?;
+    let layout = place(task, devices, &plan.reach, &plan.cut, depth)?;
     Ok((plan, layout))
 }
 
@@ -219,4 +219,34 @@ fn arenas_are_hardly_larger_than_what_is_alive_at_once() {
     }
     let model = graphs::Model { devices: 2, layers: 12, experts: true, ..graphs::Model::default() };
     check_arenas("a model", &Arc::new(model.build().unwrap()), &graphs::devices(2, true), 1);
+}
+
+#[test]
+fn what_far_devices_copy_from_has_memory_of_its_own_for_each_run() {
+    for (name, make) in graphs::ALL {
+        for (devices, far) in [(graphs::one_way(3), true), (graphs::devices(3, true), false)] {
+            for depth in [1, 2] {
+                let task = Arc::new(make(3).unwrap());
+                let (plan, layout) = layout(&task, &devices, depth).unwrap();
+                let far_slot = |slot: u32| {
+                    let mut copies = plan.cut.replicas.iter().filter(|replica| replica.slot == slot);
+                    copies.any(|replica| match replica.origin {
+                        Origin::Device(home) => plan.reach.copies(replica.device, home),
+                        Origin::Host | Origin::Experts { .. } => false,
+                    })
+                };
+                for (slot, spot) in (0..).zip(&layout.slots).filter(|(_, spot)| spot.is_some()) {
+                    let apart = far && depth > 1 && far_slot(slot);
+                    assert_eq!(
+                        spot.is_some_and(|spot| spot.area == Area::Ring),
+                        apart,
+                        "{name}, depth {depth}: {slot}"
+                    );
+                    let same = |(other, at): &(u32, &Option<Spot>)| *at == spot && plan.home(*other) == plan.home(slot);
+                    let sharing = (0..).zip(&layout.slots).filter(same).count();
+                    assert!(!apart || sharing == 1, "{name}, depth {depth}: {slot}");
+                }
+            }
+        }
+    }
 }

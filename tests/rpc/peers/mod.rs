@@ -3,3 +3,5 @@
 mod dialling;
 mod receiving;
 mod support;
+
+pub(crate) use support::dialling;

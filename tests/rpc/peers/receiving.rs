@@ -1,16 +1,18 @@
 //! The destination's side: where bytes go, when, and whose are refused.
 
 use super::support::*;
+use crate::greeted_support::*;
 use crate::support::*;
+use fanout::device::DeviceError;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::*;
 
 #[test]
 fn bytes_go_to_their_place_whenever_they_come() {
     let server = TestServer::start(Config::default());
-    let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
     for len in [1, PIECE - 1, PIECE, PIECE + 1, (1 << 20) + 3] {
-        let span = dst.alloc(len);
+        let span = dst.span(len);
         for early in [0, len.div_ceil(PIECE) / 2, len.div_ceil(PIECE)] {
             let data = noise((len + early) as u64, len);
             let tickets = dst.tickets_for(len);
@@ -19,14 +21,14 @@ fn bytes_go_to_their_place_whenever_they_come() {
             for (ticket, piece) in tickets.iter().zip(data.chunks(PIECE)).take(early).rev() {
                 src.put(*ticket, piece);
             }
-            src.ping();
+            src.pings();
             dst.receive(span, &tickets);
-            dst.ask_read(span);
-            dst.ping();
+            dst.read_spans(0, 7, &[span]);
+            if split < len {
+                dst.pings();
+            }
             src.puts(&tickets[early..], &data[split..]);
-            let (kind, body) = dst.notice();
-            let Ok(Notice::Data { bytes, .. }) = Notice::decode(kind, &body) else { panic!("{kind:?}") };
-            assert!(bytes == data, "{len} bytes, {early} pieces early");
+            assert!(dst.bytes_told() == data, "{len} bytes, {early} pieces early");
         }
     }
 }
@@ -34,9 +36,9 @@ fn bytes_go_to_their_place_whenever_they_come() {
 #[test]
 fn a_queue_goes_on_when_its_bytes_are_there() {
     let server = TestServer::start(Config::default());
-    let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
     let len = 3 * PIECE + 5;
-    let (span, before, after) = (dst.alloc(len), dst.alloc(len), dst.alloc(len));
+    let (span, before, after) = (dst.span(len), dst.span(len), dst.span(len));
     let data = noise(1, len);
     for early in [true, false] {
         let tickets = dst.tickets_for(len);
@@ -44,134 +46,162 @@ fn a_queue_goes_on_when_its_bytes_are_there() {
             src.puts(&tickets, &data);
         }
         for value in 0..20 {
-            dst.fill(span, value);
+            dst.fill_span(0, span, value);
         }
-        dst.send(ExtRequest::Copy(Copy { queue: 1, src: span, dst: before }));
+        dst.ask(&ExtRequest::Copy(Copy { queue: 0, src: span, dst: before }));
         dst.receive(span, &tickets);
-        dst.send(ExtRequest::Copy(Copy { queue: 1, src: span, dst: after }));
-        dst.fill(span, 0);
+        dst.ask(&ExtRequest::Copy(Copy { queue: 0, src: span, dst: after }));
+        dst.fill_span(0, span, 0);
         if !early {
             src.puts(&tickets, &data);
         }
-        assert!(dst.read(before) == vec![19; len], "work before, early: {early}");
-        assert!(dst.read(after) == data, "work behind, early: {early}");
-        assert!(dst.read(span) == vec![0; len], "early: {early}");
+        assert!(dst.bytes(before) == vec![19; len], "work before, early: {early}");
+        assert!(dst.bytes(after) == data, "work behind, early: {early}");
+        assert!(dst.bytes(span) == vec![0; len], "early: {early}");
     }
+}
+
+#[test]
+fn nobody_waits_for_a_device_to_bring_its_bytes() {
+    let held = Held::new("CPU0");
+    let server = TestServer::of(vec![held.clone()], Config::default());
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let len = 100 * PIECE + 1;
+    let span = dst.span(len);
+    let tickets = dst.tickets_for(len);
+    dst.fill_span(0, span, 9);
+    dst.receive(span, &tickets);
+    dst.read_spans(0, 7, &[Span { len: 1 << 20, ..span }]);
+    dst.pings();
+    // More than a queue takes in without waiting.
+    src.puts(&tickets, &noise(3, len));
+    held.open();
+    assert!(dst.bytes_told() == noise(3, len)[..1 << 20]);
+    // One that fails takes what waits for it along.
+    let held = Held::new("CPU0");
+    let server = TestServer::of(vec![held.clone()], Config::default());
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let span = dst.span(2 * PIECE);
+    let tickets = dst.tickets(2);
+    dst.receive(span, &tickets);
+    src.puts(&tickets[..1], &[1; PIECE]);
+    held.fail(DeviceError::Misuse("of a test"));
+    dst.read_spans(0, 7, &[span]);
+    assert!(dst.failed().text.contains("of a test"));
 }
 
 #[test]
 fn later_bytes_may_come_before_earlier_ones() {
     let server = TestServer::start(Config::default());
-    let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
-    let spans: Vec<_> = (0..5).map(|_| dst.alloc(PIECE + 1)).collect();
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let spans: Vec<_> = (0..5).map(|_| dst.span(PIECE + 1)).collect();
     let all: Vec<_> = spans.iter().map(|_| dst.tickets_for(PIECE + 1)).collect();
     for (span, tickets) in spans.iter().zip(&all) {
-        dst.fill(*span, 9);
+        dst.fill_span(0, *span, 9);
         dst.receive(*span, tickets);
     }
-    dst.ping();
+    dst.pings();
     for (seed, tickets) in all.iter().enumerate().rev() {
         src.puts(tickets, &noise(seed as u64, PIECE + 1));
     }
     for (seed, span) in spans.iter().enumerate() {
-        assert!(dst.read(*span) == noise(seed as u64, PIECE + 1), "{seed}");
+        assert!(dst.bytes(*span) == noise(seed as u64, PIECE + 1), "{seed}");
     }
 }
 
 #[test]
 fn a_put_without_a_good_ticket_is_refused_and_writes_nothing() {
     let server = TestServer::start(Config::default());
-    let mut dst = Greeted::open(&server);
-    let span = dst.alloc(100);
-    dst.fill(span, 5);
+    let mut dst = Client::with_queues(&server);
+    let span = dst.span(100);
+    dst.fill_span(0, span, 5);
     // Never issued.
-    let mut src = Greeted::open(&server);
+    let mut src = Client::with_queues(&server);
     src.put([7; TICKET], &[1; 100]);
-    src.refused(&["PUT", "was not issued here"]);
+    src.expect_told_refusal(&["PUT", "was not issued here"]);
     // Used before and after its RECEIVE.
     let tickets = dst.tickets(1);
-    let mut src = Greeted::open(&server);
+    let mut src = Client::with_queues(&server);
     src.puts(&tickets, &[6; 100]);
     src.put(tickets[0], &[1; 100]);
-    src.refused(&["PUT", "used"]);
+    src.expect_told_refusal(&["PUT", "used"]);
     dst.receive(span, &tickets);
-    assert_eq!(dst.read(span), [6; 100]);
-    let mut src = Greeted::open(&server);
+    assert_eq!(dst.bytes(span), [6; 100]);
+    let mut src = Client::with_queues(&server);
     src.put(tickets[0], &[1; 100]);
-    src.refused(&["PUT", "used"]);
-    assert_eq!(dst.read(span), [6; 100]);
+    src.expect_told_refusal(&["PUT", "used"]);
+    assert_eq!(dst.bytes(span), [6; 100]);
     // Of a queue that was closed, and of a session that has ended.
     let tickets = dst.tickets(2);
     dst.receive(span, &tickets[..1]);
-    dst.send(ExtRequest::CloseQueue(CloseQueue { queue: 1 }));
-    dst.ping();
-    let mut src = Greeted::open(&server);
+    dst.close_queue();
+    dst.pings();
+    let mut src = Client::with_queues(&server);
     src.put(tickets[0], &[1; 100]);
-    src.refused(&["PUT", "expired"]);
-    dst.send(ExtRequest::OpenQueue(OpenQueue { queue: 1, device: 0 }));
-    assert_eq!(dst.read(span), [6; 100]);
-    let mut src = Greeted::open(&server);
+    src.expect_told_refusal(&["PUT", "expired"]);
+    dst.open_queue(0, 0);
+    assert_eq!(dst.bytes(span), [6; 100]);
+    let mut src = Client::with_queues(&server);
     src.put(tickets[1], &[1; 100]);
-    src.ping();
+    src.pings();
     drop(dst);
     eventually("the session has ended", || server.handle.connections() == 1 && server.used(0) == 0);
     src.put(tickets[1], &[1; 100]);
-    src.refused(&["PUT", "expired"]);
+    src.expect_told_refusal(&["PUT", "expired"]);
 }
 
 #[test]
 fn bytes_of_another_length_fail_the_queue_that_waits_for_them() {
     let server = TestServer::start(Config::default());
     for (len, early) in [(0, true), (0, false), (99, true), (99, false), (101, true), (101, false)] {
-        let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
-        let span = dst.alloc(100);
-        dst.fill(span, 5);
+        let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+        let span = dst.span(100);
+        dst.fill_span(0, span, 5);
         let tickets = dst.tickets(1);
         if !early {
             dst.receive(span, &tickets);
-            dst.ping();
+            dst.pings();
         }
         src.put(tickets[0], &vec![1; len]);
         if early && len > 0 {
-            src.ping();
+            src.pings();
         } else {
-            src.refused(&["PUT", &format!("got {len}")]);
+            src.expect_told_refusal(&["PUT", &format!("got {len}")]);
         }
         if early {
             dst.receive(span, &tickets);
         }
-        dst.ask_read(span);
+        dst.read_spans(0, 7, &[span]);
         let fault = dst.failed();
         assert!(fault.text.contains(&format!("got {len}")), "{len}, early {early}: {fault:?}");
-        dst.send(ExtRequest::CloseQueue(CloseQueue { queue: 1 }));
-        dst.send(ExtRequest::OpenQueue(OpenQueue { queue: 1, device: 0 }));
-        assert_eq!(dst.read(span), [5; 100], "{len}, early {early}");
+        dst.reopen();
+        assert_eq!(dst.bytes(span), [5; 100], "{len}, early {early}");
     }
 }
 
 #[test]
 fn tickets_expire() {
     let server = TestServer::start(brief(Config::default()));
-    let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
-    let span = dst.alloc(PIECE + 1);
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let span = dst.span(PIECE + 1);
     let tickets = dst.tickets(2);
-    dst.receive(span, &tickets);
-    dst.send(ExtRequest::Mark(Mark { queue: 1, number: 1 }));
     src.puts(&tickets[..1], &[1; PIECE]);
-    dst.send(ExtRequest::Ask(Ask { queue: 1, number: 1 }));
+    dst.receive(span, &tickets);
+    dst.mark(0, 1);
+    dst.ask_for(0, 1);
     let fault = dst.failed();
     assert!(fault.text.contains("deadline"), "{fault:?}");
     src.put(tickets[1], &[1]);
-    src.refused(&["PUT", "expired"]);
-    dst.ping();
+    src.expect_told_refusal(&["PUT", "expired"]);
+    dst.pings();
 }
 
 #[test]
 fn only_unused_tickets_of_the_session_can_be_received() {
     let server = TestServer::start(Config::default());
-    let mut other = Greeted::open(&server);
+    let mut other = Client::with_queues(&server);
     let foreign = other.tickets(2);
-    type Case = fn(&mut Greeted, Span, &[Ticket]);
+    type Case = fn(&mut Client, Span, &[Ticket]);
     let cases: [(&str, Case); 5] = [
         ("ticket 0 of the list", |dst, span, foreign| dst.receive(span, foreign)),
         ("ticket 1 of the list", |dst, span, foreign| {
@@ -193,46 +223,46 @@ fn only_unused_tickets_of_the_session_can_be_received() {
         }),
     ];
     for (why, case) in cases {
-        let mut dst = Greeted::open(&server);
-        let span = dst.alloc(PIECE + 1);
+        let mut dst = Client::with_queues(&server);
+        let span = dst.span(PIECE + 1);
         case(&mut dst, span, &foreign);
-        dst.refused(&["RECEIVE", why]);
+        dst.expect_told_refusal(&["RECEIVE", why]);
     }
     // They are as good as before.
-    let span = other.alloc(PIECE + 1);
+    let span = other.span(PIECE + 1);
     other.receive(span, &foreign);
-    Greeted::open(&server).puts(&foreign, &noise(1, PIECE + 1));
-    assert!(other.read(span) == noise(1, PIECE + 1));
+    Client::with_queues(&server).puts(&foreign, &noise(1, PIECE + 1));
+    assert!(other.bytes(span) == noise(1, PIECE + 1));
 }
 
 #[test]
 fn what_comes_early_is_bounded() {
     let server = TestServer::start(Config { max_memory: Some(1 << 20), ..Config::default() });
-    let mut dst = Greeted::open(&server);
+    let mut dst = Client::with_queues(&server);
     for _ in 0..4 {
         dst.tickets(256);
     }
-    dst.send(ExtRequest::Tickets(Tickets { count: 1 }));
-    dst.refused(&["TICKETS", "1025 unused tickets"]);
+    dst.ask(&ExtRequest::Tickets(Tickets { count: 1 }));
+    dst.expect_told_refusal(&["TICKETS", "1025 unused tickets"]);
     for count in [0, 257] {
-        let mut dst = Greeted::open(&server);
-        dst.send(ExtRequest::Tickets(Tickets { count }));
-        dst.refused(&["TICKETS", "1 to 256"]);
+        let mut dst = Client::with_queues(&server);
+        dst.ask(&ExtRequest::Tickets(Tickets { count }));
+        dst.expect_told_refusal(&["TICKETS", "1 to 256"]);
     }
     // The session's memory pays for them, and is free again when they are where they belong.
-    let (mut dst, mut src) = (Greeted::open(&server), Greeted::open(&server));
-    let span = dst.alloc(2 * PIECE);
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let span = dst.span(2 * PIECE);
     for round in 0..4 {
         let tickets = dst.tickets(2);
         src.puts(&tickets, &noise(round, 2 * PIECE));
         dst.receive(span, &tickets);
-        assert!(dst.read(span) == noise(round, 2 * PIECE));
+        assert!(dst.bytes(span) == noise(round, 2 * PIECE));
     }
     let tickets = dst.tickets(3);
     src.puts(&tickets[..2], &noise(1, 2 * PIECE));
     src.put(tickets[2], &[1]);
-    src.refused(&["PUT", "out of memory"]);
+    src.expect_told_refusal(&["PUT", "out of memory"]);
     dst.receive(Span { len: 1, ..span }, &tickets[2..]);
-    dst.ask_read(span);
+    dst.read_spans(0, 7, &[span]);
     assert!(matches!(dst.failed().kind, FaultKind::OutOfMemory { asked: 1, .. }));
 }

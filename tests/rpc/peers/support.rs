@@ -1,5 +1,6 @@
-//! Clients that have greeted, and servers that only look like some.
+//! What clients say of tickets, and servers that only look like some.
 
+use crate::greeted_support::*;
 use crate::support::*;
 use fanout::rpc::server::{Config, Peer};
 use fanout::rpc::wire::ext::*;
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Bytes of a ticket's piece.
 pub(crate) const PIECE: usize = 256 << 10;
 
-/// What a test's client or server may send.
+/// What a test's server takes.
 const LIMITS: Limits = Limits { max_nodes: 1, max_tensors: 1, max_body: 1 << 20 };
 
 /// A configuration that allows these peers.
@@ -20,90 +21,32 @@ pub(crate) fn dialling(peers: &[&str]) -> Config {
     Config { peers, ..Config::default() }
 }
 
-/// A session after GREET, with queue 1 on device 0.
-pub(crate) struct Greeted {
-    client: Client,
-}
-
-impl Greeted {
-    pub(crate) fn open(server: &TestServer) -> Greeted {
-        let mut client = Client::open(server);
-        let mut out = Vec::new();
-        ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
-        client.write(&out);
-        let mut size = [0; RESPONSE_HEADER];
-        client.stream.read_exact(&mut size).expect("a reply to GREET");
-        let mut body = vec![0; ResponseHeader::decode(&size).size as usize];
-        client.stream.read_exact(&mut body).expect("a whole reply");
-        Answer::decode(ExtCommand::Greet, &body).expect("an answer");
-        let mut greeted = Greeted { client };
-        greeted.send(ExtRequest::OpenQueue(OpenQueue { queue: 1, device: 0 }));
-        greeted
-    }
-
-    pub(crate) fn send(&mut self, request: ExtRequest<'_>) {
-        let mut out = Vec::new();
-        request.encode(&mut out);
-        self.client.write(&out);
-    }
-
-    /// The next notice.
-    #[track_caller]
-    pub(crate) fn notice(&mut self) -> (NoticeKind, Vec<u8>) {
-        let mut header = [0; NOTICE_HEADER];
-        self.client.stream.read_exact(&mut header).expect("a notice");
-        let NoticeHeader { kind, size } = NoticeHeader::decode(&header).expect("a notice's header");
-        let mut body = vec![0; size as usize];
-        self.client.stream.read_exact(&mut body).expect("a whole notice");
-        (kind, body)
-    }
-
-    /// The body of the reply that must come next.
-    #[track_caller]
-    pub(crate) fn reply(&mut self) -> Vec<u8> {
-        let (kind, body) = self.notice();
-        assert_eq!(kind, NoticeKind::Reply, "{:?}", Notice::decode(kind, &body));
-        body
-    }
-
+/// On queue 0, which is of device 0.
+impl Client {
     /// A buffer of zeros.
-    pub(crate) fn alloc(&mut self, size: usize) -> Span {
-        self.client.send(&Request::AllocBuffer(AllocBuffer { device: 0, size: size as u64 }));
-        let body = self.reply();
-        let Ok(Response::AllocBuffer(reply)) = Response::decode(Command::AllocBuffer, &body) else {
-            panic!("{body:?}")
-        };
-        assert!(reply.remote_ptr != 0);
-        Span { buffer: reply.remote_ptr, offset: 0, len: size as u64 }
-    }
-
-    pub(crate) fn write(&mut self, span: Span, bytes: &[u8]) {
-        self.send(ExtRequest::WriteHead(WriteHead { queue: 1, span, shape: None }));
-        self.client.write(bytes);
-    }
-
-    pub(crate) fn fill(&mut self, span: Span, value: u8) {
-        self.send(ExtRequest::Fill(Fill { queue: 1, span, value }));
-    }
-
-    pub(crate) fn ask_read(&mut self, span: Span) {
-        self.send(ExtRequest::Read(Read { queue: 1, id: 7, spans: Spans::new(&[Spans::encode(&span)]) }));
+    pub(crate) fn span(&mut self, size: usize) -> Span {
+        self.buffer(0, size as u64).all()
     }
 
     /// The bytes of a span, after the queue's work so far.
     #[track_caller]
-    pub(crate) fn read(&mut self, span: Span) -> Vec<u8> {
-        self.ask_read(span);
-        let (kind, body) = self.notice();
-        match Notice::decode(kind, &body) {
-            Ok(Notice::Data { id: 7, bytes }) => bytes.to_vec(),
-            other => panic!("{other:?}"),
+    pub(crate) fn bytes(&mut self, span: Span) -> Vec<u8> {
+        self.read_spans(0, 7, &[span]);
+        self.bytes_told()
+    }
+
+    /// The bytes that [`Client::read_spans`] has asked for as number 7.
+    #[track_caller]
+    pub(crate) fn bytes_told(&mut self) -> Vec<u8> {
+        match self.told() {
+            Told::Data(7, bytes) => bytes,
+            other => panic!("expected data, got {other:?}"),
         }
     }
 
     pub(crate) fn tickets(&mut self, count: u32) -> Vec<Ticket> {
-        self.send(ExtRequest::Tickets(Tickets { count }));
-        let body = self.reply();
+        self.ask(&ExtRequest::Tickets(Tickets { count }));
+        let body = self.answered();
         let Ok(Answer::Tickets(list)) = Answer::decode(ExtCommand::Tickets, &body) else { panic!("{body:?}") };
         assert_eq!(list.0.len(), count as usize);
         list.0.to_vec()
@@ -115,15 +58,15 @@ impl Greeted {
     }
 
     pub(crate) fn receive(&mut self, span: Span, tickets: &[Ticket]) {
-        self.send(ExtRequest::Receive(Receive { queue: 1, span, tickets: TicketList(tickets) }));
+        self.ask(&ExtRequest::Receive(Receive { queue: 0, span, tickets: TicketList(tickets) }));
     }
 
     pub(crate) fn send_to(&mut self, span: Span, tickets: &[Ticket], address: &str) {
-        self.send(ExtRequest::Send(Send { queue: 1, span, tickets: TicketList(tickets), address }));
+        self.ask(&ExtRequest::Send(Send { queue: 0, span, tickets: TicketList(tickets), address }));
     }
 
     pub(crate) fn put(&mut self, ticket: Ticket, data: &[u8]) {
-        self.send(ExtRequest::Put(Put { ticket, data }));
+        self.ask(&ExtRequest::Put(Put { ticket, data }));
     }
 
     /// Puts pieces and sees that they are taken.
@@ -132,43 +75,35 @@ impl Greeted {
         for (ticket, piece) in tickets.iter().zip(data.chunks(PIECE)) {
             self.put(*ticket, piece);
         }
-        self.ping();
-    }
-
-    /// What was sent so far has been taken.
-    #[track_caller]
-    pub(crate) fn ping(&mut self) {
-        self.send(ExtRequest::Ping(Ping {}));
-        let body = self.reply();
-        assert!(matches!(Answer::decode(ExtCommand::Ping, &body), Ok(Answer::Ping(State::Ready, _))));
+        self.pings();
     }
 
     pub(crate) fn reach(&mut self, address: &str) -> Result<(), String> {
-        self.send(ExtRequest::Reach(Reach { address }));
-        let body = self.reply();
+        self.ask(&ExtRequest::Reach(Reach { address }));
+        let body = self.answered();
         match Answer::decode(ExtCommand::Reach, &body) {
             Ok(Answer::Reach(reaches)) => reaches.map_err(str::to_owned),
             other => panic!("{other:?}"),
         }
     }
 
-    /// Why queue 1 has failed, which must be said next.
+    /// Why the queue has failed, which must be said next.
     #[track_caller]
     pub(crate) fn failed(&mut self) -> Fault {
-        let (kind, body) = self.notice();
-        match Notice::decode(kind, &body) {
-            Ok(Notice::Failed { queue: 1, fault }) => fault,
-            other => panic!("{other:?}"),
+        match self.told() {
+            Told::Failed(0, fault) => fault,
+            other => panic!("expected a failure, got {other:?}"),
         }
     }
 
-    /// That the connection ends with a REFUSED and one line in the log, both of which hold `parts`.
-    #[track_caller]
-    pub(crate) fn refused(mut self, parts: &[&str]) {
-        let (kind, body) = self.notice();
-        let Ok(Notice::Refused(why)) = Notice::decode(kind, &body) else { panic!("{kind:?} {body:?}") };
-        assert!(parts.iter().all(|part| why.contains(part)), "{parts:?} in {why}");
-        self.client.expect_refused(parts);
+    pub(crate) fn close_queue(&mut self) {
+        self.ask(&ExtRequest::CloseQueue(CloseQueue { queue: 0 }));
+    }
+
+    /// A new queue for one that has failed.
+    pub(crate) fn reopen(&mut self) {
+        self.close_queue();
+        self.open_queue(0, 0);
     }
 }
 
@@ -273,10 +208,10 @@ impl Guest {
 
 /// Short enough to pass in a test, for a server whose peers say nothing.
 pub(crate) fn impatient(config: Config) -> Config {
-    Config { stall_timeout: SHORT, ..config }
+    Config { stall_timeout: 4 * SHORT, ..config }
 }
 
 /// As [`impatient`], for bytes that do not come.
 pub(crate) fn brief(config: Config) -> Config {
-    Config { device_timeout: Duration::from_millis(150), ..config }
+    Config { device_timeout: Duration::from_millis(300), ..config }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::connect::ConnectError;
 use crate::rpc::socket::{left, read};
@@ -15,14 +15,16 @@ const LONGEST: u64 = 1 << 20;
 /// The least that a server must take in one message, and bring in one read: less is of no use.
 const LEAST: u64 = 4 << 10;
 
-/// Introduces this client to a server that speaks the extensions.
+/// Introduces this client to a server that speaks the extensions. `passed` counts bytes sent and received.
 pub(in super::super) fn greet(
     endpoint: &str,
-    stream: &mut TcpStream,
-    until: Instant,
+    mut stream: &TcpStream,
+    patience: Duration,
+    passed: &mut (u64, u64),
 ) -> Result<GreetReply, ConnectError> {
     let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let io = |e: io::Error| failed(format!("GREET: {e}"));
+    let io = |e: io::Error| ConnectError::unheard(endpoint, ExtCommand::Greet.name(), patience, &e);
+    let until = Instant::now() + patience;
     let mut out = Vec::new();
     ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
     stream.set_write_timeout(Some(left(until).map_err(io)?)).map_err(io)?;
@@ -35,6 +37,7 @@ pub(in super::super) fn greet(
     }
     let mut body = vec![0; size as usize];
     read(stream, &mut body, until).map_err(io)?;
+    *passed = (passed.0 + out.len() as u64, passed.1 + RESPONSE_HEADER as u64 + size);
     let reply = match Answer::decode(ExtCommand::Greet, &body) {
         Ok(Answer::Greet(reply)) => reply,
         Ok(_) => return Err(failed("it answered GREET as another command".to_owned())),

@@ -112,8 +112,7 @@ impl Shared {
     pub(super) fn has_tickets(self: &Arc<Self>, bytes: u64) -> bool {
         let Some(session) = &self.session else { return false };
         let needed = bytes.div_ceil(PIECE);
-        let enough = lock(&session.peers.tickets).here.len() as u64 >= needed;
-        enough
+        lock(&session.peers.tickets).here.len() as u64 >= needed
     }
 
     /// Takes tickets, and asks for more ahead of time. Waits for them where there are too few.
@@ -185,8 +184,7 @@ impl Connection {
     /// Has a queue of this connection receive what another connection's server sends, once `after` is reached.
     pub(super) fn fetch(
         self: &Arc<Self>,
-        queue: u32,
-        timeline: &Arc<Timeline>,
+        track: &Arc<Track>,
         src: &Region,
         dst: &Region,
         mut after: Option<&Point>,
@@ -194,10 +192,17 @@ impl Connection {
         let (from, to) = (memory(src)?, memory(dst)?);
         let source = source(src)?;
         let outbound = source.outbound(from.device)?;
-        outbound.track.carries(timeline);
+        // Nobody asks for marks of it: what it sends may be under way as long as it is there.
+        outbound.track.carries(track, u64::MAX);
+        let queue = track.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
-            point.wait(None)?;
-            after = None;
+            match point.progress::<Track>().filter(|track| track.is_of(source)) {
+                Some(track) => track.until_placed(point.seq())?,
+                None => {
+                    point.wait(None)?;
+                    after = None;
+                }
+            }
         }
         let address = self.endpoint();
         for at in (0..dst.bytes()).step_by(BATCH * PIECE as usize) {
@@ -210,7 +215,7 @@ impl Connection {
             let send = ExtRequest::Send(send);
             // In one turn: what others send from there must not come to wait for this point too.
             let said = source.turn(|turn| {
-                let waits = after.is_none_or(|point| turn.waits(outbound.track.queue, point));
+                let waits = after.is_none_or(|point| turn.waits(&outbound.track, point));
                 if waits { turn.say_now(&send).map(|()| true) } else { Ok(false) }
             })?;
             if !said {
@@ -225,14 +230,16 @@ impl Connection {
 
 impl super::super::connection::Turn<'_> {
     /// Makes a queue wait for a point; `false` where this connection's server does not know of it any more.
-    fn waits(&mut self, queue: u32, point: &Point) -> bool {
+    pub(super) fn waits(&mut self, user: &Arc<Track>, point: &Point) -> bool {
         let Some(track) = point.progress::<Track>().filter(|track| track.is_of(self.shared)) else { return true };
-        let (of, number) = (track.queue, point.seq());
+        let (queue, of, number) = (user.queue, track.queue, point.seq());
         if track.is_reached(number) {
             return true;
         }
         let placed = track.is_placed(number);
         if placed {
+            track.carries(user, number);
+            user.waits(of, number);
             self.put(|out| ExtRequest::Wait(Wait { queue, of, number }).encode(out));
         }
         placed

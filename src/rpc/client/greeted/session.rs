@@ -48,6 +48,11 @@ impl Session {
         Session { server, books: Mutex::default(), peers: Peers::default() }
     }
 
+    /// What the server has said of itself.
+    pub(in super::super) fn server(&self) -> &GreetReply {
+        &self.server
+    }
+
     /// A number and books for a queue of a device.
     pub(super) fn open(&self, shared: &Arc<Shared>, device: &str) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
         let mut books = lock(&self.books);
@@ -83,10 +88,12 @@ impl Session {
         }
     }
 
-    fn end(&self, track: &Track, error: &DeviceError) {
+    /// A queue fails, and whoever waits for bytes of it is told.
+    pub(super) fn end(&self, track: &Track, error: &DeviceError) {
+        // First: a read that is gone and has not failed has come.
+        track.fail(error);
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
-        track.fail(error);
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(error.clone())));
     }
 
@@ -104,6 +111,17 @@ impl Session {
         id
     }
 
+    /// Mark `seq` follows a read at once, whose bytes prove it too. Whether they have yet to come.
+    pub(super) fn proves(&self, id: u64, seq: u64) -> bool {
+        let mut books = lock(&self.books);
+        let read = books.reads.get_mut(&id);
+        let comes = read.is_some();
+        if let Some(read) = read {
+            read.proves = seq;
+        }
+        comes
+    }
+
     /// The lengths of a read's spans; `None` for one that nobody waits for any more. `Err` for one that never was.
     pub(super) fn lengths(&self, id: u64) -> Result<Option<Vec<u64>>, String> {
         let books = lock(&self.books);
@@ -118,11 +136,8 @@ impl Session {
     pub(super) fn data(&self, id: u64, bytes: Vec<Vec<u8>>) {
         let mut books = lock(&self.books);
         let Some(read) = books.reads.remove(&id) else { return };
-        let track = books.queues.get(&read.queue).cloned();
         drop(books);
-        if let Some(track) = track {
-            track.reached(read.proves);
-        }
+        self.proved(read.queue, read.proves);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.send(Ok(bytes)));
     }
 
@@ -138,12 +153,26 @@ impl Session {
 
     /// REACHED.
     pub(super) fn reached(&self, queue: u32, number: u64) -> Result<(), String> {
-        match self.track(queue)? {
-            Some(track) if !track.reached(number) => {
-                Err(format!("the server says that mark {number} of queue {queue} is reached, which was never made"))
-            }
-            _ => Ok(()),
+        if self.track(queue)?.is_some_and(|track| !track.has_placed(number)) {
+            return Err(format!(
+                "the server says that mark {number} of queue {queue} is reached, which was never made"
+            ));
         }
+        self.proved(queue, number);
+        Ok(())
+    }
+
+    /// A mark is reached, and with it those of other queues that its own has waited for.
+    pub(super) fn proved(&self, queue: u32, number: u64) {
+        let (mut known, mut reached) = (vec![(queue, number)], Vec::new());
+        while let Some((queue, number)) = known.pop() {
+            if let Ok(Some(track)) = self.track(queue) {
+                known.extend(track.reached(number).into_iter().flatten());
+                reached.push((track, number));
+            }
+        }
+        // What came first first: who hears of the one need not ask for the other.
+        reached.iter().rev().for_each(|(track, number)| track.tell(*number));
     }
 
     /// FAILED.
@@ -165,10 +194,9 @@ impl Session {
 
     /// The connection is lost.
     pub(in super::super) fn fail(&self, failure: &DeviceError) {
-        let mut books = lock(&self.books);
-        let (queues, reads) = (std::mem::take(&mut books.queues), std::mem::take(&mut books.reads));
-        drop(books);
+        let queues = std::mem::take(&mut lock(&self.books).queues);
         queues.into_values().for_each(|track| track.fail(failure));
+        let reads = std::mem::take(&mut lock(&self.books).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(failure.clone())));
         self.peers.wake();
     }

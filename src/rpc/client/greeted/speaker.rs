@@ -12,7 +12,7 @@ use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
     Answer, Ask, CloseQueue, Copy, ExtCommand, ExtRequest, Fill, Load, Mark, OpenQueue, Ping, Read, Shape, Span, Spans,
-    Wait, WriteHead,
+    WriteHead,
 };
 use crate::tensor::TensorDesc;
 
@@ -74,6 +74,8 @@ pub(super) struct Greeted {
     pub(super) timeline: Arc<Timeline>,
     /// Whether nothing was said since the last mark but what reads.
     marked: bool,
+    /// The last read, if nothing was said since.
+    read: Option<u64>,
 }
 
 /// A queue's number and its books; the server is told with whatever leaves next.
@@ -120,7 +122,7 @@ pub(super) fn close(connection: &Arc<Connection>, track: &Arc<Track>, made: u64)
 impl Greeted {
     pub(super) fn new(remote: Arc<Remote>) -> Result<Greeted, DeviceError> {
         let (track, timeline) = open(&remote.connection, remote.index, &remote.info.name)?;
-        Ok(Greeted { remote, track, timeline, marked: false })
+        Ok(Greeted { remote, track, timeline, marked: false, read: None })
     }
 
     /// The track of a point of this connection.
@@ -129,7 +131,7 @@ impl Greeted {
     }
 
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>, u32) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        self.marked = false;
+        (self.marked, self.read) = (false, None);
         let queue = self.track.queue;
         self.remote.connection.turn(|turn| work(turn, queue))
     }
@@ -201,7 +203,7 @@ impl Speaker for Greeted {
     fn download(&mut self, parts: Vec<(Region, Awaited)>) -> Result<(), DeviceError> {
         let (track, marked, (spans, bytes)) = (Arc::clone(&self.track), self.marked, self.limits()?);
         let mut reads: Vec<Vec<(Span, Awaited)>> = Vec::new();
-        let mut room = 0;
+        let (mut room, mut last) = (0, None);
         for (src, to) in parts {
             let span = span(memory(&src)?, src.offset(), src.bytes());
             match reads.last_mut().filter(|read| read.len() < spans && span.len <= room) {
@@ -220,6 +222,7 @@ impl Speaker for Greeted {
                 let spans: Vec<_> = read.iter().map(|(span, _)| Spans::encode(span)).collect();
                 let parts = read.into_iter().map(|(span, to)| (span.len, to)).collect();
                 let id = session.read(track.queue, proves, parts);
+                last = Some(id);
                 let request = Read { queue: track.queue, id, spans: Spans::new(&spans) };
                 turn.put(|out| ExtRequest::Read(request).encode(out));
             }
@@ -227,6 +230,7 @@ impl Speaker for Greeted {
             turn.shared.unbroken().inspect_err(|failure| session.fail(failure))?;
             turn.leave(ExtCommand::Read.name())
         });
+        self.read = last;
         sent.inspect_err(|e| reads.into_iter().flatten().for_each(|(_, to)| to.send(Err(e.clone()))))
     }
 
@@ -256,9 +260,8 @@ impl Speaker for Greeted {
     }
 
     fn fetch(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
-        self.marked = false;
-        let queue = self.track.queue;
-        self.remote.connection.fetch(queue, &self.timeline, src, dst, after)
+        (self.marked, self.read) = (false, None);
+        self.remote.connection.fetch(&self.track, src, dst, after)
     }
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
@@ -278,13 +281,11 @@ impl Speaker for Greeted {
             if let Some(failure) = track.failure() {
                 return Err(failure);
             }
-            let of = track.queue;
-            let said = self.turn(|turn, queue| {
-                let placed = track.is_placed(seq);
-                if placed {
-                    turn.say(&ExtRequest::Wait(Wait { queue, of, number: seq }))?;
-                }
-                Ok(placed)
+            track.until_placed(seq)?;
+            let user = Arc::clone(&self.track);
+            let said = self.turn(|turn, _| {
+                let said = turn.waits(&user, point);
+                if turn.waiting() > JOINED { turn.leave(ExtCommand::Wait.name()).map(|()| said) } else { Ok(said) }
             })?;
             if said {
                 return Ok(());
@@ -294,14 +295,22 @@ impl Speaker for Greeted {
     }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
-        let track = Arc::clone(&self.track);
+        let (track, read) = (Arc::clone(&self.track), self.read);
         self.turn(|turn, queue| {
-            let asks = track.place(seq);
+            let mut asks = track.place(seq);
+            if let Some(read) = read {
+                asks = false;
+                if turn.shared.session()?.proves(read, seq) {
+                    track.cover(seq);
+                } else if track.failure().is_none() {
+                    // Its bytes are here.
+                    turn.shared.session()?.proved(queue, seq);
+                }
+            }
             let mark = ExtRequest::Mark(Mark { queue, number: seq });
             if !asks {
                 return turn.say(&mark);
             }
-            turn.shared.count_wait();
             turn.put(|out| mark.encode(out));
             turn.say_now(&ExtRequest::Ask(Ask { queue, number: seq }))
         })?;

@@ -1,13 +1,16 @@
 //! The marks of one queue: which are made, asked for, reached.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::super::connection::{Shared, lock};
 use crate::device::{DeviceError, Progress, Timeline};
-use crate::rpc::wire::ext::{Ask, ExtRequest};
+use crate::rpc::wire::ext::{Ask, ExtCommand, ExtRequest};
+
+/// Waits whose end a queue's next marks tell of. More of them are told of by their own queues alone.
+const WAITS: usize = 64;
 
 /// A queue of the server's, as this end knows it.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub(super) struct Track {
     device: String,
     timeline: OnceLock<Weak<Timeline>>,
     marks: Mutex<Marks>,
+    /// A mark is placed, or none will be any more.
+    moved: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -32,12 +37,17 @@ struct Marks {
     asked: BTreeMap<u64, Instant>,
     /// To be asked for when they are placed.
     wanted: BTreeSet<u64>,
-    /// The one that a read which was sent right behind it will prove.
-    covered: Option<u64>,
+    /// Whether each is asked for as soon as it is placed: somebody has asked for one when later ones were placed already, so
+    /// that many are under way, and asking for one after the other would cost a round trip for each.
+    eager: bool,
+    /// Those that the bytes of a read right before or behind them will prove.
+    covered: BTreeSet<u64>,
+    /// What is reached before a mark of this queue is: that mark, and the other queue with its own.
+    waits: VecDeque<(u64, (u32, u64))>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
-    /// Queues whose work depends on this one's.
-    users: Vec<Weak<Timeline>>,
+    /// Queues whose work waits for a mark of this one, and the last such mark.
+    users: Vec<(Weak<Track>, u64)>,
 }
 
 impl Track {
@@ -50,6 +60,7 @@ impl Track {
             device: device.to_owned(),
             timeline: OnceLock::new(),
             marks: Mutex::default(),
+            moved: Condvar::new(),
         });
         let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
         track.timeline.get_or_init(|| Arc::downgrade(&timeline));
@@ -75,12 +86,33 @@ impl Track {
     /// The server is told of mark `seq`, in a turn. Whether it has to be asked for it at once.
     pub(super) fn place(&self, seq: u64) -> bool {
         let mut marks = lock(&self.marks);
+        // Nothing is under way: one at a time again.
+        marks.eager &= marks.done < marks.placed;
         marks.placed = seq;
-        let wanted = marks.wanted.remove(&seq);
-        if wanted {
+        let asks = marks.wanted.remove(&seq) | marks.eager;
+        if asks {
             marks.asked.insert(seq, Instant::now());
         }
-        wanted
+        drop(marks);
+        self.moved.notify_all();
+        asks
+    }
+
+    /// Waits until the server is told of mark `seq`, for a thread that has nothing else to do: the mark itself is then for the
+    /// server to wait for.
+    pub(super) fn until_placed(&self, seq: u64) -> Result<(), DeviceError> {
+        let mut marks = lock(&self.marks);
+        while marks.placed < seq {
+            // Whoever fails the queue takes the lock after that.
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if marks.closed {
+                return Err(DeviceError::Ended);
+            }
+            marks = self.moved.wait(marks).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
     }
 
     /// Whether others can be made to wait for mark `seq`. In a turn, that stays so until its end.
@@ -96,25 +128,52 @@ impl Track {
     /// A read is sent; `at_once`: right behind the last mark. Which mark its bytes will prove.
     pub(super) fn read(&self, at_once: bool) -> u64 {
         let mut marks = lock(&self.marks);
+        let placed = marks.placed;
         if at_once {
-            marks.covered = Some(marks.placed);
+            marks.covered.insert(placed);
         }
-        marks.placed
+        placed
     }
 
-    /// The server has done all before mark `seq`. Whether that mark was ever made.
-    pub(super) fn reached(&self, seq: u64) -> bool {
+    /// Mark `seq`, which was just placed, is proved by a read: nobody need ask for it.
+    pub(super) fn cover(&self, seq: u64) {
+        let mut marks = lock(&self.marks);
+        marks.asked.remove(&seq);
+        if seq > marks.done {
+            marks.covered.insert(seq);
+        }
+    }
+
+    /// What it is sent from now on waits for a mark of another queue.
+    pub(super) fn waits(&self, of: u32, number: u64) {
+        let mut marks = lock(&self.marks);
+        if marks.waits.len() == WAITS {
+            marks.waits.pop_front();
+        }
+        let next = marks.placed + 1;
+        marks.waits.push_back((next, (of, number)));
+    }
+
+    /// The server has done all before mark `seq`: also all before these marks of other queues.
+    /// `None` if it was never made.
+    pub(super) fn reached(&self, seq: u64) -> Option<Vec<(u32, u64)>> {
         let mut marks = lock(&self.marks);
         if seq > marks.placed {
-            return false;
+            return None;
         }
+        let waits = marks.waits.partition_point(|(next, _)| *next <= seq);
+        let others = marks.waits.drain(..waits).map(|(_, other)| other).collect();
         marks.done = marks.done.max(seq);
         marks.asked = marks.asked.split_off(&(seq + 1));
-        drop(marks);
+        marks.covered = marks.covered.split_off(&(seq + 1));
+        Some(others)
+    }
+
+    /// Tells whoever waits that mark `seq` is reached.
+    pub(super) fn tell(&self, seq: u64) {
         if let Some(timeline) = self.timeline() {
             timeline.advance(seq);
         }
-        true
     }
 
     /// Since when somebody has been waiting for a mark.
@@ -122,20 +181,32 @@ impl Track {
         lock(&self.marks).asked.values().min().copied()
     }
 
-    /// A queue's work depends on this one's, and fails with it.
-    pub(super) fn carries(&self, user: &Arc<Timeline>) {
+    /// A queue's work waits for mark `seq` of this one: it fails with this one, unless that is reached before. So whoever
+    /// waits at the end of a chain over several servers is told at once which one is lost.
+    pub(super) fn carries(&self, user: &Arc<Track>, seq: u64) {
         let mut marks = lock(&self.marks);
-        marks.users.retain(|user| user.strong_count() > 0);
-        if !marks.users.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
-            marks.users.push(Arc::downgrade(user));
+        marks.users.retain(|(user, _)| user.strong_count() > 0);
+        match marks.users.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
+            Some((_, last)) => *last = seq.max(*last),
+            None => marks.users.push((Arc::downgrade(user), seq)),
         }
+        let reached = marks.done >= seq;
         drop(marks);
         // After the push: whoever fails this one either sees the user, or has failed it before this.
-        if let Some(failure) = self.failure() {
-            user.fail(failure);
+        if let Some(failure) = self.failure().filter(|_| !reached) {
+            user.end(&failure);
         }
     }
 
+    /// The queue fails, and all that waits for it with it.
+    pub(super) fn end(self: &Arc<Track>, error: &DeviceError) {
+        match self.shared.upgrade().as_ref().and_then(|shared| shared.session.as_ref()) {
+            Some(session) => session.end(self, error),
+            None => self.fail(error),
+        }
+    }
+
+    /// As [`Track::end`], but for reads of it whose bytes have yet to come.
     pub(super) fn fail(&self, error: &DeviceError) {
         if let Some(timeline) = self.timeline() {
             timeline.fail(error.clone());
@@ -143,15 +214,19 @@ impl Track {
         let mut marks = lock(&self.marks);
         marks.asked.clear();
         marks.wanted.clear();
+        let done = marks.done;
         let users = std::mem::take(&mut marks.users);
         drop(marks);
-        users.iter().filter_map(Weak::upgrade).for_each(|user| user.fail(error.clone()));
+        self.moved.notify_all();
+        let waiting = users.into_iter().filter(|(_, seq)| *seq > done);
+        waiting.filter_map(|(user, _)| user.upgrade()).for_each(|user| user.end(error));
     }
 
     /// Nothing more will be said of it, in a turn. The last mark that is not known to be reached.
     pub(super) fn close(&self) -> Option<u64> {
         let mut marks = lock(&self.marks);
         marks.closed = true;
+        self.moved.notify_all();
         Some(marks.placed).filter(|&placed| placed > marks.done)
     }
 
@@ -171,23 +246,33 @@ impl Progress for Track {
 
     fn ask(&self, _: &Timeline, seq: u64) -> bool {
         let mut marks = lock(&self.marks);
-        let comes = marks.closed || marks.covered == Some(seq) || marks.asked.contains_key(&seq);
+        let comes = marks.closed || marks.covered.contains(&seq) || marks.asked.contains_key(&seq);
         if seq <= marks.done || comes {
             return true;
         }
+        let Some(shared) = self.shared.upgrade() else { return true };
+        shared.count_wait();
         if seq > marks.placed {
             marks.wanted.insert(seq);
             return true;
         }
-        let Some(shared) = self.shared.upgrade() else { return true };
-        marks.asked.insert(seq, Instant::now());
+        let last = marks.placed;
+        marks.eager |= seq < last;
+        let missing = |number: &u64| !marks.asked.contains_key(number) && !marks.covered.contains(number);
+        let numbers: Vec<u64> = (seq..=last).filter(missing).collect();
+        let now = Instant::now();
+        marks.asked.extend(numbers.iter().map(|&number| (number, now)));
         drop(marks);
-        shared.count_wait();
         let queue = self.queue;
         shared.later(move |turn| {
             // A queue that is closed by now must not be named any more.
-            let open = turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue));
-            if open { turn.say_now(&ExtRequest::Ask(Ask { queue, number: seq })) } else { Ok(()) }
+            if !turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue)) {
+                return Ok(());
+            }
+            for &number in &numbers {
+                turn.put(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+            }
+            turn.leave(ExtCommand::Ask.name())
         });
         true
     }

@@ -93,7 +93,7 @@ impl Download {
     }
 }
 
-/// The session's end of a queue's answers. Dropped, the queue is silent.
+/// The session's end of a queue's answers.
 pub(super) struct Answers {
     voice: Arc<Voice>,
     patience: Duration,
@@ -114,6 +114,11 @@ impl Answers {
     /// Whether the queue has failed: then nothing is done for it, and nothing is said.
     pub(super) fn failed(&self) -> bool {
         self.failed || self.voice.over.load(Ordering::Acquire)
+    }
+
+    /// Nothing more is said of the queue, not even how it ends.
+    pub(super) fn silence(&self) {
+        self.voice.over.store(true, Ordering::Release);
     }
 
     /// The queue has failed: its client hears so after all that it was owed before.
@@ -188,12 +193,6 @@ impl Answers {
         let (voice, patience, pending) = (Arc::clone(&self.voice), self.patience, Arc::clone(&self.pending));
         let thread = std::thread::Builder::new().name("answers".to_owned());
         thread.spawn(move || serve(&todo, &voice, patience, &pending)).map(|_| tasks)
-    }
-}
-
-impl Drop for Answers {
-    fn drop(&mut self) {
-        self.voice.over.store(true, Ordering::Release);
     }
 }
 

@@ -1,20 +1,16 @@
 //! LOAD: a tensor from the server's own disk.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use log::info;
 
-use super::super::connection::Broken;
 use super::super::models::{Models, Outcome, Place, Wanted};
 use super::transfers::tensor;
 use super::{Greeted, Refusal};
 use crate::device::Region;
-use crate::rpc::wire::ext::{Answer, Load, Notice};
+use crate::rpc::wire::ext::{Answer, Load};
 use crate::tensor::TensorDesc;
-
-/// How long the session reads files without a sign of life: no PING is answered meanwhile.
-const SILENCE: Duration = Duration::from_secs(1);
 
 /// What came of a session's LOADs.
 #[derive(Default)]
@@ -74,18 +70,9 @@ impl Greeted<'_> {
         for other in self.queues.iter().filter(|open| open.number() != request.queue) {
             other.submit(|queue| queue.mark().wait(Some(until)))?;
         }
-        let out = &self.out;
-        let (mut heard, mut broken) = (Instant::now(), None);
-        let mut go_on = || {
-            if heard.elapsed() >= SILENCE {
-                broken = out.notice(&Notice::State(shared.state())).err();
-                heard = Instant::now();
-            }
-            broken.is_none() && !shared.stopping()
-        };
         let wanted = Wanted { name: request.name, digest: request.digest };
         let outcome = self.queues.get(request.queue)?.submit(|queue| {
-            let outcome = models.load(&wanted, Place { queue, region, tensor }, &mut go_on)?;
+            let outcome = models.load(&wanted, Place { queue, region, tensor }, &|| !shared.stopping())?;
             if outcome == Outcome::Spoilt {
                 queue.fill(region.clone(), 0)?;
                 let cleared = Instant::now() + shared.config.device_timeout;
@@ -93,9 +80,6 @@ impl Greeted<'_> {
             }
             Ok(outcome)
         })?;
-        match broken {
-            Some(broken) => Err(Broken::into(broken)),
-            None => Ok(outcome == Some(Outcome::Found)),
-        }
+        Ok(outcome == Some(Outcome::Found))
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! The session's thread reads messages and submits their work; what has to wait for a device is left to a thread of its queue
 //! (`answers`). As for any user of a [`Queue`], submitting waits for room among the queue's earlier work, and a large WRITE for
-//! all of that.
+//! all of that; then the client is told that we live (`pulse`).
 
 mod answers;
 mod copies;
 mod describe;
 mod graphs;
 mod load;
+mod pulse;
 mod queues;
 mod transfers;
 
@@ -22,7 +23,8 @@ use super::outgoing::Outgoing;
 use super::peers::Pool;
 use super::session::{End, Failure, KEPT_BODY, RUN_PATIENCE};
 use super::tickets::Book;
-use super::{Refusal, bounce, compile};
+
+use super::{Refusal, Shared, bounce, compile};
 use crate::device::{DeviceError, Queue};
 use crate::graph::validate::GraphError;
 use crate::rpc::wire::ext::{
@@ -33,6 +35,7 @@ use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response
 use answers::{Allowance, Answers};
 use graphs::{Graphs, Kept};
 use load::Loads;
+use pulse::Pulse;
 use queues::{Moment, Queues};
 
 /// Bytes that a session's client may have asked for and not got, in the largest messages. The session reads on when there are
@@ -49,6 +52,7 @@ struct Greeted<'a> {
     pool: Pool,
     allowance: Arc<Allowance>,
     loads: Loads,
+    pulse: Pulse,
     connection: Connection,
     out: Arc<Outgoing>,
     holdings: Holdings<'a>,
@@ -59,6 +63,7 @@ type Wrong = (Option<&'static str>, Refusal);
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(super) fn run(
+    shared: &Arc<Shared>,
     connection: Connection,
     holdings: Holdings<'_>,
     header: [u8; REQUEST_HEADER],
@@ -74,6 +79,7 @@ pub(super) fn run(
         pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
         loads: Loads::default(),
+        pulse: Pulse::start(shared, &out),
         connection,
         out: Arc::clone(&out),
         holdings,
@@ -116,11 +122,13 @@ impl Greeted<'_> {
 
     fn serve(&mut self, body: &mut Vec<u8>) -> Result<(), Wrong> {
         while let Some(header) = self.connection.header().map_err(|e| (None, e.into()))? {
+            self.pulse.step();
             if ExtHeader::is_one(&header) {
                 self.extension(header, body)?;
             } else {
                 self.command(header, body)?;
             }
+            self.pulse.step();
             if body.capacity() > KEPT_BODY {
                 *body = Vec::new();
             }

@@ -24,7 +24,7 @@ pub(super) struct Open {
     number: u32,
     /// The position of its device.
     pub(super) device: u32,
-    /// Dropped before the answers that may wait for it. `None`: it could not be made.
+    /// `None`: it could not be made.
     queue: Option<Box<dyn Queue>>,
     pub(super) answers: Answers,
     /// For what it is to receive from other servers, and to send to them: made for the first of that.
@@ -34,6 +34,13 @@ pub(super) struct Open {
     last: Option<u64>,
     /// The first mark that was made when the queue had failed.
     lost: Option<u64>,
+}
+
+/// What waits for the queue ends with it, and is not told as a failure.
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.answers.silence();
+    }
 }
 
 /// What is known of a mark.

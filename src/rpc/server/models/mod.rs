@@ -24,16 +24,16 @@ const MAX_TRIES: usize = 8;
 /// Pieces in which a file is read: each is still in the processor's cache when it is hashed.
 const PIECE: usize = 256 << 10;
 
-/// The folder is looked at again when something is not found and it was looked at longer ago: new files are noticed, and a
-/// client that asks for what is not there costs little.
-const RESCAN: Duration = Duration::from_secs(2);
+/// The folder is looked at again when something is not found and it was looked at longer ago than this and than so many times
+/// what that took: new files are noticed, and a client that asks for what is not there costs little.
+const RESCAN: (Duration, u32) = (Duration::from_secs(1), 20);
 
 /// A folder of models. All sessions share it.
 pub(super) struct Models {
     dir: PathBuf,
     library: Mutex<Arc<Library>>,
-    /// When the folder was last looked at; locked while that is done.
-    scanned: Mutex<Instant>,
+    /// When the folder is worth looking at again; locked while that is done.
+    due: Mutex<Instant>,
 }
 
 /// What a client asks for.
@@ -80,10 +80,9 @@ impl Models {
     /// When the folder cannot be read. What is wrong with single files is logged.
     pub(super) fn open(dir: &Path) -> io::Result<Models> {
         std::fs::read_dir(dir)?;
-        let library = scan::look(dir, &Library::default());
+        let (library, due) = look(dir, &Library::default());
         info!("models: {}: {} tensors in {} files", dir.display(), library.tensors(), library.files());
-        let (library, scanned) = (Mutex::new(Arc::new(library)), Mutex::new(Instant::now()));
-        Ok(Models { dir: dir.to_owned(), library, scanned })
+        Ok(Models { dir: dir.to_owned(), library: Mutex::new(Arc::new(library)), due: Mutex::new(due) })
     }
 
     /// Fills a place with the tensor that is wanted. `go_on` is asked now and then while files are read, and ends the search by
@@ -95,7 +94,7 @@ impl Models {
         &self,
         wanted: &Wanted<'_>,
         mut place: Place<'_>,
-        go_on: &mut dyn FnMut() -> bool,
+        go_on: &dyn Fn() -> bool,
     ) -> Result<Outcome, DeviceError> {
         let mut outcome = Outcome::Absent;
         let mut left = MAX_TRIES;
@@ -122,17 +121,18 @@ impl Models {
 
     /// What the folder has now, if it is not known yet or it is time to look again.
     fn look_again(&self, known: &Arc<Library>) -> Option<Arc<Library>> {
-        let mut scanned = self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let last = self.library();
         if !Arc::ptr_eq(&last, known) {
             return Some(last); // another session was faster
         }
-        if scanned.elapsed() < RESCAN {
+        if Instant::now() < *due {
             return None;
         }
-        let library = Arc::new(scan::look(&self.dir, known));
+        let (library, next) = look(&self.dir, known);
+        let library = Arc::new(library);
         *self.held() = Arc::clone(&library);
-        *scanned = Instant::now();
+        *due = next;
         Some(library)
     }
 
@@ -146,12 +146,20 @@ impl Models {
     }
 }
 
+/// What a folder has, and when it is worth looking at again.
+fn look(dir: &Path, before: &Library) -> (Library, Instant) {
+    let start = Instant::now();
+    let library = scan::look(dir, before);
+    let (least, times) = RESCAN;
+    (library, Instant::now() + least.max(start.elapsed() * times))
+}
+
 /// Writes what a file has, and says whether it was what is wanted.
 fn attempt(
     holding: &Holding,
     wanted: &Wanted<'_>,
     place: &mut Place<'_>,
-    go_on: &mut dyn FnMut() -> bool,
+    go_on: &dyn Fn() -> bool,
 ) -> Result<Try, DeviceError> {
     let path = &holding.file().path;
     let mut file = match open(holding) {

@@ -134,26 +134,26 @@ impl State {
         number: u64,
         at: usize,
         data: Data<'_>,
-    ) -> Result<(), (DeviceError, TicketError)> {
+    ) -> Result<(), Box<(DeviceError, TicketError)>> {
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(receive) = index.and_then(|index| self.receives.get_mut(index)) else {
-            return Err((DeviceError::Ended, TicketError::Unknown));
+            return Err(Box::new((DeviceError::Ended, TicketError::Unknown)));
         };
         if Instant::now() >= receive.due {
-            return Err((late(), TicketError::Unknown));
+            return Err(Box::new((late(), TicketError::Unknown)));
         }
-        let device = |e: DeviceError| (e, TicketError::Unknown);
+        let device = |e: DeviceError| Box::new((e, TicketError::Unknown));
         let (expected, have) = (receive.piece(at).map_err(device)?.bytes(), data.len());
         if have as u64 != expected {
             let error = TicketError::Length { expected, have };
-            return Err((error.failure(), error));
+            return Err(Box::new((error.failure(), error)));
         }
         let now = index == Some(0) && receive.kept.is_empty() && receive.ready.poll().map_err(device)?;
         if now {
             let queue = open(&mut self.queue, inner).map_err(device)?;
             return receive.write(queue, at, data.bytes()).map_err(device);
         }
-        let stash = data.keep(&inner.account).map_err(|e| (e.failure(), e))?;
+        let stash = data.keep(&inner.account).map_err(|e| Box::new((e.failure(), e)))?;
         receive.kept.push((at, stash));
         Ok(())
     }
@@ -232,7 +232,8 @@ impl Inner {
     pub(super) fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TicketError> {
         let mut news = News::default();
         let mut state = self.lock();
-        let taken = state.take(self, number, at, data).map_err(|(failure, told)| {
+        let taken = state.take(self, number, at, data).map_err(|both| {
+            let (failure, told) = *both;
             state.fail(failure, &mut news);
             told
         });

@@ -285,7 +285,7 @@ varied! {
     }
 
     /// Fills a span with a tensor's bytes from the server's own disk. Answered with [`super::Answer::Load`], in turn, when they are
-    /// on their way or nothing was found: the span may hold anything then.
+    /// on their way or nothing was found: the span then holds what it held, or zeros.
     Load<'a> {
         /// A queue of the buffer's device.
         queue: u32,

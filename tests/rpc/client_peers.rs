@@ -1,0 +1,106 @@
+//! Copies between two servers by a client of both: the bytes do not come by it.
+#![allow(clippy::unwrap_used)] // a test says what it needs by failing
+
+use crate::client::{Rig, account, deadline, options};
+use crate::greeted_support::Held;
+use crate::peers::dialling;
+use crate::relay::Relay;
+use crate::support::{TestServer, eventually, noise};
+use fanout::device::{Device, DeviceError};
+use fanout::rpc::client::Endpoint;
+use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::ExtCommand;
+use std::sync::Arc;
+
+fn connect(server: &TestServer) -> Endpoint {
+    Endpoint::connect(&server.addr.to_string(), &options()).expect("a server")
+}
+
+/// The source, which dials any server of this machine, and the destination.
+fn pair(source: Arc<dyn Device>) -> [TestServer; 2] {
+    [TestServer::of(vec![source], dialling(&["127.0.0.0/8"])), TestServer::start(Config::default())]
+}
+
+fn cpu() -> Arc<dyn Device> {
+    let held = Held::new("CPU0");
+    held.open();
+    held
+}
+
+#[test]
+fn bytes_go_from_server_to_server() {
+    let servers = pair(cpu());
+    let [from, to] = servers.each_ref().map(connect);
+    let (source, here) = (&from.devices()[0], &to.devices()[0]);
+    assert!(here.copies_from(source.info()) && here.copies_from(here.info()));
+    // The destination dials nobody.
+    assert!(!source.copies_from(here.info()) && !here.copies_from(servers[0].devices[0].info()));
+    let mut wrong = Rig::new(source, 10);
+    assert_eq!(wrong.queue.copy_from(Rig::new(here, 10).buffer.whole(), wrong.buffer.whole(), None), Ok(false));
+    // The longest takes more tickets than come at once.
+    for (seed, len) in [1, 100, 600_000, 70 << 20].into_iter().enumerate() {
+        let [mut a, mut b] = [source, here].map(|device| Rig::new(device, len));
+        let data = noise(seed as u64, len as usize);
+        a.upload(&data);
+        let links = || [source, here].map(|device| device.link().unwrap());
+        let before = links();
+        let after = a.queue.mark();
+        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+        let copied = b.queue.mark();
+        // What is written there later is not what was sent.
+        a.queue.wait(&copied).unwrap();
+        a.queue.fill(a.buffer.whole(), 0).unwrap();
+        copied.wait(deadline()).unwrap();
+        for (before, after) in before.iter().zip(links()) {
+            let pieces = len.div_ceil(256 << 10);
+            assert!(after.sent - before.sent < 500 + 20 * pieces, "{len} bytes: {before:?}, {after:?}");
+            assert!(after.received - before.received < 9000 + 20 * pieces, "{len} bytes: {before:?}, {after:?}");
+        }
+        assert!(b.bytes() == data, "{len} bytes");
+    }
+}
+
+#[test]
+fn a_copy_waits_for_its_source_on_the_servers() {
+    let held = Held::new("CPU0");
+    let servers = pair(held.clone());
+    let relay = Relay::start(servers[0].addr, false);
+    let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
+    let to = connect(&servers[1]);
+    let (mut a, mut b) = (Rig::new(&from.devices()[0], 1000), Rig::new(&to.devices()[0], 1000));
+    assert!(b.device.copies_from(a.device.info()) && b.device.copies_from(a.device.info()));
+    let data = noise(1, 1000);
+    a.upload(&data);
+    let after = a.queue.mark();
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+    let copied = b.queue.mark();
+    // The source's memory may be freed at once: what was sent before still has it.
+    a.buffer = a.device.alloc(1, &account()).unwrap();
+    eventually("the copy is sent", || relay.count(ExtCommand::Send) == 1);
+    assert_eq!(
+        (relay.count(ExtCommand::Wait), relay.count(ExtCommand::Ask), relay.count(ExtCommand::Reach)),
+        (1, 0, 1)
+    );
+    assert_eq!((after.poll(), copied.poll()), (Ok(false), Ok(false)));
+    held.open();
+    copied.wait(deadline()).unwrap();
+    assert!(b.bytes() == data);
+}
+
+#[test]
+fn a_source_that_is_lost_fails_those_that_wait_for_its_bytes() {
+    let [mut source, destination] = pair(Held::new("CPU0"));
+    let [from, to] = [&source, &destination].map(connect);
+    let (a, mut b) = (Rig::new(&from.devices()[0], 100), Rig::new(&to.devices()[0], 100));
+    // The source has not come so far when it ends.
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap());
+    let copied = b.queue.mark();
+    assert_eq!(copied.poll(), Ok(false));
+    let name = from.name().to_owned();
+    source.stop();
+    let error = copied.wait(deadline()).unwrap_err();
+    assert!(matches!(&error, DeviceError::Lost { endpoint, .. } if *endpoint == name), "{error}");
+    // The destination's other queues go on.
+    b.queue = b.device.queue(&account()).unwrap();
+    assert_eq!(b.bytes(), [0; 100]);
+}
