@@ -321,9 +321,9 @@ class Lost:
             self.again_on(stack, last, peers)
             return self.same(run, 4)
 
-    def twelve(self, peers: tuple[str, ...]) -> str:
+    def twelve(self, peers: tuple[str, ...], seed: int = 7) -> str:
         """Three are killed at random tokens, and back after random times, which may overlap."""
-        tokens, chance = 300, random.Random(7)
+        tokens, chance = 300, random.Random(seed)
         with ExitStack() as stack:
             servers = [self.start(stack, peers) for _ in range(TWELVE)]
             where = ["--rpc", ",".join(server.endpoint for server in servers), "--split", ",".join("1" * TWELVE)]

@@ -220,6 +220,11 @@ fn open(addr: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.connect_timeout(&addr.into(), patience)?;
     let stream = TcpStream::from(socket);
+    // Where nobody listens on a port of this machine that the system also gives to those that connect, it may give it to this
+    // very socket, which is then connected to itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
     stream.set_nodelay(true)?;
     // Where no reply is due for long, a server that is gone is noticed too.
     let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
