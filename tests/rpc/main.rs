@@ -22,7 +22,7 @@ mod models;
 mod older;
 mod peers;
 mod program;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod program_ends;
 #[path = "../common/relay.rs"]
 #[allow(unreachable_pub, missing_docs, clippy::unwrap_used)] // shared with other tests

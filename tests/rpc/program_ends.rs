@@ -21,6 +21,18 @@ impl Running {
         assert!(sent.success());
     }
 
+    /// Stops it. That is done when none of its threads runs any more, which may be later than `kill` returns.
+    fn stop(&self) {
+        self.signal("-STOP");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        eventually("it is stopped", || {
+            std::fs::read_dir(&tasks)
+                .is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(|task| stopped(&stat(task)))))
+        });
+    }
+
     fn endpoint(&self) -> Result<Endpoint, ConnectError> {
         Endpoint::connect(&self.addr, &options())
     }
@@ -63,7 +75,7 @@ fn a_server_that_is_killed_is_an_error_that_names_it() {
     let endpoint = server.endpoint().unwrap();
     let mut work = Work::on(&endpoint);
     // Stopped first: somebody waits when it dies.
-    server.signal("-STOP");
+    server.stop();
     let waiting = work.queue.download(work.buffer.whole()).unwrap();
     let point = work.queue.mark();
     let start = Instant::now();
@@ -80,7 +92,7 @@ fn a_server_that_is_stopped_is_lost_in_time_and_lives_on() {
     let mut server = Running::with(&[]);
     let endpoint = server.endpoint().unwrap();
     let mut work = Work::on(&endpoint);
-    server.signal("-STOP");
+    server.stop();
     let start = Instant::now();
     let lost = work.run().unwrap_err().to_string();
     assert!(start.elapsed() >= options().patience && start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
