@@ -78,10 +78,10 @@ pub struct Device {
     pub compute_bytes: u64,
     /// Bytes brought to it over the whole run, weights not among them.
     pub copied_bytes: u64,
-    /// How long its splits of the prompt took.
-    pub prompt_time: Duration,
+    /// How long its splits of the prompt took; not known of devices behind connections.
+    pub prompt_time: Option<Duration>,
     /// How long those of the decoded tokens took.
-    pub decode_time: Duration,
+    pub decode_time: Option<Duration>,
 }
 
 /// So many per second, unless no time has passed.
@@ -153,8 +153,8 @@ impl Device {
             "cache_bytes": self.cache_bytes,
             "compute_bytes": self.compute_bytes,
             "copied_bytes": self.copied_bytes,
-            "prompt_s": seconds(self.prompt_time),
-            "gen_s": seconds(self.decode_time),
+            "prompt_s": self.prompt_time.map(seconds),
+            "gen_s": self.decode_time.map(seconds),
         })
     }
 }
@@ -205,9 +205,10 @@ impl fmt::Display for Device {
         write!(f, ", ")?;
         write!(f, "{:.1} MB of keys and values, ", megabytes(self.cache_bytes))?;
         write!(f, "{:.1} MB to compute, ", megabytes(self.compute_bytes))?;
-        write!(f, "{:.1} MB brought; ", megabytes(self.copied_bytes))?;
-        let (prompt, decode) = (self.prompt_time.as_secs_f64(), self.decode_time.as_secs_f64());
-        write!(f, "busy for {prompt:.3} s of the prompt, {decode:.3} s of decoding")
+        write!(f, "{:.1} MB brought", megabytes(self.copied_bytes))?;
+        let (Some(prompt), Some(decode)) = (self.prompt_time, self.decode_time) else { return Ok(()) };
+        let (prompt, decode) = (prompt.as_secs_f64(), decode.as_secs_f64());
+        write!(f, "; busy for {prompt:.3} s of the prompt, {decode:.3} s of decoding")
     }
 }
 
@@ -223,8 +224,8 @@ mod tests {
             cache_bytes: 2_000_000,
             compute_bytes: 1_500_000,
             copied_bytes: 4096,
-            prompt_time: Duration::from_millis(300),
-            decode_time: Duration::from_millis(700),
+            prompt_time: Some(Duration::from_millis(300)),
+            decode_time: Some(Duration::from_millis(700)),
         };
         Report {
             model: "llama tiny.gguf".to_owned(),

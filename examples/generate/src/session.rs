@@ -281,8 +281,8 @@ impl<'a> Session<'a> {
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
     }
 
-    /// By device: how long it has computed since this was last asked.
-    pub fn lap(&self) -> Vec<Duration> {
+    /// By device: how long it has computed since this was last asked, where that is known.
+    pub fn lap(&self) -> Vec<Option<Duration>> {
         self.meters.iter().map(|meter| meter.lap()).collect()
     }
 
