@@ -199,8 +199,13 @@ impl Engine {
             self.length += tokens.len();
             return Ok(None);
         };
-        // Nothing comes after it until its logits are there: the calling thread may as well do the work.
-        self.scheduler.run(&mut ready.prepared, &inputs)?;
+        if self.scheduler.devices().iter().any(|device| device.link().is_some()) {
+            // The logits tell that it is done, and to ask for that first would cost a round trip.
+            self.scheduler.submit(&mut ready.prepared, &inputs)?;
+        } else {
+            // Nothing comes after it until its logits are there: the calling thread may as well do the work.
+            self.scheduler.run(&mut ready.prepared, &inputs)?;
+        }
         self.length += tokens.len();
         let ticket: Ticket = self.scheduler.read(&ready.prepared, logits)?;
         let bytes = ticket.wait(None)?;
