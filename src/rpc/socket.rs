@@ -1,4 +1,4 @@
-//! Reading from sockets with one deadline for all of it.
+//! Reading from sockets: with one deadline for all of it, or with a look ahead.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -22,4 +22,33 @@ pub(super) fn read(mut stream: &TcpStream, mut buf: &mut [u8], until: Instant) -
         }
     }
     Ok(())
+}
+
+/// Looks for bytes again and again, for at most so long, and lets others run between two looks: whether there is something
+/// to be read now, if only the end. A thread that slept would be woken later: 45 us and more where the core sleeps too.
+pub(super) fn linger(stream: &TcpStream, time: Duration) -> bool {
+    let since = Instant::now();
+    loop {
+        if comes(stream) {
+            return true;
+        }
+        if since.elapsed() >= time {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a read would return at once.
+#[cfg(unix)]
+fn comes(stream: &TcpStream) -> bool {
+    let mut one = [std::mem::MaybeUninit::uninit()];
+    let peeked = socket2::SockRef::from(stream).recv_with_flags(&mut one, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    !matches!(peeked, Err(e) if e.kind() == ErrorKind::WouldBlock)
+}
+
+/// No system call that others have tells without waiting: whoever reads waits.
+#[cfg(not(unix))]
+fn comes(_: &TcpStream) -> bool {
+    true
 }

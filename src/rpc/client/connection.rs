@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::greeted::{Kept, Session};
+use super::hunch::Hunch;
 use super::proof::{Lane, Needs, Proofs};
 use super::reader;
 use crate::device::{DeviceError, Link, Ticket, TicketSender};
@@ -45,6 +46,7 @@ pub(super) struct Shared {
     failed: Condvar,
     errands: Mutex<Errands>,
     traffic: Traffic,
+    pub(super) hunch: Hunch,
     /// What is known to be done, where the server speaks 7.0.
     pub(super) proofs: Arc<Proofs>,
     /// What is under way, where it has greeted.
@@ -175,6 +177,7 @@ impl Connection {
             replies: Mutex::default(),
             failed: Condvar::new(),
             errands: Mutex::default(),
+            hunch: Hunch::default(),
             traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
             proofs: Arc::default(),
             session: greeted.map(Session::new),

@@ -37,6 +37,7 @@ mod connection;
 mod device;
 mod graph;
 mod greeted;
+mod hunch;
 mod plain;
 mod proof;
 mod queue;

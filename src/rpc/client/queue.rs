@@ -73,10 +73,11 @@ impl Awaited {
         let (came, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
         let awaited = Awaited { to, came: Arc::clone(&came) };
         let ticket = Ticket::fetched(move |deadline| {
-            if !came.load(Ordering::Acquire) {
-                shared.count_wait();
+            if came.load(Ordering::Acquire) {
+                return ticket.wait(deadline);
             }
-            ticket.wait(deadline)
+            shared.count_wait();
+            shared.hunch.follow(|| came.load(Ordering::Acquire), || ticket.wait(deadline))
         });
         (awaited, ticket)
     }

@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::outgoing::Outgoing;
+use crate::rpc::socket;
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
 /// Bytes read ahead: a header with a small body, or many of them, cost one read.
 const BUFFER: usize = 16 << 10;
+
+/// How long a session looks for the next message before it sleeps: a client that decodes has thought about a token by then.
+const EAGER: Duration = Duration::from_micros(150);
 
 /// The first piece in which room for a body is made.
 const FIRST_PIECE: usize = 64 << 10;
@@ -185,6 +189,8 @@ impl Connection {
                     return Err(Broken::Stalled { what: "no complete HELLO", after });
                 }
                 self.stream.set_read_timeout(Some(positive(left)))?;
+            } else {
+                socket::linger(&self.stream, EAGER);
             }
             match (&*self.stream).read(dst) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
