@@ -192,6 +192,12 @@ impl Queue for CpuQueue {
         }
     }
 
+    fn foresee(&mut self, region: &Region) {
+        if let Ok(memory) = host(region) {
+            memory.populate(region.offset() as usize, region.bytes() as usize);
+        }
+    }
+
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
         let memory = host(&src)?;
         self.unbroken()?;

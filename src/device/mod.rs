@@ -396,6 +396,12 @@ pub trait Queue: Send {
     /// sticky failure.
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError>;
 
+    /// Bytes of a region are likely to be uploaded soon, and whoever submits has a moment to spare: a device may take the
+    /// region's memory from the system now. Changes no byte, submits nothing, waits for nothing.
+    fn foresee(&mut self, region: &Region) {
+        let _ = region;
+    }
+
     /// Reads a region, in order with the queue's other work.
     ///
     /// # Errors

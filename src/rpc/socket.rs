@@ -41,7 +41,7 @@ pub(super) fn linger(stream: &TcpStream, time: Duration) -> bool {
 
 /// Whether a read would return at once.
 #[cfg(unix)]
-fn comes(stream: &TcpStream) -> bool {
+pub(super) fn comes(stream: &TcpStream) -> bool {
     let mut one = [std::mem::MaybeUninit::uninit()];
     let peeked = socket2::SockRef::from(stream).recv_with_flags(&mut one, libc::MSG_PEEK | libc::MSG_DONTWAIT);
     !matches!(peeked, Err(e) if e.kind() == ErrorKind::WouldBlock)
@@ -49,6 +49,6 @@ fn comes(stream: &TcpStream) -> bool {
 
 /// No system call that others have tells without waiting: whoever reads waits.
 #[cfg(not(unix))]
-fn comes(_: &TcpStream) -> bool {
+pub(super) fn comes(_: &TcpStream) -> bool {
     true
 }

@@ -8,6 +8,7 @@ mod client_greeted;
 mod client_notices;
 mod client_peers;
 mod commands;
+mod foresight;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;

@@ -91,6 +91,11 @@ impl Connection {
         self.array().map(Some)
     }
 
+    /// Whether something has come that was not read yet.
+    pub(super) fn is_due(&self) -> bool {
+        self.start < self.end || socket::comes(&self.stream)
+    }
+
     /// The next `N` bytes of a message.
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
         let mut bytes = [0; N];
@@ -172,6 +177,9 @@ impl Connection {
 
     /// Reads ahead into the empty buffer.
     fn fill(&mut self) -> Result<usize, Broken> {
+        if self.handshake.is_none() {
+            socket::linger(&self.stream, EAGER);
+        }
         let mut buffer = std::mem::take(&mut self.buffer);
         let got = self.receive(&mut buffer);
         self.buffer = buffer;
@@ -189,8 +197,6 @@ impl Connection {
                     return Err(Broken::Stalled { what: "no complete HELLO", after });
                 }
                 self.stream.set_read_timeout(Some(positive(left)))?;
-            } else {
-                socket::linger(&self.stream, EAGER);
             }
             match (&*self.stream).read(dst) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
