@@ -29,6 +29,7 @@ mod cache;
 mod compile;
 mod connection;
 mod doorman;
+mod foresight;
 mod greeted;
 mod guests;
 mod handles;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::connection::{Broken, Connection};
+use super::foresight::Foresight;
 use super::greeted;
 use super::handles::Located;
 use super::holdings::Holdings;
@@ -22,13 +23,6 @@ use crate::rpc::wire::{
     RequestHeader, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead, graph_cost,
 };
 use crate::tensor::TensorDesc;
-
-/// Uploads of so many bytes are weights, of which another one is likely to come.
-const LARGE: u64 = 1 << 20;
-
-/// What may come next behind a large upload is made ready as far as this, in these steps.
-const FORESEEN: u64 = 64 << 20;
-const FORESEEN_STEP: u64 = 1 << 20;
 
 /// Pieces in which a large tensor is read: while one is sent, the next is on its way from the device.
 const PIECE: u64 = 1 << 20;
@@ -120,15 +114,6 @@ struct Session<'a> {
     foresight: Foresight,
 }
 
-/// What is likely to be uploaded next.
-#[derive(Default)]
-struct Foresight {
-    /// The device, and what lies behind the last large upload.
-    next: Option<(u32, Region)>,
-    /// Up to where it was seen to, by the buffer's number.
-    ready: Option<(u64, u64)>,
-}
-
 /// A session's work on one device.
 struct Lane<'a> {
     device: &'a Arc<dyn Device>,
@@ -161,21 +146,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Uses the time until the next message to have memory ready for the upload that is likely to come: while llama.cpp's
-    /// client hashes a weight before it sends it, the system can clear its pages.
+    /// Uses the time until the next message.
     fn foresee(&mut self) {
-        let Some((device, region)) = self.foresight.next.take() else { return };
-        let (buffer, end) = (region.buffer().id(), region.offset() + region.bytes());
-        let ready = self.foresight.ready.filter(|&(of, _)| of == buffer).map_or(0, |(_, until)| until);
-        let mut at = region.offset().max(ready);
-        while at < end && !self.connection.is_due() {
-            let step = FORESEEN_STEP.min(end - at);
-            let Ok(queue) = self.queue(device) else { return };
-            let Ok(part) = region.part(at - region.offset(), step) else { return };
-            queue.foresee(&part);
-            at += step;
+        let Some((device, region)) = self.foresight.next() else { return };
+        let lane = self.lanes.get_mut(device as usize);
+        if let Some(Ok(queue)) = lane.map(|lane| lane.queue(&self.holdings.account)) {
+            self.foresight.prepare(&region, &mut **queue, || self.connection.is_due());
         }
-        self.foresight.ready = Some((buffer, at));
     }
 
     /// Checks a header and hands its message on; every error is about this message's command.
@@ -334,11 +311,7 @@ impl<'a> Session<'a> {
         let lane = lanes.get_mut(device as usize).ok_or(Refusal::Device { device, count })?;
         let mut broken = None;
         let whole = tensor.desc;
-        if len >= LARGE {
-            let (buffer, end) = (region.buffer(), region.offset() + len);
-            let behind = buffer.region(end, FORESEEN.min(buffer.bytes() - end))?;
-            self.foresight.next = Some((device, behind));
-        }
+        self.foresight.uploaded(device, &region)?;
         let done = lane.queue(&self.holdings.account)?.upload(
             region,
             (head.offset == 0 && len == whole.extent() as u64).then_some(&whole),
