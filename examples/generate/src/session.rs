@@ -36,14 +36,11 @@ impl Opener {
 
     /// The devices that are asked for, or those there are.
     fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-        let asked: Vec<&str> = args.rpc.iter().chain(&args.device).map(String::as_str).collect();
-        let list = if asked.is_empty() {
+        let list = args.devices()?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
-        } else {
-            asked.join(",")
-        };
+        });
         Ok(self.registry.open(&list, &self.options)?)
     }
 
