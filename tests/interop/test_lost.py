@@ -126,6 +126,7 @@ class Lost:
             ("lost: stopped", self.stopped),
             ("lost: not back in time", self.not_back),
             ("lost: killed, beside a CPU", lambda: self.killed("1", (), cpu=True)),
+            ("lost: killed and back, beside a CPU", self.beside),
             ("lost: killed and back, tokens drawn at random", lambda: self.back("4", (), random_)),
             ("lost: killed and back, the text", self.text),
             ("lost: killed and back, weights on its disk", self.disk),
@@ -305,6 +306,23 @@ class Lost:
             run.wait_for("connection lost")
             last.resume()
             return self.same(run, 1)
+
+    def beside(self) -> str:
+        """The times of a device here have nothing of what a lost server costs, also where that is more than all the rest."""
+        with ExitStack() as stack:
+            server = self.start(stack)
+            where = ["--device", f"CPU,{server.endpoint}", "--split", "3,1", "--depth", "1", "--retry"]
+            run = stack.enter_context(Run(self.argv(where, "--json", tokens=3 * TOKENS)))
+            for token in (TOKENS // 2, TOKENS, TOKENS * 3 // 2):
+                run.wait_for_token(token)
+                server.kill()
+                server = self.again_on(stack, server)
+                run.wait_for("is back")
+            if wrong := self.same(run, 3, tokens=3 * TOKENS):
+                return wrong
+            report = run.report()
+            busy, whole = report["devices"][0]["gen_s"], report["gen_s"]
+        return "" if busy <= whole else f"the CPU decoded for {busy} s, and the run for {whole} s"
 
     def again(self, peers: tuple[str, ...]) -> str:
         """Killed as soon as it is reached again, several times: each time while it loads, or a little later."""

@@ -76,9 +76,13 @@ pub struct Session<'a> {
     /// How long to wait for lost servers, if at all.
     waits: Option<Waits>,
     phase: Phase,
+    /// Whether something is done again after a loss.
+    recovering: bool,
     links: Links,
     losses: Losses,
     loaded: Vec<Loaded>,
+    /// By device: how long it has computed for what was not lost, since somebody has asked.
+    busy: Vec<Duration>,
     /// By device: bytes that engines before this one brought to it.
     copied: Vec<u64>,
 }
@@ -125,9 +129,11 @@ impl<'a> Session<'a> {
             batches: Vec::new(),
             waits: args.retry().map(Waits::new),
             phase: Phase::Load,
+            recovering: false,
             links: Links::default(),
             losses: Losses::default(),
             loaded: vec![Loaded::default(); devices.len()],
+            busy: vec![Duration::ZERO; devices.len()],
             copied: vec![0; devices.len()],
             meters: devices.into_iter().map(Metered::new).collect(),
         })
@@ -170,8 +176,10 @@ impl<'a> Session<'a> {
             let mut failed = None;
             for (known, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
-                    Ok(loaded) if loaded.bytes > 0 => *known = loaded,
-                    Ok(_) => {}
+                    // What is loaded again is part of the recovery, and so is how long that takes.
+                    Ok(_) if known.bytes > 0 => {}
+                    Ok(loaded) if self.recovering => *known = Loaded { time: Duration::ZERO, ..loaded },
+                    Ok(loaded) => *known = loaded,
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
@@ -207,27 +215,41 @@ impl<'a> Session<'a> {
         Ok(logits)
     }
 
-    /// Does something again whenever a server is lost in it, once that is back.
+    /// Does something again whenever something is lost in it, once that is back.
     fn enduring<T>(&mut self, mut work: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut since = None;
-        loop {
-            let phase = since.map_or(self.phase, |_| Phase::Recovery);
+        let done = loop {
             match work(self) {
-                Ok(done) => {
-                    if let Some(since) = since {
-                        self.links.tally(&self.devices(), phase);
-                        self.losses.recoveries += 1;
-                        self.losses.time += Instant::now() - since;
-                    }
-                    return Ok(done);
-                }
+                Ok(done) => break done,
                 Err(error) => {
+                    if since.is_none() {
+                        // What still runs now, nobody gets anything of.
+                        let busy = self.busy.iter_mut().zip(&self.meters);
+                        busy.for_each(|(busy, meter)| *busy += meter.so_far());
+                    }
                     since.get_or_insert_with(Instant::now);
-                    self.links.tally(&self.devices(), phase);
+                    self.tally();
+                    self.recovering = true;
                     self.recover(error)?;
                 }
             }
+        };
+        if let Some(since) = since {
+            self.tally();
+            for meter in &self.meters {
+                meter.lap();
+            }
+            self.recovering = false;
+            self.losses.recoveries += 1;
+            self.losses.time += Instant::now() - since;
         }
+        Ok(done)
+    }
+
+    /// Counts what has gone over connections for what is going on.
+    fn tally(&mut self) {
+        let phase = if self.recovering { Phase::Recovery } else { self.phase };
+        self.links.tally(&self.devices(), phase);
     }
 
     /// Waits for the server whose loss is behind an error, and opens its devices again. Nothing is loaded yet.
@@ -267,7 +289,7 @@ impl<'a> Session<'a> {
 
     /// From now on this is what connections are used for.
     pub fn begin(&mut self, phase: Phase) {
-        self.links.tally(&self.devices(), self.phase);
+        self.tally();
         self.phase = phase;
     }
 
@@ -278,9 +300,10 @@ impl<'a> Session<'a> {
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
     }
 
-    /// By device: how long it has computed since this was last asked, where that is known.
-    pub fn lap(&self) -> Vec<Option<Duration>> {
-        self.meters.iter().map(|meter| meter.lap()).collect()
+    /// By device: how long it has computed since this was last asked, but for what lost servers cost, where that is known.
+    pub fn lap(&mut self) -> Vec<Option<Duration>> {
+        let busy = self.busy.iter_mut().map(std::mem::take);
+        self.meters.iter().zip(busy).map(|(meter, busy)| Some(meter.lap()? + busy)).collect()
     }
 
     /// What the devices did all in all. Times are for who took them to say.
@@ -288,7 +311,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// For a cache that cannot be.
     pub fn report(&mut self) -> anyhow::Result<Report> {
-        self.links.tally(&self.devices(), self.phase);
+        self.tally();
         let compute = self.engine.as_ref().map_or_else(Vec::new, Engine::compute_bytes);
         let depth = self.depth;
         self.retire();
