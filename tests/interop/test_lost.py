@@ -123,17 +123,17 @@ class Lost:
         greedy, random_ = (), ("--temp", "0.8", "--top-p", "0.9", "--seed", "7")
         rows = [
             ("links: bytes of a token over two servers", self.links),
-            ("lost: stopped", self.stopped),
             ("lost: not back in time", self.not_back),
             ("lost: killed, beside a CPU", lambda: self.killed("1", (), cpu=True)),
             ("lost: killed and back, beside a CPU", self.beside),
             ("lost: killed and back, tokens drawn at random", lambda: self.back("4", (), random_)),
             ("lost: killed and back, the text", self.text),
             ("lost: killed and back, weights on its disk", self.disk),
-            ("lost: stopped and back", self.resumed),
         ]
         for peers, what in (((), ""), (PEERS, ", peers")):
             rows += [
+                (f"lost: stopped{what}", lambda o=peers: self.stopped(o)),
+                (f"lost: stopped and back{what}", lambda o=peers: self.resumed(o)),
                 (f"lost: killed, depth 1{what}", lambda o=peers: self.killed("1", o)),
                 (f"lost: killed, depth 4{what}", lambda o=peers: self.killed("4", o)),
                 (f"lost: killed and back, depth 1{what}", lambda o=peers: self.back("1", o, greedy)),
@@ -209,16 +209,19 @@ class Lost:
                     first = self.again_on(stack, first, peers)
         return ""
 
-    def stopped(self) -> str:
-        with ExitStack() as stack:
-            first, last = self.start(stack), self.start(stack)
-            where = ["--rpc", f"{first.endpoint},{last.endpoint}"]
-            run = stack.enter_context(Run(self.argv(where, "--json", "--rpc-timeout", "2", tokens=4000)))
-            run.wait_for_token(50)
-            since = time.monotonic()
-            first.pause()
-            # The whole deadline counts from when the server was heard last.
-            return self.named(run, first, since, 2 + ERROR_S, "said nothing for 2s", "due")
+    def stopped(self, peers: tuple[str, ...]) -> str:
+        for at in (0, 1):
+            with ExitStack() as stack:
+                servers = [self.start(stack, peers), self.start(stack, peers)]
+                where = ["--rpc", ",".join(server.endpoint for server in servers)]
+                run = stack.enter_context(Run(self.argv(where, "--json", "--rpc-timeout", "2", tokens=4000)))
+                run.wait_for_token(50)
+                since = time.monotonic()
+                servers[at].pause()
+                # The whole deadline counts from when the server was heard last.
+                if wrong := self.named(run, servers[at], since, 2 + ERROR_S, "said nothing for 2s", "due"):
+                    return f"number {at}: {wrong}"
+        return ""
 
     def not_back(self) -> str:
         with ExitStack() as stack:
@@ -296,16 +299,19 @@ class Lost:
                 return f"nothing was lost:\n{tail(run.err)}"
             return "" if run.out == self.undisturbed() else f"printed {run.out!r}"
 
-    def resumed(self) -> str:
-        with ExitStack() as stack:
-            first, last = self.start(stack), self.start(stack)
-            where = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry", "--rpc-timeout", "1"]
-            run = stack.enter_context(Run(self.argv(where, "--json")))
-            run.wait_for_token(50)
-            last.pause()
-            run.wait_for("connection lost")
-            last.resume()
-            return self.same(run, 1)
+    def resumed(self, peers: tuple[str, ...]) -> str:
+        for at in (0, 1):
+            with ExitStack() as stack:
+                servers = [self.start(stack, peers), self.start(stack, peers)]
+                where = ["--rpc", ",".join(server.endpoint for server in servers), "--retry", "--rpc-timeout", "1"]
+                run = stack.enter_context(Run(self.argv(where, "--json")))
+                run.wait_for_token(50)
+                servers[at].pause()
+                run.wait_for("connection lost")
+                servers[at].resume()
+                if wrong := self.same(run, 1):
+                    return f"number {at}: {wrong}"
+        return ""
 
     def beside(self) -> str:
         """The times of a device here have nothing of what a lost server costs, also where that is more than all the rest."""
