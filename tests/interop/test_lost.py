@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from clients import ClientError, Model, tail
+from relay import Relay
 from servers import START_S, Server, ServerError, ours
 
 ERROR_S = 5.0  # from the death of a server to the end of a run that does not wait for it
@@ -129,6 +130,8 @@ class Lost:
             ("lost: killed and back, tokens drawn at random", lambda: self.back("4", (), random_)),
             ("lost: killed and back, the text", self.text),
             ("lost: killed and back, weights on its disk", self.disk),
+            ("lost: a line between servers, reset", self.line),
+            ("lost: a line, cut without a word", self.cut),
         ]
         for peers, what in (((), ""), (PEERS, ", peers")):
             rows += [
@@ -329,6 +332,42 @@ class Lost:
             report = run.report()
             busy, whole = report["devices"][0]["gen_s"], report["gen_s"]
         return "" if busy <= whole else f"the CPU decoded for {busy} s, and the run for {whole} s"
+
+    def line(self) -> str:
+        """Only what the one server has opened to the other ends: both are there all the time."""
+        with ExitStack() as stack:
+            first, last = self.start(stack, PEERS), self.start(stack)
+            relay = stack.enter_context(Relay(last.endpoint))
+            where = ["--rpc", f"{first.endpoint},{relay.endpoint}", "--retry"]
+            run = stack.enter_context(Run(self.argv(where, "--json")))
+            # The client's comes first.
+            for number, token in ((1, 50), (2, 200)):
+                run.wait_for_token(token)
+                relay.line(number).reset_at_next()
+                run.wait_for("cannot copy to")
+            if wrong := self.same(run, 0):
+                return wrong
+            report, lines = run.report(), len(relay.lines())
+            if report["losses"] or lines != 4:
+                return f"{report['losses']} losses, {lines} connections:\n{tail(run.err)}"
+        return ""
+
+    def cut(self) -> str:
+        """The server does not know that a connection is lost, and has no room for the next one until it does."""
+        with ExitStack() as stack:
+            roomy = self.start(stack)
+            with Run(self.argv(["--rpc", roomy.endpoint], "--json")) as run:
+                device = run.report()["devices"][0]
+            needs = device["weight_bytes"] + device["cache_bytes"] + device["compute_bytes"]
+            server = self.start(stack, ("--mem", str(needs * 3 // 2)))
+            relay = stack.enter_context(Relay(server.endpoint))
+            where = ["--rpc", relay.endpoint, "--retry", "--rpc-timeout", "1"]
+            run = stack.enter_context(Run(self.argv(where, "--json")))
+            run.wait_for_token(50)
+            relay.line(0).freeze()
+            run.wait_for("may still hold the memory of the lost connection")
+            relay.line(0).end()
+            return self.same(run, 1)
 
     def again(self, peers: tuple[str, ...]) -> str:
         """Killed as soon as it is reached again, several times: each time while it loads, or a little later."""

@@ -10,7 +10,7 @@ use crate::meter::Metered;
 use crate::model::{CacheOptions, Model, PAD};
 use crate::placement::Placement;
 use crate::progress::{Loaded, Progress};
-use crate::recover::{Waits, culprit, endpoint};
+use crate::recover::{Lost, Waits, culprit, endpoint};
 use crate::report::{self, Graph, Losses, Report};
 use anyhow::Context;
 use fanout::device::{Account, Device};
@@ -252,25 +252,30 @@ impl<'a> Session<'a> {
         self.links.tally(&self.devices(), phase);
     }
 
-    /// Waits for the server whose loss is behind an error, and opens its devices again. Nothing is loaded yet.
+    /// Waits until what is behind an error may be there again, and opens the devices of a lost server. Nothing is loaded yet.
     fn recover(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         // Its queues are dropped: the devices that live let go of what they were doing, and keep what is loaded.
         self.retire();
-        let Some(lost) = culprit(&error, &self.devices()) else { return Err(error) };
+        let Some(lost) = culprit(&error, &self.devices(), self.waits.as_ref()) else { return Err(error) };
         let Some(waits) = &mut self.waits else {
             let said = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
             return Err(if said { error } else { error.context(lost) });
         };
+        let (limit, start) = (waits.limit(), Instant::now());
+        if !matches!(lost, Lost::Server { .. }) {
+            eprintln!("generate: {lost}; trying again for up to {limit:?}");
+            // The server is there, and so is what it has of ours.
+            return Ok(waits.reach(&lost, |_| Ok(()))?);
+        }
         self.losses.servers += 1;
-        eprintln!("generate: {lost}; trying for up to {:?} to reach it again", waits.limit());
-        let start = Instant::now();
-        let is_lost = |meter: &Metered| endpoint(meter) == Some(&lost.endpoint);
+        eprintln!("generate: {lost}; trying for up to {limit:?} to reach it again");
+        let is_lost = |meter: &Metered| endpoint(meter) == Some(lost.endpoint());
         let numbers: Vec<usize> = (0..self.meters.len()).filter(|&i| is_lost(&self.meters[i])).collect();
         let names = numbers.iter().map(|&i| self.meters[i].info().name.clone()).collect::<Vec<_>>().join(",");
         numbers.iter().for_each(|&i| load::unload(&mut self.model, i));
         let devices = waits.reach(&lost, |left| self.opener.reopen(&names, left))?;
-        eprintln!("generate: {} is back after {:.1} s", lost.endpoint, start.elapsed().as_secs_f64());
-        self.links.reconnected(&lost.endpoint);
+        eprintln!("generate: {} is back after {:.1} s", lost.endpoint(), start.elapsed().as_secs_f64());
+        self.links.reconnected(lost.endpoint());
         for (number, device) in numbers.into_iter().zip(devices) {
             self.meters[number] = Metered::new(device);
         }
