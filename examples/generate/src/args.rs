@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use fanout::rpc::client::ConnectError;
 use fanout::rpc::server::parse_bytes;
 use fanout::tensor::DType;
 use log::LevelFilter;
@@ -50,8 +51,8 @@ pub struct Args {
     pub device: Option<String>,
 
     /// RPC servers, host:port, separated by commas: all their devices, before those of --device.
-    #[arg(long, value_name = "LIST")]
-    pub rpc: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = server)]
+    pub rpc: Vec<String>,
 
     /// When a server is lost, try so long to reach it again; then load what was lost with it, compute the state again, and go
     /// on with the same tokens. Without it, a lost server ends the run. [default where only the option is given: 60]
@@ -67,7 +68,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
     pub split: Option<Vec<f32>>,
 
-    /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free].
+    /// Memory of this machine's devices: a size for each device of the list, separated by commas, or one for all [default: what
+    /// is free]. Those of servers have what their servers were started with; sizes in their places are not looked at.
     #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
     pub mem: Vec<u64>,
 
@@ -161,6 +163,9 @@ pub enum ArgsError {
     /// Nobody is to have any layer.
     #[error("--split gives every device a share of 0: at least one must be above it")]
     NoShare,
+    /// Sizes where nobody takes one.
+    #[error("--mem is for devices of this machine, and all of these are servers': give it to rpc-server")]
+    Memory,
     /// Nothing to continue.
     #[error("the prompt has no tokens, and this model adds none: give it some text, or --tokens")]
     NoPrompt,
@@ -187,6 +192,18 @@ pub enum ArgsError {
 }
 
 impl Args {
+    /// The list of the devices that are asked for, if any are.
+    ///
+    /// # Errors
+    /// [`ArgsError::Memory`].
+    pub fn devices(&self) -> Result<Option<String>, ArgsError> {
+        let asked: Vec<&str> = self.rpc.iter().chain(&self.device).map(String::as_str).collect();
+        let list = asked.join(",");
+        // Names with a colon are servers'.
+        let remote = list.split(',').all(|name| name.contains(':'));
+        if remote && !self.mem.is_empty() { Err(ArgsError::Memory) } else { Ok((!asked.is_empty()).then_some(list)) }
+    }
+
     /// The devices' shares of the layers, which add up to 1, where they were given.
     ///
     /// # Errors
@@ -241,6 +258,14 @@ impl Args {
             None => Ok(prompt),
         }
     }
+}
+
+/// What `Registry::open` takes for a server and not for a device of this machine: the rest is the client's to judge.
+fn server(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    let is_one = |(host, port): (&str, &str)| !host.is_empty() && !name.contains('/') && port.parse::<u16>().is_ok();
+    let wrong = || ConnectError::Name(name.to_owned()).to_string();
+    name.rsplit_once(':').is_some_and(is_one).then(|| name.to_owned()).ok_or_else(wrong)
 }
 
 fn share(text: &str) -> Result<f32, String> {
@@ -317,6 +342,15 @@ mod tests {
             ("-p x --ubatch 0", "0 is not in 1..=65536"),
             ("-p x --depth 17", "17 is not in 1..=16"),
             ("-p x --kv-type q8_0", "[possible values: f32, f16]"),
+            ("-p x --rpc CPU", "expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got \"CPU\""),
+            ("-p x --rpc 0", "for '--rpc <LIST>': expected an endpoint"),
+            ("-p x --rpc 127.0.0.1", "expected an endpoint"),
+            ("-p x --rpc myserver", "expected an endpoint"),
+            ("-p x --rpc=", "expected an endpoint"),
+            ("-p x --rpc host:1,", "expected an endpoint"),
+            ("-p x --rpc host:1,CPU", "got \"CPU\""),
+            ("-p x --rpc host:65536", "expected an endpoint"),
+            ("-p x --rpc host:1/0", "expected an endpoint"),
             ("-p x --retry 0", "0 is not in 1..=86400"),
             ("-p x --rpc-timeout 0", "0 is not in 1..=86400"),
             ("-p x --compare --retry", "cannot be used with"),
@@ -327,6 +361,18 @@ mod tests {
         for (line, expected) in cases {
             let error = parse(line).err().unwrap_or_default();
             assert!(error.contains(expected), "{line}: {error}\n{expected}");
+        }
+    }
+
+    #[test]
+    fn servers_are_before_devices_and_have_their_own_memory() {
+        let list = |line: &str| parse(line).unwrap().devices();
+        assert_eq!(list("-p x"), Ok(None));
+        assert_eq!(list("-p x --mem 1G"), Ok(None));
+        let both = "-p x -d CPU,c:3/0 --rpc a:1,[::1]:2 --mem 1G";
+        assert_eq!(list(both), Ok(Some("a:1,[::1]:2,CPU,c:3/0".to_owned())));
+        for line in ["-p x --rpc a:1 --mem 1K", "-p x --rpc a:1,b:2 --mem 1G,2G", "-p x -d a:1/0,b:2 --mem 1G"] {
+            assert_eq!(list(line), Err(ArgsError::Memory), "{line}");
         }
     }
 

@@ -64,6 +64,11 @@ impl Metered {
         }
         Some(std::mem::take(&mut state.busy))
     }
+
+    /// As [`Metered::lap`], of the programs that have ended, without a wait for the others.
+    pub fn so_far(&self) -> Duration {
+        std::mem::take(&mut self.clock.lock().busy)
+    }
 }
 
 impl Device for Metered {
@@ -248,5 +253,10 @@ mod tests {
         let there = device.lap().unwrap();
         assert!(there > Duration::ZERO && there <= start.elapsed());
         assert_eq!(device.lap(), Some(Duration::ZERO));
+        queue.run_here(&program, &bindings, Duration::from_secs(9)).unwrap();
+        // What has not ended yet is told later.
+        let (so_far, rest) = (device.so_far(), device.lap().unwrap());
+        assert!(so_far + rest > Duration::ZERO && so_far + rest <= start.elapsed());
+        assert_eq!((device.so_far(), device.lap()), (Duration::ZERO, Some(Duration::ZERO)));
     }
 }

@@ -1,8 +1,11 @@
 //! Servers that are lost: whose loss is behind an error, and how long one is waited for.
 
+use crate::engine::EngineError;
+use crate::load::LoadError;
 use fanout::device::{Device, DeviceError};
 use fanout::registry::RegistryError;
 use fanout::rpc::client::ConnectError;
+use fanout::sched::SchedError;
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
@@ -15,53 +18,124 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A server that was lost.
+/// What a run may go on after.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{endpoint}: connection lost: {reason}")]
-pub struct Lost {
-    /// `host:port`.
-    pub endpoint: String,
-    /// What was seen.
-    pub reason: String,
+pub enum Lost {
+    /// A server.
+    #[error("{endpoint}: connection lost: {reason}")]
+    Server {
+        /// `host:port`.
+        endpoint: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// A server's memory, while it does not know that an earlier connection of ours is lost.
+    #[error("{endpoint}: {reason}; it may still hold the memory of the lost connection")]
+    Memory {
+        /// `host:port`.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+    /// Bytes on their way from a server to another one; both are there.
+    #[error("{reason}")]
+    Bytes {
+        /// The server that sent them, `host:port`.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Lost {
+    /// The server whose time it takes, `host:port`.
+    pub fn endpoint(&self) -> &str {
+        match self {
+            Lost::Server { endpoint, .. } | Lost::Memory { endpoint, .. } | Lost::Bytes { endpoint, .. } => endpoint,
+        }
+    }
 }
 
 /// The server of a device, `host:port`, if it is one's.
 pub fn endpoint(device: &dyn Device) -> Option<&str> {
-    device.info().name.split_once('/').map(|(endpoint, _)| endpoint).filter(|endpoint| endpoint.contains(':'))
+    server(&device.info().name)
 }
 
-/// The lost server that an error comes from. Where the error does not say, the devices are asked: one server's failure may
-/// only tell that another one did not send.
-pub fn culprit(error: &anyhow::Error, devices: &[Arc<dyn Device>]) -> Option<Lost> {
-    error.chain().find_map(stated).or_else(|| {
+/// The server in a device's name.
+fn server(name: &str) -> Option<&str> {
+    name.split_once('/').map(|(endpoint, _)| endpoint).filter(|endpoint| endpoint.contains(':'))
+}
+
+/// What was lost that an error comes from. Where the error does not say, the devices are asked: one server's failure may
+/// only tell that another one did not send. `waits` knows of which servers an earlier connection may still be there.
+pub fn culprit(error: &anyhow::Error, devices: &[Arc<dyn Device>], waits: Option<&Waits>) -> Option<Lost> {
+    let asked = || {
         let remote = devices.iter().filter(|device| endpoint(&***device).is_some());
-        remote.filter_map(|device| device.memory().err()).find_map(|error| within(&error))
-    })
+        remote.filter_map(|device| device.memory().err()).find_map(|error| lost(&error))
+    };
+    let short = || error.chain().find_map(|cause| full(cause, waits?));
+    let cut = || error.chain().filter_map(of_device).find_map(|error| unsent(error, devices));
+    error.chain().filter_map(of_device).find_map(lost).or_else(asked).or_else(short).or_else(cut)
 }
 
-fn stated(error: &(dyn Error + 'static)) -> Option<Lost> {
+fn of_device<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DeviceError> {
     let of_registry = || match error.downcast_ref()? {
         RegistryError::Device(error) | RegistryError::Endpoint(ConnectError::Device(error)) => Some(error),
         _ => None,
     };
-    error.downcast_ref::<DeviceError>().or_else(of_registry).and_then(within)
+    Some(innermost(error.downcast_ref().or_else(of_registry)?))
 }
 
-fn within(error: &DeviceError) -> Option<Lost> {
-    match error {
-        DeviceError::Lost { endpoint, reason } => Some(Lost { endpoint: endpoint.clone(), reason: reason.clone() }),
-        DeviceError::On { source, .. } => within(source),
+fn innermost(error: &DeviceError) -> &DeviceError {
+    if let DeviceError::On { source, .. } = error { innermost(source) } else { error }
+}
+
+/// A server whose connection is lost.
+fn lost(error: &DeviceError) -> Option<Lost> {
+    match innermost(error) {
+        DeviceError::Lost { endpoint, reason } => {
+            Some(Lost::Server { endpoint: endpoint.clone(), reason: reason.clone() })
+        }
         _ => None,
     }
 }
 
-/// A server that did not come back.
+/// A server without room, that was lost since there was progress.
+fn full(error: &(dyn Error + 'static), waits: &Waits) -> Option<Lost> {
+    let loading = || match error.downcast_ref()? {
+        LoadError::Device { device, source } => Some((device, source)),
+        _ => None,
+    };
+    let running = || match error.downcast_ref()? {
+        EngineError::Sched(SchedError::Device { device, source }) => Some((device, source)),
+        _ => None,
+    };
+    let (device, source) = loading().or_else(running)?;
+    let endpoint = server(device).filter(|endpoint| waits.waited.contains_key(*endpoint))?;
+    let reason = match innermost(source) {
+        full @ DeviceError::OutOfMemory { .. } => full.to_string(),
+        _ => return None,
+    };
+    Some(Lost::Memory { endpoint: endpoint.to_owned(), reason })
+}
+
+/// A server that could not send to another one. That is told under a name of its own, and what goes wrong with the work of
+/// a device under the device's: only the first has to do with a connection that is neither's to us.
+fn unsent(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Option<Lost> {
+    let DeviceError::Remote { device: sender, .. } = error else { return None };
+    let mut servers = devices.iter().filter_map(|device| endpoint(&**device));
+    let first = servers.next()?;
+    servers.clone().find(|other| *other != first)?;
+    let sends = |server: &&str| sender.strip_prefix(*server).is_some_and(|rest| rest.starts_with(' '));
+    let endpoint = [first].into_iter().chain(servers).find(sends)?.to_owned();
+    Some(Lost::Bytes { endpoint, reason: error.to_string() })
+}
+
+/// A server that did not come back, or not as it was.
 #[derive(Debug, Error)]
 pub enum Unreached {
     /// All of its time is used up: it came back, and was lost again each time.
-    #[error(
-        "{lost}; it has been waited for {limit:?} since the last token, and was back each time only to be lost again"
-    )]
+    #[error("{lost}; {}", vain(lost, *limit))]
     Again {
         /// The last loss.
         lost: Lost,
@@ -76,6 +150,37 @@ pub enum Unreached {
         /// What was seen last.
         source: Box<RegistryError>,
     },
+    /// It answers, but is not what it was.
+    #[error("it is back, but cannot be used: {0}; start it with the devices it had")]
+    Changed(#[source] Box<RegistryError>),
+}
+
+/// What all of a server's time was spent on.
+fn vain(lost: &Lost, limit: Duration) -> String {
+    match lost {
+        Lost::Server { .. } => format!(
+            "it has been waited for {limit:?} since the last token, and was back each time only to be lost again"
+        ),
+        Lost::Memory { .. } | Lost::Bytes { .. } => format!("that has been so for {limit:?} since the last token"),
+    }
+}
+
+impl Unreached {
+    fn new(limit: Duration, source: RegistryError) -> Unreached {
+        let source = Box::new(source);
+        match *source {
+            RegistryError::Endpoint(ConnectError::GivenUp { .. } | ConnectError::Host { .. }) => {
+                Unreached::Away { limit, source }
+            }
+            _ => Unreached::Changed(source),
+        }
+    }
+}
+
+/// Whether a server that could not be opened may be opened later, and whoever has tried does not try again by himself: a name
+/// may be gone as long as its host is, and a GPU's driver may come up after the server.
+fn passes(error: &RegistryError) -> bool {
+    matches!(error, RegistryError::Unknown { .. } | RegistryError::Endpoint(ConnectError::Host { .. }))
 }
 
 /// How long each server has been waited for since there was progress. A server that comes back and is lost again before
@@ -108,27 +213,36 @@ impl Waits {
         self.waited.clear();
     }
 
-    /// Opens a server's devices again. `open` is told for how long to try.
+    /// Waits until what was lost may be there again: `open`, which is told for how long to try, opens a server's devices.
     ///
     /// # Errors
     /// [`Unreached`].
     pub fn reach<T>(
         &mut self,
         lost: &Lost,
-        open: impl FnOnce(Duration) -> Result<T, RegistryError>,
+        mut open: impl FnMut(Duration) -> Result<T, RegistryError>,
     ) -> Result<T, Unreached> {
-        let (limit, start) = (self.limit, Instant::now());
-        let waited = self.waited.entry(lost.endpoint.clone()).or_default();
-        let left = limit.saturating_sub(waited.spent + waited.pause);
-        if left.is_zero() {
-            return Err(Unreached::Again { lost: lost.clone(), limit });
+        let limit = self.limit;
+        let waited = self.waited.entry(lost.endpoint().to_owned()).or_default();
+        let mut last = None;
+        loop {
+            // In whole ms, which errors may show.
+            let left = limit.saturating_sub(waited.spent + waited.pause).as_millis() as u64;
+            if left == 0 {
+                let again = || Unreached::Again { lost: lost.clone(), limit };
+                return Err(last.map_or_else(again, |source| Unreached::new(limit, source)));
+            }
+            let start = Instant::now();
+            std::thread::sleep(waited.pause);
+            waited.pause = (2 * waited.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            let opened = open(Duration::from_millis(left));
+            waited.spent += start.elapsed();
+            match opened {
+                Ok(opened) => return Ok(opened),
+                Err(source) if passes(&source) => last = Some(source),
+                Err(source) => return Err(Unreached::new(limit, source)),
+            }
         }
-        std::thread::sleep(waited.pause);
-        waited.pause = (2 * waited.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        // In whole ms, which errors may show.
-        let opened = open(Duration::from_millis(left.as_millis() as u64));
-        waited.spent += start.elapsed();
-        opened.map_err(|source| Unreached::Away { limit, source: Box::new(source) })
     }
 }
 
@@ -136,76 +250,186 @@ impl Waits {
 #[allow(clippy::unwrap_used)] // a test says what it needs by failing
 mod tests {
     use super::*;
-    use crate::engine::EngineError;
-    use crate::load::LoadError;
-    use fanout::sched::SchedError;
+    use fanout::cpu::{CpuDevice, Path};
     use std::io::{self, ErrorKind};
 
     const SERVER: &str = "10.0.0.5:50052";
+    const OTHER: &str = "10.0.0.6:50052";
 
     fn lost() -> Lost {
-        Lost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
+        Lost::Server { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
+    }
+
+    fn gone() -> DeviceError {
+        DeviceError::Lost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
+    }
+
+    fn on(source: DeviceError) -> DeviceError {
+        DeviceError::On { device: "both".to_owned(), source: Box::new(source) }
+    }
+
+    fn sched(source: DeviceError) -> EngineError {
+        EngineError::Sched(SchedError::Device { device: format!("{SERVER}/0"), source })
+    }
+
+    fn load(source: DeviceError) -> anyhow::Error {
+        LoadError::Device { device: format!("{SERVER}/0"), source }.into()
     }
 
     #[test]
     fn a_lost_server_is_found_wherever_the_error_says_it() {
-        let Lost { endpoint, reason } = lost();
-        let gone = || DeviceError::Lost { endpoint: endpoint.clone(), reason: reason.clone() };
-        let on = || DeviceError::On { device: "both".to_owned(), source: Box::new(gone()) };
-        let sched = |source| EngineError::Sched(SchedError::Device { device: format!("{SERVER}/0"), source });
         let found = [
             anyhow::Error::new(gone()),
-            anyhow::Error::new(on()).context("while it ran"),
+            anyhow::Error::new(on(gone())).context("while it ran"),
             sched(gone()).into(),
-            sched(on()).into(),
+            sched(on(gone())).into(),
             EngineError::Read(gone()).into(),
-            LoadError::Device { device: format!("{SERVER}/0"), source: gone() }.into(),
+            load(gone()),
             RegistryError::Device(gone()).into(),
             RegistryError::Endpoint(ConnectError::Device(gone())).into(),
         ];
         for error in found {
-            assert_eq!(culprit(&error, &[]), Some(lost()), "{error:#}");
+            assert_eq!(culprit(&error, &[], None), Some(lost()), "{error:#}");
         }
         for error in [sched(DeviceError::Ended).into(), EngineError::NoTokens.into(), anyhow::anyhow!("no")] {
-            assert_eq!(culprit(&error, &[]), None, "{error:#}");
+            assert_eq!(culprit(&error, &[], None), None, "{error:#}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_was_lost_may_be_short_of_memory_for_a_while() {
+        let short = || DeviceError::OutOfMemory { asked: 9, left: 5, limit: 12 };
+        let mut waits = Waits::new(Duration::from_secs(60));
+        let errors = || [load(short()), load(on(short())), sched(short()).into(), sched(on(short())).into()];
+        for error in errors() {
+            assert_eq!(culprit(&error, &[], Some(&waits)), None, "it was never lost");
+        }
+        waits.reach(&lost(), |_| Ok(())).unwrap();
+        for error in errors() {
+            let lost = culprit(&error, &[], Some(&waits)).unwrap();
+            assert!(matches!(&lost, Lost::Memory { endpoint, .. } if endpoint == SERVER), "{lost:?}");
+            let want = "10.0.0.5:50052: out of memory: 9 bytes asked, 5 left of 12; it may still hold the memory of the \
+                lost connection";
+            assert_eq!(lost.to_string(), want);
+        }
+        let elsewhere = LoadError::Device { device: format!("{OTHER}/0"), source: short() };
+        for error in [elsewhere.into(), load(DeviceError::Ended)] {
+            assert_eq!(culprit(&error, &[], Some(&waits)), None, "{error:#}");
+        }
+        waits.progress();
+        for error in errors() {
+            assert_eq!(culprit(&error, &[], Some(&waits)), None, "there has been a token since");
+        }
+    }
+
+    #[test]
+    fn bytes_between_servers_are_told_from_the_work_of_a_device() {
+        let device = |name: &str| CpuDevice::new(name, 1, Path::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let [one, other] = [SERVER, OTHER].map(|server| device(&format!("{server}/CPU")));
+        let both = [device("CPU"), one, other];
+        let remote = |device: &str| DeviceError::Remote { device: device.to_owned(), reason: "cannot".to_owned() };
+        for server in [SERVER, OTHER] {
+            let name = format!("{server} (device 0, sending)");
+            let want = Some(Lost::Bytes { endpoint: server.to_owned(), reason: format!("{name}: cannot") });
+            for error in [remote(&name), on(remote(&name))] {
+                let errors: [anyhow::Error; 2] = [EngineError::Read(error.clone()).into(), sched(error).into()];
+                for error in errors {
+                    assert_eq!(culprit(&error, &both, None), want, "{error:#}");
+                    // There is nobody to send to.
+                    assert_eq!(culprit(&error, &both[..2], None), None, "{error:#}");
+                }
+            }
+        }
+        for name in [format!("{SERVER}/CPU"), SERVER.to_owned(), "10.0.0.7:1 (device 0, sending)".to_owned()] {
+            assert_eq!(culprit(&sched(remote(&name)).into(), &both, None), None, "{name}");
         }
     }
 
     #[test]
     fn time_without_progress_adds_up() {
         let limit = Duration::from_millis(200);
-        let mut waits = Waits::new(limit);
-        // It is back each time, and lost again at once.
-        let (start, mut before) = (Instant::now(), limit);
-        let end = loop {
-            let reached = waits.reach(&lost(), |left| {
-                assert!(left <= before);
-                before = left;
+        let reason = "10.0.0.5:50052 (device 0, sending): cannot".to_owned();
+        for lost in [lost(), Lost::Bytes { endpoint: SERVER.to_owned(), reason }] {
+            let mut waits = Waits::new(limit);
+            // It is back each time, and lost again at once.
+            let (start, mut before) = (Instant::now(), limit);
+            let end = loop {
+                let reached = waits.reach(&lost, |left| {
+                    assert!(left <= before);
+                    before = left;
+                    Ok(())
+                });
+                match reached {
+                    Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "it is waited for without an end"),
+                    Err(end) => break end.to_string(),
+                }
+            };
+            assert!(end.starts_with(&lost.to_string()) && end.contains("200ms"), "{end}");
+            waits.progress();
+            assert!(waits.reach(&lost, |_| Ok(())).is_ok());
+            // Another server's time is its own.
+            let other = Lost::Server { endpoint: OTHER.to_owned(), reason: String::new() };
+            let whole = waits.reach(&other, |left| {
+                assert_eq!(left, limit);
                 Ok(())
             });
-            match reached {
-                Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "it is waited for without an end"),
-                Err(end) => break end.to_string(),
-            }
-        };
-        assert!(end.starts_with(&lost().to_string()) && end.contains("200ms"), "{end}");
-        waits.progress();
-        assert!(waits.reach(&lost(), |_| Ok(())).is_ok());
-        // Another server's time is its own.
-        let other = Lost { endpoint: "10.0.0.6:50052".to_owned(), ..lost() };
-        let whole = waits.reach(&other, |left| {
-            assert_eq!(left, limit);
-            Ok(())
-        });
-        assert!(whole.is_ok());
+            assert!(whole.is_ok());
+        }
+    }
+
+    fn refused() -> ConnectError {
+        ConnectError::Connect { endpoint: SERVER.to_owned(), source: io::Error::from(ErrorKind::ConnectionRefused) }
+    }
+
+    fn unknown() -> RegistryError {
+        RegistryError::Unknown { name: format!("{SERVER}/CUDA0"), known: format!("{SERVER}/CPU") }
+    }
+
+    fn nameless() -> RegistryError {
+        let source = io::Error::other("the resolver is away");
+        RegistryError::Endpoint(ConnectError::Host { endpoint: SERVER.to_owned(), source })
     }
 
     #[test]
-    fn a_server_that_stays_away_is_named() {
-        let source = io::Error::from(ErrorKind::ConnectionRefused);
-        let refused = ConnectError::Connect { endpoint: SERVER.to_owned(), source };
-        let open = |_| Err::<(), _>(RegistryError::Endpoint(refused));
-        let end = Waits::new(Duration::from_secs(2)).reach(&lost(), open).unwrap_err().to_string();
-        assert!(end.starts_with("lost, and not back within 2s: ") && end.contains(SERVER), "{end}");
+    fn a_server_that_cannot_be_used_is_told_from_one_that_stays_away() {
+        let limit = Duration::from_millis(200);
+        let given_up = || {
+            let elapsed = Duration::from_secs(2);
+            RegistryError::Endpoint(ConnectError::GivenUp { attempts: 3, elapsed, last: Box::new(refused()) })
+        };
+        let closed = || {
+            let reason = "it says nonsense".to_owned();
+            RegistryError::Endpoint(ConnectError::Handshake { endpoint: SERVER.to_owned(), reason })
+        };
+        type Open<'a> = &'a dyn Fn() -> RegistryError;
+        // Why it cannot be opened; whether that is tried once only; what is said.
+        let cases: [(Open<'_>, bool, &str, &str); 4] = [
+            (&given_up, true, "lost, and not back within 200ms: ", "is a server running there"),
+            (&nameless, false, "lost, and not back within 200ms: ", "no such host"),
+            (&closed, true, "it is back, but cannot be used: ", "it says nonsense; start it with the devices it had"),
+            (&unknown, false, "it is back, but cannot be used: no device ", "CPU; start it with the devices it had"),
+        ];
+        for (open, once, start, words) in cases {
+            let mut tries = 0;
+            let end = Waits::new(limit).reach(&lost(), |_| {
+                tries += 1;
+                Err::<(), _>(open())
+            });
+            let end = end.unwrap_err().to_string();
+            assert!(end.starts_with(start) && end.contains(words), "{end}");
+            assert_eq!(tries == 1, once, "{tries} tries: {end}");
+        }
+    }
+
+    #[test]
+    fn a_server_whose_devices_or_name_come_up_late_is_waited_for() {
+        for late in [&unknown as &dyn Fn() -> RegistryError, &nameless] {
+            let mut tries = 0;
+            let opened = Waits::new(Duration::from_secs(60)).reach(&lost(), |_| {
+                tries += 1;
+                if tries < 3 { Err(late()) } else { Ok(tries) }
+            });
+            assert_eq!(opened.unwrap(), 3);
+        }
     }
 }

@@ -182,7 +182,7 @@ impl fmt::Display for Report {
             writeln!(f, "{} bytes sent, {} received for each decoded token", each(decode.sent), each(decode.received))?;
         }
         let Losses { servers, recoveries, time } = self.losses;
-        if servers > 0 {
+        if recoveries > 0 {
             let seconds = time.as_secs_f64();
             writeln!(
                 f,

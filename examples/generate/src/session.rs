@@ -10,7 +10,7 @@ use crate::meter::Metered;
 use crate::model::{CacheOptions, Model, PAD};
 use crate::placement::Placement;
 use crate::progress::{Loaded, Progress};
-use crate::recover::{Waits, culprit, endpoint};
+use crate::recover::{Lost, Waits, culprit, endpoint};
 use crate::report::{self, Graph, Losses, Report};
 use anyhow::Context;
 use fanout::device::{Account, Device};
@@ -36,14 +36,11 @@ impl Opener {
 
     /// The devices that are asked for, or those there are.
     fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-        let asked: Vec<&str> = args.rpc.iter().chain(&args.device).map(String::as_str).collect();
-        let list = if asked.is_empty() {
+        let list = args.devices()?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
-        } else {
-            asked.join(",")
-        };
+        });
         Ok(self.registry.open(&list, &self.options)?)
     }
 
@@ -79,9 +76,13 @@ pub struct Session<'a> {
     /// How long to wait for lost servers, if at all.
     waits: Option<Waits>,
     phase: Phase,
+    /// Whether something is done again after a loss.
+    recovering: bool,
     links: Links,
     losses: Losses,
     loaded: Vec<Loaded>,
+    /// By device: how long it has computed for what was not lost, since somebody has asked.
+    busy: Vec<Duration>,
     /// By device: bytes that engines before this one brought to it.
     copied: Vec<u64>,
 }
@@ -128,9 +129,11 @@ impl<'a> Session<'a> {
             batches: Vec::new(),
             waits: args.retry().map(Waits::new),
             phase: Phase::Load,
+            recovering: false,
             links: Links::default(),
             losses: Losses::default(),
             loaded: vec![Loaded::default(); devices.len()],
+            busy: vec![Duration::ZERO; devices.len()],
             copied: vec![0; devices.len()],
             meters: devices.into_iter().map(Metered::new).collect(),
         })
@@ -173,8 +176,10 @@ impl<'a> Session<'a> {
             let mut failed = None;
             for (known, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
-                    Ok(loaded) if loaded.bytes > 0 => *known = loaded,
-                    Ok(_) => {}
+                    // What is loaded again is part of the recovery, and so is how long that takes.
+                    Ok(_) if known.bytes > 0 => {}
+                    Ok(loaded) if self.recovering => *known = Loaded { time: Duration::ZERO, ..loaded },
+                    Ok(loaded) => *known = loaded,
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
@@ -210,48 +215,67 @@ impl<'a> Session<'a> {
         Ok(logits)
     }
 
-    /// Does something again whenever a server is lost in it, once that is back.
+    /// Does something again whenever something is lost in it, once that is back.
     fn enduring<T>(&mut self, mut work: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut since = None;
-        loop {
-            let phase = since.map_or(self.phase, |_| Phase::Recovery);
+        let done = loop {
             match work(self) {
-                Ok(done) => {
-                    if let Some(since) = since {
-                        self.links.tally(&self.devices(), phase);
-                        self.losses.recoveries += 1;
-                        self.losses.time += Instant::now() - since;
-                    }
-                    return Ok(done);
-                }
+                Ok(done) => break done,
                 Err(error) => {
+                    if since.is_none() {
+                        // What still runs now, nobody gets anything of.
+                        let busy = self.busy.iter_mut().zip(&self.meters);
+                        busy.for_each(|(busy, meter)| *busy += meter.so_far());
+                    }
                     since.get_or_insert_with(Instant::now);
-                    self.links.tally(&self.devices(), phase);
+                    self.tally();
+                    self.recovering = true;
                     self.recover(error)?;
                 }
             }
+        };
+        if let Some(since) = since {
+            self.tally();
+            for meter in &self.meters {
+                meter.lap();
+            }
+            self.recovering = false;
+            self.losses.recoveries += 1;
+            self.losses.time += Instant::now() - since;
         }
+        Ok(done)
     }
 
-    /// Waits for the server whose loss is behind an error, and opens its devices again. Nothing is loaded yet.
+    /// Counts what has gone over connections for what is going on.
+    fn tally(&mut self) {
+        let phase = if self.recovering { Phase::Recovery } else { self.phase };
+        self.links.tally(&self.devices(), phase);
+    }
+
+    /// Waits until what is behind an error may be there again, and opens the devices of a lost server. Nothing is loaded yet.
     fn recover(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
         // Its queues are dropped: the devices that live let go of what they were doing, and keep what is loaded.
         self.retire();
-        let Some(lost) = culprit(&error, &self.devices()) else { return Err(error) };
+        let Some(lost) = culprit(&error, &self.devices(), self.waits.as_ref()) else { return Err(error) };
         let Some(waits) = &mut self.waits else {
             let said = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
             return Err(if said { error } else { error.context(lost) });
         };
+        let (limit, start) = (waits.limit(), Instant::now());
+        if !matches!(lost, Lost::Server { .. }) {
+            eprintln!("generate: {lost}; trying again for up to {limit:?}");
+            // The server is there, and so is what it has of ours.
+            return Ok(waits.reach(&lost, |_| Ok(()))?);
+        }
         self.losses.servers += 1;
-        eprintln!("generate: {lost}; trying for up to {:?} to reach it again", waits.limit());
-        let start = Instant::now();
-        let is_lost = |meter: &Metered| endpoint(meter) == Some(&lost.endpoint);
+        eprintln!("generate: {lost}; trying for up to {limit:?} to reach it again");
+        let is_lost = |meter: &Metered| endpoint(meter) == Some(lost.endpoint());
         let numbers: Vec<usize> = (0..self.meters.len()).filter(|&i| is_lost(&self.meters[i])).collect();
         let names = numbers.iter().map(|&i| self.meters[i].info().name.clone()).collect::<Vec<_>>().join(",");
         numbers.iter().for_each(|&i| load::unload(&mut self.model, i));
         let devices = waits.reach(&lost, |left| self.opener.reopen(&names, left))?;
-        eprintln!("generate: {} is back after {:.1} s", lost.endpoint, start.elapsed().as_secs_f64());
-        self.links.reconnected(&lost.endpoint);
+        eprintln!("generate: {} is back after {:.1} s", lost.endpoint(), start.elapsed().as_secs_f64());
+        self.links.reconnected(lost.endpoint());
         for (number, device) in numbers.into_iter().zip(devices) {
             self.meters[number] = Metered::new(device);
         }
@@ -270,7 +294,7 @@ impl<'a> Session<'a> {
 
     /// From now on this is what connections are used for.
     pub fn begin(&mut self, phase: Phase) {
-        self.links.tally(&self.devices(), self.phase);
+        self.tally();
         self.phase = phase;
     }
 
@@ -281,9 +305,10 @@ impl<'a> Session<'a> {
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
     }
 
-    /// By device: how long it has computed since this was last asked, where that is known.
-    pub fn lap(&self) -> Vec<Option<Duration>> {
-        self.meters.iter().map(|meter| meter.lap()).collect()
+    /// By device: how long it has computed since this was last asked, but for what lost servers cost, where that is known.
+    pub fn lap(&mut self) -> Vec<Option<Duration>> {
+        let busy = self.busy.iter_mut().map(std::mem::take);
+        self.meters.iter().zip(busy).map(|(meter, busy)| Some(meter.lap()? + busy)).collect()
     }
 
     /// What the devices did all in all. Times are for who took them to say.
@@ -291,7 +316,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// For a cache that cannot be.
     pub fn report(&mut self) -> anyhow::Result<Report> {
-        self.links.tally(&self.devices(), self.phase);
+        self.tally();
         let compute = self.engine.as_ref().map_or_else(Vec::new, Engine::compute_bytes);
         let depth = self.depth;
         self.retire();
