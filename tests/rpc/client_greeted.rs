@@ -3,8 +3,9 @@
 
 use crate::client::{Rig, account, deadline, options};
 use crate::greeted_support::Held;
+use crate::island::Island;
 use crate::relay::Relay;
-use crate::support::{TestServer, eventually, noise};
+use crate::support::{MEMORY, TestServer, eventually, noise};
 use fanout::device::{Device, DeviceError, Known, Program, Source, Support};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
@@ -229,6 +230,18 @@ fn support_is_asked_once_for_each_kind_of_node() {
         Support::No(no) => assert!(no.reason.contains(&relay.addr.to_string()), "{no}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// A GPU that would have weights brought over its bus for every large batch.
+#[test]
+fn no_weights_are_worth_bringing_over_a_network() {
+    let device = Island::new("X0", MEMORY).wants(&[OpCode::Add]).shared();
+    let server = TestServer::of(vec![device], Config::default());
+    let (_, endpoint) = relayed(&server);
+    let graph = doubling(4);
+    let view = graph.view(&graph.nodes()[0]).unwrap();
+    assert_eq!(server.devices[0].support(view), Support::Offload);
+    assert_eq!(endpoint.devices()[0].support(view), Support::Yes);
 }
 
 #[test]
