@@ -185,6 +185,35 @@ fn a_queue_fails_alone_and_says_why() {
 }
 
 #[test]
+fn graphs_are_cut_where_the_server_wants_it() {
+    let limits = fanout::rpc::wire::Limits { max_body: 64 << 10, ..Config::default().limits };
+    let server = TestServer::start(Config { limits, ..Config::default() });
+    let (relay, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut b = Builder::new();
+    let [x, one] = [0; 2].map(|_| b.leaf(DType::F32, [16, 1, 1, 1]).unwrap());
+    let desc = b.tensor(x).unwrap().desc;
+    // Half of them write a tensor of their own, half of them one and the same.
+    let shared = b.view(x, desc, 0).unwrap();
+    for i in 0..600 {
+        let onto = if i % 2 == 0 { b.view(x, desc, 0).unwrap() } else { shared };
+        b.node_onto(Binary::Add, &[Some(x), Some(one)], onto).unwrap();
+    }
+    let graph = Arc::new(b.build().unwrap());
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let mut rig = Rig::new(device, graph.slots()[0] as u64);
+    let start: Vec<u8> = 1f32.to_le_bytes().repeat(rig.buffer.bytes() as usize / 4);
+    for _ in 0..2 {
+        rig.upload(&start);
+        rig.queue.run(&program, &Arc::from([rig.buffer.whole()])).unwrap();
+        let at = graph.tensor(x).unwrap().place.unwrap().offset;
+        assert_eq!(rig.bytes()[at..][..4], 601f32.to_le_bytes());
+    }
+    // 600 nodes and as many records take about 180 KiB.
+    assert_eq!((relay.count(ExtCommand::KeepGraph), relay.count(ExtCommand::RunGraph)), (3, 6));
+}
+
+#[test]
 fn a_queue_that_is_dropped_leaves_nobody_waiting() {
     let ([first, _], server) = held();
     let (relay, endpoint) = relayed(&server);
