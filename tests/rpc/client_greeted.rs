@@ -185,6 +185,25 @@ fn a_queue_fails_alone_and_says_why() {
 }
 
 #[test]
+fn a_connection_has_as_many_queues_as_its_server_keeps() {
+    let server = TestServer::start(Config::default());
+    let (_, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut rig = Rig::new(device, 64);
+    let mut more: Vec<_> = (1..256).map(|_| device.queue(&account()).unwrap()).collect();
+    let error = device.queue(&account()).map(drop).unwrap_err();
+    assert!(matches!(&error, DeviceError::Lacks { device, .. } if device.ends_with("/CPU0")), "{error}");
+    // The others go on, and there is room where one ends.
+    rig.upload(&[1; 64]);
+    assert_eq!(rig.bytes(), [1; 64]);
+    more.truncate(100);
+    more.extend((100..255).map(|_| device.queue(&account()).unwrap()));
+    assert!(device.queue(&account()).is_err());
+    more.iter_mut().for_each(|queue| queue.fill(rig.buffer.whole(), 2).unwrap());
+    more.iter_mut().for_each(|queue| queue.mark().wait(deadline()).unwrap());
+}
+
+#[test]
 fn graphs_are_cut_where_the_server_wants_it() {
     let limits = fanout::rpc::wire::Limits { max_body: 64 << 10, ..Config::default().limits };
     let server = TestServer::start(Config { limits, ..Config::default() });

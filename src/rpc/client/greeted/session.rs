@@ -12,6 +12,9 @@ use crate::device::{DeviceError, Timeline};
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{Fault, GreetReply};
 
+/// Queues that a server keeps for one connection.
+const QUEUES: usize = 256;
+
 /// The books of a connection to a server that has greeted.
 #[derive(Debug)]
 pub(in super::super) struct Session {
@@ -30,6 +33,13 @@ struct Books {
     reads: HashMap<u64, Read>,
     /// The last read's number.
     read: u64,
+}
+
+impl Books {
+    /// Queues that the server was told of, or is about to be, and not of their end.
+    fn open(&self) -> usize {
+        self.queues.values().filter(|track| !track.is_closed()).count()
+    }
 }
 
 /// A read whose bytes have yet to come.
@@ -53,9 +63,13 @@ impl Session {
         &self.server
     }
 
-    /// A number and books for a queue of a device.
+    /// A number and books for a queue of a device, in a turn: the ends that were said before count.
     pub(super) fn open(&self, shared: &Arc<Shared>, device: &str) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
         let mut books = lock(&self.books);
+        if books.open() >= QUEUES {
+            let lacks = "has as many queues open as its server keeps for one connection: drop one";
+            return Err(DeviceError::Lacks { device: device.to_owned(), lacks });
+        }
         let used_up = || DeviceError::Bug("the numbers of a connection's queues are used up".to_owned());
         let queue = books.opened.checked_add(1).ok_or_else(used_up)?;
         let (track, timeline) = Track::new(shared, queue, device);

@@ -84,10 +84,11 @@ pub(super) fn open(
     device: u32,
     name: &str,
 ) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
-    let (track, timeline) = connection.session()?.open(connection, name)?;
-    let queue = track.queue;
-    connection.turn(|turn| turn.say(&ExtRequest::OpenQueue(OpenQueue { queue, device })))?;
-    Ok((track, timeline))
+    connection.turn(|turn| {
+        let (track, timeline) = turn.shared.session()?.open(connection, name)?;
+        turn.say(&ExtRequest::OpenQueue(OpenQueue { queue: track.queue, device }))?;
+        Ok((track, timeline))
+    })
 }
 
 /// Ends a queue, of which marks up to `made` were made. Waits for nobody.
