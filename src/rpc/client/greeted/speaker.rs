@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::connection::{Connection, JOINED, To, Turn};
 use super::super::device::{Memory, Remote, memory, whole};
 use super::super::graph::Body;
+use super::super::plain::GATHERED;
 use super::super::queue::{Awaited, Command, Recall, SMALL, Speaker};
 use super::track::Track;
 use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
@@ -16,7 +17,7 @@ use crate::rpc::wire::ext::{
 };
 use crate::tensor::TensorDesc;
 
-/// Bytes of a tensor's upload that are asked of a writer at a time.
+/// Bytes that are asked of a writer at a time where a tensor is too large to be gathered from it.
 const STREAMED: u64 = 4 << 20;
 
 impl Turn<'_> {
@@ -37,24 +38,27 @@ impl Turn<'_> {
         self.put(|out| ExtRequest::WriteHead(WriteHead { queue, span, shape }).encode(out));
     }
 
-    /// Sends `len` bytes that `fill` writes, piece after piece. Where it fails the rest is zeros: what was begun must be ended.
+    /// Sends `bytes`, and then what `fill` writes over them, piece after piece, until `len` bytes have left. Where it fails the
+    /// rest is zeros: what was begun must be ended.
     fn stream_from(
         &mut self,
         mut len: u64,
+        mut bytes: Vec<u8>,
         fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
     ) -> Result<io::Result<()>, DeviceError> {
         let mut filled = Ok(());
-        let mut bytes = vec![0; len.min(STREAMED) as usize];
-        while len > 0 {
-            let piece = &mut bytes[..len.min(STREAMED) as usize];
-            match &filled {
-                Ok(()) => filled = fill(piece),
-                Err(_) => piece.fill(0),
+        loop {
+            self.stream(ExtCommand::Write.name(), &bytes)?;
+            len -= bytes.len() as u64;
+            if len == 0 {
+                return Ok(filled);
             }
-            self.stream(ExtCommand::Write.name(), piece)?;
-            len -= piece.len() as u64;
+            bytes.truncate(len.min(STREAMED) as usize);
+            match &filled {
+                Ok(()) => filled = fill(&mut bytes),
+                Err(_) => bytes.fill(0),
+            }
         }
-        Ok(filled)
     }
 
     fn write(&mut self, queue: u32, span: Span, shape: Option<Shape>, data: &[u8]) -> Result<(), DeviceError> {
@@ -184,9 +188,13 @@ impl Speaker for Greeted {
         let wrong = |e: io::Error| DeviceError::Source(e.to_string());
         if let Some(tensor) = tensor.filter(|tensor| whole(tensor, dst) && dst.bytes() > SMALL) {
             let span = span(memory, dst.offset(), dst.bytes());
+            // While it is filled, others speak.
+            let first = if span.len <= GATHERED { span.len } else { STREAMED };
+            let mut bytes = vec![0; first as usize];
+            fill(&mut bytes).map_err(wrong)?;
             return self.turn(|turn, queue| {
                 turn.head(queue, span, Some(shape(tensor)));
-                turn.stream_from(span.len, fill).map(|filled| filled.map_err(wrong))
+                turn.stream_from(span.len, bytes, fill).map(|filled| filled.map_err(wrong))
             })?;
         }
         let mut bytes = vec![0; dst.bytes().min(PIECE) as usize];
