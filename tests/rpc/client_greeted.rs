@@ -6,7 +6,7 @@ use crate::greeted_support::Held;
 use crate::island::Island;
 use crate::relay::Relay;
 use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, noise};
-use fanout::device::{Device, DeviceError, Known, Program, Source, Support};
+use fanout::device::{Device, DeviceError, Known, Program, Queue, Region, Source, Support};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -150,22 +150,28 @@ fn queues_wait_for_each_other_on_the_server_alone() {
     assert_eq!(b.bytes(), [1; 64]);
 }
 
-#[test]
-fn a_queue_fails_alone_and_says_why() {
-    let server = TestServer::start(Config::default());
-    let (_, endpoint) = relayed(&server);
-    let device = &endpoint.devices()[0];
+/// What fails when a queue of a device runs it.
+pub(crate) fn row_out_of_range(device: &Arc<dyn Device>, queue: &mut dyn Queue) -> (Program, Arc<[Region]>) {
     let mut b = Builder::new();
     let (rows, ids) = (b.leaf(DType::F32, [4, 3, 1, 1]).unwrap(), b.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
     b.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
     let graph = Arc::new(b.build().unwrap());
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let mut bad = device.queue(&account()).unwrap();
     let bindings: Arc<[_]> =
         graph.slots().iter().map(|&bytes| device.alloc(bytes as u64, &account()).unwrap().whole()).collect();
     for region in bindings.iter() {
-        bad.fill(region.clone(), 7).unwrap(); // a row far out of range
+        queue.fill(region.clone(), 7).unwrap();
     }
+    (program, bindings)
+}
+
+#[test]
+fn a_queue_fails_alone_and_says_why() {
+    let server = TestServer::start(Config::default());
+    let (_, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut bad = device.queue(&account()).unwrap();
+    let (program, bindings) = row_out_of_range(device, &mut *bad);
     let before = bad.mark();
     before.wait(deadline()).unwrap();
     // Whoever submits may hear of it already.
@@ -182,6 +188,25 @@ fn a_queue_fails_alone_and_says_why() {
     let mut good = Rig::new(device, 100);
     good.upload(&noise(1, 100));
     assert_eq!(good.bytes(), noise(1, 100));
+}
+
+#[test]
+fn a_queue_does_not_fail_with_one_that_it_has_waited_for() {
+    let ([first, second], server) = held();
+    let (_, endpoint) = relayed(&server);
+    first.open();
+    let mut bad = endpoint.devices()[0].queue(&account()).unwrap();
+    let (program, bindings) = row_out_of_range(&endpoint.devices()[0], &mut *bad);
+    let before = bad.mark();
+    // The other one gets to its work when all that it waits for has long been done, which nobody has asked for.
+    let mut good = Rig::new(&endpoint.devices()[1], 64);
+    good.queue.wait(&before).unwrap();
+    good.upload(&[3; 64]);
+    let read = good.queue.download(good.buffer.whole()).unwrap();
+    let _ = bad.run(&program, &bindings);
+    assert!(matches!(bad.mark().wait(deadline()), Err(DeviceError::Data { op: OpCode::GetRows, .. })));
+    second.open();
+    assert_eq!(read.wait(deadline()).unwrap(), [3; 64]);
 }
 
 #[test]

@@ -19,6 +19,8 @@ mod hear;
 mod peers;
 mod session;
 mod speaker;
+#[cfg(test)]
+mod tests;
 mod track;
 
 pub(super) use device::enumerate;

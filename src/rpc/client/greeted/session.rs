@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::super::connection::{Shared, lock};
 use super::super::queue::Awaited;
 use super::peers::Peers;
-use super::track::Track;
+use super::track::{Track, Whom};
 use crate::device::{DeviceError, Timeline};
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{Fault, GreetReply};
@@ -90,7 +90,7 @@ impl Session {
     pub(super) fn ended(&self, queue: u32) {
         let track = lock(&self.books).queues.remove(&queue);
         if let Some(track) = track {
-            self.end(&track, &DeviceError::Ended);
+            self.end(&track, &DeviceError::Ended, Whom::All);
         }
     }
 
@@ -98,14 +98,14 @@ impl Session {
     pub(super) fn ended_at(&self, track: &Track, made: u64) {
         lock(&self.books).queues.remove(&track.queue);
         if !track.has_placed(made) {
-            track.fail(&DeviceError::Ended);
+            track.fail(&DeviceError::Ended, Whom::All);
         }
     }
 
     /// A queue fails, and whoever waits for bytes of it is told.
-    pub(super) fn end(&self, track: &Track, error: &DeviceError) {
+    pub(super) fn end(&self, track: &Track, error: &DeviceError, whom: Whom) {
         // First: a read that is gone and has not failed has come.
-        track.fail(error);
+        track.fail(error, whom);
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(error.clone())));
@@ -193,7 +193,7 @@ impl Session {
     pub(super) fn failed(&self, queue: u32, fault: Fault) -> Result<(), String> {
         if let Some(track) = self.track(queue)? {
             let error = fault::error(fault, track.device());
-            self.end(&track, &error);
+            self.end(&track, &error, Whom::Elsewhere);
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Session {
     /// The connection is lost.
     pub(in super::super) fn fail(&self, failure: &DeviceError) {
         let queues = std::mem::take(&mut lock(&self.books).queues);
-        queues.into_values().for_each(|track| track.fail(failure));
+        queues.into_values().for_each(|track| track.fail(failure, Whom::All));
         let reads = std::mem::take(&mut lock(&self.books).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(failure.clone())));
         self.peers.wake();

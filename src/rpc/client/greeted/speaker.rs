@@ -8,7 +8,7 @@ use super::super::device::{Memory, Remote, memory, whole};
 use super::super::graph::Body;
 use super::super::plain::GATHERED;
 use super::super::queue::{Awaited, Command, Recall, SMALL, Speaker};
-use super::track::Track;
+use super::track::{Track, Whom};
 use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
@@ -237,25 +237,38 @@ impl Speaker for Greeted {
             }
             // After the books have them: whoever fails the connection either sees the reads, or has failed it before this.
             turn.shared.unbroken().inspect_err(|failure| session.fail(failure))?;
+            // And whoever fails the queue: the server answers no READ that comes after that.
+            track.failure().map_or(Ok(()), Err)?;
             turn.leave(ExtCommand::Read.name())
         });
         self.read = last;
-        sent.inspect_err(|e| reads.into_iter().flatten().for_each(|(_, to)| to.send(Err(e.clone()))))
+        sent.inspect_err(|e| {
+            reads.into_iter().flatten().for_each(|(_, to)| to.send(Err(e.clone())));
+            if let Some(session) = &self.remote.connection.session {
+                session.end(&self.track, e, Whom::All);
+            }
+        })
     }
 
     fn recall(&mut self, recall: Recall) -> Result<(), DeviceError> {
         let Recall { dst, tensor, digest, name, to } = recall;
         let span = span(memory(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| whole(tensor, &dst)).map(|tensor| shape(&tensor));
-        let told = move |reply: Result<Vec<u8>, DeviceError>| {
-            let wrong = reply.as_ref().map_or(Ok(()), |reply| found(reply)).map_err(|e| e.to_string());
-            to.send(reply);
-            wrong
-        };
-        self.turn(|turn, queue| {
+        let mut to = Some(to);
+        let sent = self.turn(|turn, queue| {
+            let to = to.take();
+            let told = move |reply: Result<Vec<u8>, DeviceError>| {
+                let wrong = reply.as_ref().map_or(Ok(()), |reply| found(reply)).map_err(|e| e.to_string());
+                if let Some(to) = to {
+                    to.send(reply);
+                }
+                wrong
+            };
             let load = ExtRequest::Load(Load { queue, span, shape, digest, name: &name });
             turn.ask(ExtCommand::Load.name(), 1..=1, To::Told(Box::new(told)), |out| load.encode(out))
-        })
+        });
+        // A connection that is lost says nothing.
+        sent.inspect_err(|e| to.into_iter().for_each(|to| to.send(Err(e.clone()))))
     }
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
