@@ -3,7 +3,7 @@
 //! ```text
 //! device ──► support (asked once) ─┐
 //! speaker (one queue's words) ─────┼─► connection ══► server
-//! peers (copies between servers) ──┘   ▲ graphs: which of them the server keeps
+//! peers (copies between servers) ──┘   ▲ graphs: which of them the server keeps; tickets: which of them are used
 //! track (one queue's marks) ◄── session (queues, reads) ◄── hear (notices) ◄══ server
 //! ```
 //!
@@ -21,6 +21,7 @@ mod session;
 mod speaker;
 #[cfg(test)]
 mod tests;
+mod tickets;
 mod track;
 
 pub(super) use device::enumerate;

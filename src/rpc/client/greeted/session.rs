@@ -36,6 +36,12 @@ struct Books {
 }
 
 impl Books {
+    fn read(&mut self, read: Read) -> u64 {
+        self.read += 1;
+        self.reads.insert(self.read, read);
+        self.read
+    }
+
     /// Queues that the server was told of, or is about to be, and not of their end.
     fn open(&self) -> usize {
         self.queues.values().filter(|track| !track.is_closed()).count()
@@ -51,6 +57,8 @@ struct Read {
     since: Instant,
     /// Lengths of its spans, and who gets the bytes of each.
     parts: Vec<(u64, Awaited)>,
+    /// Tickets that the queue has received for: they are used when this is answered.
+    tickets: usize,
 }
 
 impl Session {
@@ -109,6 +117,7 @@ impl Session {
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(error.clone())));
+        self.peers.tickets.wake();
     }
 
     /// Whether bytes of a queue have yet to come.
@@ -118,11 +127,15 @@ impl Session {
 
     /// A number for a read that is about to leave.
     pub(super) fn read(&self, queue: u32, proves: u64, parts: Vec<(u64, Awaited)>) -> u64 {
+        lock(&self.books).read(Read { queue, proves, since: Instant::now(), parts, tickets: 0 })
+    }
+
+    /// As [`Session::read`], of nothing: the answer tells that tickets are used. `None` where the queue may not be named.
+    pub(super) fn read_nothing(&self, queue: u32, tickets: usize) -> Option<u64> {
         let mut books = lock(&self.books);
-        books.read += 1;
-        let id = books.read;
-        books.reads.insert(id, Read { queue, proves, since: Instant::now(), parts });
-        id
+        let track = books.queues.get(&queue).filter(|track| !track.is_closed() && track.failure().is_none())?;
+        let proves = track.read(false);
+        Some(books.read(Read { queue, proves, since: Instant::now(), parts: Vec::new(), tickets }))
     }
 
     /// Mark `seq` follows a read at once, whose bytes prove it too. Whether they have yet to come.
@@ -152,6 +165,7 @@ impl Session {
         let Some(read) = books.reads.remove(&id) else { return };
         drop(books);
         self.proved(read.queue, read.proves);
+        self.peers.tickets.used(read.queue, read.tickets);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.send(Ok(bytes)));
     }
 
@@ -212,7 +226,7 @@ impl Session {
         queues.into_values().for_each(|track| track.fail(failure, Whom::All));
         let reads = std::mem::take(&mut lock(&self.books).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(failure.clone())));
-        self.peers.wake();
+        self.peers.tickets.wake();
     }
 }
 

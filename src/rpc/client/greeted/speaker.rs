@@ -8,6 +8,7 @@ use super::super::device::{Memory, Remote, memory, whole};
 use super::super::graph::Body;
 use super::super::plain::GATHERED;
 use super::super::queue::{Awaited, Command, Recall, SMALL, Speaker};
+use super::peers::Sources;
 use super::track::{Track, Whom};
 use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::WireError;
@@ -19,6 +20,9 @@ use crate::tensor::TensorDesc;
 
 /// Bytes that are asked of a writer at a time where a tensor is too large to be gathered from it.
 const STREAMED: u64 = 4 << 20;
+
+/// Bytes of a LOAD besides the name.
+const LOAD: u64 = 4 + 24 + 20 + 32 + 4;
 
 impl Turn<'_> {
     /// Says something that can wait for what leaves next.
@@ -80,6 +84,7 @@ pub(super) struct Greeted {
     marked: bool,
     /// The last read, if nothing was said since.
     read: Option<u64>,
+    sources: Sources,
 }
 
 /// A queue's number and its books; the server is told with whatever leaves next.
@@ -109,10 +114,12 @@ pub(super) fn close(connection: &Arc<Connection>, track: &Arc<Track>, made: u64)
         let request = ExtRequest::CloseQueue(CloseQueue { queue });
         if last.is_none() && !session.reads(queue) {
             turn.say_now(&request)?;
+            session.peers.tickets.forget(queue);
             session.ended_at(&track, made);
             return Ok(());
         }
         turn.put(|out| request.encode(out));
+        session.peers.tickets.forget(queue);
         let ended = move |_| {
             if let Some(session) = &kept.session {
                 session.ended(queue);
@@ -127,7 +134,7 @@ pub(super) fn close(connection: &Arc<Connection>, track: &Arc<Track>, made: u64)
 impl Greeted {
     pub(super) fn new(remote: Arc<Remote>) -> Result<Greeted, DeviceError> {
         let (track, timeline) = open(&remote.connection, remote.index, &remote.info.name)?;
-        Ok(Greeted { remote, track, timeline, marked: false, read: None })
+        Ok(Greeted { remote, track, timeline, marked: false, read: None, sources: Sources::default() })
     }
 
     /// The track of a point of this connection.
@@ -254,6 +261,9 @@ impl Speaker for Greeted {
         let Recall { dst, tensor, digest, name, to } = recall;
         let span = span(memory(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| whole(tensor, &dst)).map(|tensor| shape(&tensor));
+        // The name is a hint: it can be left out where the server takes no message that long.
+        let most = self.remote.connection.session()?.server.max_message;
+        let name = if name.len() as u64 + LOAD <= most { &*name } else { "" };
         let mut to = Some(to);
         let sent = self.turn(|turn, queue| {
             let to = to.take();
@@ -264,7 +274,7 @@ impl Speaker for Greeted {
                 }
                 wrong
             };
-            let load = ExtRequest::Load(Load { queue, span, shape, digest, name: &name });
+            let load = ExtRequest::Load(Load { queue, span, shape, digest, name });
             turn.ask(ExtCommand::Load.name(), 1..=1, To::Told(Box::new(told)), |out| load.encode(out))
         });
         // A connection that is lost says nothing.
@@ -283,7 +293,7 @@ impl Speaker for Greeted {
 
     fn fetch(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
         (self.marked, self.read) = (false, None);
-        self.remote.connection.fetch(&self.track, src, dst, after)
+        self.remote.connection.fetch((&self.track, &mut self.sources), src, dst, after)
     }
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
@@ -342,6 +352,7 @@ impl Speaker for Greeted {
 
     fn end(&mut self, made: u64) {
         close(&self.remote.connection, &self.track, made);
+        self.sources.close();
     }
 }
 
