@@ -290,6 +290,7 @@ pub enum Source<'a> {
     Borrowed(&'a [u8]),
     /// Called before the call returns: for a small destination once, otherwise piece by piece to fill it in place when
     /// the queue has finished all earlier work. An error does not stick to the queue and leaves any bytes in the region.
+    /// It must not use a device or wait for one: all queues of a server may be waiting for it.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>),
 }
 

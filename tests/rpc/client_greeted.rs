@@ -3,9 +3,10 @@
 
 use crate::client::{Rig, account, deadline, options};
 use crate::greeted_support::Held;
+use crate::island::Island;
 use crate::relay::Relay;
-use crate::support::{TestServer, eventually, noise};
-use fanout::device::{Device, DeviceError, Known, Program, Source, Support};
+use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, noise};
+use fanout::device::{Device, DeviceError, Known, Program, Queue, Region, Source, Support};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -149,22 +150,28 @@ fn queues_wait_for_each_other_on_the_server_alone() {
     assert_eq!(b.bytes(), [1; 64]);
 }
 
-#[test]
-fn a_queue_fails_alone_and_says_why() {
-    let server = TestServer::start(Config::default());
-    let (_, endpoint) = relayed(&server);
-    let device = &endpoint.devices()[0];
+/// What fails when a queue of a device runs it.
+pub(crate) fn row_out_of_range(device: &Arc<dyn Device>, queue: &mut dyn Queue) -> (Program, Arc<[Region]>) {
     let mut b = Builder::new();
     let (rows, ids) = (b.leaf(DType::F32, [4, 3, 1, 1]).unwrap(), b.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
     b.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
     let graph = Arc::new(b.build().unwrap());
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let mut bad = device.queue(&account()).unwrap();
     let bindings: Arc<[_]> =
         graph.slots().iter().map(|&bytes| device.alloc(bytes as u64, &account()).unwrap().whole()).collect();
     for region in bindings.iter() {
-        bad.fill(region.clone(), 7).unwrap(); // a row far out of range
+        queue.fill(region.clone(), 7).unwrap();
     }
+    (program, bindings)
+}
+
+#[test]
+fn a_queue_fails_alone_and_says_why() {
+    let server = TestServer::start(Config::default());
+    let (_, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut bad = device.queue(&account()).unwrap();
+    let (program, bindings) = row_out_of_range(device, &mut *bad);
     let before = bad.mark();
     before.wait(deadline()).unwrap();
     // Whoever submits may hear of it already.
@@ -181,6 +188,100 @@ fn a_queue_fails_alone_and_says_why() {
     let mut good = Rig::new(device, 100);
     good.upload(&noise(1, 100));
     assert_eq!(good.bytes(), noise(1, 100));
+}
+
+#[test]
+fn a_queue_does_not_fail_with_one_that_it_has_waited_for() {
+    let ([first, second], server) = held();
+    let (_, endpoint) = relayed(&server);
+    first.open();
+    let mut bad = endpoint.devices()[0].queue(&account()).unwrap();
+    let (program, bindings) = row_out_of_range(&endpoint.devices()[0], &mut *bad);
+    let before = bad.mark();
+    // The other one gets to its work when all that it waits for has long been done, which nobody has asked for.
+    let mut good = Rig::new(&endpoint.devices()[1], 64);
+    good.queue.wait(&before).unwrap();
+    good.upload(&[3; 64]);
+    let read = good.queue.download(good.buffer.whole()).unwrap();
+    let _ = bad.run(&program, &bindings);
+    assert!(matches!(bad.mark().wait(deadline()), Err(DeviceError::Data { op: OpCode::GetRows, .. })));
+    second.open();
+    assert_eq!(read.wait(deadline()).unwrap(), [3; 64]);
+}
+
+#[test]
+fn a_connection_has_as_many_queues_as_its_server_keeps() {
+    let server = TestServer::start(Config::default());
+    let (_, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut rig = Rig::new(device, 64);
+    let mut more: Vec<_> = (1..256).map(|_| device.queue(&account()).unwrap()).collect();
+    let error = device.queue(&account()).map(drop).unwrap_err();
+    assert!(matches!(&error, DeviceError::Lacks { device, .. } if device.ends_with("/CPU0")), "{error}");
+    // The others go on, and there is room where one ends.
+    rig.upload(&[1; 64]);
+    assert_eq!(rig.bytes(), [1; 64]);
+    more.truncate(100);
+    more.extend((100..255).map(|_| device.queue(&account()).unwrap()));
+    assert!(device.queue(&account()).is_err());
+    more.iter_mut().for_each(|queue| queue.fill(rig.buffer.whole(), 2).unwrap());
+    more.iter_mut().for_each(|queue| queue.mark().wait(deadline()).unwrap());
+}
+
+#[test]
+fn the_source_of_an_upload_keeps_nobody_waiting() {
+    let server = TestServer::start(Config::default());
+    let (_, endpoint) = relayed(&server);
+    const SIZE: usize = 5 << 20;
+    let [mut rig, mut other] = [0; 2].map(|_| Rig::new(&endpoint.devices()[0], SIZE as u64));
+    let desc = TensorDesc::contiguous(DType::I8, [SIZE, 1, 1, 1]).unwrap();
+    let (go, asked) = std::sync::mpsc::channel();
+    let (told, has) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            other.upload(&vec![4; SIZE]);
+            for () in asked {
+                told.send(other.bytes()).unwrap();
+            }
+        });
+        let mut fill = |to: &mut [u8]| {
+            go.send(()).map_err(std::io::Error::other)?;
+            to.copy_from_slice(&has.recv_timeout(WATCHDOG).map_err(std::io::Error::other)?[..to.len()]);
+            Ok(())
+        };
+        rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fill)).unwrap();
+        assert!(rig.bytes().iter().all(|&b| b == 4));
+        drop(go);
+    });
+}
+
+#[test]
+fn graphs_are_cut_where_the_server_wants_it() {
+    let limits = fanout::rpc::wire::Limits { max_body: 64 << 10, ..Config::default().limits };
+    let server = TestServer::start(Config { limits, ..Config::default() });
+    let (relay, endpoint) = relayed(&server);
+    let device = &endpoint.devices()[0];
+    let mut b = Builder::new();
+    let [x, one] = [0; 2].map(|_| b.leaf(DType::F32, [16, 1, 1, 1]).unwrap());
+    let desc = b.tensor(x).unwrap().desc;
+    // Half of them write a tensor of their own, half of them one and the same.
+    let shared = b.view(x, desc, 0).unwrap();
+    for i in 0..600 {
+        let onto = if i % 2 == 0 { b.view(x, desc, 0).unwrap() } else { shared };
+        b.node_onto(Binary::Add, &[Some(x), Some(one)], onto).unwrap();
+    }
+    let graph = Arc::new(b.build().unwrap());
+    let program = device.prepare(Arc::clone(&graph)).unwrap();
+    let mut rig = Rig::new(device, graph.slots()[0] as u64);
+    let start: Vec<u8> = 1f32.to_le_bytes().repeat(rig.buffer.bytes() as usize / 4);
+    for _ in 0..2 {
+        rig.upload(&start);
+        rig.queue.run(&program, &Arc::from([rig.buffer.whole()])).unwrap();
+        let at = graph.tensor(x).unwrap().place.unwrap().offset;
+        assert_eq!(rig.bytes()[at..][..4], 601f32.to_le_bytes());
+    }
+    // 600 nodes and as many records take about 180 KiB.
+    assert_eq!((relay.count(ExtCommand::KeepGraph), relay.count(ExtCommand::RunGraph)), (3, 6));
 }
 
 #[test]
@@ -231,6 +332,18 @@ fn support_is_asked_once_for_each_kind_of_node() {
     }
 }
 
+/// A GPU that would have weights brought over its bus for every large batch.
+#[test]
+fn no_weights_are_worth_bringing_over_a_network() {
+    let device = Island::new("X0", MEMORY).wants(&[OpCode::Add]).shared();
+    let server = TestServer::of(vec![device], Config::default());
+    let (_, endpoint) = relayed(&server);
+    let graph = doubling(4);
+    let view = graph.view(&graph.nodes()[0]).unwrap();
+    assert_eq!(server.devices[0].support(view), Support::Offload);
+    assert_eq!(endpoint.devices()[0].support(view), Support::Yes);
+}
+
 #[test]
 fn large_reads_and_streams_are_cut_where_the_server_wants_it() {
     let limits = Config::default().limits;
@@ -258,7 +371,7 @@ fn large_reads_and_streams_are_cut_where_the_server_wants_it() {
     };
     rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fill)).unwrap();
     assert!(rig.bytes().iter().all(|&b| b == 5));
-    assert_eq!(relay.count(ExtCommand::Write) - writes, 2);
+    assert_eq!(relay.count(ExtCommand::Write) - writes, 1);
 }
 
 #[test]

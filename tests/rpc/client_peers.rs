@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use crate::client::{Rig, account, deadline, options};
+use crate::client_greeted::row_out_of_range;
 use crate::greeted_support::Held;
 use crate::peers::dialling;
 use crate::relay::Relay;
@@ -103,4 +104,96 @@ fn a_source_that_is_lost_fails_those_that_wait_for_its_bytes() {
     // The destination's other queues go on.
     b.queue = b.device.queue(&account()).unwrap();
     assert_eq!(b.bytes(), [0; 100]);
+}
+
+#[test]
+fn a_long_copy_waits_until_tickets_are_used() {
+    let held = Held::new("CPU0");
+    // Bytes on their way are charged to the sessions.
+    let roomy = |config: Config| Config { max_memory: Some(1 << 30), ..config };
+    let source = TestServer::of(vec![held.clone()], roomy(dialling(&["127.0.0.0/8"])));
+    let servers = [source, TestServer::start(roomy(Config::default()))];
+    let relay = Relay::start(servers[0].addr, false);
+    let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
+    let to = connect(&servers[1]);
+    const PART: u64 = 4 << 20;
+    let [mut a, mut b] = [&from, &to].map(|endpoint| Rig::new(&endpoint.devices()[0], 35 * PART));
+    for part in 0..35 {
+        a.queue.fill(a.buffer.region(part * PART, PART).unwrap(), part as u8 + 1).unwrap();
+    }
+    let after = a.queue.mark();
+    assert!(b.device.copies_from(a.device.info()));
+    // Together more pieces than a session may have tickets.
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap());
+    let copied = b.queue.mark();
+    eventually("all that there are tickets for is asked for", || relay.count(ExtCommand::Send) == 4);
+    assert_eq!(copied.poll(), Ok(false));
+    b.device.memory().unwrap();
+    held.open();
+    copied.wait(deadline()).unwrap();
+    assert_eq!(relay.count(ExtCommand::Send), 6);
+    for (part, bytes) in b.bytes().chunks(PART as usize).enumerate() {
+        assert!(bytes.iter().all(|&byte| byte == part as u8 + 1), "part {part}");
+    }
+}
+
+/// Two that receive from one device, and the source's server alone knows of both.
+#[test]
+fn a_destination_that_is_lost_fails_no_other_copy() {
+    let held = Held::new("CPU0");
+    let [source, mut lost] = pair(held.clone());
+    let good = TestServer::start(Config::default());
+    let relay = Relay::start(source.addr, false);
+    let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
+    let [mut to_lost, mut to_good] = [&lost, &good].map(|server| Rig::new(&connect(server).devices()[0], 1000));
+    let mut a = Rig::new(&from.devices()[0], 1000);
+    a.queue.fill(a.buffer.whole(), 7).unwrap();
+    let after = a.queue.mark();
+    let copied = [&mut to_lost, &mut to_good].map(|b| {
+        assert!(b.device.copies_from(a.device.info()));
+        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+        b.queue.mark()
+    });
+    eventually("both are sent", || relay.count(ExtCommand::Send) == 2);
+    lost.stop();
+    assert!(matches!(copied[0].wait(deadline()), Err(DeviceError::Lost { .. })));
+    held.open();
+    copied[1].wait(deadline()).unwrap();
+    assert_eq!(to_good.bytes(), [7; 1000]);
+}
+
+#[test]
+fn a_copy_neither_waits_nor_fails_for_another() {
+    let held = Held::new("CPU1");
+    let source = TestServer::of(vec![cpu(), held.clone()], dialling(&["127.0.0.0/8"]));
+    let servers = [source, TestServer::start(Config::default())];
+    let [from, to] = servers.each_ref().map(connect);
+    let [mut a, mut first, mut second] = [&from, &to, &to].map(|endpoint| Rig::new(&endpoint.devices()[0], 1000));
+    assert!(first.device.copies_from(a.device.info()));
+    a.upload(&noise(1, 1000));
+    a.queue.mark().wait(deadline()).unwrap();
+    // A queue that will fail when another one has come so far.
+    let mut fails = a.device.queue(&account()).unwrap();
+    let mut slow = Rig::new(&from.devices()[1], 1);
+    slow.queue.fill(slow.buffer.whole(), 0).unwrap();
+    fails.wait(&slow.queue.mark()).unwrap();
+    let (program, bindings) = row_out_of_range(&a.device, &mut *fails);
+    fails.run(&program, &bindings).unwrap();
+    let never = fails.mark();
+    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), Some(&never)).unwrap());
+    let mut copies = |what: &str| {
+        second.queue.fill(second.buffer.whole(), 0).unwrap();
+        assert!(second.queue.copy_from(a.buffer.whole(), second.buffer.whole(), None).unwrap());
+        assert!(second.bytes() == noise(1, 1000), "{what}");
+    };
+    copies("while the first one waits");
+    held.open();
+    let error = first.queue.mark().wait(deadline()).unwrap_err();
+    assert!(error.to_string().contains("GET_ROWS"), "{error}");
+    copies("when the first one has failed");
+    // Whoever receives has a queue of its own at the source, as long as it is there.
+    first.queue = first.device.queue(&account()).unwrap();
+    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), None).unwrap());
+    assert!(first.bytes() == noise(1, 1000));
 }

@@ -18,6 +18,9 @@ mod greeted_queues;
 mod greeted_refusals;
 mod greeted_support;
 mod hostile;
+#[path = "../common/island.rs"]
+#[allow(unreachable_pub, missing_docs, dead_code, clippy::unwrap_used)] // shared with other tests
+mod island;
 mod limits;
 mod models;
 mod older;

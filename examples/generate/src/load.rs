@@ -197,6 +197,12 @@ pub fn fill(
     let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
     let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
     for (_, Job { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number)) {
+        // A connection sends the file's pages as they are: nobody waits while they are copied first.
+        if device.link().is_some() && weight.bytes.len() as u64 == region.bytes() {
+            queue.upload(region.clone(), Some(desc), Source::Borrowed(weight.bytes))?;
+            bar.add(region.bytes());
+            continue;
+        }
         let mut rest = weight.bytes;
         // Straight from the file's pages to where they go.
         let mut write = |to: &mut [u8]| {

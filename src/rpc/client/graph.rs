@@ -1,6 +1,6 @@
 //! A graph as the body of a GRAPH_COMPUTE.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +8,24 @@ use std::sync::{Arc, Mutex};
 
 use super::connection::{Connection, lock};
 use super::device::{Remote, memory};
+use super::greeted::LEAST;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Node, Tensor, TensorId};
-use crate::ops::{NodeView, OpCode};
+use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::rpc::wire::{Dialect, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use crate::tensor::TensorDesc;
 
 /// Nodes of one message: so many, with all that they read, stay below what servers take in one.
 const NODES: usize = 8192;
+
+/// Bytes of a KEEP_GRAPH besides its nodes and tensors: its number, the device, and two counts.
+const HEAD: u64 = 8 + 4 + 4 + 4;
+
+/// Bytes of a node in the list of them.
+const NODE: usize = 8;
+
+// The smallest message that a server may limit its clients to holds a node with all that it reads.
+const _: () = assert!(HEAD + (NODE + (MAX_SRC + 1) * TENSOR_RECORD) as u64 <= LEAST);
 
 /// Bodies that a program keeps: one for each copy of its inputs that a scheduler alternates between.
 const BODIES: usize = 16;
@@ -58,7 +68,7 @@ pub(super) fn unsayable(node: &NodeView<'_>, dialect: &Dialect) -> Option<Unsupp
     if let Err(no) = dialect.says(node) {
         return Some(Unsupported { op: node.op.code(), reason: no.to_string() });
     }
-    let srcs = (0..crate::ops::MAX_SRC).filter_map(|i| node.srcs.get(i));
+    let srcs = (0..MAX_SRC).filter_map(|i| node.srcs.get(i));
     let large = srcs.chain([node.dst]).find(|desc| !fits(desc))?;
     let reason = format!("a tensor of shape {:?}: the RPC protocol has dimensions below 2^32", large.ne());
     Some(Unsupported { op: node.op.code(), reason })
@@ -73,8 +83,8 @@ impl Code {
                 return Err(no.into());
             }
         }
-        let count = graph.nodes().len();
-        let parts = (0..count).step_by(NODES).map(|from| from..(from + NODES).min(count)).collect();
+        let most = remote.connection.session.as_ref().map_or(u64::MAX, |session| session.server().max_message);
+        let parts = parts(graph, most);
         Ok(Code { connection: Arc::clone(&remote.connection), device: remote.index, parts, bodies: Mutex::default() })
     }
 
@@ -100,10 +110,42 @@ impl Code {
     }
 }
 
+/// The nodes of each message, which has at most so many bytes. A single node always fits.
+fn parts(graph: &Graph, most: u64) -> Vec<Range<usize>> {
+    let (mut parts, mut part) = (Vec::new(), 0..0);
+    let mut bytes = HEAD;
+    let (mut known, mut written) = (HashSet::new(), HashSet::new());
+    let mut cost = |node: &Node, first: bool| {
+        if first {
+            known.clear();
+            written.clear();
+        }
+        let fresh = tensors(node).filter(|id| known.insert(*id)).count();
+        // A tensor that is written again has another record.
+        let again = usize::from(!written.insert(node.dst));
+        (NODE + (fresh + again) * TENSOR_RECORD) as u64
+    };
+    for (at, node) in graph.nodes().iter().enumerate() {
+        bytes += cost(node, part.is_empty());
+        if !part.is_empty() && (part.len() == NODES || bytes > most) {
+            parts.push(std::mem::replace(&mut part, at..at));
+            bytes = HEAD + cost(node, true);
+        }
+        part.end = at + 1;
+    }
+    parts.extend(Some(part).filter(|part| !part.is_empty()));
+    parts
+}
+
+/// What a node reads, and what it writes.
+fn tensors(node: &Node) -> impl Iterator<Item = TensorId> {
+    node.srcs.into_iter().flatten().chain([node.dst])
+}
+
 fn body(graph: &Graph, nodes: Range<usize>, code: &Code, bindings: &[Region]) -> Result<Body, DeviceError> {
     let mut records = Records { graph, bindings, ids: HashMap::new(), order: Vec::new(), encoded: Vec::new() };
     let nodes = graph.nodes().get(nodes).unwrap_or_default();
-    for id in nodes.iter().flat_map(|node| node.srcs.into_iter().flatten().chain([node.dst])) {
+    for id in nodes.iter().flat_map(tensors) {
         records.note(id);
     }
     let mut computed = HashMap::with_capacity(nodes.len());

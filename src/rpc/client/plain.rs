@@ -20,7 +20,7 @@ use crate::tensor::TensorDesc;
 const PIECE: u64 = 4 << 20;
 
 /// Largest tensor whose bytes are gathered from a writer before they are sent, so that the server knows it as one.
-const GATHERED: u64 = 64 << 20;
+pub(super) const GATHERED: u64 = 64 << 20;
 
 /// Largest range that one tensor record describes here; dimensions are below 2^32.
 pub(super) const RANGE: u64 = 1 << 30;

@@ -90,8 +90,9 @@ impl GreetedDevice {
         let command = ExtCommand::Support;
         let reply = connection.exchange(command.name(), 1..=REASON, |out| out.extend_from_slice(&body))?;
         let support = match Answer::decode(command, &reply) {
-            Ok(Answer::Support(Ok(false))) => Support::Yes,
-            Ok(Answer::Support(Ok(true))) => Support::Offload,
+            // What is worth bringing weights for over the server's own bus is not over a network: they would come again for
+            // each batch, where the client's processor has them.
+            Ok(Answer::Support(Ok(_))) => Support::Yes,
             Ok(Answer::Support(Err(fault))) => Support::No(match fault::error(fault, &self.remote.info.name) {
                 DeviceError::Unsupported(no) => no,
                 other => Unsupported { op: node.op.code(), reason: other.to_string() },

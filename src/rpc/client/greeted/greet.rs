@@ -13,7 +13,7 @@ use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 const LONGEST: u64 = 1 << 20;
 
 /// The least that a server must take in one message, and bring in one read: less is of no use.
-const LEAST: u64 = 4 << 10;
+pub(in super::super) const LEAST: u64 = 4 << 10;
 
 /// Introduces this client to a server that speaks the extensions. `passed` counts bytes sent and received.
 pub(in super::super) fn greet(

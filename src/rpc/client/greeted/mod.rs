@@ -3,7 +3,7 @@
 //! ```text
 //! device ──► support (asked once) ─┐
 //! speaker (one queue's words) ─────┼─► connection ══► server
-//! peers (copies between servers) ──┘   ▲ graphs: which of them the server keeps
+//! peers (copies between servers) ──┘   ▲ graphs: which of them the server keeps; tickets: which of them are used
 //! track (one queue's marks) ◄── session (queues, reads) ◄── hear (notices) ◄══ server
 //! ```
 //!
@@ -19,10 +19,13 @@ mod hear;
 mod peers;
 mod session;
 mod speaker;
+#[cfg(test)]
+mod tests;
+mod tickets;
 mod track;
 
 pub(super) use device::enumerate;
 pub(super) use graphs::Kept;
-pub(super) use greet::greet;
+pub(super) use greet::{LEAST, greet};
 pub(super) use peers::enlist;
 pub(super) use session::Session;

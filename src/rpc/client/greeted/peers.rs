@@ -1,19 +1,15 @@
 //! Copies from server to server, whose bytes do not come by here.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use super::super::connection::{Connection, Shared, To, lock};
+use super::super::connection::{Connection, Shared, lock};
 use super::super::device::memory;
 use super::speaker::{close, open, source, span};
+use super::tickets::{BATCH, Tickets};
 use super::track::Track;
 use crate::device::{DeviceError, DeviceInfo, PIECE, Point, Region, Timeline};
-use crate::rpc::wire::ext::{
-    Answer, ExtCommand, ExtRequest, Reach, Receive, Send, TICKET, Ticket, TicketList, Tickets, Wait,
-};
-
-/// Tickets that are asked for at once, the most that a server issues to one request.
-const BATCH: usize = 256;
+use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Reach, Receive, Send, TICKET, TicketList, Wait};
 
 /// The longest answer to REACH.
 const REASON: u64 = 64 << 10;
@@ -37,34 +33,53 @@ pub(super) fn connection_of(info: &DeviceInfo) -> Option<Arc<Connection>> {
 /// What a connection has for copies to and from others.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    tickets: Mutex<Pool>,
-    /// There are more of them, or there will be none.
-    came: Condvar,
+    pub(super) tickets: Tickets,
     /// Whether the server reaches others, by their addresses.
     reaches: Mutex<HashMap<String, bool>>,
-    /// By device: the queue that sends from it.
-    outbound: Mutex<HashMap<u32, Outbound>>,
 }
 
-/// Tickets for bytes that other servers put here.
+/// The queues of other connections that send to one queue. Nobody else's work goes there: so nobody waits for what is not
+/// theirs, or fails with it.
 #[derive(Debug, Default)]
-struct Pool {
-    here: Vec<Ticket>,
-    /// Whether more are on their way.
-    asked: bool,
-}
+pub(super) struct Sources(Vec<Outbound>);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Outbound {
+    /// What it sends may be under way as long as the queue is there that receives it.
+    connection: Arc<Connection>,
+    device: u32,
     track: Arc<Track>,
     /// Holds the failure of the queue.
     timeline: Arc<Timeline>,
 }
 
-impl Peers {
-    pub(super) fn wake(&self) {
-        drop(lock(&self.tickets));
-        self.came.notify_all();
+impl Sources {
+    /// The track of the queue that sends from a device to `user`; a new one after a failure.
+    fn of(&mut self, connection: &Arc<Connection>, device: u32, user: &Arc<Track>) -> Result<Arc<Track>, DeviceError> {
+        let same = |own: &Outbound| Arc::ptr_eq(&own.connection, connection) && own.device == device;
+        let failed = self.0.extract_if(.., |own| same(own) && own.timeline.failure().is_some());
+        failed.for_each(|own| own.close());
+        if let Some(own) = self.0.iter().find(|own| same(own)) {
+            own.track.carries(user, u64::MAX);
+            return Ok(Arc::clone(&own.track));
+        }
+        let name = format!("{} (device {device}, sending)", connection.endpoint());
+        let (track, timeline) = open(connection, device, &name)?;
+        // Nobody asks for marks of it: whether all that it sends has come, the other end's marks tell.
+        track.carries(user, u64::MAX);
+        self.0.push(Outbound { connection: Arc::clone(connection), device, track: Arc::clone(&track), timeline });
+        Ok(track)
+    }
+
+    /// Nothing more is received.
+    pub(super) fn close(&mut self) {
+        self.0.drain(..).for_each(|own| own.close());
+    }
+}
+
+impl Outbound {
+    fn close(&self) {
+        close(&self.connection, &self.track, 0);
     }
 }
 
@@ -107,93 +122,20 @@ impl Shared {
             None => point.poll() == Ok(true),
         }
     }
-
-    /// Whether there are tickets for so many bytes here.
-    pub(super) fn has_tickets(self: &Arc<Self>, bytes: u64) -> bool {
-        let Some(session) = &self.session else { return false };
-        let needed = bytes.div_ceil(PIECE);
-        lock(&session.peers.tickets).here.len() as u64 >= needed
-    }
-
-    /// Takes tickets, and asks for more ahead of time. Waits for them where there are too few.
-    fn tickets(self: &Arc<Self>, count: usize) -> Result<Vec<Ticket>, DeviceError> {
-        let peers = &self.session()?.peers;
-        let mut pool = lock(&peers.tickets);
-        let mut waited = false;
-        loop {
-            let left = pool.here.len().checked_sub(count);
-            if left.is_none_or(|left| left < BATCH / 2) && !pool.asked {
-                pool.asked = true;
-                drop(pool);
-                self.refill()?;
-                pool = lock(&peers.tickets);
-            }
-            if let Some(left) = pool.here.len().checked_sub(count) {
-                return Ok(pool.here.split_off(left));
-            }
-            if !std::mem::replace(&mut waited, true) {
-                self.count_wait();
-            }
-            self.unbroken()?;
-            pool = peers.came.wait(pool).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn refill(self: &Arc<Self>) -> Result<(), DeviceError> {
-        let shared = Arc::clone(self);
-        let told = move |reply: Result<Vec<u8>, DeviceError>| {
-            let (Ok(reply), Some(session)) = (reply, &shared.session) else { return Ok(()) };
-            match Answer::decode(ExtCommand::Tickets, &reply) {
-                Ok(Answer::Tickets(TicketList(tickets))) => {
-                    let mut pool = lock(&session.peers.tickets);
-                    pool.here.extend_from_slice(tickets);
-                    pool.asked = false;
-                    drop(pool);
-                    session.peers.came.notify_all();
-                    Ok(())
-                }
-                Ok(_) => Err("another command's answer".to_owned()),
-                Err(e) => Err(e.to_string()),
-            }
-        };
-        let len = 4 + (BATCH * TICKET) as u64;
-        let request = ExtRequest::Tickets(Tickets { count: BATCH as u32 });
-        self.turn(|turn| {
-            turn.ask(ExtCommand::Tickets.name(), len..=len, To::Told(Box::new(told)), |out| request.encode(out))
-        })
-    }
 }
 
 impl Connection {
-    /// The queue that sends from a device; a new one after a failure.
-    fn outbound(self: &Arc<Self>, device: u32) -> Result<Outbound, DeviceError> {
-        let mut outbound = lock(&self.session()?.peers.outbound);
-        if let Some(old) = outbound.get(&device) {
-            if old.timeline.failure().is_none() {
-                return Ok(old.clone());
-            }
-            close(self, &old.track, 0);
-        }
-        let name = format!("{} (device {device}, sending)", self.endpoint());
-        let (track, timeline) = open(self, device, &name)?;
-        let new = Outbound { track, timeline };
-        outbound.insert(device, new.clone());
-        Ok(new)
-    }
-
     /// Has a queue of this connection receive what another connection's server sends, once `after` is reached.
     pub(super) fn fetch(
         self: &Arc<Self>,
-        track: &Arc<Track>,
+        (track, sources): (&Arc<Track>, &mut Sources),
         src: &Region,
         dst: &Region,
         mut after: Option<&Point>,
     ) -> Result<(), DeviceError> {
         let (from, to) = (memory(src)?, memory(dst)?);
         let source = source(src)?;
-        let outbound = source.outbound(from.device)?;
-        // Nobody asks for marks of it: what it sends may be under way as long as it is there.
-        outbound.track.carries(track, u64::MAX);
+        let outbound = sources.of(source, from.device, track)?;
         let queue = track.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
             match point.progress::<Track>().filter(|track| track.is_of(source)) {
@@ -205,17 +147,24 @@ impl Connection {
             }
         }
         let address = self.endpoint();
-        for at in (0..dst.bytes()).step_by(BATCH * PIECE as usize) {
-            let len = (dst.bytes() - at).min(BATCH as u64 * PIECE);
-            let tickets = self.tickets(len.div_ceil(PIECE) as usize)?;
+        let limits = [self.session()?, source.session()?].map(|session| session.server.max_message);
+        let batch = batch(limits[0].min(limits[1]), address);
+        for at in (0..dst.bytes()).step_by(batch * PIECE as usize) {
+            let len = (dst.bytes() - at).min(batch as u64 * PIECE);
+            let tickets = self.tickets(track, len.div_ceil(PIECE) as usize)?;
+            let count = tickets.len();
             let tickets = TicketList(&tickets);
             let receive = Receive { queue, span: span(to, dst.offset() + at, len), tickets };
-            self.turn(|turn| turn.say_now(&ExtRequest::Receive(receive)))?;
-            let send = Send { queue: outbound.track.queue, span: span(from, src.offset() + at, len), tickets, address };
+            self.turn(|turn| {
+                turn.put(|out| ExtRequest::Receive(receive).encode(out));
+                turn.received(queue, count)?;
+                turn.leave(ExtCommand::Receive.name())
+            })?;
+            let send = Send { queue: outbound.queue, span: span(from, src.offset() + at, len), tickets, address };
             let send = ExtRequest::Send(send);
-            // In one turn: what others send from there must not come to wait for this point too.
+            // In one turn: nobody ends the queue of the point in between.
             let said = source.turn(|turn| {
-                let waits = after.is_none_or(|point| turn.waits(&outbound.track, point));
+                let waits = after.is_none_or(|point| turn.waits(&outbound, point));
                 if waits { turn.say_now(&send).map(|()| true) } else { Ok(false) }
             })?;
             if !said {
@@ -226,6 +175,14 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Tickets of one RECEIVE and one SEND, of which servers take so many bytes.
+fn batch(max_message: u64, address: &str) -> usize {
+    // SEND is the longer one: the queue, the span, the number of tickets, the address.
+    let beside = (4 + 24 + 4 + 4 + address.len()) as u64;
+    let room = max_message.saturating_sub(beside) / TICKET as u64;
+    usize::try_from(room).map_or(BATCH, |room| room.clamp(1, BATCH))
 }
 
 impl super::super::connection::Turn<'_> {
@@ -243,5 +200,23 @@ impl super::super::connection::Turn<'_> {
             self.put(|out| ExtRequest::Wait(Wait { queue, of, number }).encode(out));
         }
         placed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_of_one_message_fit_it() {
+        for (max_message, address, want) in [
+            (16 << 20, "10.0.0.1:50052", 256),
+            (4096 + 50, "10.0.0.1:50052", 256),
+            (4096 + 49, "10.0.0.1:50052", 255),
+            (4096, "h:1", 253),
+            (0, "h:1", 1),
+        ] {
+            assert_eq!(batch(max_message, address), want, "{max_message} bytes, {address}");
+        }
     }
 }

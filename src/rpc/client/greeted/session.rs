@@ -7,10 +7,13 @@ use std::time::Instant;
 use super::super::connection::{Shared, lock};
 use super::super::queue::Awaited;
 use super::peers::Peers;
-use super::track::Track;
+use super::track::{Track, Whom};
 use crate::device::{DeviceError, Timeline};
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{Fault, GreetReply};
+
+/// Queues that a server keeps for one connection.
+const QUEUES: usize = 256;
 
 /// The books of a connection to a server that has greeted.
 #[derive(Debug)]
@@ -32,6 +35,19 @@ struct Books {
     read: u64,
 }
 
+impl Books {
+    fn read(&mut self, read: Read) -> u64 {
+        self.read += 1;
+        self.reads.insert(self.read, read);
+        self.read
+    }
+
+    /// Queues that the server was told of, or is about to be, and not of their end.
+    fn open(&self) -> usize {
+        self.queues.values().filter(|track| !track.is_closed()).count()
+    }
+}
+
 /// A read whose bytes have yet to come.
 #[derive(Debug)]
 struct Read {
@@ -41,6 +57,8 @@ struct Read {
     since: Instant,
     /// Lengths of its spans, and who gets the bytes of each.
     parts: Vec<(u64, Awaited)>,
+    /// Tickets that the queue has received for: they are used when this is answered.
+    tickets: usize,
 }
 
 impl Session {
@@ -53,9 +71,13 @@ impl Session {
         &self.server
     }
 
-    /// A number and books for a queue of a device.
+    /// A number and books for a queue of a device, in a turn: the ends that were said before count.
     pub(super) fn open(&self, shared: &Arc<Shared>, device: &str) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
         let mut books = lock(&self.books);
+        if books.open() >= QUEUES {
+            let lacks = "has as many queues open as its server keeps for one connection: drop one";
+            return Err(DeviceError::Lacks { device: device.to_owned(), lacks });
+        }
         let used_up = || DeviceError::Bug("the numbers of a connection's queues are used up".to_owned());
         let queue = books.opened.checked_add(1).ok_or_else(used_up)?;
         let (track, timeline) = Track::new(shared, queue, device);
@@ -76,7 +98,7 @@ impl Session {
     pub(super) fn ended(&self, queue: u32) {
         let track = lock(&self.books).queues.remove(&queue);
         if let Some(track) = track {
-            self.end(&track, &DeviceError::Ended);
+            self.end(&track, &DeviceError::Ended, Whom::All);
         }
     }
 
@@ -84,17 +106,18 @@ impl Session {
     pub(super) fn ended_at(&self, track: &Track, made: u64) {
         lock(&self.books).queues.remove(&track.queue);
         if !track.has_placed(made) {
-            track.fail(&DeviceError::Ended);
+            track.fail(&DeviceError::Ended, Whom::All);
         }
     }
 
     /// A queue fails, and whoever waits for bytes of it is told.
-    pub(super) fn end(&self, track: &Track, error: &DeviceError) {
+    pub(super) fn end(&self, track: &Track, error: &DeviceError, whom: Whom) {
         // First: a read that is gone and has not failed has come.
-        track.fail(error);
+        track.fail(error, whom);
         let reads: Vec<_> =
             lock(&self.books).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(error.clone())));
+        self.peers.tickets.wake();
     }
 
     /// Whether bytes of a queue have yet to come.
@@ -104,11 +127,15 @@ impl Session {
 
     /// A number for a read that is about to leave.
     pub(super) fn read(&self, queue: u32, proves: u64, parts: Vec<(u64, Awaited)>) -> u64 {
+        lock(&self.books).read(Read { queue, proves, since: Instant::now(), parts, tickets: 0 })
+    }
+
+    /// As [`Session::read`], of nothing: the answer tells that tickets are used. `None` where the queue may not be named.
+    pub(super) fn read_nothing(&self, queue: u32, tickets: usize) -> Option<u64> {
         let mut books = lock(&self.books);
-        books.read += 1;
-        let id = books.read;
-        books.reads.insert(id, Read { queue, proves, since: Instant::now(), parts });
-        id
+        let track = books.queues.get(&queue).filter(|track| !track.is_closed() && track.failure().is_none())?;
+        let proves = track.read(false);
+        Some(books.read(Read { queue, proves, since: Instant::now(), parts: Vec::new(), tickets }))
     }
 
     /// Mark `seq` follows a read at once, whose bytes prove it too. Whether they have yet to come.
@@ -138,6 +165,7 @@ impl Session {
         let Some(read) = books.reads.remove(&id) else { return };
         drop(books);
         self.proved(read.queue, read.proves);
+        self.peers.tickets.used(read.queue, read.tickets);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.send(Ok(bytes)));
     }
 
@@ -179,7 +207,7 @@ impl Session {
     pub(super) fn failed(&self, queue: u32, fault: Fault) -> Result<(), String> {
         if let Some(track) = self.track(queue)? {
             let error = fault::error(fault, track.device());
-            self.end(&track, &error);
+            self.end(&track, &error, Whom::Elsewhere);
         }
         Ok(())
     }
@@ -195,10 +223,10 @@ impl Session {
     /// The connection is lost.
     pub(in super::super) fn fail(&self, failure: &DeviceError) {
         let queues = std::mem::take(&mut lock(&self.books).queues);
-        queues.into_values().for_each(|track| track.fail(failure));
+        queues.into_values().for_each(|track| track.fail(failure, Whom::All));
         let reads = std::mem::take(&mut lock(&self.books).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.send(Err(failure.clone())));
-        self.peers.wake();
+        self.peers.tickets.wake();
     }
 }
 

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use super::super::connection::{Connection, JOINED, To, Turn};
 use super::super::device::{Memory, Remote, memory, whole};
 use super::super::graph::Body;
+use super::super::plain::GATHERED;
 use super::super::queue::{Awaited, Command, Recall, SMALL, Speaker};
-use super::track::Track;
+use super::peers::Sources;
+use super::track::{Track, Whom};
 use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
@@ -16,8 +18,11 @@ use crate::rpc::wire::ext::{
 };
 use crate::tensor::TensorDesc;
 
-/// Bytes of a tensor's upload that are asked of a writer at a time.
+/// Bytes that are asked of a writer at a time where a tensor is too large to be gathered from it.
 const STREAMED: u64 = 4 << 20;
+
+/// Bytes of a LOAD besides the name.
+const LOAD: u64 = 4 + 24 + 20 + 32 + 4;
 
 impl Turn<'_> {
     /// Says something that can wait for what leaves next.
@@ -37,24 +42,27 @@ impl Turn<'_> {
         self.put(|out| ExtRequest::WriteHead(WriteHead { queue, span, shape }).encode(out));
     }
 
-    /// Sends `len` bytes that `fill` writes, piece after piece. Where it fails the rest is zeros: what was begun must be ended.
+    /// Sends `bytes`, and then what `fill` writes over them, piece after piece, until `len` bytes have left. Where it fails the
+    /// rest is zeros: what was begun must be ended.
     fn stream_from(
         &mut self,
         mut len: u64,
+        mut bytes: Vec<u8>,
         fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
     ) -> Result<io::Result<()>, DeviceError> {
         let mut filled = Ok(());
-        let mut bytes = vec![0; len.min(STREAMED) as usize];
-        while len > 0 {
-            let piece = &mut bytes[..len.min(STREAMED) as usize];
-            match &filled {
-                Ok(()) => filled = fill(piece),
-                Err(_) => piece.fill(0),
+        loop {
+            self.stream(ExtCommand::Write.name(), &bytes)?;
+            len -= bytes.len() as u64;
+            if len == 0 {
+                return Ok(filled);
             }
-            self.stream(ExtCommand::Write.name(), piece)?;
-            len -= piece.len() as u64;
+            bytes.truncate(len.min(STREAMED) as usize);
+            match &filled {
+                Ok(()) => filled = fill(&mut bytes),
+                Err(_) => bytes.fill(0),
+            }
         }
-        Ok(filled)
     }
 
     fn write(&mut self, queue: u32, span: Span, shape: Option<Shape>, data: &[u8]) -> Result<(), DeviceError> {
@@ -76,6 +84,7 @@ pub(super) struct Greeted {
     marked: bool,
     /// The last read, if nothing was said since.
     read: Option<u64>,
+    sources: Sources,
 }
 
 /// A queue's number and its books; the server is told with whatever leaves next.
@@ -84,10 +93,11 @@ pub(super) fn open(
     device: u32,
     name: &str,
 ) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
-    let (track, timeline) = connection.session()?.open(connection, name)?;
-    let queue = track.queue;
-    connection.turn(|turn| turn.say(&ExtRequest::OpenQueue(OpenQueue { queue, device })))?;
-    Ok((track, timeline))
+    connection.turn(|turn| {
+        let (track, timeline) = turn.shared.session()?.open(connection, name)?;
+        turn.say(&ExtRequest::OpenQueue(OpenQueue { queue: track.queue, device }))?;
+        Ok((track, timeline))
+    })
 }
 
 /// Ends a queue, of which marks up to `made` were made. Waits for nobody.
@@ -104,10 +114,12 @@ pub(super) fn close(connection: &Arc<Connection>, track: &Arc<Track>, made: u64)
         let request = ExtRequest::CloseQueue(CloseQueue { queue });
         if last.is_none() && !session.reads(queue) {
             turn.say_now(&request)?;
+            session.peers.tickets.forget(queue);
             session.ended_at(&track, made);
             return Ok(());
         }
         turn.put(|out| request.encode(out));
+        session.peers.tickets.forget(queue);
         let ended = move |_| {
             if let Some(session) = &kept.session {
                 session.ended(queue);
@@ -122,7 +134,7 @@ pub(super) fn close(connection: &Arc<Connection>, track: &Arc<Track>, made: u64)
 impl Greeted {
     pub(super) fn new(remote: Arc<Remote>) -> Result<Greeted, DeviceError> {
         let (track, timeline) = open(&remote.connection, remote.index, &remote.info.name)?;
-        Ok(Greeted { remote, track, timeline, marked: false, read: None })
+        Ok(Greeted { remote, track, timeline, marked: false, read: None, sources: Sources::default() })
     }
 
     /// The track of a point of this connection.
@@ -183,9 +195,13 @@ impl Speaker for Greeted {
         let wrong = |e: io::Error| DeviceError::Source(e.to_string());
         if let Some(tensor) = tensor.filter(|tensor| whole(tensor, dst) && dst.bytes() > SMALL) {
             let span = span(memory, dst.offset(), dst.bytes());
+            // While it is filled, others speak.
+            let first = if span.len <= GATHERED { span.len } else { STREAMED };
+            let mut bytes = vec![0; first as usize];
+            fill(&mut bytes).map_err(wrong)?;
             return self.turn(|turn, queue| {
                 turn.head(queue, span, Some(shape(tensor)));
-                turn.stream_from(span.len, fill).map(|filled| filled.map_err(wrong))
+                turn.stream_from(span.len, bytes, fill).map(|filled| filled.map_err(wrong))
             })?;
         }
         let mut bytes = vec![0; dst.bytes().min(PIECE) as usize];
@@ -228,25 +244,41 @@ impl Speaker for Greeted {
             }
             // After the books have them: whoever fails the connection either sees the reads, or has failed it before this.
             turn.shared.unbroken().inspect_err(|failure| session.fail(failure))?;
+            // And whoever fails the queue: the server answers no READ that comes after that.
+            track.failure().map_or(Ok(()), Err)?;
             turn.leave(ExtCommand::Read.name())
         });
         self.read = last;
-        sent.inspect_err(|e| reads.into_iter().flatten().for_each(|(_, to)| to.send(Err(e.clone()))))
+        sent.inspect_err(|e| {
+            reads.into_iter().flatten().for_each(|(_, to)| to.send(Err(e.clone())));
+            if let Some(session) = &self.remote.connection.session {
+                session.end(&self.track, e, Whom::All);
+            }
+        })
     }
 
     fn recall(&mut self, recall: Recall) -> Result<(), DeviceError> {
         let Recall { dst, tensor, digest, name, to } = recall;
         let span = span(memory(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| whole(tensor, &dst)).map(|tensor| shape(&tensor));
-        let told = move |reply: Result<Vec<u8>, DeviceError>| {
-            let wrong = reply.as_ref().map_or(Ok(()), |reply| found(reply)).map_err(|e| e.to_string());
-            to.send(reply);
-            wrong
-        };
-        self.turn(|turn, queue| {
-            let load = ExtRequest::Load(Load { queue, span, shape, digest, name: &name });
+        // The name is a hint: it can be left out where the server takes no message that long.
+        let most = self.remote.connection.session()?.server.max_message;
+        let name = if name.len() as u64 + LOAD <= most { &*name } else { "" };
+        let mut to = Some(to);
+        let sent = self.turn(|turn, queue| {
+            let to = to.take();
+            let told = move |reply: Result<Vec<u8>, DeviceError>| {
+                let wrong = reply.as_ref().map_or(Ok(()), |reply| found(reply)).map_err(|e| e.to_string());
+                if let Some(to) = to {
+                    to.send(reply);
+                }
+                wrong
+            };
+            let load = ExtRequest::Load(Load { queue, span, shape, digest, name });
             turn.ask(ExtCommand::Load.name(), 1..=1, To::Told(Box::new(told)), |out| load.encode(out))
-        })
+        });
+        // A connection that is lost says nothing.
+        sent.inspect_err(|e| to.into_iter().for_each(|to| to.send(Err(e.clone()))))
     }
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
@@ -261,7 +293,7 @@ impl Speaker for Greeted {
 
     fn fetch(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
         (self.marked, self.read) = (false, None);
-        self.remote.connection.fetch(&self.track, src, dst, after)
+        self.remote.connection.fetch((&self.track, &mut self.sources), src, dst, after)
     }
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
@@ -320,6 +352,7 @@ impl Speaker for Greeted {
 
     fn end(&mut self, made: u64) {
         close(&self.remote.connection, &self.track, made);
+        self.sources.close();
     }
 }
 

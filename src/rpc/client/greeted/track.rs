@@ -46,8 +46,26 @@ struct Marks {
     waits: VecDeque<(u64, (u32, u64))>,
     /// Nothing more is said of it. Changes in the order of the messages.
     closed: bool,
-    /// Queues whose work waits for a mark of this one, and the last such mark.
-    users: Vec<(Weak<Track>, u64)>,
+    users: Vec<User>,
+}
+
+/// A queue whose work waits for another one's.
+#[derive(Debug)]
+struct User {
+    track: Weak<Track>,
+    /// The last mark of the other one that it waits for.
+    seq: u64,
+    /// When this mark of its own is reached, it waits no more.
+    behind: u64,
+}
+
+/// Whom a queue's failure fails.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Whom {
+    /// All that wait for its work.
+    All,
+    /// Those of other connections: its own server has said it, and says so of those that still wait.
+    Elsewhere,
 }
 
 impl Track {
@@ -181,14 +199,15 @@ impl Track {
         lock(&self.marks).asked.values().min().copied()
     }
 
-    /// A queue's work waits for mark `seq` of this one: it fails with this one, unless that is reached before. So whoever
-    /// waits at the end of a chain over several servers is told at once which one is lost.
+    /// What a queue is sent from now on waits for mark `seq` of this one: it fails with this one, unless it is known to have got
+    /// further. So whoever waits at the end of a chain over several servers is told at once which one is lost.
     pub(super) fn carries(&self, user: &Arc<Track>, seq: u64) {
+        let behind = user.last_placed() + 1;
         let mut marks = lock(&self.marks);
-        marks.users.retain(|(user, _)| user.strong_count() > 0);
-        match marks.users.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
-            Some((_, last)) => *last = seq.max(*last),
-            None => marks.users.push((Arc::downgrade(user), seq)),
+        marks.users.retain(|user| user.track.strong_count() > 0);
+        match marks.users.iter_mut().find(|known| std::ptr::eq(known.track.as_ptr(), Arc::as_ptr(user))) {
+            Some(known) => (known.seq, known.behind) = (seq.max(known.seq), behind),
+            None => marks.users.push(User { track: Arc::downgrade(user), seq, behind }),
         }
         let reached = marks.done >= seq;
         drop(marks);
@@ -201,13 +220,13 @@ impl Track {
     /// The queue fails, and all that waits for it with it.
     pub(super) fn end(self: &Arc<Track>, error: &DeviceError) {
         match self.shared.upgrade().as_ref().and_then(|shared| shared.session.as_ref()) {
-            Some(session) => session.end(self, error),
-            None => self.fail(error),
+            Some(session) => session.end(self, error, Whom::All),
+            None => self.fail(error, Whom::All),
         }
     }
 
     /// As [`Track::end`], but for reads of it whose bytes have yet to come.
-    pub(super) fn fail(&self, error: &DeviceError) {
+    pub(super) fn fail(&self, error: &DeviceError, whom: Whom) {
         if let Some(timeline) = self.timeline() {
             timeline.fail(error.clone());
         }
@@ -218,8 +237,13 @@ impl Track {
         let users = std::mem::take(&mut marks.users);
         drop(marks);
         self.moved.notify_all();
-        let waiting = users.into_iter().filter(|(_, seq)| *seq > done);
-        waiting.filter_map(|(user, _)| user.upgrade()).for_each(|user| user.end(error));
+        for User { track, behind, .. } in users.into_iter().filter(|user| user.seq > done) {
+            let Some(user) = track.upgrade() else { continue };
+            let told = whom == Whom::Elsewhere && user.connection == self.connection;
+            if !told && !user.is_reached(behind) {
+                user.end(error);
+            }
+        }
     }
 
     /// Nothing more will be said of it, in a turn. The last mark that is not known to be reached.
@@ -232,7 +256,11 @@ impl Track {
 
     /// Whether the server was told of mark `seq`.
     pub(super) fn has_placed(&self, seq: u64) -> bool {
-        lock(&self.marks).placed >= seq
+        self.last_placed() >= seq
+    }
+
+    fn last_placed(&self) -> u64 {
+        lock(&self.marks).placed
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -1,0 +1,77 @@
+//! What a queue says when it has failed, or its connection, in between.
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::connection::Connection;
+use super::super::device::{Memory, Remote};
+use super::super::queue::{Awaited, Recall, Speaker};
+use super::speaker::Greeted;
+use crate::device::{Buffer, Caps, DeviceError, DeviceInfo, DeviceKind, Ticket};
+use crate::rpc::wire::Dialect;
+use crate::rpc::wire::ext::{Abilities, Fault, GreetReply};
+
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// A queue of a device whose server takes everything and says nothing, and a buffer there.
+fn silent() -> (Arc<Remote>, Greeted, Buffer) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    std::thread::spawn(move || while matches!(server.read(&mut [0; 4096]), Ok(1..)) {});
+    let greeting = GreetReply {
+        build: String::new(),
+        max_message: 1 << 20,
+        graph_budget: 1 << 20,
+        max_graphs: 4,
+        abilities: Abilities::default(),
+        sessions: 1,
+        devices: Vec::new(),
+    };
+    let connection = Connection::start("h:1", stream, Dialect::CURRENT, WATCHDOG, Some(greeting), (0, 0)).unwrap();
+    let info = DeviceInfo {
+        name: "h:1/X0".to_owned(),
+        description: String::new(),
+        kind: DeviceKind::Cpu,
+        alignment: 64,
+        max_buffer: 1 << 20,
+        domain: connection.domain(),
+        caps: Caps::default(),
+    };
+    let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());
+    let memory = Memory { connection, device: 0, handle: 7, base: 1 << 40 };
+    let buffer = Buffer::new("h:1/X0", 64, Box::new(memory), Box::new(()));
+    (Arc::clone(&remote), Greeted::new(remote).unwrap(), buffer)
+}
+
+fn wait(ticket: Ticket) -> DeviceError {
+    ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err()
+}
+
+/// The failure comes while somebody else is writing: after the queue was looked at, and before the read is sent.
+#[test]
+fn a_read_behind_a_failure_fails() {
+    let (remote, mut queue, buffer) = silent();
+    let session = remote.connection.session().unwrap();
+    session.failed(queue.track.queue, Fault::new("a fan stopped")).unwrap();
+    let (to, ticket) = Awaited::new(&remote);
+    let said = queue.download(vec![(buffer.whole(), to)]).unwrap_err();
+    assert!(matches!(&said, DeviceError::Remote { reason, .. } if reason == "a fan stopped"), "{said}");
+    assert_eq!(wait(ticket), said);
+    assert!(!session.reads(queue.track.queue));
+}
+
+#[test]
+fn whoever_waits_on_a_lost_connection_is_told_why() {
+    let (remote, mut queue, buffer) = silent();
+    let lost = remote.connection.fail("a cable broke");
+    let (to, found) = Awaited::new(&remote);
+    let recall = Recall { dst: buffer.whole(), tensor: None, digest: [0; 32], name: String::new(), to };
+    assert_eq!(queue.recall(recall), Err(lost.clone()));
+    assert_eq!(wait(found), lost);
+    let (to, read) = Awaited::new(&remote);
+    assert_eq!(queue.download(vec![(buffer.whole(), to)]), Err(lost.clone()));
+    assert_eq!(wait(read), lost);
+}
