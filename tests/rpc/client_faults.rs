@@ -148,6 +148,27 @@ fn silence_is_told_with_the_command_and_the_peer() {
     }
 }
 
+/// A server that is full closes the connection, and may have room when it is told the same as before version 4.0.
+#[test]
+fn a_server_that_closes_one_connection_is_not_taken_for_another_version() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let script = move || -> std::io::Result<()> {
+        drop(listener.accept()?);
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; REQUEST_HEADER])?;
+        stream.write_all(&[&3u64.to_le_bytes()[..], &[7, 0, 0]].concat())?;
+        stream.read_to_end(&mut Vec::new())?;
+        serve(&mut listener.accept()?.0, 0, None)
+    };
+    let server = std::thread::spawn(script);
+    let options = Options { retry: WATCHDOG, ..options() };
+    let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
+    assert_eq!(endpoint.devices().len(), 1);
+    drop(endpoint);
+    let _ = server.join().unwrap();
+}
+
 #[test]
 fn names_and_versions_are_refused_with_a_reason() {
     for name in ["", "host", ":50052", "host:", "host:port", "host:70000", "1.2.3.4"] {

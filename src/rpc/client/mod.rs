@@ -59,11 +59,13 @@ use std::time::Duration;
 pub struct Options {
     /// From an attempt to connect to the end of its handshake.
     pub connect_timeout: Duration,
-    /// For how long to try again, with growing pauses, where nobody answers, or a server is full or about to end. An attempt
-    /// that has begun in that time is let finish; zero: a single attempt.
+    /// For how long to try again, with growing pauses, where nobody answers, a server is full or about to end, or its host's
+    /// name is not known: the names of containers come and go with them. An attempt that has begun in that time is let
+    /// finish; zero: a single attempt.
     pub retry: Duration,
     /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
-    /// before a read counts: a server must be able to do it in this time.
+    /// before a read counts: a server must be able to do it in this time. One that greets answers in between, and must do so
+    /// also when it has nothing to do: it is asked after a third of this.
     pub patience: Duration,
 }
 
