@@ -211,6 +211,12 @@ impl Remote {
         let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
         // A connection that is lost says so to whoever allocates.
         let size = number(&self.connection, &request).map_or(extent, |size| size.max(extent));
+        // Padding is no buffer of its own.
+        if size > extent.saturating_add(self.info.max_buffer) {
+            let told = format!("the server says that a tensor of {extent} bytes needs {size}");
+            self.connection.fail(told);
+            return extent;
+        }
         lock(&self.sizes).insert(key, size);
         size
     }

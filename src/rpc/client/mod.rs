@@ -35,6 +35,7 @@
 mod connect;
 mod connection;
 mod device;
+mod fate;
 mod graph;
 mod greeted;
 mod hunch;
