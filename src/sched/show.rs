@@ -20,7 +20,7 @@ pub struct Needs {
 impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let (all, Needs { device, stored, computed, free }) = (self.stored + self.computed, self);
+        let (all, Needs { device, stored, computed, free }) = (self.stored.saturating_add(self.computed), self);
         let free = free >> 20;
         write!(
             f,
@@ -35,7 +35,8 @@ impl fmt::Display for Needs {
 impl Room {
     /// Bytes in all, with `depth` copies of the ring.
     pub(crate) fn bytes(&self, depth: usize) -> u64 {
-        self.arena.iter().sum::<u64>() + self.ring.iter().sum::<u64>() * depth as u64
+        let sum = |parts: &[u64]| parts.iter().fold(0, |sum: u64, &part| sum.saturating_add(part));
+        sum(&self.arena).saturating_add(sum(&self.ring).saturating_mul(depth as u64))
     }
 }
 
@@ -94,7 +95,9 @@ impl Plan {
                 let (Some(on), Some(needs)) = (devices.get(device), needs.get_mut(device)) else {
                     return Err(SchedError::Foreign);
                 };
-                needs.stored += on.alloc_size(&tensor.desc).next_multiple_of(on.info().alignment.max(1));
+                // Servers say what their tensors need: any number.
+                let needed = on.alloc_size(&tensor.desc).checked_next_multiple_of(on.info().alignment.max(1));
+                needs.stored = needs.stored.saturating_add(needed.unwrap_or(u64::MAX));
             }
         }
         Ok(needs)
@@ -106,7 +109,7 @@ impl Plan {
     /// [`SchedError::Full`] with the numbers of all devices.
     pub fn fits(&self, devices: &Devices) -> Result<(), SchedError> {
         let needs = self.needs(devices)?;
-        let full = needs.iter().any(|needs| needs.stored + needs.computed > needs.free);
+        let full = needs.iter().any(|needs| needs.stored.saturating_add(needs.computed) > needs.free);
         if full { Err(SchedError::Full { needs }) } else { Ok(()) }
     }
 
@@ -164,5 +167,18 @@ impl fmt::Display for Plan {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_what_servers_say_do_not_overflow() {
+        let needs = Needs { device: "a:1/0".to_owned(), stored: u64::MAX, computed: 1 << 20, free: 1 << 20 };
+        assert!(needs.to_string().contains("needs 17592186044416 MiB"), "{needs}");
+        let room = Room { arena: vec![u64::MAX - 1, 7], ring: vec![1 << 62, 1 << 62] };
+        assert_eq!([1, 8].map(|depth| room.bytes(depth)), [u64::MAX; 2]);
     }
 }

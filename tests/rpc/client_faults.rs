@@ -6,6 +6,7 @@ use crate::support::{SHORT, WATCHDOG};
 use fanout::device::{Account, DeviceError, Source};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::wire::*;
+use fanout::tensor::{DType, TensorDesc};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ enum Fault {
     Cut(usize),
     /// Other bytes than those of the reply.
     Garbage(u64),
+    /// That it has not done it, where the reply is whether it has.
+    Refuse,
 }
 
 /// A server of one client and one device, whose reply number `at` is not what it should be.
@@ -61,6 +64,8 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
                 Response::GetTensor(&zeros)
             }
             Request::CopyTensor(_) => Response::CopyTensor(true),
+            // Far more than there can be.
+            Request::GetAllocSize(_) => Response::GetAllocSize(u64::MAX - 7),
             _ => continue,
         };
         let mut bytes = Vec::new();
@@ -80,7 +85,8 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
                     let from = if rng.bool() { RESPONSE_HEADER } else { 0 };
                     bytes[from..].iter_mut().for_each(|b| *b = rng.u8(..));
                 }
-                None => {}
+                Some(Fault::Refuse) if matches!(reply, Response::CopyTensor(_)) => bytes[RESPONSE_HEADER] = 0,
+                Some(Fault::Refuse) | None => {}
             }
         }
         replies += 1;
@@ -100,7 +106,10 @@ fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
         let buffer = device.alloc(4096, &account)?;
         let mut queue = device.queue(&account)?;
         queue.upload(buffer.whole(), None, Source::Borrowed(&[1; 4096]))?;
+        // Once to find out whether the server can, then because it can.
         assert!(queue.copy_from(buffer.region(0, 64)?, buffer.region(64, 64)?, None)?);
+        queue.mark().wait(until)?;
+        assert!(queue.copy_from(buffer.region(0, 64)?, buffer.region(128, 64)?, None)?);
         queue.mark().wait(until)?;
         let (a, b) = (queue.download(buffer.region(0, 100)?)?, queue.download(buffer.whole())?);
         let (a, b) = (a.wait(until)?, b.wait(until)?);
@@ -114,7 +123,7 @@ fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
 fn whatever_a_server_does_is_an_error_in_time() {
     session(server(0, None), WATCHDOG).expect("a session without a fault");
     let mut failed = 0;
-    for at in 0..13 {
+    for at in 0..15 {
         let faults = [Fault::Close, Fault::Stall(0), Fault::Stall(9), Fault::Cut(4), Fault::Cut(8)];
         let garbage = (0..8).map(|seed| Fault::Garbage(100 * at as u64 + seed));
         for fault in faults.into_iter().chain(garbage) {
@@ -135,7 +144,27 @@ fn whatever_a_server_does_is_an_error_in_time() {
             }
         }
     }
-    assert!(failed > 13 * 7, "{failed}");
+    assert!(failed > 15 * 7, "{failed}");
+}
+
+/// Some devices of llama.cpp's copy nothing, not even within themselves.
+#[test]
+fn a_server_that_copies_nothing_is_found_out_before_it_is_relied_on() {
+    session(server(9, Some(Fault::Refuse)), WATCHDOG).expect("copies by way of this host");
+    let addr = server(11, Some(Fault::Refuse));
+    let told = session(addr, WATCHDOG).expect_err("a server that copied before");
+    assert!(told.contains("COPY_TENSOR") && told.contains(&addr.to_string()), "{told}");
+}
+
+#[test]
+fn sizes_that_cannot_be_end_the_connection() {
+    let addr = server(0, None);
+    let endpoint = Endpoint::connect(&addr.to_string(), &options()).unwrap();
+    let tensor = TensorDesc::contiguous(DType::Q4_0, [32, 5, 1, 1]).unwrap();
+    // The server says that its buffers are as large as any.
+    assert_eq!(endpoint.devices()[0].alloc_size(&tensor), tensor.extent() as u64);
+    let told = endpoint.devices()[0].memory().unwrap_err().to_string();
+    assert!(told.contains(&addr.to_string()) && told.contains(&(u64::MAX - 7).to_string()), "{told}");
 }
 
 #[test]
@@ -146,6 +175,27 @@ fn silence_is_told_with_the_command_and_the_peer() {
     for part in [&*addr.to_string(), "GET_TENSOR", "100ms"] {
         assert!(told.contains(part), "{told}");
     }
+}
+
+/// A server that is full closes the connection, and may have room when it is told the same as before version 4.0.
+#[test]
+fn a_server_that_closes_one_connection_is_not_taken_for_another_version() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let script = move || -> std::io::Result<()> {
+        drop(listener.accept()?);
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; REQUEST_HEADER])?;
+        stream.write_all(&[&3u64.to_le_bytes()[..], &[7, 0, 0]].concat())?;
+        stream.read_to_end(&mut Vec::new())?;
+        serve(&mut listener.accept()?.0, 0, None)
+    };
+    let server = std::thread::spawn(script);
+    let options = Options { retry: WATCHDOG, ..options() };
+    let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
+    assert_eq!(endpoint.devices().len(), 1);
+    drop(endpoint);
+    let _ = server.join().unwrap();
 }
 
 #[test]

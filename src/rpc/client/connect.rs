@@ -131,8 +131,10 @@ impl ConnectError {
 
     /// Whether it may be another time, with everything as it is.
     fn passes(&self) -> bool {
-        use ConnectError::{Closed, Connect, Device, Draining, Full, Silent};
+        use ConnectError::{Closed, Connect, Device, Draining, Full, Host, Silent};
         match self {
+            // Where containers come and go, a name is away while its server is.
+            Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
             Device(e) => matches!(e, DeviceError::Lost { .. }),
             _ => false,
@@ -246,6 +248,11 @@ fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Dur
         match handshake(endpoint, &stream, form, time) {
             Err(ConnectError::Closed { .. }) => closed_on = tried,
             Err(e) => return Err(e),
+            // It knows the first form: it has closed that connection because it was full, say, or about to end.
+            Ok((dialect, ..)) if form == HelloForm::Empty && dialect.hello() == HelloForm::Caps => {
+                closed_on = "HELLO";
+                break;
+            }
             Ok((dialect, version, greeting, passed)) => {
                 let revision = greeting.map(|greeting| greeting.revision);
                 return Ok(Met { stream, dialect, version, revision, passed });
@@ -300,7 +307,7 @@ fn handshake(
     let Some(dialect) = Dialect::of(reply.version) else {
         return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
     };
-    if reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
+    if form == HelloForm::Caps && reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
         return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
     }
     let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
@@ -337,6 +344,7 @@ mod tests {
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;
+        let unknown = |endpoint| ConnectError::Host { endpoint, source: ErrorKind::NotFound.into() };
         let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
             attempts = 0;
             let done: Result<(), _> = again(Duration::from_millis(retry), || {
@@ -349,6 +357,8 @@ mod tests {
         assert!(attempts == 1 && !told.contains("attempts"), "{told}");
         let (attempts, told) = fail(0, |endpoint| ConnectError::Full { endpoint });
         assert!(attempts == 1 && !told.contains("attempts"), "{told}");
+        let (attempts, told) = fail(200, unknown);
+        assert!(attempts > 1 && told.starts_with("a:1: no such host") && told.contains("attempts in"), "{told}");
         let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
         assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
         assert!(

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use super::connection::{Connection, lock};
 use super::graph::{Code, describe, fits, unsayable};
@@ -91,7 +92,15 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
         Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
         other => return Err(connection.fail(format!("the server answered DEVICE_COUNT with {other:?}"))),
     };
-    (0..count).map(|index| open(connection, index)).collect()
+    let until = Instant::now() + connection.longest;
+    let told = |index| {
+        if Instant::now() < until {
+            return open(connection, index);
+        }
+        let within = connection.longest;
+        Err(connection.fail(format!("the server told of {index} of its {count} devices within {within:?}")))
+    };
+    (0..count).map(told).collect()
 }
 
 fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
@@ -211,6 +220,12 @@ impl Remote {
         let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
         // A connection that is lost says so to whoever allocates.
         let size = number(&self.connection, &request).map_or(extent, |size| size.max(extent));
+        // Padding is no buffer of its own.
+        if size > extent.saturating_add(self.info.max_buffer) {
+            let told = format!("the server says that a tensor of {extent} bytes needs {size}");
+            self.connection.fail(told);
+            return extent;
+        }
         lock(&self.sizes).insert(key, size);
         size
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::connection::{To, Turn};
 use super::device::{Memory, Remote, bytes, memory, whole};
+use super::fate::Fate;
 use super::graph::{Body, describe};
 use super::proof::{Before, Lane, Needs, Progress, Track};
 use super::queue::{Awaited, Command, Recall, SMALL, Speaker};
@@ -39,13 +40,13 @@ impl Turn<'_> {
         progress.sent.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Reads bytes of a device; their reply proves all that it was sent before.
+    /// Reads bytes of a device; their reply proves all that it was sent before. A queue that has failed by then gets none.
     fn get(
         &mut self,
         (device, progress): (u32, &Progress),
         tensor: TensorRecord,
         size: u64,
-        to: Option<Awaited>,
+        to: Option<(Awaited, Arc<Fate>)>,
     ) -> Result<u64, DeviceError> {
         let number = self.number(progress);
         progress.asked.store(number, Ordering::Release);
@@ -54,8 +55,8 @@ impl Turn<'_> {
             if bytes.is_ok() {
                 proofs.proved((device, number));
             }
-            if let Some(to) = to {
-                to.send(bytes);
+            if let Some((to, fate)) = to {
+                to.send(bytes.and_then(|bytes| fate.failure().map_or(Ok(bytes), Err)));
             }
             Ok(())
         };
@@ -75,7 +76,7 @@ impl Turn<'_> {
     }
 
     /// Runs a graph for a queue; one that the device ran last is not sent again.
-    fn compute(&mut self, device: u32, body: &Body, track: &Arc<Track>) -> Result<(), DeviceError> {
+    fn compute(&mut self, device: u32, body: &Body, fate: &Arc<Fate>) -> Result<(), DeviceError> {
         let dialect = self.shared.dialect;
         let again = dialect.number(Wire::GraphRecompute).is_some();
         let bytes = body.frame().len() as u64;
@@ -89,10 +90,10 @@ impl Turn<'_> {
         }
         self.lane(device)?.graph = Some((body.id(), bytes));
         if let Some(BodySize::Exact(len)) = dialect.reply(Wire::GraphCompute) {
-            let track = Arc::downgrade(track);
+            let fate = Arc::clone(fate);
             let told = move |status: Result<Vec<u8>, DeviceError>| {
-                if let (Ok([status]), Some(track)) = (status.as_deref(), track.upgrade()) {
-                    track.computed(*status as i8);
+                if let Ok([status]) = status.as_deref() {
+                    fate.computed(*status as i8);
                 }
                 Ok(())
             };
@@ -145,14 +146,19 @@ impl Plain {
         Ok(())
     }
 
+    /// Reads a region, for whoever is taken out of `to`.
+    fn read(&mut self, src: &Region, to: &mut Option<(Awaited, Arc<Fate>)>) -> Result<(), DeviceError> {
+        let record = bytes(memory(src)?, src.offset(), src.bytes());
+        let lane = (self.remote.index, &*self.progress);
+        let number = self.remote.connection.turn(|turn| turn.get(lane, record, src.bytes(), to.take()))?;
+        self.needs.add(self.remote.index, number);
+        Ok(())
+    }
+
     /// Whether the server is known to copy between two regions.
     fn copies(&self, src: &Region, dst: &Region) -> bool {
-        let overlap = src.buffer().id() == dst.buffer().id()
-            && src.offset() < dst.offset() + dst.bytes()
-            && dst.offset() < src.offset() + src.bytes();
-        // Not every server can when they overlap, and none says so.
         let from = memory(src).map_or(self.remote.index, |memory| memory.device);
-        !overlap && self.remote.connection.proofs.copies(from, self.remote.index) == Some(true)
+        !overlap(src, dst) && self.remote.connection.proofs.copies(from, self.remote.index) == Some(true)
     }
 
     /// Fills a region where the server has no word for it.
@@ -169,7 +175,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Finds out whether the server copies between two devices.
+    /// Finds out whether the server copies between two devices, or within one: not every device does.
     fn try_copy(&mut self, request: &Request<'_>, (from, to): (u32, u32)) -> Result<bool, DeviceError> {
         let (sender, ticket) = Ticket::new();
         self.send(|turn| turn.request(request, 1, To::Ticket(sender)))?;
@@ -193,6 +199,7 @@ impl Plain {
             let (to, ticket) = Awaited::new(&self.remote);
             let record = bytes(from, src.offset() + at, size);
             let lane = (from.device, &*progress);
+            let to = (to, Arc::clone(self.track.fate()));
             self.remote.connection.turn(|turn| turn.get(lane, record, size, Some(to)))?;
             tickets.push((at, size, ticket));
         }
@@ -251,13 +258,19 @@ impl Speaker for Plain {
     }
 
     fn download(&mut self, parts: Vec<(Region, Awaited)>) -> Result<(), DeviceError> {
-        for (src, to) in parts {
-            let record = bytes(memory(&src)?, src.offset(), src.bytes());
-            let lane = (self.remote.index, &*self.progress);
-            let number = self.remote.connection.turn(|turn| turn.get(lane, record, src.bytes(), Some(to)))?;
-            self.needs.add(self.remote.index, number);
+        let mut parts = parts.into_iter();
+        let mut failed = None;
+        while failed.is_none()
+            && let Some((src, to)) = parts.next()
+        {
+            let mut to = Some((to, Arc::clone(self.track.fate())));
+            failed = self.read(&src, &mut to).err().map(|error| (error, to));
         }
-        Ok(())
+        let Some((error, to)) = failed else { return Ok(()) };
+        // What no message was made of is waited for too.
+        let left = to.into_iter().map(|(to, _)| to).chain(parts.map(|(_, to)| to));
+        left.for_each(|to| to.send(Err(error.clone())));
+        Err(error)
     }
 
     /// No server of 7.0 does.
@@ -289,13 +302,13 @@ impl Speaker for Plain {
                 dst: bytes(to, dst.offset() + at, size),
             });
             if plain {
-                let track = Arc::downgrade(&self.track);
+                let fate = Arc::clone(self.track.fate());
                 let told = move |reply: Result<Vec<u8>, DeviceError>| {
                     let Ok(reply) = reply else { return Ok(()) };
                     match Response::decode(Wire::CopyTensor, &reply) {
                         Ok(Response::CopyTensor(copied)) => {
-                            if let Some(track) = track.upgrade().filter(|_| !copied) {
-                                track.refused(Wire::CopyTensor);
+                            if !copied {
+                                fate.refused(Wire::CopyTensor);
                             }
                             Ok(())
                         }
@@ -303,7 +316,7 @@ impl Speaker for Plain {
                     }
                 };
                 self.send(|turn| turn.request(&request, 1, To::Told(Box::new(told))))?;
-            } else if known.is_none() && self.try_copy(&request, (from.device, to.device))? {
+            } else if known.is_none() && !overlap(src, dst) && self.try_copy(&request, (from.device, to.device))? {
                 continue;
             } else {
                 return self.copy_through_here(src, dst);
@@ -318,8 +331,8 @@ impl Speaker for Plain {
 
     fn run(&mut self, bodies: &[Body]) -> Result<(), DeviceError> {
         let device = self.remote.index;
-        let track = Arc::clone(&self.track);
-        self.send(|turn| bodies.iter().try_for_each(|body| turn.compute(device, body, &track)))
+        let fate = Arc::clone(self.track.fate());
+        self.send(|turn| bodies.iter().try_for_each(|body| turn.compute(device, body, &fate)))
     }
 
     /// What this connection has sent before is done before what it sends later; anything else is waited for.
@@ -327,6 +340,7 @@ impl Speaker for Plain {
         if let Some(track) = self.own(point)
             && let Before::Sent(needs) = track.before(point.seq())?
         {
+            track.fate().carries(self.track.fate(), point.seq());
             self.needs.merge(&needs);
             return Ok(());
         }
@@ -341,6 +355,13 @@ impl Speaker for Plain {
     fn end(&mut self, made: u64) {
         self.track.end(made);
     }
+}
+
+/// Whether two regions do: not every server copies then, and none says so.
+fn overlap(src: &Region, dst: &Region) -> bool {
+    src.buffer().id() == dst.buffer().id()
+        && src.offset() < dst.offset() + dst.bytes()
+        && dst.offset() < src.offset() + src.bytes()
 }
 
 /// Offsets and sizes of the parts that a record each describes.

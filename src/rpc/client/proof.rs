@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::connection::{Connection, lock};
+use super::fate::Fate;
 use crate::device::{self, DeviceError, Timeline};
-use crate::rpc::wire::{Command, TensorRecord};
+use crate::rpc::wire::TensorRecord;
 
 /// What a connection knows of the work of its devices, where the server speaks 7.0.
 #[derive(Debug, Default)]
@@ -82,12 +83,12 @@ impl Proofs {
     }
 
     pub(super) fn fail(&self, failure: &DeviceError) {
-        self.tracks().iter().for_each(|track| track.fail(failure));
+        self.tracks().iter().for_each(|track| track.fate.fail(failure));
     }
 
-    /// Whether the server copies from one device to another, where that is known.
+    /// Whether the server copies from one device to another, or within one, where that is known.
     pub(super) fn copies(&self, from: u32, to: u32) -> Option<bool> {
-        if from == to { Some(true) } else { lock(&self.copies).get(&(from, to)).copied() }
+        lock(&self.copies).get(&(from, to)).copied()
     }
 
     pub(super) fn learn_copies(&self, from: u32, to: u32, does: bool) {
@@ -124,7 +125,7 @@ impl Needs {
 #[derive(Debug)]
 pub(super) struct Track {
     connection: Arc<Connection>,
-    timeline: OnceLock<Weak<Timeline>>,
+    fate: Arc<Fate>,
     state: Mutex<State>,
 }
 
@@ -151,10 +152,10 @@ pub(super) enum Before {
 impl Track {
     /// A queue's timeline with its track.
     pub(super) fn new(connection: &Arc<Connection>) -> Result<(Arc<Track>, Arc<Timeline>), DeviceError> {
-        let track =
-            Arc::new(Track { connection: Arc::clone(connection), timeline: OnceLock::new(), state: Mutex::default() });
+        let fate = Fate::new(connection.endpoint());
+        let track = Arc::new(Track { connection: Arc::clone(connection), fate, state: Mutex::default() });
         let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn device::Progress>);
-        track.timeline.get_or_init(|| Arc::downgrade(&timeline));
+        track.fate.is_of(&timeline);
         let mut tracks = lock(&connection.proofs.tracks);
         tracks.retain(|track| track.strong_count() > 0);
         tracks.push(Arc::downgrade(&track));
@@ -168,8 +169,8 @@ impl Track {
         Arc::ptr_eq(&self.connection, connection)
     }
 
-    fn timeline(&self) -> Option<Arc<Timeline>> {
-        self.timeline.get().and_then(Weak::upgrade)
+    pub(super) fn fate(&self) -> &Arc<Fate> {
+        &self.fate
     }
 
     /// Mark `seq` stands behind these messages.
@@ -198,7 +199,7 @@ impl Track {
             return Ok(Before::Sent(Needs::default()));
         }
         drop(state);
-        match self.timeline().and_then(|timeline| timeline.failure()) {
+        match self.fate.timeline().and_then(|timeline| timeline.failure()) {
             Some(failure) => Err(failure),
             None => Ok(needs.map_or(Before::Unsent, Before::Sent)),
         }
@@ -206,6 +207,10 @@ impl Track {
 
     /// Tells the timeline of marks that are proved.
     pub(super) fn settle(&self) {
+        // Marks of a queue that has failed stay where they are: they are not reached.
+        if self.fate.failure().is_some() {
+            return;
+        }
         let mut reached = None;
         let mut state = lock(&self.state);
         let done = |device| self.connection.proofs.progress(device).map_or(0, |progress| progress.done());
@@ -213,42 +218,17 @@ impl Track {
             reached = Some(seq);
         }
         drop(state);
-        if let (Some(seq), Some(timeline)) = (reached, self.timeline()) {
-            timeline.advance(seq);
-        }
-    }
-
-    pub(super) fn fail(&self, error: &DeviceError) {
-        if let Some(timeline) = self.timeline() {
-            timeline.fail(error.clone());
+        if let Some(seq) = reached {
+            self.fate.reached(seq);
         }
     }
 
     /// Of the marks up to `made`, those that have no place yet will never have one. The others may yet be proved.
     pub(super) fn end(&self, made: u64) {
         let unplaced = made > lock(&self.state).placed;
-        if unplaced {
-            self.fail(&DeviceError::Ended);
+        if unplaced && let Some(timeline) = self.fate.timeline() {
+            timeline.fail(DeviceError::Ended);
         }
-    }
-
-    /// The server says that it has not done what this queue asked for.
-    pub(super) fn refused(&self, command: Command) {
-        let (device, call) = (self.connection.endpoint().to_owned(), command.name());
-        self.fail(&DeviceError::Driver { device, call, reason: "the server says that it has not done it".to_owned() });
-    }
-
-    /// The server says how a graph of this queue ended: a `ggml_status`, from versions that tell.
-    pub(super) fn computed(&self, status: i8) {
-        let why = match status {
-            0 => return,
-            1 => "it was aborted",
-            -2 => "out of memory",
-            _ => "a device failed",
-        };
-        let (device, call) = (self.connection.endpoint().to_owned(), Command::GraphCompute.name());
-        let reason = format!("the server says: {why} (status {status}); its log says more");
-        self.fail(&DeviceError::Driver { device, call, reason });
     }
 }
 

@@ -96,6 +96,8 @@ pub(crate) struct Seen {
     pub(crate) commands: Mutex<Vec<u8>>,
     /// The status of graphs from now on.
     pub(crate) status: AtomicU8,
+    /// Held by whoever wants that it does not tell how a graph ended yet.
+    pub(crate) gate: Mutex<()>,
 }
 
 /// A listener that speaks an older version.
@@ -185,6 +187,7 @@ impl Session<'_> {
             if self.version.empty.contains(&command) {
                 self.answer(&[])?;
             } else if self.version.status == Some(command) {
+                drop(self.seen.gate.lock().expect("whole"));
                 self.answer(&[self.seen.status.load(Ordering::SeqCst)])?;
             } else if matches!(number, 0..=3 | 7..=9 | 11 | 13 | 15) {
                 (&upstream).read_exact(&mut size)?;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 mod front;
+mod late;
 
 use crate::client::options;
 use crate::support::{TestServer, WATCHDOG, eventually, floats, noise};
