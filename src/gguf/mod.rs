@@ -11,7 +11,7 @@ mod error;
 #[cfg(test)]
 #[path = "../../tests/common/gguf.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
-mod file;
+pub(crate) mod file;
 mod head;
 mod read;
 #[cfg(test)]

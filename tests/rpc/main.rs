@@ -19,6 +19,7 @@ mod greeted_support;
 mod hostile;
 mod limits;
 mod models;
+mod models_unseen;
 mod older;
 mod peers;
 mod program;
