@@ -1,5 +1,6 @@
 //! What can be wrong with a GGUF file.
 
+use std::fmt;
 use std::str::Utf8Error;
 
 use crate::tensor::{DType, DescError};
@@ -21,6 +22,56 @@ impl GgufError {
     /// Whether the file, or what was there of it, ends before the part does.
     pub(super) fn ends_early(&self) -> bool {
         matches!(self.fault, Fault::Truncated { .. } | Fault::Count { .. })
+    }
+}
+
+/// Characters of a text of the file that go into other texts: it may be as long as the file.
+const MOST_SHOWN: usize = 60;
+
+/// A text of the file as other texts show it: its beginning.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a>(pub(super) &'a str);
+
+impl Shown<'_> {
+    /// What is shown of it; whether that is less than all.
+    fn start(&self) -> (&str, bool) {
+        match self.0.char_indices().nth(MOST_SHOWN) {
+            Some((end, _)) => (self.0.get(..end).unwrap_or_default(), true),
+            None => (self.0, false),
+        }
+    }
+
+    /// What is shown of it, by itself.
+    pub(super) fn to_text(self) -> String {
+        let (start, cut) = self.start();
+        format!("{start}{}", if cut { "…" } else { "" })
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (start, cut) = self.start();
+        write!(f, "{start:?}{}", if cut { "…" } else { "" })
+    }
+}
+
+/// A part of the file that has a name: `tensor "output.weight"`. Made into a text when something is wrong with it.
+#[derive(Clone, Copy)]
+pub(super) struct Named<'a>(pub(super) &'static str, pub(super) &'a str);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, Shown(self.1))
+    }
+}
+
+/// A part of the file that has a number: `name of tensor 7`.
+#[derive(Clone, Copy)]
+pub(super) struct Nth(pub(super) &'static str, pub(super) usize);
+
+impl fmt::Display for Nth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
     }
 }
 

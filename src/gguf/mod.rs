@@ -11,7 +11,7 @@ mod error;
 #[cfg(test)]
 #[path = "../../tests/common/gguf.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
-mod file;
+pub(crate) mod file;
 mod head;
 mod read;
 #[cfg(test)]
@@ -24,6 +24,7 @@ use std::ops::Range;
 use crate::tensor::{DType, TensorDesc};
 
 pub use error::{Fault, GgufError};
+use error::{Named, Nth, Shown};
 pub use head::{HeadError, MAX_HEAD, read_tensors};
 use read::Reader;
 pub use value::{Array, KeyError, Metadata, Value, required};
@@ -87,7 +88,7 @@ impl<'a> Gguf<'a> {
         let data = (reader.at() as u64).next_multiple_of(alignment as u64);
         let mut names = HashSet::new();
         if let Some(twice) = infos.iter().find(|info| !names.insert(info.name)) {
-            let fault = Fault::Twice(twice.name.to_owned());
+            let fault = Fault::Twice(Shown(twice.name).to_text());
             return Err(GgufError { offset: twice.offset, what: "tensor name".to_owned(), fault });
         }
         let tensors = infos.iter().map(|info| info.place(end, data, alignment)).collect::<Result<_, _>>()?;
@@ -125,10 +126,10 @@ fn metadata<'a>(reader: &mut Reader<'a>, count: usize) -> Result<Metadata<'a>, G
     let start = reader.clone();
     let mut entries = Vec::new();
     for at in 0..count {
-        let key = reader.text(&format!("key of metadata entry {at}"))?;
-        entries.push((key, Value::read(reader, &format!("metadata entry {key:?}"))?));
+        let key = reader.text(Nth("key of metadata entry", at))?;
+        entries.push((key, Value::read(reader, Named("metadata entry", key))?));
     }
-    Metadata::new(entries).map_err(|key| start.error("metadata", Fault::Twice(key.to_owned())))
+    Metadata::new(entries).map_err(|key| start.error("metadata", Fault::Twice(Shown(key).to_text())))
 }
 
 fn alignment(reader: &Reader<'_>, metadata: &Metadata<'_>) -> Result<usize, GgufError> {
@@ -162,33 +163,33 @@ struct Info<'a> {
 impl<'a> Info<'a> {
     fn read(reader: &mut Reader<'a>, at: usize) -> Result<Info<'a>, GgufError> {
         let offset = reader.at();
-        let name = reader.text(&format!("name of tensor {at}"))?;
-        let what = format!("tensor {name:?}");
+        let name = reader.text(Nth("name of tensor", at))?;
+        let what = Named("tensor", name);
         let start = reader.clone();
-        let dims = reader.u32(&what)?;
+        let dims = reader.u32(what)?;
         if !(1..=4).contains(&dims) {
-            return Err(start.error(&what, Fault::Dimensions(dims)));
+            return Err(start.error(what, Fault::Dimensions(dims)));
         }
         let mut ne = [1; 4];
         for d in 0..dims {
             let start = reader.clone();
-            let n = reader.u64(&what)?;
+            let n = reader.u64(what)?;
             if n == 0 {
-                return Err(start.error(&what, Fault::Empty(d)));
+                return Err(start.error(what, Fault::Empty(d)));
             }
             // A number too large for the machine becomes one that no shape has.
             ne[d as usize] = usize::try_from(n).unwrap_or(usize::MAX);
         }
         let start = reader.clone();
-        let number = reader.u32(&what)?;
-        let dtype = DType::from_wire(number).ok_or_else(|| start.error(&what, Fault::TensorType(number)))?;
-        Ok(Info { offset, name, dtype, ne, data: reader.u64(&what)? })
+        let number = reader.u32(what)?;
+        let dtype = DType::from_wire(number).ok_or_else(|| start.error(what, Fault::TensorType(number)))?;
+        Ok(Info { offset, name, dtype, ne, data: reader.u64(what)? })
     }
 
     /// Finds the data: `start` is where that of all tensors begins, in bytes of a file of `end`.
     fn place(&self, end: usize, start: u64, alignment: usize) -> Result<TensorInfo, GgufError> {
         let Info { offset, name, dtype, ne, data } = *self;
-        let error = |fault| GgufError { offset, what: format!("tensor {name:?}"), fault };
+        let error = |fault| GgufError { offset, what: Named("tensor", name).to_string(), fault };
         if !data.is_multiple_of(alignment as u64) {
             return Err(error(Fault::Misaligned { offset: data, alignment }));
         }

@@ -233,3 +233,25 @@ fn counts_out_of_all_proportion_are_refused() {
     let error = parse_error(&file.bytes()).to_string();
     assert!(error.contains("number of metadata entries: 65537 items, and no model has more than 65536"), "{error}");
 }
+
+/// Keys, names and texts may be as long as the file: what is said of them is not.
+#[test]
+fn what_is_said_of_a_file_is_short() {
+    let long = "\x7f".repeat(1 << 20);
+    let other = format!("x{}", &long[1..]);
+    let row = |dtype: u8| [33, 0, 0, 0, 0, 0, 0, 0, dtype, 0, 0, 0];
+    let cases = [
+        File::default().entry(&long, 7, &[2]).bytes(),
+        File::default().entry(&long, 13, &[]).bytes(),
+        File::default().entry(&long, 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).bytes(),
+        File::default().text("general.alignment", &long).bytes(),
+        File::default().tensor(&long, &[1, 1, 1, 1, 1], DType::F32).bytes(),
+        patched(File::default().tensor(&long, &[33], DType::F32).bytes(), &row(0), &row(2)),
+        File::default().tensor(&long, &[1], DType::F32).tensor(&long, &[1], DType::F32).bytes(),
+        patched(File::default().int(&long, 1).int(&other, 1).bytes(), other.as_bytes(), long.as_bytes()),
+    ];
+    for (number, bytes) in cases.iter().enumerate() {
+        let text = parse_error(bytes).to_string();
+        assert!(text.len() < 1024, "{number}: {} bytes: {}", text.len(), &text[..100]);
+    }
+}

@@ -5,8 +5,8 @@ use std::fmt;
 use thiserror::Error;
 
 use super::GgufError;
-use super::error::Fault;
-use super::read::Reader;
+use super::error::{Fault, Shown};
+use super::read::{Reader, What};
 
 /// The type of a value, by its number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Kind {
         Kind::F64,
     ];
 
-    fn read(reader: &mut Reader<'_>, what: &str) -> Result<Kind, GgufError> {
+    fn read(reader: &mut Reader<'_>, what: impl What) -> Result<Kind, GgufError> {
         let start = reader.clone();
         let number = reader.u32(what)?;
         let kind = usize::try_from(number).ok().and_then(|n| Kind::ALL.get(n).copied());
@@ -92,7 +92,7 @@ pub enum Value<'a> {
 
 impl<'a> Value<'a> {
     /// Reads a type and a value of it.
-    pub(super) fn read(reader: &mut Reader<'a>, what: &str) -> Result<Value<'a>, GgufError> {
+    pub(super) fn read(reader: &mut Reader<'a>, what: impl What) -> Result<Value<'a>, GgufError> {
         match Kind::read(reader, what)? {
             Kind::Array => Array::read(reader, what).map(Value::Array),
             kind => Value::of(reader, what, kind),
@@ -100,7 +100,7 @@ impl<'a> Value<'a> {
     }
 
     /// Reads a value of a type that is no array.
-    fn of(reader: &mut Reader<'a>, what: &str, kind: Kind) -> Result<Value<'a>, GgufError> {
+    fn of(reader: &mut Reader<'a>, what: impl What, kind: Kind) -> Result<Value<'a>, GgufError> {
         let start = reader.clone();
         Ok(match kind {
             Kind::U8 => Value::Int(u8::from_le_bytes(reader.array(what)?).into()),
@@ -130,10 +130,7 @@ impl fmt::Display for Value<'_> {
             Value::Int(n) => write!(f, "{n}"),
             Value::Float(x) => write!(f, "{x}"),
             Value::Bool(b) => write!(f, "{b}"),
-            Value::Text(text) if text.chars().count() > 60 => {
-                write!(f, "{:?}…", text.chars().take(60).collect::<String>())
-            }
-            Value::Text(text) => write!(f, "{text:?}"),
+            Value::Text(text) => Shown(text).fmt(f),
             Value::Array(array) => write!(f, "{} values of type {:?}", array.len, array.kind),
         }
     }
@@ -148,7 +145,7 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    fn read(reader: &mut Reader<'a>, what: &str) -> Result<Array<'a>, GgufError> {
+    fn read(reader: &mut Reader<'a>, what: impl What) -> Result<Array<'a>, GgufError> {
         let start = reader.clone();
         let kind = Kind::read(reader, what)?;
         if kind == Kind::Array {

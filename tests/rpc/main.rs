@@ -23,6 +23,7 @@ mod hostile;
 mod island;
 mod limits;
 mod models;
+mod models_unseen;
 mod older;
 mod peers;
 mod program;

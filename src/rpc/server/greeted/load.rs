@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use log::info;
 
-use super::super::models::{Models, Outcome, Place, Wanted};
+use super::super::models::{Models, Place, Wanted};
 use super::transfers::tensor;
 use super::{Greeted, Refusal};
 use crate::device::Region;
@@ -56,8 +56,9 @@ impl Greeted<'_> {
         Ok(self.answer(&Answer::Load(found))?)
     }
 
-    /// Looks for the bytes. Until they are known to be those that the client knows, none of its queues may see them; and if
-    /// they are not, nothing is left of them.
+    /// Looks for the bytes. None of the client's queues may see any before they are known to be those that the client knows:
+    /// they are written at once only while nothing else of the session is at work, and otherwise when a first reading has told
+    /// what they are. Of wrong ones nothing is left.
     fn search(
         &mut self,
         models: &Models,
@@ -66,20 +67,32 @@ impl Greeted<'_> {
         tensor: Option<&TensorDesc>,
     ) -> Result<bool, Refusal> {
         let shared = self.holdings.shared;
-        let until = Instant::now() + shared.config.device_timeout;
-        for other in self.queues.iter().filter(|open| open.number() != request.queue) {
-            other.submit(|queue| queue.mark().wait(Some(until)))?;
-        }
+        let patience = shared.config.device_timeout;
+        let alone = self.queues.rest(Instant::now() + patience)?;
         let wanted = Wanted { name: request.name, digest: request.digest };
-        let outcome = self.queues.get(request.queue)?.submit(|queue| {
-            let outcome = models.load(&wanted, Place { queue, region, tensor }, &|| !shared.stopping())?;
-            if outcome == Outcome::Spoilt {
+        let mut shown = false;
+        let found = self.queues.get(request.queue)?.submit(|queue| {
+            let mut place = Place { queue, region, tensor, alone, touched: false };
+            let found = models.load(&wanted, &mut place, &|| !shared.stopping());
+            shown = place.touched && found != Ok(true);
+            if shown && found.is_ok() {
                 queue.fill(region.clone(), 0)?;
-                let cleared = Instant::now() + shared.config.device_timeout;
-                queue.mark().wait(Some(cleared))?;
+                queue.mark().wait(Some(Instant::now() + patience))?;
+                shown = false;
             }
-            Ok(outcome)
-        })?;
-        Ok(outcome == Some(Outcome::Found))
+            found
+        });
+        if shown {
+            self.hide(request.span.buffer)?;
+        }
+        Ok(found? == Some(true))
+    }
+
+    /// Takes a buffer from the client: bytes lie in it that it may not see, and the queue that wrote them has failed. No other
+    /// queue could tell when the last of them is written, and zero them after it.
+    fn hide(&mut self, buffer: u64) -> Result<(), Refusal> {
+        self.holdings.handles.remove(buffer)?;
+        self.graphs.forget(buffer);
+        Ok(())
     }
 }

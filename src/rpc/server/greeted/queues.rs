@@ -1,6 +1,7 @@
 //! The queues that a client has open, by its own numbers, and the moments that it has marked on them.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use super::super::Refusal;
 use super::super::connection::Broken;
@@ -52,11 +53,6 @@ pub(super) enum Moment {
 }
 
 impl Open {
-    /// What its client calls it.
-    pub(super) fn number(&self) -> u32 {
-        self.number
-    }
-
     /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
     pub(super) fn submit<T>(
         &mut self,
@@ -67,6 +63,12 @@ impl Open {
             Ok(done) => Ok(Some(done)),
             Err(e) => self.answers.fail(Fault::from(&e)).map(|()| None),
         }
+    }
+
+    /// Whether its device has done all that it was sent, for certain: after a failure nobody knows.
+    fn is_done(&mut self) -> bool {
+        let failed = self.answers.failed();
+        self.queue.as_mut().is_none_or(|queue| !failed && queue.mark().poll() == Ok(true))
     }
 
     /// Gives a number to the moment after all work so far.
@@ -111,6 +113,8 @@ impl Open {
 #[derive(Default)]
 pub(super) struct Queues {
     open: HashMap<u32, Open>,
+    /// One was closed whose device may be at its work yet.
+    loose: bool,
 }
 
 impl Queues {
@@ -153,11 +157,23 @@ impl Queues {
     }
 
     pub(super) fn close(&mut self, number: u32) -> Result<(), Refusal> {
-        self.open.remove(&number).map(drop).ok_or(Refusal::Queue(number))
+        let mut open = self.open.remove(&number).ok_or(Refusal::Queue(number))?;
+        self.loose |= !open.is_done();
+        Ok(())
     }
 
     pub(super) fn get(&mut self, number: u32) -> Result<&mut Open, Refusal> {
         self.open.get_mut(&number).ok_or(Refusal::Queue(number))
+    }
+
+    /// Waits for what all of them were sent so far. True when for certain nothing of the session is at work on a device: it
+    /// may be, for the rest of the session, once a queue has failed or was closed too early.
+    pub(super) fn rest(&mut self, until: Instant) -> Result<bool, Broken> {
+        let mut certain = !self.loose;
+        for open in self.open.values_mut().filter(|open| open.queue.is_some()) {
+            certain &= open.submit(|queue| queue.mark().wait(Some(until)))?.is_some();
+        }
+        Ok(certain)
     }
 
     /// One that works on memory of a device.

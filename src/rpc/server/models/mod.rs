@@ -6,10 +6,10 @@
 
 mod scan;
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use log::{debug, info};
@@ -27,6 +27,14 @@ const PIECE: usize = 256 << 10;
 /// The folder is looked at again when something is not found and it was looked at longer ago than this and than so many times
 /// what that took: new files are noticed, and a client that asks for what is not there costs little.
 const RESCAN: (Duration, u32) = (Duration::from_secs(1), 20);
+
+/// How long the folder is looked at, at most: when the server starts, and while a client waits. What was not reached by then is
+/// looked at the next time.
+const FIRST_LOOK: Duration = Duration::from_secs(120);
+const LATER_LOOKS: Duration = Duration::from_secs(10);
+
+/// Tensors that are known at a time, over all files.
+const MAX_TENSORS: usize = 1 << 18;
 
 /// A folder of models. All sessions share it.
 pub(super) struct Models {
@@ -49,17 +57,10 @@ pub(super) struct Place<'a> {
     pub(super) queue: &'a mut dyn Queue,
     pub(super) region: &'a Region,
     pub(super) tensor: Option<&'a TensorDesc>,
-}
-
-/// What came of looking for a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// It is on its way.
-    Found,
-    /// It is not there, and nothing was written.
-    Absent,
-    /// It is not there, and some other tensor's bytes may have been written.
-    Spoilt,
+    /// Nobody looks there meanwhile: what turns out to be wrong may be written, and overwritten by whoever asked.
+    pub(super) alone: bool,
+    /// Set when bytes may have been written.
+    pub(super) touched: bool,
 }
 
 /// How a try ended that no device has failed.
@@ -67,8 +68,6 @@ enum Try {
     Right,
     /// Other bytes, or fewer.
     Wrong,
-    /// The file cannot be used: nothing was written.
-    Unusable,
     /// The caller does not want to go on.
     Ended,
 }
@@ -80,48 +79,51 @@ impl Models {
     /// When the folder cannot be read. What is wrong with single files is logged.
     pub(super) fn open(dir: &Path) -> io::Result<Models> {
         std::fs::read_dir(dir)?;
-        let (library, due) = look(dir, &Library::default());
+        let (library, due) = look(dir, &Library::default(), FIRST_LOOK, &|| true);
         info!("models: {}: {} tensors in {} files", dir.display(), library.tensors(), library.files());
         Ok(Models { dir: dir.to_owned(), library: Mutex::new(Arc::new(library)), due: Mutex::new(due) })
     }
 
-    /// Fills a place with the tensor that is wanted. `go_on` is asked now and then while files are read, and ends the search by
-    /// `false`.
+    /// Fills a place with the tensor that is wanted; whether it was found. `go_on` is asked now and then while files are read,
+    /// and ends the search by `false`.
     ///
     /// # Errors
     /// What fails on the device.
     pub(super) fn load(
         &self,
         wanted: &Wanted<'_>,
-        mut place: Place<'_>,
+        place: &mut Place<'_>,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<Outcome, DeviceError> {
-        let mut outcome = Outcome::Absent;
+    ) -> Result<bool, DeviceError> {
         let mut left = MAX_TRIES;
         let mut library = self.library();
         loop {
             for holding in library.candidates(place.region.bytes(), wanted, left) {
                 left -= 1;
-                match attempt(&holding, wanted, &mut place, go_on)? {
+                match attempt(&holding, wanted, place, go_on)? {
                     Try::Right => {
                         debug!("models: {} comes from {}", wanted.name, holding.file().path.display());
-                        return Ok(Outcome::Found);
+                        return Ok(true);
                     }
-                    Try::Wrong => outcome = Outcome::Spoilt,
-                    Try::Unusable => {}
-                    Try::Ended => return Ok(Outcome::Spoilt),
+                    Try::Wrong => {}
+                    Try::Ended => return Ok(false),
                 }
             }
-            match self.look_again(&library) {
+            match self.look_again(&library, go_on) {
                 Some(newer) if left > 0 => library = newer,
-                _ => return Ok(outcome),
+                _ => return Ok(false),
             }
         }
     }
 
-    /// What the folder has now, if it is not known yet or it is time to look again.
-    fn look_again(&self, known: &Arc<Library>) -> Option<Arc<Library>> {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What the folder has now, if it is not known yet or it is time to look again. Nobody waits for another session that looks:
+    /// what that finds serves the next time.
+    fn look_again(&self, known: &Arc<Library>, go_on: &dyn Fn() -> bool) -> Option<Arc<Library>> {
+        let mut due = match self.due.try_lock() {
+            Ok(due) => due,
+            Err(TryLockError::Poisoned(due)) => due.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         let last = self.library();
         if !Arc::ptr_eq(&last, known) {
             return Some(last); // another session was faster
@@ -129,7 +131,7 @@ impl Models {
         if Instant::now() < *due {
             return None;
         }
-        let (library, next) = look(&self.dir, known);
+        let (library, next) = look(&self.dir, known, LATER_LOOKS, go_on);
         let library = Arc::new(library);
         *self.held() = Arc::clone(&library);
         *due = next;
@@ -146,10 +148,10 @@ impl Models {
     }
 }
 
-/// What a folder has, and when it is worth looking at again.
-fn look(dir: &Path, before: &Library) -> (Library, Instant) {
+/// What a folder has, as far as that can be told within `most`, and when it is worth looking at again.
+fn look(dir: &Path, before: &Library, most: Duration, go_on: &dyn Fn() -> bool) -> (Library, Instant) {
     let start = Instant::now();
-    let library = scan::look(dir, before);
+    let library = scan::look(dir, before, MAX_TENSORS, &|| start.elapsed() < most && go_on());
     let (least, times) = RESCAN;
     (library, Instant::now() + least.max(start.elapsed() * times))
 }
@@ -161,59 +163,108 @@ fn attempt(
     place: &mut Place<'_>,
     go_on: &dyn Fn() -> bool,
 ) -> Result<Try, DeviceError> {
-    let path = &holding.file().path;
-    let mut file = match open(holding) {
-        Ok(file) => file,
-        Err(e) => {
-            debug!("models: {}: {e}", path.display());
-            holding.file().leave();
-            return Ok(Try::Unusable);
+    if !place.alone {
+        let first = Reading::start(holding, go_on).and_then(Reading::hash);
+        match first {
+            Ok(digest) if digest == wanted.digest => {}
+            Ok(_) => return Ok(Try::Wrong),
+            Err(e) => return Ok(given_up(holding, &e)),
         }
-    };
-    let mut hasher = blake3::Hasher::new();
-    let (mut failed, mut ended) = (None, false);
-    let mut read = |to: &mut [u8]| {
-        for piece in to.chunks_mut(PIECE) {
-            ended = ended || !go_on();
-            let read = if ended { Err(io::ErrorKind::Interrupted.into()) } else { file.read_exact(piece) };
-            read.map_err(|e: io::Error| {
-                let text = io::Error::other(e.to_string());
-                failed = Some(e);
-                text
-            })?;
-            hasher.update(piece);
-        }
-        Ok(())
-    };
-    let done = place.queue.upload(place.region.clone(), place.tensor, Source::Writer(&mut read));
-    if ended {
-        return Ok(Try::Ended);
     }
-    if let Some(e) = failed {
-        debug!("models: {}: {e}", path.display());
-        holding.file().leave();
-        return Ok(Try::Wrong);
+    let mut reading = match Reading::start(holding, go_on) {
+        Ok(reading) => reading,
+        Err(e) => return Ok(given_up(holding, &e)),
+    };
+    place.touched = true;
+    let mut write = |to: &mut [u8]| reading.read(to);
+    let done = place.queue.upload(place.region.clone(), place.tensor, Source::Writer(&mut write));
+    if let Some(e) = reading.failed.take() {
+        return Ok(given_up(holding, &e));
     }
     done?;
-    let digest = *hasher.finalize().as_bytes();
-    // What was read while the file changed tells nothing about what it holds now.
-    if file.metadata().is_ok_and(|meta| Identity::of(&meta) == holding.file().identity) {
-        holding.remember(digest);
-    }
-    Ok(if digest == wanted.digest { Try::Right } else { Try::Wrong })
+    Ok(if reading.end() == wanted.digest { Try::Right } else { Try::Wrong })
 }
 
-/// Opens a tensor's file at its first byte, if it is still the file that was looked into.
-fn open(holding: &Holding) -> io::Result<File> {
-    let (path, identity) = (&holding.file().path, &holding.file().identity);
-    // Opening what is no file may block.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("not a file any more"));
+/// What becomes of a tensor's try whose file could not be read to the end.
+fn given_up(holding: &Holding, e: &io::Error) -> Try {
+    if e.kind() == ErrorKind::Interrupted {
+        return Try::Ended;
     }
-    let mut file = File::open(path)?;
-    if Identity::of(&file.metadata()?) != *identity {
-        return Err(io::Error::other("it has changed"));
+    debug!("models: {}: {e}", holding.file().path.display());
+    holding.file().leave();
+    Try::Wrong
+}
+
+/// A tensor that is read from its file, and what its bytes are.
+struct Reading<'a> {
+    holding: &'a Holding,
+    go_on: &'a dyn Fn() -> bool,
+    file: File,
+    hasher: blake3::Hasher,
+    /// Why it cannot be read on: [`ErrorKind::Interrupted`] where nobody wants it.
+    failed: Option<io::Error>,
+}
+
+impl<'a> Reading<'a> {
+    /// At the tensor's first byte, if its file is still the one that was looked into.
+    fn start(holding: &'a Holding, go_on: &'a dyn Fn() -> bool) -> io::Result<Reading<'a>> {
+        let (mut file, meta) = open(&holding.file().path)?;
+        if Identity::of(&meta) != holding.file().identity {
+            return Err(io::Error::other("it has changed"));
+        }
+        file.seek(SeekFrom::Start(holding.start()))?;
+        Ok(Reading { holding, go_on, file, hasher: blake3::Hasher::new(), failed: None })
     }
-    file.seek(SeekFrom::Start(holding.start()))?;
-    Ok(file)
+
+    /// The next bytes.
+    fn read(&mut self, to: &mut [u8]) -> io::Result<()> {
+        for piece in to.chunks_mut(PIECE) {
+            let go_on = self.failed.is_none() && (self.go_on)();
+            let read = if go_on { self.file.read_exact(piece) } else { Err(ErrorKind::Interrupted.into()) };
+            if let Err(e) = read {
+                let text = io::Error::other(e.to_string());
+                self.failed.get_or_insert(e);
+                return Err(text);
+            }
+            self.hasher.update(piece);
+        }
+        Ok(())
+    }
+
+    /// Reads all of it, for its digest.
+    fn hash(mut self) -> io::Result<[u8; 32]> {
+        let mut piece = vec![0; PIECE.min(self.holding.bytes() as usize)];
+        let mut left = self.holding.bytes();
+        while left > 0 {
+            let now = piece.len().min(left as usize);
+            let read = self.read(&mut piece[..now]);
+            if let Some(e) = self.failed.take() {
+                return Err(e);
+            }
+            read?;
+            left -= now as u64;
+        }
+        Ok(self.end())
+    }
+
+    /// What all of it was.
+    fn end(self) -> [u8; 32] {
+        let digest = *self.hasher.finalize().as_bytes();
+        // What was read while the file changed tells nothing about what it holds now.
+        if self.file.metadata().is_ok_and(|meta| Identity::of(&meta) == self.holding.file().identity) {
+            self.holding.remember(digest);
+        }
+        digest
+    }
+}
+
+/// Opens what must be a file. Something else that was just put in its place, a pipe, does not make anybody wait.
+fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    let file = options.open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_file() { Ok((file, meta)) } else { Err(io::Error::other("not a file")) }
 }

@@ -1,7 +1,11 @@
 //! What a folder of models holds: its files, as far as they are what they should be, and their tensors by length.
 
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
+
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,9 +21,6 @@ const MAX_DEPTH: usize = 8;
 
 /// Names in all folders that are looked at.
 const MAX_ENTRIES: usize = 1 << 16;
-
-/// Tensors that are known at a time, over all files.
-const MAX_TENSORS: usize = 1 << 18;
 
 /// Longer names are no tensor's that a model needs.
 const MAX_NAME: usize = 256;
@@ -45,13 +46,28 @@ pub(super) struct ModelFile {
     pub(super) path: PathBuf,
     pub(super) identity: Identity,
     tensors: Vec<Tensor>,
+    /// How many it would have, where there was no room for them.
+    crowded: usize,
     /// It is not what it was any more.
     left: AtomicBool,
 }
 
 impl ModelFile {
-    fn new(path: &Path, meta: &Metadata, tensors: Vec<Tensor>) -> ModelFile {
-        ModelFile { path: path.to_owned(), identity: Identity::of(meta), tensors, left: AtomicBool::new(false) }
+    /// With room for so many tensors.
+    fn new(path: &Path, meta: &Metadata, mut tensors: Vec<Tensor>, room: usize) -> ModelFile {
+        let mut crowded = 0;
+        if tensors.len() > room {
+            crowded = tensors.len();
+            tensors = Vec::new();
+        }
+        let left = AtomicBool::new(false);
+        ModelFile { path: path.to_owned(), identity: Identity::of(meta), tensors, crowded, left }
+    }
+
+    /// Whether it need not be read again, with room for so many tensors.
+    fn is_known(&self, meta: &Metadata, room: usize) -> bool {
+        let same = self.identity == Identity::of(meta) && !self.left.load(Ordering::Relaxed);
+        same && self.tensors.len() <= room && !(1..=room).contains(&self.crowded)
     }
 
     /// Leaves the file alone until the folder is looked at again.
@@ -83,6 +99,11 @@ impl Holding {
     /// Where its bytes begin in the file.
     pub(super) fn start(&self) -> u64 {
         self.tensor().start
+    }
+
+    /// How many those are.
+    pub(super) fn bytes(&self) -> u64 {
+        self.tensor().bytes
     }
 
     /// Its bytes are known from now on.
@@ -145,6 +166,34 @@ impl Library {
         self.notes.insert(note);
     }
 
+    /// Looks at what is called a model.
+    fn visit(&mut self, path: &Path, before: &Library, most: usize) {
+        let meta = match fs::metadata(path) {
+            Ok(meta) if meta.is_file() => meta,
+            Ok(_) => return,
+            Err(e) => return self.note(before, path, &e.to_string()),
+        };
+        let room = most.saturating_sub(self.tensors);
+        let file = match before.files.get(path) {
+            Some(file) if file.is_known(&meta, room) => Arc::clone(file),
+            _ => match read(path) {
+                Ok((meta, tensors)) => Arc::new(ModelFile::new(path, &meta, tensors, room)),
+                Err(e) => {
+                    self.note(before, path, &format!("left out: {e}"));
+                    // One that is no model's is none until it changes.
+                    if matches!(e, HeadError::Io(_)) {
+                        return;
+                    }
+                    Arc::new(ModelFile::new(path, &meta, Vec::new(), room))
+                }
+            },
+        };
+        if file.crowded > 0 {
+            self.note(before, path, &format!("left out: there are {most} tensors without it"));
+        }
+        self.add(file);
+    }
+
     fn add(&mut self, file: Arc<ModelFile>) {
         for (number, tensor) in file.tensors.iter().enumerate() {
             let holding = Holding { file: Arc::clone(&file), tensor: number };
@@ -155,45 +204,31 @@ impl Library {
     }
 }
 
-/// Looks through a folder. Files that have not changed since `before` are not read again.
-pub(super) fn look(dir: &Path, before: &Library) -> Library {
+/// Looks through a folder, for `most` tensors and while `go_on` says so. Files that have not changed since `before` are not read
+/// again, and what is not reached is as it was.
+pub(super) fn look(dir: &Path, before: &Library, most: usize, go_on: &dyn Fn() -> bool) -> Library {
     let mut library = Library::default();
-    let mut paths = walk(dir, before, &mut library);
+    let mut paths = walk(dir, before, &mut library, go_on);
     paths.sort();
-    for path in paths {
-        let meta = match fs::metadata(&path) {
-            Ok(meta) if meta.is_file() => meta,
-            Ok(_) => continue,
-            Err(e) => {
-                library.note(before, &path, &e.to_string());
-                continue;
+    for path in &paths {
+        if !go_on() {
+            break;
+        }
+        library.visit(path, before, most);
+    }
+    if !go_on() {
+        library.note(before, dir, "it takes too long to look through: some of it is left for later");
+        for (path, file) in &before.files {
+            if !library.files.contains_key(path) && library.tensors + file.tensors.len() <= most {
+                library.add(Arc::clone(file));
             }
-        };
-        let file = match before.files.get(&path) {
-            Some(file) if file.identity == Identity::of(&meta) && !file.left.load(Ordering::Relaxed) => {
-                Arc::clone(file)
-            }
-            _ => {
-                let tensors = read(&path, &meta).or_else(|e| {
-                    library.note(before, &path, &format!("left out: {e}"));
-                    // One that is no model's is none until it changes.
-                    if matches!(e, HeadError::Io(_)) { Err(e) } else { Ok(Vec::new()) }
-                });
-                let Ok(tensors) = tensors else { continue };
-                Arc::new(ModelFile::new(&path, &meta, tensors))
-            }
-        };
-        if library.tensors + file.tensors.len() <= MAX_TENSORS {
-            library.add(file);
-        } else {
-            library.note(before, &path, &format!("left out: there are {MAX_TENSORS} tensors without it"));
         }
     }
     library
 }
 
 /// Paths of all that is called a model, in a folder and those below it. Links are followed: they are the operator's.
-fn walk(dir: &Path, before: &Library, library: &mut Library) -> Vec<PathBuf> {
+fn walk(dir: &Path, before: &Library, library: &mut Library, go_on: &dyn Fn() -> bool) -> Vec<PathBuf> {
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     let mut folders = vec![(dir.to_owned(), 1)];
     let mut entries = 0;
@@ -210,6 +245,9 @@ fn walk(dir: &Path, before: &Library, library: &mut Library) -> Vec<PathBuf> {
         };
         for entry in listing.map_while(Result::ok) {
             entries += 1;
+            if !go_on() {
+                return found;
+            }
             if entries > MAX_ENTRIES {
                 library.note(before, dir, &format!("more than {MAX_ENTRIES} files: some are not looked at"));
                 return found;
@@ -230,13 +268,14 @@ fn walk(dir: &Path, before: &Library, library: &mut Library) -> Vec<PathBuf> {
     found
 }
 
-fn read(path: &Path, meta: &Metadata) -> Result<Vec<Tensor>, HeadError> {
-    let tensors = gguf::read_tensors(File::open(path)?, meta.len())?;
+fn read(path: &Path) -> Result<(Metadata, Vec<Tensor>), HeadError> {
+    let (file, meta) = super::open(path)?;
+    let tensors = gguf::read_tensors(file, meta.len())?;
     let tensors = tensors.into_iter().filter(|info| info.name.len() <= MAX_NAME).map(|info| Tensor {
         name: info.name.into(),
         start: info.bytes.start as u64,
         bytes: info.bytes.len() as u64,
         digest: OnceLock::new(),
     });
-    Ok(tensors.collect())
+    Ok((meta, tensors.collect()))
 }
