@@ -30,7 +30,8 @@ fn silent() -> (Arc<Remote>, Greeted, Buffer) {
         sessions: 1,
         devices: Vec::new(),
     };
-    let connection = Connection::start("h:1", stream, Dialect::CURRENT, WATCHDOG, Some(greeting), (0, 0)).unwrap();
+    let connection =
+        Connection::start("h:1", stream, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting), (0, 0)).unwrap();
     let info = DeviceInfo {
         name: "h:1/X0".to_owned(),
         description: String::new(),
