@@ -20,6 +20,9 @@ use crate::rpc::wire::{BodySize, Command, Dialect, FreeBuffer, Request};
 /// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
 pub(super) const JOINED: usize = 64 << 10;
 
+/// Bytes of a long message that are written at a time: so it is seen that the server takes them.
+const TAKEN: usize = 1 << 20;
+
 /// How long a writer that finds the connection closed waits for the reader to find out why.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -39,6 +42,10 @@ pub(super) struct Shared {
     /// The version that the server speaks.
     pub(super) dialect: &'static Dialect,
     pub(super) patience: Duration,
+    /// The longest that it may owe a reply, whatever else it says.
+    pub(super) longest: Duration,
+    /// When the server last took more of a long message.
+    taken: Mutex<Instant>,
     /// Held while a message is written; what is in it changes in the order of the messages.
     writer: Mutex<Writer>,
     replies: Mutex<Replies>,
@@ -160,7 +167,7 @@ impl Connection {
         endpoint: &str,
         stream: TcpStream,
         dialect: &'static Dialect,
-        patience: Duration,
+        (patience, longest): (Duration, Duration),
         greeted: Option<GreetReply>,
         (sent, received): (u64, u64),
     ) -> io::Result<Arc<Connection>> {
@@ -173,6 +180,8 @@ impl Connection {
             stream,
             dialect,
             patience,
+            longest,
+            taken: Mutex::new(Instant::now()),
             writer: Mutex::new(Writer { kept, ..Writer::default() }),
             replies: Mutex::default(),
             failed: Condvar::new(),
@@ -222,15 +231,18 @@ impl Shared {
 
     /// Writes messages while nobody else does.
     pub(super) fn turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        let done = {
-            let mut writer = self.writer.lock().map_err(|_| self.torn())?;
-            self.unbroken()?;
-            let mut turn = Turn { shared: self, writer: &mut writer };
-            turn.run_errands()?;
-            work(&mut turn)
-        };
+        let done = self.take_turn(work);
+        // Also when nothing was said: on a connection that is lost they are dropped, with what they hold.
         self.run_errands();
         done
+    }
+
+    fn take_turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let mut writer = self.writer.lock().map_err(|_| self.torn())?;
+        self.unbroken()?;
+        let mut turn = Turn { shared: self, writer: &mut writer };
+        turn.run_errands()?;
+        work(&mut turn)
     }
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
@@ -282,17 +294,22 @@ impl Shared {
                     let mut turn = Turn { shared: self, writer: &mut writer };
                     // When this fails, it has failed everything that could be told of it.
                     if self.unbroken().and_then(|()| turn.run_errands()).is_err() {
-                        let left = std::mem::take(&mut *lock(&self.errands));
-                        drop(left);
+                        self.drop_errands();
                     }
                 }
                 Err(TryLockError::WouldBlock) => return,
                 Err(TryLockError::Poisoned(_)) => {
                     self.torn();
+                    self.drop_errands();
                     return;
                 }
             }
         }
+    }
+
+    fn drop_errands(&self) {
+        let left = std::mem::take(&mut *lock(&self.errands));
+        drop(left);
     }
 
     pub(super) fn unbroken(&self) -> Result<(), DeviceError> {
@@ -345,9 +362,19 @@ impl Shared {
         lock(&self.replies).due.pop_front()
     }
 
+    /// The reply that comes next: its command, and since when it is due.
+    pub(super) fn owed(&self) -> Option<(&'static str, Instant)> {
+        lock(&self.replies).due.front().map(|reply| (reply.command, reply.since))
+    }
+
+    /// When the server last took more of a long message: whoever takes what is sent is there.
+    pub(super) fn taken(&self) -> Instant {
+        *lock(&self.taken)
+    }
+
     /// What has been due for longest, and since when.
     pub(super) fn oldest(&self) -> Option<(&'static str, Instant)> {
-        let reply = lock(&self.replies).due.front().map(|reply| (reply.command, reply.since));
+        let reply = self.owed();
         let notice = self.session.as_ref().and_then(Session::oldest);
         reply.into_iter().chain(notice).min_by_key(|(_, since)| *since)
     }
@@ -379,11 +406,15 @@ impl Turn<'_> {
         let (first, rest) = data.split_at(data.len().min(JOINED));
         self.writer.out.extend_from_slice(first);
         self.leave(command)?;
-        if rest.is_empty() {
-            return Ok(());
+        for (n, piece) in rest.chunks(TAKEN).enumerate() {
+            let sent = (&self.shared.stream).write_all(piece);
+            self.sent(command, piece.len(), sent)?;
+            // Short messages may go on for long into what the system keeps for a server that takes nothing.
+            if n > 0 {
+                *lock(&self.shared.taken) = Instant::now();
+            }
         }
-        let sent = (&self.shared.stream).write_all(rest);
-        self.sent(command, rest.len(), sent)
+        Ok(())
     }
 
     /// Bytes that have yet to leave.
@@ -492,6 +523,9 @@ impl Errands {
         self.freed.is_empty() && self.wanted.is_empty() && self.said.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 /// What these locks guard is whole between any two statements: a panic elsewhere cannot have left it torn.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use super::connection::{Connection, lock};
 use super::graph::{Code, describe, fits, unsayable};
@@ -91,7 +92,15 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
         Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
         other => return Err(connection.fail(format!("the server answered DEVICE_COUNT with {other:?}"))),
     };
-    (0..count).map(|index| open(connection, index)).collect()
+    let until = Instant::now() + connection.longest;
+    let told = |index| {
+        if Instant::now() < until {
+            return open(connection, index);
+        }
+        let within = connection.longest;
+        Err(connection.fail(format!("the server told of {index} of its {count} devices within {within:?}")))
+    };
+    (0..count).map(told).collect()
 }
 
 fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {

@@ -27,7 +27,8 @@
 //!   that turns out to be late, because more work has been sent meanwhile, the queue's later points send it at once.
 //! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
-//!   and for all that comes later. To go on, connect again: buffers of a lost connection are gone.
+//!   and for all that comes later. One that greets is asked now and then whether it is there, so that something is due also
+//!   while others alone wait for its work, and while it has none. To go on, connect again: buffers of a lost connection are gone.
 //! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
 //!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
@@ -46,7 +47,7 @@ mod reader;
 
 pub use connect::ConnectError;
 
-use crate::device::Device;
+use crate::device::{Device, PATIENCE};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::{GreetReply, REVISION};
 use connect::Met;
@@ -102,8 +103,8 @@ impl Endpoint {
         let greet = || greeted::greet(endpoint, &stream, options.connect_timeout, &mut passed);
         let greeted = knows_us.then(greet).transpose()?;
         let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
-        let connection =
-            Connection::start(endpoint, stream, dialect, options.patience, greeted, passed).map_err(failed)?;
+        let patience = (options.patience, PATIENCE.max(options.patience));
+        let connection = Connection::start(endpoint, stream, dialect, patience, greeted, passed).map_err(failed)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,

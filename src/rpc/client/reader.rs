@@ -16,6 +16,7 @@ pub(super) fn start(shared: Arc<Shared>) -> io::Result<()> {
         start: 0,
         end: 0,
         heard: Instant::now(),
+        answered: Instant::now(),
         pinged: false,
         hurried: false,
         shared,
@@ -31,9 +32,11 @@ pub(super) struct Reader {
     end: usize,
     /// When the server last said anything.
     heard: Instant,
+    /// When it last brought what it was asked for.
+    answered: Instant,
     /// Whether it was asked since whether it is there.
     pinged: bool,
-    /// Whether the socket's timeout is shorter than usual.
+    /// Whether the socket's timeout is another than usual.
     hurried: bool,
 }
 
@@ -41,7 +44,7 @@ impl Reader {
     fn serve(mut self) {
         let next = if self.shared.session.is_some() { Reader::notice } else { Reader::response };
         loop {
-            if let Err(reason) = next(&mut self) {
+            if let Err(reason) = next(&mut self).and_then(|()| self.overdue()) {
                 self.shared.fail(reason);
                 return;
             }
@@ -66,8 +69,28 @@ impl Reader {
             return Err(format!("the server answered {command} with {size} bytes, {asked} were asked for"));
         }
         let body = self.bytes(size, command)?;
+        self.answered();
         let Some(reply) = self.shared.arrived() else { return Ok(()) };
         reply.to.give(Ok(body)).map_err(|e| format!("the server answered {command} with nonsense: {e}"))
+    }
+
+    /// The server has brought what it was asked for.
+    pub(super) fn answered(&mut self) {
+        self.answered = self.heard;
+    }
+
+    /// A server that says other things all the while is not silent, but whoever waits for a reply waits.
+    fn overdue(&self) -> Result<(), String> {
+        let longest = self.shared.longest;
+        if self.heard.duration_since(self.answered) < longest {
+            return Ok(());
+        }
+        match self.shared.owed() {
+            Some((command, since)) if self.heard.duration_since(since.max(self.answered)) >= longest => {
+                Err(format!("the server did not answer {command} within {longest:?}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The next bytes: no more than somebody of this process asked for, who has room for them.
@@ -130,7 +153,7 @@ impl Reader {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let left = self.silence()?;
-                    self.hurried = left < self.pause();
+                    self.hurried = left != self.pause();
                     self.wait_for(left).map_err(|e| e.to_string())?;
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted) => {
@@ -149,19 +172,21 @@ impl Reader {
 
     /// The server has said nothing for a while: how long it may go on so. `Err` when that was too long.
     fn silence(&mut self) -> Result<Duration, String> {
-        let patience = self.shared.patience;
-        let Some((command, since)) = self.shared.oldest() else { return Ok(self.pause()) };
-        let silent = since.max(self.heard).elapsed();
-        if silent >= patience {
+        let (patience, pause) = (self.shared.patience, self.pause());
+        let oldest = self.shared.oldest();
+        let alive = self.heard.max(self.shared.taken());
+        let silent = oldest.map_or(alive, |(_, since)| since.max(alive)).elapsed();
+        if let Some((command, _)) = oldest.filter(|_| silent >= patience) {
             return Err(format!("the server said nothing for {patience:?} while {command} was due"));
         }
-        if silent < self.pause() {
-            return Ok(self.pause() - silent);
+        if silent < pause {
+            return Ok(pause - silent);
         }
+        // Also where nothing is due: its work may be what another server waits for, and nobody else asks this one.
         if !std::mem::replace(&mut self.pinged, true) {
             self.shared.ping();
         }
-        Ok(patience - silent)
+        Ok(if oldest.is_some() { patience - silent } else { pause })
     }
 
     fn wait_for(&self, time: Duration) -> io::Result<()> {

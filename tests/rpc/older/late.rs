@@ -1,10 +1,17 @@
-//! What a server of an older version says late: how a graph ended.
+//! What a server of an older version says late: how a graph ended, and that it has taken a long upload.
 
 use super::front::{GEN0, V3_0};
 use super::{Old, account, deadline, network};
-use fanout::device::{DeviceError, Region};
+use crate::client::options;
+use fanout::device::{DeviceError, Region, Source};
+use fanout::rpc::client::{Endpoint, Options};
+use fanout::tensor::{DType, TensorDesc};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// What was submitted before a graph is known to have failed fails with it, and what waits for that, and nothing else.
 #[test]
@@ -43,4 +50,73 @@ fn nothing_is_reached_by_way_of_a_graph_that_failed() {
         reads.into_iter().enumerate().for_each(|(at, read)| told(at, read.wait(deadline()).map(drop)));
         marks.iter().enumerate().for_each(|(at, mark)| told(at, mark.wait(deadline())));
     }
+}
+
+/// The pause before each piece that a slow server takes.
+const PAUSE: Duration = Duration::from_millis(100);
+const PIECE: usize = 2 << 20;
+
+/// A server of the oldest version and one client, which takes uploads slowly.
+fn slow() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // So that what has left the client has about been taken.
+    socket2::SockRef::from(&listener).set_recv_buffer_size(64 << 10).unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        // It knows no HELLO of any form.
+        (0..2).for_each(|_| drop(listener.accept()));
+        if let Ok((mut stream, _)) = listener.accept() {
+            // When the client is gone, this is over.
+            let _ = take(&mut stream);
+        }
+    });
+    addr
+}
+
+fn take(stream: &mut TcpStream) -> io::Result<()> {
+    let (_never, paused) = channel::<()>();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let mut header = [0; 9];
+        stream.read_exact(&mut header)?;
+        let mut left = u64::from_le_bytes(header[1..].try_into().unwrap()) as usize;
+        while left > 0 {
+            if left > PIECE {
+                let _ = paused.recv_timeout(PAUSE);
+            }
+            let len = left.min(PIECE);
+            stream.read_exact(&mut piece[..len])?;
+            left -= len;
+        }
+        let numbers: &[u64] = match header[0] {
+            // ALLOC_BUFFER: what it is called and its size; GET_ALIGNMENT, GET_MAX_SIZE, BUFFER_GET_BASE.
+            0 => &[7, 1 << 30],
+            1 => &[64],
+            2 | 3 => &[1 << 30],
+            4..=6 => &[],
+            // GET_TENSOR of the byte that proves.
+            7 => {
+                stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0, 9])?;
+                continue;
+            }
+            other => panic!("command {other}"),
+        };
+        let body: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        stream.write_all(&[&(body.len() as u64).to_le_bytes(), &*body].concat())?;
+    }
+}
+
+/// Its reply comes when all of it is there: until then, that it goes on is the sign of life.
+#[test]
+fn an_upload_may_take_longer_than_a_server_may_be_silent() {
+    let options = Options { patience: 15 * PAUSE, ..options() };
+    let endpoint = Endpoint::connect(&slow().to_string(), &options).unwrap();
+    let device = &endpoint.devices()[0];
+    let mut queue = device.queue(&account()).unwrap();
+    let desc = TensorDesc::contiguous(DType::F32, [4096, 4096, 1, 1]).unwrap();
+    assert!(PAUSE * (desc.extent() / PIECE) as u32 > 2 * options.patience);
+    let buffer = device.alloc(desc.extent() as u64, &account()).unwrap();
+    let data = vec![3; desc.extent()];
+    queue.upload(buffer.whole(), Some(&desc), Source::Borrowed(&data)).unwrap();
+    queue.mark().wait(deadline()).unwrap();
 }

@@ -65,6 +65,7 @@ impl Reader {
             return Err(format!("the server sent {size} bytes for READ {id}, which asked for {asked}"));
         }
         let bytes = lengths.iter().map(|&len| self.bytes(len, ExtCommand::Read.name())).collect::<Result<_, _>>()?;
+        self.answered();
         self.session()?.data(id, bytes);
         Ok(())
     }

@@ -1,0 +1,117 @@
+use super::super::device::{Memory, Remote, enumerate};
+use super::super::plain::Plain;
+use super::super::queue::{Awaited, Speaker};
+use super::*;
+use crate::device::{Buffer, Caps, DeviceInfo, DeviceKind};
+use crate::rpc::wire::ext::{Abilities, Notice, State};
+use crate::rpc::wire::{PROTOCOL_VERSION, REQUEST_HEADER, Response};
+use std::io::Read;
+use std::net::TcpListener;
+use std::time::Instant;
+
+/// Longer than anything here takes.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// A connection, and the server's end of it.
+fn pair(longest: Duration, greeted: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let dialect = Dialect::of(PROTOCOL_VERSION).unwrap();
+    let connection = Connection::start("a:1", ours, dialect, (WATCHDOG, longest), greeted, (0, 0)).unwrap();
+    (connection, listener.accept().unwrap().0)
+}
+
+fn is_lost(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Lost { endpoint, .. } if endpoint == "a:1")
+}
+
+#[test]
+fn errands_of_a_lost_connection_are_dropped() {
+    let (connection, _server) = pair(WATCHDOG, None);
+    let held = Arc::new(());
+    let holds = Arc::clone(&held);
+    connection.fail("a test's reason");
+    // As somebody says it while another one writes, who sees only then that the connection is lost.
+    lock(&connection.errands).said.push(Box::new(move |_| {
+        drop(holds);
+        Ok(())
+    }));
+    assert!(is_lost(&connection.turn(|_| Ok(())).unwrap_err()));
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
+#[test]
+fn whoever_waits_for_bytes_that_were_never_asked_for_is_told_who_is_lost() {
+    let (connection, _server) = pair(WATCHDOG, None);
+    let info = DeviceInfo {
+        name: "a:1/0".to_owned(),
+        description: String::new(),
+        kind: DeviceKind::Gpu,
+        alignment: 64,
+        max_buffer: 1 << 30,
+        domain: connection.domain(),
+        caps: Caps::default(),
+    };
+    let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());
+    let (mut plain, _timeline) = Plain::new(Arc::clone(&remote), connection.proofs.add_device()).unwrap();
+    let memory = Memory { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
+    let buffer = Buffer::new("a:1/0", 128, Box::new(memory), Box::new(()));
+    connection.fail("a test's reason");
+    let (parts, tickets): (Vec<_>, Vec<_>) = (0..2)
+        .map(|at| {
+            let (to, ticket) = Awaited::new(&remote);
+            ((buffer.region(64 * at, 64).unwrap(), to), ticket)
+        })
+        .unzip();
+    assert!(is_lost(&plain.download(parts).unwrap_err()));
+    for ticket in tickets {
+        let told = ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err();
+        assert!(is_lost(&told), "{told}");
+    }
+}
+
+#[test]
+fn a_server_that_talks_must_answer_too() {
+    let greeted = GreetReply {
+        build: String::new(),
+        max_message: 1 << 20,
+        graph_budget: 1 << 20,
+        max_graphs: 4,
+        abilities: Abilities::default(),
+        sessions: 1,
+        devices: Vec::new(),
+    };
+    let (connection, mut server) = pair(Duration::from_millis(50), Some(greeted));
+    let talks = std::thread::spawn(move || {
+        let mut notice = Vec::new();
+        Notice::State(State::Ready).encode(&mut notice);
+        // Until the client hangs up.
+        while server.write_all(&notice).is_ok() {}
+    });
+    let told = connection.exchange("ALLOC_BUFFER", 16..=16, |out| out.push(0)).unwrap_err();
+    assert!(is_lost(&told) && told.to_string().contains("did not answer ALLOC_BUFFER within 50ms"), "{told}");
+    talks.join().unwrap();
+}
+
+#[test]
+fn a_server_does_not_tell_of_its_devices_for_ever() {
+    let (connection, mut server) = pair(Duration::from_millis(1), None);
+    let answers = std::thread::spawn(move || -> io::Result<()> {
+        loop {
+            let mut header = [0; REQUEST_HEADER];
+            server.read_exact(&mut header)?;
+            server.read_exact(&mut vec![0; header[1] as usize])?;
+            let mut reply = Vec::new();
+            if header[0] == Command::DeviceCount as u8 {
+                Response::DeviceCount(4096).encode(&mut reply);
+            } else {
+                Response::GetAlignment(64).encode(&mut reply);
+            }
+            server.write_all(&reply)?;
+        }
+    });
+    let told = enumerate(&connection).unwrap_err();
+    assert!(is_lost(&told) && told.to_string().contains("of its 4096 devices within 1ms"), "{told}");
+    drop(connection);
+    answers.join().unwrap().unwrap_err();
+}
