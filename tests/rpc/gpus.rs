@@ -1,5 +1,6 @@
 //! GPUs on one endpoint, emulated: each computes, bytes go from any device to any other, the program says what it found.
 
+use crate::greeted_support::data;
 use crate::program::{outcome, program, started};
 use crate::support::*;
 use fanout::cuda;
@@ -14,12 +15,17 @@ use std::time::Duration;
 
 /// Runs a test against a server of emulated devices. Nothing it made may be left, and no kernel may have done wrong.
 fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client)) {
+    counted(settings, list, memory, |server, client, _| test(server, client));
+}
+
+/// As [`served`], for a test that counts calls of the driver's functions.
+fn counted(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client, &dyn Fn(&str) -> u64)) {
     let emulator = cudaemu::test::start(settings).expect("the emulator");
     let options = Options { threads: Some(2), memory: memory.to_vec(), ..Options::default() };
     let devices = Registry::detect().open(list, &options).expect("devices");
     let mut server = TestServer::of(devices, Config::default());
     let client = Client::open(&server);
-    test(&server, client);
+    test(&server, client, &|name| emulator.calls(name));
     server.stop();
     drop(server);
     // The last work of a dropped queue ends on a thread of its own, and its context with it: before the next test's begin.
@@ -150,6 +156,29 @@ fn bytes_go_between_a_gpu_and_the_cpu() {
             let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.0 * (a + b)).collect();
             assert_eq!(client.floats(&twice), want, "from {from} to {to}");
         }
+    });
+}
+
+/// A client chooses how many spans its READs have: the host's memory for them is that of their bytes.
+#[test]
+fn a_read_of_many_spans_lands_in_one_block() {
+    counted("", "0", &[64 << 20], |server, _, calls| {
+        let mut client = Client::with_queues(server);
+        let memory = client.buffer(0, 1 << 20);
+        let bytes = noise(1, 1 << 20);
+        client.write_span(0, memory.all(), None, &bytes);
+        client.read_spans(0, 1, &[memory.all()]);
+        assert!(client.told() == data(1, &bytes));
+        let before = calls("cuMemHostAlloc");
+        let spans: Vec<_> = (0..500).map(|i| memory.span(2011 * i, i % 3)).collect();
+        let want: Vec<u8> = spans.iter().flat_map(|s| &bytes[s.offset as usize..][..s.len as usize]).copied().collect();
+        client.read_spans(0, 2, &spans);
+        assert!(client.told() == data(2, &want));
+        assert_eq!(calls("cuMemHostAlloc") - before, 1);
+        // It is used again.
+        client.read_spans(0, 3, &spans[..2]);
+        assert!(client.told() == data(3, &bytes[2011..][..1]));
+        assert_eq!(calls("cuMemHostAlloc") - before, 1);
     });
 }
 
