@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::allowance::Allowance;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
@@ -32,7 +33,7 @@ use crate::rpc::wire::ext::{
     Wait,
 };
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
-use answers::{Allowance, Answers};
+use answers::Answers;
 use graphs::{Graphs, Kept};
 use load::Loads;
 use pulse::Pulse;

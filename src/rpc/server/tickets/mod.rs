@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::device::{Account, Charge, Device, DeviceError, PIECE, Point, Queue, Region, Timeline};
 use crate::rpc::wire::ext::{TICKET, Ticket};
 
-/// Unused tickets that a session may have.
+/// Unused tickets that a session may have, and so the most that one SEND can be about.
 const MAX_TICKETS: usize = 1024;
 
 /// Tickets that one message may ask for.
@@ -39,6 +39,8 @@ pub(in crate::rpc::server) enum TicketError {
     Random(getrandom::Error),
     #[error("{bytes} bytes take {need} tickets, one for each 256 KiB, got {have}")]
     Count { bytes: u64, need: u64, have: usize },
+    #[error("expected at most {MAX_TICKETS} tickets, got {0}")]
+    Many(usize),
     #[error("ticket {0} of the list was not issued to this session, or is used or expired")]
     Foreign(usize),
     #[error("the ticket was not issued here, or is used or expired")]
@@ -61,6 +63,9 @@ impl TicketError {
 
 /// How many tickets `bytes` bytes take, if that is how many there are.
 pub(in crate::rpc::server) fn count(bytes: u64, have: usize) -> Result<(), TicketError> {
+    if have > MAX_TICKETS {
+        return Err(TicketError::Many(have));
+    }
     let need = bytes.div_ceil(PIECE);
     if need == have as u64 { Ok(()) } else { Err(TicketError::Count { bytes, need, have }) }
 }
