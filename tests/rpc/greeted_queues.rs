@@ -240,6 +240,33 @@ fn many_marks_and_answers_are_kept_in_order() {
     }
 }
 
+/// The limit is the session's. What a queue that has failed will never reach does not count.
+#[test]
+fn marks_that_are_not_reached_are_bounded() {
+    const MOST: u64 = 1 << 16;
+    let ([first, _second], _server, mut client) = held();
+    for number in 1..=MOST / 2 {
+        client.mark(0, number);
+        client.mark(1, number);
+    }
+    client.pings();
+    client.mark(0, MOST);
+    client.expect_told_refusal(&["MARK", "65536 marks are not reached"]);
+    let mut client = Client::with_queues(&_server);
+    for number in 1..=MOST {
+        client.mark(0, number);
+    }
+    client.ask_for(0, 9);
+    first.fail(DeviceError::Ended);
+    assert!(matches!(client.told(), Told::Failed(0, _)));
+    (1..=MOST).for_each(|number| client.mark(1, number));
+    client.pings();
+    // They are not taken for reached.
+    client.wait_for(1, 0, 9);
+    assert!(matches!(client.told(), Told::Failed(1, _)));
+    client.pings();
+}
+
 /// A large upload waits for the queue's earlier work, and the session's thread with it.
 #[test]
 fn a_session_that_is_kept_waiting_shows_that_it_lives() {

@@ -193,7 +193,7 @@ impl Greeted<'_> {
             ExtRequest::Read(request) => self.read(&request),
             ExtRequest::Fill(request) => self.fill(&request),
             ExtRequest::Copy(request) => self.copy(&request),
-            ExtRequest::Mark(request) => self.queues.get(request.queue)?.mark(request.number),
+            ExtRequest::Mark(request) => self.queues.mark(request.queue, request.number),
             ExtRequest::Wait(request) => self.wait(&request),
             ExtRequest::Ask(request) => {
                 let open = self.queues.get(request.queue)?;
@@ -269,7 +269,7 @@ impl Greeted<'_> {
     fn settle(&mut self) -> Result<(), Broken> {
         let until = Instant::now() + self.holdings.shared.config.device_timeout;
         for open in self.queues.iter() {
-            open.submit(|queue| queue.mark().wait(Some(until)))?;
+            open.settle(until)?;
         }
         self.graphs.settle();
         Ok(())

@@ -1,6 +1,7 @@
 //! The queues that a client has open, by its own numbers, and the moments that it has marked on them.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use super::super::Refusal;
 use super::super::connection::Broken;
@@ -13,7 +14,7 @@ use crate::rpc::wire::ext::Fault;
 /// Queues that a session may have open.
 const MAX_QUEUES: usize = 256;
 
-/// Marks of a queue that may be unreached.
+/// Marks of a session's queues that may be unreached.
 const MAX_MARKS: usize = 1 << 16;
 
 /// Marks are looked at, and those that are reached forgotten, when there are so many.
@@ -69,16 +70,34 @@ impl Open {
         }
     }
 
+    /// Waits until the device has done all that it was sent so far: it may be at work for a queue that has failed for its client,
+    /// too. Where it fails, what it was sent is dropped.
+    pub(super) fn settle(&mut self, until: Instant) -> Result<(), Broken> {
+        let Some(queue) = &mut self.queue else { return Ok(()) };
+        let Err(e) = queue.mark().wait(Some(until)) else { return Ok(()) };
+        self.queue = None;
+        if self.answers.failed() { Ok(()) } else { self.answers.fail(Fault::from(&e)) }
+    }
+
+    /// Forgets the marks that are reached, and those that never will be.
+    fn forget_marks(&mut self) -> Result<(), Broken> {
+        while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
+        if let Some((first, point)) = self.marks.front()
+            && let Err(e) = point.poll()
+        {
+            self.lost = Some(*first);
+            self.marks.clear();
+            if !self.answers.failed() {
+                self.answers.fail(Fault::from(&e))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives a number to the moment after all work so far.
-    pub(super) fn mark(&mut self, number: u64) -> Result<(), Refusal> {
+    fn mark(&mut self, number: u64) -> Result<(), Refusal> {
         if let Some(last) = self.last.filter(|&last| number <= last) {
             return Err(Refusal::MarkOrder { number, last });
-        }
-        if self.marks.len() >= FEW_MARKS {
-            while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
-        }
-        if self.marks.len() >= MAX_MARKS {
-            return Err(Refusal::Marks(MAX_MARKS));
         }
         self.last = Some(number);
         match self.submit(|queue| Ok(queue.mark()))? {
@@ -154,6 +173,24 @@ impl Queues {
 
     pub(super) fn close(&mut self, number: u32) -> Result<(), Refusal> {
         self.open.remove(&number).map(drop).ok_or(Refusal::Queue(number))
+    }
+
+    /// Marks the moment after all that a queue was sent so far.
+    pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), Refusal> {
+        if self.get(queue)?.marks.len() >= FEW_MARKS {
+            self.get(queue)?.forget_marks()?;
+            if self.marks() >= MAX_MARKS {
+                self.iter().try_for_each(Open::forget_marks)?;
+            }
+            if self.marks() >= MAX_MARKS {
+                return Err(Refusal::Marks(MAX_MARKS));
+            }
+        }
+        self.get(queue)?.mark(number)
+    }
+
+    fn marks(&self) -> usize {
+        self.open.values().map(|open| open.marks.len()).sum()
     }
 
     pub(super) fn get(&mut self, number: u32) -> Result<&mut Open, Refusal> {
