@@ -1,12 +1,13 @@
 //! GPUs on one endpoint, emulated: each computes, bytes go from any device to any other, the program says what it found.
 
-use crate::greeted_support::data;
+use crate::greeted_support::{Told, data};
 use crate::program::{outcome, program, started};
 use crate::support::*;
 use fanout::cuda;
 use fanout::ops::OpCode;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::State;
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::path::Path;
@@ -179,6 +180,27 @@ fn a_read_of_many_spans_lands_in_one_block() {
         client.read_spans(0, 3, &spans[..2]);
         assert!(client.told() == data(3, &bytes[2011..][..1]));
         assert_eq!(calls("cuMemHostAlloc") - before, 1);
+    });
+}
+
+/// More RECEIVEs than a stream can wait for by itself: then the session's thread waits, and their bytes arrive all the same.
+#[test]
+fn many_arrivals_of_one_queue_are_waited_for() {
+    served("", "0", &[64 << 20], |server, _| {
+        let (mut dst, mut src) = (Client::with_queues(server), Client::with_queues(server));
+        let memory = dst.buffer(0, 1010);
+        let tickets: Vec<_> = (0..4).flat_map(|_| dst.tickets(256)).collect();
+        for (at, ticket) in tickets.chunks(1).take(1010).enumerate() {
+            dst.receive(memory.span(at as u64, 1), ticket);
+        }
+        dst.read_spans(0, 7, &[memory.all()]);
+        assert_eq!(dst.heard(), Told::State(State::Ready), "the session waits");
+        let bytes = noise(1, 1010);
+        for (ticket, byte) in tickets.iter().zip(&bytes) {
+            src.put(*ticket, &[*byte]);
+        }
+        src.pings();
+        assert!(dst.bytes_told() == bytes);
     });
 }
 

@@ -309,8 +309,7 @@ impl Book {
         }
         let ready = queue.mark();
         let arrival = Timeline::new();
-        let expected = queue.wait(&Point::new(&arrival, 1));
-        let expected = expected.and_then(|()| inbound.0.expect(ready, arrival, region, tickets));
+        let expected = inbound.0.expect(ready, Arc::clone(&arrival), region, tickets);
         let receive = expected.inspect_err(|_| self.discard(tickets))?;
         for (piece, state) in self.arm(&inbound.0, receive, tickets) {
             match state {
@@ -323,7 +322,8 @@ impl Book {
         if inbound.0.is_over() {
             self.discard(tickets);
         }
-        Ok(())
+        // Last of all: where a device cannot make its queue wait, this waits for the bytes.
+        queue.wait(&Point::new(&arrival, 1)).inspect_err(|e| inbound.0.fail(e.clone()))
     }
 
     /// Tickets for bytes that nobody wants any more: their queue has failed.
