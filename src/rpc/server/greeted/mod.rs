@@ -72,15 +72,17 @@ pub(super) fn run(
 ) -> Result<End, Failure> {
     let out = Arc::clone(connection.out());
     let allowance = Allowance::new(holdings.shared.config.limits.max_body.saturating_mul(MESSAGES_DUE));
+    let book = holdings.shared.tickets.book(&holdings.account);
+    let pulse = Pulse::start(shared, &out, book.arrivals());
     let mut greeted = Greeted {
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
-        book: holdings.shared.tickets.book(&holdings.account),
+        book,
         pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
         loads: Loads::default(),
-        pulse: Pulse::start(shared, &out),
+        pulse,
         connection,
         out: Arc::clone(&out),
         holdings,
