@@ -5,8 +5,9 @@
 use super::core::Core;
 use super::events::{Event, Stream};
 use super::memory::{Memory, Pinned};
-use crate::device::{DeviceError, PATIENCE};
+use crate::device::{Account, Charge, DeviceError, PATIENCE};
 use cudarc::driver::{result, sys};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,15 @@ pub(super) struct Staging {
     used: usize,
     /// Behind the last copy out of each other part.
     busy: [Option<Event>; SEGMENTS],
+    _charge: Charge,
 }
 
 impl Staging {
-    pub(super) fn new(core: &Core) -> Result<Staging, DeviceError> {
-        Ok(Staging { block: Pinned::new(core, SEGMENTS * SEGMENT)?, current: 0, used: 0, busy: Default::default() })
+    /// Memory of the host, which `account` pays for.
+    pub(super) fn new(core: &Core, account: &Arc<Account>) -> Result<Staging, DeviceError> {
+        let bytes = SEGMENTS * SEGMENT;
+        let _charge = account.charge(bytes as u64)?;
+        Ok(Staging { block: Pinned::new(core, bytes)?, current: 0, used: 0, busy: Default::default(), _charge })
     }
 
     /// Has `fill` write `bytes` bytes, at most [`SEGMENT`], and copies them to byte `offset` of `dst`.
@@ -104,7 +109,7 @@ fn wait(core: &Core, event: &Event) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// A pinned block that goes back to its device's pool when nobody reads it any more.
+/// Where the bytes of downloads arrive: a pinned block that goes back to its device's pool when nobody reads it any more.
 #[derive(Debug)]
 pub(super) struct Landing {
     core: Arc<Core>,
@@ -112,23 +117,31 @@ pub(super) struct Landing {
 }
 
 impl Landing {
-    /// Starts to bring `bytes` bytes from byte `offset` of `src`. They are there when the stream's work is done; until then the
-    /// landing must be kept.
-    pub(super) fn start(stream: &Stream, src: &Memory, offset: u64, bytes: usize) -> Result<Landing, DeviceError> {
-        let core = src.core();
-        let mut block = core.pinned(bytes)?;
-        let address = src.at(offset, bytes as u64)?;
-        let piece = block.slice_mut(0, bytes).ok_or(DeviceError::Misuse("a download beyond its block"))?;
+    /// For `bytes` bytes.
+    pub(super) fn new(core: &Arc<Core>, bytes: usize) -> Result<Landing, DeviceError> {
+        Ok(Landing { core: Arc::clone(core), block: Some(core.pinned(bytes)?) })
+    }
+
+    /// Starts to bring bytes from byte `offset` of `src` to the range `to`, which nothing else is brought to. They are there when
+    /// the stream's work is done; until then the landing must be kept, also where this fails.
+    pub(super) fn bring(
+        &mut self,
+        stream: &Stream,
+        (src, offset): (&Memory, u64),
+        to: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let address = src.at(offset, to.len() as u64)?;
+        let piece = self.block.as_mut().and_then(|block| block.slice_mut(to.start, to.len()));
+        let piece = piece.ok_or(DeviceError::Misuse("a download beyond its block"))?;
         // SAFETY: the source lies in its allocation; the destination is pinned memory that is kept until the copy is done, and
         // nobody else looks at before.
         unsafe { result::memcpy_dtoh_async(piece, address, stream.raw()) }
-            .map_err(|e| core.failed("cuMemcpyDtoHAsync", e))?;
-        Ok(Landing { core: Arc::clone(core), block: Some(block) })
+            .map_err(|e| self.core.failed("cuMemcpyDtoHAsync", e))
     }
 
-    /// The first `bytes` bytes, once they are there.
-    pub(super) fn bytes(&self, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        let block = self.block.as_ref().and_then(|block| block.slice(bytes));
+    /// The bytes of a range, once they are there.
+    pub(super) fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>, DeviceError> {
+        let block = self.block.as_ref().and_then(|block| block.slice(range.end)?.get(range));
         Ok(block.ok_or(DeviceError::Misuse("a download beyond its block"))?.to_vec())
     }
 }
@@ -217,6 +230,7 @@ pub(super) struct Bounce {
     source: Arc<Core>,
     legs: [Leg; 2],
     next: usize,
+    _charge: Charge,
 }
 
 struct Leg {
@@ -229,15 +243,16 @@ struct Leg {
 }
 
 impl Bounce {
-    /// A way from `source` to `core`.
-    pub(super) fn new(core: &Core, source: &Arc<Core>) -> Result<Bounce, DeviceError> {
+    /// A way from `source` to `core`, whose blocks `account` pays for.
+    pub(super) fn new(core: &Core, source: &Arc<Core>, account: &Arc<Account>) -> Result<Bounce, DeviceError> {
+        let _charge = account.charge(2 * SEGMENT as u64)?;
         let leg = || {
             let (block, filled, emptied) = (Pinned::new(source, SEGMENT)?, Event::new(source)?, Event::new(core)?);
             Ok::<_, DeviceError>(Leg { block, filled, emptied, used: false })
         };
         let (legs, stream) = ([leg()?, leg()?], Stream::new(source)?);
         core.bind()?;
-        Ok(Bounce { stream, source: Arc::clone(source), legs, next: 0 })
+        Ok(Bounce { stream, source: Arc::clone(source), legs, next: 0, _charge })
     }
 
     /// Copies once what `stream`, of the destination's device, has been given so far is done.

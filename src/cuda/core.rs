@@ -6,14 +6,23 @@ use super::kernel::Modules;
 use super::memory::Pinned;
 use crate::device::{Account, DeviceError};
 use cudarc::driver::{CudaContext, DriverError, result};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Size of a pinned block that is kept for later: the pieces in which servers read tensors.
-pub(super) const BLOCK: usize = 1 << 20;
+/// Size of the largest pinned block that is kept for later: the pieces in which servers read tensors.
+const BLOCK: usize = 1 << 20;
 
-/// Pinned blocks that are kept.
+/// Size of the smallest: a page.
+const PAGE: usize = 4 << 10;
+
+/// Pinned blocks of each size that are kept.
 const BLOCKS: usize = 16;
+
+/// Bytes of the pinned block that `bytes` bytes get: few sizes, to use blocks again, and no more than twice what is needed.
+fn block(bytes: usize) -> usize {
+    if bytes > BLOCK { bytes } else { bytes.next_power_of_two().max(PAGE) }
+}
 
 pub(super) struct Core {
     pub(super) gpu: Gpu,
@@ -23,7 +32,8 @@ pub(super) struct Core {
     /// All that its buffers and queues use.
     pub(super) account: Arc<Account>,
     events: Mutex<Vec<Event>>,
-    blocks: Mutex<Vec<Pinned>>,
+    /// By their size.
+    blocks: Mutex<HashMap<usize, Vec<Pinned>>>,
     /// For work that no queue asked for: clearing new memory.
     housekeeping: Mutex<Option<Stream>>,
     context: Arc<CudaContext>,
@@ -101,19 +111,18 @@ impl Core {
 
     /// Pinned memory of at least `bytes` bytes, for [`Core::give_back`].
     pub(super) fn pinned(&self, bytes: usize) -> Result<Pinned, DeviceError> {
-        if bytes > BLOCK {
-            return Pinned::new(self, bytes);
-        }
-        match lock(&self.blocks).pop() {
-            Some(block) => Ok(block),
-            None => Pinned::new(self, BLOCK),
-        }
+        let size = block(bytes);
+        let kept = lock(&self.blocks).get_mut(&size).and_then(Vec::pop);
+        kept.map_or_else(|| Pinned::new(self, size), Ok)
     }
 
     pub(super) fn give_back(&self, block: Pinned) {
-        let mut blocks = lock(&self.blocks);
-        if block.bytes() == BLOCK && blocks.len() < BLOCKS {
-            blocks.push(block);
+        if block.bytes() <= BLOCK {
+            let mut blocks = lock(&self.blocks);
+            let blocks = blocks.entry(block.bytes()).or_default();
+            if blocks.len() < BLOCKS {
+                blocks.push(block);
+            }
         }
     }
 
@@ -127,5 +136,19 @@ impl Core {
         };
         work(stream)?;
         stream.synchronize(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_about_as_large_as_what_it_holds() {
+        for (bytes, want) in
+            [(1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE), (BLOCK - 1, BLOCK), (BLOCK, BLOCK), (BLOCK + 1, BLOCK + 1)]
+        {
+            assert_eq!(block(bytes), want, "{bytes} bytes");
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::device::{Account, Charge, DeviceError, PATIENCE, Point, Program, Queu
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -213,7 +214,7 @@ impl CudaQueue {
             Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
                 Way::Direct
             } else {
-                Way::Staged(Bounce::new(&self.core, source)?)
+                Way::Staged(Bounce::new(&self.core, source, &self.account)?)
             }),
         };
         match way {
@@ -242,7 +243,7 @@ impl Queue for CudaQueue {
             }
             let mut staging = match queue.staging.take() {
                 Some(staging) => staging,
-                None => Staging::new(&queue.core)?,
+                None => Staging::new(&queue.core, &queue.account)?,
             };
             let done = pieces(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
@@ -251,25 +252,47 @@ impl Queue for CudaQueue {
     }
 
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.own(&src)?;
+        self.download_all(&[src])?.pop().ok_or(DeviceError::Ended)
+    }
+
+    /// All of them land in one block.
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+        let beyond = DeviceError::Misuse("a download beyond the address space");
+        let (mut ranges, mut end) = (Vec::with_capacity(srcs.len()), 0usize);
+        for src in srcs {
+            self.own(src)?;
+            let bytes = usize::try_from(src.bytes()).ok();
+            let range = end..bytes.and_then(|bytes| end.checked_add(bytes)).ok_or_else(|| beyond.clone())?;
+            end = range.end;
+            ranges.push(range);
+        }
         self.submit(|queue| {
-            let bytes =
-                usize::try_from(src.bytes()).map_err(|_| DeviceError::Misuse("a download beyond the address space"))?;
-            if bytes == 0 {
-                return Ok(Ticket::ready(Vec::new()));
+            if end == 0 {
+                return Ok(ranges.iter().map(|_| Ticket::ready(Vec::new())).collect());
             }
-            queue.keep(src.clone())?;
-            let landing = Arc::new(Landing::start(queue.stream()?, memory(&src)?, src.offset(), bytes)?);
+            queue.keep(srcs.to_vec())?;
+            let mut landing = Landing::new(&queue.core, end)?;
+            let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
+            let brought = parts.try_for_each(|(src, range)| {
+                landing.bring(queue.stream()?, (memory(src)?, src.offset()), range.clone())
+            });
+            let landing = Arc::new(landing);
+            // When one has failed others may be on their way.
             queue.marks.keep(queue.marked + 1, Box::new(Arc::clone(&landing)));
+            brought?;
             let seq = queue.record()?;
             let point = Point::new(&queue.timeline, seq);
-            Ok(Ticket::fetched(move |deadline| {
-                point.wait(deadline).map_err(|e| match e {
-                    DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
-                    e => e,
-                })?;
-                landing.bytes(bytes)
-            }))
+            let ticket = |range: Range<usize>| {
+                let (point, landing) = (point.clone(), Arc::clone(&landing));
+                Ticket::fetched(move |deadline| {
+                    point.wait(deadline).map_err(|e| match e {
+                        DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
+                        e => e,
+                    })?;
+                    landing.bytes(range)
+                })
+            };
+            Ok(ranges.into_iter().map(ticket).collect())
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::rig::{COSTLY, DOUBLE, INCREMENT, MEMORY, Rig, chain, read, soon, upload, whole};
 use fanout::cuda::CudaDevice;
-use fanout::device::{Account, Device, DeviceError, Point, Progress, Source, Timeline};
+use fanout::device::{Account, Device, DeviceError, Point, Progress, Queue, Source, Timeline};
 use fanout::graph::Builder;
 use fanout::ops::norm::Norm;
 use fanout::tensor::{DType, TensorDesc};
@@ -204,6 +204,33 @@ fn memory_is_charged_zeroed_and_given_back() {
         assert_eq!(queue.download(again.whole()).unwrap().wait(soon()).unwrap(), vec![0; 1 << 19]);
     }
     assert_eq!((account.used(), device.memory().unwrap().free), (0, before.free));
+}
+
+/// Pinned memory for a queue's uploads, and for copies between devices without a link, is its account's.
+#[test]
+fn staging_memory_is_charged() {
+    let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none");
+    let (near, far) = (rig.buffer(0, 64), rig.buffer(1, 64));
+    let upload = |queue: &mut dyn Queue| queue.upload(near.whole(), None, Source::Borrowed(&[1; 64]));
+    let account = Account::new(3 << 20);
+    let mut queue = rig.devices[0].queue(&account).unwrap();
+    assert_eq!(account.used(), 0);
+    for _ in 0..2 {
+        upload(&mut *queue).unwrap();
+        assert_eq!(account.used(), 2 << 20);
+    }
+    assert_eq!(queue.copy_from(far.whole(), near.whole(), None), Ok(true));
+    assert_eq!(account.used(), 3 << 20);
+    let mut other = rig.devices[0].queue(&account).unwrap();
+    assert!(matches!(upload(&mut *other), Err(DeviceError::OutOfMemory { asked: 0x20_0000, .. })));
+    queue.mark().wait(soon()).unwrap();
+    drop(queue);
+    let until = soon();
+    while account.used() > 0 {
+        assert!(until.is_some_and(|until| std::time::Instant::now() < until), "the memory never comes back");
+        std::thread::yield_now();
+    }
+    assert_eq!(upload(&mut *other), Ok(()));
 }
 
 /// What an overlapping copy needs besides counts against the device's limit too, and a refusal does not stick.

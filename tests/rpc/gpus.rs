@@ -1,11 +1,13 @@
 //! GPUs on one endpoint, emulated: each computes, bytes go from any device to any other, the program says what it found.
 
+use crate::greeted_support::{Told, data};
 use crate::program::{outcome, program, started};
 use crate::support::*;
 use fanout::cuda;
 use fanout::ops::OpCode;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::State;
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::path::Path;
@@ -14,12 +16,17 @@ use std::time::Duration;
 
 /// Runs a test against a server of emulated devices. Nothing it made may be left, and no kernel may have done wrong.
 fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client)) {
+    counted(settings, list, memory, |server, client, _| test(server, client));
+}
+
+/// As [`served`], for a test that counts calls of the driver's functions.
+fn counted(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client, &dyn Fn(&str) -> u64)) {
     let emulator = cudaemu::test::start(settings).expect("the emulator");
     let options = Options { threads: Some(2), memory: memory.to_vec(), ..Options::default() };
     let devices = Registry::detect().open(list, &options).expect("devices");
     let mut server = TestServer::of(devices, Config::default());
     let client = Client::open(&server);
-    test(&server, client);
+    test(&server, client, &|name| emulator.calls(name));
     server.stop();
     drop(server);
     // The last work of a dropped queue ends on a thread of its own, and its context with it: before the next test's begin.
@@ -150,6 +157,50 @@ fn bytes_go_between_a_gpu_and_the_cpu() {
             let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.0 * (a + b)).collect();
             assert_eq!(client.floats(&twice), want, "from {from} to {to}");
         }
+    });
+}
+
+/// A client chooses how many spans its READs have: the host's memory for them is that of their bytes.
+#[test]
+fn a_read_of_many_spans_lands_in_one_block() {
+    counted("", "0", &[64 << 20], |server, _, calls| {
+        let mut client = Client::with_queues(server);
+        let memory = client.buffer(0, 1 << 20);
+        let bytes = noise(1, 1 << 20);
+        client.write_span(0, memory.all(), None, &bytes);
+        client.read_spans(0, 1, &[memory.all()]);
+        assert!(client.told() == data(1, &bytes));
+        let before = calls("cuMemHostAlloc");
+        let spans: Vec<_> = (0..500).map(|i| memory.span(2011 * i, i % 3)).collect();
+        let want: Vec<u8> = spans.iter().flat_map(|s| &bytes[s.offset as usize..][..s.len as usize]).copied().collect();
+        client.read_spans(0, 2, &spans);
+        assert!(client.told() == data(2, &want));
+        assert_eq!(calls("cuMemHostAlloc") - before, 1);
+        // It is used again.
+        client.read_spans(0, 3, &spans[..2]);
+        assert!(client.told() == data(3, &bytes[2011..][..1]));
+        assert_eq!(calls("cuMemHostAlloc") - before, 1);
+    });
+}
+
+/// More RECEIVEs than a stream can wait for by itself: then the session's thread waits, and their bytes arrive all the same.
+#[test]
+fn many_arrivals_of_one_queue_are_waited_for() {
+    served("", "0", &[64 << 20], |server, _| {
+        let (mut dst, mut src) = (Client::with_queues(server), Client::with_queues(server));
+        let memory = dst.buffer(0, 1010);
+        let tickets: Vec<_> = (0..4).flat_map(|_| dst.tickets(256)).collect();
+        for (at, ticket) in tickets.chunks(1).take(1010).enumerate() {
+            dst.receive(memory.span(at as u64, 1), ticket);
+        }
+        dst.read_spans(0, 7, &[memory.all()]);
+        assert_eq!(dst.heard(), Told::State(State::Ready), "the session waits");
+        let bytes = noise(1, 1010);
+        for (ticket, byte) in tickets.iter().zip(&bytes) {
+            src.put(*ticket, &[*byte]);
+        }
+        src.pings();
+        assert!(dst.bytes_told() == bytes);
     });
 }
 

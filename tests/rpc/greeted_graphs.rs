@@ -4,7 +4,9 @@ use crate::greeted_support::*;
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Fault, FaultKind, Support};
+use fanout::rpc::wire::ext::{
+    Answer, ExtCommand, ExtRequest, Fault, FaultKind, Ping, Send, State, Support, TICKET, TicketList,
+};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
@@ -79,6 +81,33 @@ fn they_cost_no_more_than_the_budget() {
     assert_eq!(client.told(), data(1, 3f32.to_le_bytes()));
     client.run_graph(0, fit);
     client.expect_told_refusal(&["RUN_GRAPH", &format!("no graph {fit} is kept")]);
+}
+
+/// A queue that has failed for its client may have work on its device yet, which holds what was dropped.
+#[test]
+fn dropped_graphs_of_a_failed_queue_are_waited_for() {
+    let held = Held::new("CPU0");
+    let server = TestServer::of(vec![held.clone()], Config::default());
+    let (mut client, _) = Client::greet(&server);
+    client.open_queue(0, 0);
+    let memory = client.buffer(0, 1 << 10);
+    let (tensors, cost) = sum(&memory, 128, 20_000);
+    let fit = (40 << 20) / cost;
+    for id in 0..fit {
+        client.keep_graph(id, 0, &[3], &tensors);
+        client.run_graph(0, id);
+    }
+    let tickets = TicketList(&[[0; TICKET]]);
+    client.ask(&ExtRequest::Send(Send { queue: 0, span: memory.span(0, 1), tickets, address: "127.0.0.1:1" }));
+    assert!(matches!(client.told(), Told::Failed(0, _)));
+    // As many again.
+    for id in fit..=2 * fit {
+        client.keep_graph(id, 0, &[3], &tensors);
+    }
+    client.ask(&ExtRequest::Ping(Ping {}));
+    assert_eq!(client.heard(), Told::State(State::Ready), "the session waits");
+    held.open();
+    client.answered();
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::greeted_support::*;
 use crate::support::*;
 use fanout::device::{Device, DeviceError};
 use fanout::ops::OpCode;
-use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load, State};
+use fanout::rpc::server::{Config, MIN_MESSAGE};
+use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load, Ping, State};
 use fanout::tensor::DType;
 use std::sync::Arc;
 
@@ -240,6 +240,33 @@ fn many_marks_and_answers_are_kept_in_order() {
     }
 }
 
+/// The limit is the session's. What a queue that has failed will never reach does not count.
+#[test]
+fn marks_that_are_not_reached_are_bounded() {
+    const MOST: u64 = 1 << 16;
+    let ([first, _second], _server, mut client) = held();
+    for number in 1..=MOST / 2 {
+        client.mark(0, number);
+        client.mark(1, number);
+    }
+    client.pings();
+    client.mark(0, MOST);
+    client.expect_told_refusal(&["MARK", "65536 marks are not reached"]);
+    let mut client = Client::with_queues(&_server);
+    for number in 1..=MOST {
+        client.mark(0, number);
+    }
+    client.ask_for(0, 9);
+    first.fail(DeviceError::Ended);
+    assert!(matches!(client.told(), Told::Failed(0, _)));
+    (1..=MOST).for_each(|number| client.mark(1, number));
+    client.pings();
+    // They are not taken for reached.
+    client.wait_for(1, 0, 9);
+    assert!(matches!(client.told(), Told::Failed(1, _)));
+    client.pings();
+}
+
 /// A large upload waits for the queue's earlier work, and the session's thread with it.
 #[test]
 fn a_session_that_is_kept_waiting_shows_that_it_lives() {
@@ -254,6 +281,31 @@ fn a_session_that_is_kept_waiting_shows_that_it_lives() {
     first.open();
     assert!(client.told() == data(1, &bytes));
     client.pings();
+}
+
+/// What nobody has read yet is bounded by what it takes of the host, which is more than its bytes.
+#[test]
+fn small_reads_are_no_way_around_the_limit() {
+    // Fewer than a queue takes in without waiting.
+    for (reads, spans) in [(20, 1), (2, 30)] {
+        let held = Held::new("CPU0");
+        let config = Config { limits: Config::limits(16, MIN_MESSAGE), ..Config::default() };
+        let server = TestServer::of(vec![held.clone()], config);
+        let mut client = Client::with_queues(&server);
+        let memory = client.buffer(0, 1 << 10);
+        let spans: Vec<_> = (0..spans).map(|at| memory.span(at, 1)).collect();
+        client.fill_span(0, memory.all(), 3);
+        for id in 0..reads {
+            client.read_spans(0, id, &spans);
+        }
+        client.ask(&ExtRequest::Ping(Ping {}));
+        assert_eq!(client.heard(), Told::State(State::Ready), "the session waits");
+        held.open();
+        for id in 0..reads {
+            assert!(client.told() == data(id, vec![3; spans.len()]), "{id}");
+        }
+        client.answered();
+    }
 }
 
 #[test]

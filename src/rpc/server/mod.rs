@@ -24,6 +24,7 @@
 //!   and every limit is in [`Config`].
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
+mod allowance;
 mod bounce;
 mod cache;
 mod compile;

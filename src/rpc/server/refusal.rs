@@ -75,7 +75,7 @@ pub(super) enum Refusal {
     MarkOrder { number: u64, last: u64 },
     #[error("queue {queue} has no mark {number}")]
     NoMark { queue: u32, number: u64 },
-    #[error("{0} marks of the queue are not reached yet: wait for some")]
+    #[error("{0} marks are not reached yet: wait for some")]
     Marks(usize),
     #[error("graph {0} is kept already: numbers are used once")]
     GraphKept(u64),

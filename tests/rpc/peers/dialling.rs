@@ -1,6 +1,7 @@
 //! The source's side: whom it dials, and what it says of those that it cannot deliver to.
 
 use super::support::*;
+use crate::greeted_support::*;
 use crate::support::*;
 use fanout::rpc::server::{BindError, Config, Server};
 use fanout::rpc::wire::ext::*;
@@ -181,6 +182,33 @@ fn a_link_that_ends_when_all_is_delivered_is_made_again() {
         guest.wait_closed();
     }
     assert_eq!(src.bytes(span), vec![8; PIECE + 1]);
+}
+
+/// What a device has been read for SENDs lies in the host's memory: the session waits while there is too much of it.
+#[test]
+fn a_session_with_much_on_its_way_waits() {
+    let other = Impostor::start();
+    let config = Config { limits: Config::limits(16, 1 << 20), ..dialling(&["127.0.0.1"]) };
+    let server = TestServer::start(config);
+    let mut src = Client::with_queues(&server);
+    let span = src.span(4 * PIECE);
+    // More than is allowed and what two sockets hold besides.
+    let sends = 120;
+    for _ in 0..sends {
+        src.send_to(span, &[[3; TICKET]; 4], &other.address);
+    }
+    src.ask(&ExtRequest::Ping(Ping {}));
+    assert_eq!(src.heard(), Told::State(State::Ready), "the session waits");
+    let mut guest = other.accept();
+    for _ in 0..sends {
+        for _ in 0..4 {
+            assert_eq!(guest.next().0, ExtCommand::Put);
+        }
+        guest.pong();
+    }
+    src.answered();
+    src.send_to(span, &[[3; TICKET]; 1025], &other.address);
+    src.expect_told_refusal(&["SEND", "at most 1024 tickets, got 1025"]);
 }
 
 #[test]

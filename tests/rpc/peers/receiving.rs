@@ -137,8 +137,10 @@ fn a_put_without_a_good_ticket_is_refused_and_writes_nothing() {
     dst.close_queue();
     dst.pings();
     let mut src = Client::with_queues(&server);
+    // Whoever brought the bytes could not know: once.
+    src.puts(&tickets[..1], &[1; 100]);
     src.put(tickets[0], &[1; 100]);
-    src.expect_told_refusal(&["PUT", "expired"]);
+    src.expect_told_refusal(&["PUT", "used"]);
     dst.open_queue(0, 0);
     assert_eq!(dst.bytes(span), [6; 100]);
     let mut src = Client::with_queues(&server);
@@ -148,6 +150,106 @@ fn a_put_without_a_good_ticket_is_refused_and_writes_nothing() {
     eventually("the session has ended", || server.handle.connections() == 1 && server.used(0) == 0);
     src.put(tickets[1], &[1; 100]);
     src.expect_told_refusal(&["PUT", "expired"]);
+}
+
+/// A link carries the bytes of many queues: that one of them has ended is no reason to end it.
+#[test]
+fn bytes_for_a_queue_that_has_ended_are_dropped() {
+    type Case = fn(&mut Client, &Held, &ExtRequest<'_>);
+    let cases: [(&str, Case); 4] = [
+        ("closed", |dst, _, receive| {
+            dst.ask(receive);
+            dst.ask(&ExtRequest::CloseQueue(CloseQueue { queue: 1 }));
+        }),
+        ("failed before", |dst, held, receive| {
+            held.fail(DeviceError::Ended);
+            dst.mark(1, 1);
+            dst.ask_for(1, 1);
+            assert!(matches!(dst.told(), Told::Failed(1, _)));
+            dst.ask(receive);
+        }),
+        ("failed behind", |dst, held, receive| {
+            dst.ask(receive);
+            dst.mark(1, 1);
+            dst.ask_for(1, 1);
+            held.fail(DeviceError::Ended);
+            assert!(matches!(dst.told(), Told::Failed(1, _)));
+        }),
+        ("failed for its client", |dst, _, receive| {
+            dst.ask(receive);
+            let span = dst.buffer(1, 1).all();
+            let tickets = TicketList(&[[0; TICKET]]);
+            dst.ask(&ExtRequest::Send(Send { queue: 1, span, tickets, address: "127.0.0.1:1" }));
+            assert!(matches!(dst.told(), Told::Failed(1, _)));
+        }),
+    ];
+    for (what, case) in cases {
+        let (open, held) = (Held::new("CPU0"), Held::new("CPU1"));
+        open.open();
+        let server = TestServer::of(vec![open, held.clone()], Config::default());
+        let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+        let (span, lost) = (dst.span(100), dst.buffer(1, 100).all());
+        let tickets = dst.tickets(2);
+        case(
+            &mut dst,
+            &held,
+            &ExtRequest::Receive(Receive { queue: 1, span: lost, tickets: TicketList(&tickets[1..]) }),
+        );
+        dst.receive(span, &tickets[..1]);
+        dst.pings();
+        src.put(tickets[1], &[1; 100]);
+        src.puts(&tickets[..1], &[2; 100]);
+        assert_eq!(dst.bytes(span), [2; 100], "{what}");
+        src.put(tickets[1], &[1; 100]);
+        src.expect_told_refusal(&["PUT", "used"]);
+    }
+}
+
+#[test]
+fn few_tickets_of_ended_queues_are_remembered() {
+    let server = TestServer::start(Config::default());
+    let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
+    let many = dst.span(64 * PIECE);
+    let span = Span { len: 1, ..many };
+    let mut lost = Vec::new();
+    for _ in 0..5 {
+        // They are not among the unused ones.
+        let tickets = dst.tickets(256);
+        tickets.chunks(64).for_each(|tickets| dst.receive(many, tickets));
+        dst.reopen();
+        lost.extend(tickets);
+    }
+    dst.pings();
+    for ticket in &lost[256..] {
+        src.put(*ticket, &[1]);
+    }
+    src.pings();
+    src.put(lost[0], &[1]);
+    src.expect_told_refusal(&["PUT", "expired"]);
+    // A length that no ticket has is a mistake here too, and naming one again.
+    let tickets = dst.tickets(2);
+    tickets.chunks(1).for_each(|ticket| dst.receive(span, ticket));
+    dst.reopen();
+    dst.pings();
+    let mut src = Client::with_queues(&server);
+    src.put(tickets[0], &[]);
+    src.expect_told_refusal(&["PUT", "got 0"]);
+    dst.receive(span, &tickets[1..]);
+    dst.expect_told_refusal(&["RECEIVE", "ticket 0 of the list"]);
+}
+
+/// A session's thread that waits for a queue, which waits for another server, does not see that its client is gone.
+#[test]
+fn a_client_that_is_gone_is_not_waited_for() {
+    let server = TestServer::start(Config::default());
+    let mut dst = Client::with_queues(&server);
+    let span = dst.span(1 << 20);
+    let tickets = dst.tickets(1);
+    dst.receive(Span { len: 1, ..span }, &tickets);
+    dst.write_span(0, span, None, &noise(1, 1 << 20));
+    assert_eq!(dst.heard(), Told::State(State::Ready), "the session waits");
+    drop(dst);
+    eventually("the session has ended", || server.handle.connections() == 0 && server.used(0) == 0);
 }
 
 #[test]
@@ -260,8 +362,7 @@ fn what_comes_early_is_bounded() {
     }
     let tickets = dst.tickets(3);
     src.puts(&tickets[..2], &noise(1, 2 * PIECE));
-    src.put(tickets[2], &[1]);
-    src.expect_told_refusal(&["PUT", "out of memory"]);
+    src.puts(&tickets[2..], &[1]);
     dst.receive(Span { len: 1, ..span }, &tickets[2..]);
     dst.read_spans(0, 7, &[span]);
     assert!(matches!(dst.failed().kind, FaultKind::OutOfMemory { asked: 1, .. }));

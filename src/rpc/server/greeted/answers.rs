@@ -5,12 +5,13 @@
 //! too; after it nothing is said any more.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
+use super::super::allowance::Room;
 use super::super::connection::Broken;
 use super::super::outgoing::Outgoing;
 use crate::device::{DeviceError, Point, Ticket};
@@ -222,50 +223,5 @@ fn answer(task: Task, voice: &Voice, until: Instant) -> (ExtCommand, Result<(), 
             (ExtCommand::Read, parts.map_or_else(failed, |parts| voice.data(id, &parts)))
         }
         Task::Failed(fault) => (ExtCommand::Ask, voice.failed(fault)),
-    }
-}
-
-/// How many bytes a session may have on their way to its client, asked for and not sent yet.
-pub(super) struct Allowance {
-    limit: u64,
-    used: Mutex<u64>,
-    freed: Condvar,
-}
-
-impl Allowance {
-    pub(super) fn new(limit: u64) -> Arc<Allowance> {
-        Arc::new(Allowance { limit, used: Mutex::new(0), freed: Condvar::new() })
-    }
-
-    /// Room for so many bytes, once there is some; no more than all of it is ever asked for.
-    pub(super) fn take(self: &Arc<Self>, bytes: u64, until: Instant) -> Result<Room, DeviceError> {
-        let mut used = self.used();
-        while *used > 0 && *used + bytes > self.limit {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(DeviceError::Deadline("room for a download"));
-            }
-            used = self.freed.wait_timeout(used, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        *used += bytes;
-        Ok(Room { of: Arc::clone(self), bytes })
-    }
-
-    fn used(&self) -> MutexGuard<'_, u64> {
-        // A number is whole at every moment.
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Bytes of an [`Allowance`], given back when dropped.
-pub(super) struct Room {
-    of: Arc<Allowance>,
-    bytes: u64,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        *self.of.used() -= self.bytes;
-        self.of.freed.notify_all();
     }
 }

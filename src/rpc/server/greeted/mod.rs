@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::allowance::Allowance;
 use super::connection::{Broken, Connection};
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
@@ -32,7 +33,7 @@ use crate::rpc::wire::ext::{
     Wait,
 };
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader, graph_cost};
-use answers::{Allowance, Answers};
+use answers::Answers;
 use graphs::{Graphs, Kept};
 use load::Loads;
 use pulse::Pulse;
@@ -71,15 +72,17 @@ pub(super) fn run(
 ) -> Result<End, Failure> {
     let out = Arc::clone(connection.out());
     let allowance = Allowance::new(holdings.shared.config.limits.max_body.saturating_mul(MESSAGES_DUE));
+    let book = holdings.shared.tickets.book(&holdings.account);
+    let pulse = Pulse::start(shared, &out, book.arrivals());
     let mut greeted = Greeted {
         queues: Queues::default(),
         relays: HashMap::new(),
         graphs: Graphs::default(),
-        book: holdings.shared.tickets.book(&holdings.account),
+        book,
         pool: Pool::new(&holdings.shared.peers, &holdings.shared.config),
         allowance,
         loads: Loads::default(),
-        pulse: Pulse::start(shared, &out),
+        pulse,
         connection,
         out: Arc::clone(&out),
         holdings,
@@ -192,7 +195,7 @@ impl Greeted<'_> {
             ExtRequest::Read(request) => self.read(&request),
             ExtRequest::Fill(request) => self.fill(&request),
             ExtRequest::Copy(request) => self.copy(&request),
-            ExtRequest::Mark(request) => self.queues.get(request.queue)?.mark(request.number),
+            ExtRequest::Mark(request) => self.queues.mark(request.queue, request.number),
             ExtRequest::Wait(request) => self.wait(&request),
             ExtRequest::Ask(request) => {
                 let open = self.queues.get(request.queue)?;
@@ -268,7 +271,7 @@ impl Greeted<'_> {
     fn settle(&mut self) -> Result<(), Broken> {
         let until = Instant::now() + self.holdings.shared.config.device_timeout;
         for open in self.queues.iter() {
-            open.submit(|queue| queue.mark().wait(Some(until)))?;
+            open.settle(until)?;
         }
         self.graphs.settle();
         Ok(())

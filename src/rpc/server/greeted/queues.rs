@@ -14,7 +14,7 @@ use crate::rpc::wire::ext::Fault;
 /// Queues that a session may have open.
 const MAX_QUEUES: usize = 256;
 
-/// Marks of a queue that may be unreached.
+/// Marks of a session's queues that may be unreached.
 const MAX_MARKS: usize = 1 << 16;
 
 /// Marks are looked at, and those that are reached forgotten, when there are so many.
@@ -67,20 +67,37 @@ impl Open {
 
     /// Whether its device has done all that it was sent, for certain: after a failure nobody knows.
     fn is_done(&mut self) -> bool {
-        let failed = self.answers.failed();
-        self.queue.as_mut().is_none_or(|queue| !failed && queue.mark().poll() == Ok(true))
+        !self.answers.failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
+    }
+
+    /// Waits until the device has done all that it was sent so far: it may be at work for a queue that has failed for its client,
+    /// too. Where it fails, what it was sent is dropped.
+    pub(super) fn settle(&mut self, until: Instant) -> Result<(), Broken> {
+        let Some(queue) = &mut self.queue else { return Ok(()) };
+        let Err(e) = queue.mark().wait(Some(until)) else { return Ok(()) };
+        self.queue = None;
+        if self.answers.failed() { Ok(()) } else { self.answers.fail(Fault::from(&e)) }
+    }
+
+    /// Forgets the marks that are reached, and those that never will be.
+    fn forget_marks(&mut self) -> Result<(), Broken> {
+        while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
+        if let Some((first, point)) = self.marks.front()
+            && let Err(e) = point.poll()
+        {
+            self.lost = Some(*first);
+            self.marks.clear();
+            if !self.answers.failed() {
+                self.answers.fail(Fault::from(&e))?;
+            }
+        }
+        Ok(())
     }
 
     /// Gives a number to the moment after all work so far.
-    pub(super) fn mark(&mut self, number: u64) -> Result<(), Refusal> {
+    fn mark(&mut self, number: u64) -> Result<(), Refusal> {
         if let Some(last) = self.last.filter(|&last| number <= last) {
             return Err(Refusal::MarkOrder { number, last });
-        }
-        if self.marks.len() >= FEW_MARKS {
-            while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
-        }
-        if self.marks.len() >= MAX_MARKS {
-            return Err(Refusal::Marks(MAX_MARKS));
         }
         self.last = Some(number);
         match self.submit(|queue| Ok(queue.mark()))? {
@@ -162,6 +179,24 @@ impl Queues {
         Ok(())
     }
 
+    /// Marks the moment after all that a queue was sent so far.
+    pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), Refusal> {
+        if self.get(queue)?.marks.len() >= FEW_MARKS {
+            self.get(queue)?.forget_marks()?;
+            if self.marks() >= MAX_MARKS {
+                self.iter().try_for_each(Open::forget_marks)?;
+            }
+            if self.marks() >= MAX_MARKS {
+                return Err(Refusal::Marks(MAX_MARKS));
+            }
+        }
+        self.get(queue)?.mark(number)
+    }
+
+    fn marks(&self) -> usize {
+        self.open.values().map(|open| open.marks.len()).sum()
+    }
+
     pub(super) fn get(&mut self, number: u32) -> Result<&mut Open, Refusal> {
         self.open.get_mut(&number).ok_or(Refusal::Queue(number))
     }
@@ -170,7 +205,8 @@ impl Queues {
     /// may be, for the rest of the session, once a queue has failed or was closed too early.
     pub(super) fn rest(&mut self, until: Instant) -> Result<bool, Broken> {
         let mut certain = !self.loose;
-        for open in self.open.values_mut().filter(|open| open.queue.is_some()) {
+        for open in self.open.values_mut() {
+            // Nothing comes of it where the queue has failed, also where it was given up since.
             certain &= open.submit(|queue| queue.mark().wait(Some(until)))?.is_some();
         }
         Ok(certain)

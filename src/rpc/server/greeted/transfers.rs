@@ -10,6 +10,12 @@ use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{Copy, ExtCommand, ExtRequest, Fill, Read, Shape, WRITE_HEAD, WriteHead};
 use crate::tensor::{DType, TensorDesc};
 
+/// What a READ takes of the host beyond its bytes: a page at least, where a GPU's bytes arrive.
+const READ_COST: u64 = 4 << 10;
+
+/// And for each span.
+const SPAN_COST: u64 = 512;
+
 impl Greeted<'_> {
     /// Streams the data behind a WRITE's head to its place.
     pub(super) fn write(&mut self, len: usize) -> Result<(), Refusal> {
@@ -68,10 +74,11 @@ impl Greeted<'_> {
                 regions.push(region);
             }
         }
+        let cost = asked.saturating_add(READ_COST + SPAN_COST * request.spans.len() as u64);
         let until = Instant::now() + self.holdings.shared.config.device_timeout;
         let allowance = &self.allowance;
         let data = open.submit(|queue| {
-            let room = allowance.take(asked, until)?;
+            let room = allowance.take(cost, until)?;
             let tickets = queue.download_all(&regions)?;
             let moment = regions.is_empty().then(|| queue.mark());
             Ok(Download { tickets, moment, _room: room })

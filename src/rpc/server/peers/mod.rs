@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A queue's bytes leave in the order of its work, and no queue waits for another's: two that send to one server share its
-//! link, message by message. What is on its way is charged to the session.
+//! link, message by message. What is on its way is charged to the session, and bounded: it lies in the host's memory.
 
 mod dial;
 mod link;
@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use super::Config;
+use super::allowance::{Allowance, Room};
 use crate::device::{self, Account, Charge, DeviceError, PIECE, Queue, Region};
 use crate::rpc::wire::ext::Ticket;
 use link::Link;
@@ -35,6 +36,9 @@ const REACH: Duration = Duration::from_secs(5);
 
 /// Downloads that one SEND submits at most: fewer than a queue takes without waiting.
 const DOWNLOADS: u64 = 16;
+
+/// Bytes that a session may have read and not delivered, in the largest messages. Who sends more waits.
+const MESSAGES_DUE: u64 = 16;
 
 /// What a piece of a SEND costs beyond its bytes.
 const OVERHEAD: u64 = 256;
@@ -60,6 +64,7 @@ pub(super) struct Pool {
     list: Arc<PeerList>,
     times: Times,
     links: HashMap<String, Arc<Link>>,
+    allowance: Arc<Allowance>,
 }
 
 impl Pool {
@@ -67,7 +72,8 @@ impl Pool {
     pub(super) fn new(list: &Arc<PeerList>, config: &Config) -> Pool {
         let times =
             Times { handshake: config.handshake_timeout, stall: config.stall_timeout, device: config.device_timeout };
-        Pool { list: Arc::clone(list), times, links: HashMap::new() }
+        let allowance = Allowance::new(config.limits.max_body.saturating_mul(MESSAGES_DUE));
+        Pool { list: Arc::clone(list), times, links: HashMap::new(), allowance }
     }
 
     /// Whether bytes can be sent to `address`: it is dialled, unless it has been.
@@ -113,7 +119,7 @@ struct Job {
     link: Arc<Link>,
     parts: Vec<(device::Ticket, Vec<Ticket>)>,
     /// Of all its bytes.
-    _charge: Charge,
+    _charge: (Charge, Room),
 }
 
 impl Outbound {
@@ -129,7 +135,8 @@ impl Outbound {
     }
 
     /// Reads `region`, in order with the queue's other work, and puts it to the server at `address`, for tickets that are as many
-    /// as its pieces. Waits for room in the queue at most; what cannot be delivered fails the queue.
+    /// as its pieces. Waits for room in the queue, and until there is room for its bytes beside others that are on their way; what
+    /// cannot be delivered fails the queue.
     ///
     /// # Errors
     /// The queue's failure.
@@ -148,6 +155,7 @@ impl Outbound {
         let link = Arc::clone(link.map_err(|why| failure(address, format!("{}: {why}", list::shown(address))))?);
         let count = tickets.len() as u64;
         let charge = self.account.charge(region.bytes().saturating_add(count * OVERHEAD))?;
+        let room = pool.allowance.take(region.bytes(), Instant::now() + pool.times.device)?;
         let each = count.div_ceil(DOWNLOADS);
         let parts = (0..count).step_by(each as usize).zip(tickets.chunks(each as usize)).map(|(first, tickets)| {
             let start = first * PIECE;
@@ -155,7 +163,7 @@ impl Outbound {
             Ok((queue.download(part)?, tickets.to_vec()))
         });
         let parts = parts.collect::<Result<_, DeviceError>>()?;
-        let job = Job { address: address.to_owned(), link, parts, _charge: charge };
+        let job = Job { address: address.to_owned(), link, parts, _charge: (charge, room) };
         if self.thread(pool.times.device)?.send(job).is_err() {
             return Err(DeviceError::Bug("the thread that sends bytes has ended".to_owned()));
         }

@@ -9,7 +9,7 @@
 //! ready for them, which is how a decoded token's few bytes travel, and leaves all waiting to the thread here.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Data, Stash, Table, TicketError};
@@ -34,6 +34,44 @@ impl Inbound {
             state: Mutex::default(),
             changed: Condvar::new(),
         }))
+    }
+}
+
+/// What arrives for all queues of a session. Ending it is for whoever learns that the session's client is gone while the session's
+/// own thread waits for one of these queues.
+#[derive(Default)]
+pub(in crate::rpc::server) struct Arrivals(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    inbound: Vec<Weak<Inner>>,
+    ended: bool,
+}
+
+impl Arrivals {
+    pub(super) fn add(&self, inbound: &Inbound) {
+        let mut known = self.lock();
+        known.inbound.retain(|other| other.strong_count() > 0);
+        known.inbound.push(Arc::downgrade(&inbound.0));
+        let ended = known.ended;
+        drop(known);
+        if ended {
+            inbound.0.fail(DeviceError::Ended);
+        }
+    }
+
+    /// Nothing arrives any more: who still waits for bytes learns that none will come.
+    pub(in crate::rpc::server) fn end(&self) {
+        let mut known = self.lock();
+        known.ended = true;
+        let inbound: Vec<_> = known.inbound.iter().filter_map(Weak::upgrade).collect();
+        drop(known);
+        inbound.iter().for_each(|inbound| inbound.fail(DeviceError::Ended));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // A list of whole things.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,6 +137,24 @@ impl Receive {
     }
 }
 
+/// Why a piece was not taken.
+struct Wrong {
+    /// What that is to the queue that waits for it.
+    failure: DeviceError,
+    /// What it is to whoever brought it, if that is to blame.
+    told: Option<TicketError>,
+}
+
+impl Wrong {
+    fn put(error: TicketError) -> Box<Wrong> {
+        Box::new(Wrong { failure: error.failure(), told: Some(error) })
+    }
+
+    fn here(failure: DeviceError) -> Box<Wrong> {
+        Box::new(Wrong { failure, told: None })
+    }
+}
+
 /// What others are told when the lock is released: they may do anything then.
 #[derive(Default)]
 struct News {
@@ -127,33 +183,29 @@ impl State {
         }
     }
 
-    /// Takes the bytes of a piece: to the device, if that is ready for them, or into keeping.
-    fn take(
-        &mut self,
-        inner: &Inner,
-        number: u64,
-        at: usize,
-        data: Data<'_>,
-    ) -> Result<(), Box<(DeviceError, TicketError)>> {
+    /// Takes the bytes of a piece: to the device, if that is ready for them, or into keeping. Where nothing arrives any more they
+    /// are dropped.
+    fn take(&mut self, inner: &Inner, number: u64, at: usize, data: Data<'_>) -> Result<(), Box<Wrong>> {
+        if self.over.is_some() {
+            return Ok(());
+        }
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(receive) = index.and_then(|index| self.receives.get_mut(index)) else {
-            return Err(Box::new((DeviceError::Ended, TicketError::Unknown)));
+            return Err(Wrong::here(DeviceError::Bug("bytes for a RECEIVE that is done".to_owned())));
         };
         if Instant::now() >= receive.due {
-            return Err(Box::new((late(), TicketError::Unknown)));
+            return Err(Box::new(Wrong { failure: late(), told: Some(TicketError::Unknown) }));
         }
-        let device = |e: DeviceError| Box::new((e, TicketError::Unknown));
-        let (expected, have) = (receive.piece(at).map_err(device)?.bytes(), data.len());
+        let (expected, have) = (receive.piece(at).map_err(Wrong::here)?.bytes(), data.len());
         if have as u64 != expected {
-            let error = TicketError::Length { expected, have };
-            return Err(Box::new((error.failure(), error)));
+            return Err(Wrong::put(TicketError::Length { expected, have }));
         }
-        let now = index == Some(0) && receive.kept.is_empty() && receive.ready.poll().map_err(device)?;
+        let now = index == Some(0) && receive.kept.is_empty() && receive.ready.poll().map_err(Wrong::here)?;
         if now {
-            let queue = open(&mut self.queue, inner).map_err(device)?;
-            return receive.write(queue, at, data.bytes()).map_err(device);
+            let queue = open(&mut self.queue, inner).map_err(Wrong::here)?;
+            return receive.write(queue, at, data.bytes()).map_err(Wrong::here);
         }
-        let stash = data.keep(&inner.account).map_err(|e| Box::new((e.failure(), e)))?;
+        let stash = data.keep(&inner.account).map_err(Wrong::put)?;
         receive.kept.push((at, stash));
         Ok(())
     }
@@ -232,10 +284,9 @@ impl Inner {
     pub(super) fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TicketError> {
         let mut news = News::default();
         let mut state = self.lock();
-        let taken = state.take(self, number, at, data).map_err(|both| {
-            let (failure, told) = *both;
-            state.fail(failure, &mut news);
-            told
+        let taken = state.take(self, number, at, data).or_else(|wrong| {
+            state.fail(wrong.failure, &mut news);
+            wrong.told.map_or(Ok(()), Err)
         });
         let waits = match state.advance(self, &mut news) {
             Ok(next) => matches!(next, Next::Wait(_)),
@@ -304,7 +355,12 @@ impl Inner {
         if let Some(failure) = news.failure {
             self.changed.notify_one();
             for receive in news.failed {
-                self.table.forget(&receive.tickets);
+                // Who still comes in time does nothing wrong.
+                if Instant::now() < receive.due {
+                    self.table.abandon(&receive.tickets);
+                } else {
+                    self.table.forget(&receive.tickets);
+                }
                 receive.arrival.fail(failure.clone());
             }
         }

@@ -3,17 +3,18 @@
 //! A [`Table`] for the whole server, since tickets of one session are used on connections of others. A session has a [`Book`]:
 //! it is issued tickets, and says where their bytes go ([`Book::receive`]). Whoever comes with a ticket has it taken from the
 //! table before anything else happens, and the bytes go to the [`Inbound`] of the queue that waits for them; where nobody
-//! waits for them yet they are kept, and the session pays for that.
+//! waits for them yet they are kept, and the session pays for that. Bytes that nobody wants any more, because their queue has
+//! failed or was closed, are dropped: who brings them need not know, and brings others' bytes on the same connection.
 //!
 //! A ticket is found by hashing with a key of this process and then compared, which may tell how long the look-up took, and
 //! nothing of the 128 random bits: without the key nobody knows which guess comes near another ticket.
 
 mod inbound;
 
-pub(super) use inbound::Inbound;
+pub(super) use inbound::{Arrivals, Inbound};
 
 use std::collections::hash_map::Entry as Place;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use thiserror::Error;
 use crate::device::{Account, Charge, Device, DeviceError, PIECE, Point, Queue, Region, Timeline};
 use crate::rpc::wire::ext::{TICKET, Ticket};
 
-/// Unused tickets that a session may have.
+/// Unused tickets that a session may have, and so the most that one SEND can be about.
 const MAX_TICKETS: usize = 1024;
 
 /// Tickets that one message may ask for.
@@ -39,6 +40,8 @@ pub(in crate::rpc::server) enum TicketError {
     Random(getrandom::Error),
     #[error("{bytes} bytes take {need} tickets, one for each 256 KiB, got {have}")]
     Count { bytes: u64, need: u64, have: usize },
+    #[error("expected at most {MAX_TICKETS} tickets, got {0}")]
+    Many(usize),
     #[error("ticket {0} of the list was not issued to this session, or is used or expired")]
     Foreign(usize),
     #[error("the ticket was not issued here, or is used or expired")]
@@ -61,6 +64,9 @@ impl TicketError {
 
 /// How many tickets `bytes` bytes take, if that is how many there are.
 pub(in crate::rpc::server) fn count(bytes: u64, have: usize) -> Result<(), TicketError> {
+    if have > MAX_TICKETS {
+        return Err(TicketError::Many(have));
+    }
     let need = bytes.div_ceil(PIECE);
     if need == have as u64 { Ok(()) } else { Err(TicketError::Count { bytes, need, have }) }
 }
@@ -105,13 +111,10 @@ impl Data<'_> {
     }
 }
 
-/// Bytes of a PUT that nobody waits for yet, if they can be some of a RECEIVE.
-fn early_bytes(data: &[u8], account: &Arc<Account>) -> Result<Stash, TicketError> {
+/// Whether bytes of a PUT can be some of a RECEIVE.
+fn possible(data: &[u8]) -> Result<(), TicketError> {
     let have = data.len();
-    if have == 0 || have as u64 > PIECE {
-        return Err(TicketError::Length { expected: PIECE, have });
-    }
-    Stash::new(data, account)
+    if have == 0 || have as u64 > PIECE { Err(TicketError::Length { expected: PIECE, have }) } else { Ok(()) }
 }
 
 /// What is known of a live ticket.
@@ -124,6 +127,8 @@ enum State {
     Spoiled(DeviceError),
     /// The bytes go to this piece of this RECEIVE.
     Armed(Arc<inbound::Inner>, u64, usize),
+    /// The bytes have not come, and the queue that they were for has ended.
+    Unwanted,
 }
 
 struct Entry {
@@ -140,17 +145,49 @@ pub(in crate::rpc::server) struct Table(Mutex<Tables>);
 struct Tables {
     entries: HashMap<Ticket, Entry>,
     /// The tickets of each session.
-    sessions: HashMap<u64, HashSet<Ticket>>,
+    sessions: HashMap<u64, Own>,
     next_session: u64,
+}
+
+/// The tickets of a session.
+#[derive(Default)]
+struct Own {
+    unused: HashSet<Ticket>,
+    /// Those that are [`State::Unwanted`], the oldest first, and no more than may be unused.
+    unwanted: VecDeque<Ticket>,
 }
 
 impl Tables {
     fn remove(&mut self, ticket: &Ticket) -> Option<Entry> {
         let entry = self.entries.remove(ticket)?;
-        if let Some(tickets) = self.sessions.get_mut(&entry.session) {
-            tickets.remove(ticket);
+        if let Some(own) = self.sessions.get_mut(&entry.session) {
+            match entry.state {
+                State::Unwanted => own.unwanted.retain(|unwanted| unwanted != ticket),
+                _ => _ = own.unused.remove(ticket),
+            }
         }
         Some(entry)
+    }
+
+    /// Nobody wants the bytes of a ticket any more: if they come, they are dropped. What else is to be dropped, without the lock.
+    fn abandon(&mut self, ticket: &Ticket) -> Option<State> {
+        let entry = self.entries.get_mut(ticket)?;
+        match entry.state {
+            State::Unwanted => None,
+            // Used.
+            State::Stashed(_) | State::Spoiled(_) => self.remove(ticket).map(|entry| entry.state),
+            State::Issued | State::Armed(..) => {
+                let state = std::mem::replace(&mut entry.state, State::Unwanted);
+                if let Some(own) = self.sessions.get_mut(&entry.session) {
+                    own.unused.remove(ticket);
+                    own.unwanted.push_back(*ticket);
+                    if own.unwanted.len() > MAX_TICKETS {
+                        own.unwanted.pop_front().map(|oldest| self.entries.remove(&oldest));
+                    }
+                }
+                Some(state)
+            }
+        }
     }
 }
 
@@ -165,25 +202,33 @@ impl Table {
         let mut tables = self.lock();
         let session = tables.next_session;
         tables.next_session += 1;
-        tables.sessions.insert(session, HashSet::new());
-        Book { table: Arc::clone(self), session, account: Arc::clone(account) }
+        tables.sessions.insert(session, Own::default());
+        Book { table: Arc::clone(self), session, account: Arc::clone(account), arrivals: Arc::default() }
     }
 
     /// Takes a ticket and the bytes that someone put for it. Never waits for a device. A ticket that was good is used
-    /// afterwards, whatever this returns, and where this fails the queue that waits for its bytes, now or later, fails too.
+    /// afterwards, whatever this returns, and where this fails the queue that waits for its bytes, now or later, fails too. A
+    /// failure that is the queue's own is not returned: whoever put the bytes did what was asked.
     ///
     /// # Errors
-    /// [`TicketError::Unknown`], [`TicketError::Length`], [`TicketError::Memory`]: nothing was written then.
+    /// [`TicketError::Unknown`], [`TicketError::Length`]: nothing was written then.
     pub(in crate::rpc::server) fn put(&self, ticket: &Ticket, data: &[u8]) -> Result<(), TicketError> {
+        match self.take(ticket, data) {
+            Err(TicketError::Memory(_)) => Ok(()),
+            taken => taken,
+        }
+    }
+
+    fn take(&self, ticket: &Ticket, data: &[u8]) -> Result<(), TicketError> {
         let early = match self.lock().entries.get(ticket) {
-            Some(Entry { state: State::Armed(..), .. }) => None,
+            Some(Entry { state: State::Armed(..) | State::Unwanted, .. }) => None,
             Some(Entry { state: State::Issued, account, .. }) => Some(Arc::clone(account)),
             _ => return Err(TicketError::Unknown),
         };
         // Copied while nobody has to wait for the table.
         let data = match early {
             None => Data::Here(data),
-            Some(account) => match early_bytes(data, &account) {
+            Some(account) => match possible(data).and_then(|()| Stash::new(data, &account)) {
                 Ok(stash) => Data::Kept(stash),
                 Err(e) => return Err(self.spoil(ticket, e)),
             },
@@ -203,18 +248,40 @@ impl Table {
                     _ => Err(TicketError::Unknown),
                 }
             }
+            (State::Unwanted, data) => {
+                tables.remove(ticket);
+                drop(tables);
+                possible(data.bytes())
+            }
             _ => Err(TicketError::Unknown),
         }
     }
 
-    /// Uses up a ticket that no RECEIVE has named.
+    /// Uses up a ticket that no RECEIVE had named when its bytes came.
     fn spoil(&self, ticket: &Ticket, e: TicketError) -> TicketError {
-        if let Some(entry) = self.lock().entries.get_mut(ticket)
-            && matches!(entry.state, State::Issued)
-        {
-            entry.state = State::Spoiled(e.failure());
+        let mut tables = self.lock();
+        match tables.entries.get_mut(ticket).map(|entry| &mut entry.state) {
+            Some(state @ State::Issued) => *state = State::Spoiled(e.failure()),
+            // Meanwhile one has named it, or its queue has ended.
+            Some(State::Armed(..) | State::Unwanted) => {
+                let used = tables.remove(ticket);
+                drop(tables);
+                if let Some(Entry { state: State::Armed(inbound, ..), .. }) = used {
+                    inbound.fail(e.failure());
+                }
+            }
+            _ => {}
         }
         e
+    }
+
+    /// Tickets whose bytes nobody wants any more.
+    fn abandon(&self, tickets: &[Ticket]) {
+        let mut tables = self.lock();
+        let gone: Vec<_> = tickets.iter().map(|ticket| tables.abandon(ticket)).collect();
+        drop(tables);
+        // Possibly the last handle of what lies on a device.
+        drop(gone);
     }
 
     /// Tickets that are good for nothing any more.
@@ -222,7 +289,7 @@ impl Table {
         let mut tables = self.lock();
         let gone: Vec<_> = tickets.iter().map(|ticket| tables.remove(ticket)).collect();
         drop(tables);
-        // Possibly the last handle of what lies on a device.
+        // As above.
         drop(gone);
     }
 }
@@ -232,12 +299,20 @@ pub(in crate::rpc::server) struct Book {
     table: Arc<Table>,
     session: u64,
     account: Arc<Account>,
+    arrivals: Arc<Arrivals>,
 }
 
 impl Book {
     /// The place where bytes for a queue of `device` arrive: one for each queue that receives.
     pub(in crate::rpc::server) fn inbound(&self, device: &Arc<dyn Device>, patience: Duration) -> Inbound {
-        Inbound::new(&self.table, device, &self.account, patience)
+        let inbound = Inbound::new(&self.table, device, &self.account, patience);
+        self.arrivals.add(&inbound);
+        inbound
+    }
+
+    /// All such places.
+    pub(in crate::rpc::server) fn arrivals(&self) -> &Arc<Arrivals> {
+        &self.arrivals
     }
 
     /// New tickets.
@@ -253,7 +328,7 @@ impl Book {
         let mut tables = self.table.lock();
         let Tables { entries, sessions, .. } = &mut *tables;
         let own = sessions.entry(self.session).or_default();
-        let sum = own.len() + tickets.len();
+        let sum = own.unused.len() + tickets.len();
         if sum > MAX_TICKETS {
             return Err(TicketError::TooMany(sum));
         }
@@ -261,7 +336,7 @@ impl Book {
             // Two of 128 random bits are not equal; nobody's ticket is replaced if they are.
             if let Place::Vacant(place) = entries.entry(*ticket) {
                 place.insert(Entry { session: self.session, account: Arc::clone(&self.account), state: State::Issued });
-                own.insert(*ticket);
+                own.unused.insert(*ticket);
             }
         }
         Ok(tickets)
@@ -277,7 +352,7 @@ impl Book {
         let mut seen = HashSet::new();
         for (at, ticket) in tickets.iter().enumerate() {
             let entry = tables.entries.get(ticket).filter(|entry| entry.session == self.session);
-            let unused = entry.is_some_and(|entry| !matches!(entry.state, State::Armed(..)));
+            let unused = entry.is_some_and(|entry| !matches!(entry.state, State::Armed(..) | State::Unwanted));
             // A list that is longer than what the session may have ends at the first repetition.
             if !unused || !seen.insert(ticket) {
                 return Err(TicketError::Foreign(at));
@@ -304,33 +379,31 @@ impl Book {
         }
         let ready = queue.mark();
         let arrival = Timeline::new();
-        let expected = queue.wait(&Point::new(&arrival, 1));
-        let expected = expected.and_then(|()| inbound.0.expect(ready, arrival, region, tickets));
+        let expected = inbound.0.expect(ready, Arc::clone(&arrival), region, tickets);
         let receive = expected.inspect_err(|_| self.discard(tickets))?;
         for (piece, state) in self.arm(&inbound.0, receive, tickets) {
             match state {
                 // Where they are wrong the queue fails; who put them is not here.
                 State::Stashed(stash) => drop(inbound.0.put(receive, piece, Data::Kept(stash))),
                 State::Spoiled(e) => inbound.0.fail(e),
-                State::Issued | State::Armed(..) => {}
+                State::Issued | State::Armed(..) | State::Unwanted => {}
             }
         }
         if inbound.0.is_over() {
             self.discard(tickets);
         }
-        Ok(())
+        // Last of all: where a device cannot make its queue wait, this waits for the bytes.
+        queue.wait(&Point::new(&arrival, 1)).inspect_err(|e| inbound.0.fail(e.clone()))
     }
 
     /// Tickets for bytes that nobody wants any more: their queue has failed.
     pub(in crate::rpc::server) fn discard(&self, tickets: &[Ticket]) {
         let tables = self.table.lock();
-        let own: Vec<_> = tickets.iter().filter(|ticket| self.owns(&tables, ticket)).copied().collect();
+        let own = tables.sessions.get(&self.session);
+        let own = tickets.iter().filter(|ticket| own.is_some_and(|own| own.unused.contains(*ticket)));
+        let own: Vec<_> = own.copied().collect();
         drop(tables);
-        self.table.forget(&own);
-    }
-
-    fn owns(&self, tables: &Tables, ticket: &Ticket) -> bool {
-        tables.sessions.get(&self.session).is_some_and(|own| own.contains(ticket))
+        self.table.abandon(&own);
     }
 
     /// Says where the bytes of checked tickets go. Those that were used already, by their pieces.
@@ -354,9 +427,36 @@ impl Book {
 impl Drop for Book {
     fn drop(&mut self) {
         let mut tables = self.table.lock();
-        let tickets = tables.sessions.remove(&self.session).unwrap_or_default();
-        let gone: Vec<_> = tickets.iter().map(|ticket| tables.entries.remove(ticket)).collect();
+        let own = tables.sessions.remove(&self.session).unwrap_or_default();
+        let tickets = own.unused.iter().chain(&own.unwanted);
+        let gone: Vec<_> = tickets.map(|ticket| tables.entries.remove(ticket)).collect();
         drop(tables);
         drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{CpuDevice, Path};
+
+    /// Bytes that are of no use are found to be so while their ticket's RECEIVE comes.
+    #[test]
+    fn a_ticket_that_is_armed_before_it_is_spoilt_fails_its_queue() {
+        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let (table, account) = (Arc::new(Table::default()), Account::new(1 << 20));
+        let mut queue = device.queue(&account).unwrap();
+        let book = table.book(&account);
+        let tickets = book.issue(2).unwrap();
+        let inbound = book.inbound(&device, Duration::from_secs(600));
+        let region = device.alloc(1, &account).unwrap().whole();
+        book.receive(&inbound, &mut *queue, region, &tickets[..1]).unwrap();
+        let have = table.spoil(&tickets[0], TicketError::Length { expected: PIECE, have: 0 });
+        assert!(matches!(have, TicketError::Length { .. }));
+        let failed = queue.mark().wait(Some(std::time::Instant::now() + Duration::from_secs(60)));
+        assert!(matches!(failed, Err(DeviceError::Source(_))), "{failed:?}");
+        assert!(matches!(table.put(&tickets[0], &[1]), Err(TicketError::Unknown)));
+        // The other one is as good as before.
+        assert!(table.put(&tickets[1], &[1]).is_ok());
     }
 }
