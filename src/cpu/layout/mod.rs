@@ -40,9 +40,9 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 /// Piece in which plain uploads arrive.
 const PIECE: usize = 1 << 20;
 
-/// What arrives of an upload before it is packed: all of most weights, so that whoever sends them has sent them and goes on,
-/// and it lies in the last cache level yet.
-const CHUNK: usize = if cfg!(test) { 256 << 10 } else { 16 << 20 };
+/// Piece in which uploads arrive that are packed, or one strip where that is more: it stays in the second cache level
+/// until it is packed.
+const PACKED_PIECE: usize = 256 << 10;
 
 /// How far ahead of what has arrived an upload has pages ready, and in which steps.
 const AHEAD: usize = 4 << 20;
@@ -195,19 +195,18 @@ impl Memory {
 
     fn stream_packed(&self, span: &Span, fill: &mut Fill<'_>, arrived: &dyn Fn(usize)) -> Result<(), DeviceError> {
         let strip = span.strips.bytes();
-        let chunk = (CHUNK / strip).max(1) * strip;
+        let mut rows = vec![0; (PACKED_PIECE / strip).max(1) * strip];
         let mut at = span.range.start;
         while at < span.range.end {
-            let n = chunk.min(span.range.end - at);
-            let mut come = at;
-            let filled = self.pages.stream(at, n, PIECE, &mut |piece| {
-                fill(piece)?;
-                come += piece.len();
-                arrived(come);
-                Ok(())
+            let n = rows.len().min(span.range.end - at);
+            let rows = &mut rows[..n];
+            fill(rows).map_err(|e| DeviceError::Source(e.to_string()))?;
+            arrived(at + n);
+            let mut strips = rows.chunks_exact(strip);
+            let packed = self.pages.stream(at, n, strip, &mut |to| {
+                strips.next().map(|rows| pack(span, rows, to)).ok_or(io::ErrorKind::InvalidInput.into())
             });
-            filled.map_err(|e| DeviceError::Source(e.to_string()))?;
-            self.convert(&[Span { range: at..at + n, strips: span.strips }], Form::Strips, None)?;
+            packed.map_err(|_| OUTSIDE)?;
             at += n;
         }
         Ok(())
