@@ -1,53 +1,16 @@
 //! What a session does with the time until the next message of a client that uploads weights.
 
 use crate::support::*;
+use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Queue, Region, Source, Support,
-    Ticket,
-};
-use fanout::graph::Graph;
-use fanout::ops::NodeView;
+use fanout::device::{DeviceError, Point, Program, Queue, Region, Source, Ticket};
 use fanout::rpc::server::Config;
 use fanout::tensor::TensorDesc;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-/// A CPU that tells what its queues foresee.
-#[derive(Debug)]
-struct Seer(Arc<CpuDevice>, Sender<Range<u64>>);
-
-impl Device for Seer {
-    fn info(&self) -> &DeviceInfo {
-        self.0.info()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.0.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.0.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.0.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.0.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.0.prepare(graph)
-    }
-
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        Ok(Box::new(SeerQueue(self.0.queue(account)?, self.1.clone())))
-    }
-}
-
+/// A queue that tells what it foresees.
 struct SeerQueue(Box<dyn Queue>, Sender<Range<u64>>);
 
 impl Queue for SeerQueue {
@@ -90,7 +53,8 @@ fn what_lies_behind_a_large_upload_is_made_ready_once_and_not_changed() {
     const MIB: u64 = 1 << 20;
     let (tell, told) = channel();
     let cpu = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
-    let server = TestServer::of(vec![Arc::new(Seer(cpu, tell))], Config::default());
+    let seer = Wrapped::device(cpu, move |queue| Ok(Box::new(SeerQueue(queue, tell.clone()))));
+    let server = TestServer::of(vec![seer], Config::default());
     let mut client = Client::open(&server);
     let (one, other) = (client.alloc(0, 6 * MIB), client.alloc(0, 4 * MIB));
     let weight = noise(1, 2 << 20);

@@ -35,3 +35,4 @@ mod relay;
 mod sessions;
 mod states;
 mod support;
+mod wrapped;

@@ -3,13 +3,9 @@
 use crate::greeted_support::*;
 use crate::models::*;
 use crate::support::*;
+use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path as Arithmetic};
-use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Queue, Region, Source, Support,
-    Ticket,
-};
-use fanout::graph::Graph;
-use fanout::ops::NodeView;
+use fanout::device::{Device, DeviceError, Point, Program, Queue, Region, Source, Ticket};
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{CloseQueue, ExtRequest, Send, TicketList};
 use fanout::tensor::TensorDesc;
@@ -17,48 +13,12 @@ use std::sync::Arc;
 
 const N: usize = 300 << 10;
 
-/// A processor that forgets to do one thing, and says so.
-#[derive(Clone, Debug)]
-struct Failing {
-    inner: Arc<CpuDevice>,
-    what: What,
-}
-
+/// What a processor forgets, and says so.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum What {
     /// It fails when large uploads are there.
     Upload,
     Fill,
-}
-
-impl Device for Failing {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.inner.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.inner.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.inner.prepare(graph)
-    }
-
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        Ok(Box::new(FailingQueue { inner: self.inner.queue(account)?, what: self.what }))
-    }
 }
 
 struct FailingQueue {
@@ -163,7 +123,8 @@ fn nothing_wrong_is_written_where_someone_may_look() {
 fn what_cannot_be_overwritten_is_taken_away() {
     for what in [What::Upload, What::Fill] {
         let inner = CpuDevice::new("CPU", 1, Arithmetic::Exact, MEMORY).expect("a device");
-        let (_dir, server) = with_model(vec![Arc::new(Failing { inner, what })]);
+        let failing = Wrapped::device(inner, move |inner| Ok(Box::new(FailingQueue { inner, what })));
+        let (_dir, server) = with_model(vec![failing]);
         let mut client = Client::with_queues(&server);
         client.open_queue(1, 0);
         let memory = client.buffer(0, N as u64);

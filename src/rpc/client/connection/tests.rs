@@ -4,8 +4,8 @@ use super::super::queue::{Awaited, Speaker};
 use super::*;
 use crate::device::{Buffer, Caps, DeviceInfo, DeviceKind};
 use crate::rpc::wire::ext::{Abilities, Notice, State};
-use crate::rpc::wire::{PROTOCOL_VERSION, REQUEST_HEADER, Response};
-use std::io::Read;
+use crate::rpc::wire::{Command, PROTOCOL_VERSION, REQUEST_HEADER, Response};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Instant;
 
