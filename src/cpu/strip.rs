@@ -136,9 +136,15 @@ fn interleave<const UNIT: usize>(rows: &[&[u8]; STRIP], from: usize, to: &mut [u
     let mut at = from;
     for square in squares.chunks_exact_mut(STRIP * VECTOR) {
         let of = |row: usize| rows[row][at..].first_chunk().expect("a vector's bytes of each row");
-        match UNIT {
-            2 => (0..STRIP).step_by(8).for_each(|r| place(&twos(array::from_fn(|i| of(r + i))), r * UNIT, square)),
-            _ => (0..STRIP).step_by(4).for_each(|r| place(&fours(array::from_fn(|i| of(r + i))), r * UNIT, square)),
+        // Written out: a loop that calls a closure for each step stays a call.
+        if UNIT == 2 {
+            for r in [0, 8] {
+                place(&twos(array::from_fn(|i| of(r + i))), r * UNIT, square);
+            }
+        } else {
+            for r in [0, 4, 8, 12] {
+                place(&fours(array::from_fn(|i| of(r + i))), r * UNIT, square);
+            }
         }
         at += VECTOR;
     }

@@ -4,6 +4,7 @@
 
 pub mod client;
 mod fault;
+mod hunch;
 pub mod server;
 mod socket;
 pub mod wire;

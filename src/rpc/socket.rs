@@ -1,4 +1,4 @@
-//! Reading from sockets: with one deadline for all of it, or with a look ahead.
+//! Reading from sockets with one deadline for all of it, and looking ahead.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -24,27 +24,13 @@ pub(super) fn read(mut stream: &TcpStream, mut buf: &mut [u8], until: Instant) -
     Ok(())
 }
 
-/// Looks for bytes again and again, for at most so long, and lets others run between two looks: whether there is something
-/// to be read now, if only the end. A thread that slept would be woken later: 45 us and more where the core sleeps too.
-pub(super) fn linger(stream: &TcpStream, time: Duration) -> bool {
-    let since = Instant::now();
-    loop {
-        if comes(stream) {
-            return true;
-        }
-        if since.elapsed() >= time {
-            return false;
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// Whether a read would return at once.
+/// Whether a read would return at once, be it with the end.
 #[cfg(unix)]
 pub(super) fn comes(stream: &TcpStream) -> bool {
-    let mut one = [std::mem::MaybeUninit::uninit()];
-    let peeked = socket2::SockRef::from(stream).recv_with_flags(&mut one, libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    !matches!(peeked, Err(e) if e.kind() == ErrorKind::WouldBlock)
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    // Looking at the bytes themselves would take the socket's lock, for which whoever sends to it would have to wait.
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
 /// No system call that others have tells without waiting: whoever reads waits.

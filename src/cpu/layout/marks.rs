@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Smallest tensor that is worth a mark, in bytes. As marks share no byte, and neither do ranges that stay plain, a
-/// memory has at most this fraction of its bytes in entries of either list: some 0.1% of it.
-pub(super) const LEAST: usize = 64 << 10;
+/// memory has at most this fraction of its bytes in entries of either list: some 0.3% of it.
+pub(super) const LEAST: usize = 16 << 10;
 
 /// Largest strip in bytes: rewriting one needs as much scratch, which no account pays for. Rows of 128 KiB are far
 /// longer than those of any model.

@@ -70,10 +70,16 @@ pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
     unsafe {
         // Two sums each, so that with few columns one product need not wait for the one before.
         let (mut even, mut odd) = ([[L::zeros(); S]; C], [[L::zeros(); S]; C]);
+        // Behind a strip's end the next strips follow: those of this call are not asked for again.
+        let (step, bytes) = (32 * F::DTYPE.block_bytes(), 16 * F::DTYPE.block_bytes() * k);
         for pair in 0..k / 2 {
             if C <= 2 {
+                let ahead = step * pair + AHEAD;
+                let ahead = if ahead < bytes { ahead } else { ahead + (S - 1) * bytes };
                 for s in 0..S {
-                    L::prefetch(strips[s].wrapping_add(32 * F::DTYPE.block_bytes() * pair + AHEAD));
+                    for line in (0..step).step_by(64) {
+                        L::prefetch(strips[s].wrapping_add(ahead + line));
+                    }
                 }
             }
             add::<L, F, S, C>(&mut even, strips, columns, pair, 0);

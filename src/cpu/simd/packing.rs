@@ -151,26 +151,21 @@ impl Packing {
         let n = self.padded(k);
         match self {
             Packing::Floats(rounding) => {
-                let mut rounded = [0f32; PIECE];
-                let rounded = &mut rounded[..values.len()];
-                rounding.apply(values, rounded);
-                write(first * 4, bytemuck::cast_slice(rounded));
+                rounding.apply(values, |at, rounded| write((first + at) * 4, bytemuck::cast_slice(rounded)));
                 let padding = n - k;
                 if first + values.len() == k && padding > 0 {
                     write(k * 4, &[0; 32][..padding * 4]);
                 }
             }
             Packing::Codes { sub, shared, wholes } => {
-                let len = values.len().next_multiple_of(SUPER);
-                let Quantised { codes, scales, sums, starts, pairs } = widest(Quantise { values, sub, shared, wholes });
-                write(first, bytemuck::cast_slice(&codes[..len]));
-                write(n + first / BLOCK * 4, bytemuck::cast_slice(&scales[..len / BLOCK]));
-                let end = n + n / BLOCK * 4 + n / sub * 4;
-                write(end - (n - first) / sub * 4, bytemuck::cast_slice(&sums[..len / sub]));
-                match wholes {
-                    Wholes::None => {}
-                    Wholes::Starts(_) => write(end + first / sub * 4, bytemuck::cast_slice(&starts[..len / sub])),
-                    Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&pairs[..len / sub])),
+                let (quantise, at) = (Quantise { values, sub, shared, wholes }, (n, first));
+                // Short columns are not to pay for large arrays.
+                if values.len() <= SUPER {
+                    let codes: Quantised<SUPER, { SUPER / BLOCK }, { SUPER / 16 }> = widest(Short(quantise));
+                    codes.write(&quantise, at, write);
+                } else {
+                    let codes: Quantised<PIECE, { PIECE / BLOCK }, { PIECE / 16 }> = widest(Long(quantise));
+                    codes.write(&quantise, at, write);
                 }
             }
         }
@@ -178,15 +173,16 @@ impl Packing {
 }
 
 /// A piece of a column of codes; what its length does not need is left over.
-struct Quantised {
-    codes: [i8; PIECE],
-    scales: [f32; PIECE / BLOCK],
-    sums: [f32; PIECE / 16],
-    starts: [i32; PIECE / 16],
-    pairs: [i16; PIECE / 16],
+struct Quantised<const N: usize, const BLOCKS: usize, const HALVES: usize> {
+    codes: [i8; N],
+    scales: [f32; BLOCKS],
+    sums: [f32; HALVES],
+    starts: [i32; HALVES],
+    pairs: [i16; HALVES],
 }
 
-/// Rounds a piece of a column to codes; see [`Packing::Codes`].
+/// Rounds a piece of a column, of whole blocks, to codes; see [`Packing::Codes`].
+#[derive(Clone, Copy)]
 struct Quantise<'a> {
     values: &'a [f32],
     sub: usize,
@@ -194,28 +190,48 @@ struct Quantise<'a> {
     wholes: Wholes,
 }
 
-impl Wide for Quantise<'_> {
-    type Out = Quantised;
+/// A piece of at most [`SUPER`] values.
+struct Short<'a>(Quantise<'a>);
+
+/// A piece of at most [`PIECE`] values.
+struct Long<'a>(Quantise<'a>);
+
+impl Wide for Short<'_> {
+    type Out = Quantised<SUPER, { SUPER / BLOCK }, { SUPER / 16 }>;
 
     #[inline(always)]
-    fn run<L: Level>(self) -> Quantised {
-        let mut padded = [0f32; PIECE];
-        padded[..self.values.len()].copy_from_slice(self.values);
-        let len = self.values.len().next_multiple_of(SUPER);
+    fn run<L: Level>(self) -> Self::Out {
+        self.0.run()
+    }
+}
+
+impl Wide for Long<'_> {
+    type Out = Quantised<PIECE, { PIECE / BLOCK }, { PIECE / 16 }>;
+
+    #[inline(always)]
+    fn run<L: Level>(self) -> Self::Out {
+        self.0.run()
+    }
+}
+
+impl Quantise<'_> {
+    #[inline(always)]
+    fn run<const N: usize, const BLOCKS: usize, const HALVES: usize>(self) -> Quantised<N, BLOCKS, HALVES> {
+        // The padding behind the last block is zeros.
         let mut out = Quantised {
-            codes: [0; PIECE],
-            scales: [0.0; PIECE / BLOCK],
-            sums: [0.0; PIECE / 16],
-            starts: [0; PIECE / 16],
-            pairs: [0; PIECE / 16],
+            codes: [0; N],
+            scales: [0.0; BLOCKS],
+            sums: [0.0; HALVES],
+            starts: [0; HALVES],
+            pairs: [0; HALVES],
         };
         let mut scale = Scale::default();
-        for (b, block) in padded[..len].as_chunks::<BLOCK>().0.iter().enumerate() {
+        for (b, block) in self.values.as_chunks::<BLOCK>().0.iter().enumerate() {
             let codes: &mut [i8; BLOCK] = &mut out.codes.as_chunks_mut().0[b];
             if !self.shared {
                 scale = Scale::of_block(block);
             } else if b % (SUPER / BLOCK) == 0 {
-                scale = Scale::of_super_block(&padded[b * BLOCK..][..SUPER]);
+                scale = Scale::of_super_block(&self.values[b * BLOCK..][..SUPER]);
             }
             scale.quantise(block, codes);
             let [low, high] = sums_of_codes(codes);
@@ -235,7 +251,21 @@ impl Wide for Quantise<'_> {
     }
 }
 
-impl Quantised {
+impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Quantised<N, BLOCKS, HALVES> {
+    /// The parts of a column of `n` elements with its padding, from element `first` on.
+    fn write(&self, of: &Quantise<'_>, (n, first): (usize, usize), mut write: impl FnMut(usize, &[u8])) {
+        let (len, sub) = (of.values.len().next_multiple_of(SUPER), of.sub);
+        write(first, bytemuck::cast_slice(&self.codes[..len]));
+        write(n + first / BLOCK * 4, bytemuck::cast_slice(&self.scales[..len / BLOCK]));
+        let end = n + n / BLOCK * 4 + n / sub * 4;
+        write(end - (n - first) / sub * 4, bytemuck::cast_slice(&self.sums[..len / sub]));
+        match of.wholes {
+            Wholes::None => {}
+            Wholes::Starts(_) => write(end + first / sub * 4, bytemuck::cast_slice(&self.starts[..len / sub])),
+            Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&self.pairs[..len / sub])),
+        }
+    }
+
     #[inline(always)]
     fn whole(&mut self, wholes: Wholes, number: usize, sum: i32) {
         match wholes {
@@ -248,20 +278,26 @@ impl Quantised {
 }
 
 impl Rounding {
-    fn apply(self, values: &[f32], rounded: &mut [f32]) {
-        match self {
-            Rounding::F32 => rounded.copy_from_slice(values),
-            Rounding::F16 => {
-                let mut halves = [f16::ZERO; PIECE];
+    /// Calls `each` for the rounded values, some at a time, with the place of the first.
+    fn apply(self, values: &[f32], mut each: impl FnMut(usize, &[f32])) {
+        const SOME: usize = 256;
+        if self == Rounding::F32 {
+            return each(0, values);
+        }
+        let mut rounded = [0f32; SOME];
+        for (i, values) in values.chunks(SOME).enumerate() {
+            let rounded = &mut rounded[..values.len()];
+            if self == Rounding::F16 {
+                let mut halves = [f16::ZERO; SOME];
                 let halves = &mut halves[..values.len()];
                 halves.convert_from_f32_slice(values);
                 halves.convert_to_f32_slice(rounded);
-            }
-            Rounding::BF16 => {
+            } else {
                 for (rounded, &x) in rounded.iter_mut().zip(values) {
                     *rounded = bf16::from_f32(x).to_f32();
                 }
             }
+            each(i * SOME, rounded);
         }
     }
 }

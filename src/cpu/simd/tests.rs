@@ -64,14 +64,17 @@ fn rows_meet_few_columns() {
     for (t, name, kernels) in types() {
         for k in lengths(t) {
             for n in [1, 2, 3, 4, 5, 8] {
-                let rows: [_; 3] = std::array::from_fn(|_| row(&mut rng, t, k));
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
-                let mut out = vec![f32::NAN; 3 * n];
                 let packed: Vec<_> = packed.iter().map(|c| bytemuck::cast_slice(c)).collect();
-                kernels.dot(k, &std::array::from_fn::<_, 3, _>(|r| rows[r].0.as_slice()), &packed, &mut out);
-                for (i, &got) in out.iter().enumerate() {
-                    assert!(close(t, got, &rows[i % 3].1, &columns[i / 3]), "{t} {name} k={k} n={n}: {got}");
+                for m in [3, 21] {
+                    let rows: Vec<_> = (0..m).map(|_| row(&mut rng, t, k)).collect();
+                    let bytes: Vec<_> = rows.iter().map(|(bytes, _)| bytes.as_slice()).collect();
+                    let mut out = vec![f32::NAN; m * n];
+                    kernels.dot(k, &bytes, &packed, &mut out);
+                    for (i, &got) in out.iter().enumerate() {
+                        assert!(close(t, got, &rows[i % m].1, &columns[i / m]), "{t} {name} k={k} n={n} m={m}: {got}");
+                    }
                 }
             }
         }

@@ -17,10 +17,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::greeted::{Kept, Session};
-use super::hunch::Hunch;
 use super::proof::{Lane, Needs, Proofs};
 use super::reader;
 use crate::device::{DeviceError, Link, Ticket, TicketSender};
+use crate::rpc::hunch::Hunch;
 use crate::rpc::wire::ext::GreetReply;
 use crate::rpc::wire::{Dialect, Request};
 
@@ -32,6 +32,9 @@ const TAKEN: usize = 1 << 20;
 
 /// How long a writer that finds the connection closed waits for the reader to find out why.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Waits for an answer that take longer are worth a sleep.
+const SHORT: Duration = Duration::from_millis(1);
 
 /// Counts the connections of this process.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -193,7 +196,7 @@ impl Connection {
             replies: Mutex::default(),
             failed: Condvar::new(),
             errands: Mutex::default(),
-            hunch: Hunch::default(),
+            hunch: Hunch::new(SHORT),
             traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
             proofs: Arc::default(),
             session: greeted.map(Session::new),

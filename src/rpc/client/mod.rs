@@ -39,7 +39,6 @@ mod device;
 mod fate;
 mod graph;
 mod greeted;
-mod hunch;
 mod plain;
 mod proof;
 mod queue;

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::outgoing::Outgoing;
+use crate::rpc::hunch::Hunch;
 use crate::rpc::socket;
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
 /// Bytes read ahead: a header with a small body, or many of them, cost one read.
 const BUFFER: usize = 16 << 10;
 
-/// How long a session looks for the next message before it sleeps: a client that decodes has thought about a token by then.
-const EAGER: Duration = Duration::from_micros(150);
+/// A session sleeps where the next message is further away: one that decodes a small model is not, whatever its client does
+/// with a token, and one that waits longer does not notice that it is woken late.
+const SHORT: Duration = Duration::from_micros(400);
 
 /// The first piece in which room for a body is made.
 const FIRST_PIECE: usize = 64 << 10;
@@ -51,6 +53,9 @@ pub(super) struct Connection {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Whether the last message had an answer, and how long the next one takes after one that had none, or had one.
+    answered: bool,
+    hunches: [Hunch; 2],
     stall: Duration,
     /// The end of the handshake, as long as it lasts, and how long it may take.
     handshake: Option<(Instant, Duration)>,
@@ -65,6 +70,8 @@ impl Connection {
             buffer: vec![0; BUFFER].into(),
             start: 0,
             end: 0,
+            answered: false,
+            hunches: [Hunch::new(SHORT), Hunch::new(SHORT)],
             stall,
             handshake: Some((Instant::now() + handshake, handshake)),
         })
@@ -162,11 +169,13 @@ impl Connection {
 
     /// Sends a whole reply in one write.
     pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), Broken> {
+        self.answered = true;
         self.out.send(|out| response.encode(out), &[] as &[&[u8]])
     }
 
     /// Sends the header of a reply of `size` bytes with the first of them; [`Connection::send_bytes`] sends the rest.
     pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), Broken> {
+        self.answered = true;
         self.out.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
     }
 
@@ -177,12 +186,15 @@ impl Connection {
 
     /// Reads ahead into the empty buffer.
     fn fill(&mut self) -> Result<usize, Broken> {
-        if self.handshake.is_none() {
-            socket::linger(&self.stream, EAGER);
-        }
+        // A client that has its answer thinks; others are in the middle of what they have to say.
+        let hunch = usize::from(std::mem::take(&mut self.answered));
+        let since = self.handshake.is_none().then(|| self.hunches[hunch].look(|| socket::comes(&self.stream)));
         let mut buffer = std::mem::take(&mut self.buffer);
         let got = self.receive(&mut buffer);
         self.buffer = buffer;
+        if let Some(since) = since {
+            self.hunches[hunch].learn(since);
+        }
         self.start = 0;
         self.end = *got.as_ref().unwrap_or(&0);
         got

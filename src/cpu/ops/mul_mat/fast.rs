@@ -147,13 +147,17 @@ impl Product<'_> {
             let (row, first) = (rest % blocks * unit_rows, rest / blocks * SPAN);
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
             let span = first..count.min(first + SPAN);
-            let few = count <= self.plan.kernels.few() || !self.plan.kernels.has_strips(self.plan.k);
+            let kernels = &self.plan.kernels;
+            let few = count <= kernels.few() || !kernels.has_strips(self.plan.k);
             // Small units are not to pay for large arrays.
-            match (few && !self.a.packed(), rows.len() <= FEW_ROWS) {
-                (true, true) => self.by_rows::<FEW_ROWS>(group, rows, span),
-                (true, false) => self.by_rows::<MANY_ROWS>(group, rows, span),
-                (false, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
-                (false, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
+            match (self.a.packed(), span.len(), rows.len() <= FEW_ROWS) {
+                (true, 1, _) => self.by_tiles::<1>(group, rows, span),
+                (true, n, true) if n <= kernels.tile_columns() => self.by_tiles::<MAX_TILE>(group, rows, span),
+                (false, ..=2, true) if few => self.by_rows::<FEW_ROWS, 2>(group, rows, span),
+                (false, _, true) if few => self.by_rows::<FEW_ROWS, MAX_FEW>(group, rows, span),
+                (false, _, false) if few => self.by_rows::<MANY_ROWS, MAX_FEW>(group, rows, span),
+                (_, _, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
+                (_, _, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
             }
         }
     }
@@ -179,20 +183,40 @@ impl Product<'_> {
     }
 
     /// Rows where they lie.
-    fn by_rows<const ROWS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
+    fn by_rows<const ROWS: usize, const COLUMNS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
         let [i2, i3] = self.columns.matrix(group);
         let mut slices: [&[u8]; ROWS] = [&[]; ROWS];
         let slices = &mut slices[..rows.len()];
         self.a.row_slices([rows.start, i2, i3], slices);
-        let (mut chosen, mut packed): ([Column; MAX_FEW], [&[u8]; MAX_FEW]) = Default::default();
-        let mut sums = [[0f32; ROWS]; MAX_FEW];
-        for first in span.clone().step_by(MAX_FEW) {
-            let count = MAX_FEW.min(span.end - first);
+        let (mut chosen, mut packed): (_, [&[u8]; COLUMNS]) = ([Column::default(); COLUMNS], [&[]; COLUMNS]);
+        let mut sums = [[0f32; ROWS]; COLUMNS];
+        for first in span.clone().step_by(COLUMNS) {
+            let count = COLUMNS.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
             let sums = &mut sums.as_flattened_mut()[..rows.len() * count];
             self.plan.kernels.dot(self.plan.k, slices, &packed[..count], sums);
             for (column, sums) in chosen[..count].iter().zip(sums.chunks_exact(rows.len())) {
                 self.store(column, rows.start, sums);
+            }
+        }
+    }
+
+    /// Rows that lie in strips, with so few columns that a strip meets all of them at once: at most `COLUMNS`.
+    fn by_tiles<const COLUMNS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
+        let (kernels, [i2, i3]) = (&self.plan.kernels, self.columns.matrix(group));
+        let (mut chosen, mut packed): (_, [&[u8]; COLUMNS]) = ([Column::default(); COLUMNS], [&[]; COLUMNS]);
+        let (chosen, packed) = (&mut chosen[..span.len()], &mut packed[..span.len()]);
+        self.choose(group, span.start, chosen, packed);
+        let at_once = kernels.strips();
+        let mut out: [[Sums; MAX_STRIPS]; COLUMNS] = [[[0.0; STRIP]; MAX_STRIPS]; COLUMNS];
+        let out = &mut out.as_flattened_mut()[..packed.len() * at_once];
+        for row in rows.clone().step_by(at_once * STRIP) {
+            // The last strip may stand alone: it meets the columns twice.
+            let last = (row + (at_once - 1) * STRIP).min(rows.end - STRIP);
+            let pair = [row, last].map(|row| self.a.strip([row, i2, i3]));
+            kernels.tile(self.plan.k, &pair[..at_once], packed, out);
+            for (column, sums) in chosen.iter().zip(out.chunks_exact(at_once)) {
+                self.store(column, row, &sums.as_flattened()[..last + STRIP - row]);
             }
         }
     }

@@ -10,7 +10,7 @@ mod arm;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(super) mod x86;
 
 use half::f16;
 use std::marker::PhantomData;

@@ -79,17 +79,11 @@ fn totals_of_16<const R: usize, const C: usize>(sums: [[__m512; C]; R]) -> [[f32
     if R == 4 && C == 4 {
         let mut lines = [_mm512_setzero_ps(); 4];
         for r in 0..R {
-            // In each quarter: sums of pairs of two vectors, then of all four vectors in order.
-            let low = pairs(sums[r][0], sums[r][1]);
-            let high = pairs(sums[r][2], sums[r][3]);
-            let (l, h) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
-            let first = _mm512_castpd_ps(_mm512_unpacklo_pd(l, h));
-            lines[r] = _mm512_add_ps(first, _mm512_castpd_ps(_mm512_unpackhi_pd(l, h)));
+            lines[r] = quarter_sums([sums[r][0], sums[r][1], sums[r][2], sums[r][3]]);
         }
-        let all = quarters(quarters(lines[0], lines[1]), quarters(lines[2], lines[3]));
         let mut flat = [0.0; 16];
         // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(flat.as_mut_ptr(), all) };
+        unsafe { _mm512_storeu_ps(flat.as_mut_ptr(), sum_quarters(lines)) };
         for r in 0..R {
             totals[r].copy_from_slice(&flat[4 * r..4 * r + 4]);
         }
@@ -101,6 +95,22 @@ fn totals_of_16<const R: usize, const C: usize>(sums: [[__m512; C]; R]) -> [[f32
         }
     }
     totals
+}
+
+/// In each quarter the sum of that quarter of the first vector, of the second, the third and the fourth.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu::simd) fn quarter_sums([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let (low, high) = (_mm512_castps_pd(pairs(a, b)), _mm512_castps_pd(pairs(c, d)));
+    let first = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+    _mm512_add_ps(first, _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)))
+}
+
+/// The sums of the quarters of four vectors, side by side: with [`quarter_sums`] the totals of sixteen vectors in order.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu::simd) fn sum_quarters([a, b, c, d]: [__m512; 4]) -> __m512 {
+    quarters(quarters(a, b), quarters(c, d))
 }
 
 /// In each quarter `[a0 + a2, b0 + b2, a1 + a3, b1 + b3]`.

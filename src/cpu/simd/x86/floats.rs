@@ -2,10 +2,12 @@
 
 use super::format::{AHEAD, horizontal_sum};
 use crate::cpu::simd::Dot;
+use crate::cpu::simd::vec::x86::{quarter_sums, sum_quarters};
+use crate::cpu::strip::STRIP;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
-/// A float type, eight elements at a time.
+/// A float type.
 trait Float {
     const BYTES: usize;
 
@@ -14,6 +16,12 @@ trait Float {
     /// # Safety
     /// AVX2 and F16C; eight elements at `p`.
     unsafe fn load(p: *const u8) -> __m256;
+
+    /// Sixteen elements as f32, of which those that the mask leaves out are zeros and need not exist.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; the others at `p`.
+    unsafe fn load_wide(p: *const u8, mask: __mmask16) -> __m512;
 }
 
 struct F32;
@@ -28,6 +36,12 @@ impl Float for F32 {
         // SAFETY: as the caller vouches.
         unsafe { _mm256_loadu_ps(p.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn load_wide(p: *const u8, mask: __mmask16) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm512_maskz_loadu_ps(mask, p.cast()) }
+    }
 }
 
 impl Float for F16 {
@@ -37,6 +51,12 @@ impl Float for F16 {
     unsafe fn load(p: *const u8) -> __m256 {
         // SAFETY: as the caller vouches.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_wide(p: *const u8, mask: __mmask16) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())) }
     }
 }
 
@@ -48,6 +68,17 @@ impl Float for Bf16 {
         // SAFETY: as the caller vouches.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
     }
+
+    #[inline(always)]
+    unsafe fn load_wide(p: *const u8, mask: __mmask16) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
+                mask,
+                p.cast(),
+            ))))
+        }
+    }
 }
 
 /// The products of a float type's rows; they need AVX2, FMA and F16C.
@@ -56,6 +87,16 @@ pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
         DType::F32 => Some(dot::<F32>),
         DType::F16 => Some(dot::<F16>),
         DType::BF16 => Some(dot::<Bf16>),
+        _ => None,
+    }
+}
+
+/// As [`dot_of`], of sixteen rows at a time; they need AVX-512 F, BW and VL too.
+pub(super) fn wide_dot_of(dtype: DType) -> Option<Dot> {
+    match dtype {
+        DType::F32 => Some(wide_dot::<F32>),
+        DType::F16 => Some(wide_dot::<F16>),
+        DType::BF16 => Some(wide_dot::<Bf16>),
         _ => None,
     }
 }
@@ -125,4 +166,91 @@ unsafe fn dot_columns<F: Float, const C: usize>(
         }
     }
     C
+}
+
+/// # Safety
+/// As [`dot`], with AVX-512 F, BW and VL.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+unsafe fn wide_dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
+    let mut done = 0;
+    while done < columns.len() {
+        let out = &mut out[done * rows.len()..];
+        // SAFETY: as the caller vouches.
+        unsafe {
+            done += match columns[done..] {
+                [a, b, c, d, ..] => wide_columns::<F, 4>(rows, [a, b, c, d], out),
+                [a, b, ..] => wide_columns::<F, 2>(rows, [a, b], out),
+                [a] => wide_columns::<F, 1>(rows, [a], out),
+                [] => 1,
+            };
+        }
+    }
+}
+
+/// # Safety
+/// As [`wide_dot`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+unsafe fn wide_columns<F: Float, const C: usize>(rows: &[&[u8]], columns: [&[u8]; C], out: &mut [f32]) -> usize {
+    for (group, sixteen) in rows.chunks(STRIP).enumerate() {
+        let (k, mut lines) = (sixteen[0].len() / F::BYTES, [[_mm512_setzero_ps(); 4]; C]);
+        for q in 0..sixteen.len().div_ceil(4) {
+            // Rows beyond the last one are the last one again.
+            let row = |r: usize| sixteen[(4 * q + r).min(sixteen.len() - 1)].as_ptr();
+            let quad = [row(0), row(1), row(2), row(3)];
+            // Short rows may lie far apart: the ones to ask for are those of the next sixteen.
+            let next = rows.get((group + 1) * STRIP + 4 * q).filter(|row| row.len() <= AHEAD);
+            let ahead = next.map_or(AHEAD, |row| row.as_ptr().addr().wrapping_sub(quad[0].addr()));
+            let mut sums = [[_mm512_setzero_ps(); 4]; C];
+            // SAFETY: rows and columns have elements i to i + 15, or those of them that the mask leaves.
+            unsafe {
+                for i in (0..k / 16 * 16).step_by(16) {
+                    add_products::<F, C>(&mut sums, quad, &columns, i, u16::MAX, ahead);
+                }
+                if k % 16 > 0 {
+                    add_products::<F, C>(&mut sums, quad, &columns, k / 16 * 16, (1 << (k % 16)) - 1, ahead);
+                }
+            }
+            for c in 0..C {
+                lines[c][q] = quarter_sums(sums[c]);
+            }
+        }
+        for c in 0..C {
+            let (mut totals, n) = ([0.0; STRIP], sixteen.len());
+            // SAFETY: sixteen floats.
+            unsafe { _mm512_storeu_ps(totals.as_mut_ptr(), sum_quarters(lines[c])) };
+            out[c * rows.len() + group * STRIP..][..n].copy_from_slice(&totals[..n]);
+        }
+    }
+    C
+}
+
+/// Adds the products of elements `i` to `i + 15` of four rows, those that the mask leaves, with the columns' to `sums`, and
+/// asks for what lies `ahead` of them.
+///
+/// # Safety
+/// The instructions of [`wide_dot`]; rows and columns have these elements.
+#[inline(always)]
+unsafe fn add_products<F: Float, const C: usize>(
+    sums: &mut [[__m512; 4]; C],
+    rows: [*const u8; 4],
+    columns: &[&[u8]; C],
+    i: usize,
+    mask: __mmask16,
+    ahead: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut y = [_mm512_setzero_ps(); C];
+        for c in 0..C {
+            y[c] = F32::load_wide(columns[c].as_ptr().add(4 * i), mask);
+        }
+        for r in 0..4 {
+            _mm_prefetch::<_MM_HINT_T0>(rows[r].wrapping_add(F::BYTES * i + ahead).cast());
+            let x = F::load_wide(rows[r].add(F::BYTES * i), mask);
+            for c in 0..C {
+                sums[c][r] = _mm512_fmadd_ps(x, y[c], sums[c][r]);
+            }
+        }
+    }
 }

@@ -20,8 +20,11 @@ use std::arch::is_x86_feature_detected;
 pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
     let base = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     let vnni = base && is_x86_feature_detected!("avxvnni");
-    let wide = base && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-    let wide_vnni = wide && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl");
+    let wide = base
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl");
+    let wide_vnni = wide && is_x86_feature_detected!("avx512vnni");
     let mut all = Vec::new();
     let mut add = |has: bool, name, set: Option<(Dot, Tile)>, strips, columns| {
         if let Some((dot, tile)) = set.filter(|_| has) {
@@ -31,7 +34,7 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
     let floats = floats::dot_of(dtype);
     add(wide_vnni, "AVX512-VNNI", vnni_vl::dot_of(dtype).zip(wide_codes::tile_of(dtype)), 2, 6);
     add(vnni, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_codes::tile_of(dtype)), 1, 4);
-    add(wide, "AVX-512", floats.zip(wide_floats::tile_of(dtype)), 2, 8);
+    add(wide, "AVX-512", floats::wide_dot_of(dtype).zip(wide_floats::tile_of(dtype)), 2, 8);
     add(base, "AVX2", avx2::dot_of(dtype).zip(avx2_codes::tile_of(dtype)), 1, 4);
     add(base, "AVX2", floats.zip(avx2_floats::tile_of(dtype)), 1, 6);
     #[cfg(test)]
