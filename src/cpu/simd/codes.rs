@@ -6,7 +6,7 @@
 use super::formats::{Format, Scales};
 use super::lanes::Lanes;
 use super::packing::Parts;
-use super::{AHEAD, Sums, unroll};
+use super::{AHEAD, Sums, asks_ahead, unroll};
 use std::hint::black_box;
 
 /// Groups of four elements whose products [`Lanes::multiply`] can sum before [`Lanes::widen`]; 0 when not even one.
@@ -34,10 +34,12 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
+        // Where columns are too few to hide memory's latency.
+        let asks = C <= 2 && (asks_ahead() || F::SUB == 16);
         let totals = if F::DTYPE.block_len() == 32 {
-            legacy::<L, F, S, C>(strips, columns, k / 32)
+            legacy::<L, F, S, C>(strips, columns, k / 32, asks)
         } else {
-            superblocks::<L, F, S, C>(strips, columns, k / 256)
+            superblocks::<L, F, S, C>(strips, columns, k / 256, asks)
         };
         for c in 0..C {
             for s in 0..S {
@@ -54,12 +56,15 @@ unsafe fn legacy<L: Lanes, F: Format, const S: usize, const C: usize>(
     mut strips: [*const u8; S],
     columns: [Parts; C],
     blocks: usize,
+    asks: bool,
 ) -> [[L::Float; S]; C] {
     // SAFETY: block b of the strips meets elements 32 b and on of the columns, all of which are there.
     unsafe {
         let mut totals = [[L::zeros(); S]; C];
         for b in 0..blocks {
-            ask::<L, F, S, C>(strips);
+            if asks {
+                ask::<L, F, S>(strips, 0, 1);
+            }
             if !L::EXACT || S * C > L::TWICE {
                 // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
                 black_box(&mut totals);
@@ -88,6 +93,7 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
     mut strips: [*const u8; S],
     columns: [Parts; C],
     blocks: usize,
+    asks: bool,
 ) -> [[L::Float; S]; C] {
     let subs = 256 / F::SUB;
     // SAFETY: block b of the strips meets elements 256 b and on of the columns, all of which are there; sub-blocks are
@@ -95,7 +101,6 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
     unsafe {
         let mut totals = [[L::zeros(); S]; C];
         for b in 0..blocks {
-            ask::<L, F, S, C>(strips);
             // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
             black_box(&mut totals);
             let mut scales = [F::scales::<L>(strips[0]); S];
@@ -108,6 +113,9 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
             for chunk in 0..black_box(subs / F::PARTS) {
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
+                        if asks {
+                            ask::<L, F, S>(strips, chunk * F::PARTS + part, subs);
+                        }
                         let sub = F::sub(chunk, part);
                         let k = 256 * b + F::SUB * sub;
                         let sums = sub_block::<L, F, S, C>(strips, columns, k, subs * b + sub, chunk, part);
@@ -272,18 +280,19 @@ unsafe fn add_group<L: Lanes, F: Format, const S: usize, const C: usize>(
     }
 }
 
-/// Asks for the strips' bytes that come next, where columns are too few to hide memory's latency.
+/// Asks for part `part` of `parts` of the strips' bytes that come next: a core that is asked for many lines at once lets its
+/// loads wait.
 ///
 /// # Safety
 /// The instructions of `L`.
 #[inline(always)]
-unsafe fn ask<L: Lanes, F: Format, const S: usize, const C: usize>(strips: [*const u8; S]) {
-    if C <= 2 {
-        for s in 0..S {
-            for line in 0..F::BYTES.div_ceil(64) {
-                // SAFETY: as the caller vouches.
-                unsafe { L::prefetch(strips[s].wrapping_add(AHEAD + 64 * line)) };
-            }
+unsafe fn ask<L: Lanes, F: Format, const S: usize>(strips: [*const u8; S], part: usize, parts: usize) {
+    let all = F::BYTES.div_ceil(64);
+    let each = all.div_ceil(parts);
+    for s in 0..S {
+        for line in part * each..all.min((part + 1) * each) {
+            // SAFETY: as the caller vouches.
+            unsafe { L::prefetch(strips[s].wrapping_add(AHEAD + 64 * line)) };
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Products of strips of F32, F16 and BF16 with columns of f32.
 
 use super::lanes::Lanes;
-use super::{AHEAD, Sums};
+use super::{AHEAD, Sums, asks_ahead};
 use crate::tensor::DType;
 
 /// A float type in strips.
@@ -71,9 +71,10 @@ pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
         // Two sums each, so that with few columns one product need not wait for the one before.
         let (mut even, mut odd) = ([[L::zeros(); S]; C], [[L::zeros(); S]; C]);
         // Behind a strip's end the next strips follow: those of this call are not asked for again.
+        let asks = C <= 2 && asks_ahead();
         let (step, bytes) = (32 * F::DTYPE.block_bytes(), 16 * F::DTYPE.block_bytes() * k);
         for pair in 0..k / 2 {
-            if C <= 2 {
+            if asks {
                 let ahead = step * pair + AHEAD;
                 let ahead = if ahead < bytes { ahead } else { ahead + (S - 1) * bytes };
                 for s in 0..S {

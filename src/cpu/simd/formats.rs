@@ -292,14 +292,16 @@ codes {
     L::or(nibbles::<L>(p.add(768 + 64 * (8 * chunk + g)), part), L::left(high, 4))
 });
 
-superblock!(Q6_K, sub 16, parts 4, top 63, zero 32, biased false, |p, chunk, part, g|
-number sixteenth(chunk, part),
+// Chunk 4h + 2q + s holds half s of each 32 elements q and q + 2 of half h of the block: so bytes are read in their order.
+superblock!(Q6_K, sub 16, parts 2, top 63, zero 32, biased false, |p, chunk, part, g|
+number sixteenth(chunk / 4 * 2 + chunk % 2, chunk / 2 % 2 + 2 * part),
 scales {
     let scales = [L::load(p.add(3072)), L::load(p.add(3136)), L::load(p.add(3200)), L::load(p.add(3264))];
     Scales { d: L::load_halves(p.add(3328)), m: L::zeros(), scales, mins: [L::zero(); 4] }
 },
 codes {
-    let low = nibbles::<L>(p.add(64 * (16 * (chunk / 2) + 8 * (part % 2) + 4 * (chunk % 2) + g)), part / 2);
-    let high = field::<L>(p.add(2048 + 64 * (8 * (chunk / 2) + 4 * (chunk % 2) + g)), 2 * part, 3);
-    L::or(low, L::left(high, 4))
+    let low = nibbles::<L>(p.add(64 * (4 * chunk + g)), part);
+    let high = L::load(p.add(2048 + 64 * (8 * (chunk / 4) + 4 * (chunk % 2) + g)));
+    let high = L::right(high, (4 * part + chunk / 2 % 2 * 2) as u32);
+    L::or(low, L::left(L::and(high, L::bytes(3)), 4))
 });
