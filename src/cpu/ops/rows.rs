@@ -132,11 +132,13 @@ fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
     let [_, c1, c2, _] = ids.ne();
     let (worker, workers) = (work.worker(), work.workers());
     let together = OWNED / dst.desc().row_bytes();
+    let groups = rows.div_ceil(together);
     // Halves are converted together too.
     let convert = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
     let mut halves = [0u16; CHUNK];
     for plane in 0..planes2 * planes3 {
         let (i2, i3) = (plane % planes2, plane / planes2);
+        let (c1, c2) = (i2 % c1, i3 % c2);
         for start in (0..r).step_by(CHUNK) {
             let values = &mut values[..CHUNK.min(r - start)];
             b.load([start, 0, i2, i3], values);
@@ -144,12 +146,12 @@ fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
                 convert(values, bytemuck::cast_slice_mut(&mut halves[..values.len()]));
             }
             for (k, value) in values.iter().enumerate() {
-                let row = match row_of(OpCode::SetRows, ids.index([start + k, i2 % c1, i3 % c2, 0]), rows) {
+                let row = match row_of(OpCode::SetRows, ids.index([start + k, c1, c2, 0]), rows) {
                     Ok(row) => row,
                     Err(error) => return work.fail(error),
                 };
-                let group = plane.wrapping_mul(rows.div_ceil(together)).wrapping_add(row / together);
-                if owner(group, workers) == worker {
+                let group = || plane.wrapping_mul(groups).wrapping_add(row / together);
+                if workers == 1 || owner(group(), workers) == worker {
                     match convert {
                         Some(_) => dst.store_raw([0, row, i2, i3], &halves[k..=k]),
                         None => dst.store([0, row, i2, i3], std::slice::from_ref(value)),
