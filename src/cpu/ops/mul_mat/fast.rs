@@ -5,8 +5,7 @@ use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, PIECE, Sums};
 use crate::cpu::strip::{self, STRIP};
-use crate::tensor::quant::dequantiser;
-use crate::tensor::{DType, TensorDesc};
+use crate::tensor::TensorDesc;
 use std::ops::Range;
 
 /// Most rows of a in a unit that meets few columns, and in one that meets many.
@@ -31,10 +30,6 @@ const TOGETHER: usize = 48;
 /// Bytes of a strip of floats that meet columns at once.
 const DEPTH_BYTES: usize = 16 << 10;
 
-/// Elements of rows of halves that are converted before many columns meet them, so that a strip's part is as long as
-/// [`DEPTH_BYTES`] allows for two strips and the columns beside them.
-const HALVES_DEPTH: usize = DEPTH_BYTES / 2 / (4 * STRIP);
-
 /// Multiplications worth claiming at once.
 const GRAIN: usize = 1 << 16;
 
@@ -45,8 +40,6 @@ const OWN_BYTES: usize = 8 << 10;
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     kernels: Kernels,
-    /// For halves that meet many columns: those of f32, to which a strip is converted once and not with each tile of columns.
-    converted: Option<Kernels>,
     k: usize,
     /// Rows of a in a unit.
     unit: usize,
@@ -65,21 +58,14 @@ impl Plan {
         let unit = unit.clamp(step, most);
         let packed = kernels.packing().column_bytes(k).saturating_mul(b.rows());
         let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
-        let alike = |of: &Kernels| (of.strips(), of.tile_columns()) == (kernels.strips(), kernels.tile_columns());
-        let converted = Kernels::of(DType::F32).filter(|of| a.dtype() == DType::F16 && alike(of));
-        Plan { kernels, converted, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
+        Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
     }
 
     /// Elements of a row that meet all of `columns` before the next ones do. Floats take so many bytes that two strips and a
     /// tile of columns would not stay in the first cache level otherwise; a multiple of 8.
     fn depth(&self, columns: usize) -> usize {
-        if self.kernels.is_block() || columns <= self.kernels.tile_columns() {
-            self.k
-        } else if self.converted.is_some() {
-            HALVES_DEPTH
-        } else {
-            DEPTH_BYTES / (self.kernels.strip_bytes(8) / 8)
-        }
+        let floats = !self.kernels.is_block() && columns > self.kernels.tile_columns();
+        if floats { DEPTH_BYTES / (self.kernels.strip_bytes(8) / 8) } else { self.k }
     }
 
     /// Whether each worker packs all columns for itself.
@@ -276,71 +262,27 @@ impl Product<'_> {
         at: Range<usize>,
         sums: &mut [[f32; ROWS]],
     ) {
-        let kernels = &self.plan.kernels;
-        match self.plan.converted.filter(|_| columns.len() > kernels.tile_columns()) {
-            Some(floats) => self.add_converted(&floats, strips, columns, at, sums),
-            None => {
-                for (p, pair) in self.pairs(strips, &at) {
-                    self.add_pair(kernels, pair, p, columns, &at, sums);
-                }
-            }
-        }
-    }
-
-    /// As [`Product::add_products`], of halves by the kernels of f32.
-    fn add_converted<const ROWS: usize>(
-        &self,
-        kernels: &Kernels,
-        strips: &[&[u8]],
-        columns: &[&[u8]],
-        at: Range<usize>,
-        sums: &mut [[f32; ROWS]],
-    ) {
-        let mut floats = [[0f32; HALVES_DEPTH * STRIP]; MAX_STRIPS];
-        for (p, pair) in self.pairs(strips, &at) {
-            self.add_pair(kernels, convert(pair, &mut floats), p, columns, &at, sums);
-        }
-    }
-
-    /// Elements `at` of as many strips as meet the columns at once, with the number of the first one.
-    fn pairs<'b>(
-        &self,
-        strips: &'b [&'b [u8]],
-        at: &Range<usize>,
-    ) -> impl Iterator<Item = (usize, [&'b [u8]; MAX_STRIPS])> {
-        let (at_once, k) = (self.plan.kernels.strips(), self.plan.k);
-        strips.chunks(at_once).enumerate().map(move |(p, some)| {
-            // The last strip may stand alone: it meets the columns twice.
-            (p * at_once, [some[0], some[some.len() - 1]].map(|strip| part(strip, at, k)))
-        })
-    }
-
-    /// Adds the products of elements `at` of columns with those of a pair of strips, of which `first` is the first one's number.
-    fn add_pair<const ROWS: usize>(
-        &self,
-        kernels: &Kernels,
-        pair: [&[u8]; MAX_STRIPS],
-        first: usize,
-        columns: &[&[u8]],
-        at: &Range<usize>,
-        sums: &mut [[f32; ROWS]],
-    ) {
-        let (at_once, tile, k) = (kernels.strips(), kernels.tile_columns(), self.plan.k);
+        let (kernels, k) = (&self.plan.kernels, self.plan.k);
+        let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
         let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
-        for (columns, sums) in columns.chunks(tile).zip(sums.chunks_mut(tile)) {
-            let mut parts: [&[u8]; MAX_TILE] = [&[]; MAX_TILE];
-            for (part_of, column) in parts.iter_mut().zip(columns) {
-                // The last part comes with the padding.
-                let end = if at.end == k { column.len() } else { 4 * at.end };
-                *part_of = if at.len() == k { column } else { &column[4 * at.start..end] };
-            }
-            let out = &mut out[..columns.len() * at_once];
-            kernels.tile(at.len(), &pair[..at_once], &parts[..columns.len()], out);
-            for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
-                // A strip that stands alone adds its sums twice: nobody reads what lies behind the unit's last row.
-                for (sums, out) in sums.as_chunks_mut::<STRIP>().0[first..].iter_mut().zip(out) {
-                    for (sum, out) in sums.iter_mut().zip(out) {
-                        *sum += out;
+        for (p, some) in strips.chunks(at_once).enumerate() {
+            // The last strip may stand alone: it meets the columns twice.
+            let pair = [some[0], some[some.len() - 1]].map(|strip| part(strip, &at, k));
+            for (columns, sums) in columns.chunks(tile).zip(sums.chunks_mut(tile)) {
+                let mut parts: [&[u8]; MAX_TILE] = [&[]; MAX_TILE];
+                for (part_of, column) in parts.iter_mut().zip(columns) {
+                    // The last part comes with the padding.
+                    let end = if at.end == k { column.len() } else { 4 * at.end };
+                    *part_of = if at.len() == k { column } else { &column[4 * at.start..end] };
+                }
+                let out = &mut out[..columns.len() * at_once];
+                kernels.tile(at.len(), &pair[..at_once], &parts[..columns.len()], out);
+                for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
+                    let sums = &mut sums.as_chunks_mut::<STRIP>().0[p * at_once..][..some.len()];
+                    for (sums, out) in sums.iter_mut().zip(out) {
+                        for (sum, out) in sums.iter_mut().zip(out) {
+                            *sum += out;
+                        }
                     }
                 }
             }
@@ -361,21 +303,6 @@ impl Product<'_> {
         strip::pack(self.a.desc().dtype(), &slices, room);
         room
     }
-}
-
-/// Strips of halves as strips of f32, in which elements lie in the same order.
-fn convert<'a>(
-    strips: [&[u8]; MAX_STRIPS],
-    room: &'a mut [[f32; HALVES_DEPTH * STRIP]; MAX_STRIPS],
-) -> [&'a [u8]; MAX_STRIPS] {
-    let convert = dequantiser(DType::F16).expect("a type with values");
-    let mut room = room.each_mut().map(|room| &mut room[..]);
-    for (strip, room) in strips.iter().zip(&mut room) {
-        let floats = std::mem::take(room);
-        *room = &mut floats[..strip.len() / 2];
-        convert(strip, room);
-    }
-    room.map(|room| bytemuck::cast_slice(room))
 }
 
 /// Elements `at` of rows of `k` in a strip: all, or of a float type.
