@@ -34,7 +34,8 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        // Where columns are too few to hide memory's latency.
+        // Where columns are too few to hide memory's latency. Sub-blocks of 16 take their codes from several places at once,
+        // which no core foresees.
         let asks = C <= 2 && (asks_ahead() || F::SUB == 16);
         let totals = if F::DTYPE.block_len() == 32 {
             legacy::<L, F, S, C>(strips, columns, k / 32, asks)

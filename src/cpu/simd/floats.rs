@@ -70,11 +70,11 @@ pub(super) unsafe fn tile<L: Lanes, F: Float, const S: usize, const C: usize>(
     unsafe {
         // Two sums each, so that with few columns one product need not wait for the one before.
         let (mut even, mut odd) = ([[L::zeros(); S]; C], [[L::zeros(); S]; C]);
-        // Behind a strip's end the next strips follow: those of this call are not asked for again.
         let asks = C <= 2 && asks_ahead();
         let (step, bytes) = (32 * F::DTYPE.block_bytes(), 16 * F::DTYPE.block_bytes() * k);
         for pair in 0..k / 2 {
             if asks {
+                // Behind a strip's end the next strips follow: those of this call are not asked for again.
                 let ahead = step * pair + AHEAD;
                 let ahead = if ahead < bytes { ahead } else { ahead + (S - 1) * bytes };
                 for s in 0..S {

@@ -301,7 +301,6 @@ scales {
 },
 codes {
     let low = nibbles::<L>(p.add(64 * (4 * chunk + g)), part);
-    let high = L::load(p.add(2048 + 64 * (8 * (chunk / 4) + 4 * (chunk % 2) + g)));
-    let high = L::right(high, (4 * part + chunk / 2 % 2 * 2) as u32);
-    L::or(low, L::left(L::and(high, L::bytes(3)), 4))
+    let high = p.add(2048 + 64 * (8 * (chunk / 4) + 4 * (chunk % 2) + g));
+    L::or(low, L::left(field::<L>(high, 4 * part + 2 * (chunk / 2 % 2), 3), 4))
 });

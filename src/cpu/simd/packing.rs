@@ -161,11 +161,9 @@ impl Packing {
                 let (quantise, at) = (Quantise { values, sub, shared, wholes }, (n, first));
                 // Short columns are not to pay for large arrays.
                 if values.len() <= SUPER {
-                    let codes: Quantised<SUPER, { SUPER / BLOCK }, { SUPER / 16 }> = widest(Short(quantise));
-                    codes.write(&quantise, at, write);
+                    widest(Room::<SUPER, { SUPER / BLOCK }, { SUPER / 16 }>(quantise)).write(&quantise, at, write);
                 } else {
-                    let codes: Quantised<PIECE, { PIECE / BLOCK }, { PIECE / 16 }> = widest(Long(quantise));
-                    codes.write(&quantise, at, write);
+                    widest(Room::<PIECE, { PIECE / BLOCK }, { PIECE / 16 }>(quantise)).write(&quantise, at, write);
                 }
             }
         }
@@ -190,33 +188,15 @@ struct Quantise<'a> {
     wholes: Wholes,
 }
 
-/// A piece of at most [`SUPER`] values.
-struct Short<'a>(Quantise<'a>);
+/// A piece of at most `N` values.
+struct Room<'a, const N: usize, const BLOCKS: usize, const HALVES: usize>(Quantise<'a>);
 
-/// A piece of at most [`PIECE`] values.
-struct Long<'a>(Quantise<'a>);
-
-impl Wide for Short<'_> {
-    type Out = Quantised<SUPER, { SUPER / BLOCK }, { SUPER / 16 }>;
+impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Wide for Room<'_, N, BLOCKS, HALVES> {
+    type Out = Quantised<N, BLOCKS, HALVES>;
 
     #[inline(always)]
     fn run<L: Level>(self) -> Self::Out {
-        self.0.run()
-    }
-}
-
-impl Wide for Long<'_> {
-    type Out = Quantised<PIECE, { PIECE / BLOCK }, { PIECE / 16 }>;
-
-    #[inline(always)]
-    fn run<L: Level>(self) -> Self::Out {
-        self.0.run()
-    }
-}
-
-impl Quantise<'_> {
-    #[inline(always)]
-    fn run<const N: usize, const BLOCKS: usize, const HALVES: usize>(self) -> Quantised<N, BLOCKS, HALVES> {
+        let Quantise { values, sub, shared, wholes } = self.0;
         // The padding behind the last block is zeros.
         let mut out = Quantised {
             codes: [0; N],
@@ -226,25 +206,25 @@ impl Quantise<'_> {
             pairs: [0; HALVES],
         };
         let mut scale = Scale::default();
-        for (b, block) in self.values.as_chunks::<BLOCK>().0.iter().enumerate() {
+        for (b, block) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
             let codes: &mut [i8; BLOCK] = &mut out.codes.as_chunks_mut().0[b];
-            if !self.shared {
+            if !shared {
                 scale = Scale::of_block(block);
             } else if b % (SUPER / BLOCK) == 0 {
-                scale = Scale::of_super_block(&self.values[b * BLOCK..][..SUPER]);
+                scale = Scale::of_super_block(&values[b * BLOCK..][..SUPER]);
             }
             scale.quantise(block, codes);
             let [low, high] = sums_of_codes(codes);
             out.scales[b] = scale.step;
-            if self.sub == BLOCK {
+            if sub == BLOCK {
                 out.sums[b] = low as f32 * scale.step + high as f32 * scale.step;
-                out.whole(self.wholes, b, low + high);
+                out.whole(wholes, b, low + high);
             } else {
                 // Blocks 4g to 4g + 3: first halves, then second halves.
                 out.sums[b / 4 * 8 + b % 4] = low as f32 * scale.step;
                 out.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * scale.step;
-                out.whole(self.wholes, 2 * b, low);
-                out.whole(self.wholes, 2 * b + 1, high);
+                out.whole(wholes, 2 * b, low);
+                out.whole(wholes, 2 * b + 1, high);
             }
         }
         out

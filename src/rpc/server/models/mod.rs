@@ -263,7 +263,7 @@ fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let mut options = File::options();
     options.read(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     let file = options.open(path)?;
     let meta = file.metadata()?;
     if meta.is_file() { Ok((file, meta)) } else { Err(io::Error::other("not a file")) }
