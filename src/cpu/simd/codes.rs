@@ -6,22 +6,24 @@
 use super::formats::{Format, Scales};
 use super::lanes::Lanes;
 use super::packing::Parts;
-use super::{AHEAD, Sums, asks_ahead, unroll};
+use super::{AHEAD, Sums, asks_ahead, pairs, unroll};
 use std::hint::black_box;
 
-/// Groups of four elements whose products [`Lanes::multiply`] can sum before [`Lanes::widen`]; 0 when not even one.
-const fn run(top: i32) -> usize {
-    // Two products each lane and group, of codes with -128 at worst.
-    let groups = 32767 / (2 * top * 128);
-    if groups >= 8 { 8 } else { groups as usize }
+/// A sub-block: its first element and its number in a column, and where its codes lie in a block ([`Format::codes`]).
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) k: usize,
+    pub(super) number: usize,
+    pub(super) chunk: usize,
+    pub(super) part: usize,
 }
 
-/// Whether [`Lanes::multiply`] gets codes of `F` less their zero.
+/// Whether products are of codes of `F` less their zero.
 const fn lowered<L: Lanes, F: Format>() -> bool {
-    L::SIGNED && F::TOP > 127
+    F::TOP > 127 && (L::SIGNED || !L::EXACT)
 }
 
-/// Products of `S` strips of `k` elements with `C` packed columns: `out[c * S + s]`.
+/// Products of `S` strips of `k` elements with `C` packed columns: `out[c * stride + s]`.
 ///
 /// # Safety
 /// The instructions of `L`; strips of 16 rows of `F`; columns packed for it, of at least `k` elements; `out` has room.
@@ -31,6 +33,7 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
     columns: [Parts; C],
     k: usize,
     out: &mut [Sums],
+    stride: usize,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
@@ -39,12 +42,14 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
         let asks = C <= 2 && (asks_ahead() || F::SUB == 16);
         let totals = if F::DTYPE.block_len() == 32 {
             legacy::<L, F, S, C>(strips, columns, k / 32, asks)
-        } else {
+        } else if L::EXACT {
             superblocks::<L, F, S, C>(strips, columns, k / 256, asks)
+        } else {
+            pairs::superblocks::<L, F, S, C>(strips, columns, k / 256, asks)
         };
         for c in 0..C {
             for s in 0..S {
-                L::store(out[c * S + s].as_mut_ptr(), totals[c][s]);
+                L::store(out[c * stride + s].as_mut_ptr(), totals[c][s]);
             }
         }
     }
@@ -70,7 +75,12 @@ unsafe fn legacy<L: Lanes, F: Format, const S: usize, const C: usize>(
                 // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
                 black_box(&mut totals);
             }
-            let sums = sub_block::<L, F, S, C>(strips, columns, 32 * b, b, 0, 0);
+            let place = Place { k: 32 * b, number: b, chunk: 0, part: 0 };
+            let sums = if L::EXACT || F::TOP > 127 {
+                sub_block::<L, F, S, C>(strips, columns, place)
+            } else {
+                pairs::sub_block::<L, F, S, C>(strips, columns, place)
+            };
             for s in 0..S {
                 let scales = F::scales::<L>(strips[s]);
                 for c in 0..C {
@@ -118,8 +128,8 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
                             ask::<L, F, S>(strips, chunk * F::PARTS + part, subs);
                         }
                         let sub = F::sub(chunk, part);
-                        let k = 256 * b + F::SUB * sub;
-                        let sums = sub_block::<L, F, S, C>(strips, columns, k, subs * b + sub, chunk, part);
+                        let place = Place { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
+                        let sums = sub_block::<L, F, S, C>(strips, columns, place);
                         for s in 0..S {
                             let scale = L::to_float(L::signed_byte(scales[s].scales[sub / 4], (sub % 4) as u32));
                             for c in 0..C {
@@ -155,8 +165,7 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
 pub(super) unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs: usize) -> L::Int {
     // SAFETY: as the caller vouches.
     unsafe {
-        let low = L::and(L::bytes(255), L::right(L::bytes(255), 24));
-        let low = L::or(low, L::left(low, 16));
+        let low = L::words(255);
         let mut total = L::zero();
         for i in 0..subs / 4 {
             let (even, odd) = (L::and(scales.mins[i], low), L::and(L::right(scales.mins[i], 8), low));
@@ -167,7 +176,7 @@ pub(super) unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs:
     }
 }
 
-/// Sums of code products of one sub-block, which starts at element `k` of the columns and is their `number`th.
+/// Sums of code products of one sub-block.
 ///
 /// # Safety
 /// As [`tile`].
@@ -175,109 +184,40 @@ pub(super) unsafe fn minima<L: Lanes>(scales: &Scales<L>, sums: *const u8, subs:
 unsafe fn sub_block<L: Lanes, F: Format, const S: usize, const C: usize>(
     strips: [*const u8; S],
     columns: [Parts; C],
-    k: usize,
-    number: usize,
-    chunk: usize,
-    part: usize,
+    place: Place,
 ) -> [[L::Int; S]; C] {
     // SAFETY: as the caller vouches.
     unsafe {
         let mut sums = [[L::zero(); S]; C];
         if F::ZERO != 0 && !lowered::<L, F>() {
             for c in 0..C {
-                sums[c] = [L::spread(columns[c].wholes.add(4 * number)); S];
+                sums[c] = [L::spread(columns[c].wholes.add(4 * place.number)); S];
             }
         }
-        if L::EXACT {
-            // Nibbles of the same bytes follow each other.
-            unroll!(i in [0 1 2 3 4 5 6 7] {
-                if i < F::SUB / 4 {
-                    let g = if F::SUB == 32 && F::PARTS == 1 { i / 2 + 4 * (i % 2) } else { i };
-                    add_group::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, g, u8::MAX, 0);
+        // Nibbles of the same bytes follow each other.
+        unroll!(i in [0 1 2 3 4 5 6 7] {
+            if i < F::SUB / 4 {
+                let g = if F::SUB == 32 && F::PARTS == 1 { i / 2 + 4 * (i % 2) } else { i };
+                let mut codes = [L::zero(); S];
+                for s in 0..S {
+                    codes[s] = F::codes::<L>(strips[s], place.chunk, place.part, g);
+                    if lowered::<L, F>() {
+                        codes[s] = L::subtract_bytes(codes[s], L::bytes(128));
+                    }
                 }
-            });
-        } else if F::TOP < 128 {
-            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, u8::MAX, 0, 1, run(F::TOP));
-        } else {
-            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, 15, 4, 16, run(15));
-            runs::<L, F, S, C>(&mut sums, strips, columns, k, chunk, part, 15, 0, 1, run(15));
-        }
-        sums
-    }
-}
-
-/// Adds `weight` times the products of a sub-block, of its codes' bits `shift` and on under `mask`, in runs of `length` groups.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn runs<L: Lanes, F: Format, const S: usize, const C: usize>(
-    sums: &mut [[L::Int; S]; C],
-    strips: [*const u8; S],
-    columns: [Parts; C],
-    k: usize,
-    chunk: usize,
-    part: usize,
-    mask: u8,
-    shift: u32,
-    weight: i16,
-    length: usize,
-) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        let mut partial = [[L::zero(); S]; C];
-        unroll!(g in [0 1 2 3 4 5 6 7] {
-            if g < F::SUB / 4 {
-                if g > 0 && g.is_multiple_of(length) {
-                    partial = [[L::zero(); S]; C];
-                }
-                add_group::<L, F, S, C>(&mut partial, strips, columns, k, chunk, part, g, mask, shift);
-                if (g + 1).is_multiple_of(length) || g + 1 == F::SUB / 4 {
-                    for c in 0..C {
-                        for s in 0..S {
-                            sums[c][s] = L::add(sums[c][s], L::widen(partial[c][s], weight));
-                        }
+                for c in 0..C {
+                    let y = L::four(columns[c].codes.add(place.k).cast(), g);
+                    for s in 0..S {
+                        sums[c][s] = if F::TOP > 127 {
+                            L::multiply_large(sums[c][s], codes[s], y)
+                        } else {
+                            L::multiply(sums[c][s], codes[s], y)
+                        };
                     }
                 }
             }
         });
-    }
-}
-
-/// Adds the products of group `g`.
-///
-/// # Safety
-/// As [`tile`].
-#[inline(always)]
-unsafe fn add_group<L: Lanes, F: Format, const S: usize, const C: usize>(
-    sums: &mut [[L::Int; S]; C],
-    strips: [*const u8; S],
-    columns: [Parts; C],
-    k: usize,
-    chunk: usize,
-    part: usize,
-    g: usize,
-    mask: u8,
-    shift: u32,
-) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        let mut codes = [L::zero(); S];
-        for s in 0..S {
-            codes[s] = F::codes::<L>(strips[s], chunk, part, g);
-            if lowered::<L, F>() {
-                codes[s] = L::subtract_bytes(codes[s], L::bytes(128));
-            }
-            if mask != u8::MAX {
-                codes[s] = L::and(if shift == 0 { codes[s] } else { L::right(codes[s], shift) }, L::bytes(mask));
-            }
-        }
-        for c in 0..C {
-            let y = L::four(columns[c].codes.add(k).cast(), g);
-            for s in 0..S {
-                sums[c][s] = L::multiply(sums[c][s], codes[s], y);
-            }
-        }
+        sums
     }
 }
 
@@ -287,7 +227,7 @@ unsafe fn add_group<L: Lanes, F: Format, const S: usize, const C: usize>(
 /// # Safety
 /// The instructions of `L`.
 #[inline(always)]
-unsafe fn ask<L: Lanes, F: Format, const S: usize>(strips: [*const u8; S], part: usize, parts: usize) {
+pub(super) unsafe fn ask<L: Lanes, F: Format, const S: usize>(strips: [*const u8; S], part: usize, parts: usize) {
     let all = F::BYTES.div_ceil(64);
     let each = all.div_ceil(parts);
     for s in 0..S {

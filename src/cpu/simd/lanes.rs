@@ -17,16 +17,18 @@ pub(super) trait Lanes {
     /// A number of a column, in every lane.
     type Factor: Copy;
 
-    /// Whether [`Lanes::multiply`] sums exactly, in 32 bits, products of any codes. If not, it sums in pairs of 16 bits,
-    /// as many products as fit (see `run` in [`super::codes`]), which [`Lanes::widen`] turns into 32.
+    /// Whether [`Lanes::multiply`] sums products of any codes in 32 bits. If not, it sums those of codes 0 and 1 of each lane's
+    /// four, and those of 2 and 3, in 16 bits each, which wrap (see [`super::pairs`]).
     const EXACT: bool;
 
-    /// Whether [`Lanes::multiply`] takes codes as signed numbers. Those of types with codes beyond 127 come lowered by 128,
-    /// which is their zero.
+    /// Whether [`Lanes::multiply`] takes codes as signed numbers.
     const SIGNED: bool;
 
     /// Most sums for which registers hold twice as many.
     const TWICE: usize;
+
+    /// Whether floats meet columns two elements at a time: for sets that take a factor out of two, or have registers enough.
+    const BY_TWO: bool;
 
     unsafe fn zero() -> Self::Int;
     /// 64 bytes.
@@ -35,6 +37,15 @@ pub(super) trait Lanes {
     unsafe fn spread(p: *const u8) -> Self::Int;
     /// Every byte.
     unsafe fn bytes(value: u8) -> Self::Int;
+    /// Both i16 of every lane.
+    #[inline(always)]
+    unsafe fn words(value: u8) -> Self::Int {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let low = Self::right(Self::bytes(value), 24);
+            Self::or(low, Self::left(low, 16))
+        }
+    }
     unsafe fn and(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn or(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Lanes shifted; bits that cross from byte to byte are the caller's to mask.
@@ -48,7 +59,16 @@ pub(super) trait Lanes {
     }
     /// Byte `b` of each lane, as a signed number.
     unsafe fn signed_byte(a: Self::Int, b: u32) -> Self::Int;
-    unsafe fn add(a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Byte `b` of each lane, as a signed number in each of two i16.
+    #[inline(always)]
+    unsafe fn signed_pair(a: Self::Int, b: u32) -> Self::Int {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let number = Self::signed_byte(a, b);
+            let low = Self::right(Self::bytes(255), 16);
+            Self::or(Self::and(number, low), Self::left(number, 16))
+        }
+    }
     unsafe fn subtract_bytes(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Entries of a table that bytes below 16 choose.
     unsafe fn look_up(table: &[u8; 16], codes: Self::Int) -> Self::Int;
@@ -57,8 +77,13 @@ pub(super) trait Lanes {
     unsafe fn four(p: *const u8, g: usize) -> Self::Four;
     /// `sums` and the products of four codes of each lane, unsigned unless [`Lanes::SIGNED`], with four signed ones.
     unsafe fn multiply(sums: Self::Int, codes: Self::Int, y: Self::Four) -> Self::Int;
-    /// Sums of [`Lanes::multiply`], times `weight` where that is not [`Lanes::EXACT`], in 32 bits.
-    unsafe fn widen(sums: Self::Int, weight: i16) -> Self::Int;
+    /// As [`Lanes::multiply`], in 32 bits, of codes of a type that has some beyond 127; if not EXACT, or SIGNED, they come lowered by
+    /// 128, which is their zero, as signed numbers.
+    #[inline(always)]
+    unsafe fn multiply_large(sums: Self::Int, codes: Self::Int, y: Self::Four) -> Self::Int {
+        // SAFETY: as the caller vouches.
+        unsafe { Self::multiply(sums, codes, y) }
+    }
     /// `sums` and the products of two i16 of each lane.
     unsafe fn multiply_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int;
 
@@ -101,6 +126,7 @@ impl<const EXACT: bool, const SIGNED: bool> Lanes for Portable<EXACT, SIGNED> {
     const EXACT: bool = EXACT;
     const SIGNED: bool = SIGNED;
     const TWICE: usize = 4;
+    const BY_TWO: bool = EXACT;
 
     unsafe fn zero() -> [u32; 16] {
         [0; 16]
@@ -131,9 +157,6 @@ impl<const EXACT: bool, const SIGNED: bool> Lanes for Portable<EXACT, SIGNED> {
     unsafe fn signed_byte(a: [u32; 16], b: u32) -> [u32; 16] {
         a.map(|a| ((a << (24 - 8 * b)) as i32 >> 24) as u32)
     }
-    unsafe fn add(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
-        std::array::from_fn(|l| a[l].wrapping_add(b[l]))
-    }
     unsafe fn subtract_bytes(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
         std::array::from_fn(|l| {
             let (a, b) = (a[l].to_le_bytes(), b[l].to_le_bytes());
@@ -159,16 +182,21 @@ impl<const EXACT: bool, const SIGNED: bool> Lanes for Portable<EXACT, SIGNED> {
                 let sum = (sums[l] >> (16 * h)) as i16;
                 let pair = p[2 * h as usize] + p[2 * h as usize + 1];
                 let pair = i16::try_from(pair).expect("a pair of products fits");
-                u32::from(sum.checked_add(pair).expect("a run of products fits") as u16) << (16 * h)
+                u32::from(sum.wrapping_add(pair) as u16) << (16 * h)
             };
             half(0) | half(1)
         })
     }
-    unsafe fn widen(sums: [u32; 16], weight: i16) -> [u32; 16] {
+    unsafe fn multiply_large(sums: [u32; 16], codes: [u32; 16], y: [u32; 16]) -> [u32; 16] {
         if EXACT {
-            return sums;
+            // SAFETY: no instructions are needed.
+            return unsafe { Self::multiply(sums, codes, y) };
         }
-        sums.map(|s| ((i32::from(s as i16) + i32::from((s >> 16) as i16)) * i32::from(weight)) as u32)
+        std::array::from_fn(|l| {
+            let products = codes[l].to_le_bytes().into_iter().zip(y[l].to_le_bytes());
+            let sum: i32 = products.map(|(c, y)| i32::from(c as i8) * i32::from(y as i8)).sum();
+            sums[l].wrapping_add(sum as u32)
+        })
     }
     unsafe fn multiply_pairs(sums: [u32; 16], a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
         std::array::from_fn(|l| {

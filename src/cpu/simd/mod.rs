@@ -14,6 +14,7 @@ mod floats;
 mod formats;
 mod lanes;
 mod packing;
+mod pairs;
 pub(crate) mod transpose;
 pub(crate) mod vec;
 mod wide;
@@ -94,12 +95,13 @@ macro_rules! block_types {
 }
 use block_types;
 
-/// The kernels of block types' strips for lanes `$lanes`, `$strips` strips at a time by the numbers of columns in the list,
-/// largest first; `$target` gives them the instructions.
+/// The kernels of `$strips` strips of block types for lanes `$lanes`, by the numbers of columns in the list, largest first, each
+/// with as many strips at a time as registers hold sums for; `$target` gives them the instructions.
 macro_rules! code_tiles {
-    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal)*] $(, #[$target:meta])?) => {
+    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
             use $crate::cpu::simd::formats::Format;
+            use $crate::cpu::simd::lanes::Lanes;
             use $crate::cpu::simd::packing::{Packing, Parts};
             use $crate::cpu::simd::{Sums, Tile, codes};
             use $crate::tensor::DType;
@@ -113,8 +115,7 @@ macro_rules! code_tiles {
             /// As [`codes::tile`].
             $(#[$target])?
             unsafe fn tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
-                let strips = strips.as_chunks().0[0];
-                let padded = Packing::codes::<F>().padded(k);
+                let padded = Packing::codes::<F>(<$lanes>::EXACT).padded(k);
                 let mut done = 0;
                 while done < columns.len() {
                     let out = &mut out[done * $strips..];
@@ -123,8 +124,11 @@ macro_rules! code_tiles {
                         for c in 0..$columns {
                             parts[c] = Parts::new(columns[done + c], padded, F::SUB);
                         }
-                        // SAFETY: as the caller vouches; this function has the instructions.
-                        unsafe { codes::tile::<$lanes, F, $strips, $columns>(strips, parts, k, out) };
+                        for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
+                            let out = &mut out[s * $at_once..];
+                            // SAFETY: as the caller vouches; this function has the instructions.
+                            unsafe { codes::tile::<$lanes, F, $at_once, $columns>(*strips, parts, k, out, $strips) };
+                        }
                         done += $columns;
                         continue;
                     })*
@@ -137,7 +141,7 @@ use code_tiles;
 
 /// As [`code_tiles`], of float types.
 macro_rules! float_tiles {
-    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal)*] $(, #[$target:meta])?) => {
+    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
             use $crate::cpu::simd::{Sums, Tile, floats};
             use $crate::tensor::DType;
@@ -156,7 +160,6 @@ macro_rules! float_tiles {
             /// As [`floats::tile`].
             $(#[$target])?
             unsafe fn tile<F: floats::Float>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
-                let strips = strips.as_chunks().0[0];
                 let mut done = 0;
                 while done < columns.len() {
                     let out = &mut out[done * $strips..];
@@ -165,8 +168,11 @@ macro_rules! float_tiles {
                         for c in 0..$columns {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
-                        // SAFETY: as the caller vouches; this function has the instructions.
-                        unsafe { floats::tile::<$lanes, F, $strips, $columns>(strips, starts, k, out) };
+                        for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
+                            let out = &mut out[s * $at_once..];
+                            // SAFETY: as the caller vouches; this function has the instructions.
+                            unsafe { floats::tile::<$lanes, F, $at_once, $columns>(*strips, starts, k, out, $strips) };
+                        }
                         done += $columns;
                         continue;
                     })*
@@ -219,13 +225,13 @@ macro_rules! row_kernels {
 use row_kernels;
 
 #[cfg(test)]
-code_tiles!(portable_codes, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
+code_tiles!(portable_codes, crate::cpu::simd::lanes::Portable<true>, 2, [2 by 2, 1 by 1]);
 #[cfg(test)]
-code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 1, [2 1]);
+code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 2, [2 by 1, 1 by 2]);
 #[cfg(test)]
-code_tiles!(portable_signed, crate::cpu::simd::lanes::Portable<true, true>, 1, [2 1]);
+code_tiles!(portable_signed, crate::cpu::simd::lanes::Portable<true, true>, 1, [2 by 1, 1 by 1]);
 #[cfg(test)]
-float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, 2, [2 1]);
+float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, 2, [2 by 2, 1 by 1]);
 /// The instruction set of the kernels that this processor gets, for people.
 pub(crate) fn instruction_set() -> &'static str {
     Kernels::available(DType::Q8_0).first().map_or("portable code", |(name, _)| name)
@@ -259,9 +265,9 @@ impl Kernels {
         all
     }
 
-    /// Kernels of which `tile` takes `strips` strips, and best `columns` columns, at once.
-    fn new(dtype: DType, dot: Dot, tile: Tile, strips: usize, columns: usize) -> Option<Kernels> {
-        Some(Kernels { dtype, packing: Packing::of(dtype)?, strips, columns, dot, tile })
+    /// Kernels of which `tile` takes `strips` strips, and best `columns` columns, at once; `exact` as [`lanes::Lanes::EXACT`].
+    fn new(dtype: DType, exact: bool, dot: Dot, tile: Tile, strips: usize, columns: usize) -> Option<Kernels> {
+        Some(Kernels { dtype, packing: Packing::of(dtype, exact)?, strips, columns, dot, tile })
     }
 
     /// How columns are packed for these kernels.

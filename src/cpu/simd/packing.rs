@@ -47,6 +47,8 @@ pub(crate) enum Wholes {
     None,
     /// i32: the sum times minus the weights' code for 0, where sums of products start.
     Starts(i32),
+    /// Two i16: the same of elements 0 and 1 of each four, and of 2 and 3.
+    HalfStarts(i32),
     /// i16: minus the sum, each four in the order 0 2 1 3, in which bytes of minima become pairs.
     Pairs,
 }
@@ -56,7 +58,7 @@ impl Wholes {
     const fn bytes(self) -> usize {
         match self {
             Wholes::None => 0,
-            Wholes::Starts(_) => 4,
+            Wholes::Starts(_) | Wholes::HalfStarts(_) => 4,
             Wholes::Pairs => 2,
         }
     }
@@ -93,32 +95,38 @@ impl Parts {
 }
 
 impl Packing {
-    /// How columns for weights of a type are packed; `None` for types without kernels.
-    pub(super) fn of(dtype: DType) -> Option<Packing> {
+    /// How columns for weights of a type are packed, for kernels that are [`Lanes::EXACT`] or not; `None` for types without
+    /// kernels.
+    ///
+    /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
+    pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
         Some(match dtype {
             DType::F32 => Packing::Floats(Rounding::F32),
             DType::F16 => Packing::Floats(Rounding::F16),
             DType::BF16 => Packing::Floats(Rounding::BF16),
-            DType::Q4_0 => Self::codes::<formats::Q4_0>(),
-            DType::Q4_1 => Self::codes::<formats::Q4_1>(),
-            DType::Q5_0 => Self::codes::<formats::Q5_0>(),
-            DType::Q5_1 => Self::codes::<formats::Q5_1>(),
-            DType::Q8_0 => Self::codes::<formats::Q8_0>(),
-            DType::IQ4_NL => Self::codes::<formats::IQ4_NL>(),
-            DType::MXFP4 => Self::codes::<formats::MXFP4>(),
-            DType::Q2_K => Self::codes::<formats::Q2_K>(),
-            DType::Q3_K => Self::codes::<formats::Q3_K>(),
-            DType::Q4_K => Self::codes::<formats::Q4_K>(),
-            DType::Q5_K => Self::codes::<formats::Q5_K>(),
-            DType::Q6_K => Self::codes::<formats::Q6_K>(),
+            DType::Q4_0 => Self::codes::<formats::Q4_0>(exact),
+            DType::Q4_1 => Self::codes::<formats::Q4_1>(exact),
+            DType::Q5_0 => Self::codes::<formats::Q5_0>(exact),
+            DType::Q5_1 => Self::codes::<formats::Q5_1>(exact),
+            DType::Q8_0 => Self::codes::<formats::Q8_0>(exact),
+            DType::IQ4_NL => Self::codes::<formats::IQ4_NL>(exact),
+            DType::MXFP4 => Self::codes::<formats::MXFP4>(exact),
+            DType::Q2_K => Self::codes::<formats::Q2_K>(exact),
+            DType::Q3_K => Self::codes::<formats::Q3_K>(exact),
+            DType::Q4_K => Self::codes::<formats::Q4_K>(exact),
+            DType::Q5_K => Self::codes::<formats::Q5_K>(exact),
+            DType::Q6_K => Self::codes::<formats::Q6_K>(exact),
             _ => return None,
         })
     }
 
-    pub(super) const fn codes<F: Format>() -> Packing {
+    pub(super) const fn codes<F: Format>(exact: bool) -> Packing {
         let shared = F::DTYPE.block_len() == SUPER;
         let wholes = match (F::BIASED, shared) {
-            (false, _) => Wholes::Starts(F::ZERO),
+            (false, _) if exact => Wholes::Starts(F::ZERO),
+            // Products of codes less their zero.
+            (false, _) if F::TOP > 127 => Wholes::None,
+            (false, _) => Wholes::HalfStarts(F::ZERO),
             (true, true) => Wholes::Pairs,
             (true, false) => Wholes::None,
         };
@@ -142,6 +150,13 @@ impl Packing {
                 n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * (4 + wholes.bytes())).next_multiple_of(32)
             }
         }
+    }
+
+    /// Bytes from the start of one column to that of the next. Those that meet rows together must not start at the same place of
+    /// each 4 KiB: they would have the same few places in the first cache level.
+    pub(crate) fn stride(self, k: usize) -> usize {
+        let bytes = self.column_bytes(k);
+        if bytes.is_multiple_of(2048) { bytes.saturating_add(1088) } else { bytes }
     }
 
     /// Packs the elements from `first` on, a multiple of [`PIECE`], of a column of `k`: all that are left, or a piece.
@@ -207,24 +222,25 @@ impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Wide for Room<'_,
         };
         let mut scale = Scale::default();
         for (b, block) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-            let codes: &mut [i8; BLOCK] = &mut out.codes.as_chunks_mut().0[b];
             if !shared {
                 scale = Scale::of_block(block);
             } else if b % (SUPER / BLOCK) == 0 {
                 scale = Scale::of_super_block(&values[b * BLOCK..][..SUPER]);
             }
-            scale.quantise(block, codes);
-            let [low, high] = sums_of_codes(codes);
+            let codes = scale.quantise(block);
+            out.codes.as_chunks_mut().0[b] = codes;
+            let [low, high] = sums_of_codes(&codes);
             out.scales[b] = scale.step;
             if sub == BLOCK {
                 out.sums[b] = low as f32 * scale.step + high as f32 * scale.step;
-                out.whole(wholes, b, low + high);
+                out.whole(wholes, b, low + high, &codes);
             } else {
                 // Blocks 4g to 4g + 3: first halves, then second halves.
                 out.sums[b / 4 * 8 + b % 4] = low as f32 * scale.step;
                 out.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * scale.step;
-                out.whole(wholes, 2 * b, low);
-                out.whole(wholes, 2 * b + 1, high);
+                let (first, second) = codes.split_at(16);
+                out.whole(wholes, 2 * b, low, first);
+                out.whole(wholes, 2 * b + 1, high, second);
             }
         }
         out
@@ -241,16 +257,25 @@ impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Quantised<N, BLOC
         write(end - (n - first) / sub * 4, bytemuck::cast_slice(&self.sums[..len / sub]));
         match of.wholes {
             Wholes::None => {}
-            Wholes::Starts(_) => write(end + first / sub * 4, bytemuck::cast_slice(&self.starts[..len / sub])),
+            Wholes::Starts(_) | Wholes::HalfStarts(_) => {
+                write(end + first / sub * 4, bytemuck::cast_slice(&self.starts[..len / sub]))
+            }
             Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&self.pairs[..len / sub])),
         }
     }
 
     #[inline(always)]
-    fn whole(&mut self, wholes: Wholes, number: usize, sum: i32) {
+    fn whole(&mut self, wholes: Wholes, number: usize, sum: i32, codes: &[i8]) {
         match wholes {
             Wholes::None => {}
             Wholes::Starts(zero) => self.starts[number] = -zero * sum,
+            Wholes::HalfStarts(zero) => {
+                // Wraps as the sums do.
+                let first: i32 =
+                    codes.as_chunks::<4>().0.iter().map(|four| i32::from(four[0]) + i32::from(four[1])).sum();
+                let [first, second] = [first, sum - first].map(|sum| (-zero * sum) as u16);
+                self.starts[number] = i32::from_ne_bytes(bytemuck::cast([first, second]));
+            }
             // At most 32 codes of 7 bits and a sign.
             Wholes::Pairs => self.pairs[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
         }
@@ -315,12 +340,10 @@ impl Scale {
     }
 
     #[inline(always)]
-    fn quantise(self, values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) {
+    fn quantise(self, values: &[f32; BLOCK]) -> [i8; BLOCK] {
         // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the low bits.
         const ROUND: f32 = 12_582_912.0;
-        for (code, &x) in codes.iter_mut().zip(values) {
-            *code = (x * self.inverse + ROUND).to_bits() as i8;
-        }
+        values.map(|x| (x * self.inverse + ROUND).to_bits() as i8)
     }
 }
 

@@ -56,7 +56,7 @@ impl Plan {
         let step = kernels.strips() * STRIP;
         let unit = (bytes / a.row_bytes().max(1)).min(m) / step * step;
         let unit = unit.clamp(step, most);
-        let packed = kernels.packing().column_bytes(k).saturating_mul(b.rows());
+        let packed = kernels.packing().stride(k).saturating_mul(b.rows());
         let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
         Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
     }
@@ -115,12 +115,12 @@ impl Plan {
 
     fn pack(&self, work: &Work<'_>, pieces: Range<usize>, room: &mut [f32], write: &mut dyn FnMut(usize, &[u8])) {
         let (b, packing, per_row) = (work.src(1), self.kernels.packing(), self.k.div_ceil(PIECE));
-        let bytes = packing.column_bytes(self.k);
+        let stride = packing.stride(self.k);
         for piece in pieces {
             let (row, first) = (piece / per_row, piece % per_row * PIECE);
             let [i1, i2, i3] = b.desc().row_index(row);
             let values = b.fetch([first, i1, i2, i3], &mut room[..PIECE.min(self.k - first)]);
-            packing.pack(self.k, first, values, |at, part| write(row * bytes + at, part));
+            packing.pack(self.k, first, values, |at, part| write(row * stride + at, part));
         }
     }
 }
@@ -156,7 +156,8 @@ impl Product<'_> {
                 (false, ..=2, true) if few => self.by_rows::<FEW_ROWS, 2>(group, rows, span),
                 (false, _, true) if few => self.by_rows::<FEW_ROWS, MAX_FEW>(group, rows, span),
                 (false, _, false) if few => self.by_rows::<MANY_ROWS, MAX_FEW>(group, rows, span),
-                (_, _, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
+                (_, ..=MAX_TILE, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
+                (_, _, true) => self.by_strips::<FEW_ROWS, TOGETHER>(group, rows, span, staging),
                 (_, _, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
             }
         }
@@ -165,8 +166,8 @@ impl Product<'_> {
     /// A column, packed.
     fn packed(&self, column: &Column) -> &[u8] {
         let ([i1, i2, i3], bn) = (column.b, self.work.src(1).ne());
-        let bytes = self.plan.kernels.packing().column_bytes(self.plan.k);
-        &self.packed[((i3 * bn[2] + i2) * bn[1] + i1) * bytes..][..bytes]
+        let (packing, k) = (self.plan.kernels.packing(), self.plan.k);
+        &self.packed[((i3 * bn[2] + i2) * bn[1] + i1) * packing.stride(k)..][..packing.column_bytes(k)]
     }
 
     fn store(&self, column: &Column, row: usize, values: &[f32]) {

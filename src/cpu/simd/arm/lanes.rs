@@ -66,6 +66,7 @@ impl<P: Products> Lanes for Neon<P> {
     const EXACT: bool = true;
     const SIGNED: bool = true;
     const TWICE: usize = 3;
+    const BY_TWO: bool = true;
 
     quarters! {
         zero(;) -> Int = vdupq_n_u32(0);
@@ -79,7 +80,6 @@ impl<P: Products> Lanes for Neon<P> {
             let top = vshlq_u32(a, vdupq_n_s32(24 - 8 * b as i32));
             vreinterpretq_u32_s32(vshrq_n_s32::<24>(vreinterpretq_s32_u32(top)))
         };
-        add(a: Int, b: Int;) -> Int = vaddq_u32(a, b);
         subtract_bytes(a: Int, b: Int;) -> Int = lanes_of(vsubq_u8(bytes_of(a), bytes_of(b)));
         multiply(sums: Int, codes: Int; y: Self::Four) -> Int = vreinterpretq_u32_s32(P::add_four(
             vreinterpretq_s32_u32(sums),
@@ -105,11 +105,6 @@ impl<P: Products> Lanes for Neon<P> {
         load_floats(p: *const f32, 16) -> Float = vld1q_f32(p);
         load_halves(p: *const u8, 8) -> Float = widen_halves(vld1_u16(p.cast()));
         spread_float(p: *const f32, 0) -> Float = vld1q_dup_f32(p);
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sums: Self::Int, _: i16) -> Self::Int {
-        sums
     }
 
     #[inline(always)]

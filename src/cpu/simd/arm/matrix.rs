@@ -183,7 +183,7 @@ unsafe fn pairs<F: Format>(p: *const u8, chunk: usize, part: usize, i: usize) ->
 /// The processor has `i8mm`; otherwise as [`crate::cpu::simd::codes::tile`].
 #[inline(always)]
 pub(super) unsafe fn tile<F: Format>(strip: *const u8, columns: &[&[u8]], k: usize, out: &mut [Sums]) {
-    let (padded, blocks) = (Packing::codes::<F>().padded(k), k / F::DTYPE.block_len());
+    let (padded, blocks) = (Packing::codes::<F>(true).padded(k), k / F::DTYPE.block_len());
     // Blocks at once, and sub-blocks of each.
     let (most, subs) = (256 / F::DTYPE.block_len(), F::DTYPE.block_len() / F::SUB);
     let mut group = Group::new();

@@ -26,23 +26,23 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
     let dotprod = is_aarch64_feature_detected!("dotprod");
     let i8mm = dotprod && is_aarch64_feature_detected!("i8mm");
     let mut all = Vec::new();
-    let mut add = |has: bool, name, set: Option<(Dot, Tile)>, strips, columns| {
+    let mut add = |has: bool, exact, name, set: Option<(Dot, Tile)>, strips, columns| {
         if let Some((dot, tile)) = set.filter(|_| has) {
-            all.extend(Kernels::new(dtype, dot, tile, strips, columns).map(|kernels| (name, kernels)));
+            all.extend(Kernels::new(dtype, exact, dot, tile, strips, columns).map(|kernels| (name, kernels)));
         }
     };
     let floats = floats::dot_of(dtype);
-    add(i8mm, "NEON-I8MM", dotprod_rows::dot_of(dtype).zip(i8mm_tile_of(dtype)), 1, MAX_TILE);
-    add(dotprod, "NEON-DOTPROD", dotprod_rows::dot_of(dtype).zip(dotprod_codes::tile_of(dtype)), 1, 4);
-    add(true, "NEON", plain_rows::dot_of(dtype).zip(plain_codes::tile_of(dtype)), 1, 4);
-    add(true, "NEON", floats.zip(neon_floats::tile_of(dtype)), 1, 5);
+    add(i8mm, true, "NEON-I8MM", dotprod_rows::dot_of(dtype).zip(i8mm_tile_of(dtype)), 1, MAX_TILE);
+    add(dotprod, true, "NEON-DOTPROD", dotprod_rows::dot_of(dtype).zip(dotprod_codes::tile_of(dtype)), 1, 4);
+    add(true, true, "NEON", plain_rows::dot_of(dtype).zip(plain_codes::tile_of(dtype)), 1, 4);
+    add(true, true, "NEON", floats.zip(neon_floats::tile_of(dtype)), 1, 5);
     #[cfg(test)]
     {
         let rows = plain_rows::dot_of(dtype);
-        add(true, "portable", rows.zip(super::portable_codes::tile_of(dtype)), 2, 4);
-        add(true, "portable, in pairs", rows.zip(super::portable_pairs::tile_of(dtype)), 1, 4);
-        add(true, "portable, signed", rows.zip(super::portable_signed::tile_of(dtype)), 1, 4);
-        add(true, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
+        add(true, true, "portable", rows.zip(super::portable_codes::tile_of(dtype)), 2, 4);
+        add(true, false, "portable, in pairs", rows.zip(super::portable_pairs::tile_of(dtype)), 2, 4);
+        add(true, true, "portable, signed", rows.zip(super::portable_signed::tile_of(dtype)), 1, 4);
+        add(true, true, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
     }
     all
 }
@@ -50,9 +50,9 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
 row_kernels!(plain_rows, Plain, "neon");
 row_kernels!(dotprod_rows, DotProd, "neon,dotprod");
 
-code_tiles!(plain_codes, super::Neon<super::Plain>, 1, [4 2 1], #[target_feature(enable = "neon")]);
-code_tiles!(dotprod_codes, super::Neon<super::DotProd>, 1, [4 2 1], #[target_feature(enable = "neon,dotprod")]);
-float_tiles!(neon_floats, super::Neon<super::Plain>, 1, [5 3 2 1], #[target_feature(enable = "neon")]);
+code_tiles!(plain_codes, super::Neon<super::Plain>, 1, [4 by 1, 2 by 1, 1 by 1], #[target_feature(enable = "neon")]);
+code_tiles!(dotprod_codes, super::Neon<super::DotProd>, 1, [4 by 1, 2 by 1, 1 by 1], #[target_feature(enable = "neon,dotprod")]);
+float_tiles!(neon_floats, super::Neon<super::Plain>, 1, [5 by 1, 3 by 1, 2 by 1, 1 by 1], #[target_feature(enable = "neon")]);
 
 /// The products of a block type's strips. They need `dotprod` and `i8mm`.
 fn i8mm_tile_of(dtype: DType) -> Option<Tile> {

@@ -64,11 +64,11 @@ pub(super) trait Products {
     /// Whether any unsigned byte may meet any signed one, summed in 32 bits at once.
     const EXACT: bool;
 
-    /// `sums[l] + sum of u[4l..4l + 4] * s[4l..4l + 4]`, for `u` up to 127 or exact products.
+    /// `sums[l] + sum of u[4l..4l + 4] * s[4l..4l + 4]`, for `u` up to 128 or exact products.
     unsafe fn add(sums: __m256i, u: __m256i, s: __m256i) -> __m256i;
 }
 
-/// AVX2 alone: pairs in 16 bits, which `u` up to 127 cannot overflow.
+/// AVX2 alone: pairs in 16 bits, which `u` up to 128 cannot overflow, as `s` is at least -127.
 pub(super) struct Avx2;
 
 impl Products for Avx2 {

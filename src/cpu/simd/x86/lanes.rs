@@ -40,6 +40,18 @@ unsafe fn count(by: u32) -> __m128i {
     unsafe { _mm_cvtsi32_si128(by as i32) }
 }
 
+/// The shuffle that takes byte `b` of each lane to the high bytes of both its halves.
+#[inline(always)]
+unsafe fn twice(b: u32) -> __m256i {
+    // SAFETY: registers only; the caller vouches for AVX2.
+    unsafe {
+        let lanes =
+            _mm256_setr_epi32(0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00, 0, 0x0400_0400, 0x0800_0800, 0x0c00_0c00);
+        // Bytes whose highest bit is set become 0.
+        _mm256_or_si256(_mm256_add_epi8(lanes, _mm256_set1_epi16((b << 8) as i16)), _mm256_set1_epi16(0x80))
+    }
+}
+
 impl<P: Products> Lanes for Narrow<P> {
     type Int = [__m256i; 2];
     type Float = [__m256; 2];
@@ -47,7 +59,8 @@ impl<P: Products> Lanes for Narrow<P> {
     type Factor = [__m256; 2];
     const EXACT: bool = P::EXACT;
     const SIGNED: bool = false;
-    const TWICE: usize = 4;
+    const TWICE: usize = 2;
+    const BY_TWO: bool = false;
 
     halves! {
         zero(;) -> Int = _mm256_setzero_si256();
@@ -57,7 +70,6 @@ impl<P: Products> Lanes for Narrow<P> {
         left(a: Int; by: u32) -> Int = _mm256_sll_epi32(a, count(by));
         right(a: Int; by: u32) -> Int = _mm256_srl_epi32(a, count(by));
         signed_byte(a: Int; b: u32) -> Int = _mm256_srai_epi32::<24>(_mm256_sll_epi32(a, count(24 - 8 * b)));
-        add(a: Int, b: Int;) -> Int = _mm256_add_epi32(a, b);
         subtract_bytes(a: Int, b: Int;) -> Int = _mm256_sub_epi8(a, b);
         multiply_pairs(sums: Int, a: Int, b: Int;) -> Int = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
         multiply(sums: Int, codes: Int, y: Four;) -> Int = if P::EXACT {
@@ -65,8 +77,13 @@ impl<P: Products> Lanes for Narrow<P> {
         } else {
             _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, y))
         };
-        widen(sums: Int; weight: i16) -> Int =
-            if P::EXACT { sums } else { _mm256_madd_epi16(sums, _mm256_set1_epi16(weight)) };
+        multiply_large(sums: Int, codes: Int, y: Four;) -> Int = if P::EXACT {
+            P::add(sums, codes, y)
+        } else {
+            // The signs go to y: magnitudes are at most 128, and pairs of products fit.
+            P::add(sums, _mm256_abs_epi8(codes), _mm256_sign_epi8(y, codes))
+        };
+        signed_pair(a: Int; b: u32) -> Int = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(a, twice(b)));
         zeros(;) -> Float = _mm256_setzero_ps();
         to_float(a: Int;) -> Float = _mm256_cvtepi32_ps(a);
         as_float(a: Int;) -> Float = _mm256_castsi256_ps(a);
@@ -140,6 +157,7 @@ impl Lanes for Wide {
     const EXACT: bool = true;
     const SIGNED: bool = false;
     const TWICE: usize = 12;
+    const BY_TWO: bool = true;
 
     single! {
         zero() -> __m512i = _mm512_setzero_si512();
@@ -151,7 +169,6 @@ impl Lanes for Wide {
         left(a: __m512i, by: u32) -> __m512i = _mm512_sll_epi32(a, count(by));
         right(a: __m512i, by: u32) -> __m512i = _mm512_srl_epi32(a, count(by));
         signed_byte(a: __m512i, b: u32) -> __m512i = _mm512_srai_epi32::<24>(_mm512_sll_epi32(a, count(24 - 8 * b)));
-        add(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
         subtract_bytes(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi8(a, b);
         look_up(table: &[u8; 16], codes: __m512i) -> __m512i =
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes);
@@ -171,10 +188,5 @@ impl Lanes for Wide {
         sum(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         store(p: *mut f32, a: __m512) -> () = _mm512_storeu_ps(p, a);
         prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sums: __m512i, _: i16) -> __m512i {
-        sums
     }
 }

@@ -26,25 +26,25 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
         && is_x86_feature_detected!("avx512vl");
     let wide_vnni = wide && is_x86_feature_detected!("avx512vnni");
     let mut all = Vec::new();
-    let mut add = |has: bool, name, set: Option<(Dot, Tile)>, strips, columns| {
+    let mut add = |has: bool, exact, name, set: Option<(Dot, Tile)>, strips, columns| {
         if let Some((dot, tile)) = set.filter(|_| has) {
-            all.extend(Kernels::new(dtype, dot, tile, strips, columns).map(|kernels| (name, kernels)));
+            all.extend(Kernels::new(dtype, exact, dot, tile, strips, columns).map(|kernels| (name, kernels)));
         }
     };
     let floats = floats::dot_of(dtype);
-    add(wide_vnni, "AVX512-VNNI", vnni_vl::dot_of(dtype).zip(wide_codes::tile_of(dtype)), 2, 6);
-    add(vnni, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_codes::tile_of(dtype)), 1, 4);
-    add(wide, "AVX-512", floats::wide_dot_of(dtype).zip(wide_floats::tile_of(dtype)), 2, 8);
-    add(base, "AVX2", avx2::dot_of(dtype).zip(avx2_codes::tile_of(dtype)), 1, 4);
-    add(base, "AVX2", floats.zip(avx2_floats::tile_of(dtype)), 1, 6);
+    add(wide_vnni, true, "AVX512-VNNI", vnni_vl::dot_of(dtype).zip(wide_codes::tile_of(dtype)), 2, 6);
+    add(vnni, true, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_codes::tile_of(dtype)), 2, 4);
+    add(wide, true, "AVX-512", floats::wide_dot_of(dtype).zip(wide_floats::tile_of(dtype)), 2, 8);
+    add(base, false, "AVX2", avx2::dot_of(dtype).zip(avx2_codes::tile_of(dtype)), 2, 4);
+    add(base, false, "AVX2", floats.zip(avx2_floats::tile_of(dtype)), 2, 6);
     #[cfg(test)]
     {
         // The kernels of VNNI without its instruction, and of nothing at all: so every machine tests them.
-        add(base, "emulated VNNI", emulated_vnni::dot_of(dtype).zip(emulated_codes::tile_of(dtype)), 1, 4);
-        add(base, "portable", avx2::dot_of(dtype).zip(super::portable_codes::tile_of(dtype)), 2, 4);
-        add(base, "portable, in pairs", avx2::dot_of(dtype).zip(super::portable_pairs::tile_of(dtype)), 1, 4);
-        add(base, "portable, signed", avx2::dot_of(dtype).zip(super::portable_signed::tile_of(dtype)), 1, 4);
-        add(base, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
+        add(base, true, "emulated VNNI", emulated_vnni::dot_of(dtype).zip(emulated_codes::tile_of(dtype)), 2, 4);
+        add(base, true, "portable", avx2::dot_of(dtype).zip(super::portable_codes::tile_of(dtype)), 2, 4);
+        add(base, false, "portable, in pairs", avx2::dot_of(dtype).zip(super::portable_pairs::tile_of(dtype)), 2, 4);
+        add(base, true, "portable, signed", avx2::dot_of(dtype).zip(super::portable_signed::tile_of(dtype)), 1, 4);
+        add(base, true, "portable", floats.zip(super::portable_floats::tile_of(dtype)), 2, 4);
     }
     all
 }
@@ -55,12 +55,12 @@ row_kernels!(vnni, Vnni, "avx2,fma,f16c,avxvnni");
 #[cfg(test)]
 row_kernels!(emulated_vnni, EmulatedVnni, "avx2,fma,f16c");
 
-code_tiles!(avx2_codes, super::Narrow<super::Avx2>, 1, [4 2 1], #[target_feature(enable = "avx2,fma,f16c")]);
-code_tiles!(vnni_codes, super::Narrow<super::Vnni>, 1, [4 2 1], #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
-code_tiles!(wide_codes, super::Wide, 2, [6 4 2 1],
+code_tiles!(avx2_codes, super::Narrow<super::Avx2>, 2, [4 by 1, 2 by 2, 1 by 2], #[target_feature(enable = "avx2,fma,f16c")]);
+code_tiles!(vnni_codes, super::Narrow<super::Vnni>, 2, [4 by 1, 2 by 2, 1 by 2], #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
+code_tiles!(wide_codes, super::Wide, 2, [6 by 2, 4 by 2, 2 by 2, 1 by 2],
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vnni")]);
 #[cfg(test)]
-code_tiles!(emulated_codes, super::Narrow<super::EmulatedVnni>, 1, [4 2 1],
+code_tiles!(emulated_codes, super::Narrow<super::EmulatedVnni>, 2, [4 by 1, 2 by 2, 1 by 2],
     #[target_feature(enable = "avx2,fma,f16c")]);
-float_tiles!(avx2_floats, super::Narrow<super::Avx2>, 1, [6 4 2 1], #[target_feature(enable = "avx2,fma,f16c")]);
-float_tiles!(wide_floats, super::Wide, 2, [8 4 2 1], #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]);
+float_tiles!(avx2_floats, super::Narrow<super::Avx2>, 2, [6 by 1, 4 by 1, 2 by 2, 1 by 2], #[target_feature(enable = "avx2,fma,f16c")]);
+float_tiles!(wide_floats, super::Wide, 2, [8 by 2, 4 by 2, 2 by 2, 1 by 2], #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw")]);
