@@ -141,19 +141,37 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
             }
             for s in 0..S {
                 for c in 0..C {
-                    let d = L::spread_float(columns[c].scales.add(8 * b));
-                    let mut total = L::times(scales[s].d, inner[c][s]);
-                    if F::BIASED {
-                        let mins = minima::<L>(&scales[s], columns[c].wholes.add(2 * subs * b), subs);
-                        // Packed with a minus.
-                        total = L::fused(scales[s].m, L::to_float(mins), total);
-                    }
-                    totals[c][s] = L::fused(d, total, totals[c][s]);
+                    totals[c][s] = add_superblock::<L, F>(totals[c][s], inner[c][s], &scales[s], &columns[c], b);
                 }
                 strips[s] = strips[s].add(F::BYTES);
             }
         }
         totals
+    }
+}
+
+/// `total` and the product of superblock `b`, of which `inner` sums the code products by the sub-blocks' scales.
+///
+/// # Safety
+/// The instructions of `L`; a column with the superblock, packed for `F`.
+#[inline(always)]
+pub(super) unsafe fn add_superblock<L: Lanes, F: Format>(
+    total: L::Float,
+    inner: L::Float,
+    scales: &Scales<L>,
+    column: &Parts,
+    b: usize,
+) -> L::Float {
+    let subs = 256 / F::SUB;
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut product = L::times(scales.d, inner);
+        if F::BIASED {
+            let mins = minima::<L>(scales, column.wholes.add(2 * subs * b), subs);
+            // Packed with a minus.
+            product = L::fused(scales.m, L::to_float(mins), product);
+        }
+        L::fused(L::spread_float(column.scales.add(8 * b)), product, total)
     }
 }
 

@@ -5,7 +5,7 @@
 //! codes less their zero, which they end as, fit, as sums start at what the zero takes away. Whole-number scales then
 //! multiply them as they become 32 bits wide, so that a superblock becomes floats once.
 
-use super::codes::{Place, ask, minima};
+use super::codes::{Place, add_superblock, ask};
 use super::formats::Format;
 use super::lanes::Lanes;
 use super::packing::Parts;
@@ -112,14 +112,8 @@ unsafe fn together<L: Lanes, F: Format, const S: usize, const C: usize>(
             }
             for s in 0..S {
                 for c in 0..C {
-                    let d = L::spread_float(columns[c].scales.add(8 * b));
-                    let mut total = L::times(scales[s].d, L::to_float(inner[c][s]));
-                    if F::BIASED {
-                        let mins = minima::<L>(&scales[s], columns[c].wholes.add(2 * subs * b), subs);
-                        // Packed with a minus.
-                        total = L::fused(scales[s].m, L::to_float(mins), total);
-                    }
-                    totals[c][s] = L::fused(d, total, totals[c][s]);
+                    let inner = L::to_float(inner[c][s]);
+                    totals[c][s] = add_superblock::<L, F>(totals[c][s], inner, &scales[s], &columns[c], b);
                 }
                 strips[s] = strips[s].add(F::BYTES);
             }
