@@ -39,10 +39,14 @@ fn oracle(op: SoftMax, (x, ne): Tensor<'_>, mask: Option<Tensor<'_>>, sinks: Opt
     out
 }
 
-/// A mask in which every third entry is hidden, but never all of a row.
-fn mask_values(seed: u64, n: usize) -> Vec<f32> {
-    let mut values = uniform(seed, n, -3.0, 1.0);
-    values.iter_mut().skip(1).step_by(3).for_each(|m| *m = f32::NEG_INFINITY);
+/// A mask in which every third entry is hidden, and the end of each row, longer from row to row; but never all of a row.
+fn mask_values(seed: u64, ne: [usize; 4]) -> Vec<f32> {
+    let mut values = uniform(seed, ne.iter().product(), -3.0, 1.0);
+    for (r, row) in values.chunks_mut(ne[0]).enumerate() {
+        row.iter_mut().skip(1).step_by(3).for_each(|m| *m = f32::NEG_INFINITY);
+        let shown = 1 + (ne[0] - 1) * 5 / (5 + 3 * (r % 8));
+        row[shown..].fill(f32::NEG_INFINITY);
+    }
     values
 }
 
@@ -67,7 +71,7 @@ fn masks_slopes_and_sinks() {
             let op = SoftMax { scale: 0.7, max_bias };
             let mut case = Case::new();
             let x = case.leaf(DType::F32, ne, &normal(k as u64, ne.iter().product()));
-            let mask = mask_type.map(|t| case.leaf(t, mne, &mask_values(9, mne.iter().product())));
+            let mask = mask_type.map(|t| case.leaf(t, mne, &mask_values(9, mne)));
             let sinks = with_sinks.then(|| case.leaf(DType::F32, [ne[2], 1, 1, 1], &normal(10, ne[2])));
             let dst = case.b.node(op, &[Some(x), mask, sinks]).unwrap();
             let case = case.build();
@@ -90,7 +94,7 @@ fn in_place() {
     for onto in [0, 1] {
         let mut case = Case::new();
         let x = case.leaf(DType::F32, ne, &normal(1, 6600));
-        let mask = case.leaf(DType::F32, ne, &mask_values(2, 6600));
+        let mask = case.leaf(DType::F32, ne, &mask_values(2, ne));
         let desc = TensorDesc::contiguous(DType::F32, ne).unwrap();
         let dst = case.b.view([x, mask][onto], desc, 0).unwrap();
         case.b.node_onto(op, &[Some(x), Some(mask)], dst).unwrap();

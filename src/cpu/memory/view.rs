@@ -175,13 +175,43 @@ impl<'a> View<'a> {
     /// # Panics
     /// For other types, and as [`View::at`].
     pub(crate) fn index(&self, i: [usize; 4]) -> i64 {
-        let p = self.at(i, 1);
-        match self.desc.dtype() {
-            // SAFETY: `at` has checked the element; it may lie at any address.
-            DType::I32 => i64::from(unsafe { p.cast::<i32>().read_unaligned() }),
-            // SAFETY: as above.
-            DType::I64 => unsafe { p.cast::<i64>().read_unaligned() },
-            other => unreachable!("an index of type {other}"),
+        let mut one = [0];
+        self.indices(i, &mut one);
+        one[0]
+    }
+
+    /// As many elements of an I32 or I64 tensor as `out` has, from `i` on along dimension 0.
+    ///
+    /// # Panics
+    /// For other types, and as [`View::at`].
+    pub(crate) fn indices(&self, i: [usize; 4], out: &mut [i64]) {
+        if out.is_empty() {
+            return;
+        }
+        let (p, step) = (self.at(i, out.len()), self.desc.nb()[0]);
+        for (k, out) in out.iter_mut().enumerate() {
+            *out = match self.desc.dtype() {
+                // SAFETY: `at` has checked all of them, a stride apart; they may lie at any address.
+                DType::I32 => i64::from(unsafe { p.add(k * step).cast::<i32>().read_unaligned() }),
+                // SAFETY: as above.
+                DType::I64 => unsafe { p.add(k * step).cast::<i64>().read_unaligned() },
+                other => unreachable!("an index of type {other}"),
+            };
+        }
+    }
+
+    /// Writes each of `values` into its row of a tensor of one element a row, in order. `T` stands for an element.
+    ///
+    /// # Panics
+    /// When elements have another size than `T`, and as [`View::at`].
+    pub(crate) fn scatter<T: bytemuck::NoUninit>(&self, [i2, i3]: [usize; 2], rows: &[usize], values: &[T]) {
+        assert!(self.desc.ne()[0] == 1 && size_of::<T>() == self.desc.dtype().block_bytes(), "one element a row");
+        let Some(&last) = rows.iter().max() else { return };
+        self.at([0, last, i2, i3], 1);
+        let (first, step) = (self.at([0, 0, i2, i3], 1), self.desc.nb()[1]);
+        for (&row, &value) in rows.iter().zip(values) {
+            // SAFETY: no row lies behind the last, which is checked; this thread alone touches these elements, at any address.
+            unsafe { first.add(row * step).cast::<T>().write_unaligned(value) };
         }
     }
 

@@ -121,42 +121,49 @@ fn column(b: &TensorDesc) -> Option<TensorDesc> {
     TensorDesc::strided(b.dtype(), [r, 1, n2, n3], [b1, 0, b2, b3]).ok()
 }
 
+/// Elements that [`set_elements`] looks at together.
+const SOME: usize = 256;
+
 /// As [`set`] for rows of one element; `b` is described by [`column()`], so that values are converted together.
 fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
     let (dst, ids) = (work.dst(), work.src(1));
     if b.is_empty() {
         return;
     }
-    let (b, mut values) = (work.src(0).described(b), [0.0; CHUNK]);
+    let b = work.src(0).described(b);
     let ([r, _, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
     let (worker, workers) = (work.worker(), work.workers());
+    // A power of two, as an element has 2 or 4 bytes.
     let together = OWNED / dst.desc().row_bytes();
     let groups = rows.div_ceil(together);
-    // Halves are converted together too.
-    let convert = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
-    let mut halves = [0u16; CHUNK];
+    let halves = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
+    let (mut values, mut converted, mut found, mut own) = ([0.0; SOME], [0u16; SOME], [0; SOME], [0; SOME]);
     for plane in 0..planes2 * planes3 {
         let (i2, i3) = (plane % planes2, plane / planes2);
-        let (c1, c2) = (i2 % c1, i3 % c2);
-        for start in (0..r).step_by(CHUNK) {
-            let values = &mut values[..CHUNK.min(r - start)];
-            b.load([start, 0, i2, i3], values);
-            if let Some(convert) = convert {
-                convert(values, bytemuck::cast_slice_mut(&mut halves[..values.len()]));
-            }
-            for (k, value) in values.iter().enumerate() {
-                let row = match row_of(OpCode::SetRows, ids.index([start + k, c1, c2, 0]), rows) {
+        let first = plane.wrapping_mul(groups);
+        for start in (0..r).step_by(SOME) {
+            let n = SOME.min(r - start);
+            b.load([start, 0, i2, i3], &mut values[..n]);
+            ids.indices([start, i2 % c1, i3 % c2, 0], &mut found[..n]);
+            let mut kept = 0;
+            for (k, &id) in found[..n].iter().enumerate() {
+                let row = match row_of(OpCode::SetRows, id, rows) {
                     Ok(row) => row,
                     Err(error) => return work.fail(error),
                 };
-                let group = || plane.wrapping_mul(groups).wrapping_add(row / together);
-                if workers == 1 || owner(group(), workers) == worker {
-                    match convert {
-                        Some(_) => dst.store_raw([0, row, i2, i3], &halves[k..=k]),
-                        None => dst.store([0, row, i2, i3], std::slice::from_ref(value)),
-                    }
+                (own[kept], values[kept]) = (row, values[k]);
+                let group = first.wrapping_add(row >> together.trailing_zeros());
+                kept += usize::from(owner(group, workers) == worker);
+            }
+            let (own, values) = (&own[..kept], &values[..kept]);
+            match halves {
+                Some(convert) => {
+                    let converted = &mut converted[..kept];
+                    convert(values, bytemuck::cast_slice_mut(converted));
+                    dst.scatter([i2, i3], own, converted);
                 }
+                None => dst.scatter([i2, i3], own, values),
             }
         }
     }

@@ -35,22 +35,31 @@ fn softmax(work: &mut Work<'_>, op: SoftMax) {
                 sinks.load([h, 0, 0, 0], &mut sink);
                 sink[0]
             });
-            // Logits. Each piece of x and of the mask is read before dst, which may lie on either, is written there.
-            let mut top = sink.unwrap_or(f32::NEG_INFINITY);
+            // Logits. Each piece of x and of the mask is read before dst, which may lie on either, is written there. What the
+            // mask hides at the end of a row (most of a prompt's first rows) ends as 0 and is not looked at again.
+            let (mut top, mut end) = (sink.unwrap_or(f32::NEG_INFINITY), 0);
             pieces(t, r..r + 1, piece, |i, n| {
-                let (z, x) = (&mut z[..n], x.fetch(i, &mut x_buffer[..n]));
                 let mask = mask.as_ref().map(|mask| {
                     let ne = mask.ne();
                     mask.fetch([i[0], i[1], i[2] % ne[2], i[3] % ne[3]], &mut mask_buffer[..n])
                 });
-                top = top.max(widest(Logits { z, x, mask, scale: op.scale, slope }));
+                let shown = mask.map_or(n, math::unmasked);
+                if shown > 0 {
+                    let (z, x) = (&mut z[..shown], x.fetch(i, &mut x_buffer[..shown]));
+                    let mask = mask.map(|mask| &mask[..shown]);
+                    top = top.max(widest(Logits { z, x, mask, scale: op.scale, slope }));
+                    end = i[0] + shown;
+                }
+                z[shown..n].fill(f32::NEG_INFINITY);
                 if !whole {
-                    dst.store(i, z);
+                    dst.store(i, &z[..n]);
                 }
             });
+            // Where all is hidden there is nothing to divide by: NaN, as elsewhere.
+            let end = if end == 0 { n } else { end };
             let mut sum = sink.map_or(0.0, |sink| f64::from(math::exp(sink - top)));
             pieces(t, r..r + 1, piece, |i, n| {
-                let z = &mut z[..n];
+                let z = &mut z[..n.min(end.saturating_sub(i[0]))];
                 if !whole {
                     dst.load(i, z);
                 }
@@ -61,12 +70,13 @@ fn softmax(work: &mut Work<'_>, op: SoftMax) {
             });
             let factor = (1.0 / sum) as f32;
             pieces(t, r..r + 1, piece, |i, n| {
-                let z = &mut z[..n];
+                let shown = n.min(end.saturating_sub(i[0]));
                 if !whole {
-                    dst.load(i, z);
+                    dst.load(i, &mut z[..shown]);
                 }
-                math::scale(z, factor);
-                dst.store(i, z);
+                math::scale(&mut z[..shown], factor);
+                z[shown..n].fill(0.0);
+                dst.store(i, &z[..n]);
             });
         }
     }

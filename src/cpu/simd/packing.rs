@@ -6,8 +6,7 @@
 use super::formats::{self, Format};
 use super::wide::{Level, Wide, widest};
 use crate::tensor::DType;
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use half::f16;
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
 pub(crate) const PIECE: usize = 1024;
@@ -286,25 +285,58 @@ impl Rounding {
     /// Calls `each` for the rounded values, some at a time, with the place of the first.
     fn apply(self, values: &[f32], mut each: impl FnMut(usize, &[f32])) {
         const SOME: usize = 256;
-        if self == Rounding::F32 {
-            return each(0, values);
-        }
         let mut rounded = [0f32; SOME];
-        for (i, values) in values.chunks(SOME).enumerate() {
-            let rounded = &mut rounded[..values.len()];
-            if self == Rounding::F16 {
-                let mut halves = [f16::ZERO; SOME];
-                let halves = &mut halves[..values.len()];
-                halves.convert_from_f32_slice(values);
-                halves.convert_to_f32_slice(rounded);
-            } else {
-                for (rounded, &x) in rounded.iter_mut().zip(values) {
-                    *rounded = bf16::from_f32(x).to_f32();
-                }
+        let mut some = |round: fn(&[f32], &mut [f32])| {
+            for (i, values) in values.chunks(SOME).enumerate() {
+                let rounded = &mut rounded[..values.len()];
+                round(values, rounded);
+                each(i * SOME, rounded);
             }
-            each(i * SOME, rounded);
+        };
+        match self {
+            Rounding::F32 => each(0, values),
+            Rounding::F16 => some(|values, rounded| widest(Rounded(values, rounded, to_half))),
+            Rounding::BF16 => some(|values, rounded| widest(Rounded(values, rounded, to_brain))),
         }
     }
+}
+
+/// Values, where they end, and how each is rounded.
+struct Rounded<'a, F>(&'a [f32], &'a mut [f32], F);
+
+impl<F: Fn(f32) -> f32> Wide for Rounded<'_, F> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<L: Level>(self) {
+        for (x, rounded) in self.0.iter().zip(self.1) {
+            *rounded = (self.2)(*x);
+        }
+    }
+}
+
+/// The f16 nearest to `x`, ties to even, as f32. In arithmetic of f32, which every processor does in vectors.
+#[inline(always)]
+fn to_half(x: f32) -> f32 {
+    /// The least normal f16.
+    const NORMAL: f32 = 1.0 / 16384.0;
+    let magnitude = x.abs();
+    let bits = magnitude.to_bits();
+    // 13 bits of the fraction go. What is rounded up to 2^16 is infinite.
+    let normal = f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff);
+    let normal = if normal >= 65536.0 { f32::INFINITY } else { normal };
+    // Subnormal ones are multiples of 2^-24, as are all f32 between 1/2 and 1.
+    let subnormal = (magnitude + 0.5) - 0.5;
+    let rounded = if magnitude < NORMAL { subnormal } else { normal };
+    if x.is_nan() { x } else { rounded.copysign(x) }
+}
+
+/// The bf16 nearest to `x`, ties to even, as f32.
+#[inline(always)]
+fn to_brain(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & !0xffff);
+    if x.is_nan() { x } else { rounded }
 }
 
 /// What a code stands for, and its inverse (0 where that would overflow: such columns are zero for all purposes).

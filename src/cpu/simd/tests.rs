@@ -1,9 +1,11 @@
 //! Every kernel that this machine has, against sums in f64 of the values that rows and columns stand for.
 
+use super::packing::{Packing, Rounding};
 use super::{Kernels, PIECE};
 use crate::cpu::strip::{self, STRIP};
 use crate::tensor::DType;
 use crate::tensor::quant::{dequantiser, quantiser};
+use half::{bf16, f16};
 
 fn types() -> impl Iterator<Item = (DType, &'static str, Kernels)> {
     DType::ALL.iter().flat_map(|&t| Kernels::available(t).into_iter().map(move |(name, kernels)| (t, name, kernels)))
@@ -166,6 +168,33 @@ fn tame(dtype: DType, bytes: &mut [u8]) {
                 block[at] = 128;
             } else {
                 block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
+            }
+        }
+    }
+}
+
+/// Columns of floats hold what a conversion to the weights' type and back leaves, for every exponent and near every tie.
+#[test]
+fn columns_are_rounded_as_their_type_rounds() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    let near = |bits: u32| [-1i32, 0, 1].map(|by| f32::from_bits(bits.wrapping_add_signed(by)));
+    let ties = (0..1 << 19).step_by(5).flat_map(|high: u32| near(high << 13 | 0x1000)).chain(near(0x7f80_0000));
+    let values: Vec<f32> =
+        ties.chain((0..1 << 18).map(|_| f32::from_bits(rng.u32(..)))).flat_map(|x| [x, -x]).collect();
+    for (rounding, convert) in [
+        (Rounding::F16, (|x| f16::from_f32(x).to_f32()) as fn(f32) -> f32),
+        (Rounding::BF16, |x| bf16::from_f32(x).to_f32()),
+        (Rounding::F32, |x| x),
+    ] {
+        for piece in values.chunks(PIECE) {
+            let mut rounded = vec![0f32; piece.len().next_multiple_of(8)];
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut rounded);
+            let write = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+            Packing::Floats(rounding).pack(piece.len(), 0, piece, write);
+            for (&x, &got) in piece.iter().zip(&rounded) {
+                let want = convert(x);
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same, "{x:e} becomes {got:e}, not {want:e}, as {rounding:?}");
             }
         }
     }
