@@ -21,6 +21,9 @@ const MANY_BYTES: usize = 512 << 10;
 /// Columns from which on a unit counts as one that meets many.
 const MANY: usize = 32;
 
+/// Units of many columns for each worker, where rows suffice: who is done first waits for no more than a part of one.
+const SHARE: usize = 4;
+
 /// Columns in a unit: many enough that reading the rows for them does not matter.
 const SPAN: usize = 512;
 
@@ -137,8 +140,10 @@ struct Product<'a> {
 
 impl Product<'_> {
     fn run(&self, staging: &mut [f32]) {
-        let (m, most, unit_rows) = (self.a.ne()[1], self.columns.most(), self.plan.unit);
-        let (blocks, spans) = (m.div_ceil(unit_rows), most.div_ceil(SPAN));
+        let (m, most) = (self.a.ne()[1], self.columns.most());
+        let spans = most.div_ceil(SPAN);
+        let unit_rows = self.unit_rows(most, m.saturating_mul(self.columns.groups() * spans));
+        let blocks = m.div_ceil(unit_rows);
         let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(most.min(SPAN));
         let grain = (GRAIN / cost.max(1)).max(1);
         for unit in self.work.chunks(self.columns.groups() * blocks * spans, grain).flatten() {
@@ -161,6 +166,13 @@ impl Product<'_> {
                 (_, _, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
             }
         }
+    }
+
+    /// Rows of a in a unit, where `rows` are met in all by at most `columns` each.
+    fn unit_rows(&self, columns: usize, rows: usize) -> usize {
+        let (unit, step) = (self.plan.unit, self.plan.kernels.strips() * STRIP);
+        let fair = rows / (SHARE * self.work.workers()) / step * step;
+        if columns < MANY { unit } else { fair.clamp(step, unit) }
     }
 
     /// A column, packed.
