@@ -11,7 +11,7 @@ const ROUND: f32 = 12_582_912.0;
 const LN2_HI: f32 = 355.0 / 512.0;
 const LN2_LO: f32 = -2.121_944_4e-4;
 
-/// Below this, `e^x` counts as 0: it is less than 2^-125.
+/// Below this, `e^x` counts as 0: it is less than 2^-124.
 const LEAST: f32 = -86.6;
 
 /// `e^x` within 2 ulp; 0 below [`LEAST`] and for -inf, inf for +inf, NaN for NaN. Nothing on the way is subnormal, for which
