@@ -285,8 +285,8 @@ impl Rounding {
     /// Calls `each` for the rounded values, some at a time, with the place of the first.
     fn apply(self, values: &[f32], mut each: impl FnMut(usize, &[f32])) {
         const SOME: usize = 256;
-        let mut rounded = [0f32; SOME];
         let mut some = |round: fn(&[f32], &mut [f32])| {
+            let mut rounded = [0f32; SOME];
             for (i, values) in values.chunks(SOME).enumerate() {
                 let rounded = &mut rounded[..values.len()];
                 round(values, rounded);
