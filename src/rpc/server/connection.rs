@@ -17,7 +17,7 @@ const BUFFER: usize = 16 << 10;
 
 /// A session sleeps where the next message is further away: one that decodes a small model is not, whatever its client does
 /// with a token, and one that waits longer does not notice that it is woken late.
-const SHORT: Duration = Duration::from_micros(400);
+const SHORT: Duration = Duration::from_millis(2);
 
 /// The first piece in which room for a body is made.
 const FIRST_PIECE: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! Products of F32, F16 and BF16 rows, where they lie, with columns of f32.
 
-use super::format::{AHEAD, horizontal_sum};
+use super::format::AHEAD;
 use crate::cpu::simd::Dot;
 use crate::cpu::simd::vec::x86::{quarter_sums, sum_quarters};
 use crate::cpu::strip::STRIP;
@@ -109,63 +109,141 @@ unsafe fn dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
+        // Eight sums or more at a time, so that no product need wait for the one before.
         // SAFETY: as the caller vouches.
         unsafe {
             done += match columns[done..] {
-                [a, b, c, d, ..] => dot_columns::<F, 4>(rows, [a, b, c, d], padded, out),
-                [a, b, c] => dot_columns::<F, 3>(rows, [a, b, c], padded, out),
-                [a, b] => dot_columns::<F, 2>(rows, [a, b], padded, out),
-                [a] => dot_columns::<F, 1>(rows, [a], padded, out),
+                [a, b, c, d, ..] => dot_columns::<F, 2, 1, 4>(rows, [a, b, c, d], padded, out),
+                [a, b, c] => dot_columns::<F, 3, 1, 3>(rows, [a, b, c], padded, out),
+                [a, b] => dot_columns::<F, 4, 1, 2>(rows, [a, b], padded, out),
+                [a] => dot_columns::<F, 4, 2, 1>(rows, [a], padded, out),
                 [] => 1,
             };
         }
     }
 }
 
+/// `R` rows at a time (at most four), with `H` sums for each product (at most two).
+///
 /// # Safety
 /// As [`dot`].
 #[inline(always)]
-unsafe fn dot_columns<F: Float, const C: usize>(
+unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
     rows: &[&[u8]],
     columns: [&[u8]; C],
     padded: usize,
     out: &mut [f32],
 ) -> usize {
-    // SAFETY: eight number i of a row meets elements 8 i and on of the columns, which are padded to whole eights; the last
-    // one may be a copy, filled up with zeros.
-    unsafe {
-        for r in 0..rows.len() {
-            let row = rows[r];
-            let (whole, mut last) = (row.len() / (8 * F::BYTES), [0; 32]);
-            let rest = &row[8 * F::BYTES * whole..];
-            if !rest.is_empty() {
-                last[..rest.len()].copy_from_slice(rest);
-            }
-            // Two sums each, so that one product need not wait for the one before.
-            let mut sums = [[_mm256_setzero_ps(); 2]; C];
+    let y = columns.map(|column| column.as_ptr().cast::<f32>());
+    for (group, some) in rows.chunks(R).enumerate() {
+        let first = group * R;
+        // Rows beyond the last one are the last one again.
+        let mut x = [some[0].as_ptr(); R];
+        for r in 0..R {
+            x[r] = some[r.min(some.len() - 1)].as_ptr();
+        }
+        let whole = some[0].len() / (8 * F::BYTES);
+        // Short rows may lie far apart: what to ask for lies in one of the next rows, not behind this one.
+        let ahead = match AHEAD / some[0].len().max(1) {
+            0 => AHEAD,
+            n => rows.get(first + n.clamp(R, STRIP)).map_or(0, |row| row.as_ptr().addr().wrapping_sub(x[0].addr())),
+        };
+        // SAFETY: eight number i of a row meets elements 8 i and on of the columns, which are padded to whole eights; the
+        // last one may be a copy, filled up with zeros.
+        unsafe {
+            let mut sums = [[[_mm256_setzero_ps(); H]; R]; C];
             for i in 0..whole / 2 {
-                _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(16 * F::BYTES * i + AHEAD).cast());
-                for h in 0..2 {
-                    let x = F::load(row.as_ptr().add(8 * F::BYTES * (2 * i + h)));
-                    for c in 0..C {
-                        let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(16 * i + 8 * h));
-                        sums[c][h] = _mm256_fmadd_ps(x, y, sums[c][h]);
+                for r in 0..R {
+                    _mm_prefetch::<_MM_HINT_T0>(x[r].wrapping_add(16 * F::BYTES * i + ahead).cast());
+                }
+                add_eight::<F, R, H, C>(&mut sums, 0, x.map(|x| x.add(16 * F::BYTES * i)), y.map(|y| y.add(16 * i)));
+                add_eight::<F, R, H, C>(
+                    &mut sums,
+                    H - 1,
+                    x.map(|x| x.add(16 * F::BYTES * i + 8 * F::BYTES)),
+                    y.map(|y| y.add(16 * i + 8)),
+                );
+            }
+            if whole % 2 == 1 {
+                let i = whole - 1;
+                add_eight::<F, R, H, C>(&mut sums, 0, x.map(|x| x.add(8 * F::BYTES * i)), y.map(|y| y.add(8 * i)));
+            }
+            if whole < padded / 8 {
+                let mut last = [[0; 32]; R];
+                for r in 0..R {
+                    let rest = &some[r.min(some.len() - 1)][8 * F::BYTES * whole..];
+                    last[r][..rest.len()].copy_from_slice(rest);
+                }
+                add_eight::<F, R, H, C>(
+                    &mut sums,
+                    0,
+                    last.each_ref().map(|last| last.as_ptr()),
+                    y.map(|y| y.add(8 * whole)),
+                );
+            }
+            // Four sums' lanes together: of all rows and one column, or of two rows and two columns.
+            let each = 4 / R.next_power_of_two();
+            for c in (0..C).step_by(each) {
+                let mut four = [_mm256_setzero_ps(); 4];
+                for i in 0..each.min(C - c) {
+                    for r in 0..R {
+                        let h = sums[c + i][r];
+                        four[4 / each * i + r] = if H == 1 { h[0] } else { _mm256_add_ps(h[0], h[H - 1]) };
                     }
                 }
-            }
-            for i in whole / 2 * 2..padded / 8 {
-                let x = F::load(if i < whole { row.as_ptr().add(8 * F::BYTES * i) } else { last.as_ptr() });
-                for c in 0..C {
-                    let y = _mm256_loadu_ps(columns[c].as_ptr().cast::<f32>().add(8 * i));
-                    sums[c][0] = _mm256_fmadd_ps(x, y, sums[c][0]);
+                let mut totals = [0.0; 4];
+                _mm_storeu_ps(totals.as_mut_ptr(), four_sums(four));
+                for i in 0..each.min(C - c) {
+                    let out = &mut out[(c + i) * rows.len() + first..][..some.len()];
+                    let totals: [f32; R] = std::array::from_fn(|r| totals[4 / each * i + r]);
+                    match out.as_mut_array::<R>() {
+                        Some(out) => *out = totals,
+                        None => out.copy_from_slice(&totals[..out.len()]),
+                    }
                 }
-            }
-            for c in 0..C {
-                out[c * rows.len() + r] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
             }
         }
     }
     C
+}
+
+/// Adds the products of eight elements of each row and column to sums `h`.
+///
+/// # Safety
+/// The instructions of [`dot`]; eight elements at all of `x` and `y`.
+#[inline(always)]
+unsafe fn add_eight<F: Float, const R: usize, const H: usize, const C: usize>(
+    sums: &mut [[[__m256; H]; R]; C],
+    h: usize,
+    x: [*const u8; R],
+    y: [*const f32; C],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let y = y.map(|y| _mm256_loadu_ps(y));
+        for r in 0..R {
+            let x = F::load(x[r]);
+            for c in 0..C {
+                sums[c][r][h] = _mm256_fmadd_ps(x, y[c], sums[c][r][h]);
+            }
+        }
+    }
+}
+
+/// The sums of the lanes of each vector.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn four_sums([a, b, c, d]: [__m256; 4]) -> __m128 {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let low = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+        let high = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+        let even = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
+        let sums = _mm256_add_ps(even, _mm256_castpd_ps(_mm256_unpackhi_pd(low, high)));
+        _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums))
+    }
 }
 
 /// # Safety
