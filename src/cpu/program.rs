@@ -209,7 +209,13 @@ impl Code {
             let syncs = if alone || step.finds_columns { 0 } else { step.kernel.syncs() };
             let last = member.phase() + syncs;
             if !member.stopping() {
-                self.step(step, member, alone, local, shared, bound);
+                // A panic here is a bug of ours that an input has found: it ends this queue, not the server.
+                let run = AssertUnwindSafe(|| self.step(step, member, alone, local, shared, bound));
+                if let Err(panic) = catch_unwind(run) {
+                    let text = panic.downcast_ref::<String>().map(String::as_str);
+                    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                    member.fail(DeviceError::Bug(format!("the kernel of {} panicked: {text}", step.code)));
+                }
             }
             // A worker that stopped early, or whose kernel panicked, still meets the others as often as they expect.
             while member.phase() < last {
@@ -247,11 +253,57 @@ impl Code {
         let local = &mut local[..step.kernel.local()];
         let finds_columns = step.finds_columns;
         let mut work = Work { member, alone, finds_columns, dst, srcs: &srcs, local, shared };
-        // A panic here is a bug of ours that an input has found: it ends this queue, not the server.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&mut work))) {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            let text = text.unwrap_or("no message");
-            member.fail(DeviceError::Bug(format!("the kernel of {} panicked: {text}", step.code)));
+        step.kernel.run(&mut work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuDevice;
+    use crate::device::{Account, Device, Program};
+    use crate::graph::Builder;
+    use crate::ops::norm::Norm;
+    use crate::tensor::DType;
+    use std::time::Duration;
+
+    /// A node, large enough to be shared, whose kernel panics on one worker while the others wait for it.
+    fn faulty(who: usize) -> (Arc<Graph>, Code) {
+        let mut b = Builder::new();
+        let x = b.leaf(DType::F32, [64, 64, 1, 1]).unwrap();
+        b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
+        let graph = Arc::new(b.build().unwrap());
+        let code = Code::of(&graph, 2, &[], |_| {
+            let kernel = Kernel::new(SMALL, move |work| {
+                assert!(work.worker() != who, "worker {who} has had enough");
+                work.sync();
+            });
+            Ok(kernel.with_syncs(1))
+        });
+        (graph, code.unwrap())
+    }
+
+    #[test]
+    fn a_panic_on_any_worker_ends_the_queue_alone() {
+        let device = CpuDevice::new("CPU", 2, Path::Exact, 1 << 20).unwrap();
+        let account = Account::new(1 << 20);
+        for who in [0, 1] {
+            let (graph, code) = faulty(who);
+            let program = Program::new(Arc::clone(&graph), Box::new(code));
+            let buffer = device.alloc(1 << 16, &account).unwrap();
+            let (mut queue, until) = (device.queue(&account).unwrap(), Instant::now() + Duration::from_secs(60));
+            let failure = loop {
+                // A worker that comes too late for a run has no part in it.
+                let ran = queue.run(&program, &Arc::from([buffer.whole()]));
+                let ran = ran.and_then(|()| queue.download(buffer.whole())?.wait(Some(until)).map(drop));
+                if let Err(failure) = ran {
+                    break failure.to_string();
+                }
+            };
+            assert!(failure.contains(&format!("RMS_NORM panicked: worker {who} has had enough")), "{failure}");
+            let mut other = device.queue(&account).unwrap();
+            other.fill(buffer.whole(), 7).unwrap();
+            assert!(other.download(buffer.whole()).unwrap().wait(Some(until)).unwrap().iter().all(|&b| b == 7));
         }
     }
 }
