@@ -146,9 +146,13 @@ impl Product<'_> {
         let blocks = m.div_ceil(unit_rows);
         let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(most.min(SPAN));
         let grain = (GRAIN / cost.max(1)).max(1);
-        for unit in self.work.chunks(self.columns.groups() * blocks * spans, grain).flatten() {
+        let (groups, pieces) = (self.columns.groups(), blocks * spans);
+        // Heads that lie side by side in each row of a cache share its pages.
+        let side_by_side = self.a.desc().nb()[2] < self.a.desc().nb()[1];
+        for unit in self.work.chunks(groups * pieces, grain).flatten() {
             // Units of the same rows are neighbours last: workers that run side by side share columns.
-            let (group, rest) = (unit / (blocks * spans), unit % (blocks * spans));
+            let (group, rest) =
+                if side_by_side { (unit % groups, unit / groups) } else { (unit / pieces, unit % pieces) };
             let (row, first) = (rest % blocks * unit_rows, rest / blocks * SPAN);
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
             let span = first..count.min(first + SPAN);

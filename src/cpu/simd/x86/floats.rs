@@ -135,6 +135,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let y = columns.map(|column| column.as_ptr().cast::<f32>());
+    let apart = rows.get(1).map_or(0, |row| row.as_ptr().addr().wrapping_sub(rows[0].as_ptr().addr()));
     for (group, some) in rows.chunks(R).enumerate() {
         let first = group * R;
         // Rows beyond the last one are the last one again.
@@ -146,7 +147,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
         // Short rows may lie far apart: what to ask for lies in one of the next rows, not behind this one.
         let ahead = match AHEAD / some[0].len().max(1) {
             0 => AHEAD,
-            n => rows.get(first + n.clamp(R, STRIP)).map_or(0, |row| row.as_ptr().addr().wrapping_sub(x[0].addr())),
+            n => apart.wrapping_mul(n.clamp(R, 2 * STRIP)),
         };
         // SAFETY: eight number i of a row meets elements 8 i and on of the columns, which are padded to whole eights; the
         // last one may be a copy, filled up with zeros.
