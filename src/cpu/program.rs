@@ -299,6 +299,7 @@ mod tests {
                 if let Err(failure) = ran {
                     break failure.to_string();
                 }
+                assert!(Instant::now() < until, "worker {who} never came");
             };
             assert!(failure.contains(&format!("RMS_NORM panicked: worker {who} has had enough")), "{failure}");
             let mut other = device.queue(&account).unwrap();

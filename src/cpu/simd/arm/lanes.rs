@@ -121,10 +121,11 @@ impl<P: Products> Lanes for Neon<P> {
 
     #[inline(always)]
     unsafe fn fused_factor(a: Self::Float, (b, i): Self::Factor, mut c: Self::Float) -> Self::Float {
-        for q in 0..4 {
-            // SAFETY: registers only; NEON belongs to the architecture.
-            c[q] =
-                unsafe { if i == 0 { vfmaq_lane_f32::<0>(c[q], a[q], b) } else { vfmaq_lane_f32::<1>(c[q], a[q], b) } };
+        // SAFETY: registers only; NEON belongs to the architecture.
+        unsafe {
+            for q in 0..4 {
+                c[q] = if i == 0 { vfmaq_lane_f32::<0>(c[q], a[q], b) } else { vfmaq_lane_f32::<1>(c[q], a[q], b) };
+            }
         }
         c
     }

@@ -135,6 +135,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
     out: &mut [f32],
 ) -> usize {
     let y = columns.map(|column| column.as_ptr().cast::<f32>());
+    // Rows of a matrix lie a stride apart.
     let apart = rows.get(1).map_or(0, |row| row.as_ptr().addr().wrapping_sub(rows[0].as_ptr().addr()));
     for (group, some) in rows.chunks(R).enumerate() {
         let first = group * R;
@@ -157,17 +158,11 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
                 for r in 0..R {
                     _mm_prefetch::<_MM_HINT_T0>(x[r].wrapping_add(16 * F::BYTES * i + ahead).cast());
                 }
-                add_eight::<F, R, H, C>(&mut sums, 0, x.map(|x| x.add(16 * F::BYTES * i)), y.map(|y| y.add(16 * i)));
-                add_eight::<F, R, H, C>(
-                    &mut sums,
-                    H - 1,
-                    x.map(|x| x.add(16 * F::BYTES * i + 8 * F::BYTES)),
-                    y.map(|y| y.add(16 * i + 8)),
-                );
+                add_eight::<F, R, H, C>(&mut sums, 0, x, y, 2 * i);
+                add_eight::<F, R, H, C>(&mut sums, H - 1, x, y, 2 * i + 1);
             }
             if whole % 2 == 1 {
-                let i = whole - 1;
-                add_eight::<F, R, H, C>(&mut sums, 0, x.map(|x| x.add(8 * F::BYTES * i)), y.map(|y| y.add(8 * i)));
+                add_eight::<F, R, H, C>(&mut sums, 0, x, y, whole - 1);
             }
             if whole < padded / 8 {
                 let mut last = [[0; 32]; R];
@@ -175,12 +170,8 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
                     let rest = &some[r.min(some.len() - 1)][8 * F::BYTES * whole..];
                     last[r][..rest.len()].copy_from_slice(rest);
                 }
-                add_eight::<F, R, H, C>(
-                    &mut sums,
-                    0,
-                    last.each_ref().map(|last| last.as_ptr()),
-                    y.map(|y| y.add(8 * whole)),
-                );
+                let last = last.each_ref().map(|last| last.as_ptr());
+                add_eight::<F, R, H, C>(&mut sums, 0, last, y.map(|y| y.add(8 * whole)), 0);
             }
             // Four sums' lanes together: of all rows and one column, or of two rows and two columns.
             let each = 4 / R.next_power_of_two();
@@ -197,6 +188,7 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
                 for i in 0..each.min(C - c) {
                     let out = &mut out[(c + i) * rows.len() + first..][..some.len()];
                     let totals: [f32; R] = std::array::from_fn(|r| totals[4 / each * i + r]);
+                    // A length that the compiler knows takes no call to copy.
                     match out.as_mut_array::<R>() {
                         Some(out) => *out = totals,
                         None => out.copy_from_slice(&totals[..out.len()]),
@@ -208,22 +200,23 @@ unsafe fn dot_columns<F: Float, const R: usize, const H: usize, const C: usize>(
     C
 }
 
-/// Adds the products of eight elements of each row and column to sums `h`.
+/// Adds the products of eight number `i` of each row and column to sums `h`.
 ///
 /// # Safety
-/// The instructions of [`dot`]; eight elements at all of `x` and `y`.
+/// The instructions of [`dot`]; that eight is there at all of `x` and `y`.
 #[inline(always)]
 unsafe fn add_eight<F: Float, const R: usize, const H: usize, const C: usize>(
     sums: &mut [[[__m256; H]; R]; C],
     h: usize,
     x: [*const u8; R],
     y: [*const f32; C],
+    i: usize,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let y = y.map(|y| _mm256_loadu_ps(y));
+        let y = y.map(|y| _mm256_loadu_ps(y.add(8 * i)));
         for r in 0..R {
-            let x = F::load(x[r]);
+            let x = F::load(x[r].add(8 * F::BYTES * i));
             for c in 0..C {
                 sums[c][r][h] = _mm256_fmadd_ps(x, y[c], sums[c][r][h]);
             }
