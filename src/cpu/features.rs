@@ -16,7 +16,7 @@ fn instructions() -> Vec<&'static str> {
     {
         use std::arch::is_x86_feature_detected;
         detected!(is_x86_feature_detected:
-            "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni")
+            "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni" "avx512bf16")
     }
     #[cfg(target_arch = "aarch64")]
     {

@@ -6,7 +6,7 @@
 use super::formats::{Format, Scales};
 use super::lanes::Lanes;
 use super::packing::Parts;
-use super::{AHEAD, Sums, asks_ahead, pairs, unroll};
+use super::{AHEAD, Out, asks_ahead, pairs, unroll};
 use std::hint::black_box;
 
 /// A sub-block: its first element and its number in a column, and where its codes lie in a block ([`Format::codes`]).
@@ -23,7 +23,7 @@ const fn lowered<L: Lanes, F: Format>() -> bool {
     F::TOP > 127 && (L::SIGNED || !L::EXACT)
 }
 
-/// Products of `S` strips of `k` elements with `C` packed columns: `out[c * stride + s]`.
+/// Products of `S` strips of `k` elements with `C` packed columns.
 ///
 /// # Safety
 /// The instructions of `L`; strips of 16 rows of `F`; columns packed for it, of at least `k` elements; `out` has room.
@@ -32,8 +32,7 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
     strips: [*const u8; S],
     columns: [Parts; C],
     k: usize,
-    out: &mut [Sums],
-    stride: usize,
+    mut out: Out<'_>,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
@@ -49,7 +48,7 @@ pub(super) unsafe fn tile<L: Lanes, F: Format, const S: usize, const C: usize>(
         };
         for c in 0..C {
             for s in 0..S {
-                L::store(out[c * stride + s].as_mut_ptr(), totals[c][s]);
+                out.put::<L>(c, s, totals[c][s]);
             }
         }
     }

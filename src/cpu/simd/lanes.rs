@@ -112,6 +112,15 @@ pub(super) trait Lanes {
     unsafe fn prefetch(p: *const u8);
 }
 
+/// Lanes with the products of bf16.
+///
+/// # Safety
+/// As [`Lanes`].
+pub(super) trait Bf16Lanes: Lanes {
+    /// `sums` and the products of two bf16 of each lane. Subnormal numbers may count as zeros.
+    unsafe fn multiply_bf16(sums: Self::Float, a: Self::Int, b: Self::Int) -> Self::Float;
+}
+
 /// Lanes of plain Rust: what the other sets are tested against. Products are summed as AVX2 does with `EXACT` false.
 #[cfg(test)]
 pub(super) struct Portable<const EXACT: bool, const SIGNED: bool = false>;
@@ -247,4 +256,15 @@ impl<const EXACT: bool, const SIGNED: bool> Lanes for Portable<EXACT, SIGNED> {
         unsafe { p.cast::<[f32; 16]>().write_unaligned(a) }
     }
     unsafe fn prefetch(_: *const u8) {}
+}
+
+#[cfg(test)]
+impl<const EXACT: bool, const SIGNED: bool> Bf16Lanes for Portable<EXACT, SIGNED> {
+    unsafe fn multiply_bf16(sums: [f32; 16], a: [u32; 16], b: [u32; 16]) -> [f32; 16] {
+        let halves = |a: u32| [f32::from_bits(a << 16), f32::from_bits(a & 0xffff_0000)];
+        std::array::from_fn(|l| {
+            let ([a0, a1], [b0, b1]) = (halves(a[l]), halves(b[l]));
+            a1.mul_add(b1, a0.mul_add(b0, sums[l]))
+        })
+    }
 }

@@ -26,6 +26,7 @@ pub(crate) use wide::{Level, Wide, widest};
 
 use super::strip::{self, STRIP};
 use crate::tensor::DType;
+use lanes::Lanes;
 
 /// Most strips that one call of [`Kernels::tile`] takes.
 pub(crate) const MAX_STRIPS: usize = 2;
@@ -44,22 +45,43 @@ const AHEAD: usize = 4096;
 /// next, and with so many questions loads have to wait (Zen 4 reads Q4_K at 83 % of memory's speed, and at 52 % if asked).
 fn asks_ahead() -> bool {
     #[cfg(target_arch = "x86_64")]
-    {
-        static ASKS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-        *ASKS.get_or_init(|| {
-            let vendor = std::arch::x86_64::__cpuid(0);
-            [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() != b"AuthenticAMD"
-        })
-    }
+    let asks = !x86::is_amd();
     #[cfg(not(target_arch = "x86_64"))]
-    true
+    let asks = true;
+    asks
 }
 
 /// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
 
+/// Where [`Kernels::tile`] leaves its sums: those of strip `s` and column `c` at `sums[c * stride + s]`.
+pub(crate) struct Out<'a> {
+    pub(crate) sums: &'a mut [Sums],
+    pub(crate) stride: usize,
+    /// Whether they are added to what is there.
+    pub(crate) adds: bool,
+}
+
+impl Out<'_> {
+    /// From strip `s` and column `c` on.
+    fn from(&mut self, c: usize, s: usize) -> Out<'_> {
+        Out { sums: &mut self.sums[c * self.stride + s..], stride: self.stride, adds: self.adds }
+    }
+
+    /// Leaves the sums of strip `s` and column `c`.
+    ///
+    /// # Safety
+    /// The instructions of `L`.
+    #[inline(always)]
+    unsafe fn put<L: Lanes>(&mut self, c: usize, s: usize, sums: L::Float) {
+        let to = self.sums[c * self.stride + s].as_mut_ptr();
+        // SAFETY: sixteen floats; the caller vouches for the instructions.
+        unsafe { L::store(to, if self.adds { L::sum(L::load_floats(to), sums) } else { sums }) }
+    }
+}
+
 type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]);
-type Tile = unsafe fn(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]);
+type Tile = unsafe fn(strips: &[*const u8], columns: &[&[u8]], k: usize, out: Out<'_>);
 
 /// `unroll!(j in [0 1 2] { ... })`: the body once for each number.
 macro_rules! unroll {
@@ -103,7 +125,7 @@ macro_rules! code_tiles {
             use $crate::cpu::simd::formats::Format;
             use $crate::cpu::simd::lanes::Lanes;
             use $crate::cpu::simd::packing::{Packing, Parts};
-            use $crate::cpu::simd::{Sums, Tile, codes};
+            use $crate::cpu::simd::{Out, Tile, codes};
             use $crate::tensor::DType;
 
             /// The products of a block type's strips. They need the instruction set.
@@ -114,20 +136,19 @@ macro_rules! code_tiles {
             /// # Safety
             /// As [`codes::tile`].
             $(#[$target])?
-            unsafe fn tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+            unsafe fn tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, mut out: Out<'_>) {
                 let padded = Packing::codes::<F>(<$lanes>::EXACT).padded(k);
                 let mut done = 0;
                 while done < columns.len() {
-                    let out = &mut out[done * $strips..];
                     $(if columns.len() - done >= $columns {
                         let mut parts = [Parts::NONE; $columns];
                         for c in 0..$columns {
                             parts[c] = Parts::new(columns[done + c], padded, F::SUB);
                         }
                         for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
-                            let out = &mut out[s * $at_once..];
+                            let out = out.from(done, s * $at_once);
                             // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { codes::tile::<$lanes, F, $at_once, $columns>(*strips, parts, k, out, $strips) };
+                            unsafe { codes::tile::<$lanes, F, $at_once, $columns>(*strips, parts, k, out) };
                         }
                         done += $columns;
                         continue;
@@ -139,39 +160,36 @@ macro_rules! code_tiles {
 }
 use code_tiles;
 
-/// As [`code_tiles`], of float types.
+/// As [`code_tiles`], of the float types in the first list, each by the [`floats::Product`] beside it.
 macro_rules! float_tiles {
-    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
+    ($name:ident, $lanes:ty, [$($dtype:ident: $float:ident),*], $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::{Sums, Tile, floats};
+            use $crate::cpu::simd::{Out, Tile, floats};
             use $crate::tensor::DType;
 
             /// The products of a float type's strips. They need the instruction set.
             pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
-                Some(match dtype {
-                    DType::F32 => tile::<floats::F32>,
-                    DType::F16 => tile::<floats::F16>,
-                    DType::BF16 => tile::<floats::BF16>,
-                    _ => return None,
-                })
+                match dtype {
+                    $(DType::$dtype => Some(tile::<floats::$float>),)*
+                    _ => None,
+                }
             }
 
             /// # Safety
             /// As [`floats::tile`].
             $(#[$target])?
-            unsafe fn tile<F: floats::Float>(strips: &[*const u8], columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+            unsafe fn tile<F: floats::Product<$lanes>>(strips: &[*const u8], columns: &[&[u8]], k: usize, mut out: Out<'_>) {
                 let mut done = 0;
                 while done < columns.len() {
-                    let out = &mut out[done * $strips..];
                     $(if columns.len() - done >= $columns {
                         let mut starts = [std::ptr::null(); $columns];
                         for c in 0..$columns {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
                         for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
-                            let out = &mut out[s * $at_once..];
+                            let out = out.from(done, s * $at_once);
                             // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { floats::tile::<$lanes, F, $at_once, $columns>(*strips, starts, k, out, $strips) };
+                            unsafe { floats::tile::<$lanes, F, $at_once, $columns>(*strips, starts, k, out) };
                         }
                         done += $columns;
                         continue;
@@ -231,7 +249,31 @@ code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 2, [2 by 1
 #[cfg(test)]
 code_tiles!(portable_signed, crate::cpu::simd::lanes::Portable<true, true>, 1, [2 by 1, 1 by 1]);
 #[cfg(test)]
-float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, 2, [2 by 2, 1 by 1]);
+float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, [F32: F32, F16: F16, BF16: BF16], 2, [2 by 2, 1 by 1]);
+#[cfg(test)]
+float_tiles!(portable_bf16, crate::cpu::simd::lanes::Portable<true>, [BF16: Bf16Pairs], 2, [2 by 2, 1 by 1]);
+
+/// Products of BF16 rows with columns of bf16 in plain Rust.
+///
+/// # Safety
+/// None: what is missing panics.
+#[cfg(test)]
+unsafe fn portable_bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
+    let values = |bytes: &[u8]| -> Vec<half::bf16> {
+        bytes.as_chunks().0.iter().map(|&b| half::bf16::from_le_bytes(b)).collect()
+    };
+    for (i, out) in out.iter_mut().enumerate() {
+        let (row, column) = (values(rows[i % rows.len()]), values(columns[i / rows.len()]));
+        *out = row.iter().zip(&column).map(|(x, y)| x.to_f32() * y.to_f32()).sum();
+    }
+}
+
+/// Kernels for rows of `dtype` in plain Rust, with columns of bf16.
+#[cfg(test)]
+fn portable_bf16_kernels(dtype: DType) -> Option<(Dot, Tile)> {
+    Some((portable_bf16_dot, portable_bf16::tile_of(dtype)?))
+}
+
 /// The instruction set of the kernels that this processor gets, for people.
 pub(crate) fn instruction_set() -> &'static str {
     Kernels::available(DType::Q8_0).first().map_or("portable code", |(name, _)| name)
@@ -242,7 +284,9 @@ pub(crate) fn instruction_set() -> &'static str {
 pub(crate) struct Kernels {
     dtype: DType,
     packing: Packing,
+    /// Strips that `tile` takes at once.
     strips: usize,
+    /// Columns that `tile` best takes at once.
     columns: usize,
     dot: Dot,
     tile: Tile,
@@ -263,11 +307,6 @@ impl Kernels {
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let all = Vec::new();
         all
-    }
-
-    /// Kernels of which `tile` takes `strips` strips, and best `columns` columns, at once; `exact` as [`lanes::Lanes::EXACT`].
-    fn new(dtype: DType, exact: bool, dot: Dot, tile: Tile, strips: usize, columns: usize) -> Option<Kernels> {
-        Some(Kernels { dtype, packing: Packing::of(dtype, exact)?, strips, columns, dot, tile })
     }
 
     /// How columns are packed for these kernels.
@@ -316,15 +355,16 @@ impl Kernels {
         strip::packs(self.dtype, k)
     }
 
-    /// The products of [`Kernels::strips`] strips of rows of `k` elements with packed columns: `out[c * strips + s]`.
+    /// The products of [`Kernels::strips`] strips of rows of `k` elements with packed columns.
     ///
     /// # Panics
     /// When lengths or alignments do not fit: a bug of the caller.
-    pub(crate) fn tile(&self, k: usize, strips: &[&[u8]], columns: &[&[u8]], out: &mut [Sums]) {
+    pub(crate) fn tile(&self, k: usize, strips: &[&[u8]], columns: &[&[u8]], out: Out<'_>) {
         self.check(k, &[], columns);
         assert!(self.has_strips(k) && strips.len() == self.strips, "strips of {k} elements");
         assert!(strips.iter().all(|strip| strip.len() == self.strip_bytes(k)), "strips of {k} elements");
-        assert_eq!(strips.len() * columns.len(), out.len(), "sums per strip and column");
+        let room = columns.len().saturating_sub(1).saturating_mul(out.stride).saturating_add(strips.len());
+        assert!(strips.len() <= out.stride && room <= out.sums.len(), "room for a sum per strip and column");
         let starts = [strips[0].as_ptr(), strips[strips.len() - 1].as_ptr()];
         // SAFETY: as in `dot`.
         unsafe { (self.tile)(&starts[..strips.len()], columns, k, out) };

@@ -32,6 +32,8 @@ pub(crate) enum Rounding {
 pub(crate) enum Packing {
     /// f32 values, rounded to the weights' type.
     Floats(Rounding),
+    /// bf16 values.
+    Bf16,
     /// One i8 code per element, then one f32 scale per 32 elements, then the f32 sum of each `sub` values (which meets
     /// the bias of the weights' sub-blocks), then whole numbers for the same. `sub` is 32, or 16 with each eight f32 sums
     /// in the order 0 2 4 6 1 3 5 7, in which kernels for rows hold the scales of 16-element sub-blocks. With `shared`,
@@ -94,8 +96,8 @@ impl Parts {
 }
 
 impl Packing {
-    /// How columns for weights of a type are packed, for kernels that are [`Lanes::EXACT`] or not; `None` for types without
-    /// kernels.
+    /// How columns for weights of a type are packed, for kernels that are [`Lanes::EXACT`] or not; those of
+    /// [`super::floats::Bf16Pairs`] want others. `None` for types without kernels.
     ///
     /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
     pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
@@ -136,15 +138,25 @@ impl Packing {
     pub(crate) fn padded(self, k: usize) -> usize {
         k.next_multiple_of(match self {
             Packing::Floats(_) => 8,
+            Packing::Bf16 => 16,
             Packing::Codes { .. } => SUPER,
         })
+    }
+
+    /// Bytes of an element, but for what comes behind all of them.
+    pub(crate) fn element_bytes(self) -> usize {
+        match self {
+            Packing::Floats(_) => 4,
+            Packing::Bf16 => 2,
+            Packing::Codes { .. } => 1,
+        }
     }
 
     /// Bytes of a column of `k` elements: a multiple of 32.
     pub(crate) fn column_bytes(self, k: usize) -> usize {
         let n = self.padded(k);
         match self {
-            Packing::Floats(_) => n.saturating_mul(4),
+            Packing::Floats(_) | Packing::Bf16 => n.saturating_mul(self.element_bytes()),
             Packing::Codes { sub, wholes, .. } => {
                 n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * (4 + wholes.bytes())).next_multiple_of(32)
             }
@@ -166,10 +178,11 @@ impl Packing {
         match self {
             Packing::Floats(rounding) => {
                 rounding.apply(values, |at, rounded| write((first + at) * 4, bytemuck::cast_slice(rounded)));
-                let padding = n - k;
-                if first + values.len() == k && padding > 0 {
-                    write(k * 4, &[0; 32][..padding * 4]);
-                }
+                self.pad(k, first + values.len(), write);
+            }
+            Packing::Bf16 => {
+                in_pieces(values, 0, to_bf16_bits, |at, bits| write((first + at) * 2, bytemuck::cast_slice(bits)));
+                self.pad(k, first + values.len(), write);
             }
             Packing::Codes { sub, shared, wholes } => {
                 let (quantise, at) = (Quantise { values, sub, shared, wholes }, (n, first));
@@ -180,6 +193,14 @@ impl Packing {
                     widest(Room::<PIECE, { PIECE / BLOCK }, { PIECE / 16 }>(quantise)).write(&quantise, at, write);
                 }
             }
+        }
+    }
+
+    /// Writes the padding of a column of `k`, if a piece ends where the column does.
+    fn pad(self, k: usize, end: usize, mut write: impl FnMut(usize, &[u8])) {
+        let (bytes, padding) = (self.element_bytes(), self.padded(k) - k);
+        if end == k && padding > 0 {
+            write(k * bytes, &[0; 32][..padding * bytes]);
         }
     }
 }
@@ -284,33 +305,35 @@ impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Quantised<N, BLOC
 impl Rounding {
     /// Calls `each` for the rounded values, some at a time, with the place of the first.
     fn apply(self, values: &[f32], mut each: impl FnMut(usize, &[f32])) {
-        const SOME: usize = 256;
-        let mut some = |round: fn(&[f32], &mut [f32])| {
-            let mut rounded = [0f32; SOME];
-            for (i, values) in values.chunks(SOME).enumerate() {
-                let rounded = &mut rounded[..values.len()];
-                round(values, rounded);
-                each(i * SOME, rounded);
-            }
-        };
         match self {
             Rounding::F32 => each(0, values),
-            Rounding::F16 => some(|values, rounded| widest(Rounded(values, rounded, to_half))),
-            Rounding::BF16 => some(|values, rounded| widest(Rounded(values, rounded, to_brain))),
+            Rounding::F16 => in_pieces(values, 0.0, to_half, each),
+            Rounding::BF16 => in_pieces(values, 0.0, to_bf16, each),
         }
     }
 }
 
-/// Values, where they end, and how each is rounded.
-struct Rounded<'a, F>(&'a [f32], &'a mut [f32], F);
+/// Calls `each` for what `convert` makes of the values, some at a time, with the place of the first.
+fn in_pieces<T: Copy>(values: &[f32], zero: T, convert: impl Fn(f32) -> T + Copy, mut each: impl FnMut(usize, &[T])) {
+    const SOME: usize = 256;
+    let mut converted = [zero; SOME];
+    for (i, values) in values.chunks(SOME).enumerate() {
+        let converted = &mut converted[..values.len()];
+        widest(Converted(values, converted, convert));
+        each(i * SOME, converted);
+    }
+}
 
-impl<F: Fn(f32) -> f32> Wide for Rounded<'_, F> {
+/// Values, where they end, and what becomes of each.
+struct Converted<'a, T, F>(&'a [f32], &'a mut [T], F);
+
+impl<T, F: Fn(f32) -> T> Wide for Converted<'_, T, F> {
     type Out = ();
 
     #[inline(always)]
     fn run<L: Level>(self) {
-        for (x, rounded) in self.0.iter().zip(self.1) {
-            *rounded = (self.2)(*x);
+        for (x, converted) in self.0.iter().zip(self.1) {
+            *converted = (self.2)(*x);
         }
     }
 }
@@ -333,10 +356,18 @@ fn to_half(x: f32) -> f32 {
 
 /// The bf16 nearest to `x`, ties to even, as f32.
 #[inline(always)]
-fn to_brain(x: f32) -> f32 {
+fn to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & !0xffff);
     if x.is_nan() { x } else { rounded }
+}
+
+/// The same as bf16.
+#[inline(always)]
+fn to_bf16_bits(x: f32) -> u16 {
+    let high = (to_bf16(x).to_bits() >> 16) as u16;
+    // What tells a NaN from infinity may lie in the bits that go.
+    if x.is_nan() { high | 1 << 6 } else { high }
 }
 
 /// What a code stands for, and its inverse (0 where that would overflow: such columns are zero for all purposes).

@@ -3,14 +3,16 @@
 use super::columns::{Column, Columns};
 use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
-use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, PIECE, Sums};
+use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, Out, PIECE, Sums};
 use crate::cpu::strip::{self, STRIP};
 use crate::tensor::TensorDesc;
 use std::ops::Range;
 
 /// Most rows of a in a unit that meets few columns, and in one that meets many.
-const FEW_ROWS: usize = 4 * STRIP;
-const MANY_ROWS: usize = 16 * STRIP;
+const FEW_STRIPS: usize = 4;
+const FEW_ROWS: usize = FEW_STRIPS * STRIP;
+const MANY_STRIPS: usize = 16;
+const MANY_ROWS: usize = MANY_STRIPS * STRIP;
 
 /// Bytes of a's rows in a unit that meets few columns: small enough to even out cores of different speed.
 const FEW_BYTES: usize = 128 << 10;
@@ -165,9 +167,9 @@ impl Product<'_> {
                 (false, ..=2, true) if few => self.by_rows::<FEW_ROWS, 2>(group, rows, span),
                 (false, _, true) if few => self.by_rows::<FEW_ROWS, MAX_FEW>(group, rows, span),
                 (false, _, false) if few => self.by_rows::<MANY_ROWS, MAX_FEW>(group, rows, span),
-                (_, ..=MAX_TILE, true) => self.by_strips::<FEW_ROWS, MAX_TILE>(group, rows, span, staging),
-                (_, _, true) => self.by_strips::<FEW_ROWS, TOGETHER>(group, rows, span, staging),
-                (_, _, false) => self.by_strips::<MANY_ROWS, TOGETHER>(group, rows, span, staging),
+                (_, ..=MAX_TILE, true) => self.by_strips::<FEW_STRIPS, MAX_TILE>(group, rows, span, staging),
+                (_, _, true) => self.by_strips::<FEW_STRIPS, TOGETHER>(group, rows, span, staging),
+                (_, _, false) => self.by_strips::<MANY_STRIPS, TOGETHER>(group, rows, span, staging),
             }
         }
     }
@@ -231,15 +233,15 @@ impl Product<'_> {
             // The last strip may stand alone: it meets the columns twice.
             let last = (row + (at_once - 1) * STRIP).min(rows.end - STRIP);
             let pair = [row, last].map(|row| self.a.strip([row, i2, i3]));
-            kernels.tile(self.plan.k, &pair[..at_once], packed, out);
+            kernels.tile(self.plan.k, &pair[..at_once], packed, Out { sums: &mut *out, stride: at_once, adds: false });
             for (column, sums) in chosen.iter().zip(out.chunks_exact(at_once)) {
                 self.store(column, row, &sums.as_flattened()[..last + STRIP - row]);
             }
         }
     }
 
-    /// Rows in strips.
-    fn by_strips<const ROWS: usize, const COLUMNS: usize>(
+    /// Rows in strips: at most `STRIPS`.
+    fn by_strips<const STRIPS: usize, const COLUMNS: usize>(
         &self,
         group: usize,
         rows: Range<usize>,
@@ -247,7 +249,7 @@ impl Product<'_> {
         staging: &mut [f32],
     ) {
         let (kernels, k) = (&self.plan.kernels, self.plan.k);
-        let mut strips: [&[u8]; MANY_ROWS / STRIP] = [&[]; MANY_ROWS / STRIP];
+        let mut strips: [&[u8]; STRIPS] = [&[]; STRIPS];
         let strips = &mut strips[..rows.len().div_ceil(STRIP)];
         let room = bytemuck::cast_slice_mut::<_, u8>(staging).chunks_exact_mut(kernels.strip_bytes(k));
         for ((strip, room), row) in strips.iter_mut().zip(room).zip(rows.clone().step_by(STRIP)) {
@@ -255,53 +257,30 @@ impl Product<'_> {
         }
         let (mut chosen, mut packed): ([Column; COLUMNS], [&[u8]; COLUMNS]) =
             ([Column::default(); COLUMNS], [&[]; COLUMNS]);
-        let mut sums = [[0f32; ROWS]; COLUMNS];
+        let mut sums = [[[0f32; STRIP]; STRIPS]; COLUMNS];
         for first in span.clone().step_by(COLUMNS) {
             let count = COLUMNS.min(span.end - first);
             self.choose(group, first, &mut chosen[..count], &mut packed[..count]);
-            let sums = &mut sums[..count];
-            sums.as_flattened_mut().fill(0.0);
             let depth = self.plan.depth(count);
             for start in (0..k).step_by(depth) {
-                self.add_products(strips, &packed[..count], start..k.min(start + depth), sums);
-            }
-            for (column, sums) in chosen[..count].iter().zip(sums) {
-                self.store(column, rows.start, &sums[..rows.len()]);
-            }
-        }
-    }
-
-    /// Adds the products of elements `at` of strips and columns.
-    fn add_products<const ROWS: usize>(
-        &self,
-        strips: &[&[u8]],
-        columns: &[&[u8]],
-        at: Range<usize>,
-        sums: &mut [[f32; ROWS]],
-    ) {
-        let (kernels, k) = (&self.plan.kernels, self.plan.k);
-        let (at_once, tile) = (kernels.strips(), kernels.tile_columns());
-        let mut out: [Sums; MAX_TILE * MAX_STRIPS] = [[0.0; STRIP]; MAX_TILE * MAX_STRIPS];
-        for (p, some) in strips.chunks(at_once).enumerate() {
-            // The last strip may stand alone: it meets the columns twice.
-            let pair = [some[0], some[some.len() - 1]].map(|strip| part(strip, &at, k));
-            for (columns, sums) in columns.chunks(tile).zip(sums.chunks_mut(tile)) {
-                let mut parts: [&[u8]; MAX_TILE] = [&[]; MAX_TILE];
-                for (part_of, column) in parts.iter_mut().zip(columns) {
+                let at = start..k.min(start + depth);
+                let mut parts: [&[u8]; COLUMNS] = [&[]; COLUMNS];
+                for (part, column) in parts.iter_mut().zip(&packed[..count]) {
+                    let bytes = kernels.packing().element_bytes();
                     // The last part comes with the padding.
-                    let end = if at.end == k { column.len() } else { 4 * at.end };
-                    *part_of = if at.len() == k { column } else { &column[4 * at.start..end] };
+                    let end = if at.end == k { column.len() } else { bytes * at.end };
+                    *part = if at.len() == k { column } else { &column[bytes * at.start..end] };
                 }
-                let out = &mut out[..columns.len() * at_once];
-                kernels.tile(at.len(), &pair[..at_once], &parts[..columns.len()], out);
-                for (sums, out) in sums.iter_mut().zip(out.chunks_exact(at_once)) {
-                    let sums = &mut sums.as_chunks_mut::<STRIP>().0[p * at_once..][..some.len()];
-                    for (sums, out) in sums.iter_mut().zip(out) {
-                        for (sum, out) in sums.iter_mut().zip(out) {
-                            *sum += out;
-                        }
-                    }
+                for (p, some) in strips.chunks(kernels.strips()).enumerate() {
+                    // The last strip may stand alone: it meets the columns twice.
+                    let pair = [some[0], some[some.len() - 1]].map(|strip| part(strip, &at, k));
+                    let sums = &mut sums.as_flattened_mut()[p * kernels.strips()..];
+                    let out = Out { sums, stride: STRIPS, adds: start > 0 };
+                    kernels.tile(at.len(), &pair[..kernels.strips()], &parts[..count], out);
                 }
+            }
+            for (column, sums) in chosen[..count].iter().zip(&sums) {
+                self.store(column, rows.start, &sums.as_flattened()[..rows.len()]);
             }
         }
     }

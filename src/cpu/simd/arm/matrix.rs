@@ -11,7 +11,7 @@ use crate::cpu::simd::codes::minima;
 use crate::cpu::simd::formats::{Format, Scales};
 use crate::cpu::simd::lanes::Lanes;
 use crate::cpu::simd::packing::{Packing, Parts};
-use crate::cpu::simd::{Sums, unroll};
+use crate::cpu::simd::{Out, unroll};
 use std::arch::aarch64::*;
 
 type L = Neon<DotProd>;
@@ -177,24 +177,23 @@ unsafe fn pairs<F: Format>(p: *const u8, chunk: usize, part: usize, i: usize) ->
     }
 }
 
-/// Products of a strip of `k` elements with packed columns: `out[c]`.
+/// Products of a strip of `k` elements with packed columns.
 ///
 /// # Safety
 /// The processor has `i8mm`; otherwise as [`crate::cpu::simd::codes::tile`].
 #[inline(always)]
-pub(super) unsafe fn tile<F: Format>(strip: *const u8, columns: &[&[u8]], k: usize, out: &mut [Sums]) {
+pub(super) unsafe fn tile<F: Format>(strip: *const u8, columns: &[&[u8]], k: usize, mut out: Out<'_>) {
     let (padded, blocks) = (Packing::codes::<F>(true).padded(k), k / F::DTYPE.block_len());
     // Blocks at once, and sub-blocks of each.
     let (most, subs) = (256 / F::DTYPE.block_len(), F::DTYPE.block_len() / F::SUB);
     let mut group = Group::new();
-    out.as_flattened_mut().fill(0.0);
     for first in (0..blocks).step_by(most) {
         let count = most.min(blocks - first);
         // SAFETY: the strip has `blocks` blocks, the columns as many elements. The last column may stand alone: it is its
         // own partner.
         unsafe {
             group.fill::<F>(strip.add(first * F::BYTES), count);
-            for (columns, out) in columns.chunks(2).zip(out.chunks_mut(2)) {
+            for (pair, columns) in columns.chunks(2).enumerate() {
                 let both = [columns[0], columns[columns.len() - 1]];
                 let parts = [Parts::new(both[0], padded, F::SUB), Parts::new(both[1], padded, F::SUB)];
                 let sums = group.multiply::<F>(parts, first * subs, count * subs);
@@ -203,11 +202,13 @@ pub(super) unsafe fn tile<F: Format>(strip: *const u8, columns: &[&[u8]], k: usi
                     products[0][q] = vuzp1q_f32(sums[2 * q], sums[2 * q + 1]);
                     products[1][q] = vuzp2q_f32(sums[2 * q], sums[2 * q + 1]);
                 }
-                for (c, out) in out.iter_mut().enumerate() {
+                for c in 0..columns.len() {
                     let total = group.finish::<F>(products[c], parts[c], first, count);
-                    L::store(out.as_mut_ptr(), L::sum(L::load_floats(out.as_ptr()), total));
+                    out.put::<L>(2 * pair + c, 0, total);
                 }
             }
+            // What the next blocks give goes on top.
+            out.adds = true;
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Products of F32, F16 and BF16 rows, where they lie, with columns of f32.
+//! Products of F32, F16 and BF16 rows, where they lie, with columns of f32, and of BF16 rows with columns of bf16.
 
 use super::format::AHEAD;
+use super::lanes::as_bf16;
 use crate::cpu::simd::Dot;
 use crate::cpu::simd::vec::x86::{quarter_sums, sum_quarters};
 use crate::cpu::strip::STRIP;
@@ -99,6 +100,11 @@ pub(super) fn wide_dot_of(dtype: DType) -> Option<Dot> {
         DType::BF16 => Some(wide_dot::<Bf16>),
         _ => None,
     }
+}
+
+/// As [`wide_dot_of`], of BF16 rows with columns of bf16; they need AVX512-BF16 too.
+pub(super) fn bf16_dot_of(dtype: DType) -> Option<Dot> {
+    (dtype == DType::BF16).then_some(bf16_dot)
 }
 
 /// # Safety
@@ -240,19 +246,101 @@ unsafe fn four_sums([a, b, c, d]: [__m256; 4]) -> __m128 {
     }
 }
 
+/// How vectors of AVX-512 multiply rows of a float type with columns.
+///
+/// # Safety
+/// The functions need AVX-512 F, BW and VL, those of [`Bf16Pairs`] AVX512-BF16 too; and the elements at the pointers, but for those
+/// that the mask leaves out, which count as zeros.
+trait WideProduct {
+    /// Bytes of an element of a row, and of a column.
+    const BYTES: [usize; 2];
+    /// Elements in a vector.
+    const STEP: usize;
+
+    unsafe fn row(p: *const u8, mask: u32) -> __m512;
+    unsafe fn column(p: *const u8, mask: u32) -> __m512;
+    /// `sums` and the products.
+    unsafe fn add(sums: __m512, row: __m512, column: __m512) -> __m512;
+}
+
+impl<F: Float> WideProduct for F {
+    const BYTES: [usize; 2] = [F::BYTES, 4];
+    const STEP: usize = 16;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, mask: u32) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { F::load_wide(p, mask as u16) }
+    }
+
+    #[inline(always)]
+    unsafe fn column(p: *const u8, mask: u32) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { F32::load_wide(p, mask as u16) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sums: __m512, row: __m512, column: __m512) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm512_fmadd_ps(row, column, sums) }
+    }
+}
+
+/// Rows of BF16 with columns of bf16, two products in each lane.
+struct Bf16Pairs;
+
+impl WideProduct for Bf16Pairs {
+    const BYTES: [usize; 2] = [2; 2];
+    const STEP: usize = 32;
+
+    #[inline(always)]
+    unsafe fn row(p: *const u8, mask: u32) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn column(p: *const u8, mask: u32) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { Self::row(p, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sums: __m512, row: __m512, column: __m512) -> __m512 {
+        // SAFETY: as the caller vouches.
+        unsafe { _mm512_dpbf16_ps(sums, as_bf16(_mm512_castps_si512(row)), as_bf16(_mm512_castps_si512(column))) }
+    }
+}
+
 /// # Safety
 /// As [`dot`], with AVX-512 F, BW and VL.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 unsafe fn wide_dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
+    // SAFETY: as the caller vouches.
+    unsafe { wide_rows::<F>(rows, columns, out) }
+}
+
+/// # Safety
+/// As [`wide_dot`], with AVX512-BF16; columns of as many bf16.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
+    // SAFETY: as the caller vouches.
+    unsafe { wide_rows::<Bf16Pairs>(rows, columns, out) }
+}
+
+/// # Safety
+/// As [`wide_dot`], or [`bf16_dot`].
+#[inline(always)]
+unsafe fn wide_rows<P: WideProduct>(rows: &[&[u8]], columns: &[&[u8]], out: &mut [f32]) {
     let mut done = 0;
     while done < columns.len() {
         let out = &mut out[done * rows.len()..];
         // SAFETY: as the caller vouches.
         unsafe {
             done += match columns[done..] {
-                [a, b, c, d, ..] => wide_columns::<F, 4>(rows, [a, b, c, d], out),
-                [a, b, ..] => wide_columns::<F, 2>(rows, [a, b], out),
-                [a] => wide_columns::<F, 1>(rows, [a], out),
+                [a, b, c, d, ..] => wide_columns::<P, 4>(rows, [a, b, c, d], out),
+                [a, b, ..] => wide_columns::<P, 2>(rows, [a, b], out),
+                [a] => wide_columns::<P, 1>(rows, [a], out),
                 [] => 1,
             };
         }
@@ -260,12 +348,14 @@ unsafe fn wide_dot<F: Float>(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &
 }
 
 /// # Safety
-/// As [`wide_dot`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-unsafe fn wide_columns<F: Float, const C: usize>(rows: &[&[u8]], columns: [&[u8]; C], out: &mut [f32]) -> usize {
+/// As [`wide_rows`].
+#[inline(always)]
+unsafe fn wide_columns<P: WideProduct, const C: usize>(rows: &[&[u8]], columns: [&[u8]; C], out: &mut [f32]) -> usize {
+    let columns = columns.map(<[u8]>::as_ptr);
     for (group, sixteen) in rows.chunks(STRIP).enumerate() {
-        let (k, mut lines) = (sixteen[0].len() / F::BYTES, [[_mm512_setzero_ps(); 4]; C]);
+        let k = sixteen[0].len() / P::BYTES[0];
+        // SAFETY: registers only; the caller vouches for the instructions.
+        let mut lines = [[unsafe { _mm512_setzero_ps() }; 4]; C];
         for q in 0..sixteen.len().div_ceil(4) {
             // Rows beyond the last one are the last one again.
             let row = |r: usize| sixteen[(4 * q + r).min(sixteen.len() - 1)].as_ptr();
@@ -273,18 +363,25 @@ unsafe fn wide_columns<F: Float, const C: usize>(rows: &[&[u8]], columns: [&[u8]
             // Short rows may lie far apart: the ones to ask for are those of the next sixteen.
             let next = rows.get((group + 1) * STRIP + 4 * q).filter(|row| row.len() <= AHEAD);
             let ahead = next.map_or(AHEAD, |row| row.as_ptr().addr().wrapping_sub(quad[0].addr()));
-            let mut sums = [[_mm512_setzero_ps(); 4]; C];
-            // SAFETY: rows and columns have elements i to i + 15, or those of them that the mask leaves.
+            // SAFETY: rows and columns have a step's elements from i on, or those of them that the mask leaves.
             unsafe {
-                for i in (0..k / 16 * 16).step_by(16) {
-                    add_products::<F, C>(&mut sums, quad, &columns, i, u16::MAX, ahead);
+                let mut sums = [[_mm512_setzero_ps(); 4]; C];
+                for i in (0..k / P::STEP * P::STEP).step_by(P::STEP) {
+                    add_products::<P, C>(&mut sums, quad, columns, i, u32::MAX, ahead);
                 }
-                if k % 16 > 0 {
-                    add_products::<F, C>(&mut sums, quad, &columns, k / 16 * 16, (1 << (k % 16)) - 1, ahead);
+                if k % P::STEP > 0 {
+                    add_products::<P, C>(
+                        &mut sums,
+                        quad,
+                        columns,
+                        k / P::STEP * P::STEP,
+                        (1 << (k % P::STEP)) - 1,
+                        ahead,
+                    );
                 }
-            }
-            for c in 0..C {
-                lines[c][q] = quarter_sums(sums[c]);
+                for c in 0..C {
+                    lines[c][q] = quarter_sums(sums[c]);
+                }
             }
         }
         for c in 0..C {
@@ -297,31 +394,32 @@ unsafe fn wide_columns<F: Float, const C: usize>(rows: &[&[u8]], columns: [&[u8]
     C
 }
 
-/// Adds the products of elements `i` to `i + 15` of four rows, those that the mask leaves, with the columns' to `sums`, and
-/// asks for what lies `ahead` of them.
+/// Adds the products of a step from element `i` on of four rows, of those elements that the mask leaves, with the columns' to
+/// `sums`, and asks for what lies `ahead` of them.
 ///
 /// # Safety
-/// The instructions of [`wide_dot`]; rows and columns have these elements.
+/// As [`wide_rows`]; rows and columns have these elements.
 #[inline(always)]
-unsafe fn add_products<F: Float, const C: usize>(
+unsafe fn add_products<P: WideProduct, const C: usize>(
     sums: &mut [[__m512; 4]; C],
     rows: [*const u8; 4],
-    columns: &[&[u8]; C],
+    columns: [*const u8; C],
     i: usize,
-    mask: __mmask16,
+    mask: u32,
     ahead: usize,
 ) {
+    let [row_bytes, column_bytes] = P::BYTES;
     // SAFETY: as the caller vouches.
     unsafe {
         let mut y = [_mm512_setzero_ps(); C];
         for c in 0..C {
-            y[c] = F32::load_wide(columns[c].as_ptr().add(4 * i), mask);
+            y[c] = P::column(columns[c].add(column_bytes * i), mask);
         }
         for r in 0..4 {
-            _mm_prefetch::<_MM_HINT_T0>(rows[r].wrapping_add(F::BYTES * i + ahead).cast());
-            let x = F::load_wide(rows[r].add(F::BYTES * i), mask);
+            _mm_prefetch::<_MM_HINT_T0>(rows[r].wrapping_add(row_bytes * i + ahead).cast());
+            let x = P::row(rows[r].add(row_bytes * i), mask);
             for c in 0..C {
-                sums[c][r] = _mm512_fmadd_ps(x, y[c], sums[c][r]);
+                sums[c][r] = P::add(sums[c][r], x, y[c]);
             }
         }
     }

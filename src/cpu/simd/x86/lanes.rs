@@ -1,7 +1,7 @@
 //! The lanes of AVX2, AVX-VNNI and AVX-512.
 
 use super::format::Products;
-use crate::cpu::simd::lanes::Lanes;
+use crate::cpu::simd::lanes::{Bf16Lanes, Lanes};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
@@ -189,4 +189,18 @@ impl Lanes for Wide {
         store(p: *mut f32, a: __m512) -> () = _mm512_storeu_ps(p, a);
         prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
+}
+
+/// It needs AVX512-BF16 too.
+impl Bf16Lanes for Wide {
+    single! {
+        multiply_bf16(sums: __m512, a: __m512i, b: __m512i) -> __m512 = _mm512_dpbf16_ps(sums, as_bf16(a), as_bf16(b));
+    }
+}
+
+/// The bits as bf16.
+#[inline(always)]
+pub(super) fn as_bf16(bits: __m512i) -> __m512bh {
+    // SAFETY: vectors of as many bits, in which all are numbers.
+    unsafe { std::mem::transmute(bits) }
 }
