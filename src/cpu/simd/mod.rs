@@ -1,7 +1,7 @@
 //! Hot inner loops in the widest instructions that the processor has, chosen at run time: the small f32 products of
 //! attention ([`mod@vec`]), and here the vector kernels of matrix products.
 //!
-//! A product packs its columns once ([`Packing`]): as f32 for float weights, as 8-bit codes with scales for block types.
+//! A product packs its columns once ([`Packing`]): as f32 for float weights (as bf16, where these meet bf16), as 8-bit codes with scales for block types.
 //! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose
 //! vectors hold the same elements of sixteen rows ([`Kernels::tile`]); few columns meet rows that are no strips where they
 //! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
@@ -31,7 +31,7 @@ use lanes::Lanes;
 /// Most strips that one call of [`Kernels::tile`] takes.
 pub(crate) const MAX_STRIPS: usize = 2;
 
-/// Most columns that one call of [`Kernels::tile`] takes.
+/// Most columns that [`Kernels::tile`] best takes at once.
 pub(crate) const MAX_TILE: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
 /// Most columns for which rows that are no strips are read where they lie.

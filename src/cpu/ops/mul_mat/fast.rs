@@ -266,14 +266,11 @@ impl Product<'_> {
                 let at = start..k.min(start + depth);
                 let mut parts: [&[u8]; COLUMNS] = [&[]; COLUMNS];
                 for (part, column) in parts.iter_mut().zip(&packed[..count]) {
-                    let bytes = kernels.packing().element_bytes();
-                    // The last part comes with the padding.
-                    let end = if at.end == k { column.len() } else { bytes * at.end };
-                    *part = if at.len() == k { column } else { &column[bytes * at.start..end] };
+                    *part = column_part(column, &at, k, kernels.packing().element_bytes());
                 }
                 for (p, some) in strips.chunks(kernels.strips()).enumerate() {
                     // The last strip may stand alone: it meets the columns twice.
-                    let pair = [some[0], some[some.len() - 1]].map(|strip| part(strip, &at, k));
+                    let pair = [some[0], some[some.len() - 1]].map(|strip| strip_part(strip, &at, k));
                     let sums = &mut sums.as_flattened_mut()[p * kernels.strips()..];
                     let out = Out { sums, stride: STRIPS, adds: start > 0 };
                     kernels.tile(at.len(), &pair[..kernels.strips()], &parts[..count], out);
@@ -302,7 +299,13 @@ impl Product<'_> {
 }
 
 /// Elements `at` of rows of `k` in a strip: all, or of a float type.
-fn part<'a>(strip: &'a [u8], at: &Range<usize>, k: usize) -> &'a [u8] {
+fn strip_part<'a>(strip: &'a [u8], at: &Range<usize>, k: usize) -> &'a [u8] {
     let bytes = strip.len() / k;
     if at.len() == k { strip } else { &strip[bytes * at.start..bytes * at.end] }
+}
+
+/// Elements `at` of a packed column of `k`: all, or of floats of `bytes` each. The last part comes with the padding.
+fn column_part<'a>(column: &'a [u8], at: &Range<usize>, k: usize, bytes: usize) -> &'a [u8] {
+    let end = if at.end == k { column.len() } else { bytes * at.end };
+    &column[bytes * at.start..end]
 }
