@@ -57,7 +57,7 @@ fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
 
 /// Bytes that the dimensions with strides below `period` span, if all others step by multiples of it.
 fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> {
-    let blocks = [t.ne()[0] / t.dtype().block_len(), t.ne()[1], t.ne()[2], t.ne()[3]];
+    let blocks = [t.dtype().blocks(t.ne()[0]), t.ne()[1], t.ne()[2], t.ne()[3]];
     let mut width = t.dtype().block_bytes();
     for d in 0..4 {
         if blocks[d] > 1 {

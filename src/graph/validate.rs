@@ -246,7 +246,7 @@ impl Import<'_> {
 /// Strides of the wire are modulo 2^32: one that equals the packed stride modulo 2^32 is taken for it.
 pub fn widen(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize; DIMS] {
     let mut wide = nb.map(|n| n as usize);
-    let mut packed = wide[0].checked_mul(ne[0] / dtype.block_len());
+    let mut packed = wide[0].checked_mul(dtype.blocks(ne[0]));
     for d in 1..DIMS {
         if let Some(p) = packed
             && p as u32 == nb[d]

@@ -73,7 +73,7 @@ impl TensorDesc {
             0
         } else {
             // From the first byte to the last: the last block of the last row of the last plane.
-            let last = [ne[0] / dtype.block_len() - 1, ne[1] - 1, ne[2] - 1, ne[3] - 1];
+            let last = [dtype.blocks(ne[0]) - 1, ne[1] - 1, ne[2] - 1, ne[3] - 1];
             let mut end = dtype.block_bytes();
             for d in 0..DIMS {
                 let step = last[d].checked_mul(nb[d]).ok_or_else(too_large)?;
@@ -99,7 +99,7 @@ impl TensorDesc {
     /// The strides of a packed tensor of this shape, or `None` when they overflow.
     pub fn default_strides(dtype: DType, ne: [usize; DIMS]) -> Option<[usize; DIMS]> {
         let nb0 = dtype.block_bytes();
-        let nb1 = nb0.checked_mul(ne[0] / dtype.block_len())?;
+        let nb1 = nb0.checked_mul(dtype.blocks(ne[0]))?;
         let nb2 = nb1.checked_mul(ne[1])?;
         let nb3 = nb2.checked_mul(ne[2])?;
         Some([nb0, nb1, nb2, nb3])
@@ -163,12 +163,12 @@ impl TensorDesc {
 
     /// Bytes of the elements of one row, were they dense.
     pub fn row_bytes(&self) -> usize {
-        self.ne[0] / self.dtype.block_len() * self.dtype.block_bytes()
+        self.dtype.blocks(self.ne[0]) * self.dtype.block_bytes()
     }
 
     /// Bytes of all elements, were they dense. (The extent of a strided view can be larger or smaller.)
     pub fn dense_bytes(&self) -> usize {
-        self.elements() / self.dtype.block_len() * self.dtype.block_bytes()
+        self.dtype.blocks(self.elements()) * self.dtype.block_bytes()
     }
 
     /// Whether some dimension is 0.
@@ -193,7 +193,7 @@ impl TensorDesc {
         if self.ne[0] != self.dtype.block_len() && self.nb[0] != next {
             return false;
         }
-        next *= self.ne[0] / self.dtype.block_len();
+        next *= self.dtype.blocks(self.ne[0]);
         for d in 1..DIMS {
             if d > k {
                 if self.ne[d] != 1 && self.nb[d] != next {
@@ -210,7 +210,7 @@ impl TensorDesc {
     /// Whether all elements lie at multiples of [`DType::alignment`] when the first one lies at `offset` from such an address.
     pub fn is_aligned_at(&self, offset: usize) -> bool {
         let align = self.dtype.alignment();
-        let blocks = [self.ne[0] / self.dtype.block_len(), self.ne[1], self.ne[2], self.ne[3]];
+        let blocks = [self.dtype.blocks(self.ne[0]), self.ne[1], self.ne[2], self.ne[3]];
         offset.is_multiple_of(align) && (0..DIMS).all(|d| blocks[d] <= 1 || self.nb[d].is_multiple_of(align))
     }
 
@@ -220,7 +220,7 @@ impl TensorDesc {
         if self.is_empty() {
             return true;
         }
-        let blocks = [self.ne[0] / self.dtype.block_len(), self.ne[1], self.ne[2], self.ne[3]];
+        let blocks = [self.dtype.blocks(self.ne[0]), self.ne[1], self.ne[2], self.ne[3]];
         let mut dims: Vec<(usize, usize)> =
             (0..DIMS).filter(|&d| blocks[d] > 1).map(|d| (self.nb[d], blocks[d])).collect();
         dims.sort_unstable();

@@ -15,6 +15,8 @@ macro_rules! dtypes {
             $($(#[$doc])* #[allow(missing_docs)] $name = $number,)*
         }
 
+        $(const _: () = assert!(($block as usize).is_power_of_two());)*
+
         impl DType {
             /// Every type, in order of its row in the table.
             pub const ALL: &'static [DType] = &[$(DType::$name),*];
@@ -27,7 +29,7 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Elements in a block (1 for plain types).
+            /// Elements in a block (1 for plain types): a power of two.
             pub const fn block_len(self) -> usize {
                 match self { $(DType::$name => $block,)* }
             }
@@ -111,10 +113,14 @@ impl DType {
 
     /// Bytes of a dense row of `n` elements; `None` unless `n` is a whole number of blocks and the size fits.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
-        if !n.is_multiple_of(self.block_len()) {
-            return None;
-        }
-        (n / self.block_len()).checked_mul(self.block_bytes())
+        let whole = n & (self.block_len() - 1) == 0;
+        self.blocks(n).checked_mul(self.block_bytes()).filter(|_| whole)
+    }
+
+    /// Blocks in `n` elements, rounded down.
+    pub(crate) fn blocks(self, n: usize) -> usize {
+        // The compiler cannot know that blocks are powers of two: a division would take longer than all that kernels do around it.
+        n >> self.block_len().trailing_zeros()
     }
 }
 

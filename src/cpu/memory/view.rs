@@ -71,9 +71,8 @@ impl<'a> View<'a> {
             n > 0 && i[0] <= ne[0] && n <= ne[0] - i[0] && i[1] < ne[1] && i[2] < ne[2] && i[3] < ne[3],
             "element {i:?} + {n} of {ne:?}"
         );
-        // Blocks are powers of two, which the compiler cannot know: divisions would take longer than all the rest.
         assert!((i[0] | n) & (block - 1) == 0, "element {i:?} + {n} in blocks of {block}");
-        let first = i[0] >> block.trailing_zeros();
+        let first = self.desc.dtype().blocks(i[0]);
         // SAFETY: each index is below its count, so the offset is below the extent, which lies inside the memory.
         unsafe { self.start.add(first * nb[0] + i[1] * nb[1] + i[2] * nb[2] + i[3] * nb[3]) }
     }
@@ -97,7 +96,7 @@ impl<'a> View<'a> {
                 unsafe { copy_row(p, out.as_mut_ptr().cast::<u8>(), out.len() * 4) };
                 return;
             }
-            let bytes = out.len() / dtype.block_len() * dtype.block_bytes();
+            let bytes = dtype.blocks(out.len()) * dtype.block_bytes();
             let convert = dequantiser(dtype).expect("a type that select has accepted");
             // SAFETY: `at` has checked these blocks; no thread writes them while this call reads (discipline 2 and 3).
             convert(unsafe { std::slice::from_raw_parts(p, bytes) }, out);
@@ -153,7 +152,7 @@ impl<'a> View<'a> {
         }
         let convert = quantiser(dtype).expect("a type that select has accepted");
         if self.dense() {
-            let bytes = values.len() / dtype.block_len() * dtype.block_bytes();
+            let bytes = dtype.blocks(values.len()) * dtype.block_bytes();
             // SAFETY: `at` has checked these blocks, and this thread alone touches them (discipline 2 and 3).
             convert(values, unsafe { std::slice::from_raw_parts_mut(p, bytes) });
         } else {
@@ -236,7 +235,7 @@ impl<'a> View<'a> {
             return;
         }
         let (to, from) = (self.at(i, n), src.at(from, n));
-        let (blocks, size) = (n / dtype.block_len(), dtype.block_bytes());
+        let (blocks, size) = (dtype.blocks(n), dtype.block_bytes());
         if self.dense() && src.dense() {
             // SAFETY: both ranges are checked; `copy` allows them to be the same.
             unsafe { std::ptr::copy(from, to, blocks * size) };

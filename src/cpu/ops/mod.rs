@@ -164,7 +164,7 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
 
 /// Whether products on `path` read this weight from strips.
 pub(super) fn takes_strips(weight: &TensorDesc, path: Path) -> bool {
-    path == Path::Fast && Kernels::of(weight.dtype()).is_some_and(|k| k.has_strips(weight.ne()[0]))
+    path == Path::Fast && Kernels::of(weight.dtype()).is_some_and(|k| k.tiles(weight.ne()[0]).is_some())
 }
 
 /// The error for anything but types.

@@ -74,7 +74,7 @@ fn get(work: &mut Work<'_>, step: Step) {
 /// Calls `each` for the values of a row, some whole blocks at a time, with the index of the first one.
 fn expand(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each: impl FnMut(usize, &[f32])) {
     let convert = dequantiser(dtype).expect("a type that select has accepted");
-    for (k, blocks) in row.chunks(CHUNK / dtype.block_len() * dtype.block_bytes()).enumerate() {
+    for (k, blocks) in row.chunks(dtype.blocks(CHUNK) * dtype.block_bytes()).enumerate() {
         let values = &mut values[..blocks.len() / dtype.block_bytes() * dtype.block_len()];
         convert(blocks, values);
         each(k * CHUNK, values);

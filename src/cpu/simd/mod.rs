@@ -3,7 +3,7 @@
 //!
 //! A product packs its columns once ([`Packing`]): as f32 for float weights (as bf16, where these meet bf16), as 8-bit codes with scales for block types.
 //! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose
-//! vectors hold the same elements of sixteen rows ([`Kernels::tile`]); few columns meet rows that are no strips where they
+//! vectors hold the same elements of sixteen rows ([`Tiles::run`]); few columns meet rows that are no strips where they
 //! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
 #![allow(unsafe_code)] // one of the modules that DESIGN names
 
@@ -28,10 +28,10 @@ use super::strip::{self, STRIP};
 use crate::tensor::DType;
 use lanes::Lanes;
 
-/// Most strips that one call of [`Kernels::tile`] takes.
+/// Most strips that one call of [`Tiles::run`] takes.
 pub(crate) const MAX_STRIPS: usize = 2;
 
-/// Most columns that [`Kernels::tile`] best takes at once.
+/// Most columns that [`Tiles::run`] best takes at once.
 pub(crate) const MAX_TILE: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
 /// Most columns for which rows that are no strips are read where they lie.
@@ -54,7 +54,7 @@ fn asks_ahead() -> bool {
 /// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
 
-/// Where [`Kernels::tile`] leaves its sums: those of strip `s` and column `c` at `sums[c * stride + s]`.
+/// Where [`Tiles::run`] leaves its sums: those of strip `s` and column `c` at `sums[c * stride + s]`.
 pub(crate) struct Out<'a> {
     pub(crate) sums: &'a mut [Sums],
     pub(crate) stride: usize,
@@ -319,12 +319,12 @@ impl Kernels {
         if self.dtype.is_block() { 4 } else { MAX_FEW }
     }
 
-    /// Strips that [`Kernels::tile`] takes at once, at most [`MAX_STRIPS`].
+    /// Strips that [`Tiles::run`] takes at once, at most [`MAX_STRIPS`].
     pub(crate) fn strips(&self) -> usize {
         self.strips
     }
 
-    /// Columns that [`Kernels::tile`] best takes at once, at most [`MAX_TILE`].
+    /// Columns that [`Tiles::run`] best takes at once, at most [`MAX_TILE`].
     pub(crate) fn tile_columns(&self) -> usize {
         self.columns
     }
@@ -334,7 +334,9 @@ impl Kernels {
     /// # Panics
     /// When lengths or alignments do not fit: a bug of the caller.
     pub(crate) fn dot(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]], out: &mut [f32]) {
-        self.check(k, rows, columns);
+        let bytes = self.dtype.row_bytes(k);
+        assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows of {k} elements");
+        assert!(all_fit(columns, self.packing.column_bytes(k)), "aligned columns of {k} elements");
         assert_eq!(rows.len() * columns.len(), out.len(), "a sum per row and column");
         // SAFETY: these kernels exist only on processors with their instructions (`available`); lengths and alignments fit.
         unsafe { (self.dot)(rows, columns, self.packing.padded(k), out) };
@@ -350,33 +352,44 @@ impl Kernels {
         self.dtype.is_block()
     }
 
-    /// Whether rows of `k` elements have strips.
-    pub(crate) fn has_strips(&self, k: usize) -> bool {
-        strip::packs(self.dtype, k)
+    /// The products of strips of rows of `k` elements; `None` when such rows have no strips.
+    pub(crate) fn tiles(&self, k: usize) -> Option<Tiles> {
+        let (strip, column) = (self.strip_bytes(k), self.packing.column_bytes(k));
+        strip::packs(self.dtype, k).then_some(Tiles { k, strip, column, strips: self.strips, tile: self.tile })
     }
+}
 
-    /// The products of [`Kernels::strips`] strips of rows of `k` elements with packed columns.
+/// The products of strips of rows of one type and length with packed columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles {
+    k: usize,
+    /// Bytes of a strip, and of a column.
+    strip: usize,
+    column: usize,
+    /// Strips of a call.
+    strips: usize,
+    tile: Tile,
+}
+
+impl Tiles {
+    /// The products of [`Kernels::strips`] strips with packed columns (at a multiple of 4 bytes).
     ///
     /// # Panics
     /// When lengths or alignments do not fit: a bug of the caller.
-    pub(crate) fn tile(&self, k: usize, strips: &[&[u8]], columns: &[&[u8]], out: Out<'_>) {
-        self.check(k, &[], columns);
-        assert!(self.has_strips(k) && strips.len() == self.strips, "strips of {k} elements");
-        assert!(strips.iter().all(|strip| strip.len() == self.strip_bytes(k)), "strips of {k} elements");
+    pub(crate) fn run(&self, strips: &[&[u8]], columns: &[&[u8]], out: Out<'_>) {
+        let whole = strips.len() == self.strips && strips.iter().all(|strip| strip.len() == self.strip);
+        assert!(whole && all_fit(columns, self.column), "strips and aligned columns of {} elements", self.k);
         let room = columns.len().saturating_sub(1).saturating_mul(out.stride).saturating_add(strips.len());
         assert!(strips.len() <= out.stride && room <= out.sums.len(), "room for a sum per strip and column");
         let starts = [strips[0].as_ptr(), strips[strips.len() - 1].as_ptr()];
-        // SAFETY: as in `dot`.
-        unsafe { (self.tile)(&starts[..strips.len()], columns, k, out) };
+        // SAFETY: as in `Kernels::dot`; such rows have strips.
+        unsafe { (self.tile)(&starts[..strips.len()], columns, self.k, out) };
     }
+}
 
-    fn check(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]]) {
-        let bytes = self.dtype.row_bytes(k);
-        assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows of {k} elements");
-        let bytes = self.packing.column_bytes(k);
-        let fits = |column: &&[u8]| column.len() == bytes && column.as_ptr().cast::<f32>().is_aligned();
-        assert!(columns.iter().all(fits), "aligned columns of {k} elements");
-    }
+/// Whether all columns have so many bytes and are aligned for floats.
+fn all_fit(columns: &[&[u8]], bytes: usize) -> bool {
+    columns.iter().all(|column| column.len() == bytes && column.as_ptr().cast::<f32>().is_aligned())
 }
 
 #[cfg(test)]

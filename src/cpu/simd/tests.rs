@@ -99,7 +99,7 @@ fn strip(dtype: DType, rows: &[&[u8]; STRIP]) -> Vec<u8> {
 fn strips_meet_tiles_of_columns() {
     let mut rng = fastrand::Rng::with_seed(2);
     for (t, name, kernels) in types() {
-        for k in lengths(t).into_iter().filter(|&k| kernels.has_strips(k)) {
+        for k in lengths(t).into_iter().filter(|&k| kernels.tiles(k).is_some()) {
             let (rows, rows_too): (Vec<_>, Vec<_>) =
                 (0..STRIP).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
             let rows = [rows, rows_too];
@@ -114,7 +114,7 @@ fn strips_meet_tiles_of_columns() {
                 let mut out = vec![[f32::NAN; STRIP]; n * stride];
                 for adds in [false, true] {
                     let into = Out { sums: &mut out, stride, adds };
-                    kernels.tile(k, &[&strips[0][..], &strips[1]][..at_once], &packed, into);
+                    kernels.tiles(k).unwrap().run(&[&strips[0][..], &strips[1]][..at_once], &packed, into);
                 }
                 assert!(out.chunks(stride).all(|sums| sums[at_once].iter().all(|x| x.is_nan())), "{t} {name}: others");
                 for (i, (bytes, real)) in rows[..at_once].iter().flatten().enumerate() {
@@ -151,7 +151,7 @@ fn extremes_do_not_overflow() {
                 kernels.dot(k, &[&bytes], &[packed], &mut dot);
                 let strip = strip(t, &[&bytes; STRIP]);
                 let into = Out { sums: &mut out, stride: kernels.strips(), adds: false };
-                kernels.tile(k, &vec![&strip[..]; kernels.strips()], &[packed], into);
+                kernels.tiles(k).unwrap().run(&vec![&strip[..]; kernels.strips()], &[packed], into);
                 let want = product(&real, &column);
                 // Codes with an offset cancel: what is left is exact to f32 rounding of the largest part.
                 let size = 256.0 * real.iter().fold(1.0, |max: f32, x| max.max(x.abs())) * k as f32;

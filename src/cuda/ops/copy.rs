@@ -160,7 +160,7 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
         shape.ne[0] /= t.dtype().block_len() as u32;
         Ok(shape)
     };
-    let n = y.elements() / y.dtype().block_len();
+    let n = y.dtype().blocks(y.elements());
     let any = Any { x: in_blocks(x)?, y: in_blocks(y)?, n: n as u64, types, bytes, padding: 0 };
     on.kernel(("copy", "copy_any"), Grid::line(blocks(n, THREADS, 1), THREADS), &POINTERS, &any)
 }
@@ -236,7 +236,7 @@ pub(super) fn to_blocks(
         Target::Strided(shape) => (1, shape, Ids::zeroed()),
         Target::Named(shape, list) => (2, shape, list),
     };
-    let count = src.elements() / dtype.block_len();
+    let count = dtype.blocks(src.elements());
     let (threads, each) = (128, if dtype.block_len() == 32 { 128 } else { 32 });
     let numbers = ToBlocks { x: xs, y, list, blocks: count as u64, dtype: src.dtype().to_wire(), mode };
     let name = format!("copy_to_{}", suffix(dtype));

@@ -47,8 +47,8 @@ pub(super) fn merge<const N: usize>(dims: impl IntoIterator<Item = Dim<N>>) -> V
 
 /// A tensor's blocks in each dimension.
 pub(super) fn block_counts(t: &TensorDesc) -> [u64; DIMS] {
-    let [n0, n1, n2, n3] = t.ne().map(|n| n as u64);
-    [n0 / t.dtype().block_len() as u64, n1, n2, n3]
+    let [n0, n1, n2, n3] = t.ne();
+    [t.dtype().blocks(n0), n1, n2, n3].map(|n| n as u64)
 }
 
 /// A dimension of `count` blocks in which tensor `i` has only `period`, and repeats: as two.

@@ -209,7 +209,7 @@ impl Remote {
         if dialect.number(Command::GetAllocSize).is_none() || !dialect.has_type(tensor.dtype()) {
             // What devices that pad add: the rest of the last row.
             let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW) - tensor.ne()[0];
-            return extent + (missing / tensor.dtype().block_len() * tensor.dtype().block_bytes()) as u64;
+            return extent + (tensor.dtype().blocks(missing) * tensor.dtype().block_bytes()) as u64;
         }
         let key = (tensor.dtype(), tensor.ne(), tensor.nb());
         if let Some(&size) = lock(&self.sizes).get(&key) {

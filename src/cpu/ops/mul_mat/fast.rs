@@ -3,7 +3,7 @@
 use super::columns::{Column, Columns};
 use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
-use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, Out, PIECE, Sums};
+use crate::cpu::simd::{Kernels, MAX_FEW, MAX_STRIPS, MAX_TILE, Out, PIECE, Sums, Tiles};
 use crate::cpu::strip::{self, STRIP};
 use crate::tensor::TensorDesc;
 use std::ops::Range;
@@ -45,10 +45,14 @@ const OWN_BYTES: usize = 8 << 10;
 #[derive(Clone, Copy)]
 pub(super) struct Plan {
     kernels: Kernels,
+    /// Of whole rows, if they have strips.
+    tiles: Option<Tiles>,
     k: usize,
     /// Rows of a in a unit.
     unit: usize,
-    /// Bytes of all packed columns.
+    /// Bytes of a packed column, from one to the next, and of all.
+    column: usize,
+    stride: usize,
     packed: usize,
     /// Floats of scratch for values on their way into columns, or rows on their way into strips.
     staging: usize,
@@ -61,9 +65,12 @@ impl Plan {
         let step = kernels.strips() * STRIP;
         let unit = (bytes / a.row_bytes().max(1)).min(m) / step * step;
         let unit = unit.clamp(step, most);
-        let packed = kernels.packing().stride(k).saturating_mul(b.rows());
-        let staging = if kernels.has_strips(k) { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
-        Plan { kernels, k, unit, packed, staging: staging.max(PIECE).next_multiple_of(16) }
+        let (tiles, packing) = (kernels.tiles(k), kernels.packing());
+        let (column, stride) = (packing.column_bytes(k), packing.stride(k));
+        let packed = stride.saturating_mul(b.rows());
+        let staging = if tiles.is_some() { kernels.strip_bytes(k) / 4 * unit / STRIP } else { 0 };
+        let staging = staging.max(PIECE).next_multiple_of(16);
+        Plan { kernels, tiles, k, unit, column, stride, packed, staging }
     }
 
     /// Elements of a row that meet all of `columns` before the next ones do. Floats take so many bytes that two strips and a
@@ -120,12 +127,11 @@ impl Plan {
 
     fn pack(&self, work: &Work<'_>, pieces: Range<usize>, room: &mut [f32], write: &mut dyn FnMut(usize, &[u8])) {
         let (b, packing, per_row) = (work.src(1), self.kernels.packing(), self.k.div_ceil(PIECE));
-        let stride = packing.stride(self.k);
         for piece in pieces {
             let (row, first) = (piece / per_row, piece % per_row * PIECE);
             let [i1, i2, i3] = b.desc().row_index(row);
             let values = b.fetch([first, i1, i2, i3], &mut room[..PIECE.min(self.k - first)]);
-            packing.pack(self.k, first, values, |at, part| write(row * stride + at, part));
+            packing.pack(self.k, first, values, |at, part| write(row * self.stride + at, part));
         }
     }
 }
@@ -159,7 +165,7 @@ impl Product<'_> {
             let (rows, count) = (row..m.min(row + unit_rows), self.columns.count(group));
             let span = first..count.min(first + SPAN);
             let kernels = &self.plan.kernels;
-            let few = count <= kernels.few() || !kernels.has_strips(self.plan.k);
+            let few = count <= kernels.few() || self.plan.tiles.is_none();
             // Small units are not to pay for large arrays.
             match (self.a.packed(), span.len(), rows.len() <= FEW_ROWS) {
                 (true, 1, _) => self.by_tiles::<1>(group, rows, span),
@@ -184,8 +190,7 @@ impl Product<'_> {
     /// A column, packed.
     fn packed(&self, column: &Column) -> &[u8] {
         let ([i1, i2, i3], bn) = (column.b, self.work.src(1).ne());
-        let (packing, k) = (self.plan.kernels.packing(), self.plan.k);
-        &self.packed[((i3 * bn[2] + i2) * bn[1] + i1) * packing.stride(k)..][..packing.column_bytes(k)]
+        &self.packed[((i3 * bn[2] + i2) * bn[1] + i1) * self.plan.stride..][..self.plan.column]
     }
 
     fn store(&self, column: &Column, row: usize, values: &[f32]) {
@@ -222,18 +227,19 @@ impl Product<'_> {
 
     /// Rows that lie in strips, with so few columns that a strip meets all of them at once: at most `COLUMNS`.
     fn by_tiles<const COLUMNS: usize>(&self, group: usize, rows: Range<usize>, span: Range<usize>) {
-        let (kernels, [i2, i3]) = (&self.plan.kernels, self.columns.matrix(group));
+        let tiles = self.plan.tiles.expect("a that lies in strips");
+        let [i2, i3] = self.columns.matrix(group);
         let (mut chosen, mut packed): (_, [&[u8]; COLUMNS]) = ([Column::default(); COLUMNS], [&[]; COLUMNS]);
         let (chosen, packed) = (&mut chosen[..span.len()], &mut packed[..span.len()]);
         self.choose(group, span.start, chosen, packed);
-        let at_once = kernels.strips();
+        let at_once = self.plan.kernels.strips();
         let mut out: [[Sums; MAX_STRIPS]; COLUMNS] = [[[0.0; STRIP]; MAX_STRIPS]; COLUMNS];
         let out = &mut out.as_flattened_mut()[..packed.len() * at_once];
         for row in rows.clone().step_by(at_once * STRIP) {
             // The last strip may stand alone: it meets the columns twice.
             let last = (row + (at_once - 1) * STRIP).min(rows.end - STRIP);
-            let pair = [row, last].map(|row| self.a.strip([row, i2, i3]));
-            kernels.tile(self.plan.k, &pair[..at_once], packed, Out { sums: &mut *out, stride: at_once, adds: false });
+            let pair = [self.a.strip([row, i2, i3]), self.a.strip([last, i2, i3])];
+            tiles.run(&pair[..at_once], packed, Out { sums: &mut *out, stride: at_once, adds: false });
             for (column, sums) in chosen.iter().zip(out.chunks_exact(at_once)) {
                 self.store(column, row, &sums.as_flattened()[..last + STRIP - row]);
             }
@@ -264,6 +270,7 @@ impl Product<'_> {
             let depth = self.plan.depth(count);
             for start in (0..k).step_by(depth) {
                 let at = start..k.min(start + depth);
+                let tiles = kernels.tiles(at.len()).expect("rows that have strips, of floats in part");
                 let mut parts: [&[u8]; COLUMNS] = [&[]; COLUMNS];
                 for (part, column) in parts.iter_mut().zip(&packed[..count]) {
                     *part = column_part(column, &at, k, kernels.packing().element_bytes());
@@ -273,7 +280,7 @@ impl Product<'_> {
                     let pair = [some[0], some[some.len() - 1]].map(|strip| strip_part(strip, &at, k));
                     let sums = &mut sums.as_flattened_mut()[p * kernels.strips()..];
                     let out = Out { sums, stride: STRIPS, adds: start > 0 };
-                    kernels.tile(at.len(), &pair[..kernels.strips()], &parts[..count], out);
+                    tiles.run(&pair[..kernels.strips()], &parts[..count], out);
                 }
             }
             for (column, sums) in chosen[..count].iter().zip(&sums) {
