@@ -68,7 +68,7 @@ unsafe fn legacy<L: Lanes, F: Format, const S: usize, const C: usize>(
         let mut totals = [[L::zeros(); S]; C];
         for b in 0..blocks {
             if asks {
-                ask::<L, F, S>(strips, 0, 1);
+                ask::<L, F, S>(strips, 0);
             }
             if !L::EXACT || S * C > L::TWICE {
                 // The sums fill the registers: the compiler must not keep the totals in them meanwhile.
@@ -124,7 +124,7 @@ unsafe fn superblocks<L: Lanes, F: Format, const S: usize, const C: usize>(
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
                         if asks {
-                            ask::<L, F, S>(strips, chunk * F::PARTS + part, subs);
+                            ask::<L, F, S>(strips, chunk * F::PARTS + part);
                         }
                         let sub = F::sub(chunk, part);
                         let place = Place { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
@@ -238,19 +238,18 @@ unsafe fn sub_block<L: Lanes, F: Format, const S: usize, const C: usize>(
     }
 }
 
-/// Asks for part `part` of `parts` of the strips' bytes that come next: a core that is asked for many lines at once lets its
-/// loads wait.
+/// Asks for sub-block `i`'s share of the strips' bytes that come next: a core that is asked for many lines at once lets its loads
+/// wait. As many lines for each, so that no loop is left of it.
 ///
 /// # Safety
 /// The instructions of `L`.
 #[inline(always)]
-pub(super) unsafe fn ask<L: Lanes, F: Format, const S: usize>(strips: [*const u8; S], part: usize, parts: usize) {
-    let all = F::BYTES.div_ceil(64);
-    let each = all.div_ceil(parts);
+pub(super) unsafe fn ask<L: Lanes, F: Format, const S: usize>(strips: [*const u8; S], i: usize) {
+    let bytes = F::BYTES / (F::DTYPE.block_len() / F::SUB);
     for s in 0..S {
-        for line in part * each..all.min((part + 1) * each) {
+        for line in 0..bytes.div_ceil(64) {
             // SAFETY: as the caller vouches.
-            unsafe { L::prefetch(strips[s].wrapping_add(AHEAD + 64 * line)) };
+            unsafe { L::prefetch(strips[s].wrapping_add(AHEAD + i * bytes + 64 * line)) };
         }
     }
 }

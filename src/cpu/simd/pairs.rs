@@ -99,8 +99,11 @@ unsafe fn together<L: Lanes, F: Format, const S: usize, const C: usize>(
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
                         if asks {
-                            ask::<L, F, S>(strips, chunk * F::PARTS + part, subs);
+                            ask::<L, F, S>(strips, chunk * F::PARTS + part);
                         }
+                        // What few columns wait for is memory, and cores foresee reads in the order of the bytes: no part's are
+                        // to move before those of another.
+                        let strips = if C <= 2 { black_box(strips) } else { strips };
                         let sub = F::sub(chunk, part);
                         let place = Place { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
                         if S * C > L::TWICE {
