@@ -51,7 +51,7 @@ LEAST_VERSION = {
 }
 COMMON_OPTIONS = ("--std=c++17",)
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DEFAULT_FOLDER = ROOT / "tests/cuda-emulator/kernels"
+DEFAULT_FOLDER = ROOT / "crates/cudaemu/kernels"
 
 
 class Failure(Exception):
@@ -425,7 +425,7 @@ def arguments():
         epilog=__doc__.split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="*", metavar="FILE.cu|FOLDER", help="default: tests/cuda-emulator/kernels")
+    parser.add_argument("paths", nargs="*", metavar="FILE.cu|FOLDER", help="default: crates/cudaemu/kernels")
     parser.add_argument("--check", action="store_true", help="write nothing; fail with the difference where the committed PTX differs")
     parser.add_argument("--assemble", action="store_true", help=f"then run ptxas {NVRTC} on each file and print registers and spills")
     parser.add_argument("--all-ptxas", action="store_true", help="with ptxas " + ", ".join(name for name, _ in OTHER_PTXAS) + " too")

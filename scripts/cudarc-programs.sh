@@ -14,7 +14,7 @@ The exit status is 1 if one failed. With NAMEs, only rows whose name contains on
   --debug     use the development build of the emulator
   -h, --help  this text
 
-CUDAEMU_… settings are passed on (tests/cuda-emulator/README.md).
+CUDAEMU_… settings are passed on (crates/cudaemu/README.md).
 TEXT
 }
 

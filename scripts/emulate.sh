@@ -14,7 +14,7 @@ Runs COMMAND with the emulated CUDA driver in place of libcuda.so, whether or no
   --debug        use the development build of the emulator (built faster, runs slower)
   -h, --help     this text
 
-More settings are environment variables; tests/cuda-emulator/README.md lists them.
+More settings are environment variables; crates/cudaemu/README.md lists them.
 Example: CUDAEMU_COUNTS=table scripts/emulate.sh -n 2 ./my-program --device 0,1
 TEXT
 }
@@ -44,7 +44,7 @@ library=$(
 [[ -f $library ]] || { echo "emulate.sh: the build gave no libcudaemu.so" >&2; exit 1; }
 
 # Programs ask the loader for one of these names.
-folder=$(dirname "$library")/cuda-emulator
+folder=$(dirname "$library")/cudaemu-driver
 mkdir -p "$folder"
 for name in libcuda.so libcuda.so.1; do
     # What is right already is left alone: another program may be loading it.

@@ -80,13 +80,13 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/kernel",
         "bench/ops/peaks",
         "tests/sched_cost/counting",
-        "tests/cuda-emulator/src/driver/abi",
-        "tests/cuda-emulator/src/isa/vector",
-        "tests/cuda-emulator/src/mem/backing",
-        "tests/cuda-emulator/src/mem/host",
+        "crates/cudaemu/src/driver/abi",
+        "crates/cudaemu/src/isa/vector",
+        "crates/cudaemu/src/mem/backing",
+        "crates/cudaemu/src/mem/host",
         // Programs that launch kernels: each launch is an unsafe call.
-        "tests/cuda-emulator/examples",
-        "tests/cuda-emulator/tests",
+        "crates/cudaemu/examples",
+        "crates/cudaemu/tests",
     ];
     for path in all_sources() {
         let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
@@ -162,7 +162,7 @@ fn layers_of_the_emulator_know_only_what_is_below_them() {
         // Of the driver: errors, handles, settings and counts.
         ("engine", &["exec", "mem", "fault", "driver"]),
     ];
-    let folder = root().join("tests/cuda-emulator/src");
+    let folder = root().join("crates/cudaemu/src");
     for path in all_sources().iter().filter_map(|path| path.strip_prefix(&folder).ok()) {
         let name = path.to_string_lossy().replace('\\', "/");
         let Some((layer, below)) = rules.iter().find(|(layer, _)| name.starts_with(layer)) else { continue };

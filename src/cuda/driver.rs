@@ -135,7 +135,7 @@ impl Gpu {
     }
 }
 
-/// What the kernels did so far, as JSON, where the driver is the emulated one (tests/cuda-emulator), which counts.
+/// What the kernels did so far, as JSON, where the driver is the emulated one (crates/cudaemu), which counts.
 pub fn emulated_counts() -> Option<String> {
     type Counts = unsafe extern "C" fn(*mut u8, usize) -> usize;
     // SAFETY: as in `detect`.

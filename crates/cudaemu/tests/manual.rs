@@ -10,7 +10,7 @@ const README: &str = include_str!("../README.md");
 #[test]
 fn the_list_of_instructions_is_the_decoders() {
     let same = include_str!("../INSTRUCTIONS.md") == cudaemu::isa::table().markdown();
-    assert!(same, "run: cargo run -p cudaemu --example supported > tests/cuda-emulator/INSTRUCTIONS.md");
+    assert!(same, "run: cargo run -p cudaemu --example supported > crates/cudaemu/INSTRUCTIONS.md");
 }
 
 #[test]
