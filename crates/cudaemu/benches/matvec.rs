@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use cudaemu::bytecode::Code;
+use cudaemu::decode::decode;
 use cudaemu::exec::{self, Launch, Machine};
 use cudaemu::mem::Space;
-use cudaemu::{code, ptx};
+use cudaemu::ptx;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -17,7 +19,7 @@ fn main() -> Result<(), Failure> {
     let quick = std::env::args().any(|arg| arg == "--test");
     let (size, rounds) = if quick { (256, 1) } else { (4096, 5) };
     let text = include_str!("../kernels/ptx/matvec_q4_0.sm_80.ptx");
-    let code = Arc::new(code::decode(&ptx::parse(text)?, text)?);
+    let code = Arc::new(decode(&ptx::parse(text)?, text)?);
 
     println!("{:<20} {:>7} {:>16} {:>12} {:>10}", "kernel", "threads", "lane instr.", "median s", "G/s/thread");
     for kernel in ["matvec_q4_0_f32", "matvec_q4_0_q8"] {
@@ -31,13 +33,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Lane instructions of one launch, and the median of its times.
-fn measure(
-    code: &Arc<code::Code>,
-    kernel: &str,
-    size: usize,
-    threads: usize,
-    rounds: usize,
-) -> Result<(u64, f64), Failure> {
+fn measure(code: &Arc<Code>, kernel: &str, size: usize, threads: usize, rounds: usize) -> Result<(u64, f64), Failure> {
     let function = code.functions.iter().position(|f| &*f.name == kernel).ok_or("no such kernel")?;
     let space = Space::new(&[1 << 30])?;
     let mut random = fastrand::Rng::with_seed(1);

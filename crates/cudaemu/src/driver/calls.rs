@@ -6,9 +6,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Driver;
-use super::error::Error;
-use super::handle::{ContextId, StreamId};
 use crate::engine::{Call, Performed};
+use crate::error::Error;
+use crate::handle::{ContextId, StreamId};
 
 /// The thread that calls, once it was needed. It ends with the driver.
 #[derive(Debug, Default)]

@@ -2,13 +2,13 @@
 
 use std::thread;
 
-use super::error::{Error, Result};
 use super::graph::{CopyRequest, Node};
-use super::handle::{ContextId, GraphId, NodeId, StreamId};
 use super::launch::Request;
 use super::{Driver, Guard, State};
-use crate::code;
+use crate::bytecode;
 use crate::engine::{CaptureMode, StreamKind, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, GraphId, NodeId, StreamId};
 
 /// What `cuStreamGetCaptureInfo` tells.
 #[derive(Debug, Default)]
@@ -104,7 +104,7 @@ impl State {
     }
 
     /// The host waits for all of a context.
-    pub(super) fn host_asks_context(&mut self, context: ContextId) -> Result<()> {
+    pub fn host_asks_context(&mut self, context: ContextId) -> Result<()> {
         if self.captures.none() {
             return Ok(());
         }
@@ -167,7 +167,7 @@ impl Driver {
         mut state: Guard<'_>,
         request: Request,
         stream: StreamId,
-        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+        params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<()> {
         let node = self.kernel_node(&mut state, request, params)?;
         if node.context() != Some(state.streams.get(stream)?.context) {

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use super::error::{Error, Result};
-use super::handle::{ContextId, Handle};
 use super::{Driver, Guard, State};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, Handle};
 
 /// A context.
 #[derive(Debug)]

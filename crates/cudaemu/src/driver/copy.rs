@@ -3,12 +3,13 @@
 //! Pinned, registered and managed memory is known to the driver, and its copies run when their turn comes. Other host memory is
 //! pageable: bytes to the device are taken when the call is made, and calls that bring bytes to the host return after the copy.
 
-use super::error::{Error, Result};
 use super::graph::CopyRequest;
-use super::handle::{ContextId, StreamId};
 use super::memory::on_host;
-use super::{Driver, Guard, abi::HostMemory};
+use super::{Driver, Guard};
 use crate::engine::{Copy, Fill, Side, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, StreamId};
+use crate::mem::HostMemory;
 
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::error::{Error, Result};
-use super::handle::{FunctionId, ModuleId};
-use super::spec::{MAX_THREADS, REGISTER_UNIT, REGISTERS, SHARED_DEFAULT, Spec, WARP};
 use super::{Driver, State};
-use crate::code::{self, Code};
+use crate::bytecode::{self, Code};
+use crate::config::spec::{MAX_THREADS, REGISTER_UNIT, REGISTERS, SHARED_DEFAULT, Spec, WARP};
+use crate::error::{Error, Result};
+use crate::handle::{FunctionId, ModuleId};
 
 /// A kernel of a module.
 #[derive(Clone, Debug)]
@@ -49,12 +49,12 @@ pub struct Needs {
 
 impl Function {
     /// The decoded function.
-    pub fn kernel(&self) -> &code::Function {
+    pub fn kernel(&self) -> &bytecode::Function {
         &self.code.functions[self.index]
     }
 
     /// As it is after loading.
-    pub fn settings(kernel: &code::Function) -> Settings {
+    pub fn settings(kernel: &bytecode::Function) -> Settings {
         Settings {
             max_dynamic_shared: SHARED_DEFAULT.saturating_sub(kernel.shared_bytes),
             carveout: -1,

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::error::{Error, Result};
-use super::handle::{ContextId, FunctionId, StreamId};
 use super::memory::{How, refused};
 use super::occupancy::blocks_per_sm;
-use super::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use super::{Driver, Guard};
-use crate::code;
+use crate::bytecode;
+use crate::config::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::engine::{Launch, Work};
+use crate::error::{Error, Result};
 use crate::exec;
+use crate::handle::{ContextId, FunctionId, StreamId};
 
 /// The most local memory that a thread can have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_LOCAL: u64 = 512 << 10;
@@ -36,7 +36,7 @@ pub struct Request {
 
 impl Driver {
     /// Any launch. `params` reads the parameter block once the kernel is known.
-    pub fn launch(&self, request: Request, params: impl FnOnce(&code::Function) -> Result<Vec<u8>>) -> Result<()> {
+    pub fn launch(&self, request: Request, params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>) -> Result<()> {
         let mut state = self.lock();
         let stream = state.stream(request.stream)?;
         if state.captures.records(stream)? {
@@ -54,7 +54,7 @@ impl Driver {
         &self,
         state: &mut Guard<'_>,
         request: Request,
-        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+        params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<(Launch, ContextId)> {
         let id = state.any_function(self, request.function)?;
         let context = state.modules.get(state.function(self, id)?.0.module)?.context;
@@ -133,7 +133,7 @@ const PARAMETERS: u64 = 8;
 /// Local memory of a thread: the frames of all that the kernel may call, and for recursion what the context grants (`stack`, from
 /// `CU_LIMIT_STACK_SIZE`) several times over, as far as there is room for it: parameters, which lie in our frames, are in registers
 /// on hardware.
-fn local_bytes(code: &code::Code, kernel: &code::Function, stack: u64) -> Result<u32> {
+fn local_bytes(code: &bytecode::Code, kernel: &bytecode::Function, stack: u64) -> Result<u32> {
     let needed = kernel.stack_bytes;
     if needed > MAX_LOCAL {
         return Err(Error::LaunchOutOfResources);
@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn local_memory_of_a_thread() {
-        let function = |stack_bytes, recursive| code::Function { stack_bytes, recursive, ..code::Function::default() };
+        let function =
+            |stack_bytes, recursive| bytecode::Function { stack_bytes, recursive, ..bytecode::Function::default() };
         for (needed, recursive, stack, bytes) in [
             (0, false, 1024, Ok(0)),
             (0, true, 1024, Ok(0)),
@@ -161,7 +162,7 @@ mod tests {
             ((512 << 10) + 16, false, 0, Err(Error::LaunchOutOfResources)),
             (u64::MAX, true, u64::MAX, Err(Error::LaunchOutOfResources)),
         ] {
-            let code = code::Code { functions: vec![function(16, recursive)], ..code::Code::default() };
+            let code = bytecode::Code { functions: vec![function(16, recursive)], ..bytecode::Code::default() };
             assert_eq!(local_bytes(&code, &function(needed, false), stack), bytes, "{needed} {recursive} {stack}");
         }
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::error::{Error, Result};
-use super::handle::{ContextId, PoolId, StreamId};
 use super::{Driver, Guard, State};
 use crate::engine::Work;
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, Handle, PoolId, StreamId};
 use crate::mem::{self, Allocation, AllocationKind};
 
 /// How memory came to be, which decides how it may go.
@@ -282,7 +282,7 @@ impl Driver {
         let owner = state.memory.get(allocation.base());
         let managed = allocation.kind() == AllocationKind::Managed;
         Ok(match attribute {
-            1 => Long(super::handle::Handle::raw(owner.ok_or(Error::InvalidValue)?.context)),
+            1 => Long(Handle::raw(owner.ok_or(Error::InvalidValue)?.context)),
             2 => Int(if on_host(&allocation) { 1 } else { 2 }),
             3 => Long(address),
             4 if on_host(&allocation) || managed => Long(address),
@@ -299,7 +299,7 @@ impl Driver {
             15 => Bool(false),
             16 => Int(3),
             17 => match owner.map(|owner| owner.how) {
-                Some(How::Pool(pool)) => Long(super::handle::Handle::raw(pool)),
+                Some(How::Pool(pool)) => Long(Handle::raw(pool)),
                 _ => Long(0),
             },
             18 => Long(allocation.bytes()),

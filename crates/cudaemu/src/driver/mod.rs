@@ -1,21 +1,15 @@
-//! The CUDA driver API: what its functions mean. The C functions themselves are in [`abi`].
+//! The CUDA driver API: what its functions mean. The C functions themselves are in [`crate::abi`].
 //!
 //! One [`Driver`] holds the machine that the settings describe; one lock guards its [`State`]. A call takes the lock, looks up its
 //! handles, checks, and either answers or submits work to the engine. Calls that wait run the engine meanwhile
 //! ([`Driver::run_until`]), with the lock released while work is done.
 
-pub mod abi;
 mod calls;
 pub mod capture;
-pub mod config;
-pub mod console;
 pub mod context;
 pub mod copy;
-pub mod counts;
-pub mod error;
 pub mod function;
 pub mod graph;
-pub mod handle;
 pub mod launch;
 pub mod memory;
 pub mod module;
@@ -23,19 +17,21 @@ pub mod occupancy;
 pub mod physical;
 pub mod pool;
 pub mod simulation;
-pub mod spec;
 pub mod stream;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::config::{self, Config};
 use crate::engine::{Captures, Event, Machinery, Order, Performed, Point, Progress, Runner, Streams, Timeline, Work};
+use crate::error::{Error, Result};
+use crate::handle::{
+    ContextId, EventId, FunctionId, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId, Table,
+};
 use crate::mem::Space;
-use config::Config;
+use crate::{console, counts};
 use context::{Context, Primary};
-use error::{Error, Result};
-use handle::{ContextId, EventId, FunctionId, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId, Table};
 
 /// The driver of one process (or, in tests that reset it, of one stretch of its life).
 #[derive(Debug)]
@@ -130,7 +126,6 @@ pub fn init(flags: u32) -> Result<()> {
         return Err(Error::NoDevice);
     }
     *driver = Some(Driver::new(config)?);
-    abi::at_exit();
     Ok(())
 }
 
@@ -377,7 +372,7 @@ impl State {
         }
     }
 
-    /// Tells the user, and keeps it for [`abi`]'s `cudaemu_reports`.
+    /// Tells the user, and keeps it for `cudaemu_reports` of [`crate::abi`].
     pub fn report(&mut self, report: String) {
         console::say(&report);
         self.reports.push(report);

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use super::error::{Error, Result};
 use super::function::Function;
-use super::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId};
 use super::memory::{How, refused};
 use super::{Driver, State};
-use crate::code::{self, Code, FUNCTION_ADDRESS, Global, Symbol};
+use crate::bytecode::{Code, FUNCTION_ADDRESS, Global, Symbol};
+use crate::decode;
+use crate::error::{Error, Result};
 use crate::fault::Kind;
+use crate::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId};
 use crate::mem::View;
 use crate::ptx;
 
@@ -116,7 +117,7 @@ impl Driver {
                 return Err(Refused::new(Error::InvalidPtx, log));
             }
         }
-        let code = code::decode(&tree, text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
+        let code = decode::decode(&tree, text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
         Ok(Arc::new(code))
     }
 

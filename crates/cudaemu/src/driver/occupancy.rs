@@ -1,8 +1,8 @@
 //! How many blocks fit on a multiprocessor (CUDA C++ Programming Guide, "Hardware Multithreading").
 
-use super::error::{Error, Result};
 use super::function::{Needs, registers_of_warp};
-use super::spec::{REGISTERS, Spec, WARP};
+use crate::config::spec::{REGISTERS, Spec, WARP};
+use crate::error::{Error, Result};
 
 /// Shared memory is given to blocks in units of this many bytes.
 const SHARED_UNIT: u32 = 128;

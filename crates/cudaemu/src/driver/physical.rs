@@ -1,9 +1,9 @@
 //! Virtual memory management: address ranges, physical memory, mappings.
 
 use super::Driver;
-use super::error::{Error, Result};
-use super::handle::PhysicalId;
 use super::memory::refused;
+use crate::error::{Error, Result};
+use crate::handle::PhysicalId;
 use crate::mem::{Access, GRANULARITY};
 
 impl Driver {

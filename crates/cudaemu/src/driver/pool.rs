@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::Driver;
-use super::error::{Error, Result};
-use super::handle::{PoolId, StreamId};
 use super::memory::{How, refused};
+use crate::error::{Error, Result};
+use crate::handle::{PoolId, StreamId};
 
 /// A pool.
 #[derive(Debug)]

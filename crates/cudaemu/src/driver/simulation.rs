@@ -1,9 +1,9 @@
 //! What work costs in simulated time.
 
-use super::error::Result;
-use super::handle::{ContextId, StreamId};
 use super::{Driver, State};
 use crate::engine::{Cost, Point, Side, Work};
+use crate::error::Result;
+use crate::handle::{ContextId, StreamId};
 use crate::mem::AllocationKind;
 
 impl Driver {

@@ -1,10 +1,10 @@
 //! Streams and events: submitting, waiting, asking.
 
-use super::error::{Error, Result};
 use super::graph::Node;
-use super::handle::{ContextId, EventId, GraphId, StreamId};
 use super::{Driver, Guard, State};
 use crate::engine::{Event, Point, StreamKind, Waited, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId, GraphId, StreamId};
 
 /// `CU_EVENT_…`: blocking sync, no timing, interprocess.
 const EVENT_FLAGS: u32 = 7;

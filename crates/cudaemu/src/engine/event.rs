@@ -1,7 +1,7 @@
 //! Events: points of streams, with the time when they were reached.
 
 use super::Point;
-use crate::driver::handle::ContextId;
+use crate::handle::ContextId;
 
 /// An event.
 #[derive(Clone, Debug)]

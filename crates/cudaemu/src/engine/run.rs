@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::work::{Copy, Fill, Launch, Side, Work};
-use crate::driver::console::Printer;
-use crate::driver::counts::Kernel;
-use crate::driver::error::Error;
+use crate::console::Printer;
+use crate::counts::Kernel;
+use crate::error::Error;
 use crate::exec;
 use crate::fault::{Kind, Report};
 use crate::mem::{Space, View};

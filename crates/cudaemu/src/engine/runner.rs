@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::driver::console::say;
+use crate::console::say;
 
 /// What came of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::thread::{self, ThreadId};
 
 use super::Work;
 use super::time::{Cost, Picos, Timeline};
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{ContextId, Handle, StreamId, Table};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, Handle, StreamId, Table};
 
 /// How a stream stands to the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

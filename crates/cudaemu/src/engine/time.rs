@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
 
-use crate::driver::config::Time;
+use crate::config::Time;
 
 /// Picoseconds since the driver began: whole numbers, so that sums do not depend on their order.
 pub type Picos = u64;

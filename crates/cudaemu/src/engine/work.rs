@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::abi::HostMemory;
-use crate::driver::error::Error;
-use crate::driver::handle::EventId;
+use crate::error::Error;
 use crate::exec;
+use crate::handle::EventId;
+use crate::mem::HostMemory;
 
 /// One piece of work. It holds all that it needs, so that it runs without the driver's lock.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! The sixteen barriers of a block.
 
-use crate::code::{Args, Barrier, BarrierKind};
+use crate::bytecode::{Barrier, BarrierKind};
 use crate::fault::{Fault, Kind};
+use crate::operands::Args;
 
-use super::{Cx, Registers};
+use crate::exec_context::{Cx, Registers};
 
 /// Barriers that a block's instructions can name.
 const BARRIERS: usize = 16;

@@ -1,6 +1,6 @@
 //! A block: its warps in turn, until all have ended.
 
-use crate::code::{Constant, Special};
+use crate::bytecode::{Constant, Special};
 use crate::fault::{Fault, Kind};
 
 use super::barrier::Barriers;
@@ -8,7 +8,8 @@ use super::groups::Flow;
 use super::launch::{Launch, Machine};
 use super::warp::{Around, Stopped, Turn};
 use super::worker::Running;
-use super::{AsyncCopies, Lanes, Local, Profile, Registers, Shared, Worker};
+use super::{Profile, Worker};
+use crate::exec_context::{AsyncCopies, Lanes, Local, Registers, Shared};
 
 /// Warp instructions of a warp's turn.
 const TURN: u64 = 1 << 16;

@@ -1,12 +1,13 @@
 //! Functions that the device's runtime brings along: printf and assertions.
 
-use crate::code::{CallSite, Callee};
+use crate::bytecode::{CallSite, Callee};
 use crate::fault::{Fault, Kind};
 
 use super::block::thread_at;
 use super::calls::{Place, load, store};
-use super::cx::lanes;
-use super::{Cx, LANES, Lanes, printf};
+use super::printf;
+use crate::exec_context::lanes;
+use crate::exec_context::{Cx, LANES, Lanes};
 
 /// Longest string that is read from device memory.
 const LONGEST: usize = 1 << 16;

@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
-use crate::code::{Code, FUNCTION_ADDRESS, Param, Passed, Prototype, Slot};
+use crate::bytecode::{Code, FUNCTION_ADDRESS, Param, Passed, Prototype};
 use crate::fault::{Fault, Kind};
+use crate::operands::Slot;
 
-use super::cx::lanes;
-use super::{Cx, Lanes, Registers, Window};
+use crate::exec_context::lanes;
+use crate::exec_context::{Cx, Lanes, Registers, Window};
 
 /// A call that has not returned.
 #[derive(Debug)]

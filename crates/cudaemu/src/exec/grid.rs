@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::fault::{Fault, Kind, Report};
 use crate::mem::{Footprint, View};
 
+use super::Worker;
 use super::block::{Block, BlockFault, template};
 use super::launch::{Launch, Machine, Outcome, Profile};
-use super::{Counts, Registers, Worker};
+use crate::exec_context::{Counts, Registers};
 
 /// Warp instructions that a block may run before another one gets its turn.
 const TURN: u64 = 1 << 22;

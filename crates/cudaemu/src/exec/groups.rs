@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
-use crate::code::{Action, Control, Gather, Inst, Slot};
+use crate::bytecode::{Action, Control, Gather, Inst};
+use crate::operands::Slot;
 
 use super::calls::Call;
 use super::warp::Around;
-use super::{Cx, Registers};
+use crate::exec_context::{Cx, Registers};
 
 /// Warp instructions that a group may run while others wait before they get their turn.
 pub(super) const PATIENCE: u64 = 1 << 14;

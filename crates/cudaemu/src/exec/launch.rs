@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::code::{Code, Function};
+use crate::bytecode::{Code, Function};
 use crate::fault::Report;
 
-use super::Counts;
+use crate::exec_context::Counts;
 
 /// One kernel launch, validated: the driver has checked limits and parameter bytes.
 #[derive(Clone, Debug)]

@@ -8,13 +8,14 @@
 
 use std::rc::Rc;
 
-use crate::code::{Action, CallSite, Callee, Code, Control, Gather, Inst};
+use crate::bytecode::{Action, CallSite, Callee, Code, Control, Gather, Inst};
 use crate::fault::{Fault, Kind};
 
 use super::barrier::{Arrival, Barriers};
+use super::builtins;
 use super::calls::{self, Call};
 use super::groups::{Flow, PATIENCE, State, named_lanes};
-use super::{Cx, builtins};
+use crate::exec_context::Cx;
 
 /// Calls that may be open in a thread beside those that local memory has room for.
 const CALLS: u32 = 1024;

@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::mem::{Footprint, View};
 
 use super::launch::{Launch, Machine, Sink};
-use super::{AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
+use crate::exec_context::{AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
 
 /// Warnings of one launch that a thread keeps: a kernel that is wrong everywhere says so often enough.
 const WARNINGS: u64 = 64;

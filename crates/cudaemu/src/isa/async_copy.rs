@@ -3,9 +3,10 @@
 
 use super::memory::POLICY;
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args, Class, Slot};
-use crate::exec::{Addresses, Cx};
+use crate::bytecode::Action;
+use crate::exec_context::{Addresses, Cx};
 use crate::fault::{Fault, Kind};
+use crate::operands::{Args, Class, Slot};
 
 /// In a row's constant: there is a source size in `s[1]`; the rest of the destination becomes zeros.
 const SOURCE_SIZE: u32 = 1;

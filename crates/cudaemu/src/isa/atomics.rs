@@ -4,11 +4,12 @@
 
 use super::memory::{POLICY, SEMANTICS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Access, Action, Args, Slot};
-use crate::exec::{Addresses, Cx, Lane, Lanes, Window, window as generic};
+use crate::bytecode::{Access, Action};
+use crate::exec_context::{Addresses, Cx, Lane, Lanes, Window, window as generic};
 use crate::fault::Fault;
 use crate::numeric::half::{self, Bf16, F16, Half};
 use crate::numeric::{HalfMode, MinMax, Mode, Rounding, double, single};
+use crate::operands::{Args, Slot};
 
 /// In a row's constant: `red`, which has no destination.
 const RED: u32 = 8;

@@ -1,9 +1,10 @@
 //! Bit counting, bit fields and byte permutation (PTX ISA, "Integer Arithmetic Instructions" and `prmt`).
 
 use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
-use crate::code::{Action, Args, Compute};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::{Action, Compute};
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits::{self, PrmtMode};
+use crate::operands::Args;
 
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();

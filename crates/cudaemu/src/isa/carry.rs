@@ -2,9 +2,10 @@
 //! Instructions"). The flag is one bit a thread; a subtraction keeps its borrow in it.
 
 use super::{Category, Family, Operand, Value, lanes, row};
-use crate::code::{Action, Args};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::integer::{Integer as _, add_carry_u32, add_carry_u64, sub_borrow_u32, sub_borrow_u64};
+use crate::operands::Args;
 
 /// The row's constant: whether the flag is read and whether it is written.
 const READS: u32 = 1;

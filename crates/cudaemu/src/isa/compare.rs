@@ -2,9 +2,10 @@
 //! `slct`; and the combining part of `set` and `setp`, which their floating-point rows use too.
 
 use super::{Category, Family, Operand, Row, Value, lanes, row};
-use crate::code::{Action, Args, Compute};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::{Action, Compute};
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::single;
+use crate::operands::Args;
 
 /// Boolean operators that join the comparison with a predicate. Their index is in the two low bits of the row's constant;
 /// the rest of it belongs to the comparison.

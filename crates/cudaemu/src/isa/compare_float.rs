@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 use super::compare::{OPERATORS, OWN_K, combine, set, set_rows, setp, setp_rows};
 use super::vector::{Host, Kernel};
 use super::{Category, Family, Operand, Row, Value, lanes, row};
-use crate::code::{Action, Args, Compute, Slot};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::{Action, Compute};
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::half::{Bf16, F16, Half, flush};
 use crate::numeric::{Comparison, compare, single};
+use crate::operands::{Args, Slot};
 
 pub(crate) fn family() -> Family {
     Family { title: "Floating-point comparison", rows: rows(Host::detect()), hints: vec![] }

@@ -2,9 +2,10 @@
 //! and Communication Instructions"). What they do is the warp's loop's work; here is only what they are called.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args, Barrier, BarrierKind, Control};
-use crate::exec::{Cx, Registers};
+use crate::bytecode::{Action, Barrier, BarrierKind, Control};
+use crate::exec_context::{Cx, Registers};
 use crate::fault::{Fault, Kind};
+use crate::operands::Args;
 
 fn trap(_: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
     stop("the kernel executed a trap", mask)

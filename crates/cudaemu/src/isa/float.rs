@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 
 use super::vector::{Host, Kernel, LaneOp};
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::{MinMax, Mode, Rounding, Testp, double, single};
+use crate::operands::Args;
 
 pub(crate) fn family() -> Family {
     Family { title: "Floating-point arithmetic", rows: rows(Host::detect()), hints: vec![] }

@@ -16,9 +16,10 @@
 use std::collections::HashSet;
 
 use super::{Decode, Family, Operand, Row, Value, moves};
-use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
-use crate::exec::rig::Rig;
-use crate::exec::{LANES, Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::rig::Rig;
+use crate::exec_context::{LANES, Lanes, Registers};
+use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
 /// An optional source that is left out.
 pub(crate) const ABSENT: i128 = i128::MIN;

@@ -1,10 +1,11 @@
 //! Logic and shifts (PTX ISA, "Logic and Shift Instructions").
 
 use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
-use crate::code::{Action, Args};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits;
 use crate::numeric::integer::Integer as _;
+use crate::operands::Args;
 
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();

@@ -81,7 +81,7 @@ macro_rules! kernel {
         struct Loop;
         impl $crate::isa::vector::Kernel for Loop {
             #[inline(always)]
-            fn run($r: &mut $crate::exec::Registers, $a: &$crate::code::Args, $m: u32) {
+            fn run($r: &mut $crate::exec_context::Registers, $a: &$crate::operands::Args, $m: u32) {
                 $body
             }
         }
@@ -89,15 +89,15 @@ macro_rules! kernel {
     }};
 }
 
-/// The fastest compilation of a function that works on a [`crate::exec::Cx`] and is inlined wholly.
+/// The fastest compilation of a function that works on a [`crate::exec_context::Cx`] and is inlined wholly.
 macro_rules! work {
     ($function:path) => {{
         struct Function;
         impl $crate::isa::vector::Work for Function {
             #[inline(always)]
             fn run(
-                cx: &mut $crate::exec::Cx<'_>,
-                a: &$crate::code::Args,
+                cx: &mut $crate::exec_context::Cx<'_>,
+                a: &$crate::operands::Args,
                 m: u32,
             ) -> Result<(), Box<$crate::fault::Fault>> {
                 $function(cx, a, m)
@@ -116,7 +116,7 @@ macro_rules! map {
             &[$crate::isa::Operand::Out(value!($d)), $($crate::isa::Operand::In(value!($source))),+],
             $crate::isa::Category::$category,
             0,
-            $crate::code::Action::Compute(map!(@ $($source),+ => $d, $f)),
+            $crate::bytecode::Action::Compute(map!(@ $($source),+ => $d, $f)),
         ))
     };
     (@ $a:ident => $d:ident, $f:expr) => {

@@ -6,9 +6,10 @@
 
 use super::mma::whole_warp;
 use super::{Category, Family, Operand, Value, row};
-use crate::code::{Action, Args, Slot};
-use crate::exec::{Cx, LANES, Lanes, Window};
+use crate::bytecode::Action;
+use crate::exec_context::{Cx, LANES, Lanes, Window};
 use crate::fault::Fault;
+use crate::operands::{Args, Slot};
 
 /// Bits of a row's constant, beside the number of matrices.
 const TRANSPOSED: u32 = 8;

@@ -35,8 +35,9 @@ mod video_scalar;
 
 pub use table::{Table, table};
 
-use crate::code::{Action, Class};
-use crate::exec::{LANES, Lane, Lanes};
+use crate::bytecode::Action;
+use crate::exec_context::{LANES, Lane, Lanes};
+use crate::operands::Class;
 
 /// The value of an operand, which says how an immediate is read and which registers fit.
 #[allow(missing_docs, reason = "the names are PTX's own")]
@@ -71,7 +72,7 @@ pub enum Operand {
     Out(Value),
     /// A destination of any of the integer classes, at least as wide as the value (ld, cvt: "wider than the type").
     OutWide(Value),
-    /// `d` or `d|p`: flattened to two slots, the second [`crate::code::Slot::NONE`] if absent.
+    /// `d` or `d|p`: flattened to two slots, the second [`crate::operands::Slot::NONE`] if absent.
     OutPair(Value, Value),
     /// A source register of exactly this class, or an immediate.
     In(Value),
@@ -84,9 +85,9 @@ pub enum Operand {
     InPart(Value),
     /// A source predicate that may be negated.
     InPred,
-    /// A source that may be absent (trailing operands only): its slot is then [`crate::code::Slot::NONE`].
+    /// A source that may be absent (trailing operands only): its slot is then [`crate::operands::Slot::NONE`].
     OptIn(Value),
-    /// An immediate, or a named constant of a module: lands in [`crate::code::Args::imm`].
+    /// An immediate, or a named constant of a module: lands in [`crate::operands::Args::imm`].
     Imm,
     /// An immediate that may be absent: its place in `imm` is then this.
     OptImm(i64),
@@ -100,8 +101,8 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
-    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::code::Slot::NONE`]
-    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::code::Args::imm`].
+    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::operands::Slot::NONE`]
+    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::operands::Args::imm`].
     SecondAddress,
     /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
     Label,
@@ -154,7 +155,7 @@ pub struct Row {
     pub operands: Vec<Operand>,
     /// How it is decoded.
     pub decode: Decode,
-    /// A constant for its action, in [`crate::code::Args::k`].
+    /// A constant for its action, in [`crate::operands::Args::k`].
     pub k: u32,
     /// What it is counted as.
     pub category: Category,

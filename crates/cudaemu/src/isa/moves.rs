@@ -3,8 +3,9 @@
 //! The decoder writes `mov.b64 d, {a, b}` as `mov.b64.pack2.b32` and `mov.b64 {a, b}, d` as `mov.b64.unpack2.b32`.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args, Compute};
-use crate::exec::{LANES, Lanes, Registers};
+use crate::bytecode::{Action, Compute};
+use crate::exec_context::{LANES, Lanes, Registers};
+use crate::operands::Args;
 
 pub(crate) fn family() -> Family {
     let mut rows = Vec::new();

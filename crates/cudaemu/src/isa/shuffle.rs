@@ -5,9 +5,10 @@
 //! not here, and a lane that reads one that is not, are reported.
 
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Access, Action, Args, Slot};
-use crate::exec::{Cx, LANES, Lanes};
+use crate::bytecode::{Access, Action};
+use crate::exec_context::{Cx, LANES, Lanes};
 use crate::fault::{Fault, Kind};
+use crate::operands::{Args, Slot};
 
 /// In a row's constant: no member mask, all lanes that execute it together are members. (Targets before sm_70.)
 const LEGACY: u32 = 8;

@@ -2,9 +2,10 @@
 //! the `mov`s that read them (PTX ISA, "Special Registers").
 
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args};
-use crate::exec::Cx;
+use crate::bytecode::Action;
+use crate::exec_context::Cx;
 use crate::fault::Fault;
+use crate::operands::Args;
 
 /// In a row's constant: the upper half of the counter.
 const UPPER: u32 = 1;

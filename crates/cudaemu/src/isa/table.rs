@@ -263,7 +263,7 @@ fn render(pattern: &[Vec<&str>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::Action;
+    use crate::bytecode::Action;
     use crate::isa::{Category, Operand, Value, row};
 
     fn family(names: &[&str], hints: Vec<(&'static str, &'static [&'static str])>) -> Family {

@@ -3,9 +3,10 @@
 
 use std::marker::PhantomData;
 
-use crate::code::{Access, Action, Args, Compute};
-use crate::exec::{Cx, LANES, Lane, Lanes, Registers};
+use crate::bytecode::{Access, Action, Compute};
+use crate::exec_context::{Cx, LANES, Lane, Lanes, Registers};
 use crate::fault::Fault;
+use crate::operands::Args;
 
 /// The work of a row on registers.
 pub(crate) trait Kernel {

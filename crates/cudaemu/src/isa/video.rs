@@ -2,8 +2,9 @@
 //! selectors and masks, which is what nvcc's SIMD intrinsics use.
 
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args};
-use crate::exec::{Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{Lanes, Registers};
+use crate::operands::Args;
 
 /// What is done with two elements, widened to `i32`.
 type Op = fn(i32, i32) -> i32;

@@ -2,8 +2,9 @@
 //! Instructions"). `vmad` is not among them.
 
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::code::{Action, Args};
-use crate::exec::{Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{Lanes, Registers};
+use crate::operands::Args;
 
 /// What is done with two operands of up to 33 bits, which may be shifted left by 32.
 type Op = fn(i128, i128) -> i128;

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `backing` | host memory that several threads may touch at once; the reservation (unsafe) |
 //! | `host` | memory of the program, registered (unsafe) |
+//! | `program` | memory of the program, not registered: one side of a copy (unsafe) |
 //! | `bitmap` | one bit a byte |
 //! | `physical` | bytes, and which of them were written |
 //! | `allocation` | a range of device addresses with memory behind it |
@@ -27,6 +28,7 @@ mod footprint;
 mod host;
 mod mapping;
 mod physical;
+mod program;
 mod space;
 mod view;
 
@@ -36,6 +38,7 @@ pub use error::Error;
 pub use footprint::Footprint;
 pub use mapping::GRANULARITY;
 pub use physical::Physical;
+pub use program::HostMemory;
 pub use space::Space;
 pub use view::View;
 

@@ -1,9 +1,9 @@
 //! Making and changing graphs.
 
 use super::{Entry, Graphs, Leavings, Node};
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{GraphId, NodeId};
 use crate::engine::{Edge, Graph};
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, NodeId};
 
 impl Graphs {
     /// `cuGraphCreate`
@@ -157,7 +157,7 @@ impl Graphs {
     }
 
     fn dot_part(&self, graph: GraphId, text: &mut String) -> Result<()> {
-        use crate::driver::handle::Handle;
+        use crate::handle::Handle;
         let entry = self.entry(graph)?;
         let name = |node: NodeId| format!("\"graph_{}_node_{:x}\"", entry.id, node.raw() >> 4 & 0xff_ffff);
         text.push_str(&format!("subgraph cluster_{} {{\nlabel=\"graph_{}\"\n", entry.id, entry.id));

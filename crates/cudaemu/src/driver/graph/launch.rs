@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Exec, Graphs, Leavings, Node, Refused};
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{ContextId, GraphExecId, GraphId, NodeId, StreamId};
 use crate::driver::{Driver, Guard, State};
 use crate::engine::{Mismatch, Plan, Point, Step, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, GraphExecId, GraphId, NodeId, StreamId};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
 const AUTO_FREE: u64 = 1;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{CopyNode, CopyRequest, KernelNode, Node, Value};
-use crate::code;
+use crate::bytecode;
 use crate::driver::copy::Extent;
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{ContextId, EventId};
 use crate::driver::launch::Request;
 use crate::driver::{Driver, Guard, State};
 use crate::engine::{Copy, Fill, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId};
 
 impl Driver {
     /// A kernel.
@@ -17,7 +17,7 @@ impl Driver {
         &self,
         state: &mut Guard<'_>,
         request: Request,
-        params: impl FnOnce(&code::Function) -> Result<Vec<u8>>,
+        params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<Node> {
         let (launch, context) = self.checked_launch(state, request, params)?;
         let block = launch.launch.params.as_ptr().expose_provenance() as u64;

@@ -5,10 +5,10 @@
 
 use super::{AllocNode, Graphs, Node};
 use crate::driver::Driver;
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{ContextId, GraphId, NodeId};
 use crate::driver::memory::{How, refused};
 use crate::driver::{Guard, State};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, GraphId, NodeId};
 
 /// Memory of one allocating node.
 #[derive(Clone, Copy, Debug)]

@@ -12,9 +12,9 @@ mod objects;
 
 use std::collections::BTreeMap;
 
-use super::error::{Error, Result};
-use super::handle::{GraphExecId, GraphId, NodeId, Table, UserObjectId};
 use crate::engine::{Graph, Plan, Point};
+use crate::error::{Error, Result};
+use crate::handle::{GraphExecId, GraphId, NodeId, Table, UserObjectId};
 
 pub use launch::{UPLOAD, Updated};
 pub use memory::GraphMemory;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::driver::copy::{End, Extent, Pitch};
-use crate::driver::handle::{ContextId, EventId, GraphId, Handle};
 use crate::driver::launch::Request;
 use crate::engine::{Call, Copy, Fill, Launch, Payload, Work};
+use crate::handle::{ContextId, EventId, GraphId, Handle};
 
 /// A node's work.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! User objects: things of the program that live as long as something refers to them.
 
 use super::Graphs;
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{GraphId, UserObjectId};
 use crate::engine::Call;
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, UserObjectId};
 
 /// A thing of the program.
 #[derive(Clone, Debug)]

@@ -14,8 +14,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread::ThreadId;
 
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{EventId, GraphId, NodeId, StreamId};
+use crate::error::{Error, Result};
+use crate::handle::{EventId, GraphId, NodeId, StreamId};
 
 /// Which calls are forbidden during a capture: `CUstreamCaptureMode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

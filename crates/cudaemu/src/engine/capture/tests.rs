@@ -1,5 +1,5 @@
 use super::*;
-use crate::driver::handle::Handle;
+use crate::handle::Handle;
 
 /// Captures with a little graph: node ids count up, edges are kept.
 #[derive(Default)]

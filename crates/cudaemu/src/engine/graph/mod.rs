@@ -10,8 +10,8 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{GraphId, NodeId};
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, NodeId};
 
 pub use plan::{Mismatch, Plan, Step};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Graph, Payload};
-use crate::driver::error::{Error, Result};
-use crate::driver::handle::{GraphId, NodeId};
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, NodeId};
 
 /// Graphs in graphs deeper than this are refused. (A graph cannot hold itself: adding a child copies it.)
 const DEPTH: usize = 64;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::driver::handle::Handle;
+use crate::handle::Handle;
 
 /// A letter, or a child graph.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use super::{Launch, Machine, Outcome, Sink, run};
 use crate::fault::Kind;
 use crate::mem::Space;
-use crate::{code, ptx};
+use crate::{decode, ptx};
 
 /// A kernel named `k` with one parameter: the address of `out`.
 pub(super) struct Setup {
@@ -61,7 +61,7 @@ impl Setup {
             self.functions, self.body
         );
         let module = ptx::parse(&text).unwrap_or_else(|e| unreachable!("{e}"));
-        let code = code::decode(&module, &text).unwrap_or_else(|e| unreachable!("{e}"));
+        let code = decode::decode(&module, &text).unwrap_or_else(|e| unreachable!("{e}"));
         let function = code.functions.iter().position(|f| f.entry).unwrap_or_default();
         let space = Space::new(&[1 << 30]).unwrap_or_else(|e| unreachable!("{e}"));
         let threads = (self.grid * self.block) as usize;

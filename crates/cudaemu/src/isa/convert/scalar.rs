@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 use super::super::vector::{Host, Kernel};
 use super::super::{Category, Operand, Row, Value, row};
 use super::{FTZ, ROUNDINGS, SAT, modifiers};
-use crate::code::{Action, Args, Class, Slot};
-use crate::exec::{LANES, Lane, Lanes, Registers};
+use crate::bytecode::Action;
+use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::convert::{FloatCvt, float_to_float, float_to_int, float_to_integral, int_to_float, int_to_int};
 use crate::numeric::{FloatType, IntRounding, IntType, Rounding};
+use crate::operands::{Args, Class, Slot};
 
 /// A type of `cvt`.
 trait Scalar {

@@ -4,10 +4,11 @@
 //! takes the low bits.
 
 use super::{CACHE, POLICY, SEMANTICS, SPACES, encode, window};
-use crate::code::{Access, Action, Args, Class, Slot};
-use crate::exec::{Cx, Registers, Window, each};
+use crate::bytecode::{Access, Action};
+use crate::exec_context::{Cx, Registers, Window, each};
 use crate::fault::Fault;
 use crate::isa::{Category, Family, Operand, Row, Value, row};
+use crate::operands::{Args, Class, Slot};
 
 /// In a row's constant: the loaded type is signed.
 const SIGNED: u32 = 8;

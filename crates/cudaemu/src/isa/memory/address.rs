@@ -1,10 +1,11 @@
 //! Addresses: cvta, isspacep, mapa, getctarank; and what only advises caches or orders memory, which has nothing to do here:
 //! prefetch, prefetchu, discard, applypriority, createpolicy, fence, membar.
 
-use crate::code::{Access, Action, Args};
-use crate::exec::{Cx, Registers, window};
+use crate::bytecode::{Access, Action};
+use crate::exec_context::{Cx, Registers, window};
 use crate::fault::{Fault, Kind};
 use crate::isa::{Category, Family, Operand, Row, Value, row};
+use crate::operands::Args;
 
 /// State spaces that have a window in the generic address space, and where it starts. Global and constant memory are the
 /// generic address space itself.

@@ -3,9 +3,9 @@
 pub(super) mod access;
 pub(super) mod address;
 
-use crate::code::{Args, Base};
-use crate::exec::Window;
+use crate::exec_context::Window;
 use crate::isa::{Operand, Value};
+use crate::operands::{Args, Base};
 
 /// Modifiers of memory instructions that change nothing here. Every access is at once visible to all, so memory semantics
 /// and scopes are always kept; there is no cache, so cache operators and eviction priorities have nothing to act on.

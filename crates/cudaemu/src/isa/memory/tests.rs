@@ -1,7 +1,7 @@
 //! Address arithmetic against known values. Loads and stores need a machine: see the crate's own tests.
 
 use super::address::family;
-use crate::exec::window::{LOCAL, PARAM, SHARED};
+use crate::exec_context::window::{LOCAL, PARAM, SHARED};
 use crate::isa::harness::Harness;
 
 #[test]

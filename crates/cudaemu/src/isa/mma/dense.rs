@@ -5,11 +5,12 @@ use super::fragment::{
 };
 use super::kind::{Accumulator, Element, Kind};
 use super::{product, whole_warp};
-use crate::code::{Action, Args, Slot};
-use crate::exec::Cx;
+use crate::bytecode::Action;
+use crate::exec_context::Cx;
 use crate::fault::Fault;
 use crate::isa::{Category, Row, row};
 use crate::numeric::Rounding;
+use crate::operands::{Args, Slot};
 
 /// Elements of the largest C and D.
 const RESULT: usize = 16 * 8;

@@ -4,11 +4,11 @@
 //! elements lie at `base + group · g + thread · t + element · e` of the matrix: a [`Place`].
 
 use super::kind::{Accumulator, Element};
-use crate::code::Slot;
-use crate::exec::{Lanes, Registers};
+use crate::exec_context::{Lanes, Registers};
 use crate::isa::lanes;
 use crate::numeric::fp8::{Fp8, fp8_to_f32};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f64_to_f16};
+use crate::operands::Slot;
 
 /// Where the elements of one register lie in a matrix that is stored row by row.
 #[derive(Clone, Copy, Debug)]

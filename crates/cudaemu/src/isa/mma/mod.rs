@@ -25,7 +25,7 @@ mod wmma;
 mod wmma_memory;
 
 use super::Family;
-use crate::exec::Cx;
+use crate::exec_context::Cx;
 use crate::fault::{Fault, Kind as FaultKind};
 
 pub(crate) fn family() -> Family {

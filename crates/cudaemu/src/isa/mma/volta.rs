@@ -3,11 +3,12 @@
 
 use super::kind::{Accumulator, Element, Kind};
 use super::{product, whole_warp};
-use crate::code::{Action, Args};
-use crate::exec::{Cx, LANES, Lanes};
+use crate::bytecode::Action;
+use crate::exec_context::{Cx, LANES, Lanes};
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, Value, row};
 use crate::numeric::half::{f16_to_f32, f64_to_f16};
+use crate::operands::Args;
 
 /// Bits of [`Kind::option`].
 const A_BY_COLUMNS: u32 = 1;

@@ -7,10 +7,11 @@ use super::fragment::{
 };
 use super::kind::{Accumulator, Element, Kind};
 use super::{product, whole_warp};
-use crate::code::{Action, Args, Slot};
-use crate::exec::Cx;
+use crate::bytecode::Action;
+use crate::exec_context::Cx;
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, row};
+use crate::operands::{Args, Slot};
 
 /// Elements of the largest A or B, and of the largest C.
 const FACTOR: usize = 512;

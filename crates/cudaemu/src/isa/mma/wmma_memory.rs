@@ -3,10 +3,11 @@
 use super::kind::{Accumulator, Element, Kind};
 use super::whole_warp;
 use super::wmma::{SHAPES, factor_registers};
-use crate::code::{Action, Args, Slot};
-use crate::exec::{Addresses, Cx, Lanes, Window};
+use crate::bytecode::Action;
+use crate::exec_context::{Addresses, Cx, Lanes, Window};
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, Value, lanes, row};
+use crate::operands::{Args, Slot};
 
 /// Spaces, by [`Kind::option`]; the last spelling means the same as the one before.
 const SPACES: [(&str, Window, u32); 4] = [

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::code::{Class, RegisterCounts};
-use crate::exec::Registers;
-use crate::exec::rig::Rig;
+use crate::exec_context::Registers;
+use crate::exec_context::rig::Rig;
 use crate::isa::Decode;
+use crate::operands::{Class, RegisterCounts};
 
 const ALL: u32 = u32::MAX;
 

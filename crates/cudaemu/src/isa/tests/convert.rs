@@ -2,9 +2,9 @@
 
 use super::formats::{BF16, F16, F32, F64, Format, ROUNDINGS, lines, names, results};
 use super::{TYPES, Type, ty};
-use crate::code::Class;
 use crate::isa::convert;
 use crate::isa::harness::Harness;
+use crate::operands::Class;
 
 const VALUES: &str = include_str!("values/cvt.txt");
 const FORMATS: [Format; 4] = [F16, BF16, F32, F64];

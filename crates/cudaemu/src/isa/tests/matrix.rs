@@ -1,10 +1,11 @@
 //! Matrices between shared memory and fragments, element by element.
 
-use crate::code::{Action, Args, Base, Class, RegisterCounts, Slot};
-use crate::exec::rig::Rig;
-use crate::exec::{Registers, Window, window};
+use crate::bytecode::Action;
+use crate::exec_context::rig::Rig;
+use crate::exec_context::{Registers, Window, window};
 use crate::fault::{Fault, Kind};
 use crate::isa::{Decode, Row, matrix};
+use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
 /// Registers 0 to 3 are the fragments, 4 holds shared addresses; B64 register 0 generic ones.
 struct Bench {

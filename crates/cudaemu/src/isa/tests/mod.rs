@@ -18,7 +18,7 @@ mod video_scalar;
 
 use super::harness::Harness;
 use super::{Category, Family, Operand, Value, row};
-use crate::code::Action;
+use crate::bytecode::Action;
 
 /// An integer type of PTX, to state what a whole group of rows should give in unbounded arithmetic.
 #[derive(Clone, Copy)]

@@ -4,10 +4,11 @@ use super::super::family;
 use super::super::kind::{Element, Kind};
 use super::shapes::{accumulator_bits, moderate_c, rounded};
 use super::{Spec, accumulated, moderate, spec, value};
-use crate::code::{Action, Args, Base, RegisterCounts, Slot};
-use crate::exec::rig::Rig;
-use crate::exec::{Registers, Window, window};
+use crate::bytecode::Action;
+use crate::exec_context::rig::Rig;
+use crate::exec_context::{Registers, Window, window};
 use crate::isa::{Decode, Operand, Row, Value};
+use crate::operands::{Args, Base, RegisterCounts, Slot};
 
 /// Registers of both classes: D from 0, A from 8, B from 16, C from 24; 32 holds the stride.
 const FRAGMENTS: [usize; 4] = [0, 8, 16, 24];

@@ -1,0 +1,121 @@
+//! Stream capture.
+
+use std::ffi::c_uint;
+use std::thread;
+
+use super::door::{In, InOut, Out, api, locked};
+use crate::driver::driver;
+use crate::engine::CaptureMode;
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, Handle, NodeId, StreamId};
+
+api! {
+    fn cuStreamBeginCapture_v2(stream: StreamId, mode: c_uint) {
+        locked(|_, state| state.begin_capture(stream, mode, None))
+    }
+
+    fn cuStreamBeginCaptureToGraph(
+        stream: StreamId,
+        graph: GraphId,
+        nodes: In<NodeId>,
+        _edges: In<u64>,
+        count: usize,
+        mode: c_uint,
+    ) {
+        let nodes = nodes.all(count)?;
+        locked(|_, state| state.begin_capture(stream, mode, Some((graph, nodes))))
+    }
+
+    fn cuStreamEndCapture(stream: StreamId, graph: Out<GraphId>) {
+        graph.given()?;
+        let ended = driver()?.end_capture(stream);
+        graph.set(*ended.as_ref().unwrap_or(&GraphId::default()));
+        ended.map(drop)
+    }
+
+    fn cuStreamIsCapturing(stream: StreamId, status: Out<c_uint>) {
+        status.answer(|| locked(|_, state| state.capture_info(stream).map(|info| info.status)))
+    }
+
+    fn cuStreamGetCaptureInfo(stream: StreamId, status: Out<c_uint>, id: Out<u64>) {
+        info(stream, status, id, Out::new(0), Out::new(0), Out::new(0))
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        stream: StreamId,
+        status: Out<c_uint>,
+        id: Out<u64>,
+        graph: Out<GraphId>,
+        nodes: Out<u64>,
+        count: Out<usize>,
+    ) {
+        info(stream, status, id, graph, nodes, count)
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        stream: StreamId,
+        status: Out<c_uint>,
+        id: Out<u64>,
+        graph: Out<GraphId>,
+        nodes: Out<u64>,
+        edges: Out<u64>,
+        count: Out<usize>,
+    ) {
+        // All edges are plain ones: there is nothing to say of them.
+        edges.set(0);
+        info(stream, status, id, graph, nodes, count)
+    }
+
+    fn cuStreamUpdateCaptureDependencies(stream: StreamId, nodes: In<NodeId>, count: usize, flags: c_uint) {
+        update(stream, nodes, count, flags)
+    }
+
+    fn cuStreamUpdateCaptureDependencies_v2(
+        stream: StreamId,
+        nodes: In<NodeId>,
+        _edges: In<u64>,
+        count: usize,
+        flags: c_uint,
+    ) {
+        update(stream, nodes, count, flags)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_uint>) {
+        mode.exchange(|mode| {
+            let mode = CaptureMode::new(mode)?;
+            locked(|_, state| Ok(state.captures.exchange(thread::current().id(), mode).raw()))
+        })
+    }
+}
+
+fn info(
+    stream: StreamId,
+    status: Out<c_uint>,
+    id: Out<u64>,
+    graph: Out<GraphId>,
+    nodes: Out<u64>,
+    count: Out<usize>,
+) -> Result<()> {
+    status.given()?;
+    let info = locked(|_, state| state.capture_info(stream))?;
+    status.set(info.status);
+    // Of a capture that is lost there is nothing else to tell.
+    if info.status == 1 {
+        id.set(info.id);
+        if !info.graph.is_null() {
+            graph.set(info.graph);
+        }
+        nodes.set(info.nodes);
+        count.set(info.count);
+    }
+    Ok(())
+}
+
+fn update(stream: StreamId, nodes: In<NodeId>, count: usize, flags: c_uint) -> Result<()> {
+    let nodes = nodes.all(count)?;
+    // Flags: add (0) or set (1).
+    if flags > 1 {
+        return Err(Error::InvalidValue);
+    }
+    locked(|_, state| state.update_capture(stream, &nodes, flags == 1))
+}

@@ -1,0 +1,282 @@
+//! Copies and memsets.
+
+use std::ffi::c_uint;
+
+use super::door::{In, api};
+use crate::driver::copy::{End, Extent, Pitch, When};
+use crate::driver::driver;
+use crate::driver::graph::CopyRequest;
+use crate::engine::Fill;
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, StreamId};
+use crate::mem::HostMemory;
+
+/// `CUDA_MEMCPY2D`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Copy2D {
+    from: Plane,
+    to: Plane,
+    width: usize,
+    height: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Plane {
+    x: usize,
+    y: usize,
+    kind: c_uint,
+    host: HostMemory,
+    device: u64,
+    array: u64,
+    pitch: usize,
+}
+
+/// `CUDA_MEMCPY3D`, and `CUDA_MEMCPY3D_PEER`, where the reserved fields are contexts.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Copy3D {
+    from: Volume,
+    to: Volume,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Volume {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    kind: c_uint,
+    host: HostMemory,
+    device: u64,
+    array: u64,
+    reserved: u64,
+    pitch: usize,
+    height: usize,
+}
+
+api! {
+    fn cuMemcpy(to: HostMemory, from: HostMemory, bytes: usize) {
+        linear(End::Unified(to), End::Unified(from), bytes, When::Sync)
+    }
+
+    fn cuMemcpyAsync(to: HostMemory, from: HostMemory, bytes: usize, stream: StreamId) {
+        linear(End::Unified(to), End::Unified(from), bytes, When::Async(stream))
+    }
+
+    fn cuMemcpyHtoD_v2(to: u64, from: HostMemory, bytes: usize) {
+        linear(End::Device(to), End::Host(from), bytes, When::Sync)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: HostMemory, bytes: usize, stream: StreamId) {
+        linear(End::Device(to), End::Host(from), bytes, When::Async(stream))
+    }
+
+    fn cuMemcpyDtoH_v2(to: HostMemory, from: u64, bytes: usize) {
+        linear(End::Host(to), End::Device(from), bytes, When::Sync)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(to: HostMemory, from: u64, bytes: usize, stream: StreamId) {
+        linear(End::Host(to), End::Device(from), bytes, When::Async(stream))
+    }
+
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
+        linear(End::Device(to), End::Device(from), bytes, When::Sync)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: StreamId) {
+        linear(End::Device(to), End::Device(from), bytes, When::Async(stream))
+    }
+
+    fn cuMemcpyPeer(to: u64, to_context: ContextId, from: u64, from_context: ContextId, bytes: usize) {
+        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, When::Sync)
+    }
+
+    fn cuMemcpyPeerAsync(
+        to: u64,
+        to_context: ContextId,
+        from: u64,
+        from_context: ContextId,
+        bytes: usize,
+        stream: StreamId,
+    ) {
+        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, When::Async(stream))
+    }
+
+    fn cuMemcpy2D_v2(copy: In<Copy2D>) {
+        plane(copy, When::Sync)
+    }
+
+    fn cuMemcpy2DUnaligned_v2(copy: In<Copy2D>) {
+        plane(copy, When::Sync)
+    }
+
+    fn cuMemcpy2DAsync_v2(copy: In<Copy2D>, stream: StreamId) {
+        plane(copy, When::Async(stream))
+    }
+
+    fn cuMemcpy3D_v2(copy: In<Copy3D>) {
+        volume(copy, When::Sync)
+    }
+
+    fn cuMemcpy3DAsync_v2(copy: In<Copy3D>, stream: StreamId) {
+        volume(copy, When::Async(stream))
+    }
+
+    fn cuMemcpy3DPeer(copy: In<Copy3D>) {
+        volume(copy, When::Sync)
+    }
+
+    fn cuMemcpy3DPeerAsync(copy: In<Copy3D>, stream: StreamId) {
+        volume(copy, When::Async(stream))
+    }
+
+    fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
+        fill(address, 0, value.into(), 1, [count, 1], When::Sync)
+    }
+
+    fn cuMemsetD16_v2(address: u64, value: u16, count: usize) {
+        fill(address, 0, value.into(), 2, [count, 1], When::Sync)
+    }
+
+    fn cuMemsetD32_v2(address: u64, value: u32, count: usize) {
+        fill(address, 0, value, 4, [count, 1], When::Sync)
+    }
+
+    fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: StreamId) {
+        fill(address, 0, value.into(), 1, [count, 1], When::Async(stream))
+    }
+
+    fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: StreamId) {
+        fill(address, 0, value.into(), 2, [count, 1], When::Async(stream))
+    }
+
+    fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: StreamId) {
+        fill(address, 0, value, 4, [count, 1], When::Async(stream))
+    }
+
+    fn cuMemsetD2D8_v2(address: u64, pitch: usize, value: u8, width: usize, height: usize) {
+        fill(address, pitch, value.into(), 1, [width, height], When::Sync)
+    }
+
+    fn cuMemsetD2D16_v2(address: u64, pitch: usize, value: u16, width: usize, height: usize) {
+        fill(address, pitch, value.into(), 2, [width, height], When::Sync)
+    }
+
+    fn cuMemsetD2D32_v2(address: u64, pitch: usize, value: u32, width: usize, height: usize) {
+        fill(address, pitch, value, 4, [width, height], When::Sync)
+    }
+
+    fn cuMemsetD2D8Async(address: u64, pitch: usize, value: u8, width: usize, height: usize, stream: StreamId) {
+        fill(address, pitch, value.into(), 1, [width, height], When::Async(stream))
+    }
+
+    fn cuMemsetD2D16Async(address: u64, pitch: usize, value: u16, width: usize, height: usize, stream: StreamId) {
+        fill(address, pitch, value.into(), 2, [width, height], When::Async(stream))
+    }
+
+    fn cuMemsetD2D32Async(address: u64, pitch: usize, value: u32, width: usize, height: usize, stream: StreamId) {
+        fill(address, pitch, value, 4, [width, height], When::Async(stream))
+    }
+}
+
+fn linear(to: End, from: End, bytes: usize, when: When) -> Result<()> {
+    driver()?.copy(to, Pitch::default(), from, Pitch::default(), Extent::row(bytes as u64), when)
+}
+
+fn fill(address: u64, pitch: usize, value: u32, bytes: u8, [width, height]: [usize; 2], when: When) -> Result<()> {
+    let (width, height) = (width as u64, height as u64);
+    driver()?.fill(Fill { address, pitch: pitch as u64, value, bytes, width, height }, when)
+}
+
+impl Volume {
+    /// Where the copied part starts, and how rows and slices lie. A pitch of 0 means that rows follow each other.
+    fn end(self, width: usize, height: usize) -> Result<(End, Pitch)> {
+        let row = if self.pitch == 0 { width } else { self.pitch };
+        let rows = if self.height == 0 { height } else { self.height };
+        let slice = row.checked_mul(rows);
+        let offset = slice.and_then(|slice| {
+            let [x, y, z] = [Some(self.x), self.y.checked_mul(row), self.z.checked_mul(slice)];
+            x?.checked_add(y?)?.checked_add(z?)
+        });
+        let (Some(slice), Some(offset)) = (slice, offset) else { return Err(Error::InvalidValue) };
+        let end = match self.kind {
+            1 => End::Host(self.host.offset(offset as u64).ok_or(Error::InvalidValue)?),
+            2 => End::Device(self.device.checked_add(offset as u64).ok_or(Error::InvalidValue)?),
+            // Arrays are for textures, which are not emulated.
+            3 => return Err(Error::NotSupported),
+            4 => End::Unified(HostMemory::at(self.device).offset(offset as u64).ok_or(Error::InvalidValue)?),
+            _ => return Err(Error::InvalidValue),
+        };
+        if self.level != 0 {
+            return Err(Error::InvalidValue);
+        }
+        Ok((end, Pitch { row: row as u64, slice: slice as u64 }))
+    }
+}
+
+fn plane(copy: In<Copy2D>, when: When) -> Result<()> {
+    let Copy2D { from, to, width, height } = copy.get()?;
+    let volume = |plane: Plane| Volume {
+        x: plane.x,
+        y: plane.y,
+        z: 0,
+        level: 0,
+        kind: plane.kind,
+        host: plane.host,
+        device: plane.device,
+        array: plane.array,
+        reserved: 0,
+        pitch: plane.pitch,
+        height: 0,
+    };
+    boxes(Copy3D { from: volume(from), to: volume(to), width, height, depth: 1 }, when)
+}
+
+fn volume(copy: In<Copy3D>, when: When) -> Result<()> {
+    boxes(copy.get()?, when)
+}
+
+fn boxes(copy: Copy3D, when: When) -> Result<()> {
+    let CopyRequest { to, to_pitch, from, from_pitch, extent } = copy.request()?;
+    driver()?.copy(to, to_pitch, from, from_pitch, extent, when)
+}
+
+impl Copy3D {
+    /// As a copy.
+    pub(super) fn request(self) -> Result<CopyRequest> {
+        let Self { from, to, width, height, depth } = self;
+        let (to, to_pitch) = to.end(width, height)?;
+        let (from, from_pitch) = from.end(width, height)?;
+        let extent = Extent { width: width as u64, height: height as u64, depth: depth as u64 };
+        Ok(CopyRequest { to, to_pitch, from, from_pitch, extent })
+    }
+
+    /// The description of a copy, with all offsets in the addresses.
+    pub(super) fn of(request: &CopyRequest) -> Self {
+        let CopyRequest { to, to_pitch, from, from_pitch, extent } = *request;
+        let volume = |end: End, pitch: Pitch| {
+            let none = HostMemory::at(0);
+            let (kind, host, device) = match end {
+                End::Host(memory) => (1, memory, 0),
+                End::Device(address) => (2, none, address),
+                End::Unified(memory) => (4, none, memory.address()),
+            };
+            let height = pitch.slice.checked_div(pitch.row).unwrap_or(0) as usize;
+            let row = pitch.row as usize;
+            Volume { x: 0, y: 0, z: 0, level: 0, kind, host, device, array: 0, reserved: 0, pitch: row, height }
+        };
+        Self {
+            from: volume(from, from_pitch),
+            to: volume(to, to_pitch),
+            width: extent.width as usize,
+            height: extent.height as usize,
+            depth: extent.depth as usize,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Initialisation, versions, errors, devices.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use super::door::{Buffer, In, Out, Text, api, locked};
+use super::extension::at_exit;
+use crate::config::Pci;
+use crate::config::spec::{self, MAX_BLOCK, MAX_GRID, MAX_THREADS, REGISTERS, SHARED_DEFAULT, WARP};
+use crate::driver::{driver, init};
+use crate::error::Error;
+use crate::handle::PoolId;
+
+api! {
+    fn cuInit(flags: c_uint) {
+        init(flags)?;
+        at_exit();
+        Ok(())
+    }
+
+    fn cuDriverGetVersion(version: Out<c_int>) {
+        // The one call that works before cuInit.
+        version.answer(|| Ok(driver().map_or(12090, |driver| driver.config.driver_version) as c_int))
+    }
+
+    fn cuGetErrorName(error: c_uint, text: Out<*const c_char>) {
+        error_text(error, text, |(name, _)| name)
+    }
+
+    fn cuGetErrorString(error: c_uint, text: Out<*const c_char>) {
+        error_text(error, text, |(_, text)| text)
+    }
+
+    fn cuDeviceGetCount(count: Out<c_int>) {
+        count.answer(|| Ok(driver()?.config.devices.len() as c_int))
+    }
+
+    fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
+        device.answer(|| Ok(driver()?.device(ordinal)? as c_int))
+    }
+
+    fn cuDeviceGetName(name: Buffer, room: c_int, device: c_int) {
+        let driver = driver()?;
+        let device = driver.device(device)?;
+        name.write(&driver.config.devices[device].name, usize::try_from(room).map_err(|_| Error::InvalidValue)?)
+    }
+
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) {
+        device_uuid(uuid, device)
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) {
+        device_uuid(uuid, device)
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
+        bytes.answer(|| {
+            let driver = driver()?;
+            Ok(driver.config.devices[driver.device(device)?].memory as usize)
+        })
+    }
+
+    fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, device: c_int) {
+        value.answer(|| {
+            let driver = driver()?;
+            spec::attribute(&driver.config.devices[driver.device(device)?], attribute)
+        })
+    }
+
+    fn cuDeviceGetProperties(properties: Out<[c_int; 14]>, device: c_int) {
+        properties.answer(|| {
+            let driver = driver()?;
+            let clock = driver.config.devices[driver.device(device)?].spec.clock;
+            let [bx, by, bz] = MAX_BLOCK;
+            let [gx, gy, gz] = MAX_GRID;
+            let most = i32::MAX as u32;
+            let values = [MAX_THREADS, bx, by, bz, gx, gy, gz, SHARED_DEFAULT, spec::CONSTANT, WARP, most, REGISTERS, clock, 512];
+            Ok(values.map(|value| value as c_int))
+        })
+    }
+
+    fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: c_int) {
+        major.given()?;
+        minor.given()?;
+        let driver = driver()?;
+        let capability = driver.config.devices[driver.device(device)?].spec.capability;
+        major.set(capability.0 as c_int);
+        minor.set(capability.1 as c_int);
+        Ok(())
+    }
+
+    fn cuDeviceGetPCIBusId(text: Buffer, room: c_int, device: c_int) {
+        let driver = driver()?;
+        let device = driver.device(device)?;
+        text.write(&driver.config.devices[device].pci.text(), usize::try_from(room).map_err(|_| Error::InvalidValue)?)
+    }
+
+    fn cuDeviceGetByPCIBusId(device: Out<c_int>, text: Text) {
+        device.answer(|| {
+            let driver = driver()?;
+            let pci = Pci::parse(&text.read()?).ok_or(Error::InvalidValue)?;
+            let found = driver.config.devices.iter().position(|device| device.pci == pci);
+            found.map(|device| device as c_int).ok_or(Error::InvalidDevice)
+        })
+    }
+
+    fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
+        can.answer(|| can_access(device, peer).map(c_int::from))
+    }
+
+    fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_uint, from: c_int, to: c_int) {
+        value.answer(|| {
+            let can = can_access(from, to)?;
+            match attribute {
+                // The link's rank: all are alike.
+                1 => Ok(0),
+                2 | 3 => Ok(c_int::from(can)),
+                4 | 5 => Ok(0),
+                _ => Err(Error::InvalidValue),
+            }
+        })
+    }
+
+    fn cuDeviceGetDefaultMemPool(pool: Out<PoolId>, device: c_int) {
+        pool.answer(|| locked(|driver, state| Ok(state.devices[driver.device(device)?].default_pool)))
+    }
+
+    fn cuDeviceGetMemPool(pool: Out<PoolId>, device: c_int) {
+        pool.answer(|| locked(|driver, state| Ok(state.devices[driver.device(device)?].pool)))
+    }
+
+    fn cuDeviceSetMemPool(device: c_int, pool: PoolId) {
+        let driver = driver()?;
+        driver.set_device_pool(driver.device(device)?, pool)
+    }
+
+    fn cuMemGetDefaultMemPool(pool: Out<PoolId>, location: In<[c_int; 2]>, kind: c_uint) {
+        pool.answer(|| {
+            let device = pool_location(location, kind)?;
+            locked(|driver, state| Ok(state.devices[driver.device(device)?].default_pool))
+        })
+    }
+
+    fn cuMemGetMemPool(pool: Out<PoolId>, location: In<[c_int; 2]>, kind: c_uint) {
+        pool.answer(|| {
+            let device = pool_location(location, kind)?;
+            locked(|driver, state| Ok(state.devices[driver.device(device)?].pool))
+        })
+    }
+
+    fn cuMemSetMemPool(location: In<[c_int; 2]>, kind: c_uint, pool: PoolId) {
+        let driver = driver()?;
+        driver.set_device_pool(driver.device(pool_location(location, kind)?)?, pool)
+    }
+
+    fn cuDeviceGetExecAffinitySupport(value: Out<c_int>, kind: c_uint, device: c_int) {
+        value.answer(|| {
+            driver()?.device(device)?;
+            if kind == 0 { Ok(0) } else { Err(Error::InvalidValue) }
+        })
+    }
+}
+
+/// The device of a `CUmemLocation` {type, id}, for pools of pinned device memory.
+fn pool_location(location: In<[c_int; 2]>, kind: c_uint) -> Result<c_int, Error> {
+    match (location.get()?, kind) {
+        ([1, device], 1) => Ok(device),
+        _ => Err(Error::NotSupported),
+    }
+}
+
+fn error_text(
+    error: c_uint,
+    text: Out<*const c_char>,
+    which: fn((&'static str, &'static str)) -> &'static str,
+) -> Result<(), Error> {
+    text.given()?;
+    let texts = Error::texts(error);
+    text.set(texts.map_or(std::ptr::null(), |texts| which(texts).as_ptr().cast()));
+    texts.map(drop).ok_or(Error::InvalidValue)
+}
+
+fn device_uuid(uuid: Out<[u8; 16]>, device: c_int) -> Result<(), Error> {
+    uuid.answer(|| {
+        let driver = driver()?;
+        Ok(driver.config.devices[driver.device(device)?].uuid())
+    })
+}
+
+fn can_access(device: c_int, peer: c_int) -> Result<bool, Error> {
+    let driver = driver()?;
+    let (device, peer) = (driver.device(device)?, driver.device(peer)?);
+    Ok(driver.config.devices[device].peers.contains(&peer))
+}

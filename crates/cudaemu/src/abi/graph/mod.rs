@@ -1,0 +1,226 @@
+//! Graphs: their shape, what is instantiated of them, objects that they keep.
+
+mod exec;
+mod nodes;
+mod params;
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::door::{In, InOut, Opaque, Out, Text, api, locked};
+use crate::driver::driver;
+use crate::driver::graph::Graphs;
+use crate::engine::{Call, Edge};
+use crate::error::{Error, Result};
+use crate::handle::{GraphId, NodeId, UserObjectId};
+
+api! {
+    fn cuGraphCreate(graph: Out<GraphId>, flags: c_uint) {
+        if flags != 0 {
+            return Err(Error::InvalidValue);
+        }
+        graph.answer(|| locked(|_, state| Ok(state.graphs.create())))
+    }
+
+    fn cuGraphDestroy(graph: GraphId) {
+        driver()?.destroy_graph(graph)
+    }
+
+    fn cuGraphClone(clone: Out<GraphId>, graph: GraphId) {
+        clone.answer(|| locked(|_, state| state.graphs.copy(graph)))
+    }
+
+    fn cuGraphNodeFindInClone(found: Out<NodeId>, node: NodeId, clone: GraphId) {
+        found.answer(|| locked(|_, state| state.graphs.in_clone(node, clone)))
+    }
+
+    fn cuGraphDestroyNode(node: NodeId) {
+        driver()?.destroy_node(node)
+    }
+
+    fn cuGraphGetNodes(graph: GraphId, nodes: Out<NodeId>, count: InOut<usize>) {
+        let found = locked(|_, state| Ok(state.graphs.get(graph)?.iter().map(|(id, _)| id).collect()))?;
+        list(found, nodes, count)
+    }
+
+    fn cuGraphGetRootNodes(graph: GraphId, nodes: Out<NodeId>, count: InOut<usize>) {
+        let found = locked(|_, state| Ok(state.graphs.get(graph)?.roots()))?;
+        list(found, nodes, count)
+    }
+
+    fn cuGraphGetEdges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, count: InOut<usize>) {
+        edges(graph, from, to, Out::new(0), count)
+    }
+
+    fn cuGraphGetEdges_v2(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+        edges(graph, from, to, data, count)
+    }
+
+    fn cuGraphNodeGetDependencies(node: NodeId, nodes: Out<NodeId>, count: InOut<usize>) {
+        dependencies(node, nodes, Out::new(0), count)
+    }
+
+    fn cuGraphNodeGetDependencies_v2(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+        dependencies(node, nodes, data, count)
+    }
+
+    fn cuGraphNodeGetDependentNodes(node: NodeId, nodes: Out<NodeId>, count: InOut<usize>) {
+        dependents(node, nodes, Out::new(0), count)
+    }
+
+    fn cuGraphNodeGetDependentNodes_v2(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+        dependents(node, nodes, data, count)
+    }
+
+    fn cuGraphAddDependencies(graph: GraphId, from: In<NodeId>, to: In<NodeId>, count: usize) {
+        change(graph, from, to, In::null(), count, Graphs::connect)
+    }
+
+    fn cuGraphAddDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<u64>, count: usize) {
+        change(graph, from, to, data, count, Graphs::connect)
+    }
+
+    fn cuGraphRemoveDependencies(graph: GraphId, from: In<NodeId>, to: In<NodeId>, count: usize) {
+        change(graph, from, to, In::null(), count, Graphs::disconnect)
+    }
+
+    fn cuGraphRemoveDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<u64>, count: usize) {
+        change(graph, from, to, data, count, Graphs::disconnect)
+    }
+
+    fn cuGraphNodeGetContainingGraph(node: NodeId, graph: Out<GraphId>) {
+        graph.answer(|| locked(|_, state| state.graphs.graph_of(node)))
+    }
+
+    fn cuGraphGetId(graph: GraphId, id: Out<c_uint>) {
+        id.answer(|| locked(|_, state| Ok(state.graphs.graph_number(graph)? as c_uint)))
+    }
+
+    fn cuGraphDebugDotPrint(graph: GraphId, path: Text, _flags: c_uint) {
+        let text = locked(|_, state| state.graphs.dot(graph))?;
+        std::fs::write(path.read()?, text).map_err(|_| Error::OperatingSystem)
+    }
+
+    fn cuUserObjectCreate(
+        object: Out<UserObjectId>,
+        data: Opaque,
+        destroy: Option<extern "C" fn(Opaque)>,
+        references: c_uint,
+        flags: c_uint,
+    ) {
+        let destroy = destroy.ok_or(Error::InvalidValue)?;
+        // The flag says that the destructor does not synchronise, and has to be there.
+        if flags != 1 {
+            return Err(Error::InvalidValue);
+        }
+        let raw = [(destroy as *const c_void).addr() as u64, data.address()];
+        let call = Call { run: Arc::new(move |_| destroy(data)), even_lost: true, raw };
+        object.answer(|| locked(|_, state| state.graphs.create_object(call, references)))
+    }
+
+    fn cuUserObjectRetain(object: UserObjectId, count: c_uint) {
+        locked(|_, state| state.graphs.retain_object(object, count))
+    }
+
+    fn cuUserObjectRelease(object: UserObjectId, count: c_uint) {
+        finish(locked(|_, state| state.graphs.release_object(object, count))?)
+    }
+
+    fn cuGraphRetainUserObject(graph: GraphId, object: UserObjectId, count: c_uint, flags: c_uint) {
+        locked(|_, state| state.graphs.keep_object(graph, object, count, flags))
+    }
+
+    fn cuGraphReleaseUserObject(graph: GraphId, object: UserObjectId, count: c_uint) {
+        finish(locked(|_, state| state.graphs.unkeep_object(graph, object, count))?)
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_uint, value: Out<u64>) {
+        value.answer(|| locked(|driver, state| state.graphs.memory_attribute(driver.device(device)? as u32, attribute)))
+    }
+
+    fn cuDeviceSetGraphMemAttribute(device: c_int, attribute: c_uint, value: In<u64>) {
+        let value = value.get()?;
+        locked(|driver, state| state.graphs.reset_memory_attribute(driver.device(device)? as u32, attribute, value))
+    }
+
+    fn cuDeviceGraphMemTrim(device: c_int) {
+        // Memory of graphs that are gone is given back at once.
+        driver()?.device(device).map(drop)
+    }
+}
+
+/// Name and address of each function of this folder.
+pub(super) fn all_entries() -> Vec<(&'static str, *const c_void)> {
+    [entries(), nodes::entries(), params::entries(), exec::entries()].concat()
+}
+
+fn finish(destructor: Option<Call>) -> Result<()> {
+    if let Some(call) = destructor {
+        (call.run)(None);
+    }
+    Ok(())
+}
+
+/// Answers an array: its length where there is no place for it, else as much as there is room for, with nulls after the end.
+fn list(found: Vec<NodeId>, place: Out<NodeId>, count: InOut<usize>) -> Result<()> {
+    let room = count.at(0)?;
+    if !place.is_given() {
+        count.set_at(0, found.len());
+        return Ok(());
+    }
+    for index in 0..room {
+        place.set_at(index, found.get(index).copied().unwrap_or_default());
+    }
+    count.set_at(0, room.min(found.len()));
+    Ok(())
+}
+
+/// All edges are plain: data of zeros.
+fn plain(data: Out<u64>, count: usize) {
+    (0..count).for_each(|index| data.set_at(index, 0));
+}
+
+fn edges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
+    if from.is_given() != to.is_given() {
+        return Err(Error::InvalidValue);
+    }
+    let found = locked(|_, state| Ok(state.graphs.get(graph)?.edges()))?;
+    let (sources, targets): (Vec<NodeId>, Vec<NodeId>) = found.into_iter().unzip();
+    let room = count.at(0)?;
+    list(sources, from, count)?;
+    if from.is_given() {
+        plain(data, count.at(0)?);
+        count.set_at(0, room);
+    }
+    list(targets, to, count)
+}
+
+fn dependencies(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
+    let found = locked(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependencies(node))?;
+    list(found, nodes, count)?;
+    plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
+    Ok(())
+}
+
+fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
+    let found = locked(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependents(node))?;
+    list(found, nodes, count)?;
+    plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
+    Ok(())
+}
+
+/// Adds or removes edges. Data of edges can say that less is waited for than all of a node: to wait for all of it is right then too.
+fn change(
+    graph: GraphId,
+    from: In<NodeId>,
+    to: In<NodeId>,
+    data: In<u64>,
+    count: usize,
+    change: fn(&mut Graphs, GraphId, &[Edge]) -> Result<()>,
+) -> Result<()> {
+    let edges: Vec<Edge> = from.all(count)?.into_iter().zip(to.all(count)?).collect();
+    if data.is_given() {
+        data.all(count)?;
+    }
+    locked(|_, state| change(&mut state.graphs, graph, &edges))
+}

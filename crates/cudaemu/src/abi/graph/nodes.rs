@@ -1,0 +1,176 @@
+//! Making nodes.
+
+use std::ffi::c_uint;
+
+use super::super::door::{In, InOut, Out, api, locked};
+use super::params::{Alloc, Fill, Host, Kernel, KernelV1, Node as Params};
+use crate::abi::copies::Copy3D;
+use crate::driver::driver;
+use crate::driver::graph::Node;
+use crate::driver::{Driver, Guard};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId, GraphId, NodeId};
+
+api! {
+    fn cuGraphAddKernelNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<KernelV1>) {
+        let kernel = Kernel::from(params.get()?);
+        add(node, graph, after, count, |driver, state| kernel.node(driver, state))
+    }
+
+    fn cuGraphAddKernelNode_v2(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<Kernel>) {
+        let kernel = params.get()?;
+        add(node, graph, after, count, |driver, state| kernel.node(driver, state))
+    }
+
+    fn cuGraphAddMemcpyNode(
+        node: Out<NodeId>,
+        graph: GraphId,
+        after: In<NodeId>,
+        count: usize,
+        params: In<Copy3D>,
+        context: ContextId,
+    ) {
+        let request = params.get()?.request()?;
+        add(node, graph, after, count, |driver, state| driver.copy_node(request, state.context_or_current(context)?))
+    }
+
+    fn cuGraphAddMemsetNode(
+        node: Out<NodeId>,
+        graph: GraphId,
+        after: In<NodeId>,
+        count: usize,
+        params: In<Fill>,
+        context: ContextId,
+    ) {
+        let fill = params.get()?;
+        add(node, graph, after, count, |driver, state| {
+            driver.fill_node(fill.fill()?, state.context_or_current(context)?)
+        })
+    }
+
+    fn cuGraphAddHostNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<Host>) {
+        let host = params.get()?;
+        add(node, graph, after, count, |_, _| host.node())
+    }
+
+    fn cuGraphAddEmptyNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize) {
+        add(node, graph, after, count, |_, _| Ok(Node::Empty))
+    }
+
+    fn cuGraphAddEventRecordNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, event: EventId) {
+        add(node, graph, after, count, |_, state| state.event_node(event, Node::Record))
+    }
+
+    fn cuGraphAddEventWaitNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, event: EventId) {
+        add(node, graph, after, count, |_, state| state.event_node(event, Node::Wait))
+    }
+
+    fn cuGraphAddChildGraphNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, child: GraphId) {
+        let after = after.all(count)?;
+        node.answer(|| locked(|_, state| state.graphs.add_child(graph, &after, child)))
+    }
+
+    fn cuGraphAddMemAllocNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: InOut<Alloc>) {
+        let after = after.all(count)?;
+        let mut alloc = params.at(0)?;
+        node.answer(|| {
+            let (node, address) = alloc.add(graph, &after)?;
+            alloc.address = address;
+            params.set_at(0, alloc);
+            Ok(node)
+        })
+    }
+
+    fn cuGraphAddMemFreeNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, address: u64) {
+        add(node, graph, after, count, |_, state| state.free_node(address))
+    }
+
+    fn cuGraphAddNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) {
+        any(node, graph, after, count, params)
+    }
+
+    fn cuGraphAddNode_v2(
+        node: Out<NodeId>,
+        graph: GraphId,
+        after: In<NodeId>,
+        _edges: In<u64>,
+        count: usize,
+        params: Params,
+    ) {
+        any(node, graph, after, count, params)
+    }
+
+    fn cuGraphNodeGetType(node: NodeId, kind: Out<c_uint>) {
+        kind.answer(|| locked(|_, state| Ok(state.graphs.node(node)?.kind())))
+    }
+
+    fn cuGraphChildGraphNodeGetGraph(node: NodeId, child: Out<GraphId>) {
+        child.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Node::Child(child) => Ok(*child),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphMemFreeNodeGetParams(node: NodeId, address: Out<u64>) {
+        address.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Node::Free(address) => Ok(*address),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphEventRecordNodeGetEvent(node: NodeId, event: Out<EventId>) {
+        event.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Node::Record(event) => Ok(*event),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphEventWaitNodeGetEvent(node: NodeId, event: Out<EventId>) {
+        event.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Node::Wait(event) => Ok(*event),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+}
+
+/// Makes a node and answers it.
+fn add(
+    node: Out<NodeId>,
+    graph: GraphId,
+    after: In<NodeId>,
+    count: usize,
+    make: impl FnOnce(&Driver, &mut Guard<'_>) -> Result<Node>,
+) -> Result<()> {
+    let after = after.all(count)?;
+    node.answer(|| {
+        locked(|driver, state| {
+            state.graphs.get(graph)?;
+            let payload = make(driver, state)?;
+            state.graphs.add(graph, &after, payload)
+        })
+    })
+}
+
+/// A node of the kind that the parameters name.
+fn any(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) -> Result<()> {
+    if let Some(child) = params.child()? {
+        let after = after.all(count)?;
+        node.given()?;
+        let made = locked(|_, state| state.graphs.add_child(graph, &after, child))?;
+        if let Node::Child(copy) = locked(|_, state| state.graphs.node(made).cloned())? {
+            params.answer_child(copy);
+        }
+        node.set(made);
+        return Ok(());
+    }
+    if let Some(alloc) = params.alloc()? {
+        let after = after.all(count)?;
+        return node.answer(|| {
+            let (node, address) = alloc.add(graph, &after)?;
+            params.answer_address(address);
+            Ok(node)
+        });
+    }
+    driver()?;
+    add(node, graph, after, count, |driver, state| params.node(driver, state))
+}

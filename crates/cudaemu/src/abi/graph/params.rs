@@ -1,0 +1,363 @@
+//! Parameters of nodes: the structures of the API, what they mean, and asking for them.
+
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+
+use super::super::copies::Copy3D;
+use super::super::door::{In, Opaque, Out, api, locked};
+use super::super::launch::parameters;
+use crate::driver::graph::{KernelNode, Node as Payload};
+use crate::driver::launch::Request;
+use crate::driver::{Driver, Guard, driver};
+use crate::engine::{self, Call};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId, FunctionId, GraphId, Handle, KernelId, NodeId};
+use crate::mem::HostMemory;
+
+/// `CUDA_KERNEL_NODE_PARAMS_v1`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct KernelV1 {
+    function: FunctionId,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    params: In<HostMemory>,
+    extra: In<u64>,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v2`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    first: KernelV1,
+    kernel: KernelId,
+    context: ContextId,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Fill {
+    address: u64,
+    pitch: usize,
+    value: c_uint,
+    bytes: c_uint,
+    width: usize,
+    height: usize,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Host {
+    function: Option<extern "C" fn(Opaque)>,
+    data: Opaque,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Alloc {
+    /// `CUmemPoolProps`: allocation type, handle types, location {type, id}.
+    pool: [c_uint; 4],
+    security: u64,
+    reserved: [u64; 8],
+    access: u64,
+    access_count: usize,
+    bytes: usize,
+    pub(super) address: u64,
+}
+
+/// A pointer to `CUgraphNodeParams`: the kind, padding, and after 16 bytes the parameters of that kind.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(super) struct Node(HostMemory);
+
+impl From<KernelV1> for Kernel {
+    fn from(first: KernelV1) -> Self {
+        Self { first, kernel: KernelId::default(), context: ContextId::default() }
+    }
+}
+
+impl Kernel {
+    /// The node.
+    pub(super) fn node(self, driver: &Driver, state: &mut Guard<'_>) -> Result<Payload> {
+        self.node_with(driver, state, false)
+    }
+
+    fn node_with(self, driver: &Driver, state: &mut Guard<'_>, cooperative: bool) -> Result<Payload> {
+        let KernelV1 { function, grid, block, shared, params, extra } = self.first;
+        // A library's kernel may be named instead of a function.
+        let function = if function.is_null() { FunctionId::from_raw(self.kernel.raw()) } else { function };
+        let stream = Default::default();
+        let request = Request { function, grid, block, shared, stream, cooperative, cluster: [1; 3] };
+        driver.kernel_node(state, request, |kernel| parameters(kernel, params, extra))
+    }
+
+    fn of(node: &KernelNode) -> Self {
+        let Request { function, grid, block, shared, .. } = node.request;
+        let params = In::new(node.pointers.as_ptr().expose_provenance() as u64);
+        let first = KernelV1 { function, grid, block, shared, params, extra: In::null() };
+        Self { first, kernel: KernelId::default(), context: node.context }
+    }
+}
+
+impl Fill {
+    /// As a memset.
+    pub(super) fn fill(self) -> Result<engine::Fill> {
+        let Self { address, pitch, value, bytes, width, height } = self;
+        let bytes = u8::try_from(bytes).map_err(|_| Error::InvalidValue)?;
+        Ok(engine::Fill { address, pitch: pitch as u64, value, bytes, width: width as u64, height: height as u64 })
+    }
+
+    fn of(fill: &engine::Fill) -> Self {
+        let engine::Fill { address, pitch, value, bytes, width, height } = *fill;
+        let [pitch, width, height] = [pitch, width, height].map(|extent| extent as usize);
+        Self { address, pitch, value, bytes: bytes.into(), width, height }
+    }
+}
+
+impl Host {
+    /// The node.
+    pub(super) fn node(self) -> Result<Payload> {
+        let (function, data) = (self.function.ok_or(Error::InvalidValue)?, self.data);
+        let raw = [(function as *const c_void).addr() as u64, data.address()];
+        Ok(Payload::Host(Call { run: Arc::new(move |_| function(data)), even_lost: false, raw }))
+    }
+}
+
+impl Alloc {
+    /// Adds the node; the address of its memory.
+    pub(super) fn add(&self, graph: GraphId, after: &[NodeId]) -> Result<(NodeId, u64)> {
+        // Pinned memory of a device.
+        let [kind, handles, location, device] = self.pool;
+        if kind != 1 || handles != 0 || location != 1 {
+            return Err(Error::InvalidValue);
+        }
+        let driver = driver()?;
+        let device = driver.device(device as i32)? as u32;
+        let state = driver.lock();
+        let context = state.current()?;
+        let made = driver.add_alloc_node(state, graph, after, device, self.bytes as u64, context);
+        made.map(|(node, address, _state)| (node, address))
+    }
+}
+
+impl Node {
+    fn kind(self) -> Result<c_uint> {
+        In::new(self.0.address()).get()
+    }
+
+    fn body(self) -> u64 {
+        self.0.address() + 16
+    }
+
+    /// The graph of a child graph node.
+    pub(super) fn child(self) -> Result<Option<GraphId>> {
+        if self.kind()? == 4 { In::new(self.body()).get().map(Some) } else { Ok(None) }
+    }
+
+    /// Answers the node's own copy of its graph.
+    pub(super) fn answer_child(self, graph: GraphId) {
+        Out::new(self.body()).set(graph);
+    }
+
+    /// What an allocating node allocates.
+    pub(super) fn alloc(self) -> Result<Option<Alloc>> {
+        if self.kind()? == 10 { In::new(self.body()).get().map(Some) } else { Ok(None) }
+    }
+
+    /// Answers the address of an allocating node.
+    pub(super) fn answer_address(self, address: u64) {
+        Out::new(self.body() + std::mem::offset_of!(Alloc, address) as u64).set(address);
+    }
+
+    /// A node of any other kind.
+    pub(super) fn node(self, driver: &Driver, state: &mut Guard<'_>) -> Result<Payload> {
+        let body = self.body();
+        match self.kind()? {
+            0 => In::<Kernel>::new(body).get()?.node(driver, state),
+            1 => {
+                // Flags and a reserved number, the context, the copy.
+                let context = state.context_or_current(In::new(body + 8).get()?)?;
+                driver.copy_node(In::<Copy3D>::new(body + 16).get()?.request()?, context)
+            }
+            2 => {
+                let context = In::new(body + size_of::<Fill>() as u64).get()?;
+                let context = state.context_or_current(context)?;
+                driver.fill_node(In::<Fill>::new(body).get()?.fill()?, context)
+            }
+            3 => In::<Host>::new(body).get()?.node(),
+            5 => Ok(Payload::Empty),
+            6 => state.event_node(In::<EventId>::new(body).get()?, Payload::Wait),
+            7 => state.event_node(In::<EventId>::new(body).get()?, Payload::Record),
+            11 => state.free_node(In::new(body).get()?),
+            // Semaphores of other interfaces, batches of values, conditional nodes.
+            8 | 9 | 12 | 13 => Err(Error::NotSupported),
+            _ => Err(Error::InvalidValue),
+        }
+    }
+}
+
+api! {
+    fn cuGraphKernelNodeGetParams(node: NodeId, params: Out<KernelV1>) {
+        params.answer(|| with_kernel(node, |kernel| Kernel::of(kernel).first))
+    }
+
+    fn cuGraphKernelNodeGetParams_v2(node: NodeId, params: Out<Kernel>) {
+        params.answer(|| with_kernel(node, Kernel::of))
+    }
+
+    fn cuGraphKernelNodeSetParams(node: NodeId, params: In<KernelV1>) {
+        set_kernel(node, params.get()?.into())
+    }
+
+    fn cuGraphKernelNodeSetParams_v2(node: NodeId, params: In<Kernel>) {
+        set_kernel(node, params.get()?)
+    }
+
+    fn cuGraphKernelNodeGetAttribute(node: NodeId, attribute: c_uint, value: Out<[u8; 64]>) {
+        value.answer(|| with_kernel(node, |kernel| (kernel.request.cooperative, kernel.priority)).and_then(|(together, priority)| {
+            let mut bytes = [0; 64];
+            match attribute {
+                2 => bytes[0] = together.into(),
+                8 => bytes[..4].copy_from_slice(&priority.to_le_bytes()),
+                4 => [0, 4, 8].into_iter().for_each(|at| bytes[at] = 1),
+                // Hints: as they are from the start.
+                1 | 5 | 6 | 9 | 10 | 11 | 14 => {}
+                _ => return Err(Error::InvalidValue),
+            }
+            Ok(bytes)
+        }))
+    }
+
+    fn cuGraphKernelNodeSetAttribute(node: NodeId, attribute: c_uint, value: In<[u8; 64]>) {
+        let value = value.get()?;
+        let number = i32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+        locked(|driver, state| {
+            let Payload::Kernel(kernel) = state.graphs.node(node)? else { return Err(Error::InvalidValue) };
+            let mut kernel = kernel.clone();
+            match attribute {
+                2 => {
+                    let request = Request { cooperative: number != 0, ..kernel.request };
+                    let params = kernel.launch.launch.params.to_vec();
+                    let Payload::Kernel(new) = driver.kernel_node(state, request, |_| Ok(params))? else {
+                        return Err(Error::InvalidValue);
+                    };
+                    kernel = Box::new(KernelNode { priority: kernel.priority, ..*new });
+                }
+                8 => kernel.priority = number.clamp(engine::HIGHEST, 0),
+                1 | 5 | 6 | 9 | 10 | 11 | 14 => {}
+                4 => return Err(Error::NotSupported),
+                _ => return Err(Error::InvalidValue),
+            }
+            state.graphs.set(node, Payload::Kernel(kernel))
+        })
+    }
+
+    fn cuGraphKernelNodeCopyAttributes(to: NodeId, from: NodeId) {
+        let priority = with_kernel(from, |kernel| kernel.priority)?;
+        locked(|_, state| {
+            let Payload::Kernel(kernel) = state.graphs.node(to)? else { return Err(Error::InvalidValue) };
+            let kernel = Box::new(KernelNode { priority, ..(**kernel).clone() });
+            state.graphs.set(to, Payload::Kernel(kernel))
+        })
+    }
+
+    fn cuGraphMemcpyNodeGetParams(node: NodeId, params: Out<Copy3D>) {
+        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Payload::Copy(copy) => Ok(Copy3D::of(&copy.request)),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphMemcpyNodeSetParams(node: NodeId, params: In<Copy3D>) {
+        let request = params.get()?.request()?;
+        locked(|driver, state| {
+            let context = state.graphs.node(node)?.context().ok_or(Error::InvalidValue)?;
+            state.graphs.set(node, driver.copy_node(request, context)?)
+        })
+    }
+
+    fn cuGraphMemsetNodeGetParams(node: NodeId, params: Out<Fill>) {
+        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Payload::Fill(fill, _) => Ok(Fill::of(fill)),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphMemsetNodeSetParams(node: NodeId, params: In<Fill>) {
+        let fill = params.get()?.fill()?;
+        locked(|driver, state| {
+            let context = state.graphs.node(node)?.context().ok_or(Error::InvalidValue)?;
+            state.graphs.set(node, driver.fill_node(fill, context)?)
+        })
+    }
+
+    fn cuGraphHostNodeGetParams(node: NodeId, params: Out<[u64; 2]>) {
+        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Payload::Host(call) => Ok(call.raw),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphHostNodeSetParams(node: NodeId, params: In<Host>) {
+        let new = params.get()?.node()?;
+        locked(|_, state| state.graphs.set(node, new))
+    }
+
+    fn cuGraphMemAllocNodeGetParams(node: NodeId, params: Out<Alloc>) {
+        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
+            Payload::Alloc(memory) => Ok(Alloc {
+                pool: [1, 0, 1, memory.device],
+                security: 0,
+                reserved: [0; 8],
+                access: 0,
+                access_count: 0,
+                bytes: memory.bytes as usize,
+                address: memory.address,
+            }),
+            _ => Err(Error::InvalidValue),
+        }))
+    }
+
+    fn cuGraphEventRecordNodeSetEvent(node: NodeId, event: EventId) {
+        locked(|_, state| {
+            let new = state.event_node(event, Payload::Record)?;
+            state.graphs.set(node, new)
+        })
+    }
+
+    fn cuGraphEventWaitNodeSetEvent(node: NodeId, event: EventId) {
+        locked(|_, state| {
+            let new = state.event_node(event, Payload::Wait)?;
+            state.graphs.set(node, new)
+        })
+    }
+
+    fn cuGraphNodeSetParams(node: NodeId, params: Node) {
+        locked(|driver, state| {
+            let new = params.node(driver, state)?;
+            state.graphs.set(node, new)
+        })
+    }
+}
+
+fn with_kernel<R>(node: NodeId, read: impl FnOnce(&KernelNode) -> R) -> Result<R> {
+    locked(|_, state| match state.graphs.node(node)? {
+        Payload::Kernel(kernel) => Ok(read(kernel)),
+        _ => Err(Error::InvalidValue),
+    })
+}
+
+fn set_kernel(node: NodeId, kernel: Kernel) -> Result<()> {
+    // What is set by attributes stays.
+    let (priority, cooperative) = with_kernel(node, |kernel| (kernel.priority, kernel.request.cooperative))?;
+    locked(|driver, state| {
+        let Payload::Kernel(new) = kernel.node_with(driver, state, cooperative)? else {
+            return Err(Error::InvalidValue);
+        };
+        state.graphs.set(node, Payload::Kernel(Box::new(KernelNode { priority, ..*new })))
+    })
+}

@@ -1,0 +1,141 @@
+//! Launches.
+
+use std::ffi::{c_int, c_uint};
+
+use super::door::{In, api};
+use crate::bytecode;
+use crate::driver::driver;
+use crate::driver::launch::Request;
+use crate::error::{Error, Result};
+use crate::handle::{EventId, FunctionId, Handle, StreamId};
+use crate::mem::HostMemory;
+
+/// `CUlaunchConfig`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: StreamId,
+    attributes: In<Attribute>,
+    count: c_uint,
+}
+
+/// `CUlaunchAttribute`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Attribute {
+    id: c_uint,
+    pad: [u8; 4],
+    value: [u64; 8],
+}
+
+api! {
+    fn cuLaunchKernel(
+        function: FunctionId,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared: c_uint,
+        stream: StreamId,
+        params: In<HostMemory>,
+        extra: In<u64>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let request = Request { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
+        driver()?.launch(request, |kernel| parameters(kernel, params, extra))
+    }
+
+    fn cuLaunchCooperativeKernel(
+        function: FunctionId,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared: c_uint,
+        stream: StreamId,
+        params: In<HostMemory>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let request = Request { function, grid, block, shared, stream, cooperative: true, cluster: [1; 3] };
+        driver()?.launch(request, |kernel| parameters(kernel, params, In::null()))
+    }
+
+    fn cuLaunchKernelEx(config: In<Config>, function: FunctionId, params: In<HostMemory>, extra: In<u64>) {
+        let Config { grid, block, shared, stream, attributes, count } = config.get()?;
+        let mut request = Request { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
+        let mut events = Vec::new();
+        for Attribute { id, value, .. } in attributes.all(count as usize)? {
+            match id {
+                // Hints, and the leave to start before the work in front has ended, which need not be taken.
+                0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 11 | 14 => {}
+                2 => request.cooperative = value[0] as c_int != 0,
+                4 => request.cluster = [value[0] as u32, (value[0] >> 32) as u32, value[1] as u32],
+                // Events that may come before the kernel's end: its end is early enough.
+                7 | 12 => events.push(EventId::from_raw(value[0])),
+                13 => return Err(Error::NotSupported),
+                _ => return Err(Error::InvalidValue),
+            }
+        }
+        let driver = driver()?;
+        driver.launch(request, |kernel| parameters(kernel, params, extra))?;
+        events.into_iter().try_for_each(|event| driver.record_event(event, stream, 0))
+    }
+}
+
+/// The parameter block: from an array of pointers to each, or from a buffer that `extra` describes.
+pub(super) fn parameters(kernel: &bytecode::Function, params: In<HostMemory>, extra: In<u64>) -> Result<Vec<u8>> {
+    let mut block = vec![0; kernel.param_bytes as usize];
+    if extra.is_given() {
+        if params.is_given() {
+            return Err(Error::InvalidValue);
+        }
+        let (buffer, bytes) = described(extra)?;
+        if bytes < block.len() {
+            return Err(Error::InvalidValue);
+        }
+        block.copy_from_slice(&buffer.read(0, kernel.param_bytes as usize));
+        return Ok(block);
+    }
+    for (index, param) in kernel.params.iter().enumerate() {
+        let value = params.at(index)?;
+        let place = block.get_mut(param.offset as usize..(param.offset + param.bytes) as usize);
+        match place {
+            Some(place) if value.address() != 0 => place.copy_from_slice(&value.read(0, place.len())),
+            _ => return Err(Error::InvalidValue),
+        }
+    }
+    Ok(block)
+}
+
+/// Reads `{1, buffer, 2, &bytes, 0}`.
+fn described(extra: In<u64>) -> Result<(HostMemory, usize)> {
+    let (mut buffer, mut bytes) = (None, None);
+    let mut at = 0;
+    loop {
+        match extra.at(at)? {
+            0 => break,
+            1 => buffer = Some(HostMemory::at(extra.at(at + 1)?)),
+            2 => {
+                let size = HostMemory::at(extra.at(at + 1)?);
+                if size.address() == 0 {
+                    return Err(Error::InvalidValue);
+                }
+                let size = size.read(0, 8).try_into().map_err(|_| Error::InvalidValue)?;
+                bytes = Some(u64::from_le_bytes(size) as usize);
+            }
+            _ => return Err(Error::InvalidValue),
+        }
+        at += 2;
+    }
+    match (buffer.filter(|buffer| buffer.address() != 0), bytes) {
+        (Some(buffer), Some(bytes)) => Ok((buffer, bytes)),
+        _ => Err(Error::InvalidValue),
+    }
+}

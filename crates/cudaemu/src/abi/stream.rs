@@ -1,0 +1,255 @@
+//! Streams and events; functions of the program; values in memory.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use super::door::{In, Opaque, Out, api, locked};
+use crate::driver::driver;
+use crate::engine::{Call, WaitCondition, Work};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId, StreamId};
+
+/// `CUhostFn`
+type HostFunction = Option<extern "C" fn(Opaque)>;
+/// `CUstreamCallback`
+type Callback = Option<extern "C" fn(StreamId, c_uint, Opaque)>;
+
+api! {
+    fn cuStreamCreate(stream: Out<StreamId>, flags: c_uint) {
+        stream.answer(|| locked(|_, state| state.create_stream(flags, 0)))
+    }
+
+    fn cuStreamCreateWithPriority(stream: Out<StreamId>, flags: c_uint, priority: c_int) {
+        stream.answer(|| locked(|_, state| state.create_stream(flags, priority)))
+    }
+
+    fn cuStreamDestroy_v2(stream: StreamId) {
+        driver()?.end_stream(stream)
+    }
+
+    fn cuStreamSynchronize(stream: StreamId) {
+        driver()?.synchronize_stream(stream)
+    }
+
+    fn cuStreamQuery(stream: StreamId) {
+        driver()?.query_stream(stream)
+    }
+
+    fn cuStreamWaitEvent(stream: StreamId, event: EventId, flags: c_uint) {
+        driver()?.wait_event(stream, event, flags)
+    }
+
+    fn cuStreamGetPriority(stream: StreamId, priority: Out<c_int>) {
+        priority.answer(|| locked(|_, state| {
+            let stream = state.stream(stream)?;
+            Ok(state.streams.get(stream)?.priority)
+        }))
+    }
+
+    fn cuStreamGetFlags(stream: StreamId, flags: Out<c_uint>) {
+        flags.answer(|| locked(|_, state| {
+            let stream = state.stream(stream)?;
+            Ok(state.streams.get(stream)?.flags())
+        }))
+    }
+
+    fn cuStreamGetId(stream: StreamId, id: Out<u64>) {
+        id.answer(|| locked(|_, state| {
+            let stream = state.stream(stream)?;
+            Ok(state.streams.get(stream)?.id)
+        }))
+    }
+
+    fn cuStreamGetCtx(stream: StreamId, context: Out<ContextId>) {
+        context.answer(|| locked(|_, state| state.stream_context(stream)))
+    }
+
+    fn cuStreamGetCtx_v2(stream: StreamId, context: Out<ContextId>, green: Out<u64>) {
+        context.answer(|| locked(|_, state| state.stream_context(stream)))?;
+        green.set(0);
+        Ok(())
+    }
+
+    fn cuStreamGetDevice(stream: StreamId, device: Out<c_int>) {
+        device.answer(|| locked(|_, state| {
+            let context = state.stream_context(stream)?;
+            Ok(state.contexts.get(context)?.device as c_int)
+        }))
+    }
+
+    fn cuStreamCopyAttributes(to: StreamId, from: StreamId) {
+        locked(|_, state| state.stream(to).and(state.stream(from)).map(drop))
+    }
+
+    fn cuStreamGetAttribute(stream: StreamId, attribute: c_uint, value: Out<[u8; 64]>) {
+        value.answer(|| locked(|_, state| {
+            let stream = state.stream(stream)?;
+            let mut bytes = [0; 64];
+            match attribute {
+                // Access policy window, synchronisation policy, memory domains: as they are from the start.
+                1 | 3 | 9 | 10 => {}
+                8 => bytes[..4].copy_from_slice(&state.streams.get(stream)?.priority.to_le_bytes()),
+                _ => return Err(Error::InvalidValue),
+            }
+            Ok(bytes)
+        }))
+    }
+
+    fn cuStreamSetAttribute(stream: StreamId, attribute: c_uint, value: In<[u8; 64]>) {
+        // Hints to caches and schedulers: accepted, and without effect.
+        value.get()?;
+        locked(|_, state| state.stream(stream))?;
+        if [1, 3, 8, 9, 10].contains(&attribute) { Ok(()) } else { Err(Error::InvalidValue) }
+    }
+
+    fn cuLaunchHostFunc(stream: StreamId, function: HostFunction, data: Opaque) {
+        host_function(stream, function, data)
+    }
+
+    fn cuLaunchHostFunc_v2(stream: StreamId, function: HostFunction, data: Opaque, _mode: c_uint) {
+        host_function(stream, function, data)
+    }
+
+    fn cuStreamAddCallback(stream: StreamId, callback: Callback, data: Opaque, flags: c_uint) {
+        let callback = callback.ok_or(Error::InvalidValue)?;
+        if flags != 0 {
+            return Err(Error::InvalidValue);
+        }
+        let driver = driver()?;
+        let mut state = driver.lock();
+        let target = state.stream(stream)?;
+        let run = move |lost: Option<Error>| callback(stream, lost.map_or(0, Error::code), data);
+        driver.submit(state, target, Work::Call(Call { run: Arc::new(run), even_lost: true, raw: [0; 2] }))
+    }
+
+    fn cuStreamWriteValue32_v2(stream: StreamId, address: u64, value: u32, flags: c_uint) {
+        write(stream, address, value.into(), 4, flags)
+    }
+
+    fn cuStreamWriteValue64_v2(stream: StreamId, address: u64, value: u64, flags: c_uint) {
+        write(stream, address, value, 8, flags)
+    }
+
+    fn cuStreamWaitValue32_v2(stream: StreamId, address: u64, value: u32, flags: c_uint) {
+        wait(stream, address, value.into(), 4, flags)
+    }
+
+    fn cuStreamWaitValue64_v2(stream: StreamId, address: u64, value: u64, flags: c_uint) {
+        wait(stream, address, value, 8, flags)
+    }
+
+    fn cuStreamWriteValue32(stream: StreamId, address: u64, value: u32, flags: c_uint) {
+        write(stream, address, value.into(), 4, flags)
+    }
+
+    fn cuStreamWriteValue64(stream: StreamId, address: u64, value: u64, flags: c_uint) {
+        write(stream, address, value, 8, flags)
+    }
+
+    fn cuStreamWaitValue32(stream: StreamId, address: u64, value: u32, flags: c_uint) {
+        wait(stream, address, value.into(), 4, flags)
+    }
+
+    fn cuStreamWaitValue64(stream: StreamId, address: u64, value: u64, flags: c_uint) {
+        wait(stream, address, value, 8, flags)
+    }
+
+    fn cuStreamBatchMemOp_v2(stream: StreamId, count: c_uint, operations: In<[u64; 6]>, flags: c_uint) {
+        batch(stream, count, operations, flags)
+    }
+
+    fn cuStreamBatchMemOp(stream: StreamId, count: c_uint, operations: In<[u64; 6]>, flags: c_uint) {
+        batch(stream, count, operations, flags)
+    }
+
+    fn cuEventCreate(event: Out<EventId>, flags: c_uint) {
+        event.answer(|| locked(|_, state| state.create_event(flags)))
+    }
+
+    fn cuEventDestroy_v2(event: EventId) {
+        locked(|_, state| state.destroy_event(event))
+    }
+
+    fn cuEventRecord(event: EventId, stream: StreamId) {
+        driver()?.record_event(event, stream, 0)
+    }
+
+    fn cuEventRecordWithFlags(event: EventId, stream: StreamId, flags: c_uint) {
+        driver()?.record_event(event, stream, flags)
+    }
+
+    fn cuEventQuery(event: EventId) {
+        driver()?.query_event(event)
+    }
+
+    fn cuEventSynchronize(event: EventId) {
+        driver()?.synchronize_event(event)
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, from: EventId, to: EventId) {
+        milliseconds.answer(|| locked(|_, state| state.elapsed(from, to)))
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, from: EventId, to: EventId) {
+        milliseconds.answer(|| locked(|_, state| state.elapsed(from, to)))
+    }
+}
+
+fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Result<()> {
+    let function = function.ok_or(Error::InvalidValue)?;
+    let raw = [function as usize as u64, data.address()];
+    let driver = driver()?;
+    let mut state = driver.lock();
+    let stream = state.stream(stream)?;
+    let call = Call { run: Arc::new(move |_| function(data)), even_lost: false, raw };
+    driver.submit(state, stream, Work::Call(call))
+}
+
+fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {
+    // 1: without a barrier before it, which changes nothing where work is done in order.
+    if flags > 1 { Err(Error::InvalidValue) } else { Ok(Work::WriteValue(address, value, bytes)) }
+}
+
+fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {
+    let condition = match flags & !(1 << 30) {
+        0 => WaitCondition::Geq,
+        1 => WaitCondition::Eq,
+        2 => WaitCondition::And,
+        3 => WaitCondition::Nor,
+        _ => return Err(Error::InvalidValue),
+    };
+    Ok(Work::WaitValue(address, value, bytes, condition))
+}
+
+fn write(stream: StreamId, address: u64, value: u64, bytes: u32, flags: u32) -> Result<()> {
+    driver()?.value_work(stream, address, bytes, write_work(address, value, bytes, flags)?)
+}
+
+fn wait(stream: StreamId, address: u64, value: u64, bytes: u32, flags: u32) -> Result<()> {
+    driver()?.value_work(stream, address, bytes, wait_work(address, value, bytes, flags)?)
+}
+
+/// Each operation is 48 bytes: {operation, address, value, flags, alias}.
+fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> Result<()> {
+    if count > 256 || flags != 0 {
+        return Err(Error::InvalidValue);
+    }
+    let mut works = Vec::new();
+    for [operation, address, value, flags, ..] in operations.all(count as usize)? {
+        let (operation, flags) = (operation as u32, flags as u32);
+        let bytes = if operation >= 4 { 8 } else { 4 };
+        let value = if bytes == 4 { value & u64::from(u32::MAX) } else { value };
+        works.push((
+            address,
+            bytes,
+            match operation {
+                1 | 4 => wait_work(address, value, bytes, flags)?,
+                2 | 5 => write_work(address, value, bytes, flags)?,
+                // Flush of remote writes, barrier: nothing to do where work is done in order.
+                3 | 6 => Work::Wait,
+                _ => return Err(Error::InvalidValue),
+            },
+        ));
+    }
+    driver()?.value_batch(stream, works)
+}

@@ -1,0 +1,453 @@
+//! What the machine is: read from the environment when the driver starts, and changeable by tests before that.
+//!
+//! A value that cannot be understood is a message on stderr, and `cuInit` answers CUDA_ERROR_INVALID_VALUE. Lists are separated
+//! by commas, one value per device; a single value counts for all. [`SETTINGS`] is the whole of it.
+
+mod read;
+pub mod spec;
+
+use std::path::PathBuf;
+
+use read::{amount, bytes, choice, driver_version, list, number, pci, peers, put};
+use spec::Spec;
+
+/// One setting: its name, what it says (with default), and how its text is read.
+pub struct Setting {
+    /// Name of the environment variable.
+    pub name: &'static str,
+    /// What it says, with unit and default.
+    pub help: &'static str,
+    read: fn(&mut Raw, &str) -> Result<(), String>,
+}
+
+/// All settings.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "CUDAEMU_DEVICES",
+        help: "number of devices, 0 to 64 (1)",
+        read: |raw, text| put(&mut raw.devices, number(text, 0, 64)),
+    },
+    Setting {
+        name: "CUDAEMU_CAPABILITY",
+        help: "compute capability, per device: 7.5, 8.0, 8.6, 8.9 or 9.0 (8.0); it decides all limits",
+        read: |raw, text| put(&mut raw.capability, list(text, Spec::parse_capability)),
+    },
+    Setting {
+        name: "CUDAEMU_NAME",
+        help: "name, per device (\"CUDA emulator sm_80\")",
+        read: |raw, text| put(&mut raw.name, list(text, |name| Ok(name.to_owned()))),
+    },
+    Setting {
+        name: "CUDAEMU_MEMORY",
+        help: "bytes of memory, per device, with K, M or G (8G)",
+        read: |raw, text| put(&mut raw.memory, list(text, bytes)),
+    },
+    Setting {
+        name: "CUDAEMU_SMS",
+        help: "multiprocessors, per device, 1 to 1024 (as the real one of the capability: 108 for 8.0)",
+        read: |raw, text| put(&mut raw.sms, list(text, |text| number(text, 1, 1024).map(|n| n as u32))),
+    },
+    Setting {
+        name: "CUDAEMU_PCI",
+        help: "PCI address domain:bus:device, hexadecimal, per device (0000:01:00, 0000:02:00, …)",
+        read: |raw, text| put(&mut raw.pci, list(text, pci)),
+    },
+    Setting {
+        name: "CUDAEMU_PEERS",
+        help: "pairs of devices that can access each other: all, none, or a list such as 0-1,2-3 (all)",
+        read: |raw, text| put(&mut raw.peers, peers(text)),
+    },
+    Setting {
+        name: "CUDAEMU_SEED",
+        help: "chooses among the legal orders of streams (0)",
+        read: |raw, text| put(&mut raw.seed, number(text, 0, u64::MAX)),
+    },
+    Setting {
+        name: "CUDAEMU_CHECK",
+        help: "what a fault does that only the checker sees: stop (the launch fails) or report (stderr only) (stop)",
+        read: |raw, text| put(&mut raw.report_only, choice(text, &[("stop", false), ("report", true)])),
+    },
+    Setting {
+        name: "CUDAEMU_COUNTS",
+        help: "memory traffic is counted, and counts per kernel are shown when the process ends: table (stderr), a file (JSON), on (not shown) (off)",
+        read: |raw, text| {
+            raw.counts = Some(match text {
+                "" | "off" => Counts::Off,
+                "on" => Counts::On,
+                "table" => Counts::Table,
+                path => Counts::File(path.into()),
+            });
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_MAX_INSTRUCTIONS",
+        help: "warp instructions of one block after which a launch counts as endless, with K, M or G (4G)",
+        read: |raw, text| put(&mut raw.max_instructions, bytes(text)),
+    },
+    Setting {
+        name: "CUDAEMU_THREADS",
+        help: "threads that execute a kernel's blocks, 1 to 1024 (one per core)",
+        read: |raw, text| put(&mut raw.threads, number(text, 1, 1024)),
+    },
+    Setting {
+        name: "CUDAEMU_DRIVER_VERSION",
+        help: "what cuDriverGetVersion answers: 12090 or 12.9 (12.9)",
+        read: |raw, text| put(&mut raw.driver_version, driver_version(text)),
+    },
+    Setting {
+        name: "CUDAEMU_KERNEL_US",
+        help: "simulated time: microseconds a kernel takes (off)",
+        read: |raw, text| put(&mut raw.time.kernel_us, amount(text)),
+    },
+    Setting {
+        name: "CUDAEMU_KERNELS_AT_ONCE",
+        help: "simulated time: kernels that a device runs at once, 1 to 128 (1)",
+        read: |raw, text| {
+            raw.time.kernels_at_once = number(text, 1, 128)? as u32;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_LAUNCH_US",
+        help: "simulated time: microseconds that the launch of a kernel or graph takes the calling thread, before it can start (off)",
+        read: |raw, text| put(&mut raw.time.launch_us, amount(text)),
+    },
+    Setting {
+        name: "CUDAEMU_HOST_GBPS",
+        help: "simulated time: gigabytes a second between host and device (off)",
+        read: |raw, text| put(&mut raw.time.host_gbps, amount(text)),
+    },
+    Setting {
+        name: "CUDAEMU_PEER_GBPS",
+        help: "simulated time: gigabytes a second between two devices (off)",
+        read: |raw, text| put(&mut raw.time.peer_gbps, amount(text)),
+    },
+    Setting {
+        name: "CUDAEMU_DEVICE_GBPS",
+        help: "simulated time: gigabytes a second of copies and fills within a device (off)",
+        read: |raw, text| put(&mut raw.time.device_gbps, amount(text)),
+    },
+    Setting {
+        name: "CUDA_VISIBLE_DEVICES",
+        help: "which devices a program sees, and in which order: numbers or UUIDs (all), as with the real driver",
+        read: |raw, text| {
+            raw.visible = Some(text.to_owned());
+            Ok(())
+        },
+    },
+];
+
+/// Where counts go when the process ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Counts {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// Nowhere, but they are made: tests ask for them.
+    On,
+    /// A table on stderr.
+    Table,
+    /// JSON in this file.
+    File(PathBuf),
+}
+
+/// Simulated time: what is `None` takes none. With all `None` events report the time that really passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Time {
+    /// Microseconds a kernel takes.
+    pub kernel_us: Option<f64>,
+    /// Microseconds that a launch takes the calling thread.
+    pub launch_us: Option<f64>,
+    /// Gigabytes a second between host and device.
+    pub host_gbps: Option<f64>,
+    /// Gigabytes a second between two devices.
+    pub peer_gbps: Option<f64>,
+    /// Gigabytes a second within a device.
+    pub device_gbps: Option<f64>,
+    /// Kernels that a device runs at once; 0 counts as 1.
+    pub kernels_at_once: u32,
+}
+
+/// The settings as they were given.
+#[derive(Clone, Debug, Default)]
+struct Raw {
+    devices: Option<u64>,
+    capability: Option<Vec<(u32, u32)>>,
+    name: Option<Vec<String>>,
+    memory: Option<Vec<u64>>,
+    sms: Option<Vec<u32>>,
+    pci: Option<Vec<Pci>>,
+    peers: Option<Peers>,
+    seed: Option<u64>,
+    report_only: Option<bool>,
+    counts: Option<Counts>,
+    max_instructions: Option<u64>,
+    threads: Option<u64>,
+    driver_version: Option<u32>,
+    time: Time,
+    visible: Option<String>,
+}
+
+/// A PCI address; the function is always 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pci {
+    /// Domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u32,
+    /// Device.
+    pub device: u32,
+}
+
+/// Which devices can access each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Peers {
+    All,
+    Pairs(Vec<(usize, usize)>),
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// Which one it is before CUDA_VISIBLE_DEVICES chose; its UUID is made from it.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// Limits and attributes.
+    pub spec: Spec,
+    /// Its PCI address.
+    pub pci: Pci,
+    /// The devices (as visible) that it can access.
+    pub peers: Vec<usize>,
+}
+
+/// The whole machine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The devices that the program sees.
+    pub devices: Vec<DeviceConfig>,
+    /// Chooses among the legal orders.
+    pub seed: u64,
+    /// Faults that only the checker sees do not stop a launch.
+    pub report_only: bool,
+    /// Where counts go at the end.
+    pub counts: Counts,
+    /// Limit of a warp's instructions in one launch.
+    pub max_instructions: u64,
+    /// Threads that execute blocks.
+    pub threads: usize,
+    /// As `cuDriverGetVersion` gives it: 1000 × major + 10 × minor.
+    pub driver_version: u32,
+    /// Simulated time.
+    pub time: Time,
+}
+
+impl Config {
+    /// Reads settings: name and text of each. Later ones win. The error says what is wrong with which.
+    pub fn read(settings: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
+        let mut raw = Raw::default();
+        for (name, text) in settings {
+            let Some(setting) = SETTINGS.iter().find(|setting| setting.name == name) else {
+                if name.starts_with("CUDAEMU_") {
+                    let known: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
+                    return Err(format!("{name} is no setting; the settings are {}", known.join(", ")));
+                }
+                continue;
+            };
+            (setting.read)(&mut raw, text.trim())
+                .map_err(|reason| format!("{name}={text} cannot be used: {reason}; expected: {}", setting.help))?;
+        }
+        raw.machine()
+    }
+
+    /// The settings of the environment.
+    pub fn environment() -> impl Iterator<Item = (String, String)> {
+        std::env::vars_os()
+            .filter_map(|(name, text)| Some((name.into_string().ok()?, text.to_string_lossy().into_owned())))
+            .filter(|(name, _)| name.starts_with("CUDAEMU_") || name == "CUDA_VISIBLE_DEVICES")
+    }
+}
+
+impl Raw {
+    fn machine(self) -> Result<Config, String> {
+        let count = self.devices.unwrap_or(1) as usize;
+        let devices = (0..count).map(|index| self.device(index, count)).collect::<Result<Vec<_>, _>>()?;
+        let shown = match &self.visible {
+            None => (0..count).collect(),
+            Some(text) => visible(text, &devices),
+        };
+        let can = |a: usize, b: usize| match self.peers.as_ref().unwrap_or(&Peers::All) {
+            Peers::All => true,
+            Peers::Pairs(pairs) => pairs.contains(&(a, b)) || pairs.contains(&(b, a)),
+        };
+        let devices = shown.iter().map(|&index| {
+            let peers = (0..shown.len()).filter(|&other| shown[other] != index && can(index, shown[other])).collect();
+            DeviceConfig { peers, ..devices[index].clone() }
+        });
+        Ok(Config {
+            devices: devices.collect(),
+            seed: self.seed.unwrap_or(0),
+            report_only: self.report_only.unwrap_or(false),
+            counts: self.counts.unwrap_or_default(),
+            max_instructions: self.max_instructions.unwrap_or(4 << 30),
+            threads: match self.threads {
+                Some(threads) => threads as usize,
+                None => std::thread::available_parallelism().map_or(1, usize::from),
+            },
+            driver_version: self.driver_version.unwrap_or(12090),
+            time: self.time,
+        })
+    }
+
+    fn device(&self, index: usize, count: usize) -> Result<DeviceConfig, String> {
+        let capability = *one("CUDAEMU_CAPABILITY", &self.capability, index, count)?.unwrap_or(&(8, 0));
+        let mut spec = Spec::of(capability)?;
+        if let Some(&sms) = one("CUDAEMU_SMS", &self.sms, index, count)? {
+            spec.sms = sms;
+        }
+        let name = one("CUDAEMU_NAME", &self.name, index, count)?;
+        let memory = *one("CUDAEMU_MEMORY", &self.memory, index, count)?.unwrap_or(&(8 << 30));
+        let pci = match &self.pci {
+            Some(list) if list.len() == 1 && count == 1 => list[0],
+            Some(list) if list.len() == count => list[index],
+            Some(list) => {
+                return Err(format!("CUDAEMU_PCI names {} addresses, but there are {count} devices", list.len()));
+            }
+            None => Pci { domain: 0, bus: index as u32 + 1, device: 0 },
+        };
+        Ok(DeviceConfig {
+            index,
+            name: name.cloned().unwrap_or_else(|| format!("CUDA emulator sm_{}{}", capability.0, capability.1)),
+            memory,
+            spec,
+            pci,
+            peers: Vec::new(),
+        })
+    }
+}
+
+/// The value of a list for one device.
+fn one<'a, T>(setting: &str, list: &'a Option<Vec<T>>, index: usize, count: usize) -> Result<Option<&'a T>, String> {
+    match list {
+        None => Ok(None),
+        Some(list) if list.len() == 1 => Ok(list.first()),
+        Some(list) if list.len() == count => Ok(list.get(index)),
+        Some(list) => Err(format!(
+            "{setting} has {} values, but there are {count} devices: give one value, or {count}",
+            list.len()
+        )),
+    }
+}
+
+/// CUDA_VISIBLE_DEVICES as the real driver reads it: the list ends before the first entry that names no device, or one again.
+fn visible(text: &str, devices: &[DeviceConfig]) -> Vec<usize> {
+    let mut shown = Vec::new();
+    for entry in text.split(',').map(str::trim) {
+        let index = match entry.strip_prefix("GPU-") {
+            Some(uuid) => devices.iter().position(|device| device.uuid_text().starts_with(uuid)),
+            None => entry.parse::<usize>().ok().filter(|&index| index < devices.len()),
+        };
+        match index {
+            Some(index) if !shown.contains(&index) => shown.push(index),
+            _ => break,
+        }
+    }
+    shown
+}
+
+impl DeviceConfig {
+    /// 16 bytes that differ from device to device and are the same in every run.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = *b"cudaemu\0\x80\0\0\0\0\0\0\0";
+        uuid[15] = self.index as u8;
+        uuid
+    }
+
+    /// The UUID as nvidia-smi writes it, without the `GPU-` in front.
+    fn uuid_text(&self) -> String {
+        let hex: Vec<String> = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
+        let part = |from: usize, to: usize| hex[from..to].concat();
+        [part(0, 4), part(4, 6), part(6, 8), part(8, 10), part(10, 16)].join("-")
+    }
+}
+
+impl Pci {
+    /// `0000:01:00.0`
+    pub fn text(&self) -> String {
+        format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
+    }
+
+    /// Reads `domain:bus:device.function`; domain and function may be absent.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = match text.split_once('.') {
+            Some((address, function)) => (u32::from_str_radix(function, 16) == Ok(0)).then_some(address)?,
+            None => text,
+        };
+        let parts = text.split(':').map(|part| u32::from_str_radix(part, 16).ok()).collect::<Option<Vec<u32>>>()?;
+        let pci = match parts[..] {
+            [bus, device] => Self { domain: 0, bus, device },
+            [domain, bus, device] => Self { domain, bus, device },
+            _ => return None,
+        };
+        (pci.domain <= 0xffff && pci.bus <= 0xff && pci.device <= 0x1f).then_some(pci)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let pair = |setting: &str| setting.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned()));
+        Config::read(text.split_whitespace().filter_map(pair))
+    }
+
+    #[test]
+    fn defaults_and_lists() {
+        let config = read("").unwrap();
+        assert_eq!((config.devices.len(), config.driver_version, config.report_only), (1, 12090, false));
+        assert_eq!(config.devices[0].spec.capability, (8, 0));
+        let config = read("CUDAEMU_DEVICES=2 CUDAEMU_CAPABILITY=8.0,9.0 CUDAEMU_MEMORY=64M CUDAEMU_SEED=7").unwrap();
+        assert_eq!(config.devices[1].spec.capability, (9, 0));
+        assert_eq!(config.devices.iter().map(|d| d.memory).collect::<Vec<_>>(), [64 << 20; 2]);
+        assert_eq!(config.devices[0].peers, [1]);
+        assert_eq!(config.devices[1].pci.text(), "0000:02:00.0");
+        assert_eq!(config.seed, 7);
+    }
+
+    #[test]
+    fn visible_devices() {
+        for (text, shown) in [("1,0", vec![1, 0]), ("2", vec![2]), ("0,9,1", vec![0]), ("", vec![]), ("1,1", vec![1])] {
+            let config = read(&format!("CUDAEMU_DEVICES=3 CUDAEMU_PEERS=0-1 CUDA_VISIBLE_DEVICES={text}")).unwrap();
+            assert_eq!(config.devices.iter().map(|d| d.index).collect::<Vec<_>>(), shown, "{text}");
+        }
+        let config = read("CUDAEMU_DEVICES=3 CUDAEMU_PEERS=0-2 CUDA_VISIBLE_DEVICES=2,1,0").unwrap();
+        assert_eq!(config.devices[0].peers, [2]);
+        assert!(config.devices[1].peers.is_empty());
+        let uuid = config.devices[1].uuid_text();
+        let config = read(&format!("CUDAEMU_DEVICES=3 CUDA_VISIBLE_DEVICES=GPU-{uuid}")).unwrap();
+        assert_eq!(config.devices[0].index, 1);
+    }
+
+    #[test]
+    fn wrong_values_say_what_is_wrong() {
+        for (text, part) in [
+            ("CUDAEMU_DEVICES=many", "no whole number"),
+            ("CUDAEMU_DEVICES=65", "not within 0 to 64"),
+            ("CUDAEMU_MEMORY=1T", "no whole number"),
+            ("CUDAEMU_CAPABILITY=6.1", "expected: compute capability"),
+            ("CUDAEMU_DEVICES=3 CUDAEMU_SMS=1,2", "has 2 values, but there are 3 devices"),
+            ("CUDAEMU_PEERS=0", "is no pair"),
+            ("CUDAEMU_CHECK=maybe", "none of the choices"),
+            ("CUDAEMU_KERNEL_US=-1", "no positive number"),
+            ("CUDAEMU_PCI=zz", "no PCI address"),
+            ("CUDAEMU_SPEED=9", "is no setting"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What a device of a capability can do: limits (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
+//! and the answers to `cuDeviceGetAttribute`.
+
+use super::DeviceConfig;
+use crate::error::{Error, Result};
+
+/// Limits of a device. Sizes in bytes, clocks in kHz.
+#[allow(missing_docs, reason = "the names say it")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    pub capability: (u32, u32),
+    pub sms: u32,
+    pub threads_per_sm: u32,
+    pub blocks_per_sm: u32,
+    pub shared_per_sm: u32,
+    /// Shared memory of a block that asks for more than the default (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
+    pub shared_optin: u32,
+    /// Shared memory that the system takes of each block.
+    pub shared_reserved: u32,
+    pub l2: u32,
+    pub clock: u32,
+    pub memory_clock: u32,
+    pub bus_bits: u32,
+}
+
+/// Threads of a block.
+pub const MAX_THREADS: u32 = 1024;
+/// Extents of a block.
+pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+/// Extents of a grid.
+pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Shared memory of a block that asks for nothing.
+pub const SHARED_DEFAULT: u32 = 48 << 10;
+/// 32-bit registers of a multiprocessor, and of a block.
+pub const REGISTERS: u32 = 65536;
+/// Registers are given to warps in units of this many.
+pub const REGISTER_UNIT: u32 = 256;
+/// Threads of a warp.
+pub const WARP: u32 = 32;
+/// Bytes of `.const` memory.
+pub const CONSTANT: u32 = 65536;
+
+impl Spec {
+    /// `8.0` → (8, 0), if there is such a device.
+    pub fn parse_capability(text: &str) -> std::result::Result<(u32, u32), String> {
+        let pair = text.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let pair = pair.ok_or_else(|| format!("{text:?} is no capability"))?;
+        Self::of(pair).map(|spec| spec.capability)
+    }
+
+    /// The device of a capability: the limits are the capability's, size and clocks those of one that is often met
+    /// (T4, A100, RTX 3090, RTX 4090, H100).
+    pub fn of(capability: (u32, u32)) -> std::result::Result<Self, String> {
+        let k = 1024;
+        let (sms, threads, blocks, shared, optin, l2, clock, memory_clock, bus_bits) = match capability {
+            (7, 5) => (40, 1024, 16, 64, 64, 4, 1_590_000, 5_001_000, 256),
+            (8, 0) => (108, 2048, 32, 164, 163, 40, 1_410_000, 1_593_000, 5120),
+            (8, 6) => (82, 1536, 16, 100, 99, 6, 1_695_000, 9_751_000, 384),
+            (8, 9) => (128, 1536, 24, 100, 99, 72, 2_520_000, 10_501_000, 384),
+            (9, 0) => (132, 2048, 32, 228, 227, 50, 1_980_000, 2_619_000, 5120),
+            (major, minor) => return Err(format!("no device of capability {major}.{minor} is emulated")),
+        };
+        Ok(Self {
+            capability,
+            sms,
+            threads_per_sm: threads,
+            blocks_per_sm: blocks,
+            shared_per_sm: shared * k,
+            shared_optin: optin * k,
+            shared_reserved: if capability.0 >= 8 { k } else { 0 },
+            l2: l2 * k * k,
+            clock,
+            memory_clock,
+            bus_bits,
+        })
+    }
+
+    /// 80 for capability 8.0.
+    pub fn sm(&self) -> u32 {
+        self.capability.0 * 10 + self.capability.1
+    }
+
+    /// Bytes of a kernel's parameters: more since Volta where the toolkit is 12.1 or newer, as is here.
+    pub fn parameter_bytes(&self) -> u32 {
+        if self.capability.0 >= 7 { 32764 } else { 4096 }
+    }
+}
+
+/// The answer to `cuDeviceGetAttribute`. Numbers are `CUdevice_attribute`; a number that is none is a wrong value.
+pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
+    let spec = &device.spec;
+    let since = |major: u32| u32::from(spec.capability.0 >= major);
+    let value = match attribute {
+        1 => MAX_THREADS,
+        2..=4 => MAX_BLOCK[attribute as usize - 2],
+        5..=7 => MAX_GRID[attribute as usize - 5],
+        8 => SHARED_DEFAULT,
+        9 => CONSTANT,
+        10 => WARP,
+        11 => i32::MAX as u32, // pitch
+        12 => REGISTERS,
+        13 => spec.clock,
+        14 => 512, // alignment of textures
+        15 => 1,   // copies and kernels overlap
+        16 => spec.sms,
+        17 => 0, // no watchdog
+        18 => 0, // not integrated
+        19 => 1, // maps host memory
+        20 => 0, // default compute mode
+        21 | 66 | 52 | 53 => {
+            if attribute >= 52 {
+                32768
+            } else {
+                131_072
+            }
+        }
+        22 => 131_072,
+        23 => 65536,
+        24..=26 => 16384,
+        27 | 28 => 32768,
+        29 => 2048,
+        30 => 512, // alignment of surfaces
+        31 => 1,   // concurrent kernels
+        32 => 1,   // error correction
+        33 => device.pci.bus,
+        34 => device.pci.device,
+        35 => 0, // no TCC
+        36 => spec.memory_clock,
+        37 => spec.bus_bits,
+        38 => spec.l2,
+        39 => spec.threads_per_sm,
+        40 => 3, // copy engines
+        41 => 1, // unified addressing
+        42 | 45 | 46 => 32768,
+        43 => 2048,
+        44 => 1,
+        47 | 48 => 8192,
+        49 => 32768,
+        50 => device.pci.domain,
+        51 => 32, // alignment of a texture's pitch
+        54 => 2046,
+        55 | 61 | 63 => 32768,
+        56 => 131_072,
+        57 => 65536,
+        58..=60 => 16384,
+        62 | 65 => 2048,
+        64 => 32768,
+        67 => 32768,
+        68 => 2046,
+        69 => 268_435_456,
+        70 => 131_072,
+        71 => 65000,
+        72 => 2_097_120,
+        73 | 74 | 77 => 32768,
+        75 => spec.capability.0,
+        76 => spec.capability.1,
+        78..=80 => 1, // stream priorities, L1 caches
+        81 => spec.shared_per_sm,
+        82 => REGISTERS,
+        83 => 1, // managed memory
+        84 => 0, // one device a board
+        85 => device.index as u32,
+        86 => 0, // atomics on host memory are not native
+        87 => {
+            if spec.capability.1 == 0 {
+                2
+            } else {
+                32
+            }
+        }
+        88 => 0, // no access to pageable memory
+        89 => 1, // concurrent managed access
+        90..=96 => u32::from(attribute != 94 || spec.capability.0 >= 7),
+        97 => spec.shared_optin,
+        98 => 0, // remote writes cannot be flushed
+        99 => 1, // host memory can be registered
+        100 | 101 => 0,
+        102 => 1,       // virtual memory management
+        103..=105 => 0, // no shareable handles
+        106 => spec.blocks_per_sm,
+        107 => 0, // no compression
+        108 => {
+            if since(8) == 1 {
+                spec.l2 / 4 * 3
+            } else {
+                0
+            }
+        }
+        109 => {
+            if since(8) == 1 {
+                134_213_632
+            } else {
+                0
+            }
+        }
+        110 => 0,
+        111 => spec.shared_reserved,
+        112..=114 => 0,
+        115 => 1,       // memory pools
+        116..=119 => 0, // no direct access of other devices, no handles of pools
+        120 => since(9),
+        121 => 0,
+        122 | 123 => 1, // 64-bit stream memory operations, wait for NOR
+        124 | 125 => 0,
+        126 => {
+            if since(9) == 1 {
+                4
+            } else {
+                1
+            }
+        }
+        127 => 0, // tensor maps come with the instructions that use them
+        128 => 0,
+        129 => 1, // function pointers are the same everywhere
+        130 => 0, // no memory node of its own
+        131 => return Ok(-1),
+        132 | 133 => 0,
+        134 => 0,
+        135..=138 => 0,
+        139 => 0x10de,
+        140..=158 | 161 => 0,
+        _ => return Err(Error::InvalidValue),
+    };
+    Ok(i32::try_from(value).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn attributes_of_two_capabilities() {
+        let settings = [("CUDAEMU_DEVICES", "2"), ("CUDAEMU_CAPABILITY", "8.0,9.0")];
+        let config = Config::read(settings.map(|(a, b)| (a.to_owned(), b.to_owned()))).unwrap();
+        for (number, on_80, on_90) in [
+            (1, 1024, 1024),
+            (4, 64, 64),
+            (8, 49152, 49152),
+            (16, 108, 132),
+            (33, 1, 2),
+            (39, 2048, 2048),
+            (75, 8, 9),
+            (81, 167_936, 233_472),
+            (97, 166_912, 232_448),
+            (106, 32, 32),
+            (111, 1024, 1024),
+            (120, 0, 1),
+        ] {
+            let [a, b] = [0, 1].map(|device| attribute(&config.devices[device], number));
+            assert_eq!((a, b), (Ok(on_80), Ok(on_90)), "attribute {number}");
+        }
+        for number in (1..=158).filter(|n| ![159, 160].contains(n)) {
+            assert!(attribute(&config.devices[0], number).is_ok(), "attribute {number}");
+        }
+        for number in [0, 159, 160, 162, 100_000, u32::MAX] {
+            assert_eq!(attribute(&config.devices[0], number), Err(Error::InvalidValue));
+        }
+    }
+}

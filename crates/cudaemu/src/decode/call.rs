@@ -1,0 +1,182 @@
+//! `call`: whom, with what (PTX ISA, "Control Flow Instructions: call").
+
+use super::Error;
+use super::bind::{At, Bound, integer};
+use super::function::FunctionDecoder;
+use super::layout::Size;
+use super::names::{Entity, bits};
+use super::state::Pending;
+use super::words::describe;
+use crate::bytecode::{Action, CallSite, Callee, Constant, Control, Passed, Prototype};
+use crate::isa::Value;
+use crate::operands::{Class, Slot};
+use crate::ptx::ast::{Instruction, Name, Operand, Space};
+
+/// Functions that the machine itself supplies: name, what they do, bytes of their arguments and results.
+const SUPPLIED: [(&str, Callee, &[u32], &[u32]); 4] = [
+    ("vprintf", Callee::Printf, &[8, 8], &[4]),
+    ("__assertfail", Callee::AssertFail, &[8, 8, 4, 8, 8], &[]),
+    ("malloc", Callee::Malloc, &[8], &[8]),
+    ("free", Callee::Free, &[8], &[]),
+];
+
+/// The parts of a call as the text has them.
+struct Parts<'a> {
+    returns: &'a [Operand],
+    callee: &'a Name,
+    args: &'a [Operand],
+    prototype: Option<&'a Name>,
+}
+
+impl FunctionDecoder<'_, '_> {
+    pub(super) fn call(&mut self, instruction: &Instruction, guard: Slot, row: u32) -> Result<(), Error> {
+        let line = instruction.line;
+        let at = At { opcode: &instruction.opcode, line, place: 1 };
+        let Parts { returns, callee: name, args, prototype } = parts(instruction)?;
+        let (callee, params, results) = match self.look_up(name) {
+            Some(Entity::Function(index)) => {
+                let signature = &self.module.signatures[index as usize];
+                if signature.entry {
+                    return Err(Error::new(line, format!("`{name}` is a kernel, which cannot be called")));
+                }
+                let (params, results) = (signature.params.clone(), signature.returns.clone());
+                self.body.calls.insert(index);
+                (Callee::Function(index), params, results)
+            }
+            Some(Entity::Slot(slot)) if slot.class() == Class::B64 => {
+                let Some(list) = prototype else {
+                    return Err(Error::new(
+                        line,
+                        "a call through a register needs a .callprototype or .calltargets as its last operand",
+                    ));
+                };
+                let Some(prototype) = self.scopes.find(|scope| scope.prototypes.get(list)) else {
+                    return Err(Error::new(
+                        line,
+                        format!("no .callprototype or .calltargets `{list}` in this scope of the function"),
+                    ));
+                };
+                let (params, results) = (prototype.params.clone(), prototype.returns.clone());
+                self.body.indirect = true;
+                (Callee::Indirect(slot), params, results)
+            }
+            Some(Entity::Declared) => match SUPPLIED.iter().find(|supplied| supplied.0 == &**name) {
+                Some((_, callee, params, results)) => {
+                    let sizes = |list: &[u32]| -> Vec<Size> {
+                        list.iter().map(|&bytes| Size { bytes, align: bytes, register: None }).collect()
+                    };
+                    (callee.clone(), sizes(params), sizes(results))
+                }
+                None => {
+                    let names: Vec<&str> = SUPPLIED.iter().map(|supplied| supplied.0).collect();
+                    return Err(Error::new(
+                        line,
+                        format!(
+                            "the function `{name}` is declared, but the module does not define it, and the machine supplies \
+                             only {}",
+                            names.join(", ")
+                        ),
+                    ));
+                }
+            },
+            Some(_) => {
+                return Err(Error::new(
+                    line,
+                    format!("`{name}` is neither a function nor a 64-bit register with its address"),
+                ));
+            }
+            None => return Err(Error::new(line, format!("no function `{name}` in this module"))),
+        };
+        // Results may be dropped as a whole, arguments may not.
+        if args.len() != params.len() || !returns.is_empty() && returns.len() != results.len() {
+            return Err(Error::new(
+                line,
+                format!(
+                    "`{name}` takes {} arguments and gives {} results, {} and {} came",
+                    params.len(),
+                    results.len(),
+                    args.len(),
+                    returns.len()
+                ),
+            ));
+        }
+        let args = args.iter().zip(&params).map(|(arg, size)| self.passed(at, name, arg, *size, true));
+        let args = args.collect::<Result<Box<[_]>, _>>()?;
+        let returns = returns.iter().zip(&results).map(|(result, size)| self.passed(at, name, result, *size, false));
+        let returns = returns.collect::<Result<Box<[_]>, _>>()?;
+        let bytes = |sizes: &[Size]| sizes.iter().map(|size| size.bytes).collect();
+        let prototype = matches!(callee, Callee::Indirect(_))
+            .then(|| Prototype { params: bytes(&params), returns: bytes(&results) });
+        let site = Box::new(CallSite { callee, args, returns, prototype });
+        self.push(Action::Control(Control::Call(site)), Bound::default(), guard, line, row);
+        Ok(())
+    }
+
+    /// An argument or result: a `.param` variable of the caller, a register, or (arguments only) a number.
+    fn passed(&mut self, at: At<'_>, callee: &str, operand: &Operand, size: Size, arg: bool) -> Result<Passed, Error> {
+        let role = if arg { "argument" } else { "result" };
+        let fail = |came: String| {
+            let bytes = size.bytes;
+            Err(Error::new(at.line, format!("this {role} of `{callee}` must have {bytes} bytes, not be {came}")))
+        };
+        if let Operand::Name(name) = operand {
+            match self.look_up(name) {
+                Some(Entity::Frame { space: Space::Param, offset, bytes }) if bytes == size.bytes => {
+                    return Ok(Passed::Param { offset, bytes });
+                }
+                Some(Entity::Frame { space: Space::Param, bytes, .. }) => {
+                    return fail(format!("`{name}`, which has {bytes}"));
+                }
+                Some(Entity::Slot(slot)) => {
+                    let bytes = bits(slot.class()).div_ceil(8);
+                    return match bytes == size.bytes {
+                        true => Ok(Passed::Register(slot)),
+                        false => fail(format!("the register `{name}`, which has {bytes}")),
+                    };
+                }
+                _ => {}
+            }
+        }
+        let value = match size.bytes {
+            2 => Value::B16,
+            4 => Value::B32,
+            8 => Value::B64,
+            _ => return fail(describe(operand)),
+        };
+        match (operand, integer(operand)) {
+            (_, Some(number)) if arg => {
+                let slot = self.source(at, &Operand::Int(number), value, false)?;
+                Ok(Passed::Register(slot))
+            }
+            (&Operand::F32(single), _) if arg && size.bytes == 4 => self.bits(at, Class::B32, u64::from(single)),
+            (&Operand::F64(double), _) if arg && size.bytes == 8 => self.bits(at, Class::B64, double),
+            _ => fail(describe(operand)),
+        }
+    }
+
+    fn bits(&mut self, at: At<'_>, class: Class, bits: u64) -> Result<Passed, Error> {
+        Ok(Passed::Register(self.constant(class, Pending::Known(Constant::Bits(bits)), at.line)?))
+    }
+}
+
+/// `call (results), callee, (arguments), prototype`: only the callee must be there.
+fn parts(instruction: &Instruction) -> Result<Parts<'_>, Error> {
+    let (returns, rest) = leading_list(&instruction.operands);
+    if let [Operand::Name(callee), rest @ ..] = rest {
+        let (args, rest) = leading_list(rest);
+        match rest {
+            [] => return Ok(Parts { returns, callee, args, prototype: None }),
+            [Operand::Name(prototype)] => return Ok(Parts { returns, callee, args, prototype: Some(prototype) }),
+            _ => {}
+        }
+    }
+    let form = "(results), function, (arguments), prototype";
+    Err(Error::new(instruction.line, format!("the operands of `{}` must be: {form}", instruction.opcode)))
+}
+
+fn leading_list(operands: &[Operand]) -> (&[Operand], &[Operand]) {
+    match operands {
+        [Operand::List(items), rest @ ..] => (items, rest),
+        _ => (&[], operands),
+    }
+}

@@ -1,0 +1,186 @@
+//! Sizes, alignments and initial bytes of variables.
+
+use super::Error;
+use super::names::{Entity, class_of};
+use super::state::{ModuleState, SharedVariable};
+use super::words::space_name;
+use crate::bytecode::{Global, Relocation, Symbol};
+use crate::operands::Class;
+use crate::ptx::ast::{Init, Linkage, Space, Type, Variable};
+
+/// Static shared memory that a kernel may have without asking the driver for more (ptxas refuses it beyond).
+pub(super) const MAX_STATIC_SHARED: u64 = 48 << 10;
+/// Local memory of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+pub(super) const MAX_FRAME: u64 = 512 << 10;
+/// A kernel's parameters, and what they may take from PTX 8.1 on for sm_70 and later (PTX ISA, "Kernel Function Parameters").
+pub(super) const MAX_PARAMS: u64 = 4096;
+pub(super) const MAX_PARAMS_8_1: u64 = 32764;
+/// More than any device has of memory: beyond it a size is a slip.
+const MAX_GLOBAL: u64 = 1 << 42;
+/// No hardware or tool asks for more.
+const MAX_ALIGN: u32 = 1 << 16;
+
+/// Size of a parameter, and its register's class if it is declared `.reg`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) bytes: u32,
+    pub(super) align: u32,
+    pub(super) register: Option<Class>,
+}
+
+/// Bytes and alignment of a variable in memory; an open extent (`[]`) gives 0 bytes.
+pub(super) fn memory_size(variable: &Variable) -> Result<(u64, u32), Error> {
+    let fail = |message: String| Err(Error::new(variable.line, message));
+    let name = &variable.name;
+    if variable.ty == Type::Pred {
+        return fail(format!("`{name}` is a predicate: predicates exist in registers only"));
+    }
+    let element = u64::from(variable.ty.bytes()) * u64::from(variable.vector.max(1));
+    let bytes = variable.dims.iter().try_fold(element, |bytes, &extent| bytes.checked_mul(extent));
+    let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_GLOBAL) else {
+        return fail(format!("`{name}` is larger than any memory: at most {MAX_GLOBAL} bytes are possible"));
+    };
+    let align = if variable.align == 0 { element as u32 } else { variable.align };
+    if !align.is_power_of_two() || align > MAX_ALIGN {
+        return fail(format!("`{name}` has alignment {align}: a power of two up to {MAX_ALIGN} was expected"));
+    }
+    Ok((bytes, align))
+}
+
+/// The same for a variable that must have a size, within a limit.
+pub(super) fn sized(variable: &Variable, limit: u64) -> Result<(u32, u32), Error> {
+    let (bytes, align) = memory_size(variable)?;
+    if bytes == 0 {
+        return Err(Error::new(variable.line, format!("`{}` has no size: an extent is missing or 0", variable.name)));
+    }
+    match u32::try_from(bytes) {
+        Ok(small) if bytes <= limit => Ok((small, align)),
+        _ => Err(Error::new(
+            variable.line,
+            format!("`{}` takes {bytes} bytes, more than the {limit} possible here", variable.name),
+        )),
+    }
+}
+
+/// Size of a parameter or result of a function.
+pub(super) fn param_size(variable: &Variable) -> Result<Size, Error> {
+    if variable.space == Space::Reg {
+        let class = class_of(variable.ty);
+        let bytes = variable.ty.bytes().max(1);
+        return Ok(Size { bytes, align: bytes, register: Some(class) });
+    }
+    let (bytes, align) = sized(variable, MAX_FRAME)?;
+    Ok(Size { bytes, align, register: None })
+}
+
+/// The next multiple of a power of two.
+pub(super) fn align_up(offset: u64, align: u32) -> u64 {
+    offset.next_multiple_of(u64::from(align.max(1)))
+}
+
+impl ModuleState<'_> {
+    /// Makes room for a variable that is not on a function's frame, and says what its name means from now on. Its initialiser
+    /// comes later ([`ModuleState::initialise`]), when all names are known.
+    pub(super) fn place(&mut self, variable: &Variable) -> Result<Entity, Error> {
+        let fail = |message: String| Err(Error::new(variable.line, message));
+        let name = &variable.name;
+        match variable.space {
+            Space::Global | Space::Const => {
+                if variable.linkage == Linkage::Extern {
+                    return Ok(Entity::Undefined);
+                }
+                let (bytes, align) = memory_size(variable)?;
+                let given = variable.init.len() as u64 * u64::from(variable.ty.bytes());
+                // An open extent is closed by the initialiser.
+                let bytes = if variable.dims.first() == Some(&0) { given } else { bytes };
+                if bytes == 0 {
+                    return fail(format!("`{name}` has no size: an extent is missing or 0"));
+                }
+                let index = self.globals.len() as u32;
+                self.globals.push(Global {
+                    name: name.clone(),
+                    constant: variable.space == Space::Const,
+                    bytes,
+                    align,
+                    init: None,
+                    relocations: Vec::new(),
+                });
+                Ok(Entity::Global { index, space: variable.space })
+            }
+            Space::Shared if variable.linkage == Linkage::Extern => Ok(Entity::DynamicShared(memory_size(variable)?.1)),
+            Space::Shared => {
+                let (bytes, align) = sized(variable, MAX_STATIC_SHARED)?;
+                self.shared.push(SharedVariable { bytes, align });
+                Ok(Entity::Shared(self.shared.len() - 1))
+            }
+            Space::Local | Space::Param | Space::Reg => {
+                fail(format!("`{name}` is a {} variable, which only a function can have", space_name(variable.space)))
+            }
+        }
+    }
+
+    /// Initial bytes of a placed variable.
+    pub(super) fn initialise(&mut self, entity: &Entity, variable: &Variable) -> Result<(), Error> {
+        if variable.init.is_empty() {
+            return Ok(());
+        }
+        let fail = |message: String| Err(Error::new(variable.line, message));
+        let name = &variable.name;
+        let &Entity::Global { index, .. } = entity else {
+            return fail(format!("`{name}` has an initialiser, which only global and constant variables can have"));
+        };
+        let element = u64::from(variable.ty.bytes());
+        let given = variable.init.len() as u64 * element;
+        let room = self.globals[index as usize].bytes;
+        if given > room {
+            return fail(format!("the initialiser of `{name}` has {given} bytes, the variable {room}"));
+        }
+        let mut bytes = Vec::with_capacity(given as usize);
+        let mut relocations = Vec::new();
+        for init in &variable.init {
+            match init {
+                Init::Bits(bits) => {
+                    bytes.extend(u128::from(*bits).to_le_bytes().iter().take(element as usize));
+                }
+                Init::Symbol { name: symbol, offset, generic: _, mask } => {
+                    let at = bytes.len() as u64;
+                    let (width, byte) = match (mask, element) {
+                        (0, 8) => (8, 0),
+                        (&mask, 1) if mask != 0 && mask == 0xff << (mask.trailing_zeros() / 8 * 8) => {
+                            (1, mask.trailing_zeros() / 8)
+                        }
+                        _ => {
+                            return fail(format!(
+                                "the address of `{symbol}` in `{name}` needs an 8-byte element, or 1-byte elements with masks \
+                                 0xFF(…), 0xFF00(…), …; the elements have {element} bytes"
+                            ));
+                        }
+                    };
+                    let of = self.symbol(symbol, variable.line)?;
+                    relocations.push(Relocation { at, bytes: width, byte, of, offset: *offset });
+                    bytes.resize(bytes.len() + element as usize, 0);
+                }
+            }
+        }
+        let global = &mut self.globals[index as usize];
+        global.init = Some(bytes);
+        global.relocations = relocations;
+        Ok(())
+    }
+
+    /// Whose address an initialiser asks for.
+    fn symbol(&mut self, name: &str, line: u32) -> Result<Symbol, Error> {
+        match self.names.get(name) {
+            Some(&Entity::Global { index, .. }) => Ok(Symbol::Global(index)),
+            Some(&Entity::Function(index)) => {
+                self.address_taken.insert(index);
+                Ok(Symbol::Function(index))
+            }
+            Some(Entity::Declared | Entity::Undefined) => {
+                Err(Error::new(line, format!("`{name}` is declared, but the module does not define it")))
+            }
+            Some(_) => Err(Error::new(line, format!("the address of `{name}` is not known before a kernel runs"))),
+            None => Err(Error::new(line, format!("no variable or function `{name}` in this module"))),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Places decoded functions: in the code, in the register files and in the shared memory of the kernels that reach them.
+//!
+//! A function is decoded once, so its registers and shared variables lie at the same place in every kernel that reaches it.
+//! Functions are placed first, one after another, each at the lowest place that is free in all of those kernels; then every
+//! kernel's own follow, which nobody else shares.
+
+use std::collections::HashMap;
+
+use super::Error;
+use super::graph::Graph;
+use super::layout::{MAX_STATIC_SHARED, align_up};
+use super::liveness;
+use super::state::{Body, ModuleState, Pending};
+use crate::bytecode::{Action, Callee, Code, Constant, Control, Function, Inst, Passed};
+use crate::operands::{Base, Class, RegisterCounts, Slot};
+use crate::ptx::ast;
+
+/// What all kernels of a module may reach in all: functions and their calls, constants and shared variables. Compilers make
+/// kernels that call few functions; without an end some megabytes of text could ask for any amount of memory.
+const MAX_REACHED: usize = 8 << 20;
+
+const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128];
+
+/// Registers that a thread can have, and that a block's threads share (CUDA C++ Programming Guide, "Technical
+/// Specifications per Compute Capability").
+const MAX_REGISTERS: u32 = 255;
+const BLOCK_REGISTERS: u32 = 64 << 10;
+
+/// Puts the functions together. `functions` are those with a body, in the order of `bodies`.
+pub(super) fn link(
+    module: ModuleState<'_>,
+    functions: &[&ast::Function],
+    bodies: Vec<Body>,
+    code: &mut Code,
+) -> Result<(), Error> {
+    // Kernels cannot be called, by address no more than by name.
+    let callable = |function: u32| functions.get(function as usize).is_some_and(|function| !function.entry);
+    let graph = Graph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
+    let weight = |body: &Body| 1 + body.constants.len() + body.shared.len();
+    let weights: Vec<usize> = bodies.iter().map(weight).collect();
+    let kernels = (0..bodies.len()).filter(|&function| functions[function].entry);
+    let reached = graph.reached(kernels, &weights, MAX_REACHED).map_err(|kernel| {
+        let ast::Function { name, line, .. } = functions[kernel];
+        let text = format!(
+            "the kernels up to `{name}` reach more than {MAX_REACHED} functions, calls, constants and shared variables in all: \
+             split the module"
+        );
+        Error::new(*line, text)
+    })?;
+    let recursive = graph.recursive();
+    let registers = place_registers(functions, &bodies, &reached);
+    let shared = place_shared(&module, functions, &bodies, &reached)?;
+    let live: Vec<u32> = bodies.iter().map(liveness::most_live).collect();
+    let mut constants: Vec<Vec<(Slot, Constant)>> = Vec::with_capacity(bodies.len());
+    let aligns: Vec<u32> = bodies.iter().map(|body| body.dynamic_align).collect();
+
+    for (index, (body, source)) in bodies.into_iter().zip(functions).enumerate() {
+        let placed = Placed { base: registers.base[index], line: source.line };
+        let offset_of = |id: usize| shared.offsets.get(&(id, None)).or_else(|| shared.offsets.get(&(id, Some(index))));
+        let offset_of = |id: usize| i64::from(offset_of(id).copied().unwrap_or(0));
+        let start = code.insts.len();
+        let mut insts = body.insts;
+        for &(inst, id) in &body.shared_addresses {
+            let args = &mut insts[inst].args;
+            args.offset = args.offset.wrapping_add(offset_of(id));
+        }
+        for inst in &mut insts {
+            placed.inst(inst, start as u32)?;
+        }
+        code.insts.append(&mut insts);
+        if code.insts.len() >= u32::MAX as usize {
+            return Err(Error::new(source.line, "the module has more instructions than can be numbered"));
+        }
+        let mut own_constants = Vec::with_capacity(body.constants.len());
+        for (slot, pending) in body.constants {
+            let value = match pending {
+                Pending::Known(constant) => constant,
+                Pending::Shared(id, offset) => Constant::Bits(offset.wrapping_add(offset_of(id)) as u64),
+            };
+            own_constants.push((placed.slot(slot)?, value));
+        }
+        constants.push(own_constants);
+        let reach = &reached[index];
+        let with_reached = || reach.iter().copied().chain([index]);
+        let align = with_reached().map(|function| aligns[function]).max().unwrap_or(0);
+        let mut params = body.params;
+        let mut returns = body.returns;
+        for param in params.iter_mut().chain(&mut returns) {
+            param.register = param.register.map(|slot| placed.slot(slot)).transpose()?;
+        }
+        code.functions.push(Function {
+            name: source.name.clone(),
+            entry: source.entry,
+            start: start as u32,
+            end: code.insts.len() as u32,
+            params,
+            returns,
+            param_bytes: body.param_bytes,
+            frame_bytes: align_up(u64::from(body.frame_bytes), module.frame_align) as u32,
+            stack_bytes: 0,
+            shared_bytes: shared.bytes[index],
+            dynamic_shared_align: align.max(1),
+            registers: registers.counts[index],
+            constants: Vec::new(),
+            own: body.own.into_iter().map(|slot| placed.slot(slot)).collect::<Result<_, _>>()?,
+            recursive: recursive[index],
+            address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
+            max_threads: source.max_threads,
+            required_threads: source.required_threads,
+            reported_registers: reported(source, with_reached().map(|function| live[function]).max()),
+        });
+    }
+    let frames: Vec<u64> = code.functions.iter().map(|function| u64::from(function.frame_bytes)).collect();
+    for (index, function) in code.functions.iter_mut().enumerate() {
+        let others = reached[index].iter().filter(|&&other| other != index).map(|&other| frames[other]);
+        function.stack_bytes = others.fold(frames[index], u64::saturating_add);
+        function.constants = constants[index].clone();
+        for &other in reached[index].iter().filter(|&&other| other != index) {
+            function.constants.extend_from_slice(&constants[other]);
+        }
+    }
+    code.globals = module.globals;
+    Ok(())
+}
+
+/// The most that is live at once in the kernel or in one of the functions it reaches, within what the machine and the
+/// function's own directives allow. ptxas needs a few more for addresses and calls.
+fn reported(function: &ast::Function, live: Option<u32>) -> u32 {
+    let mut limit = MAX_REGISTERS;
+    if function.max_registers > 0 {
+        limit = limit.min(function.max_registers);
+    }
+    if let Some(threads) = function.max_threads {
+        let threads = threads.iter().fold(1u32, |product, &extent| product.saturating_mul(extent.max(1)));
+        limit = limit.min((BLOCK_REGISTERS / threads).max(1));
+    }
+    live.unwrap_or(0).clamp(1, limit)
+}
+
+/// Where each function's slots start in each class, and how long the register file is up to its end.
+struct RegisterPlaces {
+    base: Vec<RegisterCounts>,
+    counts: Vec<RegisterCounts>,
+}
+
+fn place_registers(functions: &[&ast::Function], bodies: &[Body], reached: &[Vec<usize>]) -> RegisterPlaces {
+    let mut base = vec![RegisterCounts::default(); bodies.len()];
+    let mut counts = vec![RegisterCounts::default(); bodies.len()];
+    let kernels = kernels_of(functions, reached);
+    let order =
+        (0..bodies.len()).filter(|&f| !functions[f].entry).chain((0..bodies.len()).filter(|&f| functions[f].entry));
+    for function in order {
+        for class in CLASSES {
+            let holders = kernels[function].iter().copied().chain(functions[function].entry.then_some(function));
+            let start = holders.clone().map(|kernel| counts[kernel].of(class)).max().unwrap_or(0);
+            let end = start + bodies[function].counts.of(class);
+            *base[function].of_mut(class) = start;
+            *counts[function].of_mut(class) = end;
+            for kernel in holders {
+                *counts[kernel].of_mut(class) = end;
+            }
+        }
+    }
+    RegisterPlaces { base, counts }
+}
+
+/// For each function the kernels that reach it.
+fn kernels_of(functions: &[&ast::Function], reached: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let mut kernels = vec![Vec::new(); functions.len()];
+    for (kernel, reach) in reached.iter().enumerate().filter(|(kernel, _)| functions[*kernel].entry) {
+        for &function in reach {
+            kernels[function].push(kernel);
+        }
+    }
+    kernels
+}
+
+/// Offsets of static shared variables.
+struct SharedPlaces {
+    /// By variable, and by kernel where only kernels name it: each has its own layout then.
+    offsets: HashMap<(usize, Option<usize>), u32>,
+    /// Bytes of each kernel.
+    bytes: Vec<u32>,
+}
+
+fn place_shared(
+    module: &ModuleState<'_>,
+    functions: &[&ast::Function],
+    bodies: &[Body],
+    reached: &[Vec<usize>],
+) -> Result<SharedPlaces, Error> {
+    let kernels = kernels_of(functions, reached);
+    // Kernels that need a variable: through a function (its offset must be one and the same for all), or by themselves.
+    let mut through: Vec<Option<Vec<usize>>> = vec![None; module.shared.len()];
+    let mut direct: Vec<Vec<usize>> = vec![Vec::new(); module.shared.len()];
+    for (function, body) in bodies.iter().enumerate() {
+        for &id in &body.shared {
+            match functions[function].entry {
+                true => direct[id].push(function),
+                false => through[id].get_or_insert_default().extend(&kernels[function]),
+            }
+        }
+    }
+    let mut ends = vec![0u64; bodies.len()];
+    let mut offsets = HashMap::new();
+    for (id, variable) in module.shared.iter().enumerate() {
+        let mut place = |holders: &[usize], key: Option<usize>| {
+            let start = holders.iter().map(|&kernel| ends[kernel]).max().unwrap_or(0);
+            let offset = align_up(start, variable.align);
+            holders.iter().for_each(|&kernel| ends[kernel] = offset + u64::from(variable.bytes));
+            offsets.insert((id, key), u32::try_from(offset).unwrap_or(u32::MAX));
+        };
+        match &through[id] {
+            Some(kernels) => place(&[&**kernels, &direct[id]].concat(), None),
+            None => direct[id].iter().for_each(|&kernel| place(&[kernel], Some(kernel))),
+        }
+    }
+    for (function, &bytes) in functions.iter().zip(&ends) {
+        if bytes > MAX_STATIC_SHARED {
+            return Err(Error::new(
+                function.line,
+                format!(
+                    "the kernel `{}` has {bytes} bytes of static shared memory, at most {MAX_STATIC_SHARED} are possible: \
+                     use dynamic shared memory for more",
+                    function.name
+                ),
+            ));
+        }
+    }
+    Ok(SharedPlaces { offsets, bytes: ends.into_iter().map(|end| end as u32).collect() })
+}
+
+/// A function's place in the register file.
+struct Placed {
+    base: RegisterCounts,
+    line: u32,
+}
+
+impl Placed {
+    fn slot(&self, slot: Slot) -> Result<Slot, Error> {
+        if slot.is_none() {
+            return Ok(slot);
+        }
+        let class = slot.class();
+        let moved = Slot::new(class, slot.index() + self.base.of(class))
+            .ok_or_else(|| Error::new(self.line, "the module uses more registers than there are slots"))?;
+        Ok(if slot.negated() { moved.negate() } else { moved })
+    }
+
+    fn update(&self, slot: &mut Slot) -> Result<(), Error> {
+        *slot = self.slot(*slot)?;
+        Ok(())
+    }
+
+    /// Moves slots to their places and targets behind `start`.
+    fn inst(&self, inst: &mut Inst, start: u32) -> Result<(), Error> {
+        let args = &mut inst.args;
+        for slot in args.s.iter_mut().chain(&mut args.all).chain([&mut inst.guard]) {
+            self.update(slot)?;
+        }
+        if let Base::Wide(slot) | Base::Narrow(slot) = &mut args.base {
+            self.update(slot)?;
+        }
+        match &mut inst.action {
+            Action::Control(Control::Branch(target)) => *target += start,
+            Action::Control(Control::BranchIndexed(targets)) => targets.iter_mut().for_each(|target| *target += start),
+            Action::Control(Control::Call(site)) => {
+                if let Callee::Indirect(slot) = &mut site.callee {
+                    self.update(slot)?;
+                }
+                for passed in site.args.iter_mut().chain(&mut site.returns) {
+                    if let Passed::Register(slot) = passed {
+                        self.update(slot)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

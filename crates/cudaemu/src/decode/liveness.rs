@@ -1,0 +1,193 @@
+//! How many registers a function needs: the most that are live at once.
+
+use super::names::bits;
+use super::state::Body;
+use crate::bytecode::{Action, Callee, Control, Inst, Passed};
+use crate::operands::{Base, Class, Slot};
+
+/// Beyond this many words of bit sets a function counts as needing as many registers as there are.
+const MAX_WORDS: usize = 4 << 20;
+
+/// The largest sum of 32-bit units that are live at once. Predicates have a file of their own and count nothing.
+pub(super) fn most_live(body: &Body) -> u32 {
+    let numbers = Numbers::new(body);
+    let blocks = Blocks::new(&body.insts);
+    let words = numbers.total.div_ceil(64);
+    if words.saturating_mul(blocks.starts.len()) > MAX_WORDS {
+        return u32::MAX;
+    }
+    let mut live_in = vec![vec![0u64; words]; blocks.starts.len()];
+    let mut most = 0;
+    // Backwards until nothing changes; what is live only grows, so this ends.
+    loop {
+        let mut changed = false;
+        for block in (0..blocks.starts.len()).rev() {
+            let mut live = vec![0u64; words];
+            for &next in &blocks.next[block] {
+                live.iter_mut().zip(&live_in[next]).for_each(|(live, more)| *live |= more);
+            }
+            let mut units: u32 = numbers.units_of(&live);
+            most = most.max(units);
+            for at in blocks.range(block).rev() {
+                let guarded = !body.insts[at].guard.is_none();
+                operands(&body.insts[at], body.dests[at], |slot, dest| {
+                    // A guarded write leaves the old value in some lanes.
+                    if dest && !guarded {
+                        units -= numbers.remove(&mut live, slot);
+                    }
+                });
+                operands(&body.insts[at], body.dests[at], |slot, dest| {
+                    if !dest {
+                        units += numbers.insert(&mut live, slot);
+                    }
+                });
+                most = most.max(units);
+            }
+            if live != live_in[block] {
+                live_in[block] = live;
+                changed = true;
+            }
+        }
+        if !changed {
+            return most;
+        }
+    }
+}
+
+/// Registers numbered across classes; constants are not registers.
+struct Numbers {
+    starts: [usize; 5],
+    total: usize,
+    /// 32-bit units by number; 0 for constants and predicates.
+    units: Vec<u32>,
+}
+
+impl Numbers {
+    fn new(body: &Body) -> Self {
+        let mut starts = [0; 5];
+        let mut total = 0;
+        for (start, class) in starts.iter_mut().zip([Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128]) {
+            *start = total;
+            total += body.counts.of(class);
+        }
+        let mut numbers = Self { starts, total, units: vec![0; total] };
+        for &slot in body.own.iter().filter(|slot| slot.class() != Class::Pred) {
+            let number = numbers.of(slot);
+            numbers.units[number] = bits(slot.class()).div_ceil(32);
+        }
+        numbers
+    }
+
+    fn of(&self, slot: Slot) -> usize {
+        self.starts[slot.class() as usize] + slot.index()
+    }
+
+    fn units_of(&self, live: &[u64]) -> u32 {
+        let mut sum = 0;
+        for (word, &bits) in live.iter().enumerate() {
+            let mut bits = bits;
+            while bits != 0 {
+                sum += self.units[word * 64 + bits.trailing_zeros() as usize];
+                bits &= bits - 1;
+            }
+        }
+        sum
+    }
+
+    /// Units that became live.
+    fn insert(&self, live: &mut [u64], slot: Slot) -> u32 {
+        let number = self.of(slot);
+        let bit = 1 << (number % 64);
+        if self.units[number] == 0 || live[number / 64] & bit != 0 {
+            return 0;
+        }
+        live[number / 64] |= bit;
+        self.units[number]
+    }
+
+    /// Units that were live until here.
+    fn remove(&self, live: &mut [u64], slot: Slot) -> u32 {
+        let number = self.of(slot);
+        let bit = 1 << (number % 64);
+        if live[number / 64] & bit == 0 {
+            return 0;
+        }
+        live[number / 64] &= !bit;
+        self.units[number]
+    }
+}
+
+/// Slots of an instruction, and whether each is written.
+fn operands(inst: &Inst, dests: u64, mut each: impl FnMut(Slot, bool)) {
+    let args = &inst.args;
+    let flat = if args.all.is_empty() { &args.s[..] } else { &args.all };
+    for (place, &slot) in flat.iter().enumerate().filter(|(_, slot)| !slot.is_none()) {
+        each(slot, place < 64 && dests >> place & 1 != 0);
+    }
+    if let Base::Wide(slot) | Base::Narrow(slot) = args.base {
+        each(slot, false);
+    }
+    if let Action::Control(Control::Call(site)) = &inst.action {
+        if let Callee::Indirect(slot) = site.callee {
+            each(slot, false);
+        }
+        let passed =
+            site.args.iter().map(|passed| (passed, false)).chain(site.returns.iter().map(|passed| (passed, true)));
+        for (passed, dest) in passed {
+            if let Passed::Register(slot) = *passed {
+                each(slot, dest);
+            }
+        }
+    }
+}
+
+/// Stretches of code that are entered at the top and left at the bottom.
+struct Blocks {
+    starts: Vec<usize>,
+    next: Vec<Vec<usize>>,
+    end: usize,
+}
+
+impl Blocks {
+    fn new(insts: &[Inst]) -> Self {
+        let mut starts = vec![0];
+        for (at, inst) in insts.iter().enumerate() {
+            let targets = targets(inst);
+            if !targets.is_empty() || leaves(inst) {
+                starts.push(at + 1);
+            }
+            starts.extend(targets.iter().map(|&target| target as usize));
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        starts.retain(|&start| start < insts.len());
+        let mut blocks = Self { starts, next: Vec::new(), end: insts.len() };
+        blocks.next = (0..blocks.starts.len())
+            .map(|block| {
+                let Some(last) = blocks.range(block).last().map(|at| &insts[at]) else { return Vec::new() };
+                let jumps = targets(last).iter().filter_map(|&to| blocks.starts.binary_search(&(to as usize)).ok());
+                let falls = (!leaves(last) && block + 1 < blocks.starts.len()).then_some(block + 1);
+                jumps.chain(falls).collect()
+            })
+            .collect();
+        blocks
+    }
+
+    fn range(&self, block: usize) -> std::ops::Range<usize> {
+        self.starts[block]..self.starts.get(block + 1).copied().unwrap_or(self.end)
+    }
+}
+
+fn targets(inst: &Inst) -> &[u32] {
+    match &inst.action {
+        Action::Control(Control::Branch(target)) => std::slice::from_ref(target),
+        Action::Control(Control::BranchIndexed(targets)) => targets,
+        _ => &[],
+    }
+}
+
+/// Nothing falls through it.
+fn leaves(inst: &Inst) -> bool {
+    use Control::{Branch, BranchIndexed, Exit, Return};
+    inst.guard.is_none() && matches!(inst.action, Action::Control(Branch(_) | BranchIndexed(_) | Return | Exit))
+}

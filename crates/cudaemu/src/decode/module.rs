@@ -1,0 +1,101 @@
+//! A module as a whole: its names, then its functions, then their places.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::Error;
+use super::function::decode_function;
+use super::layout::param_size;
+use super::link::link;
+use super::names::Entity;
+use super::state::{ModuleState, Signature};
+use crate::bytecode::Code;
+use crate::isa::{Table, table};
+use crate::ptx::ast::{self, Name, Variable};
+
+/// Decodes a module. `source` is the text it was parsed from, which reports quote.
+pub fn decode(module: &ast::Module, source: &str) -> Result<Code, Error> {
+    decode_with(module, source, table())
+}
+
+/// The same with an instruction table of one's own.
+pub(crate) fn decode_with(module: &ast::Module, source: &str, table: &Table) -> Result<Code, Error> {
+    let lines: Vec<Arc<str>> = source.lines().map(Arc::from).collect();
+    let mut code = Code { target: module.target, ..Code::default() };
+    match decode_module(module, table, &mut code) {
+        Ok(()) => {
+            code.lines = lines;
+            Ok(code)
+        }
+        Err(error) => Err(error.quoting(&lines)),
+    }
+}
+
+fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result<(), Error> {
+    if module.address_size != 64 {
+        return Err(Error::new(0, format!(".address_size must be 64, not {}", module.address_size)));
+    }
+    let mut state = ModuleState {
+        table,
+        version: module.version,
+        target: module.target,
+        names: HashMap::new(),
+        globals: Vec::new(),
+        shared: Vec::new(),
+        signatures: Vec::new(),
+        address_taken: BTreeSet::new(),
+        frame_align: 16,
+    };
+    let functions: Vec<&ast::Function> = module.functions.iter().filter(|function| function.body.is_some()).collect();
+    for (index, function) in functions.iter().enumerate() {
+        if function.cluster.is_some_and(|extents| extents.iter().any(|&extent| extent > 1)) {
+            let message =
+                format!("`{}` must run in clusters of several blocks, which this machine has not", function.name);
+            return Err(Error::new(function.line, message));
+        }
+        state.define(&function.name, Entity::Function(index as u32), function.line)?;
+        let sizes = |list: &[Variable]| list.iter().map(param_size).collect::<Result<Vec<_>, _>>();
+        let (returns, params) = match function.entry {
+            true => (Vec::new(), Vec::new()),
+            false => (sizes(&function.returns)?, sizes(&function.params)?),
+        };
+        state.signatures.push(Signature { returns, params, entry: function.entry });
+    }
+    for alias in &module.aliases {
+        let Some(of) = state.names.get(&alias.of).copied() else {
+            let of = &alias.of;
+            return Err(Error::new(alias.line, format!("no function `{of}` with a body in this module")));
+        };
+        state.define(&alias.name, of, alias.line)?;
+    }
+    for function in module.functions.iter().filter(|function| function.body.is_none()) {
+        state.names.entry(function.name.clone()).or_insert(Entity::Declared);
+    }
+    for variable in &module.variables {
+        let entity = state.place(variable)?;
+        // A declaration says nothing that the definition does not say.
+        if matches!(entity, Entity::Undefined) {
+            state.names.entry(variable.name.clone()).or_insert(entity);
+        } else {
+            state.define(&variable.name, entity, variable.line)?;
+        }
+    }
+    for variable in &module.variables {
+        if let Some(entity) = state.names.get(&variable.name).copied() {
+            state.initialise(&entity, variable)?;
+        }
+    }
+    let bodies =
+        functions.iter().map(|function| decode_function(&mut state, function)).collect::<Result<Vec<_>, _>>()?;
+    link(state, &functions, bodies, code)
+}
+
+impl ModuleState<'_> {
+    fn define(&mut self, name: &Name, entity: Entity, line: u32) -> Result<(), Error> {
+        match self.names.insert(name.clone(), entity) {
+            None | Some(Entity::Undefined | Entity::Declared) => Ok(()),
+            Some(Entity::DynamicShared(_)) if matches!(self.names.get(name), Some(Entity::DynamicShared(_))) => Ok(()),
+            Some(_) => Err(Error::new(line, format!("`{name}` is defined twice in this module"))),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What names mean: module scope, the scopes of a function, registers, special registers.
+
+use std::collections::HashMap;
+
+use super::layout::Size;
+use crate::bytecode::Special;
+use crate::operands::{Class, RegisterCounts, Slot};
+use crate::ptx::ast::{Name, Operand, Space, Type};
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entity {
+    /// A register that nothing has used yet: it has no slot.
+    Register(Class),
+    /// A register.
+    Slot(Slot),
+    /// A variable of the function's frame: `.local` or `.param`.
+    Frame { space: Space, offset: u32, bytes: u32 },
+    /// A parameter of the kernel: its offset in the parameter block.
+    KernelParam(u32),
+    /// A static shared variable: its number in the module.
+    Shared(usize),
+    /// Dynamic shared memory, with the alignment asked for.
+    DynamicShared(u32),
+    /// A variable in global or constant memory: its index.
+    Global { index: u32, space: Space },
+    /// A function with a body: its index.
+    Function(u32),
+    /// A function that is declared only.
+    Declared,
+    /// An `.extern` variable that the module does not define.
+    Undefined,
+}
+
+/// The register class of a type.
+pub(super) fn class_of(ty: Type) -> Class {
+    match ty {
+        Type::Pred => Class::Pred,
+        Type::B8 | Type::U8 | Type::S8 | Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::BF16 => Class::B16,
+        Type::B32 | Type::U32 | Type::S32 | Type::F32 | Type::F16x2 | Type::BF16x2 => Class::B32,
+        Type::B64 | Type::U64 | Type::S64 | Type::F64 => Class::B64,
+        Type::B128 => Class::B128,
+    }
+}
+
+/// Bits that a register of the class holds.
+pub(super) fn bits(class: Class) -> u32 {
+    match class {
+        Class::Pred => 1,
+        Class::B16 => 16,
+        Class::B32 => 32,
+        Class::B64 => 64,
+        Class::B128 => 128,
+    }
+}
+
+/// The parameters that a `.callprototype` describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Prototype {
+    pub(super) returns: Vec<Size>,
+    pub(super) params: Vec<Size>,
+}
+
+/// Names of a vector register's components.
+pub(super) const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
+
+/// Registers declared together: `.reg .v2 .b32 %v<7>`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) class: Class,
+    pub(super) count: u32,
+    /// Components of each; 1: no vector.
+    pub(super) vector: u32,
+}
+
+/// One `{ … }` of a function.
+#[derive(Debug, Default)]
+pub(super) struct Scope {
+    names: HashMap<Name, Entity>,
+    /// `%r<10>`, by prefix.
+    ranges: HashMap<Name, Range>,
+    /// Numbers of the labels, which are known before they are reached.
+    pub(super) labels: HashMap<Name, usize>,
+    /// `.branchtargets`: the labels' numbers.
+    pub(super) targets: HashMap<Name, Vec<usize>>,
+    /// `.callprototype`, and what `.calltargets` say of the same.
+    pub(super) prototypes: HashMap<Name, Prototype>,
+}
+
+impl Scope {
+    /// Declares a name; `false` if the scope has it already.
+    pub(super) fn declare(&mut self, name: &Name, entity: Entity) -> bool {
+        self.names.insert(name.clone(), entity).is_none()
+    }
+
+    /// Declares `prefix<count>`; `false` if the scope has that prefix already.
+    pub(super) fn declare_range(&mut self, prefix: &Name, range: Range) -> bool {
+        self.ranges.insert(prefix.clone(), range).is_none()
+    }
+
+    /// What a name means in this scope alone. A register gets its slot when it is first asked for, so that declared but
+    /// unused ones take no room in the register file.
+    fn look_up(&mut self, name: &Name, used: &mut Used) -> Option<Entity> {
+        match self.names.get_mut(name) {
+            Some(entity) => {
+                if let Entity::Register(class) = *entity {
+                    *entity = Entity::Slot(used.register(class)?);
+                }
+                Some(*entity)
+            }
+            None => {
+                let class = self.range_of(name)?;
+                let entity = Entity::Slot(used.register(class)?);
+                self.names.insert(name.clone(), entity);
+                Some(entity)
+            }
+        }
+    }
+
+    /// The class of `%r7` if `%r<n>` with n > 7 is declared here, or of `%v7.x`. A prefix may itself end in digits.
+    fn range_of(&self, name: &str) -> Option<Class> {
+        let (name, component) = match name.split_once('.') {
+            Some((name, component)) => (name, Some(COMPONENTS.iter().position(|&c| c == component)?)),
+            None => (name, None),
+        };
+        let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        (1..=digits.min(10)).find_map(|length| {
+            let (prefix, number) = name.split_at(name.len() - length);
+            let Range { class, count, vector } = *self.ranges.get(prefix)?;
+            let leading_zero = length > 1 && number.starts_with('0');
+            let component_fits = component.map_or(vector == 1, |component| vector > 1 && component < vector as usize);
+            let number_fits = !leading_zero && number.parse::<u32>().is_ok_and(|number| number < count);
+            (number_fits && component_fits).then_some(class)
+        })
+    }
+}
+
+/// The scopes around a statement, innermost last.
+#[derive(Debug, Default)]
+pub(super) struct Scopes(Vec<Scope>);
+
+impl Scopes {
+    pub(super) fn enter(&mut self) {
+        self.0.push(Scope::default());
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.0.pop();
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The scope that declarations go to.
+    pub(super) fn innermost(&mut self) -> &mut Scope {
+        if self.0.is_empty() {
+            self.enter();
+        }
+        let last = self.0.len() - 1;
+        &mut self.0[last]
+    }
+
+    /// What a name means, if the function declares it.
+    pub(super) fn look_up(&mut self, name: &Name, used: &mut Used) -> Option<Entity> {
+        self.0.iter_mut().rev().find_map(|scope| scope.look_up(name, used))
+    }
+
+    /// The innermost scope's answer that there is.
+    pub(super) fn find<'a, T>(&'a self, pick: impl Fn(&'a Scope) -> Option<T>) -> Option<T> {
+        self.0.iter().rev().find_map(pick)
+    }
+}
+
+/// Slots a function uses, counted from 0; the linker moves them to where the kernel's register file has room.
+#[derive(Debug, Default)]
+pub(super) struct Used {
+    pub(super) counts: RegisterCounts,
+    /// Its registers, without constants.
+    pub(super) own: Vec<Slot>,
+}
+
+impl Used {
+    /// A new slot; `None` when a class has 2^28 of them.
+    pub(super) fn slot(&mut self, class: Class) -> Option<Slot> {
+        let count = self.counts.of_mut(class);
+        let slot = Slot::new(class, *count)?;
+        *count += 1;
+        Some(slot)
+    }
+
+    /// A new register.
+    pub(super) fn register(&mut self, class: Class) -> Option<Slot> {
+        let slot = self.slot(class)?;
+        self.own.push(slot);
+        Some(slot)
+    }
+}
+
+/// A special register that is constant for a thread, and its class (PTX ISA, "Special Registers").
+pub(super) fn special(name: &str) -> Option<(Special, Class)> {
+    let name = name.strip_prefix('%')?;
+    if let Some((name, axis)) = name.split_once('.') {
+        let axis = match axis {
+            "x" => 0,
+            "y" => 1,
+            "z" => 2,
+            _ => return None,
+        };
+        let special = match name {
+            "tid" => Special::Tid(axis),
+            "ntid" => Special::Ntid(axis),
+            "ctaid" => Special::Ctaid(axis),
+            "nctaid" => Special::Nctaid(axis),
+            "clusterid" => Special::ClusterId(axis),
+            "nclusterid" => Special::NclusterId(axis),
+            "cluster_ctaid" => Special::ClusterCtaid(axis),
+            "cluster_nctaid" => Special::ClusterNctaid(axis),
+            _ => return None,
+        };
+        return Some((special, Class::B32));
+    }
+    let special = match name {
+        "laneid" => Special::LaneId,
+        "warpid" => Special::WarpId,
+        "nwarpid" => Special::NwarpId,
+        "smid" => Special::SmId,
+        "nsmid" => Special::NsmId,
+        "gridid" => return Some((Special::GridId, Class::B64)),
+        "lanemask_eq" => Special::LanemaskEq,
+        "lanemask_lt" => Special::LanemaskLt,
+        "lanemask_le" => Special::LanemaskLe,
+        "lanemask_gt" => Special::LanemaskGt,
+        "lanemask_ge" => Special::LanemaskGe,
+        "dynamic_smem_size" => Special::DynamicSmemSize,
+        "total_smem_size" => Special::TotalSmemSize,
+        "aggr_smem_size" => Special::AggrSmemSize,
+        "cluster_ctarank" => Special::ClusterCtarank,
+        "cluster_nctarank" => Special::ClusterNctarank,
+        "is_explicit_cluster" => return Some((Special::IsExplicitCluster, Class::Pred)),
+        _ => {
+            let number: u8 = name.strip_prefix("envreg")?.parse().ok()?;
+            return (number < 32).then_some((Special::Envreg(number), Class::B32));
+        }
+    };
+    Some((special, Class::B32))
+}
+
+/// A register and the number of the part of it that is named ([`crate::isa::Operand::OutPart`]); 0 is the whole.
+pub(super) fn split_part(operand: &Operand) -> (Operand, i64) {
+    let parts = ["b0", "b1", "b2", "b3", "h0", "h1"];
+    let Operand::Name(name) = operand else { return (operand.clone(), 0) };
+    let found = name.rsplit_once('.').and_then(|(whole, part)| Some((whole, parts.iter().position(|p| *p == part)?)));
+    found.map_or((operand.clone(), 0), |(whole, index)| (Operand::Name(whole.into()), index as i64 + 1))
+}

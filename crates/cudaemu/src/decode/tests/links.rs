@@ -1,0 +1,97 @@
+//! Who reaches whom: recursion, addresses of functions, and how much all kernels reach.
+
+use super::*;
+use crate::bytecode::{Action, Control, Prototype};
+
+/// Functions (name and body) and kernels around bodies of calls.
+fn program(functions: &[(&str, &str)], kernels: &[(&str, &str)]) -> String {
+    let declared: String = functions.iter().map(|(name, _)| format!(".func {name}();\n")).collect();
+    let functions: String = functions.iter().map(|(name, body)| format!(".func {name}()\n{{ {body} }}\n")).collect();
+    let kernels: String = kernels.iter().map(|(name, body)| format!(".entry {name}()\n{{ {body} }}\n")).collect();
+    module(&format!("{declared}{functions}{kernels}"))
+}
+
+fn named(code: &Code, pick: impl Fn(&Function) -> bool) -> Vec<&str> {
+    code.functions.iter().filter(|&function| pick(function)).map(|function| &*function.name).collect()
+}
+
+#[test]
+fn recursion() {
+    let text = program(
+        &[
+            ("leaf", "ret;"),
+            ("own", "call own; call leaf;"),
+            ("a", "call b;"),
+            ("b", "call c; call leaf;"),
+            ("c", "call a; call own;"),
+            ("before", "call a;"),
+            ("far", "call leaf;"),
+        ],
+        &[("k", "call before;")],
+    );
+    assert_eq!(named(&decoded(&text), |function| function.recursive), ["own", "a", "b", "c"]);
+    // Through an address: `far` is called by whoever calls by address, and so by itself.
+    let indirect = ".reg .b64 %rd; p: .callprototype _ (); call %rd, p;";
+    let taken = format!("{indirect} .reg .b64 %x; mov.u64 %x, far; mov.u64 %x, l;");
+    let text = program(
+        &[("leaf", "ret;"), ("far", "call near;"), ("near", indirect), ("other", indirect)],
+        &[("k", &taken), ("l", indirect)],
+    );
+    let code = decoded(&text);
+    assert_eq!(named(&code, |function| function.recursive), ["far", "near"]);
+    assert_eq!(named(&code, |function| function.address_taken), ["far"]);
+}
+
+#[test]
+fn prototypes_of_calls_by_address() {
+    let code = decoded(&module(
+        ".func (.param .b32 r) same(.param .b64 a, .param .b32 b) { ret; }\n\
+         .func (.reg .b32 r) registers(.reg .b64 a, .reg .b32 b) { ret; }\n\
+         .func (.param .b32 r) fewer(.param .b64 a) { ret; }\n\
+         .func (.param .b32 r) larger(.param .b64 a, .param .b64 b) { ret; }\n\
+         .func silent(.param .b64 a, .param .b32 b) { ret; }\n\
+         .entry k()\n{\n.reg .b64 %rd<3>; .reg .b32 %r<3>;\n\
+         p: .callprototype (.param .b32 _) _ (.param .b64 _, .param .b32 _);\ncall %rd1, (%rd2, %r1), p;\n\
+         call same, (%rd2, %r1);\n}",
+    ));
+    let sites = code.insts.iter().filter_map(|inst| match &inst.action {
+        Action::Control(Control::Call(site)) => Some(site.prototype.clone()),
+        _ => None,
+    });
+    let sites: Vec<Option<Prototype>> = sites.collect();
+    let prototype = Prototype { params: [8, 4].into(), returns: [4].into() };
+    assert_eq!(sites, [Some(prototype.clone()), None]);
+    assert_eq!(named(&code, |function| prototype.fits(function)), ["same", "registers"]);
+}
+
+#[test]
+fn many_functions() {
+    // A chain, each called by the one before.
+    let names: Vec<String> = (0..20_000).map(|i| format!("f{i}")).collect();
+    let bodies: Vec<String> = (1..20_000).map(|i| format!("call f{i};")).chain([String::from("ret;")]).collect();
+    let functions: Vec<(&str, &str)> =
+        names.iter().map(|name| &**name).zip(bodies.iter().map(|body| &**body)).collect();
+    let code = decoded(&program(&functions, &[("k", "call f0;")]));
+    assert!(code.functions.iter().all(|function| !function.recursive));
+    // Too many kernels that reach all of it.
+    let names: Vec<String> = (0..300).map(|i| format!("k{i}")).collect();
+    let kernels: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "call f0;")).collect();
+    let text = program(&functions, &kernels);
+    let error = try_decode(&text).map(drop).unwrap_err();
+    assert!(error.message.contains("reach more than 8388608 functions, calls,"), "{error}");
+    assert!(error.quote.starts_with(".entry k2"), "{error}");
+}
+
+#[test]
+fn bytes_that_a_load_uses() {
+    let paddings: Vec<u32> = insts(
+        ".pragma \"nounroll\";\n.pragma \"used_bytes_mask 0x7f\";\nld.global.v2.u32 {%r1, %r2}, [%rd1];\n\
+         ld.global.u32 %r1, [%rd1];\n\
+         .pragma \"used_bytes_mask 7\";\nadd.s32 %r1, %r1, 1;\nld.shared.u32 %r1, [tile];\n\
+         .pragma \"used_bytes_mask 1\", \"nounroll\";\nl: ld.local.u16 %rs1, [depot];",
+    )
+    .iter()
+    .map(|inst| inst.args.padding)
+    .collect();
+    assert_eq!(paddings, [!0x7f, 0, 0, 0, !1]);
+}

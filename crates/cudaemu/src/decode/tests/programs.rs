@@ -1,0 +1,375 @@
+//! What becomes of correct programs.
+
+use super::*;
+use crate::bytecode::{
+    Action, CallSite, Callee, Constant, Control, FUNCTION_ADDRESS, Passed, Relocation, Special, Symbol,
+};
+use crate::isa::table;
+use crate::operands::{Base, Class, Slot};
+
+/// What a constant slot of the kernel holds.
+#[track_caller]
+fn constant(code: &Code, slot: Slot) -> Constant {
+    let kernel = function(code, "k");
+    let found = kernel.constants.iter().find(|(at, _)| *at == slot).map(|(_, value)| *value);
+    found.unwrap_or_else(|| panic!("{slot:?} is no constant"))
+}
+
+/// The only constant operand of the last instruction of a body.
+#[track_caller]
+fn operand(body: &str, place: usize) -> Constant {
+    let code = kernel_code(body);
+    constant(&code, code.insts[code.insts.len() - 2].args.s[place])
+}
+
+fn control(inst: &Inst) -> &Control {
+    match &inst.action {
+        Action::Control(control) => control,
+        _ => panic!("{inst:?} is no control instruction"),
+    }
+}
+
+fn row_name(inst: &Inst) -> &str {
+    &table().row(inst.row).expect("the row exists").name
+}
+
+#[track_caller]
+fn call_site(inst: &Inst) -> &CallSite {
+    match control(inst) {
+        Control::Call(site) => site,
+        other => panic!("{other:?} is no call"),
+    }
+}
+
+#[test]
+fn literals_become_constants() {
+    for (body, want) in [
+        ("add.s32 %r1, %r2, -1;", 0xffff_ffff),
+        ("add.s32 %r1, %r2, 0xFFFFFFFF;", 0xffff_ffff),
+        ("add.s16 %rs1, %rs2, -2;", 0xfffe),
+        ("add.s64 %rd1, %rd2, -2;", u64::MAX - 1),
+        ("add.u64 %rd1, %rd2, 0xFFFFFFFFFFFFFFFF;", u64::MAX),
+        ("add.s32 %r1, %r2, WARP_SZ;", 32),
+        ("and.b32 %r1, %r2, ~7;", 0xffff_fff8),
+    ] {
+        assert_eq!(operand(body, 2), Constant::Bits(want), "{body}");
+    }
+    for (body, want) in [
+        ("mov.f32 %f1, 0f3F800000;", 0x3f80_0000),
+        ("mov.f32 %f1, 1.5;", 0x3fc0_0000),
+        ("mov.b32 %r1, 0f3F800000;", 0x3f80_0000),
+        ("mov.f64 %fd1, 0d3FF0000000000000;", 0x3ff0_0000_0000_0000),
+        ("mov.f64 %fd1, 0f3F800000;", 0x3ff0_0000_0000_0000),
+        ("mov.pred %p1, 1;", 1),
+        ("mov.pred %p1, -1;", 1),
+        ("mov.pred %p1, 0;", 0),
+        ("mov.b128 %q1, 7;", 7),
+    ] {
+        assert_eq!(operand(body, 1), Constant::Bits(want), "{body}");
+    }
+    assert_eq!(operand("st.global.u8 [%rd1], 300;", 0), Constant::Bits(300));
+}
+
+#[test]
+fn equal_constants_share_a_slot() {
+    let code = kernel_code("add.s32 %r1, %r2, 7;\nadd.s32 %r3, %r4, 7;\nadd.s64 %rd1, %rd2, 7;\nmov.u32 %r1, %tid.x;");
+    assert_eq!(code.insts[0].args.s[2], code.insts[1].args.s[2]);
+    let kernel = function(&code, "k");
+    assert_eq!(kernel.constants.len(), 3);
+    assert_eq!(constant(&code, code.insts[3].args.s[1]), Constant::Special(Special::Tid(0)));
+    // r1 to r4 and two constants: what is declared but never named takes no room.
+    assert_eq!((kernel.registers.b32, kernel.registers.b64, kernel.registers.pred), (6, 3, 0));
+    assert_eq!(kernel.own.len(), 6);
+}
+
+#[test]
+fn special_registers() {
+    for (name, special) in [
+        ("%ntid.y", Special::Ntid(1)),
+        ("%nctaid.z", Special::Nctaid(2)),
+        ("%laneid", Special::LaneId),
+        ("%lanemask_lt", Special::LanemaskLt),
+        ("%envreg31", Special::Envreg(31)),
+        ("%cluster_ctarank", Special::ClusterCtarank),
+    ] {
+        assert_eq!(operand(&format!("mov.u32 %r1, {name};"), 1), Constant::Special(special));
+    }
+    assert_eq!(operand("mov.u64 %rd1, %gridid;", 1), Constant::Special(Special::GridId));
+    for (body, row) in [
+        ("mov.u32 %r1, %clock;", "mov.u32.%clock"),
+        ("mov.u64 %rd1, %clock64;", "mov.u64.%clock64"),
+        ("mov.b64 %rd1, %globaltimer;", "mov.u64.%globaltimer"),
+    ] {
+        assert_eq!(row_name(&insts(body)[0]), row);
+    }
+}
+
+#[test]
+fn addresses() {
+    let wide = |inst: &Inst| match inst.args.base {
+        Base::Wide(slot) => slot,
+        other => panic!("{other:?}"),
+    };
+    let code = kernel_code(
+        "ld.global.u32 %r1, [table+4];\nld.const.f64 %fd1, [half];\nld.shared.u32 %r1, [tile+12];\n\
+         ld.shared.u32 %r1, [dynamic+8];\nld.shared.u32 %r1, [%r2+-4];\nld.global.u32 %r1, [%rd2+16];\n\
+         ld.param.u32 %r1, [k_1];\nld.local.u32 %r1, [depot+8];\nld.global.u32 %r1, [64];\nld.u32 %r1, [table];",
+    );
+    let args = |at: usize| &code.insts[at].args;
+    assert_eq!((constant(&code, wide(&code.insts[0])), args(0).offset), (Constant::Global(0, 0), 4));
+    assert_eq!(constant(&code, wide(&code.insts[1])), Constant::Global(1, 0));
+    assert_eq!((args(2).base, args(2).offset), (Base::None, 12));
+    let Base::Narrow(dynamic) = args(3).base else { panic!("{:?}", args(3)) };
+    assert_eq!((constant(&code, dynamic), args(3).offset), (Constant::DynamicShared(0), 8));
+    assert!(matches!(args(4).base, Base::Narrow(slot) if slot.class() == Class::B32));
+    assert_eq!(args(4).offset, -4);
+    assert_eq!((wide(&code.insts[5]).class(), args(5).offset), (Class::B64, 16));
+    assert_eq!((args(6).base, args(6).offset), (Base::Param, 8));
+    assert_eq!((args(7).base, args(7).offset), (Base::Frame, 8));
+    assert_eq!((args(8).base, args(8).offset), (Base::None, 64));
+    assert_eq!(constant(&code, wide(&code.insts[9])), Constant::Global(0, 0));
+    let kernel = function(&code, "k");
+    assert_eq!((kernel.shared_bytes, kernel.dynamic_shared_align, kernel.frame_bytes), (256, 16, 48));
+    assert_eq!(kernel.param_bytes, 12);
+}
+
+#[test]
+fn addresses_as_values() {
+    assert_eq!(operand("mov.u64 %rd1, table;", 1), Constant::Global(0, 0));
+    assert_eq!(operand("mov.u64 %rd1, table+8;", 1), Constant::Global(0, 8));
+    assert_eq!(operand("mov.u32 %r1, tile;", 1), Constant::Bits(0));
+    assert_eq!(operand("mov.u32 %r1, dynamic;", 1), Constant::DynamicShared(0));
+    assert_eq!(operand("mov.b64 %rd1, k_1;", 1), Constant::Bits(8));
+    assert_eq!(operand("cvta.global.u64 %rd1, table;", 1), Constant::Global(0, 0));
+    assert_eq!(operand("add.s64 %rd1, table, %rd2;", 1), Constant::Global(0, 0));
+    let list = insts("mov.u64 %rd1, depot+4;");
+    assert_eq!((row_name(&list[0]), list[0].args.base, list[0].args.offset), ("mov.u64.frame", Base::Frame, 4));
+    // Where another instruction wants the frame's address, it is computed first.
+    let list = insts("cvta.local.u64 %rd1, depot;");
+    assert_eq!((list.len(), row_name(&list[0])), (2, "mov.u64.frame"));
+    assert_eq!(list[0].args.s[0], list[1].args.s[1]);
+}
+
+#[test]
+fn vectors_pairs_sinks_and_guards() {
+    let list = insts(
+        "ld.global.v4.u32 {%r1, %r2, %r3, _}, [%rd1];\nmov.b64 %rd1, {%r1, %r2};\nmov.b64 {%r1, _}, %rd1;\n\
+         @!%p1 add.s32 %r1, %r1, %r2;\nshfl.sync.down.b32 %r1|%p2, %r2, %r3, 31, -1;\n\
+         shfl.sync.down.b32 %r1, %r2, %r3, 31, -1;\nmov.b32 %r1, {%rs1, %rs2};",
+    );
+    assert_eq!(list[0].args.vector, 4);
+    assert!(list[0].args.s[3].is_none() && !list[0].args.s[2].is_none());
+    assert_eq!(row_name(&list[1]), "mov.b64.pack2.b32");
+    assert_eq!(row_name(&list[2]), "mov.b64.unpack2.b32");
+    assert_eq!(list[2].args.s[2], list[1].args.s[0]);
+    assert!(list[3].guard.negated());
+    assert_eq!(list[4].args.s[1].class(), Class::Pred);
+    assert!(list[5].args.s[1].is_none());
+    assert_eq!(list[4].args.all.len(), 6);
+    assert_eq!(row_name(&list[6]), "mov.b32.pack2.b16");
+}
+
+#[test]
+fn vector_registers_are_their_components() {
+    let list = insts(
+        ".reg .v2 .b32 %v; .reg .v4 .u32 %w<3>;\nld.global.v2.u32 %v, [%rd1];\nadd.s32 %r1, %v.x, %w2.w;\n\
+                      mov.u32 %w2.w, %v.y;",
+    );
+    assert_eq!(list[0].args.s[0], list[1].args.s[1]);
+    assert_eq!(list[0].args.s[1], list[2].args.s[1]);
+    assert_eq!(list[1].args.s[2], list[2].args.s[0]);
+}
+
+#[test]
+fn labels_are_scoped() {
+    let code = kernel_code(
+        "bra $end;\n{\nagain: add.s32 %r1, %r1, 1;\n@%p1 bra again;\n}\n{\nagain: add.s32 %r1, %r1, 2;\nbra.uni again;\n}\n$end:",
+    );
+    let targets: Vec<u32> = code
+        .insts
+        .iter()
+        .filter_map(|inst| match &inst.action {
+            Action::Control(Control::Branch(target)) => Some(*target),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(targets, [5, 1, 3]);
+    // The label at the end has an instruction of its own to point at.
+    assert!(matches!(control(&code.insts[5]), Control::Return));
+    assert_eq!((function(&code, "k").start, function(&code, "k").end), (0, 6));
+}
+
+#[test]
+fn names_are_scoped() {
+    let list = insts(
+        ".reg .b32 %x; .reg .b32 %t1<3>;\nmov.u32 %x, 1;\n{\n.reg .b64 %x;\nmov.u64 %x, 1;\n}\nmov.u32 %x, %t12;",
+    );
+    assert_eq!(list[0].args.s[0], list[2].args.s[0]);
+    assert_eq!(list[1].args.s[0].class(), Class::B64);
+}
+
+#[test]
+fn indexed_branches() {
+    let code = kernel_code(
+        "targets: .branchtargets b, a, b;\nbrx.idx %r1, targets;\na: add.s32 %r1, %r1, 1;\nb: add.s32 %r1, %r1, 2;",
+    );
+    let Control::BranchIndexed(targets) = control(&code.insts[0]) else { panic!("{:?}", code.insts[0]) };
+    assert_eq!(**targets, [2, 1, 2]);
+    assert_eq!(code.insts[0].args.s[0], code.insts[1].args.s[0]);
+}
+
+/// Two kernels, three functions: `both` is called by both kernels, `cycle` by itself, `unused` by none.
+const CALLS: &str = "
+.func (.param .b32 r) both(.param .b64 a, .param .b32 b);
+.extern .func (.param .b32 s) vprintf(.param .b64 f, .param .b64 v);
+.global .u64 pointers[3] = {both, generic(x)+4, 5};
+.global .u8 bytes[2] = {0xFF(x), 0xFF00(both)};
+.global .align 8 .b8 x[16];
+.func (.param .b32 r) both(.param .b64 a, .param .b32 b)
+{
+.reg .b32 %r<3>; .reg .pred %p; .shared .b8 own[20];
+ld.param.u32 %r1, [b];
+st.shared.u32 [own+4], %r1;
+st.param.b32 [r], 9;
+ret;
+}
+.func (.reg .b32 r) cycle(.reg .b32 a)
+{
+call (r), cycle, (a);
+add.s32 r, r, 1;
+ret;
+}
+.func unused()
+{
+.reg .b64 %rd<2>;
+p: .callprototype (.param .b32 _) _ (.param .b64 _, .param .b32 _);
+.param .b64 a; .param .b32 b; .param .b32 c;
+call (c), %rd1, (a, b), p;
+}
+.entry k()
+{
+.reg .b32 %r<4>; .reg .b64 %rd<4>; .shared .align 16 .b8 mine[32];
+{ .param .b64 a; .param .b32 b; .param .b32 c;
+st.param.b64 [a], 1; st.param.b32 [b], 2;
+call.uni (c), both, (a, b);
+ld.param.b32 %r1, [c]; }
+call (%r2), cycle, (5);
+st.shared.u32 [mine+4], %r2;
+mov.u64 %rd1, unused;
+{ .param .b64 f; .param .b64 v; .param .b32 s; call (s), vprintf, (f, v); }
+}
+.entry l()
+{
+.reg .b32 %r<4>; .shared .align 16 .b8 mine[16];
+call (%r1), both, (1, %r2);
+st.shared.u32 [mine], %r1;
+}
+";
+
+#[test]
+fn calls() {
+    let code = decoded(&module(CALLS));
+    let index = |name: &str| code.functions.iter().position(|f| &*f.name == name).expect("it exists") as u32;
+    let both = function(&code, "both");
+    assert_eq!(both.returns.iter().map(|p| (p.offset, p.bytes)).collect::<Vec<_>>(), [(0, 4)]);
+    assert_eq!(both.params.iter().map(|p| (p.offset, p.bytes)).collect::<Vec<_>>(), [(8, 8), (16, 4)]);
+    assert_eq!(both.frame_bytes, 32);
+    let recursive: Vec<&str> = code.functions.iter().filter(|f| f.recursive).map(|f| &*f.name).collect();
+    // `unused` calls by address, and its own address is taken.
+    assert_eq!(recursive, ["cycle", "unused"]);
+    let cycle = function(&code, "cycle");
+    assert_eq!(cycle.params[0].register, Some(cycle.own[1]));
+    assert_eq!(cycle.returns[0].register, Some(cycle.own[0]));
+
+    let k = function(&code, "k");
+    let sites: Vec<&CallSite> = code.insts[k.start as usize..k.end as usize]
+        .iter()
+        .filter(|inst| matches!(inst.action, Action::Control(Control::Call(_))))
+        .map(call_site)
+        .collect();
+    assert!(matches!(sites[0].callee, Callee::Function(f) if f == index("both")));
+    assert_eq!(*sites[0].args, [Passed::Param { offset: 0, bytes: 8 }, Passed::Param { offset: 8, bytes: 4 }]);
+    assert_eq!(*sites[0].returns, [Passed::Param { offset: 12, bytes: 4 }]);
+    let [Passed::Register(five)] = *sites[1].args else { panic!("{:?}", sites[1]) };
+    assert_eq!(constant(&code, five), Constant::Bits(5));
+    assert!(matches!(sites[2].callee, Callee::Printf));
+    let address = FUNCTION_ADDRESS + u64::from(index("unused"));
+    assert!(k.constants.iter().any(|(_, value)| *value == Constant::Bits(address)));
+}
+
+#[test]
+fn what_kernels_share_lies_at_one_place() {
+    let code = decoded(&module(CALLS));
+    let (k, l, both, cycle) =
+        (function(&code, "k"), function(&code, "l"), function(&code, "both"), function(&code, "cycle"));
+    // `own` of `both` at 0 in both kernels, each kernel's `mine` behind it.
+    assert_eq!((k.shared_bytes, l.shared_bytes), (64, 48));
+    let offsets = |f: &Function| -> Vec<i64> {
+        let insts = &code.insts[f.start as usize..f.end as usize];
+        insts.iter().filter(|inst| row_name(inst) == "st.shared.u32").map(|inst| inst.args.offset).collect()
+    };
+    assert_eq!((offsets(both), offsets(k), offsets(l)), (vec![4], vec![36], vec![32]));
+    // Nobody's registers overlap within a kernel.
+    for (kernel, reached) in [(k, vec![both, cycle]), (l, vec![both])] {
+        let mut slots: Vec<Slot> = kernel.own.iter().chain(reached.iter().flat_map(|f| &f.own)).copied().collect();
+        slots.extend(kernel.constants.iter().map(|(slot, _)| *slot));
+        let count = slots.len();
+        slots.sort_unstable_by_key(|slot| (slot.class() as u32, slot.index()));
+        slots.dedup();
+        assert_eq!(slots.len(), count, "{}", kernel.name);
+        for slot in slots {
+            assert!(slot.index() < kernel.registers.of(slot.class()), "{slot:?} of {}", kernel.name);
+        }
+    }
+    assert!(l.registers.b32 < k.registers.b32);
+}
+
+#[test]
+fn initialisers() {
+    let code = decoded(&module(CALLS));
+    let global = |name: &str| code.globals.iter().find(|global| &*global.name == name).expect("it exists");
+    let x = code.globals.iter().position(|global| &*global.name == "x").expect("it exists") as u32;
+    let pointers = global("pointers");
+    assert_eq!((pointers.bytes, pointers.align, pointers.constant), (24, 8, false));
+    let mut init = vec![0; 16];
+    init.extend(5u64.to_le_bytes());
+    assert_eq!(pointers.init.as_deref(), Some(&*init));
+    let at = |at, bytes, byte, of, offset| Relocation { at, bytes, byte, of, offset };
+    assert_eq!(pointers.relocations, [at(0, 8, 0, Symbol::Function(0), 0), at(8, 8, 0, Symbol::Global(x), 4)]);
+    assert_eq!(global("bytes").relocations, [at(0, 1, 0, Symbol::Global(x), 0), at(1, 1, 1, Symbol::Function(0), 0)]);
+    assert_eq!((global("x").init.as_deref(), global("x").bytes), (None, 16));
+    let code = decoded(&module(".const .f32 c[] = {1.0, 2.0};\n.global .b8 g[4] = {1, 2};"));
+    assert_eq!((code.globals[0].bytes, code.globals[0].constant), (8, true));
+    assert_eq!(code.globals[0].init.as_deref(), Some(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40][..]));
+    assert_eq!(code.globals[1].init.as_deref(), Some(&[1, 2][..]));
+}
+
+#[test]
+fn registers_that_are_live_at_once() {
+    let reported = |body: &str| function(&kernel_code(body), "k").reported_registers;
+    // Addresses take two units; a chain of one value at a time takes one.
+    assert_eq!(reported("mov.u32 %r1, 1;\nadd.s32 %r2, %r1, 1;\nadd.s32 %r3, %r2, 1;\nst.shared.u32 [tile], %r3;"), 1);
+    assert_eq!(reported("mov.u32 %r1, 1;\nmov.u32 %r2, 2;\nadd.s32 %r3, %r1, %r2;\nst.shared.u32 [tile], %r3;"), 2);
+    assert_eq!(reported("mov.u64 %rd1, 1;\nmov.u32 %r1, 2;\nst.global.u32 [%rd1], %r1;"), 3);
+    // %r1 lives around the loop.
+    assert_eq!(
+        reported(
+            "mov.u32 %r1, 1;\nmov.u32 %r2, 9;\nl: add.s32 %r2, %r2, -1;\nsetp.ne.s32 %p1, %r2, 0;\n@%p1 bra l;\n\
+                  st.shared.u32 [tile], %r1;"
+        ),
+        2
+    );
+    let many: String = (0..300).map(|i| format!("ld.shared.u32 %x{i}, [tile];\n")).collect();
+    let used: String = (0..300).map(|i| format!("st.shared.u32 [tile], %x{i};\n")).collect();
+    assert_eq!(reported(&format!(".reg .b32 %x<300>;\n{many}{used}")), 255);
+}
+
+#[test]
+fn directives_of_kernels() {
+    let code = decoded(&module(".entry k() .maxntid 128, 2, 1 { ret; }\n.entry l() .reqntid 64 { trap; }"));
+    assert_eq!(function(&code, "k").max_threads, Some([128, 2, 1]));
+    assert!(!function(&code, "k").required_threads && function(&code, "l").required_threads);
+    assert_eq!(function(&code, "l").end - function(&code, "l").start, 2);
+    assert_eq!(code.lines.len(), 5);
+    assert_eq!(code.target, 80);
+}

@@ -1,0 +1,130 @@
+//! `cp.async`: copies from global to shared memory that happen as late as allowed, when they are waited for.
+//!
+//! Until then the target bytes are *pending*: whoever touches them, the thread that copies included, is told. What is
+//! never waited for is never copied. PTX ISA, "Data movement and conversion: asynchronous copy".
+
+use crate::fault::{Access, Fault, Kind, Memory};
+
+use super::{Addresses, Env, Global, LANES, Lanes, Shared, lanes};
+
+/// The most bytes that one copy has.
+const MOST: usize = 16;
+
+/// Copies of one lane that wait.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    lane: u8,
+    size: u8,
+    /// Bytes read; the rest up to `size` is zeros.
+    bytes: u8,
+    /// Number of its group, counted by lane.
+    group: u32,
+    /// PTX line that started it.
+    line: u32,
+    to: u32,
+    from: u64,
+}
+
+/// Asynchronous copies of a warp.
+#[derive(Debug, Default)]
+pub struct AsyncCopies {
+    /// In the order they were started.
+    waiting: Vec<Copy>,
+    /// For each lane: the number of the group that is open.
+    open: Lanes<u32>,
+}
+
+impl AsyncCopies {
+    /// For the next warp: what still waits is dropped, its bytes never arrive.
+    pub fn reset(&mut self) {
+        self.waiting.clear();
+        self.open = [0; LANES];
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the instruction's own operands")]
+    pub(super) fn start(
+        &mut self,
+        global: &mut Global,
+        shared: &mut Shared,
+        to: &Addresses,
+        from: &Addresses,
+        size: u32,
+        bytes: &Lanes<u32>,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        if !matches!(size, 4 | 8 | 16) {
+            let lane = mask.trailing_zeros() as usize & 31;
+            return Err(Fault::new(
+                Kind::InvalidValue(format!("cp.async of {size} bytes; it may be 4, 8 or 16")),
+                lane,
+            ));
+        }
+        let mut reported = false;
+        for lane in lanes(mask) {
+            let length = bytes[lane].min(size);
+            let source = Access { memory: Memory::Global, address: from[lane], bytes: length, write: false };
+            let fault = |kind| Fault::access(kind, lane, source);
+            if !from[lane].is_multiple_of(u64::from(size)) {
+                return Err(fault(Kind::Misaligned));
+            }
+            if length > 0 && !global.check_source(from[lane], u64::from(length)).map_err(fault)? && !reported {
+                env.report(fault(Kind::Uninitialised))?;
+                reported = true;
+            }
+            let target = shared.expect(to[lane], size, lane, env)?;
+            self.waiting.push(Copy {
+                lane: lane as u8,
+                size: size as u8,
+                bytes: length as u8,
+                group: self.open[lane],
+                line: env.line,
+                to: target,
+                from: from[lane],
+            });
+        }
+        global.count_sources(from, bytes, mask, env);
+        Ok(())
+    }
+
+    pub(super) fn commit(&mut self, mask: u32) {
+        for lane in lanes(mask) {
+            self.open[lane] = self.open[lane].wrapping_add(1);
+        }
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        global: &mut Global,
+        shared: &mut Shared,
+        pending: Option<u32>,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        let open = self.open;
+        let due = |copy: &Copy| {
+            let lane = usize::from(copy.lane);
+            let age = open[lane].wrapping_sub(copy.group); // 0: its group is still open
+            mask >> lane & 1 != 0 && pending.is_none_or(|pending| age > pending)
+        };
+        let mut kept = 0;
+        for i in 0..self.waiting.len() {
+            let copy = self.waiting[i];
+            if !due(&copy) {
+                self.waiting[kept] = copy;
+                kept += 1;
+                continue;
+            }
+            let mut data = [0; MOST];
+            let length = u32::from(copy.bytes);
+            if length > 0 {
+                let source = Access { memory: Memory::Global, address: copy.from, bytes: length, write: false };
+                let fault = |kind| Fault::access(kind, usize::from(copy.lane), source);
+                global.read_source(copy.from, &mut data[..usize::from(copy.bytes)]).map_err(fault)?;
+            }
+            shared.arrived(copy.to, &data[..usize::from(copy.size)], usize::from(copy.lane), copy.line, env);
+        }
+        self.waiting.truncate(kept);
+        Ok(())
+    }
+}

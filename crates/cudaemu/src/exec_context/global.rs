@@ -1,0 +1,377 @@
+//! Checked accesses to global memory.
+
+use std::sync::Arc;
+
+use crate::fault::{Access, Fault, Kind, Memory};
+use crate::mem::{Allocation, AllocationKind, Footprint, Physical, View};
+
+use super::{Addresses, Env, LANES, Lanes, consecutive, lanes};
+
+/// Allocations that a kernel uses at once, mostly: matrix, vector, result, scales.
+const RECENT: usize = 4;
+
+/// Global memory as one thread of the emulator sees it, for one launch.
+#[derive(Debug)]
+pub struct Global {
+    view: Arc<View>,
+    device: u32,
+    peers: u64,
+    counting: bool,
+    footprint: Option<Arc<Footprint>>,
+    recent: [Recent; RECENT],
+    /// Which of them is replaced next.
+    oldest: usize,
+}
+
+/// An allocation that was used lately.
+#[derive(Clone, Debug, Default)]
+struct Recent {
+    base: u64,
+    bytes: u64,
+    /// `None`: an empty place (of 0 bytes, so that nothing is found there).
+    allocation: Option<Arc<Allocation>>,
+    /// Index in the view.
+    index: usize,
+    readable: bool,
+    writable: bool,
+}
+
+/// A range found, ready for use.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    physical: &'a Physical,
+    /// Where in the memory.
+    at: u64,
+    /// Where in the allocation, and its index.
+    in_allocation: u64,
+    index: usize,
+    allocation_bytes: u64,
+}
+
+/// One allocation that holds all lanes' bytes.
+#[derive(Clone, Copy)]
+struct Together<'a> {
+    physical: &'a Physical,
+    /// Address + shift = where in the memory (wrapping).
+    shift: u64,
+    /// The allocation's first address, and its index.
+    start: u64,
+    index: usize,
+    /// All lanes have the same address.
+    same: bool,
+}
+
+fn access<const N: usize>(address: u64, write: bool) -> Access {
+    Access { memory: Memory::Global, address, bytes: N as u32, write }
+}
+
+/// Whether all bytes of a load were written but those that it does not use.
+#[cold]
+fn known<const N: usize>(physical: &Physical, at: u64, padding: u32) -> bool {
+    let mut used = (0..N as u64).filter(|byte| padding >> byte & 1 == 0);
+    physical.is_written(at, N as u64) || padding != 0 && used.all(|byte| physical.is_written(at + byte, 1))
+}
+
+/// Distinct 32-byte sectors.
+fn sectors(at: &Addresses, mask: u32) -> u64 {
+    if mask == u32::MAX {
+        // Mostly the lanes' addresses rise: then a sector is new where it differs from its neighbour's.
+        let (mut new, mut falls) = (1, 0);
+        for lane in 1..LANES {
+            let (before, here) = (at[lane - 1] >> 5, at[lane] >> 5);
+            new += u64::from(here != before);
+            falls |= u64::from(here < before);
+        }
+        if falls == 0 {
+            return new;
+        }
+    }
+    let mut seen = [0; LANES];
+    let mut count = 0;
+    let mut highest = 0;
+    for lane in lanes(mask) {
+        // Plus one, so that sector 0 is above the initial `highest`.
+        let sector = (at[lane] >> 5) + 1;
+        if sector > highest || !seen[..count].contains(&sector) {
+            seen[count] = sector;
+            count += 1;
+            highest = highest.max(sector);
+        }
+    }
+    count as u64
+}
+
+impl Global {
+    /// The memory that a kernel on `device` sees, with the memory of the devices in the mask `peers` enabled.
+    /// `counting`: bytes and sectors are counted; with a footprint, distinct bytes too.
+    pub fn new(view: Arc<View>, device: u32, peers: u64, counting: bool, footprint: Option<Arc<Footprint>>) -> Self {
+        Self { view, device, peers, counting, footprint, recent: Default::default(), oldest: 0 }
+    }
+
+    /// Whether an address is in constant memory.
+    pub fn is_constant(&self, address: u64) -> bool {
+        let index = self.view.index_of(address, 1);
+        index.is_some_and(|index| self.view.allocations()[index].kind() == AllocationKind::Constant)
+    }
+
+    /// A place among the recent ones that holds the range.
+    #[inline(always)]
+    fn lookup(&self, address: u64, bytes: u64, write: bool) -> Option<Place<'_>> {
+        for recent in &self.recent {
+            let at = address.wrapping_sub(recent.base);
+            if at < recent.bytes && recent.bytes - at >= bytes {
+                let allocation = recent.allocation.as_ref()?;
+                let allowed = if write { recent.writable } else { recent.readable };
+                if !allowed || allocation.is_freed() {
+                    return None;
+                }
+                let physical = allocation.physical();
+                let allocation_bytes = recent.bytes;
+                let (at, in_allocation) = (at + allocation.offset(), at);
+                return Some(Place { physical, at, in_allocation, index: recent.index, allocation_bytes });
+            }
+        }
+        None
+    }
+
+    /// The place of a range, or why there is none.
+    #[inline(always)]
+    fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<Place<'_>, Kind> {
+        if self.lookup(address, bytes, write).is_none() {
+            self.fetch(address, bytes, write)?;
+        }
+        let lost = || Kind::Internal(format!("an allocation at {address:#x} was found and lost"));
+        self.lookup(address, bytes, write).ok_or_else(lost)
+    }
+
+    /// Brings an allocation among the recent ones.
+    #[cold]
+    fn fetch(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Kind> {
+        let allocation = self.view.reachable(address, bytes, self.device, self.peers, write)?.clone();
+        let index = self.view.index_of(address, bytes).ok_or_else(|| Kind::Internal("a view changed".into()))?;
+        self.recent[self.oldest] = Recent {
+            base: allocation.base(),
+            bytes: allocation.bytes(),
+            index,
+            readable: allocation.allows(self.device, self.peers, false),
+            writable: allocation.allows(self.device, self.peers, true),
+            allocation: Some(allocation),
+        };
+        self.oldest = (self.oldest + 1) % RECENT;
+        Ok(())
+    }
+
+    /// Where address 0 would be if all lanes of the mask lie, aligned, in one allocation: lane by lane nothing is left to check
+    /// but whether the bytes were written. `None`: the lanes must be looked at one by one.
+    #[inline(always)]
+    fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<Together<'_>> {
+        let first = at[mask.trailing_zeros() as usize & 31];
+        let place = self.place(first, N as u64, write).ok()?;
+        let start = first - place.in_allocation;
+        let last = place.allocation_bytes - N as u64;
+        let mut wrong = 0;
+        let mut different = 0;
+        for lane in 0..LANES {
+            // Lanes outside the mask hold anything: the first one's address stands for theirs.
+            let address = if mask >> lane & 1 != 0 { at[lane] } else { first };
+            let inside = address.wrapping_sub(start);
+            wrong |= u64::from(inside > last) | address & (N as u64 - 1);
+            different |= address ^ first;
+        }
+        let shift = (place.at - place.in_allocation).wrapping_sub(start);
+        (wrong == 0).then_some(Together {
+            physical: place.physical,
+            shift,
+            start,
+            index: place.index,
+            same: different == 0,
+        })
+    }
+
+    /// Finds one lane's bytes and checks everything but whether they were written.
+    #[inline(always)]
+    fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<Place<'_>, Box<Fault>> {
+        if !address.is_multiple_of(N as u64) {
+            return Err(Fault::access(Kind::Misaligned, lane, access::<N>(address, write)));
+        }
+        self.place(address, N as u64, write).map_err(|kind| Fault::access(kind, lane, access::<N>(address, write)))
+    }
+
+    #[inline(always)]
+    fn touch(&self, index: usize, at: u64, bytes: u64, write: bool) {
+        if let Some(footprint) = &self.footprint {
+            footprint.touch(index, at, bytes, write);
+        }
+    }
+
+    #[inline(always)]
+    fn touch_lanes<const N: usize>(&self, index: usize, start: u64, at: &Addresses, mask: u32, write: bool) {
+        if let Some(footprint) = &self.footprint {
+            lanes(mask).for_each(|lane| footprint.touch(index, at[lane] - start, N as u64, write));
+        }
+    }
+
+    #[inline(always)]
+    fn count<const N: usize>(&self, at: &Addresses, mask: u32, write: bool, env: &mut Env<'_>) {
+        if self.counting {
+            let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
+            to.count(u64::from(mask.count_ones()) * N as u64, sectors(at, mask));
+        }
+    }
+
+    #[inline(always)]
+    fn count_run<const N: usize>(&self, first: u64, write: bool, env: &mut Env<'_>) {
+        if self.counting {
+            let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
+            let bytes = (LANES * N) as u64;
+            to.count(bytes, ((first + bytes - 1) >> 5) - (first >> 5) + 1);
+        }
+    }
+
+    pub(super) fn load<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let mut out = [[0; N]; LANES];
+        let run = (LANES * N) as u64;
+        if mask == u32::MAX && at[0].is_multiple_of(N as u64) && consecutive::<N>(at) {
+            // A run that does not end well is left to the lanes, which say who is wrong.
+            if let Ok(place) = self.place(at[0], run, false)
+                && place.physical.is_written(place.at, run)
+            {
+                place.physical.backing().read(place.at as usize, out.as_flattened_mut());
+                let (index, offset) = (place.index, place.in_allocation);
+                self.touch(index, offset, run, false);
+                self.count_run::<N>(at[0], false, env);
+                return Ok(out);
+            }
+        }
+        if let Some(all) = self.together::<N>(at, mask, false) {
+            let (physical, shift) = (all.physical, all.shift);
+            let written = |lane: usize| physical.is_written(at[lane].wrapping_add(shift), N as u64);
+            let load = |lane: usize| physical.backing().load(at[lane].wrapping_add(shift) as usize);
+            let first = mask.trailing_zeros() as usize & 31;
+            let known = physical.is_full() || if all.same { written(first) } else { lanes(mask).all(written) };
+            if known {
+                if all.same {
+                    out = [load(first); LANES];
+                } else {
+                    lanes(mask).for_each(|lane| out[lane] = load(lane));
+                }
+                let (index, start) = (all.index, all.start);
+                self.touch_lanes::<N>(index, start, at, mask, false);
+                self.count::<N>(at, mask, false, env);
+                return Ok(out);
+            }
+        }
+        let mut reported = false;
+        for lane in lanes(mask) {
+            let place = self.lane::<N>(at[lane], lane, false)?;
+            out[lane] = place.physical.backing().load(place.at as usize);
+            if !reported && !known::<N>(place.physical, place.at, env.padding) {
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                reported = true;
+            }
+            let (index, offset) = (place.index, place.in_allocation);
+            self.touch(index, offset, N as u64, false);
+        }
+        self.count::<N>(at, mask, false, env);
+        Ok(out)
+    }
+
+    pub(super) fn store<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        values: &Lanes<[u8; N]>,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        let run = (LANES * N) as u64;
+        if mask == u32::MAX
+            && at[0].is_multiple_of(N as u64)
+            && consecutive::<N>(at)
+            && let Ok(place) = self.place(at[0], run, true)
+        {
+            place.physical.backing().write(place.at as usize, values.as_flattened());
+            place.physical.mark(place.at, run);
+            let (index, offset) = (place.index, place.in_allocation);
+            self.touch(index, offset, run, true);
+            self.count_run::<N>(at[0], true, env);
+            return Ok(());
+        }
+        if let Some(all) = self.together::<N>(at, mask, true) {
+            for lane in lanes(mask) {
+                let place = at[lane].wrapping_add(all.shift);
+                all.physical.backing().store(place as usize, values[lane]);
+                all.physical.mark(place, N as u64);
+            }
+            let (index, start) = (all.index, all.start);
+            self.touch_lanes::<N>(index, start, at, mask, true);
+            self.count::<N>(at, mask, true, env);
+            return Ok(());
+        }
+        for lane in lanes(mask) {
+            let place = self.lane::<N>(at[lane], lane, true)?;
+            place.physical.backing().store(place.at as usize, values[lane]);
+            place.physical.mark(place.at, N as u64);
+            let (index, offset) = (place.index, place.in_allocation);
+            self.touch(index, offset, N as u64, true);
+        }
+        self.count::<N>(at, mask, true, env);
+        Ok(())
+    }
+
+    pub(super) fn update<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
+        env: &mut Env<'_>,
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let mut out = [[0; N]; LANES];
+        for lane in lanes(mask) {
+            let place = self.lane::<N>(at[lane], lane, true)?;
+            if !place.physical.is_written(place.at, N as u64) {
+                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+            }
+            let (backing, offset) = (place.physical.backing(), place.at as usize);
+            let mut old = backing.load(offset);
+            while let Err(other) = backing.exchange(offset, old, update(lane, old)) {
+                old = other;
+            }
+            out[lane] = old;
+            place.physical.mark(place.at, N as u64);
+            let (index, offset) = (place.index, place.in_allocation);
+            self.touch(index, offset, N as u64, false);
+            self.touch(index, offset, N as u64, true);
+        }
+        self.count::<N>(at, mask, false, env);
+        self.count::<N>(at, mask, true, env);
+        Ok(out)
+    }
+
+    /// Checks the source of an asynchronous copy of one lane; whether all of its bytes were written.
+    pub(super) fn check_source(&mut self, address: u64, bytes: u64) -> Result<bool, Kind> {
+        let place = self.place(address, bytes, false)?;
+        Ok(place.physical.is_written(place.at, bytes))
+    }
+
+    /// Reads the source of an asynchronous copy of one lane.
+    pub(super) fn read_source(&mut self, address: u64, out: &mut [u8]) -> Result<(), Kind> {
+        let place = self.place(address, out.len() as u64, false)?;
+        place.physical.backing().read(place.at as usize, out);
+        let (index, offset) = (place.index, place.in_allocation);
+        self.touch(index, offset, out.len() as u64, false);
+        Ok(())
+    }
+
+    /// Counts the sources of an asynchronous copy.
+    pub(super) fn count_sources(&self, at: &Addresses, bytes: &Lanes<u32>, mask: u32, env: &mut Env<'_>) {
+        if self.counting {
+            let sum = lanes(mask).map(|lane| u64::from(bytes[lane])).sum();
+            env.counts.global_read.count(sum, sectors(at, mask));
+        }
+    }
+}

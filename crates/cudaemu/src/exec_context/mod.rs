@@ -1,0 +1,372 @@
+//! What an instruction sees of the machine ([`Cx`]): its warp's registers and the checked way to each memory.
+//!
+//! The executor ([`crate::exec`]) owns these parts and lends them to one instruction at a time; the instruction families
+//! ([`crate::isa`]) know nothing else of it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `registers` | a warp's register file |
+//! | `global`, `shared`, `local` | checked accesses to each memory |
+//! | `async_copy` | copies of `cp.async` that wait |
+//! | `counts` | traffic and bank conflicts |
+//! | [`window`] | where the memories lie in the generic address space |
+
+#[cfg(test)]
+mod access_tests;
+mod async_copy;
+mod counts;
+mod global;
+mod local;
+mod registers;
+#[cfg(test)]
+pub(crate) mod rig;
+mod shared;
+#[cfg(test)]
+mod timing;
+pub mod window;
+
+pub use async_copy::AsyncCopies;
+pub use counts::{Counts, Traffic};
+pub use global::Global;
+pub use local::Local;
+pub use registers::{LANES, Lane, Lanes, Registers, each};
+pub use shared::Shared;
+
+use std::fmt;
+
+use crate::fault::{Access, Fault, Kind, Memory};
+use crate::operands::{Args, Base};
+
+/// Where faults that only the checker sees, and what the device prints, go.
+pub trait Console: fmt::Debug {
+    /// A fault that hardware would not notice, of a warp at a line of the PTX: `Err` stops the kernel with it; `Ok`, after it
+    /// was written down, goes on.
+    fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
+
+    /// A line, or a part of one, of the device's printf.
+    fn print(&mut self, text: &str);
+}
+
+/// The context of one instruction of one warp. The executor builds it from what it owns: all is public.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    /// The warp's registers.
+    pub regs: &'a mut Registers,
+    /// Lanes that execute this instruction's group (before the guard is applied; the guard's result is the handler's mask).
+    pub active: u32,
+    /// Lanes of the warp that exist and have not exited.
+    pub live: u32,
+    /// Global memory, as this thread of the emulator sees it.
+    pub global: &'a mut Global,
+    /// Shared memory of the block.
+    pub shared: &'a mut Shared,
+    /// Local memory of the warp.
+    pub local: &'a mut Local,
+    /// Asynchronous copies of the warp.
+    pub copies: &'a mut AsyncCopies,
+    /// The kernel's parameter block.
+    pub params: &'a [u8],
+    /// Where in local memory the group's current frame starts.
+    pub frame: u32,
+    /// What is counted.
+    pub counts: &'a mut Counts,
+    /// Where reports go.
+    pub console: &'a mut dyn Console,
+    /// Number of the warp in its block.
+    pub warp: u32,
+    /// `blockIdx`.
+    pub block: [u32; 3],
+    /// `blockDim`.
+    pub shape: [u32; 3],
+    /// Bytes of a load's data that the program does not use, as in [`Args::padding`]: they need not have been written.
+    pub padding: u32,
+    /// PTX line of the instruction, for reports that name an earlier access.
+    pub line: u32,
+    /// Clock of the machine, in instructions of this warp.
+    pub clock: u64,
+}
+
+/// What the memories need to know of the access at hand.
+#[derive(Debug)]
+struct Env<'a> {
+    counts: &'a mut Counts,
+    console: &'a mut dyn Console,
+    warp: u32,
+    padding: u32,
+    line: u32,
+}
+
+impl Env<'_> {
+    /// A fault that only the checker sees: see [`Console::report`].
+    fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
+        self.console.report(fault, self.warp, self.line)
+    }
+}
+
+/// An address a lane, as the instruction computed it. Lanes outside the mask hold anything.
+pub type Addresses = Lanes<u64>;
+
+/// The memory that an instruction names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// None: the address's window decides, lane by lane ([`window`]).
+    Generic,
+    /// Global (and constant) memory: device addresses.
+    Global,
+    /// The same for an instruction that says `.const`; reports name it so.
+    Const,
+    /// Shared memory of the block: offsets.
+    Shared,
+    /// Local memory of the thread: offsets (frame base included for variables of a frame).
+    Local,
+    /// The kernel's parameter block: offsets.
+    Param,
+}
+
+/// The lanes of a mask, from the lowest.
+#[inline(always)]
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let lane = rest.trailing_zeros() as usize;
+        rest &= rest.wrapping_sub(1);
+        (lane < LANES).then_some(lane)
+    })
+}
+
+/// Whether lane i's address is lane 0's plus `i * N`.
+#[inline(always)]
+fn consecutive<const N: usize>(at: &Addresses) -> bool {
+    let mut difference = 0;
+    for lane in 0..LANES {
+        difference |= at[lane] ^ at[0].wrapping_add((lane * N) as u64);
+    }
+    difference == 0
+}
+
+/// The lanes whose address lies in each window, with the start that is to be taken off: at most one entry a window.
+fn split(at: &Addresses, mask: u32) -> [(Window, u64, u32); 4] {
+    let mut parts = [
+        (Window::Global, 0, 0),
+        (Window::Shared, window::SHARED, 0),
+        (Window::Local, window::LOCAL, 0),
+        (Window::Param, window::PARAM, 0),
+    ];
+    for lane in lanes(mask) {
+        let offset = |start: u64| at[lane].wrapping_sub(start) < window::BYTES;
+        let part = (1..4).find(|&part| offset(parts[part].1)).unwrap_or(0);
+        parts[part].2 |= 1 << lane;
+    }
+    parts
+}
+
+/// Whether no lane of the mask is in a window: all addresses are global.
+#[inline(always)]
+fn all_global(at: &Addresses, mask: u32) -> bool {
+    let mut high = 0;
+    for lane in 0..LANES {
+        high |= if mask >> lane & 1 != 0 { at[lane] } else { 0 };
+    }
+    high < window::SHARED
+}
+
+impl Cx<'_> {
+    /// Addresses of the address operand, frame base included.
+    #[inline]
+    pub fn addresses(&self, args: &Args) -> Addresses {
+        let offset = args.offset as u64;
+        match args.base {
+            Base::None | Base::Param => [offset; LANES],
+            Base::Wide(slot) => each(&self.regs.get::<u64>(slot), |base| base.wrapping_add(offset)),
+            // Narrow addresses wrap at 32 bits, as the memories they are for.
+            Base::Narrow(slot) => each(&self.regs.get::<u32>(slot), |base| u64::from(base.wrapping_add(offset as u32))),
+            Base::Frame => [u64::from(self.frame).wrapping_add(offset); LANES],
+        }
+    }
+
+    #[inline(always)]
+    fn parts(&mut self) -> (&mut Global, &mut Shared, &mut Local, Env<'_>) {
+        let env =
+            Env { counts: self.counts, console: self.console, warp: self.warp, padding: self.padding, line: self.line };
+        (self.global, self.shared, self.local, env)
+    }
+
+    /// Reads `N` (1, 2, 4, 8 or 16) bytes a lane, naturally aligned, every byte checked. What lanes outside the mask get is anything.
+    #[inline]
+    pub fn load<const N: usize>(
+        &mut self,
+        from: Window,
+        at: &Addresses,
+        mask: u32,
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let params = self.params;
+        let (global, shared, local, mut env) = self.parts();
+        match from {
+            _ if mask == 0 => Ok([[0; N]; LANES]),
+            Window::Global => global.load(at, mask, &mut env),
+            Window::Const => global.load(at, mask, &mut env).map_err(in_constant_memory),
+            Window::Shared => shared.load(at, mask, &mut env),
+            Window::Local => local.load(at, mask, &mut env),
+            Window::Param => load_param(params, at, mask),
+            Window::Generic if all_global(at, mask) => global.load(at, mask, &mut env),
+            Window::Generic => {
+                let mut out = [[0; N]; LANES];
+                for (window, start, mask) in split(at, mask) {
+                    let part = self.load::<N>(window, &at.map(|a| a.wrapping_sub(start)), mask)?;
+                    lanes(mask).for_each(|lane| out[lane] = part[lane]);
+                }
+                Ok(out)
+            }
+        }
+    }
+
+    /// Writes `N` bytes a lane; where lanes meet, the highest lane's value stays.
+    #[inline]
+    pub fn store<const N: usize>(
+        &mut self,
+        to: Window,
+        at: &Addresses,
+        values: &Lanes<[u8; N]>,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let (global, shared, local, mut env) = self.parts();
+        match to {
+            _ if mask == 0 => Ok(()),
+            Window::Global | Window::Const => global.store(at, values, mask, &mut env),
+            Window::Shared => shared.store(at, values, mask, &mut env),
+            Window::Local => local.store(at, values, mask, &mut env),
+            Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
+            Window::Generic if all_global(at, mask) => global.store(at, values, mask, &mut env),
+            Window::Generic => {
+                for (window, start, mask) in split(at, mask) {
+                    self.store(window, &at.map(|a| a.wrapping_sub(start)), values, mask)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Atomically replaces `N` (2, 4, 8 or 16) bytes a lane by `update(lane, old)`, lane after lane, and gives the old ones.
+    /// `update` may be called more than once a lane where another thread interferes.
+    pub fn update<const N: usize>(
+        &mut self,
+        at_window: Window,
+        at: &Addresses,
+        mask: u32,
+        update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let (global, shared, local, mut env) = self.parts();
+        match at_window {
+            _ if mask == 0 => Ok([[0; N]; LANES]),
+            Window::Global | Window::Const => global.update(at, mask, update, &mut env),
+            Window::Shared => shared.update(at, mask, update, &mut env),
+            Window::Local => local.update(at, mask, update, &mut env),
+            Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
+            Window::Generic => {
+                let mut out = [[0; N]; LANES];
+                for (window, start, mask) in split(at, mask) {
+                    let part = self.update(window, &at.map(|a| a.wrapping_sub(start)), mask, update)?;
+                    lanes(mask).for_each(|lane| out[lane] = part[lane]);
+                }
+                Ok(out)
+            }
+        }
+    }
+
+    /// Starts an asynchronous copy of `bytes` from global `from` to shared `to` (the rest up to `size`: zeros) for each lane;
+    /// it happens when waited for, and not before. `size` is 4, 8 or 16.
+    pub fn copy_async(
+        &mut self,
+        to: &Addresses,
+        from: &Addresses,
+        size: u32,
+        bytes: &Lanes<u32>,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let (counts, console) = (&mut *self.counts, &mut *self.console);
+        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
+        self.copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
+    }
+
+    /// Closes the group of asynchronous copies of the lanes in the mask.
+    pub fn commit_async(&mut self, mask: u32) {
+        self.copies.commit(mask);
+    }
+
+    /// Completes the asynchronous copies of the lanes in the mask, up to `pending` of the youngest groups; `None`: all, with
+    /// those that no group holds yet.
+    pub fn wait_async(&mut self, pending: Option<u32>, mask: u32) -> Result<(), Box<Fault>> {
+        let (counts, console) = (&mut *self.counts, &mut *self.console);
+        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
+        self.copies.wait(self.global, self.shared, pending, mask, &mut env)
+    }
+
+    /// One byte of one lane's generic address space, unchecked but for its place; `None` if there is none.
+    pub fn peek(&mut self, at: &Addresses, lane: usize) -> Option<u8> {
+        let address = at[lane];
+        let mut byte = [0];
+        if address.wrapping_sub(window::LOCAL) < window::BYTES {
+            self.local.peek(lane, address - window::LOCAL, &mut byte).ok()?;
+            return Some(byte[0]);
+        }
+        self.load::<1>(Window::Generic, at, 1 << lane).ok().map(|bytes| bytes[lane][0])
+    }
+
+    /// Clock of the machine, in instructions of this warp: `%clock64`.
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// Appends to the device's printf output; whole lines come out in the order of the warps' execution.
+    pub fn print(&mut self, text: &str) {
+        self.console.print(text);
+    }
+
+    /// Reports a fault that only the checker sees (uninitialised reads, races, …): an error, or a line on stderr and
+    /// `Ok` where the user asked for reports only.
+    pub fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
+        self.console.report(fault, self.warp, self.line)
+    }
+
+    /// The same for one that is no access.
+    pub fn report_kind(&mut self, kind: Kind, lane: usize) -> Result<(), Box<Fault>> {
+        self.report(Fault::new(kind, lane))
+    }
+}
+
+/// Constant memory lies among global memory, and so do the addresses that miss it.
+#[cold]
+fn in_constant_memory(mut fault: Box<Fault>) -> Box<Fault> {
+    if let Some(access) = &mut fault.access {
+        access.memory = Memory::Const;
+    }
+    fault
+}
+
+fn param_fault<const N: usize>(at: &Addresses, mask: u32, text: &str, write: bool) -> Box<Fault> {
+    let lane = mask.trailing_zeros() as usize;
+    let access = Access { memory: Memory::Param, address: at[lane], bytes: N as u32, write };
+    Fault::access(Kind::NotAccessible(text.into()), lane, access)
+}
+
+/// Kernel parameters. They are always set: a launch gives all of them.
+fn load_param<const N: usize>(params: &[u8], at: &Addresses, mask: u32) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+    let read = |lane: usize| {
+        let access = Access { memory: Memory::Param, address: at[lane], bytes: N as u32, write: false };
+        if !at[lane].is_multiple_of(N as u64) {
+            return Err(Fault::access(Kind::Misaligned, lane, access));
+        }
+        let found = usize::try_from(at[lane]).ok().and_then(|at| params.get(at..)?.first_chunk::<N>());
+        found.copied().ok_or_else(|| {
+            let text = format!("the kernel has {} bytes of parameters", params.len());
+            Fault::access(Kind::OutOfBounds(text), lane, access)
+        })
+    };
+    let first = mask.trailing_zeros() as usize;
+    let mut out = [read(first)?; LANES];
+    // Nearly always all lanes read the same parameter.
+    for lane in lanes(mask).filter(|&lane| at[lane] != at[first]) {
+        out[lane] = read(lane)?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,42 @@
+//! Bank conflicts: shared memory serves 32 banks of 4 bytes at a time.
+
+use super::super::{Addresses, LANES};
+use crate::exec_context::lanes;
+
+/// Passes beyond the first that an access of `N` bytes a lane needs. Lanes that read the same word share it. Accesses of 8 and
+/// 16 bytes are served by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
+pub(super) fn conflicts<const N: usize>(at: &Addresses, mask: u32) -> u64 {
+    let portion = LANES / (N / 4).max(1);
+    let all = if portion == LANES { u32::MAX } else { (1 << portion) - 1 };
+    (0..LANES / portion).map(|part| passes::<N>(at, mask & all << (part * portion)).saturating_sub(1)).sum()
+}
+
+/// The most distinct words that one bank must give to these lanes.
+fn passes<const N: usize>(at: &Addresses, mask: u32) -> u64 {
+    // Words of one bank, in the order met: `chain[i]` is the one before word `i`.
+    let mut words = [0; LANES];
+    let mut chain = [usize::MAX; LANES];
+    let mut last = [usize::MAX; LANES];
+    let mut deep = [0; LANES];
+    let mut count = 0;
+    let mut most = 0;
+    for lane in lanes(mask) {
+        for part in 0..(N / 4).max(1) {
+            let word = at[lane] / 4 + part as u64;
+            let bank = (word % LANES as u64) as usize;
+            let mut met = last[bank];
+            while met != usize::MAX && words[met] != word {
+                met = chain[met];
+            }
+            if met == usize::MAX {
+                words[count] = word;
+                chain[count] = last[bank];
+                last[bank] = count;
+                deep[bank] += 1;
+                most = most.max(deep[bank]);
+                count += 1;
+            }
+        }
+    }
+    most
+}

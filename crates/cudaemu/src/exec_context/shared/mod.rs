@@ -1,0 +1,326 @@
+//! Checked accesses to shared memory.
+//!
+//! Besides bounds, alignment and bytes that were never written it tells races: two threads that touch a byte, one of them
+//! writing, with no barrier between. Barriers of the block or of a part of its warps ([`Shared::arrive`],
+//! [`Shared::release`]) and of a warp's lanes ([`Shared::warp_sync`]) order accesses; nothing else does, a warp's lanes
+//! are not in step (Volta's rule). Atomics do not race with atomics. Unordered writes of the value that is there already
+//! are let pass: `flag = true` by many threads is common, and harmless. Shuffles and votes order nothing.
+
+mod banks;
+mod cell;
+mod order;
+mod shadow;
+#[cfg(test)]
+mod tests;
+
+use crate::fault::{Access, Fault, Kind, Memory};
+
+use super::{Addresses, Env, LANES, Lanes, consecutive, lanes};
+use cell::{Found, Who};
+use shadow::Shadow;
+
+/// Shared memory of one block at a time.
+#[derive(Debug)]
+pub struct Shared {
+    bytes: usize,
+    data: Vec<u8>,
+    shadow: Shadow,
+    counting: bool,
+}
+
+fn access<const N: usize>(address: u64, write: bool) -> Access {
+    Access { memory: Memory::Shared, address, bytes: N as u32, write }
+}
+
+/// The words that an access touches, with the bytes of each as a mask.
+#[inline(always)]
+fn words<const N: usize>(at: usize) -> (std::ops::Range<usize>, u8) {
+    if N >= 4 { (at / 4..(at + N) / 4, 0xf) } else { (at / 4..at / 4 + 1, ((1 << N) - 1) << (at % 4)) }
+}
+
+/// Which bytes of a word a load that starts at `at` does not use; `padding` as in [`crate::operands::Args::padding`].
+#[inline(always)]
+fn padding<const N: usize>(at: usize, word: usize, padding: u32) -> u8 {
+    let bits = if N >= 4 { u64::from(padding) >> (word * 4 - at) } else { u64::from(padding) << (at % 4) };
+    (bits & 0xf) as u8
+}
+
+impl Shared {
+    /// `bytes` of memory for blocks of `threads` threads (at most 1024). `counting`: bank conflicts are counted.
+    pub fn new(bytes: u32, threads: u32, counting: bool) -> Self {
+        let words = (bytes as usize).div_ceil(4);
+        let shadow = Shadow::new(words, (threads as usize).div_ceil(LANES));
+        Self { bytes: bytes as usize, data: vec![0; words * 4], shadow, counting }
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> u32 {
+        self.bytes as u32
+    }
+
+    /// For the next block: nothing is written, nobody has done anything. Costs nothing per byte.
+    pub fn reset(&mut self) {
+        self.shadow.reset();
+    }
+
+    /// A warp arrives at one of the barriers 0 to 15. To be called when the last of its lanes that are to come does.
+    pub fn arrive(&mut self, barrier: u32, warp: u32) {
+        self.shadow.order().arrive(barrier as usize % order::BARRIERS, warp as usize % order::WARPS);
+        self.shadow.rewind();
+    }
+
+    /// A barrier is complete: the warps in the mask, which waited at it (`bar.sync`, `bar.red`), go on. Warps that only
+    /// arrived (`bar.arrive`) are not among them.
+    pub fn release(&mut self, barrier: u32, waiting: u32) {
+        self.shadow.order().release(barrier as usize % order::BARRIERS, waiting);
+        self.shadow.rewind();
+    }
+
+    /// All these warps meet: arrive at barrier 0 and go on.
+    pub fn barrier(&mut self, warps: u32) {
+        lanes(warps).for_each(|warp| self.arrive(0, warp as u32));
+        self.release(0, warps);
+    }
+
+    /// These lanes of a warp meet (`bar.warp.sync`); `live` are the lanes that have not exited.
+    pub fn warp_sync(&mut self, warp: u32, lanes: u32, live: u32) {
+        self.shadow.order().warp_sync(warp as usize % order::WARPS, lanes, live);
+        self.shadow.rewind();
+    }
+
+    /// All lanes of a warp have exited: barriers no longer wait for it, and order what it did.
+    pub fn exit(&mut self, warp: u32) {
+        self.shadow.order().exit(warp as usize % order::WARPS);
+    }
+
+    /// Where one lane's bytes are.
+    #[inline(always)]
+    fn place<const N: usize>(&self, address: u64, lane: usize, write: bool) -> Result<usize, Box<Fault>> {
+        let inside = address < self.bytes as u64 && self.bytes as u64 - address >= N as u64;
+        if inside && address.is_multiple_of(N as u64) {
+            return Ok(address as usize);
+        }
+        let kind = if !address.is_multiple_of(N as u64) {
+            Kind::Misaligned
+        } else {
+            Kind::OutOfBounds(format!("the block has {} bytes of shared memory", self.bytes))
+        };
+        Err(Fault::access(kind, lane, access::<N>(address, write)))
+    }
+
+    /// Reports what was found wrong with an access. `together`: the other lane's write was of the same instruction.
+    #[cold]
+    fn tell(found: Found, together: bool, lane: usize, access: Access, env: &mut Env<'_>) -> Result<(), Box<Fault>> {
+        let kind = match found {
+            Found::Uninitialised => Kind::Uninitialised,
+            Found::Pending(line) => Kind::PendingCopy(format!("the copy into these bytes started at PTX line {line}")),
+            Found::AfterWrite(thread, _) if together => {
+                Kind::Race(format!("two lanes of one instruction: thread {thread} of the block writes another value"))
+            }
+            Found::AfterWrite(thread, line) => {
+                Kind::Race(format!("thread {thread} of the block wrote it at PTX line {line}, with no barrier since"))
+            }
+            Found::AfterRead(thread) => Kind::Race(format!(
+                "thread {thread} of the block (or another of its warp) read it, with no barrier since"
+            )),
+        };
+        // What an atomic misses is what it reads.
+        let write = access.write && found != Found::Uninitialised;
+        env.report(Fault::access(kind, lane, Access { write, ..access }))
+    }
+
+    pub(super) fn load<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let mut out = [[0; N]; LANES];
+        let warp = self.shadow.who(env.warp, env.line);
+        let known = self.run::<N>(at, mask).filter(|&start| self.shadow.read_run(start / 4, N / 4, &warp));
+        if let Some(start) = known {
+            out.as_flattened_mut().copy_from_slice(&self.data[start..start + LANES * N]);
+        } else if self.load_one(at, mask, &warp, &mut out) {
+            // All lanes read one word.
+        } else {
+            self.load_lanes(at, mask, &warp, &mut out, env)?;
+        }
+        env.counts.shared_read.count(u64::from(mask.count_ones()) * N as u64, 0);
+        self.count_banks::<N>(at, mask, env);
+        Ok(out)
+    }
+
+    /// All lanes read the same word, and nothing about it is special.
+    #[inline(always)]
+    fn load_one<const N: usize>(&mut self, at: &Addresses, mask: u32, who: &Who, out: &mut Lanes<[u8; N]>) -> bool {
+        let first = at[0];
+        if N != 4 || mask != u32::MAX || at.iter().any(|&at| at != first) {
+            return false;
+        }
+        let Ok(place) = self.place::<N>(first, 0, false) else { return false };
+        if !self.shadow.read_together(place / 4, mask, who) {
+            return false;
+        }
+        out[0].copy_from_slice(&self.data[place..place + N]);
+        *out = [out[0]; LANES];
+        true
+    }
+
+    /// Where the lanes' bytes start if all lanes take part and their bytes lie side by side, in whole words.
+    #[inline(always)]
+    fn run<const N: usize>(&self, at: &Addresses, mask: u32) -> Option<usize> {
+        let bytes = self.bytes as u64;
+        let fits = N >= 4
+            && mask == u32::MAX
+            && at[0].is_multiple_of(N as u64)
+            && at[0] < bytes
+            && bytes - at[0] >= (LANES * N) as u64
+            && consecutive::<N>(at);
+        fits.then_some(at[0] as usize)
+    }
+
+    fn load_lanes<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        warp: &Who,
+        out: &mut Lanes<[u8; N]>,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        for lane in lanes(mask) {
+            let place = self.place::<N>(at[lane], lane, false)?;
+            let who = warp.lane(lane);
+            let (words, bytes) = words::<N>(place);
+            for word in words {
+                let bytes = bytes & !padding::<N>(place, word, env.padding);
+                if bytes == 0 || self.shadow.read_simple(word, bytes, &who) {
+                    continue;
+                }
+                if let Some(found) = self.shadow.read(word, bytes, &who) {
+                    Self::tell(found, false, lane, access::<N>(at[lane], false), env)?;
+                }
+            }
+            out[lane].copy_from_slice(&self.data[place..place + N]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn store<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        values: &Lanes<[u8; N]>,
+        mask: u32,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        let warp = self.shadow.who(env.warp, env.line);
+        let known = self.run::<N>(at, mask).filter(|&start| self.shadow.write_run(start / 4, N / 4, &warp));
+        if let Some(start) = known {
+            self.data[start..start + LANES * N].copy_from_slice(values.as_flattened());
+        } else {
+            self.store_lanes(at, values, mask, &warp, env)?;
+        }
+        env.counts.shared_written.count(u64::from(mask.count_ones()) * N as u64, 0);
+        self.count_banks::<N>(at, mask, env);
+        Ok(())
+    }
+
+    fn store_lanes<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        values: &Lanes<[u8; N]>,
+        mask: u32,
+        warp: &Who,
+        env: &mut Env<'_>,
+    ) -> Result<(), Box<Fault>> {
+        for lane in lanes(mask) {
+            let place = self.place::<N>(at[lane], lane, true)?;
+            let who = warp.lane(lane);
+            let (words, bytes) = words::<N>(place);
+            for word in words {
+                if self.shadow.write_simple(word, bytes, &who) {
+                    continue;
+                }
+                let Some(found) = self.shadow.write(word, bytes, &who, false) else { continue };
+                let same = self.data[place..place + N] == values[lane];
+                if !(same && matches!(found, Found::AfterWrite(..))) {
+                    let earlier = mask & ((1 << lane) - 1);
+                    let together = lanes(earlier).any(|other| at[other] == at[lane]);
+                    Self::tell(found, together, lane, access::<N>(at[lane], true), env)?;
+                }
+            }
+            self.data[place..place + N].copy_from_slice(&values[lane]);
+        }
+        Ok(())
+    }
+
+    /// Atomics of one lane after the other: the block runs on one thread of the emulator.
+    pub(super) fn update<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
+        env: &mut Env<'_>,
+    ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
+        let mut out = [[0; N]; LANES];
+        let warp = self.shadow.who(env.warp, env.line);
+        for lane in lanes(mask) {
+            let place = self.place::<N>(at[lane], lane, true)?;
+            let who = warp.lane(lane);
+            let (words, bytes) = words::<N>(place);
+            for word in words {
+                if let Some(found) = self.shadow.write(word, bytes, &who, true) {
+                    Self::tell(found, false, lane, access::<N>(at[lane], true), env)?;
+                }
+            }
+            let bytes = &mut self.data[place..place + N];
+            out[lane].copy_from_slice(bytes);
+            bytes.copy_from_slice(&update(lane, out[lane]));
+        }
+        let bytes = u64::from(mask.count_ones()) * N as u64;
+        env.counts.shared_read.count(bytes, 0);
+        env.counts.shared_written.count(bytes, 0);
+        self.count_banks::<N>(at, mask, env);
+        Ok(out)
+    }
+
+    #[inline(always)]
+    fn count_banks<const N: usize>(&self, at: &Addresses, mask: u32, env: &mut Env<'_>) {
+        if self.counting {
+            env.counts.bank_conflicts += banks::conflicts::<N>(at, mask);
+        }
+    }
+
+    /// Checks the target of an asynchronous copy of one lane (`size` is 4, 8 or 16) and marks it as pending.
+    pub(super) fn expect(
+        &mut self,
+        address: u64,
+        size: u32,
+        lane: usize,
+        env: &mut Env<'_>,
+    ) -> Result<u32, Box<Fault>> {
+        let place = match size {
+            4 => self.place::<4>(address, lane, true)?,
+            8 => self.place::<8>(address, lane, true)?,
+            _ => self.place::<16>(address, lane, true)?,
+        };
+        let who = self.shadow.who(env.warp, env.line).lane(lane);
+        let access = Access { memory: Memory::Shared, address, bytes: size, write: true };
+        for word in place / 4..(place + size as usize) / 4 {
+            if let Some(found) = self.shadow.expect(word, &who) {
+                Self::tell(found, false, lane, access, env)?;
+            }
+        }
+        Ok(place as u32)
+    }
+
+    /// An asynchronous copy that `lane` started at `line` writes its bytes.
+    pub(super) fn arrived(&mut self, to: u32, data: &[u8], lane: usize, line: u32, env: &mut Env<'_>) {
+        let who = self.shadow.who(env.warp, line).lane(lane);
+        let place = to as usize;
+        for word in place / 4..(place + data.len()) / 4 {
+            self.shadow.arrived(word, &who);
+        }
+        self.data[place..place + data.len()].copy_from_slice(data);
+        env.counts.shared_written.count(data.len() as u64, 0);
+    }
+}

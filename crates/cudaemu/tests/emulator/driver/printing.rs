@@ -1,0 +1,80 @@
+//! What kernels print, in a process of its own each: the end of the process is a part of it.
+
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use super::support::{Primary, function, handle, launch, ok};
+use cudarc::driver::sys;
+
+/// The variable that tells the child what to do.
+const ROLE: &str = "TEST_PRINTING_ROLE";
+
+const PRINTING: &str = r#"
+.version 7.0
+.target sm_75
+.address_size 64
+.global .align 1 .b8 text[6] = {100, 111, 110, 101, 33, 0};
+.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 values);
+.visible .entry say()
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<3>;
+    .param .b64 format;
+    .param .b64 values;
+    .param .b32 result;
+    mov.u64 %rd1, text;
+    cvta.global.u64 %rd2, %rd1;
+    st.param.b64 [format], %rd2;
+    mov.u64 %rd1, 0;
+    st.param.b64 [values], %rd1;
+    call.uni (result), vprintf, (format, values);
+    ld.param.b32 %r1, [result];
+    ret;
+}
+"#;
+
+/// The child: does nothing when all tests run.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let _emulator = cudaemu::test::start("").unwrap();
+    let _primary = Primary::new(0);
+    let text = std::ffi::CString::new(PRINTING).unwrap();
+    // SAFETY: the image is a zero-terminated text; the process has the two descriptors, and the pipe is one.
+    unsafe {
+        let module = handle(|m| sys::cuModuleLoadData(m, text.as_ptr().cast()));
+        let say = function(module, "say");
+        if role == "closed" {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            for descriptor in [1, 2] {
+                assert_eq!(libc::dup2(writer.as_raw_fd(), descriptor), descriptor);
+            }
+            // Something to say on stderr.
+            let mut none = std::ptr::null_mut();
+            assert_ne!(sys::cuModuleLoadData(&mut none, c"nonsense".as_ptr().cast()), sys::CUresult::CUDA_SUCCESS);
+        }
+        ok(launch(say, 1, std::ptr::null_mut(), &[]));
+        ok(sys::cuCtxSynchronize());
+    }
+    std::process::exit(7);
+}
+
+/// How the child ends, and what it writes.
+fn run(role: &str) -> (Option<i32>, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", "driver::printing::child", "--nocapture"]).env(ROLE, role).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn text_without_a_newline_is_not_lost() {
+    let (code, text) = run("plain");
+    assert_eq!(code, Some(7), "{text}");
+    assert!(text.ends_with("done!"), "{text}");
+}
+
+#[test]
+fn closed_outputs_do_no_harm() {
+    assert_eq!(run("closed").0, Some(7));
+}

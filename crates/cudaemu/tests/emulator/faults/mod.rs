@@ -1,0 +1,138 @@
+//! Deliberate faults, one row for each way to commit one: what is reported, where, and what the driver answers then. The clean
+//! twin of each runs before it without a report, and another context goes on working after it.
+//!
+//! Not seen: races in global memory between blocks (`kernels/faults/global_race.cu`), which would need a record of each byte's
+//! last accesses; only shared memory has that. Nor there a plain write, if an atomic of the same thread follows before another
+//! thread's atomic: of unordered atomics and what came before them only the last is kept.
+
+#![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
+
+mod endings;
+mod inside;
+mod leaks;
+mod outside;
+mod sync;
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaContext, CudaModule};
+
+use crate::gpu::{Gpu, launch, ptx};
+
+/// Launches a kernel that may fail at once, as `launch!` does a good one: the wait for it tells.
+macro_rules! attempt {
+    ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr; $($arg:expr),* $(,)?) => {
+        attempt!($gpu, $module, $kernel, $grid, $block, shared 0; $($arg),*)
+    };
+    ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr, shared $shared:expr; $($arg:expr),* $(,)?) => {{
+        use cudarc::driver::PushKernelArg;
+        let function = $module.load_function($kernel).unwrap();
+        let shape = crate::gpu::shape($grid, $block, $shared);
+        // SAFETY: the emulator checks what a kernel does with its arguments; cudarc keeps them alive.
+        let _ = unsafe { $gpu.stream().launch_builder(&function)$(.arg($arg))*.launch(shape) };
+    }};
+}
+use attempt;
+
+/// Launches something; for faults of accesses, the memory and address that must be reported.
+type Launch = fn(&Gpu, &Arc<CudaModule>) -> Option<(&'static str, u64)>;
+
+/// One deliberate fault.
+struct Row {
+    /// Of the PTX, without target.
+    file: &'static str,
+    /// What must be reported.
+    kernel: &'static str,
+    kind: &'static str,
+    block: u32,
+    thread: u32,
+    /// How the guilty instruction begins.
+    instruction: &'static str,
+    /// What the driver answers.
+    error: CUresult,
+    fault: Launch,
+    clean: Launch,
+}
+
+/// Warp instructions after which a launch is endless here.
+const SETTINGS: &str = "CUDAEMU_DEVICES=2\nCUDAEMU_MAX_INSTRUCTIONS=200K";
+
+/// What is wrong with a row; empty if nothing.
+fn check(row: &Row) -> Vec<String> {
+    let file = format!("{}.sm_80", row.file);
+    let text = ptx(&file);
+    {
+        let gpu = Gpu::with(80, SETTINGS);
+        let module = gpu.load(&file);
+        (row.clean)(&gpu, &module);
+        gpu.finish();
+    }
+    let gpu = Gpu::with(80, SETTINGS);
+    let other = CudaContext::new(1).unwrap();
+    gpu.context().bind_to_thread().unwrap();
+    let module = gpu.load(&file);
+    let access = (row.fault)(&gpu, &module);
+    drop(module);
+    let (errors, reports) = gpu.failed_beside(other);
+    let mut wrong = Vec::new();
+    for (when, error) in ["the wait", "a call after it"].iter().zip(errors) {
+        if error.map_err(|error| error.0) != Err(row.error) {
+            wrong.push(format!("{when} answered {error:?}, expected {:?}", row.error));
+        }
+    }
+    let [report] = &reports[..] else {
+        wrong.push(format!("{} reports: {reports:?}", reports.len()));
+        return wrong;
+    };
+    let place =
+        format!("\n  in kernel {}, block ({},0,0), thread ({},0,0)\n  at PTX line ", row.kernel, row.block, row.thread);
+    if !report.starts_with(row.kind) || !report.contains(&place) {
+        wrong.push(format!("expected {:?} and {place:?}", row.kind));
+    }
+    if let Some((memory, address)) = access
+        && !report.contains(&format!(" at {memory} {address:#x}\n"))
+    {
+        wrong.push(format!("expected {memory} {address:#x}"));
+    }
+    let line = report.rsplit_once("PTX line ").and_then(|(_, line)| line.split_once(": "));
+    let quoted = line.and_then(|(number, quoted)| {
+        let number: usize = number.parse().ok()?;
+        Some(text.lines().nth(number - 1)?.trim() == quoted && quoted.contains(row.instruction))
+    });
+    if quoted != Some(true) {
+        wrong.push(format!("expected a line of the file with {}", row.instruction));
+    }
+    if !wrong.is_empty() {
+        wrong.push(report.clone());
+    }
+    wrong
+}
+
+/// Whole numbers, 1 and up.
+fn numbers(count: i32) -> Vec<i32> {
+    (1..=count).collect()
+}
+
+#[track_caller]
+fn check_all(rows: &[Row]) {
+    let wrong: Vec<String> = rows
+        .iter()
+        .map(|row| (row, check(row)))
+        .filter(|(_, wrong)| !wrong.is_empty())
+        .map(|(row, wrong)| format!("{} {}:\n  {}", row.file, row.kernel, wrong.join("\n  ")))
+        .collect();
+    assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+}
+
+/// What is not seen; see above.
+#[test]
+fn races_in_global_memory_are_not_seen() {
+    let gpu = Gpu::new(80);
+    let module = gpu.load("global_race.sm_80");
+    let count = gpu.zeros::<i32>(1);
+    launch!(gpu, module, "global_count_clean", 4, 64; &count);
+    assert_eq!(gpu.down(&count), [256]);
+    launch!(gpu, module, "global_count_fault", 4, 64; &count);
+    assert!((257..=512).contains(&gpu.down(&count)[0]));
+}

@@ -1,0 +1,217 @@
+//! An emulated device as programs see it, through cudarc, and the ways in which the tests here use it.
+
+#![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use cudaemu::test::Session;
+use cudarc::driver::{
+    CudaContext, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, LaunchConfig, ValidAsZeroBits,
+};
+use cudarc::nvrtc::Ptx;
+
+/// A device that must be left without a report: neither a fault nor anything that was not given back.
+pub struct Gpu {
+    open: Option<(Arc<CudaContext>, Arc<CudaStream>)>,
+    emulator: Session,
+}
+
+impl Gpu {
+    /// One of this capability, written as a target: 75, 80, 89 or 90.
+    pub fn new(target: u32) -> Self {
+        Self::with(target, "")
+    }
+
+    /// The same, with more settings.
+    pub fn with(target: u32, settings: &str) -> Self {
+        let settings = format!("CUDAEMU_CAPABILITY={}.{}\nCUDAEMU_SMS=4\n{settings}", target / 10, target % 10);
+        let emulator = cudaemu::test::start(&settings).unwrap();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        Self { open: Some((context, stream)), emulator }
+    }
+
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.open.as_ref().unwrap().0
+    }
+
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.open.as_ref().unwrap().1
+    }
+
+    pub fn emulator(&self) -> &Session {
+        &self.emulator
+    }
+
+    /// Loads `kernels/ptx/<file>.ptx`.
+    #[track_caller]
+    pub fn load(&self, file: &str) -> Arc<CudaModule> {
+        let text = ptx(file);
+        self.context().load_module(Ptx::from_src(text)).unwrap_or_else(|error| self.fail(file, error))
+    }
+
+    #[track_caller]
+    pub fn up<T: DeviceRepr>(&self, values: &[T]) -> CudaSlice<T> {
+        self.stream().clone_htod(values).unwrap_or_else(|error| self.fail("copy to the device", error))
+    }
+
+    pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, count: usize) -> CudaSlice<T> {
+        self.stream().alloc_zeros(count).unwrap()
+    }
+
+    /// Memory that nothing has written.
+    pub fn alloc<T: DeviceRepr>(&self, count: usize) -> CudaSlice<T> {
+        // SAFETY: only the emulator reads it, which knows what was written.
+        unsafe { self.stream().alloc(count) }.unwrap()
+    }
+
+    #[track_caller]
+    pub fn down<T: DeviceRepr>(&self, memory: &CudaSlice<T>) -> Vec<T> {
+        self.stream().clone_dtoh(memory).unwrap_or_else(|error| self.fail("copy from the device", error))
+    }
+
+    /// Waits for all work.
+    #[track_caller]
+    pub fn finish(&self) {
+        self.stream().synchronize().unwrap_or_else(|error| self.fail("work", error));
+    }
+
+    /// The device address of memory.
+    pub fn address<T>(&self, memory: &CudaSlice<T>) -> u64 {
+        memory.device_ptr(self.stream()).0
+    }
+
+    /// Writes a variable of a module.
+    #[track_caller]
+    pub fn set_global(&self, module: &Arc<CudaModule>, name: &str, bytes: &[u8]) {
+        let mut global = module.get_global(name, self.stream()).unwrap_or_else(|error| self.fail(name, error));
+        assert_eq!(global.len(), bytes.len(), "bytes of {name}");
+        self.stream().memcpy_htod(bytes, &mut global).unwrap();
+        // The bytes are the caller's: they must have been read before this returns.
+        self.finish();
+    }
+
+    /// Waits for work that must fail: the error of the wait and of a call after it, and the reports. The other context must be alive.
+    #[track_caller]
+    pub fn failed_beside(mut self, other: Arc<CudaContext>) -> ([Result<(), DriverError>; 2], Vec<String>) {
+        let errors = [self.stream().synchronize(), self.stream().alloc_zeros::<u8>(1).map(drop)];
+        let there = other.default_stream();
+        let memory = there.clone_htod(&[1, 2, 3]).unwrap();
+        assert_eq!(there.clone_dtoh(&memory), Ok(vec![1, 2, 3]), "another context");
+        let reports = self.emulator.reports();
+        // Before the emulator goes to the next test.
+        drop((memory, there, other));
+        self.open = None;
+        (errors, reports)
+    }
+
+    #[track_caller]
+    pub fn fail(&self, what: &str, error: DriverError) -> ! {
+        panic!("{what}: {error}\n{}", self.emulator.reports().join("\n"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let Some((context, stream)) = self.open.take() else { return };
+        let finished = stream.synchronize();
+        drop((context, stream));
+        if !std::thread::panicking() {
+            assert_eq!(self.emulator.reports(), Vec::<String>::new());
+            finished.unwrap();
+        }
+    }
+}
+
+/// The text of `kernels/ptx/<file>.ptx`.
+pub fn ptx(file: &str) -> String {
+    let path = format!("{}/kernels/ptx/{file}.ptx", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Extents of a grid or block.
+pub trait Extents {
+    fn xyz(self) -> (u32, u32, u32);
+}
+
+impl Extents for u32 {
+    fn xyz(self) -> (u32, u32, u32) {
+        (self, 1, 1)
+    }
+}
+
+impl Extents for (u32, u32) {
+    fn xyz(self) -> (u32, u32, u32) {
+        (self.0, self.1, 1)
+    }
+}
+
+impl Extents for (u32, u32, u32) {
+    fn xyz(self) -> Self {
+        self
+    }
+}
+
+pub fn shape(grid: impl Extents, block: impl Extents, shared: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: grid.xyz(), block_dim: block.xyz(), shared_mem_bytes: shared }
+}
+
+/// `launch!(gpu, module, "kernel", grid, block; arguments…)`, with `shared bytes` before the semicolon where it is not 0.
+macro_rules! launch {
+    ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr; $($arg:expr),* $(,)?) => {
+        launch!($gpu, $module, $kernel, $grid, $block, shared 0; $($arg),*)
+    };
+    ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr, shared $shared:expr; $($arg:expr),* $(,)?) => {{
+        use cudarc::driver::PushKernelArg;
+        let kernel: &str = $kernel;
+        let function = $module.load_function(kernel).unwrap_or_else(|error| $gpu.fail(kernel, error));
+        let shape = crate::gpu::shape($grid, $block, $shared);
+        // SAFETY: the emulator checks what a kernel does with its arguments; cudarc keeps them alive.
+        unsafe { $gpu.stream().launch_builder(&function)$(.arg($arg))*.launch(shape) }
+            .unwrap_or_else(|error| $gpu.fail(kernel, error));
+    }};
+}
+pub(crate) use launch;
+
+/// Fails where a value is further from the one expected than both bounds allow; NaN is close to NaN only, infinities to themselves.
+#[track_caller]
+pub fn close<T: Into<f64> + Copy + Debug>(what: &str, got: &[T], want: &[f64], relative: f64, absolute: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (index, (&value, &expected)) in got.iter().zip(want).enumerate() {
+        let found: f64 = value.into();
+        let same = found == expected || found.is_nan() && expected.is_nan();
+        let near = (found - expected).abs() <= (expected.abs() * relative).max(absolute) && expected.is_finite();
+        assert!(same || near, "{what}: [{index}] is {found:e}, expected {expected:e}");
+    }
+}
+
+/// Fails where two lists of values differ, and says where first.
+#[track_caller]
+pub fn same<T: PartialEq + Debug>(what: &str, got: &[T], want: &[T]) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    if let Some(index) = (0..got.len()).find(|&index| got[index] != want[index]) {
+        panic!("{what}: [{index}] is {:?}, expected {:?}", got[index], want[index]);
+    }
+}
+
+pub fn random(seed: u64) -> fastrand::Rng {
+    fastrand::Rng::with_seed(seed)
+}
+
+/// Values in -1..1.
+pub fn floats(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = random(seed);
+    (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
+}
+
+/// Whole numbers whose sums are exact in f32 as long as there are few enough of them.
+pub fn whole(count: usize, largest: i32, seed: u64) -> Vec<f32> {
+    let mut random = random(seed);
+    (0..count).map(|_| random.i32(-largest..=largest) as f32).collect()
+}
+
+pub fn ints(count: usize, range: std::ops::Range<i32>, seed: u64) -> Vec<i32> {
+    let mut random = random(seed);
+    (0..count).map(|_| random.i32(range.clone())).collect()
+}

@@ -1,0 +1,152 @@
+//! Streams in any order that CUDA allows, and work that runs though nobody waits for it.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::support::{Kernels, add, address, context, emulator, ok, read};
+use cudarc::driver::sys;
+
+/// Only a failure waits so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One stream computes, another one copies the result out: with the event between them, or without.
+fn program(seed: u64, waits: bool) -> Vec<f32> {
+    let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
+    let result = {
+        let context = context(0);
+        let (compute, copy) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let kernels = Kernels::load(&context);
+        let mut data = compute.clone_htod(&[0.0f32; 40]).unwrap();
+        let mut out = copy.clone_htod(&[0.0f32; 40]).unwrap();
+        context.synchronize().unwrap();
+        for _ in 0..4 {
+            add(&compute, &kernels, &mut data, 1.0);
+            let done = compute.record_event(None).unwrap();
+            if waits {
+                copy.wait(&done).unwrap();
+            }
+            add(&copy, &kernels, &mut out, 0.5);
+            kernels.sum(&copy, &mut out, &data);
+            let copied = copy.record_event(None).unwrap();
+            compute.wait(&copied).unwrap();
+        }
+        read(&copy, &out)
+    };
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+    result
+}
+
+#[test]
+fn correct_programs_do_not_depend_on_the_seed_and_racy_ones_are_caught() {
+    let right = [12.0; 40];
+    let mut caught = 0;
+    for seed in 0..100 {
+        assert_eq!(program(seed, true), right, "seed {seed}");
+        caught += u32::from(program(seed, false) != right);
+    }
+    assert!(caught >= 10, "the missing wait showed under {caught} seeds of 100");
+}
+
+extern "C" fn tell(sender: *mut c_void) {
+    // SAFETY: the tests give the address of a sender that outlives the work.
+    unsafe { &*sender.cast::<Sender<()>>() }.send(()).unwrap();
+}
+
+#[test]
+fn work_runs_though_nobody_synchronises() {
+    for seed in 0..4 {
+        let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
+        {
+            let context = context(0);
+            let stream = context.new_stream().unwrap();
+            let kernels = Kernels::load(&context);
+            let mut data = stream.clone_htod(&[1.0f32; 32]).unwrap();
+            let (sender, told) = channel::<()>();
+            let mut pinned: *mut c_void = null_mut();
+            for round in 0..3 {
+                add(&stream, &kernels, &mut data, 1.0);
+                // SAFETY: the sender lives until it has sent; pinned memory of 128 bytes is given back at the end.
+                unsafe {
+                    ok(sys::cuLaunchHostFunc(
+                        stream.cu_stream(),
+                        Some(tell),
+                        std::ptr::from_ref(&sender).cast_mut().cast(),
+                    ));
+                    told.recv_timeout(PATIENCE).unwrap();
+                    ok(sys::cuMemAllocHost_v2(&mut pinned, 128));
+                    pinned.cast::<f32>().write_volatile(0.0);
+                    ok(sys::cuMemcpyDtoHAsync_v2(pinned, address(&data, &stream), 128, stream.cu_stream()));
+                    let deadline = Instant::now() + PATIENCE;
+                    while pinned.cast::<f32>().read_volatile() == 0.0 {
+                        assert!(Instant::now() < deadline, "the copy never ran");
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(pinned.cast::<f32>().read_volatile(), 2.0 + round as f32);
+                    stream.synchronize().unwrap();
+                    ok(sys::cuMemFreeHost(pinned));
+                }
+            }
+        }
+        assert_eq!(emulator.reports(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn asking_until_it_is_done_gets_there() {
+    let emulator = emulator("CUDAEMU_SEED=3");
+    {
+        let context = context(0);
+        let stream = context.new_stream().unwrap();
+        let kernels = Kernels::load(&context);
+        let mut data = stream.clone_htod(&[1.0f32; 32]).unwrap();
+        for _ in 0..50 {
+            add(&stream, &kernels, &mut data, 1.0);
+        }
+        let done = stream.record_event(None).unwrap();
+        let asked = (0..1000).take_while(|_| !done.is_complete()).count();
+        assert!(asked <= 53, "each time something is done: {asked}");
+        // SAFETY: a live stream.
+        ok(unsafe { sys::cuStreamQuery(stream.cu_stream()) });
+    }
+    assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
+#[test]
+fn events_order_graphs_of_two_streams() {
+    for seed in 0..20 {
+        let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
+        {
+            let context = context(0);
+            let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+            let kernels = Kernels::load(&context);
+            let mut data = first.clone_htod(&[1.0f32; 32]).unwrap();
+            let mut out = first.clone_htod(&[0.0f32; 32]).unwrap();
+            first.synchronize().unwrap();
+            let event = context.new_event(None).unwrap();
+            let begin = |stream: &std::sync::Arc<cudarc::driver::CudaStream>| {
+                stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+            };
+            begin(&first);
+            add(&first, &kernels, &mut data, 1.0);
+            // SAFETY: live handles. Flag 1: the event is recorded when the graph runs.
+            ok(unsafe { sys::cuEventRecordWithFlags(event.cu_event(), first.cu_stream(), 1) });
+            let writer = first.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            begin(&second);
+            // SAFETY: as above, for waiting.
+            ok(unsafe { sys::cuStreamWaitEvent(second.cu_stream(), event.cu_event(), 1) });
+            kernels.sum(&second, &mut out, &data);
+            let reader = second.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            writer.launch().unwrap();
+            reader.launch().unwrap();
+            assert_eq!(read(&second, &out), [2.0; 32], "seed {seed}");
+            // Both graphs may go while their work is queued.
+            writer.launch().unwrap();
+            reader.launch().unwrap();
+            drop((writer, reader));
+            assert_eq!(read(&second, &out), [5.0; 32], "seed {seed}");
+        }
+        assert_eq!(emulator.reports(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,27 @@
+//! Loads, stores, atomics and asynchronous copies: every row of the instruction table, executed on a device.
+
+mod access;
+mod atomics;
+mod copies;
+
+/// Lanes of a warp.
+const LANES: usize = 32;
+
+/// Starts a module.
+fn header() -> String {
+    String::from(".version 8.6\n.target sm_90\n.address_size 64\n")
+}
+
+/// Bytes of a type name of PTX: `u32`, `bf16x2`.
+fn bytes_of(ty: &str) -> usize {
+    match ty {
+        "f16x2" | "bf16x2" => 4,
+        _ => ty.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<usize>().unwrap() / 8,
+    }
+}
+
+/// `n` bytes that differ everywhere, half of them negative.
+fn noise(n: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| random.u8(..)).collect()
+}

@@ -1,0 +1,199 @@
+//! Which modules of a crate use which: follows the module tree from the crate's root and reads every path in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, ImplItem, Item, ItemMod, Macro, Meta, UseTree, Visibility};
+
+/// One module that names an item of another one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Import {
+    /// The file that has the path.
+    pub(crate) file: String,
+    /// The module at the crate's root that the file belongs to; empty for the root itself.
+    pub(crate) from: String,
+    /// The module at the crate's root that the path leads to; `*` for all of them.
+    pub(crate) to: String,
+    /// It stands in code that only tests compile.
+    pub(crate) test: bool,
+}
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    pub(crate) imports: BTreeSet<Import>,
+    /// The files, as far as a `mod` names them.
+    pub(crate) files: BTreeSet<String>,
+    /// The modules at the crate's root, those for tests left out.
+    pub(crate) modules: BTreeSet<String>,
+}
+
+/// Reads the crate whose sources these are, by name relative to `lib.rs`'s folder.
+pub(crate) fn read(sources: &BTreeMap<String, String>) -> Tree {
+    let mut tree = Tree::default();
+    file(sources, "lib.rs", &[], false, &mut tree);
+    tree
+}
+
+/// Reads one file, which holds the module of this path.
+fn file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: bool, tree: &mut Tree) {
+    let text = sources.get(name).unwrap_or_else(|| panic!("no file {name}"));
+    let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    tree.files.insert(name.to_owned());
+    let mut reader = Reader { name, path: path.to_vec(), test, declared: Vec::new(), tree };
+    reader.visit_file(&parsed);
+    for (path, test) in reader.declared {
+        let stem = path.join("/");
+        let found =
+            [format!("{stem}.rs"), format!("{stem}/mod.rs")].into_iter().find(|name| sources.contains_key(name));
+        let name = found.unwrap_or_else(|| panic!("{name}: no file for the module {}", path.join("::")));
+        file(sources, &name, &path, test, tree);
+    }
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    /// The module that is read.
+    path: Vec<String>,
+    /// Only tests compile what is read.
+    test: bool,
+    /// Modules in files of their own: path, and whether only tests compile them.
+    declared: Vec<(Vec<String>, bool)>,
+    tree: &'a mut Tree,
+}
+
+impl Reader<'_> {
+    /// A path that begins with `crate`, `self` or `super`; others begin with a crate, or with a name that was imported before.
+    fn path(&mut self, segments: &[String]) {
+        let mut at = self.path.clone();
+        let mut rest = segments.iter();
+        match rest.next().map(String::as_str) {
+            Some("crate" | "$crate") => at.clear(),
+            Some("self") => {}
+            Some("super") => {
+                at.pop();
+            }
+            _ => return,
+        }
+        for segment in rest {
+            match segment.as_str() {
+                "self" => {}
+                "super" => {
+                    at.pop();
+                }
+                _ => at.push(segment.clone()),
+            }
+        }
+        let from = self.path.first().cloned().unwrap_or_default();
+        if let Some(to) = at.first().filter(|to| **to != from) {
+            let (file, to) = (self.name.to_owned(), to.clone());
+            self.tree.imports.insert(Import { file, from, to, test: self.test });
+        }
+    }
+
+    /// Every path of a `use` with braces.
+    fn uses(&mut self, tree: &UseTree, before: &[String]) {
+        let with = |name: String| [before, &[name]].concat();
+        match tree {
+            UseTree::Path(path) => self.uses(&path.tree, &with(path.ident.to_string())),
+            UseTree::Name(name) => self.path(&with(name.ident.to_string())),
+            UseTree::Rename(name) => self.path(&with(name.ident.to_string())),
+            UseTree::Glob(_) => self.path(&with("*".into())),
+            UseTree::Group(group) => group.items.iter().for_each(|item| self.uses(item, before)),
+        }
+    }
+
+    /// Reads something that has attributes; `#[cfg(test)]` counts for all in it.
+    fn guarded(&mut self, attributes: &[Attribute], read: impl FnOnce(&mut Self)) {
+        let before = self.test;
+        self.test |= attributes.iter().any(for_tests);
+        read(self);
+        self.test = before;
+    }
+}
+
+/// `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`. Any other condition may hold in the library.
+fn for_tests(attribute: &Attribute) -> bool {
+    match &attribute.meta {
+        Meta::Path(path) => path.is_ident("test"),
+        Meta::List(list) if list.path.is_ident("cfg") => {
+            let condition: String = list.tokens.to_string().split_whitespace().collect();
+            condition == "test" || condition.starts_with("all(test,")
+        }
+        _ => false,
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Const(item) => &item.attrs,
+            Item::Enum(item) => &item.attrs,
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Macro(item) => &item.attrs,
+            Item::Mod(item) => &item.attrs,
+            Item::Static(item) => &item.attrs,
+            Item::Struct(item) => &item.attrs,
+            Item::Trait(item) => &item.attrs,
+            Item::Type(item) => &item.attrs,
+            Item::Use(item) => &item.attrs,
+            _ => &[],
+        };
+        self.guarded(attributes, |this| visit::visit_item(this, item));
+    }
+
+    fn visit_impl_item(&mut self, item: &'ast ImplItem) {
+        let attributes: &[Attribute] = if let ImplItem::Fn(item) = item { &item.attrs } else { &[] };
+        self.guarded(attributes, |this| visit::visit_impl_item(this, item));
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        let outside = item.attrs.iter().any(|attribute| attribute.path().is_ident("path"));
+        assert!(!outside, "{}: `#[path]` hides where a module lies", self.name);
+        self.path.push(item.ident.to_string());
+        if self.path.len() == 1 && !self.test {
+            self.tree.modules.insert(item.ident.to_string());
+        }
+        if item.content.is_none() {
+            self.declared.push((self.path.clone(), self.test));
+        }
+        visit::visit_item_mod(self, item);
+        self.path.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.uses(&item.tree, &[]);
+    }
+
+    // `pub(in crate::a)` widens nothing that the path's own module does not have.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        self.path(&segments);
+        visit::visit_path(self, path);
+    }
+
+    /// What a macro gets, or is made of, is no syntax tree: its words are looked through.
+    fn visit_macro(&mut self, item: &'ast Macro) {
+        visit::visit_macro(self, item);
+        let text: String = item.tokens.to_string().split_whitespace().collect();
+        let within = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        for root in ["crate::", "super::"] {
+            for (at, _) in text.match_indices(root) {
+                // A `super::super::` is read from its first word.
+                if text[..at].ends_with(within) {
+                    continue;
+                }
+                let path = text[at..].split(|c| !within(c)).next().unwrap_or_default();
+                let mut segments: Vec<String> = path.split("::").map(str::to_owned).collect();
+                if let Some(last) = segments.last_mut().filter(|last| last.is_empty()) {
+                    // `crate::{…}`: which ones is not looked at.
+                    *last = "*".into();
+                }
+                self.path(&segments);
+            }
+        }
+    }
+}
