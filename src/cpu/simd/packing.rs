@@ -3,9 +3,11 @@
 //! They are rounded as ggml's CPU rounds them, to the partner type of the weights (`OPS.md` sections 29 and 3.2): so a
 //! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
 
-use super::formats::{self, Format};
+use super::formats::Format;
+use super::of_format;
 use super::wide::{Level, Wide, widest};
 use crate::tensor::DType;
+use crate::tensor::table::{for_each_float, for_each_simd};
 use half::f16;
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
@@ -23,6 +25,16 @@ pub(crate) enum Rounding {
     F32,
     F16,
     BF16,
+}
+
+/// The rounding of columns that meet weights of the plain type `$dtype`.
+macro_rules! rounding {
+    ([$dtype:ident] $($name:ident $float:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(Rounding::$float),)*
+            _ => None,
+        }
+    };
 }
 
 /// How the columns of a product are laid out.
@@ -101,24 +113,11 @@ impl Packing {
     ///
     /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
     pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
-        Some(match dtype {
-            DType::F32 => Packing::Floats(Rounding::F32),
-            DType::F16 => Packing::Floats(Rounding::F16),
-            DType::BF16 => Packing::Floats(Rounding::BF16),
-            DType::Q4_0 => Self::codes::<formats::Q4_0>(exact),
-            DType::Q4_1 => Self::codes::<formats::Q4_1>(exact),
-            DType::Q5_0 => Self::codes::<formats::Q5_0>(exact),
-            DType::Q5_1 => Self::codes::<formats::Q5_1>(exact),
-            DType::Q8_0 => Self::codes::<formats::Q8_0>(exact),
-            DType::IQ4_NL => Self::codes::<formats::IQ4_NL>(exact),
-            DType::MXFP4 => Self::codes::<formats::MXFP4>(exact),
-            DType::Q2_K => Self::codes::<formats::Q2_K>(exact),
-            DType::Q3_K => Self::codes::<formats::Q3_K>(exact),
-            DType::Q4_K => Self::codes::<formats::Q4_K>(exact),
-            DType::Q5_K => Self::codes::<formats::Q5_K>(exact),
-            DType::Q6_K => Self::codes::<formats::Q6_K>(exact),
-            _ => return None,
-        })
+        fn codes<F: Format>(exact: bool) -> Packing {
+            Packing::codes::<F>(exact)
+        }
+        let of_block: Option<fn(bool) -> Packing> = for_each_simd!(of_format!(dtype codes));
+        for_each_float!(rounding!(dtype)).map(Packing::Floats).or(of_block.map(|codes| codes(exact)))
     }
 
     pub(super) const fn codes<F: Format>(exact: bool) -> Packing {

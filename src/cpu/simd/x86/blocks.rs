@@ -43,6 +43,7 @@ unsafe fn dot_columns<F: Format, P: Products, const C: usize>(
     padded: usize,
     out: &mut [f32],
 ) -> usize {
+    const { assert!(F::BYTES <= LARGEST, "room for the end of a row") };
     let mut last = [0; LARGEST];
     // SAFETY: the parts of a packed column; sums of row r go to element r of each column's `out`.
     unsafe {
