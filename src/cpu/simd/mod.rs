@@ -25,8 +25,8 @@ pub(crate) use packing::{PIECE, Packing};
 pub(crate) use wide::{Level, Wide, widest};
 
 use super::strip::{self, Field, STRIP};
-use crate::tensor::DType;
 use crate::tensor::table::for_each_simd;
+use crate::tensor::{Capability, DType};
 use lanes::Lanes;
 
 /// Most strips that one call of [`Tiles::run`] takes.
@@ -51,6 +51,20 @@ fn asks_ahead() -> bool {
     let asks = true;
     asks
 }
+
+/// Bytes of 256 elements of the largest block type: room for the end of a row.
+const LARGEST: usize = {
+    let (mut largest, mut i) = (0, 0);
+    while i < DType::ALL.len() {
+        let dtype = DType::ALL[i];
+        if dtype.is_block() && dtype.can(Capability::Simd) {
+            let bytes = 256 / dtype.block_len() * dtype.block_bytes();
+            largest = if bytes > largest { bytes } else { largest };
+        }
+        i += 1;
+    }
+    largest
+};
 
 /// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
