@@ -14,7 +14,8 @@ import re
 
 HERE = pathlib.Path(__file__).resolve().parent
 # A kit for another machine (scripts/gpu.sh) has the table beside this file.
-SOURCE = next((path for path in (HERE / "table.rs",) if path.is_file()), HERE.parent / "src/tensor/table.rs")
+BESIDE = HERE / "table.rs"
+SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
 ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
 CAPABILITIES = ("convert", "simd", "cuda", "cache")
 

@@ -40,7 +40,7 @@ pub(super) const fn changed(unit: usize, count: usize, change: Change) -> Field 
 }
 
 /// The fields of a block (those of a block type come from its format); `None` for types without strips. Floats have blocks of one element, BF16 of two, so that both halves of a lane are used.
-fn fields(dtype: DType) -> Option<&'static [Field]> {
+const fn fields(dtype: DType) -> Option<&'static [Field]> {
     Some(match dtype {
         DType::F32 => const { &[field(4, 1)] },
         DType::F16 => const { &[field(2, 1)] },

@@ -277,13 +277,19 @@ fn portable_bf16_kernels(dtype: DType) -> Option<(Dot, Tile)> {
     Some((portable_bf16_dot, portable_bf16::tile_of(dtype)?))
 }
 
-/// The fields of a block of `dtype` in strips; `None` for types without strips.
-pub(super) fn strip_fields(dtype: DType) -> Option<&'static [Field]> {
-    fn fields<F: formats::Format>() -> &'static [Field] {
-        F::FIELDS
-    }
-    let of: Option<fn() -> &'static [Field]> = for_each_simd!(of_format!(dtype fields));
-    of.map(|fields| fields())
+/// The fields of `$dtype`'s format.
+macro_rules! fields_of {
+    ([$dtype:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(<formats::$format as formats::Format>::FIELDS),)*
+            _ => None,
+        }
+    };
+}
+
+/// The fields of a block of `dtype` in strips; `None` for types without a format.
+pub(super) const fn strip_fields(dtype: DType) -> Option<&'static [Field]> {
+    for_each_simd!(fields_of!(dtype))
 }
 
 /// The instruction set of the kernels that this processor gets, for people.

@@ -3,8 +3,7 @@
 //! They are rounded as ggml's CPU rounds them, to the partner type of the weights (`OPS.md` sections 29 and 3.2): so a
 //! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
 
-use super::formats::Format;
-use super::of_format;
+use super::formats::{self, Format};
 use super::wide::{Level, Wide, widest};
 use crate::tensor::DType;
 use crate::tensor::table::{for_each_float, for_each_simd};
@@ -28,10 +27,20 @@ pub(crate) enum Rounding {
 }
 
 /// The rounding of columns that meet weights of the plain type `$dtype`.
-macro_rules! rounding {
+macro_rules! rounding_of {
     ([$dtype:ident] $($name:ident $float:ident;)*) => {
         match $dtype {
             $(DType::$name => Some(Rounding::$float),)*
+            _ => None,
+        }
+    };
+}
+
+/// The packing of columns that meet blocks of `$dtype`.
+macro_rules! codes_of {
+    ([$dtype:ident $exact:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(Packing::codes::<formats::$format>($exact)),)*
             _ => None,
         }
     };
@@ -113,11 +122,10 @@ impl Packing {
     ///
     /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
     pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
-        fn codes<F: Format>(exact: bool) -> Packing {
-            Packing::codes::<F>(exact)
+        match for_each_float!(rounding_of!(dtype)) {
+            Some(rounding) => Some(Packing::Floats(rounding)),
+            None => for_each_simd!(codes_of!(dtype exact)),
         }
-        let of_block: Option<fn(bool) -> Packing> = for_each_simd!(of_format!(dtype codes));
-        for_each_float!(rounding!(dtype)).map(Packing::Floats).or(of_block.map(|codes| codes(exact)))
     }
 
     pub(super) const fn codes<F: Format>(exact: bool) -> Packing {
