@@ -5,9 +5,10 @@
 //           leave through shared memory too.
 // Limits:   dimensions below 2^31; four elements that follow each other lie in one row of x.
 // Floor:    each element is read once, each block written once.
+#define MAKES_BLOCKS
 #include "common/copy.cuh"
 #include "common/ids.cuh"
-#include "common/quantise.cuh"
+#include "common/quants.cuh"
 
 struct ToBlocks {
     const u8 *x, *ids;
@@ -75,7 +76,7 @@ extern "C" __global__ void ENTRY(ToBlocks args) {
         u8 *there = args.mode == DENSE ? args.y : target(args, (first + threadIdx.x) * LEN);
         to[threadIdx.x] = there;
         const float *from = values + threadIdx.x * PITCH;
-        if (there) quantise<TYPE>([=](int k) { return from[k]; }, (u8 *)packed + threadIdx.x * BYTES);
+        if (there) pack(TYPE(), [=](int k) { return from[k]; }, (u8 *)packed + threadIdx.x * BYTES);
     }
     __syncthreads();
     if (args.mode == DENSE) return move_run((const u8 *)packed, args.y + first * BYTES, count * BYTES, 0, threadIdx.x, THREADS);

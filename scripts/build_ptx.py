@@ -5,9 +5,13 @@ A folder of kernels holds a file MANIFEST, whose lines are `FILE TARGET... [OPTI
     reduction.cu 75 80 90
     formats.cu   89    as=formats_fast version=8.1 --use_fast_math
 
-FILE is relative to the folder. Each TARGET gives ptx/<stem>.sm_<target>.ptx. `as=` names another stem, so that one file can
-be compiled in two ways; `version=` raises the PTX version where the kernel uses something newer than its target;
-options that begin with a dash go to NVRTC.
+FILE is relative to the folder, or `*.cu`: every file of the folder that no other line names. Each TARGET gives
+ptx/<stem>.sm_<target>.ptx. `as=` names another stem, so that one file can be compiled in two ways; `version=` raises the PTX
+version where the kernel uses something newer than its target; options that begin with a dash go to NVRTC.
+
+`each=CAPABILITY` makes a line stand for one line per element type with that capability (scripts/type_table.py: cuda, cache,
+block-cuda ...). In its options `{name}` is the type's name in lower case, `{TYPE}` its struct on the device. Kernels include
+the same list as "block_types.inc": EACH_BLOCK_TYPE(X) is X(number on the wire, struct) for each block type with CUDA kernels.
 """
 
 import argparse
@@ -24,6 +28,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import type_table
 
 NVRTC = "12.9.86"
 PACKAGES = (
@@ -150,7 +156,8 @@ class Nvrtc:
         program = ctypes.c_void_p()
         # The name given here stands in messages and line tables: relative, so that the PTX is the same everywhere.
         source, name = path.read_bytes(), unit.source.encode()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, 0, None, None)
+        header, include = (ctypes.c_char_p * 1)(block_types().encode()), (ctypes.c_char_p * 1)(b"block_types.inc")
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, 1, header, include)
         try:
             options = [f"--gpu-architecture=compute_{unit.target}", *COMMON_OPTIONS, *unit.options, *self.includes]
             options.append(f"--include-path={path.parent}")
@@ -178,15 +185,49 @@ def folder_of(path):
     raise Failure(f"no folder above {path} has a MANIFEST")
 
 
+def block_types():
+    """The text of block_types.inc, in the order of numbers on the wire."""
+    types = sorted(type_table.that_can("block-cuda"), key=lambda row: row.number)
+    return "#define EACH_BLOCK_TYPE(X) " + " ".join(f"X({row.number}, {row.declared['cuda']})" for row in types) + "\n"
+
+
+def expand(line):
+    """The lines that a line of a manifest stands for."""
+    words = line.split("#", 1)[0].split()
+    capability = [word[5:] for word in words if word.startswith("each=")]
+    if not capability:
+        return [words] if words else []
+    plain = [word for word in words if not word.startswith("each=")]
+    replaced = []
+    for row in type_table.that_can(capability[0]):
+        names = {"{name}": row.name.lower(), "{TYPE}": row.declared["cuda"]}
+        replaced.append([re.sub(r"\{\w+\}", lambda found: names.get(found[0], found[0]), word) for word in plain])
+    return replaced
+
+
+def lines_of(folder, manifest):
+    """Number and words of each line of a manifest, with what stands for several lines written out."""
+    found = []
+    for number, line in enumerate(manifest.read_text().splitlines(), 1):
+        try:
+            found += [(number, words) for words in expand(line)]
+        except (ValueError, KeyError) as error:
+            raise Failure(f"{manifest}:{number}: {error}") from error
+    named = {words[0] for _, words in found}
+    rest = sorted(path.name for path in folder.glob("*.cu") if path.name not in named)
+    lines = []
+    for number, words in found:
+        sources = rest if words[0] == "*.cu" else [words[0]]
+        lines += [(number, [source, *words[1:]]) for source in sources]
+    return lines
+
+
 def parse_manifest(folder):
     manifest = folder / "MANIFEST"
     if not manifest.is_file():
         raise Failure(f"{folder} has no MANIFEST (lines of `FILE TARGET... [OPTION...]`)")
     units = []
-    for number, line in enumerate(manifest.read_text().splitlines(), 1):
-        words = line.split("#", 1)[0].split()
-        if not words:
-            continue
+    for number, words in lines_of(folder, manifest):
         where = f"{manifest}:{number}"
         source, targets, stem, version, options = words[0], [], None, None, []
         if not (folder / source).is_file():
@@ -202,7 +243,7 @@ def parse_manifest(folder):
                 targets.append(word)
             else:
                 known = " ".join(LEAST_VERSION)
-                raise Failure(f"{where}: '{word}' is no target ({known}), as=STEM, version=N.N or -option")
+                raise Failure(f"{where}: '{word}' is no target ({known}), as=STEM, version=N.N, each=CAPABILITY or -option")
         if not targets:
             raise Failure(f"{where}: {source} names no target")
         stem = stem or pathlib.PurePath(source).stem

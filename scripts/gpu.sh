@@ -40,5 +40,5 @@ built rpc-server build --bin rpc-server
 built kernel-bench build --bin kernel-bench
 built ops test --test ops --no-run
 cp -f scripts/gpu.sh scripts/gpu.py "$folder/scripts/"
-cp -f tests/interop/{llama_client,make_model,archs}.py "$folder/interop/"
+cp -f tests/interop/{llama_client,make_model,archs}.py scripts/type_table.py src/tensor/table.rs "$folder/interop/"
 du -sh "$folder"

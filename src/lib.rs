@@ -43,15 +43,9 @@
 //! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
 //! an emulated GPU that checks every access they make.
 //!
-//! # How to add an op
-//! 1. Give its row in the table of [`ops::OpCode`] a stem, and the family its variant with typed parameters and a shape
-//!    rule in `ops/<stem>.rs`.
-//! 2. Add its kernel in `cpu/ops/<stem>.rs`: `select` says which types it takes and returns what is launched.
-//! 3. Write its CUDA kernels in `kernels/<stem>.cu`, list them in `kernels/MANIFEST`, run `scripts/build-ptx.sh kernels`, and
-//!    choose among them in `cuda/ops/<stem>.rs`; until then it runs on the CPU.
-//! 4. Test it against an f64 oracle in `tests/ops/<stem>.rs`, and every CUDA variant in `tests/cuda/sweep/<stem>.rs`.
-//!
-//! The compiler and `tests/layout.rs` name what is missing.
+//! # How to add a type or an op
+//! CONTRIBUTING.md lists the files; a type is a row of `tensor/table.rs`, a family of ops a row in `ops/mod.rs`, and
+//! `tests/layout.rs` checks that rows and files agree.
 //!
 //! # Example
 //! ```

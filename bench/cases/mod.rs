@@ -14,9 +14,8 @@ use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
-use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1};
-use fanout::tensor::DType::{Q5_K, Q6_K, Q8_0};
-use fanout::tensor::TensorDesc;
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_0, Q6_K, Q8_0};
+use fanout::tensor::{Capability, TensorDesc};
 
 mod content;
 
@@ -33,9 +32,12 @@ pub enum Kind {
     Int8,
 }
 
-/// The types of weights.
-const WEIGHTS: [DType; 15] =
-    [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL];
+/// The types of weights: plain types, then blocks.
+fn weights() -> Vec<DType> {
+    let mut types: Vec<_> = DType::all_that_can(Capability::Convert).collect();
+    types.sort_by_key(|t| t.is_block());
+    types
+}
 
 /// Bytes that the second level of any cache holds, and most nodes of a case whose data lies there.
 const HOT_BYTES: usize = 1 << 20;
@@ -171,10 +173,10 @@ impl Case {
 pub fn all(s: &Sizes) -> Vec<Case> {
     let mut cases = Vec::new();
     for n in [1, 8, s.prompt] {
-        cases.extend(WEIGHTS.iter().map(|&t| mul_mat(s, t, n)));
+        cases.extend(weights().into_iter().map(|t| mul_mat(s, t, n)));
     }
     for n in [1, s.prompt / 4] {
-        cases.extend(WEIGHTS.iter().map(|&t| mul_mat_id(s, t, n)));
+        cases.extend(weights().into_iter().map(|t| mul_mat_id(s, t, n)));
     }
     for t in [F16, Q8_0] {
         cases.extend(

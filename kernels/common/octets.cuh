@@ -4,6 +4,7 @@
 #include "abi.cuh"
 #include "types.cuh"
 #include "quants.cuh"
+#include "block_types.inc" // generated from the table of types: scripts/build_ptx.py
 
 // Rows of `n` elements, `step` bytes apart. `whole`: all can be read by whole octets, the widest way.
 struct Rows {
@@ -50,18 +51,10 @@ struct Any {
         switch (rows.type) {
         case 0: return plain<F32>(rows, row, k, x);
         case 1: return plain<F16>(rows, row, k, x);
-        case 2: return Q4_0::load8(row, k, x);
-        case 3: return Q4_1::load8(row, k, x);
-        case 6: return Q5_0::load8(row, k, x);
-        case 7: return Q5_1::load8(row, k, x);
-        case 8: return Q8_0::load8(row, k, x);
-        case 10: return Q2_K::load8(row, k, x);
-        case 11: return Q3_K::load8(row, k, x);
-        case 12: return Q4_K::load8(row, k, x);
-        case 13: return Q5_K::load8(row, k, x);
-        case 14: return Q6_K::load8(row, k, x);
-        case 20: return IQ4_NL::load8(row, k, x);
-        case 39: return MXFP4::load8(row, k, x);
+#define LOAD_BLOCK(number, type) \
+    case number: return type::load8(row, k, x);
+            EACH_BLOCK_TYPE(LOAD_BLOCK)
+#undef LOAD_BLOCK
         default: return plain<BF16>(rows, row, k, x);
         }
     }

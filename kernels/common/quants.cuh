@@ -1,4 +1,4 @@
-// Block types: how a row of blocks is read. The layouts are those of src/tensor/blocks.rs, and the values are bit for bit
+// Block types: how a row of blocks is read, and how a block is made. The layouts are those of src/tensor/blocks.rs, and the values are bit for bit
 // those of the CPU's dequantisers (src/tensor/quant). For load8 and load1 see types.cuh.
 //
 // The types themselves are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (blocks of 256). Each says
@@ -7,7 +7,15 @@
 //     ZERO                             the code that stands for 0
 //     scale8<ALIGN>(block, j)          Symmetric or Affine: what all of these eight are scaled by
 //
-// where the block lies at a multiple of ALIGN bytes. Products of integers can be made of the codes as they are.
+// where the block lies at a multiple of ALIGN bytes. Products of integers can be made of the codes as they are. Beside it stands, for
+// files that define MAKES_BLOCKS before their first #include,
+//
+//     pack(T, x, block)                one thread makes one block, byte for byte what the CPU's quantiser makes; x(i) is element
+//                                      i of the block's T::LEN, in f32; the block lies at an even address, that of MXFP4 at any
+//
+// `x` is called several times for an element; the K types read it some dozens of times, one sub-block at a time. Values that are
+// not finite, or too large for the type's scale, give unspecified codes. Sums and products that the CPU rounds one by one are
+// written as intrinsics that no compiler option contracts.
 #pragma once
 #include "types.cuh"
 
@@ -92,6 +100,19 @@ struct Blocks {
         return T::template scale8<align<false>()>(block, j & ~7).of(float_of_code<T::ZERO>(code));
     }
 };
+
+#ifdef MAKES_BLOCKS
+// ---- what makers of blocks share
+
+__device__ __forceinline__ float inverse(float d) { return d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d); }
+
+// x * a + b with both roundings.
+__device__ __forceinline__ float mul_add(float x, float a, float b) { return __fadd_rn(__fmul_rn(x, a), b); }
+
+__device__ __forceinline__ void store_half(unsigned char* to, unsigned short bits) { *(unsigned short*)to = bits; }
+
+#include "kquant_fit.cuh"
+#endif
 
 #include "quants_k.cuh"
 #include "quants_legacy.cuh"

@@ -135,3 +135,139 @@ struct Q6_K : Blocks<Q6_K> {
         return {__fmul_rn(load_half<ALIGN>(block + 208), float_of_code<128>(scale))};
     }
 };
+
+#ifdef MAKES_BLOCKS
+// ---- making blocks: see kquant_fit.cuh
+
+template <class Get>
+__device__ __forceinline__ void pack(Q2_K, const Get& x, unsigned char* block) {
+    AffineFit<16, 3, 15> fit;
+    fit.fit(x);
+    // Sixteen bytes hold the codes of four sub-blocks, two apart.
+#pragma unroll 1
+    for (int group = 0; group < 4; group++) {
+        unsigned pairs[4] = {};
+#pragma unroll 1
+        for (int c = 0; c < 4; c++) {
+            int s = group / 2 * 8 + c * 2 + group % 2, scale, min, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            fit.choose(values, s, scale, min, codes);
+            block[s] = scale | min << 4;
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) pairs[w] |= words[w] << (2 * c);
+        }
+        store_words<2>(block + 16 + 16 * group, pairs);
+    }
+    store_half(block + 80, fit.d), store_half(block + 82, fit.dmin);
+}
+
+// Q4_K, and Q5_K with FIFTH: the same but for the fifth bits before the nibbles.
+template <bool FIFTH, class Get>
+__device__ __forceinline__ void pack_rows(const Get& x, unsigned char* block) {
+    AffineFit<32, FIFTH ? 31 : 15, 63> fit;
+    fit.fit(x);
+    unsigned low[8] = {}, fifth[8] = {};
+    unsigned long long scales = 0, mins = 0;
+#pragma unroll 1
+    for (int s = 0; s < 8; s++) {
+        int scale, min, codes[32];
+        float values[32];
+        load_sub_block(x, s, values);
+        fit.choose(values, s, scale, min, codes);
+        scales |= (unsigned long long)scale << (8 * s), mins |= (unsigned long long)min << (8 * s);
+        unsigned words[8];
+        pack_bytes(codes, words);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            fifth[w] |= (words[w] >> 4 & 0x01010101) << s;
+            // Low nibbles are of even rows: they wait for those of the next row.
+            words[w] &= 0x0f0f0f0f;
+            low[w] = s % 2 == 0 ? words[w] : low[w] | words[w] << 4;
+        }
+        if (s % 2 == 1) store_words<2>(block + (FIFTH ? 48 : 16) + 16 * (s - 1), low);
+    }
+    if constexpr (FIFTH) store_words<2>(block + 16, fifth);
+    store_half(block, fit.d), store_half(block + 2, fit.dmin);
+    // Six bits each: sub-blocks 4 to 7 lie in nibbles and in the bits that 0 to 3 leave.
+    unsigned upper = scales >> 32, upper_min = mins >> 32;
+    unsigned packed[3] = {(unsigned)scales | (upper & 0x30303030) << 2, (unsigned)mins | (upper_min & 0x30303030) << 2,
+                          (upper & 0x0f0f0f0f) | (upper_min & 0x0f0f0f0f) << 4};
+    store_words<2>(block + 4, packed);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q4_K, const Get& x, unsigned char* block) {
+    pack_rows<false>(x, block);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q5_K, const Get& x, unsigned char* block) {
+    pack_rows<true>(x, block);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q3_K, const Get& x, unsigned char* block) {
+    SymmetricFit<4, 32> fit;
+    fit.fit(x);
+    unsigned long long low_scales = 0;
+    unsigned high_scales = 0;
+#pragma unroll 1
+    for (int odd = 0; odd < 2; odd++) {
+        unsigned third[4] = {}, pairs[4] = {};
+        // Sub-blocks s of equal s % 2 share the bytes of the third bits, and four in a row those of the pairs.
+#pragma unroll 1
+        for (int row = 0; row < 8; row++) {
+            int s = 2 * row + odd, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            unsigned scale = fit.choose(values, s, codes) + 32;
+            low_scales |= (unsigned long long)(scale & 15) << (8 * (s % 8) + 4 * (s / 8));
+            high_scales |= (scale >> 4) << (8 * (s % 4) + 2 * (s / 4));
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                third[w] |= (words[w] >> 2 & 0x01010101) << row;
+                pairs[w] = (row % 4 == 0 ? 0 : pairs[w]) | (words[w] & 0x03030303) << (row % 4 * 2);
+            }
+            if (row % 4 == 3) store_words<2>(block + 32 + 32 * (row / 4) + 16 * odd, pairs);
+        }
+        store_words<2>(block + 16 * odd, third);
+    }
+    unsigned packed[3] = {(unsigned)low_scales, (unsigned)(low_scales >> 32), high_scales};
+    store_words<2>(block + 96, packed);
+    store_half(block + 108, fit.d);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q6_K, const Get& x, unsigned char* block) {
+    SymmetricFit<32, 128> fit;
+    fit.fit(x);
+    // Sixteen bytes of high bits hold four sub-blocks, two apart; nibbles are shared by those four apart.
+#pragma unroll 1
+    for (int group = 0; group < 4; group++) {
+        unsigned high[4] = {}, low[4] = {};
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) {
+            int c = i / 2 + i % 2 * 2, s = group / 2 * 8 + c * 2 + group % 2, codes[16];
+            float values[16];
+            load_sub_block(x, s, values);
+            block[192 + s] = fit.choose(values, s, codes);
+            unsigned words[4];
+            pack_bytes(codes, words);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                high[w] |= (words[w] >> 4 & 0x03030303) << (2 * c);
+                words[w] &= 0x0f0f0f0f;
+                low[w] = c < 2 ? words[w] : low[w] | words[w] << 4;
+            }
+            if (c >= 2) store_words<2>(block + 64 * (group / 2) + 32 * (c & 1) + 16 * (group % 2), low);
+        }
+        store_words<2>(block + 128 + 16 * group, high);
+    }
+    store_half(block + 208, fit.d);
+}
+#endif

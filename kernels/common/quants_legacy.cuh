@@ -146,3 +146,161 @@ struct MXFP4 : Blocks<MXFP4> {
         return {unit(block[0])};
     }
 };
+
+#ifdef MAKES_BLOCKS
+// ---- making blocks (OPS.md section 3.2): codes are found with the scale before its rounding to f16, and conversions to
+// integers saturate, so that a scale whose inverse overflows still gives codes in range.
+
+// The element of largest magnitude, the first among equals, with its sign.
+template <class Get>
+__device__ __forceinline__ float peak_of(const Get& x) {
+    float peak = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        float value = x(i);
+        if (fabsf(value) > fabsf(peak)) peak = value;
+    }
+    return peak;
+}
+
+// Packs 32 codes: the nibbles of codes j and j + 16 make byte j; bit j of `fifth` is the fifth bit of code j.
+template <class Code>
+__device__ __forceinline__ void pack_codes(const Code& code, unsigned (&nibbles)[4], unsigned& fifth) {
+    nibbles[0] = nibbles[1] = nibbles[2] = nibbles[3] = fifth = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        unsigned q = code(i);
+        nibbles[i % 16 / 4] |= (q & 15) << (i % 4 * 8 + i / 16 * 4);
+        fifth |= (q >> 4 & 1) << i;
+    }
+}
+
+// Codes of Q4_0 and Q5_0, where ZERO stands for 0: the peak gets code 0. Returns the scale.
+template <int ZERO, class Get>
+__device__ __forceinline__ float symmetric_block(const Get& x, unsigned (&nibbles)[4], unsigned& fifth) {
+    float d = __fdiv_rn(peak_of(x), (float)-ZERO), id = inverse(d);
+    pack_codes([&](int i) { return min(__float2uint_rz(mul_add(x(i), id, ZERO + 0.5f)), 2u * ZERO - 1); }, nibbles, fifth);
+    return d;
+}
+
+// Codes of Q4_1 and Q5_1: the minimum is code 0, the maximum is TOP.
+template <int TOP, class Get>
+__device__ __forceinline__ void affine_block(const Get& x, float& d, float& least, unsigned (&nibbles)[4], unsigned& fifth) {
+    float most = -3.40282347e38f, low = 3.40282347e38f;
+    // Of zeros of both signs the last one is the minimum, as it is in the CPU's fold (on x86, whose minimum does that).
+#pragma unroll
+    for (int i = 0; i < 32; i++) low = low < x(i) ? low : x(i), most = fmaxf(x(i), most);
+    d = __fdiv_rn(__fsub_rn(most, low), (float)TOP), least = low;
+    float id = inverse(d);
+    pack_codes([&](int i) { return min(__float2uint_rz(mul_add(__fsub_rn(x(i), low), id, 0.5f)), (unsigned)TOP); }, nibbles, fifth);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q4_0, const Get& x, unsigned char* block) {
+    unsigned nibbles[4], fifth;
+    store_half(block, half_of_float(symmetric_block<8>(x, nibbles, fifth)));
+    store_words<2>(block + 2, nibbles);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q4_1, const Get& x, unsigned char* block) {
+    unsigned nibbles[4], fifth;
+    float d, least;
+    affine_block<15>(x, d, least, nibbles, fifth);
+    store_half(block, half_of_float(d)), store_half(block + 2, half_of_float(least));
+    store_words<2>(block + 4, nibbles);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q5_0, const Get& x, unsigned char* block) {
+    unsigned nibbles[4], fifth[1];
+    store_half(block, half_of_float(symmetric_block<16>(x, nibbles, fifth[0])));
+    store_words<2>(block + 2, fifth), store_words<2>(block + 6, nibbles);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q5_1, const Get& x, unsigned char* block) {
+    unsigned nibbles[4], fifth[1];
+    float d, least;
+    affine_block<31>(x, d, least, nibbles, fifth[0]);
+    store_half(block, half_of_float(d)), store_half(block + 2, half_of_float(least));
+    store_words<2>(block + 4, fifth), store_words<2>(block + 8, nibbles);
+}
+
+// Nearest whole number of -127 to 127, halves away from zero; 0 for NaN.
+__device__ __forceinline__ int round_code(float x) {
+    // The greatest number below a half: with it, no sum is rounded up to a whole number that x is not near to.
+    int whole = __float2int_rz(__fadd_rn(x, copysignf(0.49999997f, x)));
+    return max(-127, min(127, whole));
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(Q8_0, const Get& x, unsigned char* block) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(x(i)));
+    float d = __fdiv_rn(most, 127.0f), id = inverse(d);
+    unsigned words[8];
+#pragma unroll
+    for (int w = 0; w < 8; w++) {
+        words[w] = 0;
+#pragma unroll
+        for (int b = 0; b < 4; b++) words[w] |= (round_code(__fmul_rn(x(4 * w + b), id)) & 255) << (8 * b);
+    }
+    store_half(block, half_of_float(d));
+    store_words<2>(block + 2, words);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(MXFP4, const Get& x, unsigned char* block) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(x(i)));
+    // The exponent field is floor(log2) + 127; what falls below the smallest scale takes that one.
+    unsigned field = __float_as_uint(most) >> 23, e = field > 2 ? field - 2 : 0;
+    // Where the code rises: halfway between the table's values. Products with a power of two are exact.
+    const float unit = MXFP4::unit(e), halfway[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+    auto code = [&](int i) {
+        float value = x(i);
+        unsigned magnitude = 0;
+#pragma unroll
+        for (int m = 0; m < 7; m++) magnitude += fabsf(value) > __fmul_rn(halfway[m], unit);
+        return magnitude > 0 && value < 0.0f ? magnitude | 8 : magnitude;
+    };
+    unsigned nibbles[4], fifth;
+    pack_codes(code, nibbles, fifth);
+    block[0] = e;
+    store_words<1>(block + 1, nibbles);
+}
+
+template <class Get>
+__device__ __forceinline__ void pack(IQ4_NL, const Get& x, unsigned char* block) {
+    const float table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    float peak = peak_of(x);
+    // Squares of magnitudes below this, the weights of the fit, would vanish.
+    if (fabsf(peak) < 1e-15f) {
+        unsigned zeros[4] = {0x88888888, 0x88888888, 0x88888888, 0x88888888};
+        store_half(block, 0), store_words<2>(block + 2, zeros);
+        return;
+    }
+    float id = __fdiv_rn(1.0f, __fdiv_rn(peak, -127.0f));
+    // The scale that fits the codes best, where large elements count more.
+    float product = 0.0f, square = 0.0f;
+    auto code = [&](int i) {
+        float value = x(i), scaled = __fmul_rn(value, id), t = table[0];
+        unsigned q = 0;
+#pragma unroll
+        for (int m = 1; m < 16; m++) {
+            bool above = scaled >= (table[m - 1] + table[m]) * 0.5f;
+            q += above, t = above ? table[m] : t;
+        }
+        float weighted = __fmul_rn(__fmul_rn(value, value), t);
+        product = mul_add(weighted, value, product), square = mul_add(weighted, t, square);
+        return q;
+    };
+    unsigned nibbles[4], fifth;
+    pack_codes(code, nibbles, fifth);
+    store_half(block, half_of_float(__fmul_rn(product, inverse(square))));
+    store_words<2>(block + 2, nibbles);
+}
+#endif

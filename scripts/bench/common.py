@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "interop"))
+sys.path[:0] = [str(ROOT / "tests" / "interop"), str(ROOT / "scripts")]
 
 
 @dataclass(frozen=True)

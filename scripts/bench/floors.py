@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-from common import ROOT
+from common import ROOT  # first: it shows the way to the other scripts
+
+import type_table
 
 TYPES = ("q4_0", "q8_0", "q4_k_m", "f16")
-FLOATS = ("F32", "F16", "BF16")
+FLOATS = [row.name for row in type_table.that_can("convert") if row.block_len == 1]
 
 
 @dataclass(frozen=True)

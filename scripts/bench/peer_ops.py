@@ -15,10 +15,13 @@ import statistics
 import time
 from pathlib import Path
 
+import common  # noqa: F401  (first: it shows the way to the other scripts)
 import gguf
 import numpy as np
 
-TYPES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K MXFP4 IQ4_NL"
+import type_table
+
+TYPES = [row.name for row in type_table.that_can("convert")]
 COLD = 512 << 20
 F32 = 0
 PATTERN = 64  # rows that are quantised; the others repeat them
@@ -97,7 +100,7 @@ class Ggml:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--types", default=",".join(TYPES.split()), help="comma-separated types of the weights")
+    p.add_argument("--types", default=",".join(TYPES), help="comma-separated types of the weights")
     p.add_argument("--columns", default="1,8,512", help="comma-separated numbers of columns")
     p.add_argument("--width", type=int, default=4096)
     p.add_argument("--threads", type=int, default=os.cpu_count())

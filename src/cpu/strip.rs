@@ -6,6 +6,7 @@
 //! 0 to 15 side by side. Codes come in units of four bytes: elements 4g to 4g + 3 of sixteen rows fill a vector of
 //! sixteen 32-bit lanes, which is what the dot products of all instruction sets want.
 
+use super::simd::strip_fields;
 use super::simd::transpose::{Vector, fours, twos};
 use crate::tensor::DType;
 use std::array;
@@ -14,7 +15,7 @@ use std::array;
 pub(crate) const STRIP: usize = 16;
 
 /// A part of a block: `count` units of `unit` bytes.
-struct Field {
+pub(super) struct Field {
     unit: usize,
     count: usize,
     change: Change,
@@ -22,7 +23,7 @@ struct Field {
 
 /// What happens to the bytes of a field on the way into a strip.
 #[derive(Clone, Copy)]
-enum Change {
+pub(super) enum Change {
     Nothing,
     /// i8 codes are raised by 128: dot products multiply unsigned with signed bytes.
     Raise,
@@ -30,33 +31,21 @@ enum Change {
     Fifths,
 }
 
-const fn field(unit: usize, count: usize) -> Field {
+pub(super) const fn field(unit: usize, count: usize) -> Field {
     Field { unit, count, change: Change::Nothing }
 }
 
-const fn changed(unit: usize, count: usize, change: Change) -> Field {
+pub(super) const fn changed(unit: usize, count: usize, change: Change) -> Field {
     Field { unit, count, change }
 }
 
-/// The fields of a block, in the order in which [`crate::tensor::blocks`] declares them; `None` for types without
-/// strips. Floats have blocks of one element, BF16 of two, so that both halves of a lane are used.
+/// The fields of a block (those of a block type come from its format); `None` for types without strips. Floats have blocks of one element, BF16 of two, so that both halves of a lane are used.
 const fn fields(dtype: DType) -> Option<&'static [Field]> {
     Some(match dtype {
         DType::F32 => const { &[field(4, 1)] },
         DType::F16 => const { &[field(2, 1)] },
         DType::BF16 => const { &[field(4, 1)] },
-        DType::Q4_0 | DType::IQ4_NL => const { &[field(2, 1), field(4, 4)] },
-        DType::Q4_1 => const { &[field(2, 2), field(4, 4)] },
-        DType::Q5_0 => const { &[field(2, 1), changed(4, 1, Change::Fifths), field(4, 4)] },
-        DType::Q5_1 => const { &[field(2, 2), changed(4, 1, Change::Fifths), field(4, 4)] },
-        DType::Q8_0 => const { &[field(2, 1), changed(4, 8, Change::Raise)] },
-        DType::MXFP4 => const { &[field(1, 1), field(4, 4)] },
-        DType::Q2_K => const { &[field(4, 4), field(4, 16), field(2, 2)] },
-        DType::Q3_K => const { &[field(4, 8), field(4, 16), field(4, 3), field(2, 1)] },
-        DType::Q4_K => const { &[field(2, 2), field(4, 3), field(4, 32)] },
-        DType::Q5_K => const { &[field(2, 2), field(4, 3), field(4, 8), field(4, 32)] },
-        DType::Q6_K => const { &[field(4, 32), field(4, 16), field(4, 4), field(2, 1)] },
-        _ => return None,
+        _ => return strip_fields(dtype),
     })
 }
 
@@ -207,6 +196,7 @@ fn shuffle(word: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Capability;
 
     #[test]
     fn rows_come_back() {
@@ -230,7 +220,7 @@ mod tests {
                 assert!(got == *row, "{dtype} row {r}");
             }
         }
-        assert_eq!(types, 15);
+        assert_eq!(types, DType::all_that_can(Capability::Simd).count());
     }
 
     #[test]

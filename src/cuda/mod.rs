@@ -29,8 +29,7 @@ use crate::device::{
     Queue, Support,
 };
 use crate::graph::Graph;
-use crate::ops::mul_mat::MulMat;
-use crate::ops::{NodeView, Op};
+use crate::ops::NodeView;
 use crate::tensor::TensorDesc;
 use core::Core;
 use memory::{Memory, Pinned};
@@ -42,20 +41,6 @@ const ALIGNMENT: u64 = 128;
 /// Least batch for which the GPU is so much faster than the host's processors that weights are brought to it: what
 /// llama.cpp's CUDA backend takes, so that the same graphs go the same way.
 const OFFLOAD_BATCH: usize = 32;
-
-/// How many times a node uses what it reads as a whole: columns of a product, tokens of ROPE, rows of what is computed row by
-/// row. 0 for copies and rows by index: bytes that are only moved are not worth moving once more.
-fn batch(node: &NodeView<'_>) -> usize {
-    let ne = node.dst.ne();
-    match node.op {
-        Op::Rows(_) | Op::Copy(_) => 0,
-        Op::MulMat(MulMat { by_id: false, .. }) => ne[1],
-        // ne[1] counts the experts of a token, or its heads.
-        Op::MulMat(MulMat { by_id: true, .. }) | Op::Rope(_) => ne[2],
-        Op::Binary(_) | Op::Unary(_) | Op::Glu(_) | Op::Reduce(_) | Op::Norm(_) => node.dst.rows(),
-        Op::Concat(_) | Op::Sort(_) | Op::SoftMax(_) | Op::FlashAttn(_) => node.dst.rows(),
-    }
-}
 
 /// A GPU as a device.
 #[derive(Debug)]
@@ -153,7 +138,7 @@ impl Device for CudaDevice {
 
     fn support(&self, node: NodeView<'_>) -> Support {
         match ops::select(&node, &self.core.gpu) {
-            Ok(_) if batch(&node) >= OFFLOAD_BATCH => Support::Offload,
+            Ok(_) if node.op.batch(&node) >= OFFLOAD_BATCH => Support::Offload,
             Ok(_) => Support::Yes,
             Err(no) => Support::No(no),
         }

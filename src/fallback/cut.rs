@@ -3,8 +3,7 @@
 use super::{Fallback, Side};
 use crate::device::{Device, DeviceError, Program, Unsupported};
 use crate::graph::{Graph, Node, Place, Ranges, Tensor, TensorId};
-use crate::ops::rows::Rows;
-use crate::ops::{Op, OpCode};
+use crate::ops::OpCode;
 use crate::tensor::TensorDesc;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -164,7 +163,7 @@ fn moves(graph: &Graph, nodes: &[Node]) -> (Ranges, Ranges) {
         }
         let Some((tensor, place)) = placed(node.dst) else { continue };
         // What a destination does not fill comes back too, and so must be there.
-        let whole = tensor.desc.extent() == tensor.desc.dense_bytes() && !keeps_rest(&node.op);
+        let whole = tensor.desc.extent() == tensor.desc.dense_bytes() && !node.op.keeps_rest();
         known.insert(place.slot, span(&tensor.desc, place), |range| {
             if !whole {
                 reads.insert(place.slot, range, |_| ());
@@ -183,15 +182,6 @@ fn moves(graph: &Graph, nodes: &[Node]) -> (Ranges, Ranges) {
         }
     }
     (reads, writes)
-}
-
-/// Whether an op leaves some elements of its destination as they are.
-fn keeps_rest(op: &Op) -> bool {
-    match op {
-        Op::Rows(rows) => *rows == Rows::SetRows,
-        Op::Binary(_) | Op::Unary(_) | Op::Glu(_) | Op::Reduce(_) | Op::Norm(_) | Op::Copy(_) => false,
-        Op::Concat(_) | Op::Sort(_) | Op::MulMat(_) | Op::Rope(_) | Op::SoftMax(_) | Op::FlashAttn(_) => false,
-    }
 }
 
 /// Where operands lie in the second device's memory: those that overlap lie to each other as they do on the primary.

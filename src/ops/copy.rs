@@ -72,6 +72,10 @@ impl Family for Copy {
     fn writes_onto(&self, i: usize) -> bool {
         *self == Copy::Cpy && i == 1
     }
+
+    fn batch(&self, _: &NodeView<'_>) -> usize {
+        0
+    }
 }
 
 /// Whether each block of `blocked` meets elements of `other` that lie in one row, once a contiguous `other` is seen in

@@ -1,8 +1,8 @@
 //! The ops: one table of all 101 of protocol 7.0, and typed parameters and shape rules for those we run.
 //!
 //! One *stem* names an op family in every room: `ops/<stem>.rs` (parameters, shape rule, wire codec),
-//! `cpu/ops/<stem>.rs` (kernels), `tests/ops/<stem>.rs`. To add an op: give its row in [`OpCode`]'s table a stem and
-//! its family a variant; the compiler and `tests/layout.rs` list what is missing.
+//! `cpu/ops/<stem>.rs` (kernels), `tests/ops/<stem>.rs`. A row of the family table below lists the family's ops and says
+//! whether it has CUDA kernels; a family without them runs on the CPU. CONTRIBUTING.md lists the steps for adding one.
 //!
 //! Ops that compute nothing (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) are rows of the table only: a graph holds
 //! their result as a tensor with a place, and no node.
@@ -67,10 +67,83 @@ pub trait Family: Sized {
     fn writes_onto(&self, _i: usize) -> bool {
         false
     }
+
+    /// Whether some elements of the destination keep the value they had before the node.
+    fn keeps_rest(&self) -> bool {
+        false
+    }
+
+    /// How many times a node uses what it reads as a whole: columns of a product, tokens of ROPE, rows of what is computed row
+    /// by row. 0 for copies and rows by index: bytes that are only moved are not worth moving to another device first.
+    fn batch(&self, node: &NodeView<'_>) -> usize {
+        node.dst.rows()
+    }
+}
+
+/// A row of the table of op families.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct FamilyRow {
+    /// The name of the family's file in every room.
+    pub stem: &'static str,
+    /// Its ops.
+    pub codes: &'static [OpCode],
+    /// Whether it has CUDA kernels. The CPU runs every family.
+    pub cuda: bool,
+}
+
+/// Calls `$then! { [args] rows }` with the table of op families: stem, variant of [`Op`], ops, and the devices with kernels.
+macro_rules! for_each_family {
+    ($then:ident!($($args:tt)*)) => {
+        $then! { [$($args)*]
+            binary: Binary [Add, Sub, Mul, Div, AddId] on cpu cuda;
+            unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill] on cpu cuda;
+            glu: Glu [Glu] on cpu cuda;
+            reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda;
+            norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm] on cpu cuda;
+            copy: Copy [Dup, Cpy, Cont] on cpu cuda;
+            rows: Rows [GetRows, SetRows] on cpu cuda;
+            concat: Concat [Concat, Repeat] on cpu cuda;
+            sort: Sort [Argsort, TopK] on cpu cuda;
+            mul_mat: MulMat [MulMat, MulMatId] on cpu cuda;
+            rope: Rope [Rope] on cpu cuda;
+            softmax: SoftMax [SoftMax] on cpu cuda;
+            flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
+        }
+    };
+}
+pub(crate) use for_each_family;
+
+/// Whether a row names CUDA.
+macro_rules! on_cuda {
+    (cuda) => {
+        true
+    };
+    () => {
+        false
+    };
 }
 
 macro_rules! families {
-    ($($stem:ident: $family:ident [$($code:ident),+];)+) => {
+    ([] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
+        /// The table of op families: what fanout runs.
+        pub const FAMILIES: &[FamilyRow] = &[$(FamilyRow {
+            stem: stringify!($stem),
+            codes: &[$(OpCode::$code),+],
+            cuda: on_cuda!($($cuda)?),
+        }),+];
+
+        impl OpCode {
+            /// The op's family (`view` for ops that compute nothing), or `None` when fanout does not run it.
+            pub const fn stem(self) -> Option<&'static str> {
+                match self {
+                    $($(OpCode::$code)|+ => Some(stringify!($stem)),)+
+                    code if code.is_view() => Some("view"),
+                    _ => None,
+                }
+            }
+        }
+
         /// A computing op with its typed parameters, by family.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op {
@@ -127,6 +200,16 @@ macro_rules! families {
             pub fn writes_onto(&self, i: usize) -> bool {
                 match self { $(Op::$family(f) => f.writes_onto(i),)+ }
             }
+
+            /// Whether some elements of the destination keep the value they had before the node.
+            pub fn keeps_rest(&self) -> bool {
+                match self { $(Op::$family(f) => f.keeps_rest(),)+ }
+            }
+
+            /// How many times a node with this op uses what it reads as a whole: see [`Family::batch`].
+            pub fn batch(&self, node: &NodeView<'_>) -> usize {
+                match self { $(Op::$family(f) => f.batch(node),)+ }
+            }
         }
 
         $(
@@ -149,18 +232,4 @@ macro_rules! families {
     };
 }
 
-families! {
-    binary: Binary [Add, Sub, Mul, Div, AddId];
-    unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill];
-    glu: Glu [Glu];
-    reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax];
-    norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm];
-    copy: Copy [Dup, Cpy, Cont];
-    rows: Rows [GetRows, SetRows];
-    concat: Concat [Concat, Repeat];
-    sort: Sort [Argsort, TopK];
-    mul_mat: MulMat [MulMat, MulMatId];
-    rope: Rope [Rope];
-    softmax: SoftMax [SoftMax];
-    flash_attn: FlashAttn [FlashAttnExt];
-}
+for_each_family! { families!() }

@@ -223,4 +223,9 @@ impl Family for Rope {
     fn in_place(&self, _: usize) -> bool {
         true
     }
+
+    /// Tokens: ne[1] counts the heads of one.
+    fn batch(&self, node: &NodeView<'_>) -> usize {
+        node.dst.ne()[2]
+    }
 }

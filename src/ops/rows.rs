@@ -75,4 +75,12 @@ impl Family for Rows {
     fn writes_onto(&self, i: usize) -> bool {
         *self == Rows::SetRows && i == 2
     }
+
+    fn keeps_rest(&self) -> bool {
+        *self == Rows::SetRows
+    }
+
+    fn batch(&self, _: &NodeView<'_>) -> usize {
+        0
+    }
 }

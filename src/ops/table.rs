@@ -1,9 +1,9 @@
-//! The table of ops: all 101 of protocol 7.0 by number and name, each with the stem of its family where we run it.
+//! The table of ops: all 101 of protocol 7.0 by number and name. The families that fanout runs are rows of [`super::FAMILIES`].
 
 use std::fmt;
 
 macro_rules! ops {
-    ($($number:literal $code:ident $name:literal $(in $stem:ident)?;)*) => {
+    ($($number:literal $code:ident $name:literal;)*) => {
         /// An op of protocol 7.0; the discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)] // ggml's names, documented in the protocol's op list
@@ -28,69 +28,62 @@ macro_rules! ops {
             pub const fn name(self) -> &'static str {
                 match self { $(OpCode::$code => $name,)* }
             }
-
-            /// The op's family, or `None` when we do not run it.
-            pub const fn stem(self) -> Option<&'static str> {
-                match self { $(OpCode::$code => ops!(@stem $($stem)?),)* }
-            }
         }
     };
-    (@stem $stem:ident) => { Some(stringify!($stem)) };
-    (@stem) => { None };
 }
 
 ops! {
-    0 None "NONE" in view;
-    1 Dup "DUP" in copy;
-    2 Add "ADD" in binary;
-    3 AddId "ADD_ID" in binary;
+    0 None "NONE";
+    1 Dup "DUP";
+    2 Add "ADD";
+    3 AddId "ADD_ID";
     4 Add1 "ADD1";
     5 Acc "ACC";
-    6 Sub "SUB" in binary;
-    7 Mul "MUL" in binary;
-    8 Div "DIV" in binary;
-    9 Sqr "SQR" in unary;
-    10 Sqrt "SQRT" in unary;
+    6 Sub "SUB";
+    7 Mul "MUL";
+    8 Div "DIV";
+    9 Sqr "SQR";
+    10 Sqrt "SQRT";
     11 Log "LOG";
     12 Sin "SIN";
     13 Cos "COS";
-    14 Sum "SUM" in reduce;
-    15 SumRows "SUM_ROWS" in reduce;
-    16 Cumsum "CUMSUM" in reduce;
-    17 Mean "MEAN" in reduce;
-    18 Argmax "ARGMAX" in reduce;
+    14 Sum "SUM";
+    15 SumRows "SUM_ROWS";
+    16 Cumsum "CUMSUM";
+    17 Mean "MEAN";
+    18 Argmax "ARGMAX";
     19 CountEqual "COUNT_EQUAL";
-    20 Repeat "REPEAT" in concat;
+    20 Repeat "REPEAT";
     21 RepeatBack "REPEAT_BACK";
-    22 Concat "CONCAT" in concat;
+    22 Concat "CONCAT";
     23 SiluBack "SILU_BACK";
-    24 Norm "NORM" in norm;
-    25 RmsNorm "RMS_NORM" in norm;
+    24 Norm "NORM";
+    25 RmsNorm "RMS_NORM";
     26 RmsNormBack "RMS_NORM_BACK";
-    27 GroupNorm "GROUP_NORM" in norm;
-    28 L2Norm "L2_NORM" in norm;
-    29 MulMat "MUL_MAT" in mul_mat;
-    30 MulMatId "MUL_MAT_ID" in mul_mat;
+    27 GroupNorm "GROUP_NORM";
+    28 L2Norm "L2_NORM";
+    29 MulMat "MUL_MAT";
+    30 MulMatId "MUL_MAT_ID";
     31 OutProd "OUT_PROD";
-    32 Scale "SCALE" in unary;
+    32 Scale "SCALE";
     33 Set "SET";
-    34 Cpy "CPY" in copy;
-    35 Cont "CONT" in copy;
-    36 Reshape "RESHAPE" in view;
-    37 View "VIEW" in view;
-    38 Permute "PERMUTE" in view;
-    39 Transpose "TRANSPOSE" in view;
-    40 GetRows "GET_ROWS" in rows;
+    34 Cpy "CPY";
+    35 Cont "CONT";
+    36 Reshape "RESHAPE";
+    37 View "VIEW";
+    38 Permute "PERMUTE";
+    39 Transpose "TRANSPOSE";
+    40 GetRows "GET_ROWS";
     41 GetRowsBack "GET_ROWS_BACK";
-    42 SetRows "SET_ROWS" in rows;
+    42 SetRows "SET_ROWS";
     43 Diag "DIAG";
     44 DiagMaskInf "DIAG_MASK_INF";
     45 DiagMaskZero "DIAG_MASK_ZERO";
-    46 SoftMax "SOFT_MAX" in softmax;
+    46 SoftMax "SOFT_MAX";
     47 SoftMaxBack "SOFT_MAX_BACK";
-    48 Rope "ROPE" in rope;
+    48 Rope "ROPE";
     49 RopeBack "ROPE_BACK";
-    50 Clamp "CLAMP" in unary;
+    50 Clamp "CLAMP";
     51 ConvTranspose1d "CONV_TRANSPOSE_1D";
     52 Im2col "IM2COL";
     53 Im2colBack "IM2COL_BACK";
@@ -109,12 +102,12 @@ ops! {
     66 Roll "ROLL";
     67 Arange "ARANGE";
     68 TimestepEmbedding "TIMESTEP_EMBEDDING";
-    69 Argsort "ARGSORT" in sort;
-    70 TopK "TOP_K" in sort;
+    69 Argsort "ARGSORT";
+    70 TopK "TOP_K";
     71 LeakyRelu "LEAKY_RELU";
     72 Tri "TRI";
-    73 Fill "FILL" in unary;
-    74 FlashAttnExt "FLASH_ATTN_EXT" in flash_attn;
+    73 Fill "FILL";
+    74 FlashAttnExt "FLASH_ATTN_EXT";
     75 FlashAttnBack "FLASH_ATTN_BACK";
     76 SsmConv "SSM_CONV";
     77 SsmScan "SSM_SCAN";
@@ -131,7 +124,7 @@ ops! {
     88 Dsv4HcComb "DSV4_HC_COMB";
     89 Dsv4HcPre "DSV4_HC_PRE";
     90 Dsv4HcPost "DSV4_HC_POST";
-    91 Unary "UNARY" in unary;
+    91 Unary "UNARY";
     92 MapCustom1 "MAP_CUSTOM1";
     93 MapCustom2 "MAP_CUSTOM2";
     94 MapCustom3 "MAP_CUSTOM3";
@@ -140,7 +133,7 @@ ops! {
     97 CrossEntropyLossBack "CROSS_ENTROPY_LOSS_BACK";
     98 OptStepAdamw "OPT_STEP_ADAMW";
     99 OptStepSgd "OPT_STEP_SGD";
-    100 Glu "GLU" in glu;
+    100 Glu "GLU";
 }
 
 impl OpCode {

@@ -1,21 +1,31 @@
-//! Element types: the 35 of protocol 7.0, by number, block size and bytes.
+//! Element types: the 35 of protocol 7.0, by number, block size and bytes. Their rows are in [`super::table`].
 //!
 //! A *block* is the smallest addressable unit of a type: one element for plain types, 32 to 256
 //! elements for quantised ones. Source: `OPS.md` section 3 (ggml's type table).
 
+use super::table::for_each_type;
 use std::fmt;
 
+/// A capability that a row names.
+macro_rules! declared {
+    ($name:ident) => {
+        true
+    };
+}
+
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $block:literal elements in $bytes:literal bytes;)*) => {
+    ([] $($name:ident = $number:literal, $block:literal elements in $bytes:literal bytes, aligned $align:literal
+        $(, float $float:ident)? $(, codec $codec:ident within $error:literal)? $(, simd $simd:ident)?
+        $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         /// An element type. The discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // the field's own names: Q4_K, IQ2_XXS
         #[repr(u32)]
         pub enum DType {
-            $($(#[$doc])* #[allow(missing_docs)] $name = $number,)*
+            $(#[allow(missing_docs)] $name = $number,)*
         }
 
-        $(const _: () = assert!(($block as usize).is_power_of_two());)*
+        $(const _: () = assert!(($block as usize).is_power_of_two() && ($align as usize).is_power_of_two());)*
 
         impl DType {
             /// Every type, in order of its row in the table.
@@ -39,50 +49,67 @@ macro_rules! dtypes {
                 match self { $(DType::$name => $bytes,)* }
             }
 
+            /// Bytes of which addresses of elements (of blocks) should be multiples: a GPU faults at others, a CPU does not.
+            pub const fn alignment(self) -> usize {
+                match self { $(DType::$name => $align,)* }
+            }
+
             /// The type's name in ggml, for example `Q4_K`.
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$name => stringify!($name),)* }
+            }
+
+            /// Whether it is one of the three that element-wise ops compute on.
+            pub const fn is_float(self) -> bool {
+                match self { $($(DType::$float => true,)?)* _ => false }
+            }
+
+            /// Whether fanout can do this with the type.
+            pub const fn can(self, what: Capability) -> bool {
+                match what {
+                    Capability::Convert => match self {
+                        $($(DType::$name => declared!($float),)? $(DType::$name => declared!($codec),)?)*
+                        _ => false,
+                    },
+                    Capability::Simd => match self {
+                        $($(DType::$name => declared!($float),)? $(DType::$name => declared!($simd),)?)*
+                        _ => false,
+                    },
+                    Capability::Cuda => match self { $($(DType::$name => declared!($cuda),)?)* _ => false },
+                    Capability::Cache => match self { $($(DType::$name => declared!($cache),)?)* _ => false },
+                }
+            }
+
+            /// Bound on the squared error of normally distributed values after [`quantiser`] and [`dequantiser`], relative to
+            /// the squared values: about a fifth above what the formulas give. `None` for types without a codec, and for plain
+            /// types.
+            ///
+            /// [`quantiser`]: super::quant::quantiser
+            /// [`dequantiser`]: super::quant::dequantiser
+            pub const fn round_trip_error(self) -> Option<f64> {
+                match self {
+                    $($(DType::$name => Some($error),)?)*
+                    _ => None,
+                }
             }
         }
     };
 }
 
-dtypes! {
-    F32 = 0, 1 elements in 4 bytes;
-    F16 = 1, 1 elements in 2 bytes;
-    Q4_0 = 2, 32 elements in 18 bytes;
-    Q4_1 = 3, 32 elements in 20 bytes;
-    Q5_0 = 6, 32 elements in 22 bytes;
-    Q5_1 = 7, 32 elements in 24 bytes;
-    Q8_0 = 8, 32 elements in 34 bytes;
-    Q8_1 = 9, 32 elements in 36 bytes;
-    Q2_K = 10, 256 elements in 84 bytes;
-    Q3_K = 11, 256 elements in 110 bytes;
-    Q4_K = 12, 256 elements in 144 bytes;
-    Q5_K = 13, 256 elements in 176 bytes;
-    Q6_K = 14, 256 elements in 210 bytes;
-    Q8_K = 15, 256 elements in 292 bytes;
-    IQ2_XXS = 16, 256 elements in 66 bytes;
-    IQ2_XS = 17, 256 elements in 74 bytes;
-    IQ3_XXS = 18, 256 elements in 98 bytes;
-    IQ1_S = 19, 256 elements in 50 bytes;
-    IQ4_NL = 20, 32 elements in 18 bytes;
-    IQ3_S = 21, 256 elements in 110 bytes;
-    IQ2_S = 22, 256 elements in 82 bytes;
-    IQ4_XS = 23, 256 elements in 136 bytes;
-    I8 = 24, 1 elements in 1 bytes;
-    I16 = 25, 1 elements in 2 bytes;
-    I32 = 26, 1 elements in 4 bytes;
-    I64 = 27, 1 elements in 8 bytes;
-    F64 = 28, 1 elements in 8 bytes;
-    IQ1_M = 29, 256 elements in 56 bytes;
-    BF16 = 30, 1 elements in 2 bytes;
-    TQ1_0 = 34, 256 elements in 54 bytes;
-    TQ2_0 = 35, 256 elements in 66 bytes;
-    MXFP4 = 39, 32 elements in 17 bytes;
-    NVFP4 = 40, 64 elements in 36 bytes;
-    Q1_0 = 41, 128 elements in 18 bytes;
-    Q2_0 = 42, 64 elements in 18 bytes;
+for_each_type! { dtypes!() }
+
+/// What fanout can do with a type besides storing, copying and sending it. A row of the table declares it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Capability {
+    /// Rows convert from and to f32 ([`quant`](super::quant)): every CPU op that takes the type runs.
+    Convert,
+    /// The CPU has vector kernels for products with weights of the type, and a layout of strips.
+    Simd,
+    /// The CUDA kernels read and write the type: copies, rows by index, products and attention.
+    Cuda,
+    /// Attention has a CUDA entry of its own for K and V of the type.
+    Cache,
 }
 
 impl DType {
@@ -96,19 +123,9 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether it is one of the three that element-wise ops compute on.
-    pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16)
-    }
-
-    /// Bytes of which addresses of elements (of blocks) should be multiples: a GPU faults at others, a CPU does not. Blocks
-    /// are read as halves at most, and MXFP4's as bytes.
-    pub const fn alignment(self) -> usize {
-        match self {
-            DType::MXFP4 => 1,
-            t if t.is_block() => 2,
-            t => t.block_bytes(),
-        }
+    /// The types that fanout can do this with, in order of their rows.
+    pub fn all_that_can(what: Capability) -> impl Iterator<Item = DType> + Clone {
+        DType::ALL.iter().copied().filter(move |dtype| dtype.can(what))
     }
 
     /// Bytes of a dense row of `n` elements; `None` unless `n` is a whole number of blocks and the size fits.
@@ -146,6 +163,18 @@ mod tests {
         for &t in DType::ALL {
             assert_eq!(DType::from_wire(t.to_wire()), Some(t));
             assert!(t.block_len().is_power_of_two() && t.block_bytes() > 0);
+            assert!(t.block_bytes().is_multiple_of(t.alignment()), "{t}: blocks of a row are aligned");
+        }
+    }
+
+    /// Types with fewer capabilities follow from those with more.
+    #[test]
+    fn capabilities_build_on_conversion() {
+        for &t in DType::ALL {
+            assert!(!t.can(Capability::Cache) || t.can(Capability::Cuda), "{t}");
+            assert!(!(t.can(Capability::Cuda) || t.can(Capability::Simd)) || t.can(Capability::Convert), "{t}");
+            assert!(t.is_block() || t.is_float() == t.can(Capability::Convert), "{t}");
+            assert_eq!(t.round_trip_error().is_some(), t.is_block() && t.can(Capability::Convert), "{t}");
         }
     }
 

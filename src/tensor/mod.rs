@@ -5,7 +5,8 @@ mod desc;
 mod dtype;
 mod loops;
 pub mod quant;
+pub(crate) mod table;
 
 pub use desc::{DIMS, DescError, TensorDesc};
-pub use dtype::DType;
+pub use dtype::{Capability, DType};
 pub(crate) use loops::{Loop, common_loops};

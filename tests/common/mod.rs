@@ -8,11 +8,11 @@ use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, DeviceError, Source};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, Place, TensorId};
-use fanout::ops::OpCode;
+use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Server};
 use fanout::tensor::quant::{dequantiser, quantiser};
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{Capability, DType, TensorDesc};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,7 +23,8 @@ pub struct Subject {
     pub device: Arc<dyn Device>,
     /// Whether products may quantise activations (NMSE bounds per type) or must be exact up to f32 rounding.
     pub fast: bool,
-    /// Runs what `device` refuses because its tensors are not aligned; it must take everything else.
+    /// Runs what `device` refuses because its tensors are not aligned, or because the tables of types and op families have no
+    /// CUDA kernels for it; it must take everything else.
     pub misaligned: Option<Arc<dyn Device>>,
     /// The server that `device` is behind.
     endpoint: Option<Served>,
@@ -38,8 +39,8 @@ impl Subject {
         if let Some(served) = &self.endpoint {
             return served.device();
         }
-        let aligned = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned));
-        Arc::clone(self.misaligned.as_ref().filter(|_| !aligned).unwrap_or(&self.device))
+        let whole = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned && on_cuda(&node)));
+        Arc::clone(self.misaligned.as_ref().filter(|_| !whole).unwrap_or(&self.device))
     }
 
     /// Whether a run ended as it must when `op` finds data that it does not allow. In 7.0 a server can only hang up.
@@ -51,6 +52,14 @@ impl Subject {
             _ => false,
         }
     }
+}
+
+/// Whether the tables of op families and types have CUDA kernels for a node.
+fn on_cuda(node: &NodeView<'_>) -> bool {
+    let family = FAMILIES.iter().find(|row| row.codes.contains(&node.op.code()));
+    let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
+    let lacks = |t: DType| t.can(Capability::Convert) && !t.can(Capability::Cuda);
+    family.is_some_and(|row| row.cuda) && !tensors.any(|t| lacks(t.dtype()))
 }
 
 /// Every device that the suite runs on.

@@ -16,10 +16,15 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import gguf
 import numpy as np
 from archs import ARCHS as FURTHER
+
+# In a kit for another machine (scripts/gpu.sh) the table is beside this file.
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "scripts"))
+import type_table  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,6 @@ SIZES = {
 }
 ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)
 EXPERTS_USED = 2
-DIRECT = {
-    name: gguf.GGMLQuantizationType[name.upper()]
-    for name in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4")
-}
 # llama.cpp's name of the file type, and whether every matrix is to have that one type. The K types of the
 # tests are pure, so that each one is also an embedding and an output matrix; q4_k_m is the usual mixture.
 REQUANTISED = {
@@ -57,6 +58,21 @@ REQUANTISED = {
     "q6_k": ("Q6_K", True),
     "q4_k_m": ("Q4_K_M", False),
 }
+
+
+def directly(name: str) -> gguf.GGMLQuantizationType | None:
+    """The number of a type, if the gguf package can make it."""
+    dtype = gguf.GGMLQuantizationType.__members__.get(name)
+    try:
+        if dtype is not None:
+            gguf.quants.quantize(np.zeros((1, 256), np.float32), dtype)
+    except NotImplementedError:
+        return None
+    return dtype
+
+
+# Of the types that fanout computes with. Those that neither makes (IQ4_NL) have no models here.
+DIRECT = {row.name.lower(): dtype for row in type_table.that_can("convert") if (dtype := directly(row.name)) is not None}
 TYPES = (*DIRECT, *REQUANTISED)
 
 

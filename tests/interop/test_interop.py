@@ -20,9 +20,10 @@ from pathlib import Path
 
 from clients import Client, ClientError, Model, References, tail
 from load import IDLE, LoadError, killed_upload, latency
+from make_model import TYPES
 from servers import ROOT, Server, ServerError, ours, peer
 
-DENSE = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+DENSE = [name for name in TYPES if name not in ("mxfp4", "q4_k_m")]  # MXFP4 is a type of experts
 NMSE = 1e-3
 NMSE_QUANTISED_MOE = 1e-2  # a flipped expert alone costs llama.cpp's own server 2e-3
 CLIENT_S = 120.0

@@ -3,12 +3,18 @@ use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
 use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{Family, Op, OpCode, Words};
-use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K};
-use fanout::tensor::DType::{Q6_K, Q8_0};
-use fanout::tensor::TensorDesc;
+use fanout::tensor::DType::{self, BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0};
+use fanout::tensor::{Capability, TensorDesc};
 
-const FLOATS: [DType; 3] = [F32, F16, BF16];
-const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+/// The plain float types.
+fn floats() -> impl Iterator<Item = DType> {
+    DType::ALL.iter().copied().filter(|t| t.is_float())
+}
+
+/// The block types that convert to f32.
+fn blocks() -> impl Iterator<Item = DType> {
+    DType::all_that_can(Capability::Convert).filter(|t| t.is_block())
+}
 
 /// MUL_MAT by its formula.
 fn oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4]) -> Vec<f64> {
@@ -61,7 +67,7 @@ fn lengths(dtype: DType) -> [usize; 3] {
 
 #[test]
 fn every_type_and_length() {
-    for t in FLOATS.into_iter().chain(BLOCKS) {
+    for t in floats().chain(blocks()) {
         for k in lengths(t) {
             for (m, n) in [(1, 1), (5, 1), (67, 2), (3, 3), (64, 4), (5, 5), (67, 17)] {
                 packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
@@ -72,7 +78,7 @@ fn every_type_and_length() {
 
 #[test]
 fn many_columns() {
-    for t in FLOATS.into_iter().chain(BLOCKS) {
+    for t in floats().chain(blocks()) {
         for (k, m, n) in [(256, 67, 8), (512, 40, 64), (256, 9, 130)] {
             packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
         }
@@ -94,7 +100,7 @@ fn many_columns() {
 /// Weights large enough for a device to hold them in a layout of its own, of an odd number of sixteens of rows.
 #[test]
 fn large_weights() {
-    for t in FLOATS.into_iter().chain(BLOCKS) {
+    for t in floats().chain(blocks()) {
         for (k, n) in [(256, 1), (512, 3), (768, 9)] {
             let rows = (64 << 10) / t.row_bytes(k).unwrap();
             packed(t, [k, rows / 32 * 32 + 48, 1, 1], F32, [k, n, 1, 1]);
@@ -129,8 +135,8 @@ fn neighbours_with_the_same_source() {
 
 #[test]
 fn float_sources() {
-    for ta in FLOATS {
-        for tb in FLOATS {
+    for ta in floats() {
+        for tb in floats() {
             for n in [1, 6, 19] {
                 packed(ta, [70, 13, 1, 1], tb, [70, n, 1, 1]);
             }
@@ -190,7 +196,7 @@ fn layouts() {
 /// Blocks at an odd address, through a view of bytes.
 #[test]
 fn unaligned_blocks() {
-    for t in BLOCKS {
+    for t in blocks() {
         let an = [512, 9, 1, 1];
         let mut case = Case::new();
         let desc = TensorDesc::contiguous(t, an).unwrap();

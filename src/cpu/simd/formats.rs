@@ -1,6 +1,7 @@
 //! Block types as strips hold them (see [`crate::cpu::strip`]): where their codes and scales lie.
 
 use super::lanes::Lanes;
+use crate::cpu::strip::{Change, Field, changed, field};
 use crate::tensor::DType;
 use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 
@@ -11,6 +12,9 @@ use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 pub(super) trait Format {
     /// The type.
     const DTYPE: DType;
+
+    /// The fields of a block, in the order in which [`crate::tensor::blocks`] declares them.
+    const FIELDS: &'static [Field];
 
     /// Bytes of a block of sixteen rows.
     const BYTES: usize = 16 * Self::DTYPE.block_bytes();
@@ -80,7 +84,7 @@ unsafe fn nibbles<L: Lanes>(p: *const u8, half: usize) -> L::Int {
 
 /// Bits `from` and on of the bytes at `p`, as many as `mask` has.
 #[inline(always)]
-unsafe fn field<L: Lanes>(p: *const u8, from: usize, mask: u8) -> L::Int {
+unsafe fn bits<L: Lanes>(p: *const u8, from: usize, mask: u8) -> L::Int {
     // SAFETY: the caller vouches for 64 bytes and the instructions.
     unsafe { L::and(L::right(L::load(p), from as u32), L::bytes(mask)) }
 }
@@ -98,12 +102,14 @@ unsafe fn fifths<L: Lanes>(p: *const u8, g: usize) -> L::Int {
 
 /// A type with blocks of 32 elements: one scale, codes whose low four bits are nibbles or bytes at `$qs` times 16.
 macro_rules! legacy {
-    ($name:ident, top $top:expr, zero $zero:expr, biased $biased:expr, |$p:ident, $g:ident| scales $scales:expr, codes $codes:expr) => {
+    ($name:ident, fields [$($field:expr),*], top $top:expr, zero $zero:expr, biased $biased:expr,
+     |$p:ident, $g:ident| scales $scales:expr, codes $codes:expr) => {
         #[allow(non_camel_case_types)] // the field's own name
         pub(super) struct $name;
 
         impl Format for $name {
             const DTYPE: DType = DType::$name;
+            const FIELDS: &'static [Field] = &[$($field),*];
             const SUB: usize = 32;
             const TOP: i32 = $top;
             const ZERO: i32 = $zero;
@@ -130,25 +136,25 @@ macro_rules! legacy {
     };
 }
 
-legacy!(Q4_0, top 15, zero 8, biased false, |p, g|
+legacy!(Q4_0, fields [field(2, 1), field(4, 4)], top 15, zero 8, biased false, |p, g|
     scales Scales::single(L::load_halves(p), L::zeros()),
     codes nibbles::<L>(p.add(32 + 64 * (g % 4)), g / 4));
-legacy!(Q4_1, top 15, zero 0, biased true, |p, g|
+legacy!(Q4_1, fields [field(2, 2), field(4, 4)], top 15, zero 0, biased true, |p, g|
     scales Scales::single(L::load_halves(p), L::load_halves(p.add(32))),
     codes nibbles::<L>(p.add(64 + 64 * (g % 4)), g / 4));
-legacy!(Q5_0, top 31, zero 16, biased false, |p, g|
+legacy!(Q5_0, fields [field(2, 1), changed(4, 1, Change::Fifths), field(4, 4)], top 31, zero 16, biased false, |p, g|
     scales Scales::single(L::load_halves(p), L::zeros()),
     codes L::or(nibbles::<L>(p.add(96 + 64 * (g % 4)), g / 4), fifths::<L>(p.add(32), g)));
-legacy!(Q5_1, top 31, zero 0, biased true, |p, g|
+legacy!(Q5_1, fields [field(2, 2), changed(4, 1, Change::Fifths), field(4, 4)], top 31, zero 0, biased true, |p, g|
     scales Scales::single(L::load_halves(p), L::load_halves(p.add(32))),
     codes L::or(nibbles::<L>(p.add(128 + 64 * (g % 4)), g / 4), fifths::<L>(p.add(64), g)));
-legacy!(Q8_0, top 255, zero 128, biased false, |p, g|
+legacy!(Q8_0, fields [field(2, 1), changed(4, 8, Change::Raise)], top 255, zero 128, biased false, |p, g|
     scales Scales::single(L::load_halves(p), L::zeros()),
     codes L::load(p.add(32 + 64 * g)));
-legacy!(IQ4_NL, top 255, zero 128, biased false, |p, g|
+legacy!(IQ4_NL, fields [field(2, 1), field(4, 4)], top 255, zero 128, biased false, |p, g|
     scales Scales::single(L::load_halves(p), L::zeros()),
     codes L::look_up(&IQ4_CODES, nibbles::<L>(p.add(32 + 64 * (g % 4)), g / 4)));
-legacy!(MXFP4, top 24, zero 12, biased false, |p, g|
+legacy!(MXFP4, fields [field(1, 1), field(4, 4)], top 24, zero 12, biased false, |p, g|
     scales {
         let mut units = [0f32; 16];
         for (r, unit) in units.iter_mut().enumerate() {
@@ -186,13 +192,14 @@ pub(super) static UNITS: [f32; 256] = {
 
 /// A type with blocks of 256 elements.
 macro_rules! superblock {
-    ($name:ident, sub $sub:literal, parts $parts:literal, top $top:literal, zero $zero:literal, biased $biased:literal,
+    ($name:ident, fields [$($field:expr),*], sub $sub:literal, parts $parts:literal, top $top:literal, zero $zero:literal, biased $biased:literal,
      |$p:ident, $chunk:ident, $part:ident, $g:ident| number $number:expr, scales $scales:expr, codes $codes:expr) => {
         #[allow(non_camel_case_types)] // the field's own name
         pub(super) struct $name;
 
         impl Format for $name {
             const DTYPE: DType = DType::$name;
+            const FIELDS: &'static [Field] = &[$($field),*];
             const SUB: usize = $sub;
             const TOP: i32 = $top;
             const ZERO: i32 = $zero;
@@ -245,7 +252,7 @@ const fn sixteenth(chunk: usize, part: usize) -> usize {
     8 * (chunk / 2) + 2 * part + chunk % 2
 }
 
-superblock!(Q2_K, sub 16, parts 4, top 3, zero 0, biased true, |p, chunk, part, g|
+superblock!(Q2_K, fields [field(4, 4), field(4, 16), field(2, 2)], sub 16, parts 4, top 3, zero 0, biased true, |p, chunk, part, g|
     number sixteenth(chunk, part),
     scales {
         let both = [L::load(p), L::load(p.add(64)), L::load(p.add(128)), L::load(p.add(192))];
@@ -256,9 +263,9 @@ superblock!(Q2_K, sub 16, parts 4, top 3, zero 0, biased true, |p, chunk, part, 
         }
         Scales { d: L::load_halves(p.add(1280)), m: L::load_halves(p.add(1312)), scales, mins }
     },
-    codes field::<L>(p.add(256 + 64 * (4 * chunk + g)), 2 * part, 3));
+    codes bits::<L>(p.add(256 + 64 * (4 * chunk + g)), 2 * part, 3));
 
-superblock!(Q3_K, sub 16, parts 4, top 7, zero 4, biased false, |p, chunk, part, g|
+superblock!(Q3_K, fields [field(4, 8), field(4, 16), field(4, 3), field(2, 1)], sub 16, parts 4, top 7, zero 4, biased false, |p, chunk, part, g|
 number sixteenth(chunk, part),
 scales {
     let (a, b, c) = (L::load(p.add(1536)), L::load(p.add(1600)), L::load(p.add(1664)));
@@ -275,25 +282,25 @@ scales {
     Scales { d: L::load_halves(p.add(1728)), m: L::zeros(), scales, mins: [L::zero(); 4] }
 },
 codes {
-    let high = field::<L>(p.add(64 * (4 * (chunk % 2) + g)), 4 * (chunk / 2) + part, 1);
-    L::or(field::<L>(p.add(512 + 64 * (4 * chunk + g)), 2 * part, 3), L::left(high, 2))
+    let high = bits::<L>(p.add(64 * (4 * (chunk % 2) + g)), 4 * (chunk / 2) + part, 1);
+    L::or(bits::<L>(p.add(512 + 64 * (4 * chunk + g)), 2 * part, 3), L::left(high, 2))
 });
 
-superblock!(Q4_K, sub 32, parts 2, top 15, zero 0, biased true, |p, chunk, part, g|
+superblock!(Q4_K, fields [field(2, 2), field(4, 3), field(4, 32)], sub 32, parts 2, top 15, zero 0, biased true, |p, chunk, part, g|
     number 2 * chunk + part,
     scales eight::<L>(p),
     codes nibbles::<L>(p.add(256 + 64 * (8 * chunk + g)), part));
 
-superblock!(Q5_K, sub 32, parts 2, top 31, zero 0, biased true, |p, chunk, part, g|
+superblock!(Q5_K, fields [field(2, 2), field(4, 3), field(4, 8), field(4, 32)], sub 32, parts 2, top 31, zero 0, biased true, |p, chunk, part, g|
 number 2 * chunk + part,
 scales eight::<L>(p),
 codes {
-    let high = field::<L>(p.add(256 + 64 * g), 2 * chunk + part, 1);
+    let high = bits::<L>(p.add(256 + 64 * g), 2 * chunk + part, 1);
     L::or(nibbles::<L>(p.add(768 + 64 * (8 * chunk + g)), part), L::left(high, 4))
 });
 
 // Chunk 4h + 2q + s holds half s of each 32 elements q and q + 2 of half h of the block: so bytes are read in their order.
-superblock!(Q6_K, sub 16, parts 2, top 63, zero 32, biased false, |p, chunk, part, g|
+superblock!(Q6_K, fields [field(4, 32), field(4, 16), field(4, 4), field(2, 1)], sub 16, parts 2, top 63, zero 32, biased false, |p, chunk, part, g|
 number sixteenth(chunk / 4 * 2 + chunk % 2, chunk / 2 % 2 + 2 * part),
 scales {
     let scales = [L::load(p.add(3072)), L::load(p.add(3136)), L::load(p.add(3200)), L::load(p.add(3264))];
@@ -302,5 +309,5 @@ scales {
 codes {
     let low = nibbles::<L>(p.add(64 * (4 * chunk + g)), part);
     let high = p.add(2048 + 64 * (8 * (chunk / 4) + 4 * (chunk % 2) + g));
-    L::or(low, L::left(field::<L>(high, 4 * part + 2 * (chunk / 2 % 2), 3), 4))
+    L::or(low, L::left(bits::<L>(high, 4 * part + 2 * (chunk / 2 % 2), 3), 4))
 });

@@ -24,8 +24,9 @@ mod x86;
 pub(crate) use packing::{PIECE, Packing};
 pub(crate) use wide::{Level, Wide, widest};
 
-use super::strip::{self, STRIP};
-use crate::tensor::DType;
+use super::strip::{self, Field, STRIP};
+use crate::tensor::table::for_each_simd;
+use crate::tensor::{Capability, DType};
 use lanes::Lanes;
 
 /// Most strips that one call of [`Tiles::run`] takes.
@@ -50,6 +51,20 @@ fn asks_ahead() -> bool {
     let asks = true;
     asks
 }
+
+/// Bytes of 256 elements of the largest block type: room for the end of a row.
+const LARGEST: usize = {
+    let (mut largest, mut i) = (0, 0);
+    while i < DType::ALL.len() {
+        let dtype = DType::ALL[i];
+        if dtype.is_block() && dtype.can(Capability::Simd) {
+            let bytes = 256 / dtype.block_len() * dtype.block_bytes();
+            largest = if bytes > largest { bytes } else { largest };
+        }
+        i += 1;
+    }
+    largest
+};
 
 /// Sums of a strip and a column.
 pub(crate) type Sums = [f32; STRIP];
@@ -94,28 +109,27 @@ macro_rules! unroll {
 }
 use unroll;
 
-/// `$tile` of a block type's strips.
-macro_rules! block_types {
-    ($dtype:expr, $tile:ident) => {{
-        use $crate::cpu::simd::formats;
-        Some(match $dtype {
-            DType::Q4_0 => $tile::<formats::Q4_0>,
-            DType::Q4_1 => $tile::<formats::Q4_1>,
-            DType::Q5_0 => $tile::<formats::Q5_0>,
-            DType::Q5_1 => $tile::<formats::Q5_1>,
-            DType::Q8_0 => $tile::<formats::Q8_0>,
-            DType::IQ4_NL => $tile::<formats::IQ4_NL>,
-            DType::MXFP4 => $tile::<formats::MXFP4>,
-            DType::Q2_K => $tile::<formats::Q2_K>,
-            DType::Q3_K => $tile::<formats::Q3_K>,
-            DType::Q4_K => $tile::<formats::Q4_K>,
-            DType::Q5_K => $tile::<formats::Q5_K>,
-            DType::Q6_K => $tile::<formats::Q6_K>,
-            _ => return None,
-        })
-    }};
+/// `$of` of the format of the strips of `$dtype`; `None` for types that have none.
+macro_rules! of_format {
+    ([$dtype:ident $of:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $($crate::tensor::DType::$name => Some($of::<$crate::cpu::simd::formats::$format>),)*
+            _ => None,
+        }
+    };
 }
-use block_types;
+use of_format;
+
+/// As [`of_format`], of the formats of rows where they lie, which are in scope by their names.
+macro_rules! of_row_format {
+    ([$dtype:ident $of:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $($crate::tensor::DType::$name => Some($of::<$format>),)*
+            _ => None,
+        }
+    };
+}
+use of_row_format;
 
 /// The kernels of `$strips` strips of block types for lanes `$lanes`, by the numbers of columns in the list, largest first, each
 /// with as many strips at a time as registers hold sums for; `$target` gives them the instructions.
@@ -130,7 +144,8 @@ macro_rules! code_tiles {
 
             /// The products of a block type's strips. They need the instruction set.
             pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
-                $crate::cpu::simd::block_types!(dtype, tile)
+                use $crate::{cpu::simd::of_format, tensor::table::for_each_simd};
+                for_each_simd!(of_format!(dtype tile))
             }
 
             /// # Safety
@@ -201,33 +216,21 @@ macro_rules! float_tiles {
 }
 use float_tiles;
 
-/// The products `$products` of block types' rows where they lie, compiled for one instruction set: with the `blocks` and
-/// formats of the module.
+/// The products `$products` of block types' rows where they lie, compiled for one instruction set: with the `blocks` of the
+/// module and the formats in its `rows`.
 macro_rules! row_kernels {
     ($module:ident, $products:ident, $features:literal) => {
         mod $module {
             use super::format::{Format, $products};
-            use super::{blocks, kquants, legacy};
+            use super::blocks;
+            use super::rows::*;
             use $crate::cpu::simd::Dot;
             use $crate::tensor::DType;
 
             /// The products of a block type's rows. They need the instruction set.
             pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
-                Some(match dtype {
-                    DType::Q4_0 => dot::<legacy::Q4_0>,
-                    DType::Q4_1 => dot::<legacy::Q4_1>,
-                    DType::Q5_0 => dot::<legacy::Q5_0>,
-                    DType::Q5_1 => dot::<legacy::Q5_1>,
-                    DType::Q8_0 => dot::<legacy::Q8_0>,
-                    DType::IQ4_NL => dot::<legacy::IQ4_NL>,
-                    DType::MXFP4 => dot::<legacy::MXFP4>,
-                    DType::Q2_K => dot::<kquants::Q2_K>,
-                    DType::Q3_K => dot::<kquants::Q3_K>,
-                    DType::Q4_K => dot::<kquants::Q4_K>,
-                    DType::Q5_K => dot::<kquants::Q5_K>,
-                    DType::Q6_K => dot::<kquants::Q6_K>,
-                    _ => return None,
-                })
+                use $crate::{cpu::simd::of_row_format, tensor::table::for_each_simd};
+                for_each_simd!(of_row_format!(dtype dot))
             }
 
             /// # Safety
@@ -272,6 +275,21 @@ unsafe fn portable_bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &m
 #[cfg(test)]
 fn portable_bf16_kernels(dtype: DType) -> Option<(Dot, Tile)> {
     Some((portable_bf16_dot, portable_bf16::tile_of(dtype)?))
+}
+
+/// The fields of `$dtype`'s format.
+macro_rules! fields_of {
+    ([$dtype:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(<formats::$format as formats::Format>::FIELDS),)*
+            _ => None,
+        }
+    };
+}
+
+/// The fields of a block of `dtype` in strips; `None` for types without a format.
+pub(super) const fn strip_fields(dtype: DType) -> Option<&'static [Field]> {
+    for_each_simd!(fields_of!(dtype))
 }
 
 /// The instruction set of the kernels that this processor gets, for people.

@@ -6,6 +6,7 @@
 use super::formats::{self, Format};
 use super::wide::{Level, Wide, widest};
 use crate::tensor::DType;
+use crate::tensor::table::{for_each_float, for_each_simd};
 use half::f16;
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
@@ -23,6 +24,26 @@ pub(crate) enum Rounding {
     F32,
     F16,
     BF16,
+}
+
+/// The rounding of columns that meet weights of the plain type `$dtype`.
+macro_rules! rounding_of {
+    ([$dtype:ident] $($name:ident $float:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(Rounding::$float),)*
+            _ => None,
+        }
+    };
+}
+
+/// The packing of columns that meet blocks of `$dtype`.
+macro_rules! codes_of {
+    ([$dtype:ident $exact:ident] $($name:ident $format:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(Packing::codes::<formats::$format>($exact)),)*
+            _ => None,
+        }
+    };
 }
 
 /// How the columns of a product are laid out.
@@ -101,24 +122,10 @@ impl Packing {
     ///
     /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
     pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
-        Some(match dtype {
-            DType::F32 => Packing::Floats(Rounding::F32),
-            DType::F16 => Packing::Floats(Rounding::F16),
-            DType::BF16 => Packing::Floats(Rounding::BF16),
-            DType::Q4_0 => Self::codes::<formats::Q4_0>(exact),
-            DType::Q4_1 => Self::codes::<formats::Q4_1>(exact),
-            DType::Q5_0 => Self::codes::<formats::Q5_0>(exact),
-            DType::Q5_1 => Self::codes::<formats::Q5_1>(exact),
-            DType::Q8_0 => Self::codes::<formats::Q8_0>(exact),
-            DType::IQ4_NL => Self::codes::<formats::IQ4_NL>(exact),
-            DType::MXFP4 => Self::codes::<formats::MXFP4>(exact),
-            DType::Q2_K => Self::codes::<formats::Q2_K>(exact),
-            DType::Q3_K => Self::codes::<formats::Q3_K>(exact),
-            DType::Q4_K => Self::codes::<formats::Q4_K>(exact),
-            DType::Q5_K => Self::codes::<formats::Q5_K>(exact),
-            DType::Q6_K => Self::codes::<formats::Q6_K>(exact),
-            _ => return None,
-        })
+        match for_each_float!(rounding_of!(dtype)) {
+            Some(rounding) => Some(Packing::Floats(rounding)),
+            None => for_each_simd!(codes_of!(dtype exact)),
+        }
     }
 
     pub(super) const fn codes<F: Format>(exact: bool) -> Packing {

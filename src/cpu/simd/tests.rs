@@ -4,6 +4,7 @@ use super::packing::{Packing, Rounding};
 use super::{Kernels, Out, PIECE};
 use crate::cpu::strip::{self, STRIP};
 use crate::tensor::DType;
+use crate::tensor::quant::tests::oracle::half_offsets;
 use crate::tensor::quant::{dequantiser, quantiser};
 use half::{bf16, f16};
 use std::collections::HashSet;
@@ -166,20 +167,12 @@ fn extremes_do_not_overflow() {
 
 /// Replaces the scales of filled blocks by 1.
 fn tame(dtype: DType, bytes: &mut [u8]) {
-    let at: &[usize] = match dtype {
-        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-        DType::Q2_K => &[80, 82],
-        DType::Q3_K => &[108],
-        DType::Q6_K => &[208],
-        _ => &[0],
-    };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        for &at in at {
-            if dtype == DType::MXFP4 {
-                block[at] = 128;
-            } else {
-                block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
-            }
+        for &at in half_offsets(dtype) {
+            block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
+        }
+        if dtype == DType::MXFP4 {
+            block[0] = 128;
         }
     }
 }

@@ -5,8 +5,7 @@ use super::rows::Ids;
 use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::ops::copy::Copy;
 use crate::tensor::DType::{F32, I32};
-use crate::tensor::quant::quantiser;
-use crate::tensor::{DIMS, DType, Loop, TensorDesc, common_loops};
+use crate::tensor::{Capability, DIMS, DType, Loop, TensorDesc, common_loops};
 use bytemuck::{Pod, Zeroable};
 
 pub(super) fn select(_: Copy, on: &On<'_>) -> Result<Kernel, Unsupported> {
@@ -33,7 +32,7 @@ fn converts(from: DType, to: DType) -> bool {
 
 /// Whether a type has blocks that kernels make and read.
 pub(super) fn has_blocks(dtype: DType) -> bool {
-    dtype.is_block() && quantiser(dtype).is_some()
+    dtype.is_block() && dtype.can(Capability::Cuda)
 }
 
 // ---- between plain types

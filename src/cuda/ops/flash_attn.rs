@@ -3,8 +3,7 @@
 use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
-use crate::tensor::quant::dequantiser;
-use crate::tensor::{DType, TensorDesc};
+use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
 /// Threads of a block, as in the file.
@@ -67,7 +66,7 @@ struct Merge {
 pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (q, k, v) = (on.src(0)?, on.src(1)?, on.src(2)?);
     let mask = on.node.srcs.get(3);
-    let convert = dequantiser(k.dtype()).is_some() && dequantiser(v.dtype()).is_some();
+    let convert = [k, v].iter().all(|t| t.dtype().can(Capability::Cuda));
     let floats = q.dtype() == DType::F32 && on.dst().dtype() == DType::F32;
     if !convert || !floats || mask.is_some_and(|mask| mask.dtype() != DType::F16) {
         return Err(on.types());
@@ -127,7 +126,7 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
     let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
     let grid = Grid::of([columns, parts, 1], THREADS);
     let name = format!("flash_attn_{}", suffix(k.dtype()));
-    let entry = if k.dtype() == v.dtype() && has_kernel(k.dtype()) {
+    let entry = if k.dtype() == v.dtype() && k.dtype().can(Capability::Cache) {
         (name.as_str(), name.as_str())
     } else {
         ("flash_attn", "flash_attn_any")
@@ -152,12 +151,6 @@ fn split(columns: u64, positions: u32, multiprocessors: u32) -> (u64, u32) {
     let parts = (room / columns.max(1)).min(worth).clamp(1, PARTS) as u32;
     let part = positions.div_ceil(parts).next_multiple_of(POSITIONS).max(POSITIONS);
     (u64::from(positions.div_ceil(part).max(1)), part)
-}
-
-/// Whether k and v of this type have an entry of their own: those that runtimes offer for caches.
-fn has_kernel(dtype: DType) -> bool {
-    use DType::{BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-    matches!(dtype, F32 | F16 | BF16 | Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL)
 }
 
 fn common_divisor(a: u32, b: u32) -> u32 {

@@ -22,9 +22,23 @@ use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::Fused;
-use crate::ops::{NodeView, Op};
+use crate::ops::{NodeView, Op, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
+
+/// The kernels of `$op`, by the families that have some.
+macro_rules! select_family {
+    ([$op:ident $on:ident] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
+        match $op {
+            $(Op::$family(op) => select_family!(@ $stem op $on $($cuda)?),)+
+        }
+    };
+    (@ $stem:ident $op:ident $on:ident cuda) => { $stem::select(*$op, &$on) };
+    (@ $stem:ident $op:ident $on:ident) => {{
+        let _ = $op;
+        Err($on.unsupported("no CUDA kernels for this op"))
+    }};
+}
 
 /// Threads of a block where nothing speaks for another number.
 const THREADS: u32 = 256;
@@ -42,21 +56,8 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
     if !node.aligned && !matches!(node.op, Op::MulMat(_)) {
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
-    match node.op {
-        Op::Unary(op) => unary::select(*op, &on),
-        Op::Binary(op) => binary::select(*op, &on),
-        Op::Concat(op) => concat::select(*op, &on),
-        Op::Copy(op) => copy::select(*op, &on),
-        Op::FlashAttn(op) => flash_attn::select(*op, &on),
-        Op::Glu(op) => glu::select(*op, &on),
-        Op::MulMat(op) => mul_mat::select(*op, &on),
-        Op::Norm(op) => norm::select(*op, &on),
-        Op::Reduce(op) => reduce::select(*op, &on),
-        Op::Rope(op) => rope::select(*op, &on),
-        Op::Rows(op) => rows::select(*op, &on),
-        Op::SoftMax(op) => softmax::select(*op, &on),
-        Op::Sort(op) => sort::select(*op, &on),
-    }
+    let op = node.op;
+    for_each_family!(select_family!(op on))
 }
 
 /// The kernels for a fused step, where there are some. `view` has the fused operands.

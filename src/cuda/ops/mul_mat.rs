@@ -2,8 +2,7 @@
 
 use super::{Grid, Kernel, Launch, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::ops::mul_mat::MulMat;
-use crate::tensor::quant::dequantiser;
-use crate::tensor::{DType, TensorDesc};
+use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
 /// Threads of a block of products with few columns; rows of a that a group of lanes shares.
@@ -71,7 +70,7 @@ struct Packing {
 pub(super) fn select(op: MulMat, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
     let rounded = a.dtype().is_float() && b.dtype().is_float();
-    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
+    if !a.dtype().can(Capability::Cuda) || !(b.dtype() == DType::F32 || rounded) {
         return Err(on.types());
     }
     let mut kernel = Kernel::default();

@@ -8,12 +8,11 @@ mod kquants;
 mod legacy;
 mod plain;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use super::DType;
-use super::blocks::{self, Block, BlockIq4Nl, BlockMxfp4};
-use super::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use super::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use super::blocks::{self, Block};
+use super::table::{for_each_codec, for_each_float};
 
 /// Converts a dense row of some type to f32.
 ///
@@ -24,50 +23,42 @@ pub type Dequantise = fn(&[u8], &mut [f32]);
 /// Converts f32 to a dense row of some type. Lengths as for [`Dequantise`].
 pub type Quantise = fn(&[f32], &mut [u8]);
 
+/// `$row` of the block of `$dtype`; `None` for types without a codec.
+macro_rules! of_codec {
+    ([$dtype:ident $row:ident] $($name:ident $block:ident $len:literal;)*) => {
+        match $dtype {
+            $(DType::$name => Some($row::<blocks::$block, $len>),)*
+            _ => None,
+        }
+    };
+}
+
+/// `$convert` of the plain type `$dtype`; `$other` for types that are no floats.
+macro_rules! of_float {
+    ([$dtype:ident $convert:ident else $other:expr] $($name:ident $float:ident;)*) => {
+        match $dtype {
+            $(DType::$name => Some(plain::$float::$convert),)*
+            _ => $other,
+        }
+    };
+}
+
 /// The conversion from rows of `dtype` to f32, or `None` for a type that has none here.
 pub fn dequantiser(dtype: DType) -> Option<Dequantise> {
-    Some(match dtype {
-        DType::F32 => plain::dequantise_f32,
-        DType::F16 => plain::dequantise_f16,
-        DType::BF16 => plain::dequantise_bf16,
-        DType::Q4_0 => unpack_row::<BlockQ4_0, 32>,
-        DType::Q4_1 => unpack_row::<BlockQ4_1, 32>,
-        DType::Q5_0 => unpack_row::<BlockQ5_0, 32>,
-        DType::Q5_1 => unpack_row::<BlockQ5_1, 32>,
-        DType::Q8_0 => unpack_row::<BlockQ8_0, 32>,
-        DType::MXFP4 => unpack_row::<BlockMxfp4, 32>,
-        DType::IQ4_NL => unpack_row::<BlockIq4Nl, 32>,
-        DType::Q2_K => unpack_row::<BlockQ2K, 256>,
-        DType::Q3_K => unpack_row::<BlockQ3K, 256>,
-        DType::Q4_K => unpack_row::<BlockQ4K, 256>,
-        DType::Q5_K => unpack_row::<BlockQ5K, 256>,
-        DType::Q6_K => unpack_row::<BlockQ6K, 256>,
-        _ => return None,
-    })
+    fn of_block(dtype: DType) -> Option<Dequantise> {
+        for_each_codec!(of_codec!(dtype unpack_row))
+    }
+    for_each_float!(of_float!(dtype dequantise else of_block(dtype)))
 }
 
 /// The conversion from f32 to rows of `dtype`, or `None` for a type that has none here.
 ///
 /// Values that are not finite, or too large for the type's scale, give unspecified codes, never a panic.
 pub fn quantiser(dtype: DType) -> Option<Quantise> {
-    Some(match dtype {
-        DType::F32 => plain::quantise_f32,
-        DType::F16 => plain::quantise_f16,
-        DType::BF16 => plain::quantise_bf16,
-        DType::Q4_0 => pack_row::<BlockQ4_0, 32>,
-        DType::Q4_1 => pack_row::<BlockQ4_1, 32>,
-        DType::Q5_0 => pack_row::<BlockQ5_0, 32>,
-        DType::Q5_1 => pack_row::<BlockQ5_1, 32>,
-        DType::Q8_0 => pack_row::<BlockQ8_0, 32>,
-        DType::MXFP4 => pack_row::<BlockMxfp4, 32>,
-        DType::IQ4_NL => pack_row::<BlockIq4Nl, 32>,
-        DType::Q2_K => pack_row::<BlockQ2K, 256>,
-        DType::Q3_K => pack_row::<BlockQ3K, 256>,
-        DType::Q4_K => pack_row::<BlockQ4K, 256>,
-        DType::Q5_K => pack_row::<BlockQ5K, 256>,
-        DType::Q6_K => pack_row::<BlockQ6K, 256>,
-        _ => return None,
-    })
+    fn of_block(dtype: DType) -> Option<Quantise> {
+        for_each_codec!(of_codec!(dtype pack_row))
+    }
+    for_each_float!(of_float!(dtype quantise else of_block(dtype)))
 }
 
 /// A block of `N` elements that converts to and from f32.

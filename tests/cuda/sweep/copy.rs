@@ -4,12 +4,11 @@ use fanout::graph::TensorId;
 use fanout::ops::Out;
 use fanout::ops::copy::Copy;
 use fanout::tensor::DType::{self, BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0};
-use fanout::tensor::TensorDesc;
-use fanout::tensor::quant::quantiser;
+use fanout::tensor::{Capability, TensorDesc};
 
 /// The block types that kernels make and read.
 pub fn block_types() -> impl Iterator<Item = DType> {
-    DType::ALL.iter().copied().filter(|t| t.is_block() && quantiser(*t).is_some())
+    DType::all_that_can(Capability::Cuda).filter(|t| t.is_block())
 }
 
 /// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each row

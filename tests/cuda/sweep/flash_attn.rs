@@ -2,24 +2,18 @@ use super::Sweep;
 use crate::common::{Case, normal, uniform};
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use fanout::tensor::TensorDesc;
+use fanout::tensor::{Capability, TensorDesc};
 
 const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
 
-/// Types with an entry of their own.
-const CACHES: [DType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
-
-/// Pairs that share one.
-const MIXED: [(DType, DType); 8] = [
-    (F16, F32),
-    (Q8_0, Q4_0),
-    (BF16, IQ4_NL),
-    (MXFP4, MXFP4),
-    (DType::Q2_K, DType::Q3_K),
-    (DType::Q4_K, DType::Q5_K),
-    (DType::Q6_K, Q4_1),
-    (Q5_0, Q5_1),
-];
+/// Pairs of k and v: each type that has an entry of its own, then all types two by two, which share one entry. The last of
+/// an odd number goes with itself.
+fn types() -> Vec<(DType, DType)> {
+    let mut types: Vec<_> = DType::all_that_can(Capability::Cache).map(|t| (t, t)).collect();
+    let all: Vec<_> = DType::all_that_can(Capability::Cuda).collect();
+    types.extend(all.chunks(2).map(|pair| (pair[0], pair[pair.len() - 1])));
+    types
+}
 
 /// How the rows of k and v lie.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -77,7 +71,7 @@ const USUAL: Setting = Setting {
 };
 
 pub fn run(sweep: &Sweep) {
-    for types in CACHES.map(|t| (t, t)).into_iter().chain(MIXED) {
+    for types in types() {
         let wide = if types.0.block_len() == 256 { 256 } else { 96 };
         for layout in [Layout::Packed, Layout::Cache] {
             one(sweep, Setting { types, dk: wide, dv: wide, layout, ..USUAL });

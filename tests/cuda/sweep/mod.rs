@@ -92,6 +92,14 @@ fn entries(target: u32) -> BTreeSet<String> {
     found
 }
 
+/// The list above has the families with CUDA kernels.
+#[test]
+fn every_family_on_cuda_has_cases() {
+    let ours: BTreeSet<_> = FAMILIES.iter().map(|&(stem, _)| stem).collect();
+    let table: BTreeSet<_> = fanout::ops::FAMILIES.iter().filter(|row| row.cuda).map(|row| row.stem).collect();
+    assert_eq!(ours, table);
+}
+
 fn sweep(target: u32) {
     let wanted = entries(target);
     if wanted.is_empty() {

@@ -4,13 +4,18 @@ use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::MulMat;
-use fanout::tensor::DType::{
-    self, BF16, F16, F32, I32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
-};
-use fanout::tensor::TensorDesc;
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q6_K};
+use fanout::tensor::{Capability, TensorDesc};
 
-const FLOATS: [DType; 3] = [F32, F16, BF16];
-const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+/// The plain float types.
+fn floats() -> impl Iterator<Item = DType> {
+    DType::ALL.iter().copied().filter(|t| t.is_float())
+}
+
+/// The block types that CUDA has kernels for.
+fn blocks() -> impl Iterator<Item = DType> {
+    DType::all_that_can(Capability::Cuda).filter(|t| t.is_block())
+}
 
 /// The error of sums in f32, and that of tensor cores: three products are as good, one rounds to tf32.
 const IN_F32: f64 = 1e-12;
@@ -18,7 +23,7 @@ const IN_THREE: f64 = 1e-11;
 const IN_TF32: f64 = 3e-7;
 
 pub fn run(sweep: &Sweep) {
-    for t in FLOATS.into_iter().chain(BLOCKS) {
+    for t in floats().chain(blocks()) {
         let one = t.block_len().max(8);
         for (k, m, n) in [(one, 1, 1), (5 * one, 9, 2), (3 * one, 30, 3), (9 * one, 7, 8), (3 * one, 70, 21)] {
             packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
@@ -32,7 +37,7 @@ pub fn run(sweep: &Sweep) {
         experts(sweep, t);
         no_such_expert(sweep, t);
     }
-    for t in FLOATS {
+    for t in floats() {
         // Lengths that are no multiple of eight, rows that are no multiple of 16 bytes.
         for (k, m, n) in [(1, 3, 1), (37, 5, 2), (300, 6, 5), (37, 70, 70), (301, 5, 12), (4, 66, 9)] {
             packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);

@@ -5,7 +5,7 @@ mod drafts;
 use fanout::graph::Place;
 use fanout::graph::validate::ForeignTensor;
 use fanout::ops::OpCode;
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{Capability, DType, TensorDesc};
 use fastrand::Rng;
 
 use DType::{BF16, F16, F32, I32, I64};
@@ -136,10 +136,10 @@ impl Maker<'_> {
 
     /// A type that weights and caches come in.
     fn weight(&mut self) -> DType {
-        use DType::{IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
-        self.pick(&[
-            F32, F32, F16, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4,
-        ])
+        // The usual ones twice.
+        let types: Vec<_> =
+            [F32, F16, DType::Q8_0].into_iter().chain(DType::all_that_can(Capability::Convert)).collect();
+        self.pick(&types)
     }
 
     fn divisor(&mut self, n: usize) -> usize {

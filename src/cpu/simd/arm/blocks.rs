@@ -5,11 +5,8 @@
 use super::format::{AHEAD, Format, Products};
 use super::products::{fused_lane, prefetch};
 use crate::cpu::simd::packing::Parts;
-use crate::cpu::simd::unroll;
+use crate::cpu::simd::{LARGEST, unroll};
 use std::arch::aarch64::*;
-
-/// Bytes of 256 elements of the largest type: room for the end of a row.
-const LARGEST: usize = 8 * 34;
 
 /// Products of rows with any number of columns: `out[c * rows.len() + r]`.
 ///

@@ -7,6 +7,12 @@ mod format;
 mod kquants;
 mod lanes;
 mod legacy;
+
+/// The formats of rows where they lie, by the names in the table of types.
+mod rows {
+    pub(super) use super::kquants::*;
+    pub(super) use super::legacy::*;
+}
 mod matrix;
 mod products;
 
@@ -14,8 +20,9 @@ use lanes::Neon;
 use products::{DotProd, Plain};
 
 use super::formats::Format;
-use super::{Dot, Kernels, MAX_TILE, Out, Packing, Tile, block_types, code_tiles, float_tiles, row_kernels};
+use super::{Dot, Kernels, MAX_TILE, Out, Packing, Tile, code_tiles, float_tiles, of_format, row_kernels};
 use crate::tensor::DType;
+use crate::tensor::table::for_each_simd;
 use std::arch::is_aarch64_feature_detected;
 
 /// Columns from which on taking strips apart for matrix products is worth it: fewer meet the strips as they are.
@@ -65,7 +72,7 @@ float_tiles!(neon_floats, super::Neon<super::Plain>, [F32: F32, F16: F16, BF16: 
 
 /// The products of a block type's strips. They need `dotprod` and `i8mm`.
 fn i8mm_tile_of(dtype: DType) -> Option<Tile> {
-    block_types!(dtype, i8mm_tile)
+    for_each_simd!(of_format!(dtype i8mm_tile))
 }
 
 /// # Safety

@@ -4,12 +4,9 @@
 
 use super::format::{AHEAD, Format, Products, horizontal_sum};
 use crate::cpu::simd::packing::Parts;
-use crate::cpu::simd::unroll;
+use crate::cpu::simd::{LARGEST, unroll};
 use std::arch::x86_64::*;
 use std::hint::black_box;
-
-/// Bytes of 256 elements of the largest type: room for the end of a row.
-const LARGEST: usize = 8 * 34;
 
 /// Products of rows with any number of columns: `out[c * rows.len() + r]`.
 ///

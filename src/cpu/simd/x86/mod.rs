@@ -7,6 +7,12 @@ mod kquants;
 mod lanes;
 mod legacy;
 
+/// The formats of rows where they lie, by the names in the table of types.
+mod rows {
+    pub(super) use super::kquants::*;
+    pub(super) use super::legacy::*;
+}
+
 #[cfg(test)]
 use format::EmulatedVnni;
 use format::{Avx2, Vnni};

@@ -1,28 +1,19 @@
 //! Conversions against element-wise f64 oracles, values worked out by hand, and error bounds.
 
-mod oracle;
+pub(crate) mod oracle;
 
 use super::{dequantiser, quantiser};
-use crate::tensor::DType;
 use crate::tensor::blocks::{self, BlockQ3K, F16Bits};
+use crate::tensor::{Capability, DType};
 
-const TYPES: [DType; 15] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::MXFP4,
-    DType::IQ4_NL,
-];
+fn types() -> impl Iterator<Item = DType> {
+    DType::all_that_can(Capability::Convert)
+}
+
+/// The types with bounds on the relative squared error of gaussian values.
+fn bounded() -> impl Iterator<Item = (DType, f64)> {
+    types().filter_map(|dtype| Some((dtype, dtype.round_trip_error()?)))
+}
 
 fn dequantise(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let mut values = vec![f32::NAN; bytes.len() / dtype.block_bytes() * dtype.block_len()];
@@ -63,7 +54,7 @@ fn every_type_dequantises_as_its_formula_says() {
     let mut rng = fastrand::Rng::with_seed(1);
     // Scales: zero of both signs, one, subnormals, the largest, and negative ones; then finite random bits.
     let special = [0, 0x8000, 0x3c00, 1, 0x8001, 0x03ff, 0x7bff, 0xfbff, 0xb800];
-    for dtype in TYPES {
+    for dtype in types() {
         for case in 0..200 {
             let mut block: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(dtype.block_bytes()).collect();
             match case % 4 {
@@ -89,7 +80,7 @@ fn every_type_dequantises_as_its_formula_says() {
 #[test]
 fn rows_are_converted_block_by_block_at_any_address() {
     let mut rng = fastrand::Rng::with_seed(2);
-    for dtype in TYPES {
+    for dtype in types() {
         // More than one of the chunks in which halves are converted, and no whole number of them.
         let blocks = if dtype.is_block() { 5 } else { 600 };
         let values = gaussian(&mut rng, blocks * dtype.block_len());
@@ -233,28 +224,12 @@ fn rounding_leaves_at_most_half_a_step() {
     }
 }
 
-/// Bounds on the relative squared error of gaussian values: about a fifth above what the formulas and fits give.
-const NMSE: [(DType, f64); 12] = [
-    (DType::Q4_0, 0.009),
-    (DType::Q4_1, 0.0075),
-    (DType::Q5_0, 0.0023),
-    (DType::Q5_1, 0.0018),
-    (DType::Q8_0, 4e-5),
-    (DType::MXFP4, 0.015),
-    (DType::IQ4_NL, 0.0075),
-    (DType::Q2_K, 0.08),
-    (DType::Q3_K, 0.024),
-    (DType::Q4_K, 0.0055),
-    (DType::Q5_K, 0.0014),
-    (DType::Q6_K, 0.00035),
-];
-
 #[test]
 fn quantisation_keeps_gaussian_values() {
     let mut rng = fastrand::Rng::with_seed(4);
     for scale in [1.0, 0.02, 30.0] {
         let values: Vec<f32> = gaussian(&mut rng, 8192).into_iter().map(|x| x * scale).collect();
-        for (dtype, bound) in NMSE {
+        for (dtype, bound) in bounded() {
             let error = nmse(&values, &round_trip(dtype, &values));
             assert!(error < bound, "{dtype} at {scale}: {error}");
         }
@@ -270,7 +245,7 @@ fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
         let (scale, offset) = [(1.0, 3.0), (1.0, -3.0), (0.3, -0.5), (0.05, 0.0)][s % 4];
         sub.iter_mut().for_each(|x| *x = *x * scale + offset);
     }
-    for (dtype, bound) in NMSE {
+    for (dtype, bound) in bounded() {
         let error = nmse(&values, &round_trip(dtype, &values));
         assert!(error < bound, "{dtype}: {error}");
     }
@@ -278,7 +253,7 @@ fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
 
 #[test]
 fn constant_and_zero_rows_keep_their_value() {
-    for dtype in TYPES {
+    for dtype in types() {
         for x in [0f32, 1.0, -1.0, 0.037, -500.0] {
             // Half a unit of the 8 bits of BF16, more than that of the f16 scales; MXFP4 ends at 12 of 16 units.
             let tolerance = if dtype == DType::MXFP4 { 0.25 } else { 0.004 };
@@ -293,7 +268,7 @@ fn constant_and_zero_rows_keep_their_value() {
 fn odd_values_never_panic() {
     let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-45, -1e-40, 1e5, 0.0, -0.0, 1.0];
     let mut rng = fastrand::Rng::with_seed(6);
-    for dtype in TYPES {
+    for dtype in types() {
         for &x in &odd {
             assert_eq!(round_trip(dtype, &[x; 256]).len(), 256);
         }
@@ -322,7 +297,7 @@ fn packed_scales_come_back() {
 /// Lengths that do not match are refused in debug builds and cut to the whole blocks both sides have in others.
 #[test]
 fn wrong_lengths_convert_what_both_sides_have() {
-    for dtype in TYPES {
+    for dtype in types() {
         let (len, bytes) = (dtype.block_len(), dtype.block_bytes());
         for (values, size) in [(3 * len, 2 * bytes), (2 * len, 3 * bytes), (3 * len - 1, 3 * bytes - 1)] {
             let result = std::panic::catch_unwind(|| {
@@ -345,7 +320,7 @@ fn wrong_lengths_convert_what_both_sides_have() {
 #[test]
 fn types_without_a_scalar_rule_are_refused() {
     for &dtype in DType::ALL {
-        assert_eq!(dequantiser(dtype).is_some(), TYPES.contains(&dtype), "{dtype}");
-        assert_eq!(quantiser(dtype).is_some(), TYPES.contains(&dtype), "{dtype}");
+        assert_eq!(dequantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");
+        assert_eq!(quantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn half(bits: u16) -> f64 {
 }
 
 /// Where a block keeps its f16 fields.
-pub(super) fn half_offsets(dtype: DType) -> &'static [usize] {
+pub(crate) fn half_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
         DType::F16 | DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The table of element types, src/tensor/table.rs, for scripts: which types there are and what fanout can do with them.
+
+    type_table.py                   # all rows
+    type_table.py --list cuda       # names of the types with a capability, one a line: convert, simd, cuda or cache
+
+`block` in front of a capability (`--list block-cuda`) leaves the plain types out.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+
+HERE = pathlib.Path(__file__).resolve().parent
+# A kit for another machine (scripts/gpu.sh) has the table beside this file.
+BESIDE = HERE / "table.rs"
+SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
+ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
+CAPABILITIES = ("convert", "simd", "cuda", "cache")
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """A row of the table."""
+
+    name: str
+    number: int
+    block_len: int
+    block_bytes: int
+    alignment: int
+    declared: dict  # the first word of a capability, and what follows it
+
+    def can(self, what):
+        """Whether the row has a capability, as `DType::can` says."""
+        if what.startswith("block-"):
+            return self.block_len > 1 and self.can(what.removeprefix("block-"))
+        if what not in CAPABILITIES:
+            raise ValueError(f"'{what}' is no capability ({', '.join(CAPABILITIES)}, or block- and one of these)")
+        names = {"convert": ("float", "codec"), "simd": ("float", "simd")}.get(what, (what,))
+        return any(name in self.declared for name in names)
+
+
+def rows():
+    """All rows of the table, in its order."""
+    found = []
+    for line in SOURCE.read_text().splitlines():
+        if row := ROW.fullmatch(line):
+            name, *numbers, rest = row.groups()
+            declared = dict(word.split(" ", 1) for word in rest.split(", ")[1:])
+            found.append(Type(name, *map(int, numbers), declared))
+    if not found:
+        raise ValueError(f"{SOURCE} has no rows of types")
+    return found
+
+
+def that_can(what):
+    """The types with a capability."""
+    return [row for row in rows() if row.can(what)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", metavar="CAPABILITY", help="names of the types with this capability")
+    options = parser.parse_args()
+    if options.list:
+        try:
+            print("\n".join(row.name for row in that_can(options.list)))
+        except ValueError as error:
+            parser.error(str(error))
+        return
+    for row in rows():
+        able = " ".join(what for what in CAPABILITIES if row.can(what))
+        print(f"{row.name} {row.number} {row.block_len} {row.block_bytes} {row.alignment} {able}".rstrip())
+
+
+if __name__ == "__main__":
+    main()
