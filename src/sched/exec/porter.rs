@@ -178,3 +178,48 @@ impl Prefault for Porter {
         let _ = self.load(Load::Prefault(region.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Account, DeviceKind};
+    use crate::null::Null;
+    use std::time::Duration;
+
+    /// A queue that reports the prefaulted bytes.
+    struct Reporting(Box<dyn Queue>, Sender<u64>);
+
+    impl ForwardQueue for Reporting {
+        fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+            Ok(&mut *self.0)
+        }
+
+        fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+            Some(self)
+        }
+    }
+
+    impl Prefault for Reporting {
+        fn prefault(&mut self, region: &Region) {
+            self.1.send(region.bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_porter_forwards_hints_and_refuses_what_it_does_not_bring() {
+        let (device, account) = (Null::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
+        let buffer = device.alloc(64, &account).unwrap();
+        let (tell, told) = unbounded();
+        let reporting = Reporting(device.queue(&account).unwrap(), tell);
+        let mut porter: Box<dyn Queue> = Box::new(Porter::new(Box::new(reporting), "N").unwrap());
+        porter.prefault().unwrap().prefault(&buffer.whole());
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(64));
+        assert!(porter.load_by_digest().is_none() && porter.run_inline().is_none());
+        assert!(matches!(porter.download(buffer.whole()), Err(DeviceError::Misuse(_))));
+        assert!(matches!(porter.fill(buffer.whole(), 0), Err(DeviceError::Misuse(_))));
+        porter.upload(buffer.whole(), None, Source::Borrowed(&[0; 64])).unwrap();
+        porter.mark().wait(deadline()).unwrap();
+        let mut plain: Box<dyn Queue> = Box::new(Porter::new(device.queue(&account).unwrap(), "N").unwrap());
+        assert!(plain.prefault().is_none());
+    }
+}
