@@ -135,7 +135,7 @@ impl Roofs {
         let (from, to) = (bench.gpu.alloc(bytes, &bench.account)?, bench.gpu.alloc(bytes, &bench.account)?);
         let mut queue = bench.gpu.queue(&bench.account)?;
         let times = sample(Duration::from_millis(500), || {
-            queue.copy_from(from.whole(), to.whole(), None)?;
+            let _submitted = queue.copy_from(from.whole(), to.whole(), None)?;
             finish(&queue.mark())
         })?;
         let per_second = f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;

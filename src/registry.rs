@@ -14,6 +14,7 @@
 //! # Ok::<(), fanout::registry::RegistryError>(())
 //! ```
 
+mod backend;
 mod error;
 mod open;
 mod remote;
@@ -21,10 +22,10 @@ mod remote;
 pub use error::RegistryError;
 pub use open::Options;
 
-use crate::cpu::{available_memory, instruction_set};
-use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
+use crate::cuda::{Gpu, NoCuda};
 use crate::device::{Device, DeviceError, DeviceKind};
-use open::{cores, open};
+use backend::{Open, backends};
+use open::open;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ pub struct Registry {
     entries: Vec<Entry>,
     /// Which of them is the CPU.
     cpu: usize,
+    /// What the names of this machine's own devices begin with.
+    stems: Vec<&'static str>,
     /// Why there is no GPU.
     no_gpu: Option<NoCuda>,
 }
@@ -56,8 +59,12 @@ pub struct Entry {
 /// How a device is opened.
 #[derive(Clone, Debug)]
 enum Origin {
-    Cpu,
-    Gpu(Gpu),
+    /// By its backend.
+    Local {
+        /// The number by which a list may also name it.
+        number: Option<usize>,
+        opener: Arc<dyn Open>,
+    },
     /// It is open.
     Registered(Arc<dyn Device>),
     /// It is open, behind a server, which has a CPU for what the device does not run.
@@ -67,30 +74,17 @@ enum Origin {
 impl Registry {
     /// Looks what this machine has.
     pub fn detect() -> Registry {
-        Registry::of(cuda::detect())
+        Registry::of(crate::cuda::detect())
     }
 
     fn of(gpus: Result<Vec<Gpu>, NoCuda>) -> Registry {
         let (gpus, no_gpu) = gpus.map_or_else(|none| (Vec::new(), Some(none)), |gpus| (gpus, None));
-        let gpu = |gpu: Gpu| Entry {
-            name: format!("CUDA{}", gpu.ordinal),
-            description: gpu.to_string(),
-            kind: DeviceKind::Gpu,
-            unusable: gpu.usable().err(),
-            origin: Origin::Gpu(gpu),
-        };
-        let memory =
-            available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
-        let cpu = Entry {
-            name: "CPU".to_owned(),
-            description: format!("this machine's processors: {} threads, {}, {memory}", cores(), instruction_set()),
-            kind: DeviceKind::Cpu,
-            unusable: None,
-            origin: Origin::Cpu,
-        };
-        let mut entries: Vec<_> = gpus.into_iter().map(gpu).collect();
-        entries.push(cpu);
-        Registry { cpu: entries.len() - 1, entries, no_gpu }
+        let backends = backends(gpus);
+        let stems = backends.iter().map(|backend| backend.stem()).collect();
+        let entries: Vec<Entry> = backends.iter().flat_map(|backend| backend.enumerate()).map(Entry::from).collect();
+        // The last backend.
+        let cpu = entries.len().saturating_sub(1);
+        Registry { entries, cpu, stems, no_gpu }
     }
 
     /// Adds a device of any origin: from now on it is found and opened under its name like those of this machine. It is
@@ -105,7 +99,7 @@ impl Registry {
         if self.entries.iter().any(|entry| entry.name.eq_ignore_ascii_case(&name)) {
             return Err(RegistryError::Taken { name });
         }
-        if let Some(reason) = misnamed(&name) {
+        if let Some(reason) = misnamed(&name, &self.stems) {
             return Err(RegistryError::Name { name, reason });
         }
         let (description, kind) = (info.description.clone(), info.kind);
@@ -231,8 +225,20 @@ impl Entry {
     }
 
     fn is(&self, name: &str) -> bool {
-        let number = matches!(&self.origin, Origin::Gpu(gpu) if gpu.ordinal.to_string() == name);
-        number || self.name.eq_ignore_ascii_case(name)
+        let by_number =
+            matches!(&self.origin, Origin::Local { number: Some(number), .. } if number.to_string() == name);
+        by_number || self.name.eq_ignore_ascii_case(name)
+    }
+
+    /// Whether both are the same device, however a list has named it.
+    fn is_same(&self, other: &Entry) -> bool {
+        match (&self.origin, &other.origin) {
+            (Origin::Local { opener: one, .. }, Origin::Local { opener: other, .. }) => Arc::ptr_eq(one, other),
+            (Origin::Registered(one) | Origin::Remote(one), Origin::Registered(other) | Origin::Remote(other)) => {
+                one.info().id == other.info().id
+            }
+            _ => false,
+        }
     }
 
     /// Bytes of memory that it has free now. A GPU's are known once its context stands, which this waits for.
@@ -241,8 +247,7 @@ impl Entry {
     /// When the device cannot say.
     pub fn free(&self) -> Result<u64, DeviceError> {
         match &self.origin {
-            Origin::Cpu => Ok(open::cpu_free()),
-            Origin::Gpu(gpu) => CudaDevice::free(gpu),
+            Origin::Local { opener, .. } => opener.free(),
             Origin::Registered(device) | Origin::Remote(device) => device.memory().map(|memory| memory.free),
         }
     }
@@ -255,13 +260,13 @@ fn means_gpu(name: &str) -> bool {
 }
 
 /// Why a registered device cannot have a name.
-fn misnamed(name: &str) -> Option<&'static str> {
+fn misnamed(name: &str, stems: &[&str]) -> Option<&'static str> {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
     if name.is_empty() || name.trim() != name {
         Some("a name has at least one character, and no space around it")
     } else if name.contains(',') {
         Some("a comma separates names in a list")
-    } else if stem.is_empty() || ["CPU", "CUDA"].iter().any(|own| stem.eq_ignore_ascii_case(own)) {
+    } else if stem.is_empty() || stems.iter().any(|own| stem.eq_ignore_ascii_case(own)) {
         Some("such names are those of this machine's processors and GPUs")
     } else {
         None

@@ -19,8 +19,8 @@ pub use ops::Path;
 pub(crate) use system::available_memory;
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, HostBuffer, MemoryInfo, Program,
-    Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, HostThreads,
+    ImportHost, MemoryInfo, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -40,7 +40,7 @@ const IMPORT_ALIGNMENT: usize = 8;
 pub struct CpuDevice {
     info: DeviceInfo,
     path: Path,
-    /// Runs hold the one that they began with: see [`Device::set_threads`].
+    /// Runs hold the one that they began with: see [`HostThreads::set_threads`].
     pool: Mutex<Arc<Pool>>,
     /// All that its buffers and queues use.
     account: Arc<Account>,
@@ -56,13 +56,12 @@ impl CpuDevice {
     pub fn new(name: &str, threads: usize, path: Path, memory: u64) -> std::io::Result<Arc<CpuDevice>> {
         let threads = threads.max(1);
         let info = DeviceInfo {
-            name: name.to_owned(),
             description: format!("{}, {}", counted(threads), instruction_set()),
-            kind: DeviceKind::Cpu,
             alignment: ALIGNMENT,
             max_buffer: memory,
-            domain: "host".to_owned(),
-            caps: Caps { asynchronous: true, pinned: false, import_host: true, events: true, ..Caps::default() },
+            domain: Domain::named("host"),
+            caps: Caps { asynchronous: true, events: true },
+            ..DeviceInfo::new(name, DeviceKind::Cpu)
         };
         let (pool, account) = (Mutex::new(Arc::new(Pool::new(threads)?)), Account::new(memory));
         Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
@@ -120,33 +119,7 @@ impl Device for CpuDevice {
         let memory = usize::try_from(bytes).ok().and_then(|n| Memory::zeroed(n).ok());
         let left = self.account.limit().saturating_sub(self.account.used());
         let memory = memory.ok_or(DeviceError::OutOfMemory { asked: bytes, left, limit: self.account.limit() })?;
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
-    }
-
-    /// No byte is copied until someone writes near it: an upload, a node, or the first product that reads a weight, which
-    /// rearranges it in place. Then the pages become the process's own, so all of the memory counts from the beginning.
-    fn import_host(&self, mut memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        if !memory.as_ptr().addr().is_multiple_of(IMPORT_ALIGNMENT) {
-            return Err(DeviceError::Misuse("imported memory must begin at a multiple of 8 bytes"));
-        }
-        drop(memory.take_charge());
-        let bytes = memory.len() as u64;
-        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(Memory::over(memory)), Box::new(charges)))
-    }
-
-    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
-        if threads == 0 {
-            return Err(DeviceError::Misuse("a device computes with at least one thread"));
-        }
-        if threads != self.threads() {
-            let pool = Pool::new(threads);
-            let pool = pool.map_err(|e| DeviceError::Bug(format!("cannot start {threads} threads: {e}")))?;
-            let old = std::mem::replace(&mut *lock(&self.pool), Arc::new(pool));
-            // Its threads end here, without the lock, or with the last run that has it.
-            drop(old);
-        }
-        Ok(())
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -168,6 +141,47 @@ impl Device for CpuDevice {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
         Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(account))?))
+    }
+
+    fn import_host(&self) -> Option<&dyn ImportHost> {
+        Some(self)
+    }
+
+    fn host_threads(&self) -> Option<&dyn HostThreads> {
+        Some(self)
+    }
+}
+
+impl ImportHost for CpuDevice {
+    /// No byte is copied until someone writes near it: an upload, a node, or the first product that reads a weight, which
+    /// rearranges it in place. Then the pages become the process's own, so all of the memory counts from the beginning.
+    fn import(&self, mut memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        if !memory.as_ptr().addr().is_multiple_of(IMPORT_ALIGNMENT) {
+            return Err(DeviceError::Misuse("imported memory must begin at a multiple of 8 bytes"));
+        }
+        drop(memory.take_charge());
+        let bytes = memory.len() as u64;
+        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
+        Ok(Buffer::new(&self.info, bytes, Box::new(Memory::over(memory)), Box::new(charges)))
+    }
+}
+
+impl HostThreads for CpuDevice {
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        if threads == 0 {
+            return Err(DeviceError::Misuse("a device computes with at least one thread"));
+        }
+        if threads != self.threads() {
+            let pool = Pool::new(threads);
+            let pool = pool.map_err(|e| DeviceError::Exhausted {
+                resource: "threads",
+                reason: format!("cannot start {threads} that compute: {e}"),
+            })?;
+            let old = std::mem::replace(&mut *lock(&self.pool), Arc::new(pool));
+            // Its threads end here, without the lock, or with the last run that has it.
+            drop(old);
+        }
+        Ok(())
     }
 }
 

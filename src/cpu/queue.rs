@@ -10,8 +10,8 @@ use super::layout::{Fill, Memory};
 use super::memory::HostMemory;
 use super::program::Code;
 use crate::device::{
-    Account, Charge, DeviceError, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Staged, Ticket,
-    TicketSender, Timeline,
+    Account, Charge, CopyOutcome, DeviceError, Line, PATIENCE, PIECE, Point, Prefault, Program, Queue, Region,
+    RunInline, Source, Staged, Ticket, TicketSender, Timeline,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -174,7 +174,7 @@ impl Queue for CpuQueue {
                 Source::Writer(fill) => {
                     let mut staging = std::mem::take(&mut self.staging);
                     staging.resize(dst.bytes() as usize, 0);
-                    let filled = fill(&mut staging).map_err(|e| DeviceError::Source(e.to_string()));
+                    let filled = fill(&mut staging).map_err(DeviceError::Source);
                     let done = filled.and_then(|()| self.upload_small(dst, &staging));
                     self.staging = staging;
                     done
@@ -189,12 +189,6 @@ impl Queue for CpuQueue {
                 Ok(())
             }),
             Source::Writer(fill) => self.upload_in_place(&dst, tensor, fill),
-        }
-    }
-
-    fn foresee(&mut self, region: &Region) {
-        if let Ok(memory) = host(region) {
-            memory.populate(region.offset() as usize, region.bytes() as usize);
         }
     }
 
@@ -217,32 +211,21 @@ impl Queue for CpuQueue {
         self.submit(Command::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         host(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
         if host(&src).is_err() {
-            return Ok(false);
+            return Ok(CopyOutcome::Unreachable);
         }
         self.submit(Command::Copy { src, dst, after: after.cloned() })?;
-        Ok(true)
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         CpuQueue::check(program, bindings)?;
         self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first: 0 })
-    }
-
-    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
-        CpuQueue::check(program, bindings)?;
-        self.unbroken()?;
-        let mut first = Some(0);
-        if let Some(executor) = self.idle() {
-            first = executor.guard(|me| me.run(program, bindings, 0, Some(Instant::now() + patience)))?;
-        }
-        let Some(first) = first else { return Ok(()) };
-        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
     }
 
     fn mark(&mut self) -> Point {
@@ -257,6 +240,35 @@ impl Queue for CpuQueue {
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
         self.submit(Command::Wait(point.clone()))
+    }
+
+    fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+        Some(self)
+    }
+
+    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        Some(self)
+    }
+}
+
+impl Prefault for CpuQueue {
+    fn prefault(&mut self, region: &Region) {
+        if let Ok(memory) = host(region) {
+            memory.populate(region.offset() as usize, region.bytes() as usize);
+        }
+    }
+}
+
+impl RunInline for CpuQueue {
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        CpuQueue::check(program, bindings)?;
+        self.unbroken()?;
+        let mut first = Some(0);
+        if let Some(executor) = self.idle() {
+            first = executor.guard(|me| me.run(program, bindings, 0, Some(Instant::now() + budget)))?;
+        }
+        let Some(first) = first else { return Ok(()) };
+        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
     }
 }
 

@@ -25,8 +25,8 @@ mod queue;
 pub use driver::{Gpu, NoCuda, detect, emulated_counts};
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, HostBuffer, MemoryInfo, Program,
-    Queue, Support,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, MemoryInfo,
+    PinnedMemory, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -68,13 +68,12 @@ impl CudaDevice {
         gpu.usable().map_err(not)?;
         let core = Core::new(gpu, name, memory)?;
         let info = DeviceInfo {
-            name: name.to_owned(),
             description: gpu.to_string(),
-            kind: DeviceKind::Gpu,
             alignment: ALIGNMENT,
             max_buffer: core.account.limit().min(gpu.memory),
-            domain: "cuda".to_owned(),
-            caps: Caps { asynchronous: true, pinned: true, import_host: false, events: true, ..Caps::default() },
+            domain: Domain::named("cuda"),
+            caps: Caps { asynchronous: true, events: true },
+            ..DeviceInfo::new(name, DeviceKind::Gpu)
         };
         Ok(Arc::new(CudaDevice { info, core }))
     }
@@ -121,15 +120,7 @@ impl Device for CudaDevice {
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let charges = (account.charge(bytes)?, self.core.account.charge(bytes)?);
         let memory = Memory::zeroed(&self.core, bytes)?;
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
-    }
-
-    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
-        let charge = account.charge(bytes)?;
-        let refused = || HostBuffer::refused(bytes, account);
-        let size = usize::try_from(bytes).map_err(|_| refused())?;
-        // The driver gives no empty memory.
-        Pinned::if_there_is(&self.core, size.max(1))?.ok_or_else(refused)?.lend(size, charge)
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -151,5 +142,19 @@ impl Device for CudaDevice {
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         Ok(Box::new(queue::CudaQueue::new(&self.core, account)?))
+    }
+
+    fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
+        Some(self)
+    }
+}
+
+impl PinnedMemory for CudaDevice {
+    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+        let charge = account.charge(bytes)?;
+        let refused = || HostBuffer::refused(bytes, account);
+        let size = usize::try_from(bytes).map_err(|_| refused())?;
+        // The driver gives no empty memory.
+        Pinned::if_there_is(&self.core, size.max(1))?.ok_or_else(refused)?.lend(size, charge)
     }
 }

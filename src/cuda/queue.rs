@@ -5,7 +5,9 @@ use super::core::Core;
 use super::events::{Event, Marks, Stream};
 use super::memory::{Memory, is_pinned};
 use super::program::{Code, Run};
-use crate::device::{Account, Charge, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::device::{
+    Account, Charge, CopyOutcome, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Ticket, Timeline,
+};
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -304,13 +306,13 @@ impl Queue for CudaQueue {
         })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         self.own(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
         if memory(&src).is_err() {
-            return Ok(false);
+            return Ok(CopyOutcome::Unreachable);
         }
         self.submit(|queue| {
             if let Some(point) = after {
@@ -320,7 +322,7 @@ impl Queue for CudaQueue {
                 queue.keep((src.clone(), dst.clone()))?;
                 queue.copy(&src, &dst)?;
             }
-            Ok(true)
+            Ok(CopyOutcome::Submitted)
         })
     }
 
@@ -374,7 +376,7 @@ fn pieces(
                 Ok(())
             }
             Source::Writer(fill) => {
-                fill(piece).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(piece)?;
                 // Whoever gave the bytes may have asked another GPU for them, which made its context the current one.
                 memory.core().bind()
             }

@@ -10,14 +10,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of the host, owned: a slice of `u8` at an address that does not change. [`Device::alloc_pinned`] and
-/// [`MappedFile::private`] make them, and [`Device::import_host`] makes a device's buffer of them.
+/// Bytes of the host, owned: a slice of `u8` at an address that does not change. [`PinnedMemory::alloc_pinned`]
+/// and [`MappedFile::private`] make them, and [`ImportHost::import`] makes a device's buffer of them.
 ///
 /// A queue never keeps hold of the bytes it is given: an upload has copied them, or has waited for the device to do so,
 /// when it returns. A buffer may be changed or dropped at any moment that the compiler allows.
 ///
-/// [`Device::alloc_pinned`]: super::Device::alloc_pinned
-/// [`Device::import_host`]: super::Device::import_host
+/// [`PinnedMemory::alloc_pinned`]: super::PinnedMemory::alloc_pinned
+/// [`ImportHost::import`]: super::ImportHost::import
 /// [`MappedFile::private`]: super::MappedFile::private
 pub struct HostBuffer {
     start: NonNull<u8>,
@@ -66,9 +66,9 @@ impl HostBuffer {
     ///
     /// # Safety
     /// Until `owner` is dropped, `bytes` bytes from `start` on are initialised, stay where they are and may be read and
-    /// written from any thread, and nobody does so but through this buffer or what [`Device::import_host`] makes of it.
+    /// written from any thread, and nobody does so but through this buffer or what [`ImportHost::import`] makes of it.
     ///
-    /// [`Device::import_host`]: super::Device::import_host
+    /// [`ImportHost::import`]: super::ImportHost::import
     pub unsafe fn from_raw(
         start: NonNull<u8>,
         bytes: usize,

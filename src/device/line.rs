@@ -46,7 +46,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
     /// A line whose thread runs commands by `obey`.
     ///
     /// # Errors
-    /// When the system has no thread for it.
+    /// [`DeviceError::Exhausted`] when the system has no thread for it.
     pub(crate) fn start(name: &str, obey: fn(&mut X, C)) -> Result<Arc<Line<C, X>>, DeviceError> {
         let state =
             State { pending: VecDeque::new(), staged: 0, executor: None, sleeps: false, crowded: false, ended: false };
@@ -55,7 +55,7 @@ impl<C: Staged + Send + 'static, X: Send + 'static> Line<C, X> {
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || thread.0.serve(obey))
-            .map_err(|e| DeviceError::Bug(format!("cannot start a queue's thread: {e}")))?;
+            .map_err(|e| DeviceError::no_thread("for a queue", &e))?;
         Ok(line)
     }
 

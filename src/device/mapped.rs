@@ -104,14 +104,14 @@ impl MappedFile {
         Ok(())
     }
 
-    /// A part as memory of its own, for [`Device::import_host`]: nothing is copied until someone writes, and then page by
+    /// A part as memory of its own, for [`ImportHost::import`]: nothing is copied until someone writes, and then page by
     /// page. Its first byte lies as far behind a page's start as the part begins behind one in the file: a part from byte
     /// 4128 on lies at a multiple of 32.
     ///
     /// # Errors
     /// As [`MappedFile::part`]; when the file has been shortened since; when the system cannot map it once more.
     ///
-    /// [`Device::import_host`]: super::Device::import_host
+    /// [`ImportHost::import`]: super::ImportHost::import
     pub fn private(&self, range: Range<u64>) -> Result<HostBuffer> {
         let (start, end) = (range.start, range.end);
         let range = self.inside(range)?;

@@ -1,6 +1,6 @@
 //! Buffers, regions and programs: handles that devices fill with what they need.
 
-use super::DeviceError;
+use super::{DeviceError, DeviceId, DeviceInfo};
 use crate::graph::Graph;
 use std::any::Any;
 use std::fmt;
@@ -13,7 +13,8 @@ pub struct Buffer(Arc<BufferInner>);
 
 struct BufferInner {
     id: u64,
-    device: String,
+    device: DeviceId,
+    device_name: String,
     bytes: u64,
     memory: Box<dyn Any + Send + Sync>,
     /// What pays for it: given back with the memory.
@@ -23,16 +24,16 @@ struct BufferInner {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Buffer {
-    /// For devices: a handle to a device's own kind of memory; `charges` pay for it as long as it lives. `device` is the
-    /// name of the device.
+    /// For devices: a handle to a device's own kind of memory; `charges` pay for it as long as it lives.
     pub fn new(
-        device: &str,
+        device: &DeviceInfo,
         bytes: u64,
         memory: Box<dyn Any + Send + Sync>,
         charges: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Buffer(Arc::new(BufferInner { id, device: device.to_owned(), bytes, memory, _charges: charges }))
+        let device_name = device.name.clone();
+        Buffer(Arc::new(BufferInner { id, device: device.id, device_name, bytes, memory, _charges: charges }))
     }
 
     /// Size in bytes.
@@ -40,9 +41,14 @@ impl Buffer {
         self.0.bytes
     }
 
-    /// Name of the device whose memory it is.
-    pub fn device(&self) -> &str {
-        &self.0.device
+    /// Identity of the device whose memory it is.
+    pub fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// Name of that device, for people.
+    pub fn device_name(&self) -> &str {
+        &self.0.device_name
     }
 
     /// A number that no other buffer of this process has or had.
@@ -74,7 +80,7 @@ impl Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} of {}, {} bytes)", self.0.id, self.0.device, self.0.bytes)
+        write!(f, "Buffer({} of {}, {} bytes)", self.0.id, self.0.device_name, self.0.bytes)
     }
 }
 

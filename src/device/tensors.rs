@@ -1,13 +1,13 @@
 //! Many tensors on one device, in as few buffers as it allows.
 
-use super::{Account, Buffer, Device, DeviceError, Queue, Region};
+use super::{Account, Buffer, Device, DeviceError, DeviceId, Queue, Region};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 
 /// Where tensors will lie, and how large the buffers are that this takes: nothing is allocated yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorPlan {
-    device: String,
+    device: DeviceId,
     /// Bytes of each buffer.
     buffers: Vec<u64>,
     spots: Vec<Spot>,
@@ -110,7 +110,7 @@ impl TensorPlan {
     /// [`DeviceError::OutOfMemory`] when account or device have less left; nothing stays allocated then.
     /// [`DeviceError::Misuse`] for another device.
     pub fn allocate(&self, device: &dyn Device, account: &Arc<Account>) -> Result<TensorMemory, DeviceError> {
-        if device.info().name != self.device {
+        if device.info().id != self.device {
             return Err(DeviceError::Misuse("tensors that were planned for another device"));
         }
         let buffers = self.buffers.iter().map(|&bytes| device.alloc(bytes, account)).collect::<Result<Vec<_>, _>>()?;
@@ -139,7 +139,7 @@ impl TensorMemory {
                 return Err(DeviceError::TooLarge { tensor: number, device, bytes, limit });
             }
         }
-        Ok(TensorPlan { device: info.name.clone(), buffers: packer.used, spots: packer.spots })
+        Ok(TensorPlan { device: info.id, buffers: packer.used, spots: packer.spots })
     }
 
     /// As [`TensorMemory::plan`] and [`TensorPlan::allocate`].
@@ -200,7 +200,7 @@ impl TensorMemory {
         device: &dyn Device,
         tensors: impl IntoIterator<Item = TensorDesc>,
     ) -> Result<(), DeviceError> {
-        if self.buffers.iter().any(|buffer| buffer.device() != device.info().name) {
+        if self.buffers.iter().any(|buffer| buffer.device() != device.info().id) {
             return Err(DeviceError::Misuse("tensors for memory of another device"));
         }
         let mut packer = Packer { device, used: self.used.clone(), spots: Vec::new() };

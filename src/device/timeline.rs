@@ -235,72 +235,68 @@ impl Point {
     }
 }
 
-/// Bytes on their way from a device.
-#[derive(Debug)]
-pub struct Ticket(Bytes);
+/// A result that a device has yet to deliver: the bytes of a download, unless said otherwise.
+pub struct Ticket<T = Vec<u8>>(Pending<T>);
 
-enum Bytes {
-    Here(Vec<u8>),
-    Coming(crossbeam::channel::Receiver<Result<Vec<u8>, DeviceError>>),
-    Fetched(Fetch),
+enum Pending<T> {
+    Ready(T),
+    Sent(crossbeam::channel::Receiver<Result<T, DeviceError>>),
+    Fetched(Fetch<T>),
 }
 
-/// Waits for bytes until a deadline, and brings them.
-type Fetch = Box<dyn FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send>;
+/// Waits for the result until a deadline, and returns it.
+type Fetch<T> = Box<dyn FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send>;
 
-impl fmt::Debug for Bytes {
+impl<T> fmt::Debug for Ticket<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Bytes::Here(bytes) => write!(f, "{} bytes", bytes.len()),
-            Bytes::Coming(_) | Bytes::Fetched(_) => f.write_str("on their way"),
-        }
+        f.write_str(if self.is_ready() { "Ticket(ready)" } else { "Ticket(pending)" })
     }
 }
 
 /// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Ended`].
 #[derive(Debug)]
-pub struct TicketSender(crossbeam::channel::Sender<Result<Vec<u8>, DeviceError>>);
+pub struct TicketSender<T = Vec<u8>>(crossbeam::channel::Sender<Result<T, DeviceError>>);
 
-impl Ticket {
+impl<T> Ticket<T> {
     /// A ticket and the end that fulfils it.
-    pub fn new() -> (TicketSender, Ticket) {
+    pub fn new() -> (TicketSender<T>, Ticket<T>) {
         let (tx, rx) = crossbeam::channel::bounded(1);
-        (TicketSender(tx), Ticket(Bytes::Coming(rx)))
+        (TicketSender(tx), Ticket(Pending::Sent(rx)))
     }
 
-    /// A ticket for bytes that are there already.
-    pub fn ready(bytes: Vec<u8>) -> Ticket {
-        Ticket(Bytes::Here(bytes))
+    /// A ticket for a result that is there already.
+    pub fn ready(result: T) -> Ticket<T> {
+        Ticket(Pending::Ready(result))
     }
 
-    /// For devices: a ticket whose owner fetches the bytes when it waits for them. `fetch` is given the wait's deadline.
-    pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<Vec<u8>, DeviceError> + Send + 'static) -> Ticket {
-        Ticket(Bytes::Fetched(Box::new(fetch)))
+    /// For devices: a ticket whose owner fetches the result when it waits. `fetch` is given the wait's deadline.
+    pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send + 'static) -> Ticket<T> {
+        Ticket(Pending::Fetched(Box::new(fetch)))
     }
 
     /// Whether [`Ticket::wait`] would return at once, as far as that can be told without asking the device.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
-            Bytes::Here(_) => true,
-            Bytes::Coming(coming) => !coming.is_empty(),
-            Bytes::Fetched(_) => false,
+            Pending::Ready(_) => true,
+            Pending::Sent(sent) => !sent.is_empty(),
+            Pending::Fetched(_) => false,
         }
     }
 
-    /// Blocks until the bytes are there, the queue fails, or the deadline passes.
+    /// Blocks until the result is there, the queue fails, or the deadline passes.
     ///
     /// # Errors
     /// The queue's failure, [`DeviceError::Ended`], or [`DeviceError::Deadline`].
-    pub fn wait(self, deadline: Option<Instant>) -> Result<Vec<u8>, DeviceError> {
+    pub fn wait(self, deadline: Option<Instant>) -> Result<T, DeviceError> {
         use crossbeam::channel::RecvTimeoutError;
-        let coming = match self.0 {
-            Bytes::Here(bytes) => return Ok(bytes),
-            Bytes::Fetched(fetch) => return fetch(deadline),
-            Bytes::Coming(coming) => coming,
+        let sent = match self.0 {
+            Pending::Ready(result) => return Ok(result),
+            Pending::Fetched(fetch) => return fetch(deadline),
+            Pending::Sent(sent) => sent,
         };
         match deadline {
-            None => coming.recv().unwrap_or(Err(DeviceError::Ended)),
-            Some(at) => match coming.recv_deadline(at) {
+            None => sent.recv().unwrap_or(Err(DeviceError::Ended)),
+            Some(at) => match sent.recv_deadline(at) {
                 Ok(result) => result,
                 Err(RecvTimeoutError::Timeout) => Err(DeviceError::Deadline("a download")),
                 Err(RecvTimeoutError::Disconnected) => Err(DeviceError::Ended),
@@ -309,10 +305,10 @@ impl Ticket {
     }
 }
 
-impl TicketSender {
+impl<T> TicketSender<T> {
     /// Fulfils the ticket.
-    pub fn send(self, result: Result<Vec<u8>, DeviceError>) {
-        // Nobody waits any more: the bytes are of no use.
+    pub fn send(self, result: Result<T, DeviceError>) {
+        // If the ticket was dropped, the result is of no use.
         let _ = self.0.send(result);
     }
 }
@@ -355,10 +351,10 @@ mod tests {
 
     #[test]
     fn a_dropped_sender_is_a_lost_ticket() {
-        let (tx, ticket) = Ticket::new();
+        let (tx, ticket) = Ticket::<Vec<u8>>::new();
         tx.send(Ok(vec![1]));
-        assert!(ticket.is_ready() && Ticket::ready(Vec::new()).is_ready());
-        let (tx, ticket) = Ticket::new();
+        assert!(ticket.is_ready() && Ticket::ready(()).is_ready());
+        let (tx, ticket) = Ticket::<Vec<u8>>::new();
         assert!(!ticket.is_ready());
         drop(tx);
         assert_eq!(ticket.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));

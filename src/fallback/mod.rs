@@ -13,12 +13,11 @@ mod queue;
 mod worker;
 
 use crate::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, Link, MemoryInfo, Program, Queue, Support,
-    Unsupported,
+    Account, Device, DeviceError, DeviceId, DeviceInfo, Feature, ForwardDevice, HostThreads, PeerCopies, Program,
+    Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
-use crate::tensor::TensorDesc;
 use cut::Cut;
 use log::warn;
 use std::collections::HashMap;
@@ -31,8 +30,8 @@ pub struct Fallback {
     primary: Arc<dyn Device>,
     second: Arc<dyn Device>,
     by_op: [OfOp; OpCode::ALL.len()],
-    /// From which other devices' memory the primary copies, by their names, as far as it has been asked.
-    copies: Mutex<HashMap<String, bool>>,
+    /// From which other devices' memory the primary copies, as far as it has been asked.
+    copies: Mutex<HashMap<DeviceId, bool>>,
     /// For queues and programs.
     this: Weak<Fallback>,
 }
@@ -54,8 +53,8 @@ enum Side {
 }
 
 impl Fallback {
-    /// `primary`, with `second` for the nodes that it does not run. Buffers of devices are told apart by the devices'
-    /// names: each device of a process needs one of its own.
+    /// `primary`, with `second` for the nodes that it does not run. The result has the primary's identity, since it hands out the
+    /// primary's buffers.
     pub fn new(primary: Arc<dyn Device>, second: Arc<dyn Device>) -> Arc<Fallback> {
         let by_op = [const { OfOp { ran: AtomicU64::new(0), said: AtomicBool::new(false) } }; OpCode::ALL.len()];
         Arc::new_cyclic(|this| Fallback { primary, second, by_op, copies: Mutex::default(), this: this.clone() })
@@ -71,7 +70,7 @@ impl Fallback {
         OpCode::ALL.iter().map(|&op| (op, self.ran(op))).filter(|&(_, nodes)| nodes > 0).collect()
     }
 
-    fn copies(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+    fn copies(&self) -> MutexGuard<'_, HashMap<DeviceId, bool>> {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,54 +111,14 @@ impl Fallback {
     }
 }
 
-impl Device for Fallback {
-    fn info(&self) -> &DeviceInfo {
-        self.primary.info()
+impl ForwardDevice for Fallback {
+    fn inner(&self) -> &dyn Device {
+        &*self.primary
     }
 
     fn features(&self) -> Vec<Feature> {
         let second = Feature::new("fallback", &self.second.info().name);
         self.primary.features().into_iter().chain([second]).collect()
-    }
-
-    fn link(&self) -> Option<Link> {
-        self.primary.link()
-    }
-
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        let copies = self.primary.copies_from(other);
-        self.copies().insert(other.name.clone(), copies);
-        copies
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.primary.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.primary.alloc(bytes, account)
-    }
-
-    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.primary.import_host(memory, account)
-    }
-
-    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
-        self.primary.alloc_pinned(bytes, account)
-    }
-
-    /// Of both devices, as far as they have threads: nodes run on either. The second one may be a device by itself too,
-    /// which then has as many. Should one of them fail, the other may have changed.
-    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
-        match (self.primary.set_threads(threads), self.second.set_threads(threads)) {
-            (Err(DeviceError::Lacks { .. }), second) => second,
-            (first, Err(DeviceError::Lacks { .. })) => first,
-            (first, second) => first.and(second),
-        }
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.primary.alloc_size(tensor)
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
@@ -181,5 +140,33 @@ impl Device for Fallback {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
         Ok(Box::new(queue::FallbackQueue::new(this, account)?))
+    }
+
+    /// Always present: the answers are kept, because they are needed while the primary's queue is with the thread.
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
+    }
+
+    /// Present if either device has threads: nodes run on both.
+    fn host_threads(&self) -> Option<&dyn HostThreads> {
+        self.primary.host_threads().or(self.second.host_threads()).map(|_| self as &dyn HostThreads)
+    }
+}
+
+impl PeerCopies for Fallback {
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        let copies = self.primary.copies_from(other);
+        self.copies().insert(other.id, copies);
+        copies
+    }
+}
+
+impl HostThreads for Fallback {
+    /// Sets those of both devices, as far as they have threads. The second one may be a device by itself too, which then has
+    /// as many. If one of them fails, the other may have changed.
+    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
+        let set = |device: &dyn Device| device.host_threads().map_or(Ok(()), |its| its.set_threads(threads));
+        let (primary, second) = (set(&*self.primary), set(&*self.second));
+        primary.and(second)
     }
 }

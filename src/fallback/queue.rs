@@ -8,7 +8,8 @@ use super::Fallback;
 use super::cut::Cut;
 use super::worker::{Command, Shelf, Worker};
 use crate::device::{
-    Account, Device, DeviceError, Known, Line, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline,
+    Account, CopyOutcome, DeviceError, ForwardQueue, Line, LoadByDigest, LoadOutcome, PATIENCE, PIECE, Point, Prefault,
+    Program, Queue, Region, RunInline, Source, TensorDigest, Ticket, Timeline,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -26,14 +27,35 @@ pub(super) struct FallbackQueue {
     marked: u64,
     /// Whether anything was handed to the thread since the last mark.
     dirty: bool,
+    /// Capabilities of the primary's queue, which may be with the thread when it is asked for them.
+    has: Has,
+}
+
+/// Which capabilities a queue has.
+#[derive(Clone, Copy)]
+struct Has {
+    prefault: bool,
+    load_by_digest: bool,
+    run_inline: bool,
+}
+
+impl Has {
+    fn of(queue: &mut dyn Queue) -> Has {
+        Has {
+            prefault: queue.prefault().is_some(),
+            load_by_digest: queue.load_by_digest().is_some(),
+            run_inline: queue.run_inline().is_some(),
+        }
+    }
 }
 
 impl FallbackQueue {
     pub(super) fn new(device: Arc<Fallback>, account: &Arc<Account>) -> Result<FallbackQueue, DeviceError> {
-        let worker = Worker::new(Arc::clone(&device), account)?;
+        let mut worker = Worker::new(Arc::clone(&device), account)?;
+        let has = Has::of(worker.primary()?);
         let (shelf, timeline) = (Arc::clone(&worker.shelf), Arc::clone(&worker.timeline));
         let worker = Some(Box::new(worker));
-        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false })
+        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false, has })
     }
 
     /// The primary's queue, if everything that was handed over is done.
@@ -74,7 +96,7 @@ impl FallbackQueue {
 
     /// Commands that wait are checked when they come: what is wrong with them is their submitter's fault, not the queue's.
     fn ours(&self, region: &Region) -> Result<(), DeviceError> {
-        let ours = region.buffer().device() == self.device.info().name;
+        let ours = region.buffer().device() == self.device.primary.info().id;
         if ours { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 
@@ -102,7 +124,11 @@ impl FallbackQueue {
     }
 }
 
-impl Queue for FallbackQueue {
+impl ForwardQueue for FallbackQueue {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        self.awaited()
+    }
+
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
         if let Some(primary) = self.idle()? {
             return primary.upload(dst, tensor, src);
@@ -118,7 +144,7 @@ impl Queue for FallbackQueue {
             Source::Borrowed(bytes) => bytes.to_vec(),
             Source::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut bytes)?;
                 bytes
             }
         };
@@ -139,11 +165,7 @@ impl Queue for FallbackQueue {
         if let Some(primary) = self.idle()? {
             return primary.download_all(srcs);
         }
-        srcs.iter().map(|src| self.download(src.clone())).collect()
-    }
-
-    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
-        self.awaited()?.recall(dst, tensor, known)
+        srcs.iter().map(|src| ForwardQueue::download(self, src.clone())).collect()
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
@@ -154,14 +176,14 @@ impl Queue for FallbackQueue {
         self.hand_over(Command::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         let foreign = self.ours(&src).is_err();
-        let known = self.device.copies().get(src.buffer().device()).copied();
+        let known = self.device.copies().get(&src.buffer().device()).copied();
         if let Some(primary) = self.idle()? {
-            let news = (foreign && known.is_none()).then(|| src.buffer().device().to_owned());
-            let can = primary.copy_from(src, dst, after)?;
-            self.device.copies().extend(news.map(|device| (device, can)));
-            return Ok(can);
+            let news = (foreign && known.is_none()).then(|| src.buffer().device());
+            let outcome = primary.copy_from(src, dst, after)?;
+            self.device.copies().extend(news.map(|device| (device, outcome.is_submitted())));
+            return Ok(outcome);
         }
         self.ours(&dst)?;
         if src.bytes() != dst.bytes() {
@@ -169,24 +191,16 @@ impl Queue for FallbackQueue {
         }
         // Whether the primary can do it must be said now, and its queue is away: only what is known counts.
         if foreign && known != Some(true) {
-            return Ok(false);
+            return Ok(CopyOutcome::Unreachable);
         }
         self.hand_over(Command::Copy { src, dst, after: after.cloned() })?;
-        Ok(true)
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         let falls_back = self.falls_back(program)?;
         match self.idle()? {
             Some(primary) if !falls_back => primary.run(program, bindings),
-            _ => self.submit(program, bindings),
-        }
-    }
-
-    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
-        let falls_back = self.falls_back(program)?;
-        match self.idle()? {
-            Some(primary) if !falls_back => primary.run_here(program, bindings, patience),
             _ => self.submit(program, bindings),
         }
     }
@@ -213,6 +227,53 @@ impl Queue for FallbackQueue {
             return primary.wait(point);
         }
         self.hand_over(Command::Wait(point.clone()))
+    }
+
+    fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+        if self.has.prefault { Some(self) } else { None }
+    }
+
+    fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
+        if self.has.load_by_digest { Some(self) } else { None }
+    }
+
+    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        if self.has.run_inline { Some(self) } else { None }
+    }
+}
+
+impl Prefault for FallbackQueue {
+    /// While the primary's queue is with the thread the hint is dropped: it must not wait.
+    fn prefault(&mut self, region: &Region) {
+        if let Ok(Some(primary)) = self.idle()
+            && let Some(memory) = primary.prefault()
+        {
+            memory.prefault(region);
+        }
+    }
+}
+
+impl LoadByDigest for FallbackQueue {
+    fn load_by_digest(
+        &mut self,
+        dst: Region,
+        tensor: Option<&TensorDesc>,
+        wanted: TensorDigest<'_>,
+    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+        match self.awaited()?.load_by_digest() {
+            Some(loads) => loads.load_by_digest(dst, tensor, wanted),
+            None => Ok(Ticket::ready(LoadOutcome::Missing)),
+        }
+    }
+}
+
+impl RunInline for FallbackQueue {
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        let falls_back = self.falls_back(program)?;
+        match self.idle()? {
+            Some(primary) if !falls_back => primary.run_inline_or_submit(program, bindings, budget),
+            _ => self.submit(program, bindings),
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 use super::Fallback;
 use super::cut::{Away, Cut, Move, Part};
 use crate::device::{
-    Account, Buffer, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender,
-    Timeline,
+    Account, Buffer, CopyOutcome, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Staged, Ticket,
+    TicketSender, Timeline,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -135,10 +135,14 @@ impl Worker {
                 self.primary_does(|queue| queue.upload(dst, None, Source::Borrowed(&bytes)))
             }
             Command::Fill { dst, value } => self.primary_does(|queue| queue.fill(dst, value)),
-            Command::Copy { src, dst, after } => self.primary_does(|queue| {
-                let refused = || DeviceError::Bug("it refuses a copy that it has made before".to_owned());
-                queue.copy_from(src, dst, after.as_ref())?.then_some(()).ok_or_else(refused)
-            }),
+            Command::Copy { src, dst, after } => {
+                self.primary_does(|queue| match queue.copy_from(src, dst, after.as_ref())? {
+                    CopyOutcome::Submitted => Ok(()),
+                    CopyOutcome::Unreachable => {
+                        Err(DeviceError::Bug("it refuses a copy that it has made before".to_owned()))
+                    }
+                })
+            }
             Command::Run { program, bindings } => match program.code::<Cut>() {
                 Some(cut) => self.run(cut, &bindings),
                 None => self.primary_does(|queue| queue.run(&program, &bindings)),
@@ -175,7 +179,7 @@ impl Worker {
         }
         self.carry(&away.reads, Of::Primary, bindings, &scratch)?;
         let bound = Arc::from([scratch.clone()]);
-        self.ask(Of::Second, |queue| queue.run_here(&away.program, &bound, HERE))?;
+        self.ask(Of::Second, |queue| queue.run_inline_or_submit(&away.program, &bound, HERE))?;
         self.carry(&away.writes, Of::Second, bindings, &scratch)?;
         self.device.count(&away.ops);
         Ok(())

@@ -1,21 +1,13 @@
 //! Devices of a list, opened: names of their own, shares of memory, and a CPU behind those that need one.
 
+use super::backend::cpu::Cpu;
+use super::backend::{Open, Request};
 use super::{Entry, Origin, RegistryError};
-use crate::cpu::{CpuDevice, Path, available_memory};
-use crate::cuda::CudaDevice;
 use crate::device::{Device, DeviceKind};
 use crate::fallback::Fallback;
 use crate::rpc::client;
 use std::num::NonZero;
 use std::sync::Arc;
-
-/// The memory of the CPU where the system does not say what it has.
-const UNKNOWN_MEMORY: u64 = 8 << 30;
-
-/// What a GPU keeps for what is not in buffers: at most so much of what is free once its context stands. That is kernels
-/// as they are loaded (tens of MiB for a model), the graphs that the driver holds for repeated programs, and what it
-/// rounds each buffer up by (to 2 MiB: a client has some tens).
-pub(super) const GPU_MARGIN: u64 = 512 << 20;
 
 /// How to open devices.
 #[derive(Clone, Debug)]
@@ -46,32 +38,28 @@ pub(super) fn open(asked: &[&Entry], options: &Options) -> Result<Vec<Arc<dyn De
     let places: Vec<Place<'_>> = (0..asked.len())
         .map(|at| Place::new(asked, at, options.memory.get(at).or(options.memory.last())))
         .collect::<Result<_, _>>()?;
-    let is_cpu = |place: &&Place<'_>| matches!(place.entry.origin, Origin::Cpu);
+    let is_cpu =
+        |place: &&Place<'_>| place.entry.kind == DeviceKind::Cpu && matches!(place.entry.origin, Origin::Local { .. });
     let threads = options.threads.unwrap_or_else(|| (cores() / places.iter().filter(is_cpu).count().max(1)).max(1));
     // The CPUs first: one of them may stand behind others.
     let mut cpus = Vec::new();
     for place in places.iter().filter(is_cpu) {
-        cpus.push(cpu(&place.name, threads, place.memory.unwrap_or_else(|| cpu_memory(place.share)))?);
+        cpus.push(place.open(threads)?);
     }
     let second = match cpus.first() {
         _ if !options.fallback || !places.iter().any(Place::lacks) => None,
         Some(first) => Some(Arc::clone(first)),
         // Without work it costs a few sleeping threads.
-        None => Some(cpu("CPU", threads, cpu_memory(1))?),
+        None => Some(Cpu.open(&Request { name: "CPU", threads, memory: None, share: 1 })?),
     };
     let mut cpus = cpus.into_iter();
     let mut devices = Vec::with_capacity(places.len());
     for place in &places {
-        let device = match &place.entry.origin {
-            Origin::Cpu => {
-                devices.extend(cpus.next());
-                continue;
-            }
-            Origin::Registered(device) | Origin::Remote(device) => Arc::clone(device),
-            Origin::Gpu(gpu) => CudaDevice::with_free(&place.name, gpu, |free| {
-                place.memory.unwrap_or_else(|| gpu_memory(free, place.share))
-            })?,
-        };
+        if is_cpu(&place) {
+            devices.extend(cpus.next());
+            continue;
+        }
+        let device = place.open(threads)?;
         devices.push(match &second {
             Some(second) if place.lacks() => Fallback::new(device, Arc::clone(second)),
             _ => device,
@@ -96,43 +84,32 @@ impl<'a> Place<'a> {
         self.entry.kind != DeviceKind::Cpu && !matches!(self.entry.origin, Origin::Remote(_))
     }
 
+    fn open(&self, threads: usize) -> Result<Arc<dyn Device>, RegistryError> {
+        match &self.entry.origin {
+            Origin::Registered(device) | Origin::Remote(device) => Ok(Arc::clone(device)),
+            Origin::Local { opener, .. } => {
+                opener.open(&Request { name: &self.name, threads, memory: self.memory, share: self.share })
+            }
+        }
+    }
+
     fn new(asked: &[&'a Entry], at: usize, memory: Option<&u64>) -> Result<Place<'a>, RegistryError> {
         let entry = asked[at];
-        let same = |among: &[&Entry]| among.iter().filter(|other| other.name == entry.name).count();
+        let same = |among: &[&Entry]| among.iter().filter(|other| other.is_same(entry)).count();
         let (share, number) = (same(asked), same(&asked[..at]));
         let name = match (share, &entry.origin) {
             (1, _) => entry.name.clone(),
-            (_, Origin::Cpu) => format!("{}{number}", entry.name),
-            (_, Origin::Gpu(_)) => format!("{}.{number}", entry.name),
+            // CPU0, but CUDA0.0: a number behind a number.
+            (_, Origin::Local { .. }) if entry.name.ends_with(|c: char| c.is_ascii_digit()) => {
+                format!("{}.{number}", entry.name)
+            }
+            (_, Origin::Local { .. }) => format!("{}{number}", entry.name),
             (_, Origin::Registered(_) | Origin::Remote(_)) => {
                 return Err(RegistryError::Twice { name: entry.name.clone() });
             }
         };
         Ok(Place { entry, name, share: share as u64, memory: memory.copied() })
     }
-}
-
-fn cpu(name: &str, threads: usize, memory: u64) -> Result<Arc<dyn Device>, RegistryError> {
-    match CpuDevice::new(name, threads, Path::Fast, memory) {
-        Ok(device) => Ok(device),
-        Err(source) => Err(RegistryError::Open { name: name.to_owned(), source }),
-    }
-}
-
-/// What the system has free.
-pub(super) fn cpu_free() -> u64 {
-    available_memory().unwrap_or(UNKNOWN_MEMORY)
-}
-
-/// The memory of each of `share` CPU devices.
-fn cpu_memory(share: u64) -> u64 {
-    let free = cpu_free();
-    (free - free / 16) / share
-}
-
-/// The memory of each of `share` devices on a GPU that has so much free.
-fn gpu_memory(free: u64, share: u64) -> u64 {
-    (free - (free / 16).min(GPU_MARGIN)) / share
 }
 
 pub(super) fn cores() -> usize {

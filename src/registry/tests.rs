@@ -1,5 +1,6 @@
-use super::open::GPU_MARGIN;
+use super::backend::cuda::GPU_MARGIN;
 use super::*;
+use crate::cuda;
 
 fn cpu_only() -> Registry {
     Registry::of(Err(NoCuda::NoDriver))

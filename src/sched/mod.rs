@@ -73,7 +73,7 @@ pub use task::{Storage, Task, TaskBuilder};
 
 use reach::Reach;
 
-use crate::device::{Device, DeviceError, Unsupported};
+use crate::device::{Device, DeviceError, DeviceId, Unsupported};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use std::ops::Range;
@@ -355,6 +355,8 @@ pub struct Plan {
     pub(crate) task: Arc<Task>,
     /// Names of the devices.
     pub(crate) devices: Vec<String>,
+    /// Their identities.
+    pub(crate) ids: Vec<DeviceId>,
     pub(crate) reach: Reach,
     /// By node.
     pub(crate) assigned: Vec<Assigned>,

@@ -47,10 +47,10 @@ impl Plan {
         let assigned = assign::assign(&task, devices, options)?;
         let cut = split::split(&task, &assigned);
         let layout = memory::place(&task, devices, reach, &cut, depth)?;
-        let names = devices.iter().map(|device| device.info().name.clone()).collect();
+        let (names, ids) = devices.iter().map(|device| (device.info().name.clone(), device.info().id)).unzip();
         let (lanes, steps) = steps(&cut, reach, depth);
         let reach = reach.clone();
-        let mut plan = Plan { task, devices: names, reach, assigned, cut, layout, lanes, steps, marks: 0, depth };
+        let mut plan = Plan { task, devices: names, ids, reach, assigned, cut, layout, lanes, steps, marks: 0, depth };
         order(&mut plan);
         if cfg!(debug_assertions) {
             verify::verify(&plan, devices).map_err(|fault| SchedError::Unsound(fault.to_string()))?;

@@ -36,7 +36,8 @@ impl Reach {
             devices.iter().map(way).collect::<Vec<_>>()
         };
         let rows = std::thread::scope(|scope| {
-            let far = |to: &Arc<dyn Device>| to.link().is_some() && devices.iter().any(|from| !near(&**to, &**from));
+            let far =
+                |to: &Arc<dyn Device>| to.link_stats().is_some() && devices.iter().any(|from| !near(&**to, &**from));
             let ask = |to| Builder::new().name("reach".to_owned()).spawn_scoped(scope, move || row(to)).ok();
             let asked: Vec<_> = devices.iter().map(|to| if far(to) { ask(to) } else { None }).collect();
             let told = asked.into_iter().map(|thread| thread.and_then(|thread| thread.join().ok()));

@@ -11,8 +11,8 @@ mod races;
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Progress, Queue, Region, Source,
-    Support, Ticket, Timeline,
+    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Domain, MemoryInfo, PeerCopies, Point, Program,
+    Progress, Queue, Region, Source, Support, Ticket, Timeline,
 };
 use fanout::graph::{Graph, TensorId};
 use fanout::ops::NodeView;
@@ -41,7 +41,7 @@ struct State {
     steady: u32,
     lanes: Vec<Lane>,
     /// The domain of each device.
-    domains: HashMap<String, String>,
+    domains: HashMap<String, Domain>,
     /// What the host knows to be done.
     host: Clock,
     races: Races,
@@ -116,7 +116,7 @@ impl Gate {
     pub fn device(self: &Arc<Gate>, name: &str) -> GatedDevice {
         let inner = CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap();
         let gated = GatedDevice { info: inner.info().clone(), copies: |_, _| false, inner, gate: Arc::clone(self) };
-        gated.with(|info| info.domain = "gated".to_owned())
+        gated.with(|info| info.domain = Domain::named("gated"))
     }
 
     /// Accesses to the same bytes, one of them writing, that nothing orders.
@@ -249,7 +249,7 @@ impl Lane {
             Work::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
             Work::Fill { dst, value } => inner.fill(dst, value)?,
             Work::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
-            Work::Run { program, bindings } => inner.run_here(&program, &bindings, PATIENCE)?,
+            Work::Run { program, bindings } => inner.run_inline_or_submit(&program, &bindings, PATIENCE)?,
             Work::Wait => {}
         }
         inner.mark().wait(Some(by))
@@ -347,13 +347,15 @@ impl std::fmt::Debug for GatedDevice {
     }
 }
 
+impl PeerCopies for GatedDevice {
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info.domain == other.domain || (self.copies)(&self.info.name, &other.name)
+    }
+}
+
 impl Device for GatedDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        self.info.domain == other.domain || (self.copies)(&self.info.name, &other.name)
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -374,6 +376,10 @@ impl Device for GatedDevice {
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         self.inner.prepare(graph)
+    }
+
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
@@ -422,7 +428,7 @@ impl GatedQueue {
 
     /// What is wrong with a command is its submitter's fault, not the queue's.
     fn ours(&self, region: &Region) -> Result<(), DeviceError> {
-        let ours = region.buffer().device() == self.info.name;
+        let ours = region.buffer().device() == self.info.id;
         if ours { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 }
@@ -437,7 +443,7 @@ impl Queue for GatedQueue {
             Source::Borrowed(bytes) => bytes.to_vec(),
             Source::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut bytes)?;
                 bytes
             }
         };
@@ -460,18 +466,18 @@ impl Queue for GatedQueue {
         self.submit(None, Work::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         self.ours(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        let other = src.buffer().device();
+        let other = src.buffer().device_name();
         let near = self.gate.lock().domains.get(other) == Some(&self.info.domain);
         let copies = near || (self.copies)(&self.info.name, other);
         if copies {
             self.submit(after, Work::Copy { src, dst })?;
         }
-        Ok(copies)
+        Ok(if copies { CopyOutcome::Submitted } else { CopyOutcome::Unreachable })
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {

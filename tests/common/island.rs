@@ -1,7 +1,7 @@
 //! A CPU device whose memory nobody else reaches, and that says of itself what a test wants.
 
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Support};
+use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, Domain, MemoryInfo, Program, Queue, Support};
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
 use fanout::tensor::TensorDesc;
@@ -18,7 +18,8 @@ pub struct Island {
 impl Island {
     pub fn new(name: &str, memory: u64) -> Island {
         let inner = CpuDevice::new(name, 1, Path::Exact, memory).unwrap();
-        let info = DeviceInfo { domain: name.to_owned(), ..inner.info().clone() };
+        let mut info = inner.info().clone();
+        info.domain = Domain::named(name);
         Island { inner, info, wants: &[] }
     }
 

@@ -1,8 +1,8 @@
 //! A device that records nothing and computes nothing: it takes everything, and is done at once.
 
 use fanout::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Queue, Region,
-    Source, Support, Ticket, Timeline, Unsupported,
+    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryInfo, PeerCopies, Point,
+    Program, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -29,15 +29,9 @@ pub struct Null {
 impl Null {
     /// One that supports everything, with 64-byte alignment and no limit of a buffer's size.
     pub fn new(name: &str, kind: DeviceKind) -> Null {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: "computes nothing".to_owned(),
-            kind,
-            alignment: 64,
-            max_buffer: u64::MAX,
-            domain: "null".to_owned(),
-            caps: Caps::default(),
-        };
+        let mut info = DeviceInfo::new(name, kind);
+        "computes nothing".clone_into(&mut info.description);
+        (info.alignment, info.domain) = (64, Domain::named("null"));
         Null { info, says: Box::new(|_| Support::Yes), copies: Box::new(|_| false), memory: 1 << 40, padding: 0 }
     }
 
@@ -95,17 +89,13 @@ impl Device for Null {
         &self.info
     }
 
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        self.info.domain == other.domain || (self.copies)(other)
-    }
-
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
         Ok(MemoryInfo { free: self.memory, total: self.memory })
     }
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let charge = account.charge(bytes)?;
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(()), Box::new(charge)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(()), Box::new(charge)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -122,6 +112,16 @@ impl Device for Null {
 
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         Ok(Box::new(NullQueue(Timeline::new())))
+    }
+
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
+    }
+}
+
+impl PeerCopies for Null {
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info.domain == other.domain || (self.copies)(other)
     }
 }
 
@@ -140,8 +140,8 @@ impl Queue for NullQueue {
         Ok(())
     }
 
-    fn copy_from(&mut self, _: Region, _: Region, _: Option<&Point>) -> Result<bool, DeviceError> {
-        Ok(true)
+    fn copy_from(&mut self, _: Region, _: Region, _: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, _: &Program, _: &Arc<[Region]>) -> Result<(), DeviceError> {

@@ -5,8 +5,8 @@
 //! passes only while it waits for a point or for bytes.
 
 use fanout::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Progress, Queue,
-    Region, Source, Support, Ticket, Timeline,
+    Account, Buffer, Caps, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryInfo, Point,
+    Program, Progress, Queue, Region, Source, Support, Ticket, Timeline,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -116,15 +116,10 @@ pub struct SimDevice {
 impl SimDevice {
     /// One that takes `service` ticks for a program and none to move bytes.
     pub fn new(world: &Arc<World>, name: &str, service: Ticks) -> SimDevice {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: format!("{service} ticks for a program"),
-            kind: DeviceKind::Gpu,
-            alignment: 64,
-            max_buffer: u64::MAX,
-            domain: "sim".to_owned(),
-            caps: Caps { asynchronous: true, events: true, ..Caps::default() },
-        };
+        let mut info = DeviceInfo::new(name, DeviceKind::Gpu);
+        info.description = format!("{service} ticks for a program");
+        (info.alignment, info.domain) = (64, Domain::named("sim"));
+        info.caps = Caps { asynchronous: true, events: true };
         let mut state = world.lock();
         let number = state.engines.len();
         state.engines.push(Engines::default());
@@ -164,7 +159,7 @@ impl Device for SimDevice {
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let charge = account.charge(bytes)?;
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(Domain(self.info.domain.clone())), Box::new(charge)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(self.info.domain.clone()), Box::new(charge)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -185,9 +180,6 @@ impl Device for SimDevice {
         Ok(Box::new(SimQueue { device: self.clone(), clock: 0, moments, timeline }))
     }
 }
-
-/// All there is to the memory of a device that holds nothing: who reaches it.
-struct Domain(String);
 
 /// When each moment of a queue is.
 #[derive(Debug)]
@@ -262,7 +254,7 @@ impl Queue for SimQueue {
             }
             Source::Borrowed(_) => {}
             Source::Writer(fill) => {
-                fill(&mut vec![0; dst.bytes() as usize]).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut vec![0; dst.bytes() as usize])?;
             }
         }
         self.move_bytes(dst.bytes());
@@ -283,18 +275,18 @@ impl Queue for SimQueue {
         Ok(())
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        if src.buffer().memory::<Domain>().is_none_or(|domain| domain.0 != self.device.info.domain) {
-            return Ok(false);
+        if src.buffer().memory::<Domain>().is_none_or(|domain| *domain != self.device.info.domain) {
+            return Ok(CopyOutcome::Unreachable);
         }
         if let Some(point) = after {
             self.hold(point);
         }
         self.move_bytes(dst.bytes());
-        Ok(true)
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, _: &Program, _: &Arc<[Region]>) -> Result<(), DeviceError> {

@@ -1,7 +1,7 @@
 //! What devices, queues and points leave behind, in whatever order and on whichever thread they go.
 
 use crate::rig::{DOUBLE, Rig, chain, soon, whole};
-use fanout::device::{DeviceError, Point, Source, Timeline};
+use fanout::device::{CopyOutcome, DeviceError, Point, Source, Timeline};
 use fanout::graph::Builder;
 use fanout::ops::OpCode;
 use fanout::ops::rows::Rows;
@@ -14,7 +14,7 @@ fn a_source_may_go_before_the_queue_that_copied_from_it() {
     for links in ["all", "none"] {
         let mut rig = Rig::new(&format!("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS={links}"));
         let (from, to, mut queue) = (rig.buffer(0, 64), rig.buffer(1, 64), rig.queue(1));
-        assert_eq!(queue.copy_from(from.whole(), to.whole(), None), Ok(true));
+        assert_eq!(queue.copy_from(from.whole(), to.whole(), None), Ok(CopyOutcome::Submitted));
         assert_eq!(queue.download(to.whole()).unwrap().wait(soon()), Ok(vec![0; 64]));
         drop(from);
         drop(rig.devices.remove(0));
@@ -65,7 +65,7 @@ fn a_failure_reaches_the_queues_that_waited() {
             for to in [1, 2] {
                 let ready = queues[to - 1].mark();
                 let (from, here) = (buffers[to - 1].whole(), buffers[to].whole());
-                assert_eq!(queues[to].copy_from(from, here, Some(&ready)), Ok(true));
+                assert_eq!(queues[to].copy_from(from, here, Some(&ready)), Ok(CopyOutcome::Submitted));
                 let copied = queues[to].mark();
                 queues[to - 1].wait(&copied).unwrap();
             }

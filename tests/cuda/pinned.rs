@@ -1,7 +1,7 @@
 //! Memory of the host that GPUs copy from without staging.
 
 use crate::rig::{MEMORY, Rig, soon};
-use fanout::device::{Account, Device, DeviceError, Point, Source, Timeline};
+use fanout::device::{Account, DeviceError, PinnedMemory, Point, Source, Timeline};
 use std::sync::mpsc;
 
 /// What the driver is asked for an upload of pinned bytes: one copy. Of others: one for each piece.

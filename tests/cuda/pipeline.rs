@@ -1,7 +1,7 @@
 //! One graph split over two GPUs, with several micro-batches in flight: activations go over by copies that events alone order.
 
 use crate::rig::{COSTLY, DOUBLE, INCREMENT, Rig, chain, floats, read, soon, upload, whole};
-use fanout::device::{Buffer, Device, DeviceError, Point, Program, Queue};
+use fanout::device::{Buffer, CopyOutcome, Device, DeviceError, Point, Program, Queue};
 use fanout::ops::unary::Unary;
 
 /// Floats of an activation.
@@ -48,11 +48,11 @@ impl Stages {
             first.run(&self.programs[0], &whole(here)).unwrap();
             let produced = first.mark();
             let after = read_after_write.then_some(&produced);
-            assert_eq!(second.copy_from(here.whole(), there.whole(), after), Ok(true));
+            assert_eq!(second.copy_from(here.whole(), there.whole(), after), Ok(CopyOutcome::Submitted));
             copied[slot] = Some(second.mark());
             second.run(&self.programs[1], &whole(there)).unwrap();
             let result = self.results.region(SLOT * batch as u64, SLOT).unwrap();
-            assert_eq!(second.copy_from(there.whole(), result, None), Ok(true));
+            assert_eq!(second.copy_from(there.whole(), result, None), Ok(CopyOutcome::Submitted));
         }
     }
 
@@ -139,7 +139,7 @@ fn staged_copies_are_whole_at_any_size() {
         let values: Vec<f32> = (0..n / 4).map(|i| i as f32).collect();
         upload(&mut *first, &from.whole(), &values).unwrap();
         let ready = first.mark();
-        assert_eq!(second.copy_from(from.whole(), to.whole(), Some(&ready)), Ok(true));
+        assert_eq!(second.copy_from(from.whole(), to.whole(), Some(&ready)), Ok(CopyOutcome::Submitted));
         let read_out = second.mark();
         first.wait(&read_out).unwrap();
         first.fill(from.whole(), 0).unwrap();

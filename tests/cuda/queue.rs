@@ -2,7 +2,9 @@
 
 use crate::rig::{COSTLY, DOUBLE, INCREMENT, MEMORY, Rig, chain, read, soon, upload, whole};
 use fanout::cuda::CudaDevice;
-use fanout::device::{Account, Device, DeviceError, Point, Progress, Queue, Source, Timeline};
+use fanout::device::{
+    Account, CopyOutcome, Device, DeviceError, Point, Progress, Queue, Source, SourceError, Timeline,
+};
 use fanout::graph::Builder;
 use fanout::ops::norm::Norm;
 use fanout::tensor::{DType, TensorDesc};
@@ -118,12 +120,18 @@ fn fills_and_copies_keep_their_order() {
         let (mut queue, a, b) = (rig.queue(0), rig.buffer(0, 64), rig.buffer(0, 64));
         let bytes: Vec<u8> = (0..64).collect();
         queue.upload(a.whole(), None, Source::Borrowed(&bytes)).unwrap();
-        assert_eq!(queue.copy_from(a.whole(), b.whole(), None), Ok(true));
+        assert_eq!(queue.copy_from(a.whole(), b.whole(), None), Ok(CopyOutcome::Submitted));
         queue.fill(a.region(8, 8).unwrap(), 0xee).unwrap();
         // Overlapping, in both directions.
-        assert_eq!(queue.copy_from(b.region(0, 40).unwrap(), b.region(8, 40).unwrap(), None), Ok(true));
-        assert_eq!(queue.copy_from(b.region(16, 40).unwrap(), b.region(4, 40).unwrap(), None), Ok(true));
-        assert_eq!(queue.copy_from(b.whole(), b.whole(), None), Ok(true));
+        assert_eq!(
+            queue.copy_from(b.region(0, 40).unwrap(), b.region(8, 40).unwrap(), None),
+            Ok(CopyOutcome::Submitted)
+        );
+        assert_eq!(
+            queue.copy_from(b.region(16, 40).unwrap(), b.region(4, 40).unwrap(), None),
+            Ok(CopyOutcome::Submitted)
+        );
+        assert_eq!(queue.copy_from(b.whole(), b.whole(), None), Ok(CopyOutcome::Submitted));
         let mut want = bytes.clone();
         want.copy_within(0..40, 8);
         want.copy_within(16..56, 4);
@@ -219,7 +227,7 @@ fn staging_memory_is_charged() {
         upload(&mut *queue).unwrap();
         assert_eq!(account.used(), 2 << 20);
     }
-    assert_eq!(queue.copy_from(far.whole(), near.whole(), None), Ok(true));
+    assert_eq!(queue.copy_from(far.whole(), near.whole(), None), Ok(CopyOutcome::Submitted));
     assert_eq!(account.used(), 3 << 20);
     let mut other = rig.devices[0].queue(&account).unwrap();
     assert!(matches!(upload(&mut *other), Err(DeviceError::OutOfMemory { asked: 0x20_0000, .. })));
@@ -245,7 +253,7 @@ fn overlapping_copies_are_charged() {
         queue.copy_from(from, to, None)
     };
     assert!(matches!(shift(512 << 10), Err(DeviceError::OutOfMemory { limit: 0x0010_0000, .. })));
-    assert_eq!(shift(128 << 10), Ok(true));
+    assert_eq!(shift(128 << 10), Ok(CopyOutcome::Submitted));
     assert_eq!(queue.mark().wait(soon()), Ok(()));
     assert_eq!(device.memory().unwrap().free, 256 << 10);
     // An empty range may lie at the very end.
@@ -294,10 +302,14 @@ fn bad_handles_are_errors() {
     assert!(misuse(queue.fill(there.whole(), 0)) && misuse(queue.download(host.whole()).map(drop)));
     assert!(misuse(queue.upload(here.whole(), None, Source::Borrowed(&[0; 7]))));
     assert!(misuse(queue.copy_from(here.region(0, 8).unwrap(), here.whole(), None).map(drop)));
-    assert_eq!(queue.copy_from(host.whole(), here.whole(), None), Ok(false), "no copies from other kinds of devices");
-    let mut broken = |_: &mut [u8]| Err(std::io::Error::other("cut off"));
+    assert_eq!(
+        queue.copy_from(host.whole(), here.whole(), None),
+        Ok(CopyOutcome::Unreachable),
+        "no copies from other kinds of devices"
+    );
+    let mut broken = |_: &mut [u8]| Err(SourceError::new("cut off"));
     let error = queue.upload(here.whole(), None, Source::Writer(&mut broken)).unwrap_err();
-    assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
+    assert!(matches!(&error, DeviceError::Source(why) if why.to_string().contains("cut off")), "{error}");
     assert_eq!(queue.run(&program, &whole(&here)), Ok(()), "nothing of it sticks");
 }
 

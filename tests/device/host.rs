@@ -3,7 +3,9 @@
 use super::null::Null;
 use super::{MEMORY, device, soon};
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Advice, Buffer, Device, DeviceError, DeviceKind, HostBuffer, MappedFile, Queue, Source};
+use fanout::device::{
+    Account, Advice, Buffer, Device, DeviceError, DeviceKind, HostBuffer, ImportHost, MappedFile, Queue, Source,
+};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
@@ -62,7 +64,7 @@ fn an_empty_file_has_no_bytes() {
     assert!(mapped.is_empty() && mapped.bytes().is_empty() && mapped.part(0..0).unwrap().is_empty());
     assert!(mapped.private(0..0).unwrap().is_empty() && mapped.part(0..1).is_err());
     mapped.advise(0..0, Advice::Sequential).unwrap();
-    let buffer = device(1).import_host(mapped.private(0..0).unwrap(), &Account::new(0)).unwrap();
+    let buffer = device(1).import(mapped.private(0..0).unwrap(), &Account::new(0)).unwrap();
     assert_eq!(buffer.bytes(), 0);
 }
 
@@ -143,7 +145,7 @@ fn weights_are_used_as_they_lie_in_a_file() {
             let file = file(&content);
             let mapped = MappedFile::open(file.path()).unwrap();
             let private = mapped.private(start as u64..mapped.len()).unwrap();
-            let imported = device.import_host(private, &account).unwrap();
+            let imported = device.import(private, &account).unwrap();
             for _ in 0..2 {
                 assert!(multiply(&device, &mut *queue, &a, &imported, offset as u64) == want, "{what}");
             }
@@ -162,13 +164,13 @@ fn imported_memory_is_charged_checked_and_given_back() {
     let file = file(&bytes);
     let mapped = MappedFile::open(file.path()).unwrap();
     let (device, small) = (CpuDevice::new("CPU", 1, Path::Fast, 4000).unwrap(), Account::new(3000));
-    let import = |start, account| device.import_host(mapped.private(start..start + 2500).unwrap(), account);
+    let import = |start, account| device.import(mapped.private(start..start + 2500).unwrap(), account);
     for start in [1, 4, 12, 4096 - 4] {
         let range = mapped.private(start..start + 8).unwrap();
-        assert!(matches!(device.import_host(range, &small), Err(DeviceError::Misuse(_))), "at {start}");
+        assert!(matches!(device.import(range, &small), Err(DeviceError::Misuse(_))), "at {start}");
     }
     let first = import(8, &small).unwrap();
-    assert_eq!((first.bytes(), first.device(), small.used()), (2500, "CPU", 2500));
+    assert_eq!((first.bytes(), first.device_name(), small.used()), (2500, "CPU", 2500));
     assert_eq!(import(8, &small).unwrap_err(), DeviceError::OutOfMemory { asked: 2500, left: 500, limit: 3000 });
     let large = Account::new(10_000);
     assert_eq!(import(8, &large).unwrap_err(), DeviceError::OutOfMemory { asked: 2500, left: 1500, limit: 4000 });
@@ -179,7 +181,7 @@ fn imported_memory_is_charged_checked_and_given_back() {
     let exact = Account::new(800);
     let mut plain = HostBuffer::zeroed(800, &exact).unwrap();
     plain[..4].copy_from_slice(b"abcd");
-    let buffer = device.import_host(plain, &exact).unwrap();
+    let buffer = device.import(plain, &exact).unwrap();
     let mut queue = device.queue(&exact).unwrap();
     let got = queue.download(buffer.region(0, 6).unwrap()).unwrap().wait(soon()).unwrap();
     assert_eq!((&got[..], exact.used()), (&b"abcd\0\0"[..], 800));
@@ -188,15 +190,14 @@ fn imported_memory_is_charged_checked_and_given_back() {
 #[test]
 fn devices_without_the_hosts_memory_say_so() {
     let (gpu, account) = (Null::new("GPU7", DeviceKind::Gpu).shared(), Account::new(MEMORY));
-    let error = gpu.import_host(HostBuffer::zeroed(64, &account).unwrap(), &account).unwrap_err();
-    assert!(matches!(&error, DeviceError::Lacks { device, .. } if device == "GPU7"), "{error}");
-    assert!(error.to_string().contains("upload"), "what to do instead: {error}");
+    assert!(gpu.import_host().is_none());
     // A device that falls back has the memory of its first one.
     let cpu = device(1);
     let memory = || HostBuffer::zeroed(64, &account).unwrap();
     let behind = Fallback::new(Arc::clone(&gpu), Arc::clone(&cpu) as _);
-    assert!(matches!(behind.import_host(memory(), &account), Err(DeviceError::Lacks { .. })));
-    assert_eq!(Fallback::new(cpu, gpu).import_host(memory(), &account).unwrap().device(), "CPU");
+    assert!(behind.import_host().is_none());
+    let behind = Fallback::new(cpu, gpu);
+    assert_eq!(behind.import_host().unwrap().import(memory(), &account).unwrap().device_name(), "CPU");
     assert_eq!(account.used(), 0);
 }
 
@@ -206,7 +207,7 @@ fn memory_for_uploads_is_free_again_when_they_return() {
     let (device, account) = (device(2), Account::new(MEMORY));
     let mut queue = device.queue(&account).unwrap();
     for n in [0, 1, 1000, 256 << 10, (256 << 10) + 1, 3 << 20] {
-        let mut host = device.alloc_pinned(n, &account).unwrap();
+        let mut host = (&*device as &dyn Device).alloc_host(n, &account).unwrap();
         assert!(host.len() as u64 == n && host.iter().all(|&v| v == 0) && account.used() == n);
         let bytes = noise(n as usize);
         host.copy_from_slice(&bytes);
@@ -221,6 +222,6 @@ fn memory_for_uploads_is_free_again_when_they_return() {
         queue.mark().wait(soon()).unwrap();
         assert_eq!(account.used(), 0);
     }
-    assert!(matches!(device.alloc_pinned(2 * MEMORY, &account), Err(DeviceError::OutOfMemory { .. })));
-    assert!(device.alloc_pinned(u64::MAX, &Account::new(u64::MAX)).is_err());
+    assert!(matches!((&*device as &dyn Device).alloc_host(2 * MEMORY, &account), Err(DeviceError::OutOfMemory { .. })));
+    assert!((&*device as &dyn Device).alloc_host(u64::MAX, &Account::new(u64::MAX)).is_err());
 }

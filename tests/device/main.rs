@@ -6,13 +6,14 @@
 mod null;
 
 mod fallback;
+mod forward;
 mod host;
 mod spy;
 mod tensors;
 mod threads;
 
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source};
+use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Source, SourceError};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -122,7 +123,7 @@ fn a_queue_waits_for_anothers_point() {
     source.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
     upload(&mut *source, &a, &[7.0]);
     let ready = source.mark();
-    assert!(target.copy_from(a.whole(), b.whole(), Some(&ready)).unwrap());
+    assert!(target.copy_from(a.whole(), b.whole(), Some(&ready)).unwrap().is_submitted());
     let copied = target.mark();
     source.wait(&copied).unwrap();
     upload(&mut *source, &a, &[8.0]); // write after read
@@ -196,10 +197,10 @@ fn a_writer_fills_in_place_and_its_error_does_not_stick() {
     queue.upload(buffer.whole(), None, Source::Writer(&mut counting)).unwrap();
     let got = queue.download(buffer.whole()).unwrap().wait(soon()).unwrap();
     assert_eq!((got[0], got[1 << 20], got[got.len() - 1]), (1, 2, 3));
-    let mut broken = |_: &mut [u8]| Err(std::io::Error::other("cut off"));
+    let mut broken = |_: &mut [u8]| Err(SourceError::new("cut off"));
     for region in [buffer.whole(), buffer.region(0, 16).unwrap()] {
         let error = queue.upload(region, None, Source::Writer(&mut broken)).unwrap_err();
-        assert!(matches!(&error, DeviceError::Source(text) if text.contains("cut off")), "{error}");
+        assert!(matches!(&error, DeviceError::Source(why) if why.to_string().contains("cut off")), "{error}");
     }
     assert!(first(&mut *queue, &buffer).is_ok());
 }
@@ -246,18 +247,18 @@ fn small_work_keeps_its_place_behind_pending_work() {
     let mut queue = device.queue(&account).unwrap();
     for round in 1..=3u8 {
         upload(&mut *queue, &buffer, &[1.0; 16]);
-        queue.run_here(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
         let point = queue.mark();
         assert_eq!(point.poll(), Ok(true), "all of it was done here");
         assert_eq!(first(&mut *queue, &buffer), Ok(2.0));
         // From here on everything waits.
         let gate = fanout::device::Timeline::new();
         queue.wait(&fanout::device::Point::new(&gate, 1)).unwrap();
-        queue.run_here(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
         let early = queue.download(buffer.region(0, 4).unwrap()).unwrap();
         upload(&mut *queue, &buffer, &[f32::from(round); 16]);
         queue.run(&program, &bindings).unwrap();
-        queue.copy_from(buffer.whole(), copy.whole(), None).unwrap();
+        assert!(queue.copy_from(buffer.whole(), copy.whole(), None).unwrap().is_submitted());
         queue.fill(buffer.whole(), 0).unwrap();
         let (late, point) = (queue.download(buffer.region(0, 4).unwrap()).unwrap(), queue.mark());
         assert_eq!(point.poll(), Ok(false));
@@ -280,7 +281,7 @@ fn a_program_goes_on_where_its_caller_left_it() {
     let mut queue = device.queue(&account).unwrap();
     for patience in [0, 10, 20, 50, 100, 200, 500, 1000, 5000] {
         upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
-        queue.run_here(&program, &bindings, Duration::from_micros(patience)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_micros(patience)).unwrap();
         let got = floats(&queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap());
         assert!(got.iter().all(|&v| v == (1 + nodes) as f32), "after {patience} us");
     }
@@ -333,7 +334,7 @@ fn sessions_share_the_pool_in_turn() {
                 if round % 4 == 3 {
                     queue.run(&program, &bindings).unwrap();
                 } else {
-                    queue.run_here(&program, &bindings, Duration::from_micros(200)).unwrap();
+                    queue.run_inline_or_submit(&program, &bindings, Duration::from_micros(200)).unwrap();
                 }
             }
             let got = queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap();

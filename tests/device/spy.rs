@@ -2,8 +2,9 @@
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Known, Link, MemoryInfo, Point, Program, Queue, Region, Source,
-    Support, Ticket, Unsupported,
+    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, HostThreads, ImportHost, LinkStats, LoadByDigest,
+    LoadOutcome, MemoryInfo, PeerCopies, Point, Prefault, Program, Queue, Region, RunInline, Source, Support,
+    TensorDigest, Ticket, Unsupported,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -32,6 +33,8 @@ pub(crate) struct Seen {
     pub marks: AtomicU64,
     pub copies: AtomicU64,
     pub batches: AtomicU64,
+    /// Bytes.
+    pub prefaulted: AtomicU64,
     pub queues: AtomicU64,
     /// The threads that submitted.
     pub threads: Mutex<HashSet<ThreadId>>,
@@ -74,13 +77,20 @@ impl Device for Spy {
         self.inner.info()
     }
 
-    fn link(&self) -> Option<Link> {
-        Some(Link { endpoint: self.inner.info().name.clone(), sent: 1, received: 2, waits: 3 })
+    fn link_stats(&self) -> Option<LinkStats> {
+        Some(LinkStats { endpoint: self.inner.info().name.clone(), sent: 1, received: 2, waits: 3 })
     }
 
-    /// Also from a device whose name is in the other domain's.
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        self.inner.copies_from(other) || other.domain.contains(&self.inner.info().name)
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
+    }
+
+    fn import_host(&self) -> Option<&dyn ImportHost> {
+        self.inner.import_host()
+    }
+
+    fn host_threads(&self) -> Option<&dyn HostThreads> {
+        self.inner.host_threads()
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -116,6 +126,13 @@ impl Device for Spy {
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         self.seen.queues.fetch_add(1, SeqCst);
         Ok(Box::new(SpyQueue { inner: self.inner.queue(account)?, seen: Arc::clone(&self.seen) }))
+    }
+}
+
+impl PeerCopies for Spy {
+    /// Also from a device whose name is in the other domain's.
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.inner.info().domain == other.domain || other.domain.name().contains(&self.inner.info().name)
     }
 }
 
@@ -155,19 +172,11 @@ impl Queue for SpyQueue {
         self.inner.download_all(srcs)
     }
 
-    /// Finds all of it, and counts it as an upload.
-    fn recall(&mut self, dst: Region, _: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
-        self.sees(&self.seen.up, dst.bytes());
-        let bytes = vec![known.digest[0]; dst.bytes() as usize];
-        self.inner.upload(dst, None, Source::Borrowed(&bytes))?;
-        Ok(Ticket::ready(vec![1]))
-    }
-
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         self.inner.fill(dst, value)
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         self.sees(&self.seen.copies, 1);
         self.inner.copy_from(src, dst, after)
     }
@@ -180,14 +189,6 @@ impl Queue for SpyQueue {
         Ok(())
     }
 
-    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
-        self.sees(&self.seen.here, 1);
-        self.before_a_program()?;
-        self.inner.run_here(program, bindings, patience)?;
-        self.seen.tell(Event::Submitted);
-        Ok(())
-    }
-
     fn mark(&mut self) -> Point {
         self.sees(&self.seen.marks, 1);
         self.inner.mark()
@@ -196,10 +197,53 @@ impl Queue for SpyQueue {
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
         self.inner.wait(point)
     }
+
+    fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+        Some(self)
+    }
+
+    fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
+        Some(self)
+    }
+
+    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        Some(self)
+    }
 }
 
 impl Drop for SpyQueue {
     fn drop(&mut self) {
         self.seen.tell(Event::Dropped);
+    }
+}
+
+impl Prefault for SpyQueue {
+    fn prefault(&mut self, region: &Region) {
+        self.sees(&self.seen.prefaulted, region.bytes());
+    }
+}
+
+impl LoadByDigest for SpyQueue {
+    /// Finds all of it, and counts it as an upload.
+    fn load_by_digest(
+        &mut self,
+        dst: Region,
+        _: Option<&TensorDesc>,
+        wanted: TensorDigest<'_>,
+    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+        self.sees(&self.seen.up, dst.bytes());
+        let bytes = vec![wanted.digest[0]; dst.bytes() as usize];
+        self.inner.upload(dst, None, Source::Borrowed(&bytes))?;
+        Ok(Ticket::ready(LoadOutcome::Found))
+    }
+}
+
+impl RunInline for SpyQueue {
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        self.sees(&self.seen.here, 1);
+        self.before_a_program()?;
+        self.inner.run_inline_or_submit(program, bindings, budget)?;
+        self.seen.tell(Event::Submitted);
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::null::Null;
 use super::{MEMORY, counting, device, floats, soon, upload};
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, DeviceError, DeviceKind, Program, Queue, Region, Source};
+use fanout::device::{Account, Device, DeviceError, DeviceKind, HostThreads, Program, Queue, Region, Source};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
@@ -12,11 +12,6 @@ use fanout::tensor::DType;
 use fanout::tensor::quant::quantiser;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-
-/// What counts that no device has by itself.
-fn lacks(result: Result<(), DeviceError>) -> bool {
-    matches!(result, Err(DeviceError::Lacks { .. }))
-}
 
 #[test]
 fn the_number_of_threads_is_set_where_there_are_any() {
@@ -27,15 +22,15 @@ fn the_number_of_threads_is_set_where_there_are_any() {
     }
     assert!(matches!(cpu.set_threads(0), Err(DeviceError::Misuse(_))));
     let gpu = Null::new("GPU", DeviceKind::Gpu).shared();
-    assert!(lacks(gpu.set_threads(2)));
+    assert!(gpu.host_threads().is_none());
     // The threads of a device that falls back are those of whichever has some.
     let behind = Fallback::new(Arc::clone(&gpu), Arc::clone(&cpu) as _);
-    behind.set_threads(4).unwrap();
+    behind.host_threads().unwrap().set_threads(4).unwrap();
     assert_eq!(cpu.threads(), 4);
     let (first, second) = (device(1), device(1));
     Fallback::new(Arc::clone(&first) as _, Arc::clone(&second) as _).set_threads(2).unwrap();
     assert_eq!((first.threads(), second.threads()), (2, 2));
-    assert!(lacks(Fallback::new(Arc::clone(&gpu), gpu).set_threads(2)));
+    assert!(Fallback::new(Arc::clone(&gpu), gpu).host_threads().is_none());
 }
 
 fn values(n: usize) -> Vec<f32> {
@@ -129,7 +124,7 @@ fn runs(queue: &mut dyn Queue, program: &Program, bindings: &Arc<[Region]>, roun
         if round % 3 == 0 {
             queue.run(program, bindings).unwrap();
         } else {
-            queue.run_here(program, bindings, std::time::Duration::from_micros(200)).unwrap();
+            queue.run_inline_or_submit(program, bindings, std::time::Duration::from_micros(200)).unwrap();
         }
     }
 }

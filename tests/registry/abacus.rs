@@ -2,8 +2,8 @@
 //! has no thread: what was submitted is done by whoever looks how far it is.
 
 use fanout::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, MemoryInfo, Point, Program, Progress,
-    Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
+    Account, Buffer, Caps, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, Feature, MemoryInfo,
+    Point, Program, Progress, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
 };
 use fanout::graph::{Graph, Place};
 use fanout::ops::binary::Binary;
@@ -27,15 +27,10 @@ pub(crate) struct Abacus {
 
 impl Abacus {
     pub(crate) fn new(name: &str) -> Arc<Abacus> {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: "beads on wires".to_owned(),
-            kind: DeviceKind::Gpu,
-            alignment: 16,
-            max_buffer: MEMORY,
-            domain: name.to_owned(),
-            caps: Caps { asynchronous: true, events: true, ..Caps::default() },
-        };
+        let mut info = DeviceInfo::new(name, DeviceKind::Gpu);
+        "beads on wires".clone_into(&mut info.description);
+        (info.alignment, info.max_buffer) = (16, MEMORY);
+        info.caps = Caps { asynchronous: true, events: true };
         Arc::new(Abacus { info, account: Account::new(MEMORY), done: Arc::default() })
     }
 }
@@ -83,7 +78,7 @@ impl Device for Abacus {
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
         let memory: Bytes = Mutex::new(vec![0; bytes as usize]);
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charges)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -112,7 +107,7 @@ impl Device for Abacus {
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         let work = Arc::new(Work { pending: Mutex::default(), done: Arc::clone(&self.done) });
         let timeline = Timeline::looked_at(work.clone());
-        Ok(Box::new(AbacusQueue { device: self.info.name.clone(), work, timeline, marked: 0 }))
+        Ok(Box::new(AbacusQueue { device: self.info.id, work, timeline, marked: 0 }))
     }
 }
 
@@ -196,7 +191,7 @@ impl Progress for Work {
 }
 
 struct AbacusQueue {
-    device: String,
+    device: DeviceId,
     work: Arc<Work>,
     timeline: Arc<Timeline>,
     marked: u64,
@@ -221,7 +216,7 @@ impl Queue for AbacusQueue {
             Source::Borrowed(bytes) => bytes.to_vec(),
             Source::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut bytes)?;
                 bytes
             }
         };
@@ -246,9 +241,9 @@ impl Queue for AbacusQueue {
         self.submit(&[&dst.clone()], Command::Write(dst, bytes))
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         if src.buffer().memory::<Bytes>().is_none() {
-            return Ok(false);
+            return Ok(CopyOutcome::Unreachable);
         }
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
@@ -257,7 +252,7 @@ impl Queue for AbacusQueue {
             self.wait(point)?;
         }
         self.submit(&[&dst.clone()], Command::Copy(src, dst))?;
-        Ok(true)
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {

@@ -3,7 +3,7 @@
 
 use crate::relay::Relay;
 use crate::support::{SHORT, TestServer, WATCHDOG, eventually, noise};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceKind, Queue, Source};
+use fanout::device::{Account, Buffer, CopyOutcome, Device, DeviceError, DeviceKind, Queue, Source};
 use fanout::graph::Builder;
 use fanout::ops::binary::Binary;
 use fanout::rpc::client::{Endpoint, Options};
@@ -125,17 +125,17 @@ fn copies_stay_on_the_server_and_may_overlap() {
         a.upload(&data);
         for _ in 0..3 {
             // Once to find out whether the server can, then because it can.
-            assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap());
+            assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
             assert!(b.bytes() == data);
             b.queue.fill(b.buffer.whole(), 0).unwrap();
         }
         let (from, to) = (a.buffer.region(0, 600).unwrap(), a.buffer.region(100, 600).unwrap());
-        assert!(a.queue.copy_from(from, to, None).unwrap());
+        assert!(a.queue.copy_from(from, to, None).unwrap().is_submitted());
         let mut moved = data.clone();
         moved.copy_within(0..600, 100);
         assert!(a.bytes() == moved);
         let elsewhere = Rig::new(&server.devices[0], 1000);
-        assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(false));
+        assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     }
 }
 

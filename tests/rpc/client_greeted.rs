@@ -6,7 +6,7 @@ use crate::greeted_support::Held;
 use crate::island::Island;
 use crate::relay::Relay;
 use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, noise};
-use fanout::device::{Device, DeviceError, Known, Program, Queue, Region, Source, Support};
+use fanout::device::{Device, DeviceError, Program, Queue, Region, Source, SourceError, Support};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -68,12 +68,12 @@ fn a_step_is_its_inputs_its_graph_and_its_results() {
         }
     };
     step(1.0);
-    let (before, link) = (relay.commands().len(), rig.device.link().unwrap());
+    let (before, link) = (relay.commands().len(), rig.device.link_stats().unwrap());
     step(3.0);
     let commands = relay.commands().split_off(before);
     // The mark is proved by the read behind it: nobody asks for it.
     assert_eq!(commands, ["WRITE", "WRITE", "RUN_GRAPH", "MARK", "READ"]);
-    let after = rig.device.link().unwrap();
+    let after = rig.device.link_stats().unwrap();
     assert_eq!(after.endpoint, relay.addr.to_string());
     // Five headers, two heads of 48 with 32 bytes each, 12, 12, and 12 with two spans; a notice with its number and 64 bytes.
     assert_eq!((after.sent - link.sent, after.received - link.received), (5 * 9 + 160 + 24 + 12 + 48, 9 + 8 + 64));
@@ -135,7 +135,7 @@ fn queues_wait_for_each_other_on_the_server_alone() {
     a.upload(&[1; 64]);
     let after = a.queue.mark();
     // Neither the wait nor the copy behind it waits here: all of it is said before the gate opens.
-    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
     let copied = b.queue.mark();
     assert_eq!(free.bytes(), [9; 64]);
     assert_eq!(copied.poll(), Ok(false));
@@ -245,8 +245,8 @@ fn the_source_of_an_upload_keeps_nobody_waiting() {
             }
         });
         let mut fill = |to: &mut [u8]| {
-            go.send(()).map_err(std::io::Error::other)?;
-            to.copy_from_slice(&has.recv_timeout(WATCHDOG).map_err(std::io::Error::other)?[..to.len()]);
+            go.send(()).map_err(SourceError::new)?;
+            to.copy_from_slice(&has.recv_timeout(WATCHDOG).map_err(SourceError::new)?[..to.len()]);
             Ok(())
         };
         rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fill)).unwrap();
@@ -362,9 +362,9 @@ fn large_reads_and_streams_are_cut_where_the_server_wants_it() {
     // A tensor's bytes stream in one message; where their source fails, the queue and the connection go on.
     let writes = relay.count(ExtCommand::Write);
     let desc = TensorDesc::contiguous(DType::I8, [1_000_001, 1, 1, 1]).unwrap();
-    let mut fail = |_: &mut [u8]| Err(std::io::Error::other("the file ended"));
+    let mut fail = |_: &mut [u8]| Err(SourceError::new("the file ended"));
     let failed = rig.queue.upload(rig.buffer.whole(), Some(&desc), Source::Writer(&mut fail)).unwrap_err();
-    assert_eq!(failed, DeviceError::Source("the file ended".to_owned()));
+    assert_eq!(failed, DeviceError::Source(SourceError::new("the file ended")));
     let mut fill = |to: &mut [u8]| {
         to.fill(5);
         Ok(())
@@ -379,9 +379,7 @@ fn a_server_without_a_disk_to_look_at_finds_nothing() {
     let server = TestServer::start(Config::default());
     let (relay, endpoint) = relayed(&server);
     let mut rig = Rig::new(&endpoint.devices()[0], 64);
-    let known = Known { digest: [1; 32], name: "token_embd.weight" };
-    let found = rig.queue.recall(rig.buffer.whole(), None, known).unwrap();
-    assert_eq!(found.wait(deadline()).unwrap(), [0]);
-    assert_eq!((rig.device.info().caps.recalls, relay.count(ExtCommand::Load)), (false, 0));
+    assert!(rig.queue.load_by_digest().is_none());
+    assert_eq!(relay.count(ExtCommand::Load), 0);
     assert!(!rig.device.copies_from(server.devices[0].info()));
 }

@@ -7,7 +7,7 @@ use crate::greeted_support::Held;
 use crate::peers::dialling;
 use crate::relay::Relay;
 use crate::support::{TestServer, eventually, noise};
-use fanout::device::{Device, DeviceError};
+use fanout::device::{CopyOutcome, Device, DeviceError};
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::ExtCommand;
@@ -37,16 +37,19 @@ fn bytes_go_from_server_to_server() {
     // The destination dials nobody.
     assert!(!source.copies_from(here.info()) && !here.copies_from(servers[0].devices[0].info()));
     let mut wrong = Rig::new(source, 10);
-    assert_eq!(wrong.queue.copy_from(Rig::new(here, 10).buffer.whole(), wrong.buffer.whole(), None), Ok(false));
+    assert_eq!(
+        wrong.queue.copy_from(Rig::new(here, 10).buffer.whole(), wrong.buffer.whole(), None),
+        Ok(CopyOutcome::Unreachable)
+    );
     // The longest takes more tickets than come at once.
     for (seed, len) in [1, 100, 600_000, 70 << 20].into_iter().enumerate() {
         let [mut a, mut b] = [source, here].map(|device| Rig::new(device, len));
         let data = noise(seed as u64, len as usize);
         a.upload(&data);
-        let links = || [source, here].map(|device| device.link().unwrap());
+        let links = || [source, here].map(|device| device.link_stats().unwrap());
         let before = links();
         let after = a.queue.mark();
-        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
         let copied = b.queue.mark();
         // What is written there later is not what was sent.
         a.queue.wait(&copied).unwrap();
@@ -73,7 +76,7 @@ fn a_copy_waits_for_its_source_on_the_servers() {
     let data = noise(1, 1000);
     a.upload(&data);
     let after = a.queue.mark();
-    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
     let copied = b.queue.mark();
     // The source's memory may be freed at once: what was sent before still has it.
     a.buffer = a.device.alloc(1, &account()).unwrap();
@@ -94,7 +97,7 @@ fn a_source_that_is_lost_fails_those_that_wait_for_its_bytes() {
     let [from, to] = [&source, &destination].map(connect);
     let (a, mut b) = (Rig::new(&from.devices()[0], 100), Rig::new(&to.devices()[0], 100));
     // The source has not come so far when it ends.
-    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
     let copied = b.queue.mark();
     assert_eq!(copied.poll(), Ok(false));
     let name = from.name().to_owned();
@@ -124,8 +127,8 @@ fn a_long_copy_waits_until_tickets_are_used() {
     let after = a.queue.mark();
     assert!(b.device.copies_from(a.device.info()));
     // Together more pieces than a session may have tickets.
-    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
-    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
     let copied = b.queue.mark();
     eventually("all that there are tickets for is asked for", || relay.count(ExtCommand::Send) == 4);
     assert_eq!(copied.poll(), Ok(false));
@@ -152,7 +155,7 @@ fn a_destination_that_is_lost_fails_no_other_copy() {
     let after = a.queue.mark();
     let copied = [&mut to_lost, &mut to_good].map(|b| {
         assert!(b.device.copies_from(a.device.info()));
-        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap());
+        assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), Some(&after)).unwrap().is_submitted());
         b.queue.mark()
     });
     eventually("both are sent", || relay.count(ExtCommand::Send) == 2);
@@ -181,10 +184,10 @@ fn a_copy_neither_waits_nor_fails_for_another() {
     let (program, bindings) = row_out_of_range(&a.device, &mut *fails);
     fails.run(&program, &bindings).unwrap();
     let never = fails.mark();
-    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), Some(&never)).unwrap());
+    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), Some(&never)).unwrap().is_submitted());
     let mut copies = |what: &str| {
         second.queue.fill(second.buffer.whole(), 0).unwrap();
-        assert!(second.queue.copy_from(a.buffer.whole(), second.buffer.whole(), None).unwrap());
+        assert!(second.queue.copy_from(a.buffer.whole(), second.buffer.whole(), None).unwrap().is_submitted());
         assert!(second.bytes() == noise(1, 1000), "{what}");
     };
     copies("while the first one waits");
@@ -194,6 +197,6 @@ fn a_copy_neither_waits_nor_fails_for_another() {
     copies("when the first one has failed");
     // Whoever receives has a queue of its own at the source, as long as it is there.
     first.queue = first.device.queue(&account()).unwrap();
-    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), None).unwrap());
+    assert!(first.queue.copy_from(a.buffer.whole(), first.buffer.whole(), None).unwrap().is_submitted());
     assert!(first.bytes() == noise(1, 1000));
 }

@@ -3,48 +3,30 @@
 use crate::support::*;
 use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{DeviceError, Point, Program, Queue, Region, Source, Ticket};
+use fanout::device::{DeviceError, ForwardQueue, Prefault, Queue, Region};
 use fanout::rpc::server::Config;
-use fanout::tensor::TensorDesc;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-/// A queue that tells what it foresees.
+/// A queue that tells what it prefaults.
 struct SeerQueue(Box<dyn Queue>, Sender<Range<u64>>);
 
-impl Queue for SeerQueue {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        self.0.upload(dst, tensor, src)
+impl ForwardQueue for SeerQueue {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.0)
     }
 
-    fn foresee(&mut self, region: &Region) {
-        self.0.foresee(region);
+    fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+        Some(self)
+    }
+}
+
+impl Prefault for SeerQueue {
+    fn prefault(&mut self, region: &Region) {
+        if let Some(memory) = self.0.prefault() {
+            memory.prefault(region);
+        }
         self.1.send(region.offset()..region.offset() + region.bytes()).expect("the test listens");
-    }
-
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.0.download(src)
-    }
-
-    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        self.0.fill(dst, value)
-    }
-
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
-        self.0.copy_from(src, dst, after)
-    }
-
-    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        self.0.run(program, bindings)
-    }
-
-    fn mark(&mut self) -> Point {
-        self.0.mark()
-    }
-
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.0.wait(point)
     }
 }
 

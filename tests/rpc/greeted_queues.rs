@@ -6,7 +6,7 @@ mod gated;
 
 use crate::greeted_support::*;
 use crate::support::*;
-use fanout::device::{Device, DeviceError};
+use fanout::device::{Device, DeviceError, Domain};
 use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, MIN_MESSAGE};
 use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load, Ping, State};
@@ -110,7 +110,7 @@ fn no_order_of_queues_changes_what_a_client_reads() {
 #[test]
 fn copies_between_any_two_devices() {
     let gate = gated::Gate::among_threads(1);
-    let far = gate.device("B").with(|info| info.domain = "elsewhere".to_owned()).shared();
+    let far = gate.device("B").with(|info| info.domain = Domain::named("elsewhere")).shared();
     let server = TestServer::of(vec![gate.device("A").shared(), far], Config::default());
     let mut client = Client::with_queues(&server);
     let n = 3 << 20;

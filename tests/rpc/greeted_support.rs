@@ -2,17 +2,12 @@
 
 use crate::support::*;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Point, Program, Queue, Support, Timeline,
-};
-use fanout::graph::Graph;
-use fanout::ops::NodeView;
+use fanout::device::{Account, Device, DeviceError, ForwardDevice, Point, Queue, Timeline};
 use fanout::rpc::wire::ext::{
     Answer, Ask, ExtCommand, ExtRequest, Fault, Fill, Greet, GreetReply, KeepGraph, Mark, NOTICE_HEADER, Notice,
     NoticeHeader, OpenQueue, REVISION, Read, RunGraph, Shape, Span, Spans, Wait, WriteHead,
 };
 use fanout::rpc::wire::*;
-use fanout::tensor::TensorDesc;
 use std::io::Read as _;
 use std::sync::Arc;
 
@@ -38,29 +33,9 @@ impl Held {
     }
 }
 
-impl Device for Held {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.inner.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.inner.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.inner.prepare(graph)
+impl ForwardDevice for Held {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {

@@ -3,7 +3,7 @@
 use crate::client::{Rig, deadline, options};
 use crate::greeted_support::*;
 use crate::support::*;
-use fanout::device::Known;
+use fanout::device::{LoadOutcome, TensorDigest};
 use fanout::gguf::Gguf;
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{BindError, Config, Server};
@@ -315,22 +315,23 @@ fn a_client_sends_digests_and_no_weights() {
     let server = serve(dir.path());
     let endpoint = Endpoint::connect(&server.addr.to_string(), &options()).expect("a server");
     let mut rig = Rig::new(&endpoint.devices()[0], 2 * n as u64);
-    assert!(rig.device.info().caps.recalls);
+    assert!(rig.queue.load_by_digest().is_some());
     let halves = [0, n as u64].map(|at| rig.buffer.region(at, n as u64).expect("a half"));
     let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).expect("a tensor");
     let mut recall = |seeds: [u64; 2]| {
         let mut tickets = Vec::new();
         for ((half, seed), name) in halves.iter().zip(seeds).zip(["a", "b"]) {
-            let known = Known { digest: digest(&noise(seed, n)), name };
-            tickets.push(rig.queue.recall(half.clone(), Some(&desc), known).expect("asked"));
+            let wanted = TensorDigest { digest: digest(&noise(seed, n)), name };
+            let loads = rig.queue.load_by_digest().expect("a server with models");
+            tickets.push(loads.load_by_digest(half.clone(), Some(&desc), wanted).expect("asked"));
         }
         let answers = tickets.into_iter().map(|ticket| ticket.wait(deadline()).expect("an answer"));
-        (answers.collect::<Vec<_>>(), rig.device.link().expect("a connection").sent)
+        (answers.collect::<Vec<_>>(), rig.device.link_stats().expect("a connection").sent)
     };
     let (answers, sent) = recall([1, 3]);
-    assert_eq!(answers, [[1], [0]]);
+    assert_eq!(answers, [LoadOutcome::Found, LoadOutcome::Missing]);
     assert!(sent < 4096, "{sent} bytes were sent");
-    assert_eq!(recall([1, 2]).0, [[1], [1]]);
+    assert_eq!(recall([1, 2]).0, [LoadOutcome::Found; 2]);
     for (half, seed) in halves.iter().zip([1, 2]) {
         let there = rig.queue.download(half.clone()).expect("asked").wait(deadline()).expect("bytes");
         assert!(there == noise(seed, n));

@@ -5,7 +5,7 @@ use crate::models::*;
 use crate::support::*;
 use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path as Arithmetic};
-use fanout::device::{Device, DeviceError, Point, Program, Queue, Region, Source, Ticket};
+use fanout::device::{Device, DeviceError, ForwardQueue, Queue, Region, Source};
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{CloseQueue, ExtRequest, Send, TicketList};
 use fanout::tensor::TensorDesc;
@@ -30,34 +30,18 @@ fn failure() -> DeviceError {
     DeviceError::Driver { device: "CPU".to_owned(), call: "cuLoseTrack", reason: "it was lost".to_owned() }
 }
 
-impl Queue for FailingQueue {
+impl ForwardQueue for FailingQueue {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.inner)
+    }
+
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
         self.inner.upload(dst, tensor, src)?;
         if self.what == What::Upload { Err(failure()) } else { Ok(()) }
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.inner.download(src)
-    }
-
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         if self.what == What::Fill { Err(failure()) } else { self.inner.fill(dst, value) }
-    }
-
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
-        self.inner.copy_from(src, dst, after)
-    }
-
-    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        self.inner.run(program, bindings)
-    }
-
-    fn mark(&mut self) -> Point {
-        self.inner.mark()
-    }
-
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.inner.wait(point)
     }
 }
 

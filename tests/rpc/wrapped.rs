@@ -1,10 +1,7 @@
 //! A CPU whose queues are others.
 
 use fanout::cpu::CpuDevice;
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Support};
-use fanout::graph::Graph;
-use fanout::ops::NodeView;
-use fanout::tensor::TensorDesc;
+use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue};
 use std::fmt;
 use std::sync::Arc;
 
@@ -32,29 +29,9 @@ impl fmt::Debug for Wrapped {
     }
 }
 
-impl Device for Wrapped {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.inner.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.inner.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.inner.prepare(graph)
+impl ForwardDevice for Wrapped {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {

@@ -2,7 +2,9 @@
 
 use super::gated::Gate;
 use super::sim::{SimDevice, Ticks, World};
-use fanout::device::{Account, Buffer, Device, DeviceError, Point, Program, Queue, Source, Timeline};
+use fanout::device::{
+    Account, Buffer, CopyOutcome, Device, DeviceError, Domain, Point, Program, Queue, Source, Timeline,
+};
 use fanout::graph::Builder;
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -57,7 +59,7 @@ impl Rig {
 
     fn copy(&mut self, from: &Rig, after: Option<&Point>) {
         let (src, dst) = (from.buffer.whole(), self.buffer.whole());
-        assert!(self.queue.copy_from(src, dst, after).unwrap());
+        assert!(self.queue.copy_from(src, dst, after).unwrap().is_submitted());
     }
 
     fn value(&mut self) -> Result<f32, DeviceError> {
@@ -218,8 +220,8 @@ fn virtual_devices_count_their_work_and_know_their_neighbours() {
     b.upload(1.0);
     assert_eq!((world.busy(0), world.busy(1)), ((0, 0), (64, 72)));
     let elsewhere =
-        Rig::new(SimDevice::new(&world, "S2", 1).with(|info| info.domain = "elsewhere".to_owned()).shared());
-    assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(false));
+        Rig::new(SimDevice::new(&world, "S2", 1).with(|info| info.domain = Domain::named("elsewhere")).shared());
+    assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     assert_eq!(world.busy(0), (0, 0));
 }
 
@@ -373,8 +375,8 @@ fn failures_stick_and_go_with_the_points() {
 fn gated_devices_of_other_domains_do_not_copy() {
     let gate = Gate::new(3);
     let mut near = Rig::new(gate.device("G0").shared());
-    let far = Rig::new(gate.device("G1").with(|info| info.domain = "far".to_owned()).shared());
-    assert_eq!(near.queue.copy_from(far.buffer.whole(), near.buffer.whole(), None), Ok(false));
+    let far = Rig::new(gate.device("G1").with(|info| info.domain = Domain::named("far")).shared());
+    assert_eq!(near.queue.copy_from(far.buffer.whole(), near.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     assert_eq!(near.queue.mark().wait(None), Ok(()));
     assert!(gate.order().is_empty());
 }

@@ -2,7 +2,7 @@
 
 use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, DeviceKind, Source};
+use fanout::device::{Account, Device, DeviceKind, Domain, Source};
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::MulMat;
@@ -27,7 +27,7 @@ fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
     let gpu = wants.with(|info| {
         info.kind = DeviceKind::Gpu;
         if same_domain {
-            info.domain = "host".to_owned();
+            info.domain = Domain::named("host");
         }
     });
     vec![gpu.shared(), CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap()]

@@ -2,15 +2,13 @@
 
 use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, MemoryInfo, Program, Queue, Region, Source, Support,
-};
-use fanout::graph::{Graph, TensorId};
+use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue, Region, Source};
+use fanout::graph::TensorId;
+use fanout::ops::Out;
 use fanout::ops::binary::Binary;
 use fanout::ops::concat::Concat;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
-use fanout::ops::{NodeView, Out};
 use fanout::sched::{Observer, Options, Plan, SchedError, Scheduler, Seen, Task, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
@@ -50,29 +48,9 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 #[derive(Debug)]
 struct Moody(Island, AtomicBool);
 
-impl Device for Moody {
-    fn info(&self) -> &DeviceInfo {
-        self.0.info()
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.0.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.0.alloc(bytes, account)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.0.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.0.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.0.prepare(graph)
+impl ForwardDevice for Moody {
+    fn inner(&self) -> &dyn Device {
+        &self.0
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {

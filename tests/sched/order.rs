@@ -3,7 +3,7 @@
 
 use crate::gated::{Gate, GatedDevice};
 use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, Source, Ticket};
+use fanout::device::{Account, Device, Domain, Source, Ticket};
 use fanout::graph::TensorId;
 use fanout::ops::Op;
 use fanout::ops::binary::Binary;
@@ -277,7 +277,7 @@ fn no_order_changes_results() {
 #[test]
 fn nor_on_the_way_through_the_host() {
     same_as_one_device(10, Gate::among_threads, |i, device| {
-        device.with(|info| info.domain = format!("of device {}", i % 2))
+        device.with(|info| info.domain = Domain::named(format!("of device {}", i % 2)))
     });
 }
 
@@ -285,7 +285,7 @@ fn nor_on_the_way_through_the_host() {
 #[test]
 fn nor_where_devices_copy_one_way() {
     same_as_one_device(10, Gate::among_threads, |i, device| {
-        let device = device.with(|info| info.domain = format!("of device {i}"));
+        let device = device.with(|info| info.domain = Domain::named(format!("of device {i}")));
         device.copies(|to, from| from < to || (to, from) == ("G0", "G2"))
     });
 }

@@ -199,7 +199,7 @@ impl Engine {
             self.length += tokens.len();
             return Ok(None);
         };
-        if self.scheduler.devices().iter().any(|device| device.link().is_some()) {
+        if self.scheduler.devices().iter().any(|device| device.link_stats().is_some()) {
             // The logits tell that it is done, and to ask for that first would cost a round trip.
             self.scheduler.submit(&mut ready.prepared, &inputs)?;
         } else {

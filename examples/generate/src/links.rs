@@ -1,6 +1,6 @@
 //! What goes over the connections to servers, by what it was for.
 
-use fanout::device::{Device, Link};
+use fanout::device::{Device, LinkStats};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -54,10 +54,10 @@ pub struct Links {
 impl Links {
     /// Counts what has gone over the devices' connections since the last time for a phase.
     pub fn tally(&mut self, devices: &[Arc<dyn Device>], phase: Phase) {
-        devices.iter().filter_map(|device| device.link()).for_each(|link| self.add(&link, phase));
+        devices.iter().filter_map(|device| device.link_stats()).for_each(|link| self.add(&link, phase));
     }
 
-    fn add(&mut self, link: &Link, phase: Phase) {
+    fn add(&mut self, link: &LinkStats, phase: Phase) {
         let server = self.server(&link.endpoint);
         let now = Traffic { sent: link.sent, received: link.received, waits: link.waits };
         // Devices of a server share the connection: for all but the first nothing is new.
@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_once_for_their_phase_and_on_over_a_new_connection() {
-        let link = |endpoint: &str, sent| Link { endpoint: endpoint.to_owned(), sent, received: 2 * sent, waits: 1 };
+        let link =
+            |endpoint: &str, sent| LinkStats { endpoint: endpoint.to_owned(), sent, received: 2 * sent, waits: 1 };
         let mut links = Links::default();
         links.add(&link("a:1", 100), Phase::Load);
         links.add(&link("a:1", 100), Phase::Load); // its second device

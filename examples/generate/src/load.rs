@@ -5,7 +5,7 @@ use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
 use crate::placement::{Placed, Placement};
 use crate::progress::{Loaded, Progress};
 use crate::recall;
-use fanout::device::{Account, Device, DeviceError, Region, Source, TensorMemory};
+use fanout::device::{Account, Device, DeviceError, Queue, Region, Source, SourceError, TensorMemory};
 use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
@@ -101,14 +101,25 @@ pub fn load(
     account: &Arc<Account>,
     progress: &Progress,
 ) -> Vec<Result<Loaded, LoadError>> {
-    let recalling = devices.iter().filter(|device| device.info().caps.recalls).count();
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
-    let jobs = devices.iter().enumerate().map(|at| allocate(model, weights, placement, at, account));
-    let jobs: Vec<_> = jobs.collect();
+    let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
+    let jobs = devices.iter().enumerate().map(|at| {
+        let jobs = allocate(model, weights, placement, at, account)?;
+        // A device without weights to load needs no queue.
+        let queue =
+            if jobs.is_empty() { None } else { Some(at.1.queue(account).map_err(|source| failed(at.1, source))?) };
+        Ok((jobs, queue))
+    });
+    let mut jobs: Vec<Result<_, LoadError>> = jobs.collect();
+    let queues = jobs.iter_mut().flatten().filter_map(|(_, queue)| queue.as_mut());
+    let loading = queues.filter_map(|queue| queue.load_by_digest()).count();
     let loaded: Vec<_> = std::thread::scope(|scope| {
         let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
-            let failed = move |source| LoadError::Device { device: name(device), source };
-            scope.spawn(move || fill(&**device, &jobs?, account, recall::threads(recalling), progress).map_err(failed))
+            scope.spawn(move || {
+                let (jobs, Some(queue)) = jobs? else { return Ok(Loaded::default()) };
+                fill(&**device, queue, &jobs, recall::threads(loading), progress)
+                    .map_err(|source| failed(device, source))
+            })
         });
         let threads: Vec<_> = threads.collect();
         let join = |(thread, device): (ScopedJoinHandle<'_, _>, _)| {
@@ -179,26 +190,22 @@ pub struct Job<'a> {
 /// Whatever the device says.
 pub fn fill(
     device: &dyn Device,
+    mut queue: Box<dyn Queue>,
     jobs: &[Job<'_>],
-    account: &Arc<Account>,
     threads: usize,
     progress: &Progress,
 ) -> Result<Loaded, DeviceError> {
-    if jobs.is_empty() {
-        return Ok(Loaded::default());
-    }
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
-    let mut queue = device.queue(account)?;
     let mut there = Vec::new();
-    if device.info().caps.recalls {
-        there = recall::recall(&mut *queue, jobs, threads, PATIENCE, |bytes| bar.add(bytes))?;
+    if let Some(loads) = queue.load_by_digest() {
+        there = recall::recall(loads, jobs, threads, PATIENCE, |bytes| bar.add(bytes))?;
     }
     let is_there = |number: usize| there.get(number).copied().unwrap_or(false);
     let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
     let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
     for (_, Job { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number)) {
         // A connection sends the file's pages as they are: nobody waits while they are copied first.
-        if device.link().is_some() && weight.bytes.len() as u64 == region.bytes() {
+        if device.link_stats().is_some() && weight.bytes.len() as u64 == region.bytes() {
             queue.upload(region.clone(), Some(desc), Source::Borrowed(weight.bytes))?;
             bar.add(region.bytes());
             continue;
@@ -207,7 +214,8 @@ pub fn fill(
         // Straight from the file's pages to where they go.
         let mut write = |to: &mut [u8]| {
             for piece in to.chunks_mut(PIECE as usize) {
-                let (now, later) = rest.split_at_checked(piece.len()).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+                let (now, later) =
+                    rest.split_at_checked(piece.len()).ok_or_else(|| SourceError::new("the file is too short"))?;
                 piece.copy_from_slice(now);
                 rest = later;
                 bar.add(now.len() as u64);

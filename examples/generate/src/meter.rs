@@ -1,12 +1,8 @@
 //! A device around another one, which measures how long that computes: any device of one's own can be given to the scheduler.
 
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, DeviceInfo, Feature, HostBuffer, Known, Link, MemoryInfo, Point, Program,
-    Queue, Region, Source, Support, Ticket,
+    Account, Device, DeviceError, ForwardDevice, ForwardQueue, Point, Program, Queue, Region, RunInline,
 };
-use fanout::graph::Graph;
-use fanout::ops::NodeView;
-use fanout::tensor::TensorDesc;
 use std::fmt;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -55,7 +51,7 @@ impl Metered {
     /// How long its programs took since this was last asked, those of several queues added up. Waits until the programs
     /// submitted so far have ended. Nobody knows of a device behind a connection, where each moment would cost messages.
     pub fn lap(&self) -> Option<Duration> {
-        if self.inner.link().is_some() {
+        if self.inner.link_stats().is_some() {
             return None;
         }
         let mut state = self.clock.lock();
@@ -71,58 +67,14 @@ impl Metered {
     }
 }
 
-impl Device for Metered {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn features(&self) -> Vec<Feature> {
-        self.inner.features()
-    }
-
-    fn link(&self) -> Option<Link> {
-        self.inner.link()
-    }
-
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        self.inner.copies_from(other)
-    }
-
-    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        self.inner.memory()
-    }
-
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
-    }
-
-    fn import_host(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.import_host(memory, account)
-    }
-
-    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
-        self.inner.alloc_pinned(bytes, account)
-    }
-
-    fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
-        self.inner.set_threads(threads)
-    }
-
-    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-        self.inner.alloc_size(tensor)
-    }
-
-    fn support(&self, node: NodeView<'_>) -> Support {
-        self.inner.support(node)
-    }
-
-    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.inner.prepare(graph)
+impl ForwardDevice for Metered {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         let inner = self.inner.queue(account)?;
-        if self.inner.link().is_some() {
+        if self.inner.link_stats().is_some() {
             return Ok(inner);
         }
         Ok(Box::new(MeteredQueue { inner, clock: Arc::clone(&self.clock), watcher: None }))
@@ -180,45 +132,23 @@ fn watch(clock: Arc<Clock>) -> Sender<(Point, Point)> {
     send
 }
 
-impl Queue for MeteredQueue {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        self.inner.upload(dst, tensor, src)
-    }
-
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.inner.download(src)
-    }
-
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
-        self.inner.download_all(srcs)
-    }
-
-    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
-        self.inner.recall(dst, tensor, known)
-    }
-
-    fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        self.inner.fill(dst, value)
-    }
-
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
-        self.inner.copy_from(src, dst, after)
+impl ForwardQueue for MeteredQueue {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.inner)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         self.timed(|queue| queue.run(program, bindings))
     }
 
-    fn run_here(&mut self, program: &Program, bindings: &Arc<[Region]>, patience: Duration) -> Result<(), DeviceError> {
-        self.timed(|queue| queue.run_here(program, bindings, patience))
+    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        if self.inner.run_inline().is_some() { Some(self) } else { None }
     }
+}
 
-    fn mark(&mut self) -> Point {
-        self.inner.mark()
-    }
-
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.inner.wait(point)
+impl RunInline for MeteredQueue {
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        self.timed(|queue| queue.run_inline_or_submit(program, bindings, budget))
     }
 }
 
@@ -227,6 +157,7 @@ impl Queue for MeteredQueue {
 mod tests {
     use super::*;
     use fanout::cpu::{CpuDevice, Path};
+    use fanout::device::Source;
     use fanout::graph::Builder;
     use fanout::ops::mul_mat::MulMat;
     use fanout::tensor::DType;
@@ -239,12 +170,12 @@ mod tests {
         b.node(MulMat::PLAIN, &[Some(a), Some(a)]).unwrap();
         let graph = Arc::new(b.build().unwrap());
         let account = Account::new(1 << 30);
-        let memory = device.alloc(graph.slots()[0] as u64, &account).unwrap();
-        let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
-        let mut queue = device.queue(&account).unwrap();
+        let memory = Device::alloc(&*device, graph.slots()[0] as u64, &account).unwrap();
+        let (program, bindings) = (Device::prepare(&*device, graph).unwrap(), Arc::from([memory.whole()]));
+        let mut queue = Device::queue(&*device, &account).unwrap();
         assert_eq!(device.lap(), Some(Duration::ZERO));
         let start = Instant::now();
-        queue.run_here(&program, &bindings, Duration::from_secs(9)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
         let here = device.lap().unwrap();
         assert!(here > Duration::ZERO && here <= start.elapsed());
         for _ in 0..3 {
@@ -253,10 +184,27 @@ mod tests {
         let there = device.lap().unwrap();
         assert!(there > Duration::ZERO && there <= start.elapsed());
         assert_eq!(device.lap(), Some(Duration::ZERO));
-        queue.run_here(&program, &bindings, Duration::from_secs(9)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
         // What has not ended yet is told later.
         let (so_far, rest) = (device.so_far(), device.lap().unwrap());
         assert!(so_far + rest > Duration::ZERO && so_far + rest <= start.elapsed());
         assert_eq!((device.so_far(), device.lap()), (Duration::ZERO, Some(Duration::ZERO)));
+    }
+
+    /// A measured CPU has the capabilities of the CPU, and their effects arrive there.
+    #[test]
+    fn capabilities_are_those_of_the_measured_device() {
+        let cpu = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
+        let device: Arc<dyn Device> = Metered::new(Arc::clone(&cpu) as _);
+        assert_eq!(device.info().id, cpu.info().id);
+        assert!(device.import_host().is_some() && device.pinned_memory().is_none() && device.peer_copies().is_none());
+        device.host_threads().unwrap().set_threads(2).unwrap();
+        assert_eq!(cpu.threads(), 2);
+        let account = Account::new(1 << 20);
+        let (buffer, mut queue) = (device.alloc(64, &account).unwrap(), device.queue(&account).unwrap());
+        assert!(queue.run_inline().is_some() && queue.load_by_digest().is_none());
+        queue.prefault().unwrap().prefault(&buffer.whole());
+        queue.upload(buffer.whole(), None, Source::Borrowed(&[7; 64])).unwrap();
+        assert_eq!(queue.download(buffer.whole()).unwrap().wait(None), Ok(vec![7; 64]));
     }
 }

@@ -1,7 +1,7 @@
 //! Weights that a device may find by itself, on the disk of its server: it is told their digests, and sent what it lacks.
 
 use crate::load::Job;
-use fanout::device::{DeviceError, Known, Queue, Ticket};
+use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, TensorDigest, Ticket};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ pub fn threads(devices: usize) -> usize {
 /// # Errors
 /// Whatever the device says.
 pub fn recall(
-    queue: &mut dyn Queue,
+    device: &mut dyn LoadByDigest,
     jobs: &[Job<'_>],
     threads: usize,
     patience: Duration,
@@ -36,8 +36,8 @@ pub fn recall(
 ) -> Result<Vec<bool>, DeviceError> {
     let next = AtomicUsize::new(0);
     let mut there = vec![false; jobs.len()];
-    let mut settle = |number: usize, ticket: Ticket| {
-        let is_there = ticket.wait(Some(Instant::now() + patience))? == [1];
+    let mut settle = |number: usize, ticket: Ticket<LoadOutcome>| {
+        let is_there = ticket.wait(Some(Instant::now() + patience))? == LoadOutcome::Found;
         if let (Some(there), Some(job)) = (there.get_mut(number), jobs.get(number).filter(|_| is_there)) {
             *there = true;
             found(job.region.bytes());
@@ -57,8 +57,8 @@ pub fn recall(
         let mut asked = VecDeque::new();
         for (number, digest) in known {
             let Some(job) = jobs.get(number) else { continue };
-            let known = Known { digest, name: job.name };
-            asked.push_back((number, queue.recall(job.region.clone(), Some(&job.desc), known)?));
+            let wanted = TensorDigest { digest, name: job.name };
+            asked.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
             while let Some((number, ticket)) = asked.pop_front_if(|(_, ticket)| ticket.is_ready()) {
                 settle(number, ticket)?;
             }
@@ -87,12 +87,8 @@ mod tests {
     use crate::load::{Weights, fill};
     use crate::progress::{Loaded, Progress};
     use fanout::cpu::{CpuDevice, Path};
-    use fanout::device::{
-        Account, Buffer, Device, DeviceInfo, MemoryInfo, Point, Program, Region, Source, Support, TensorMemory,
-    };
+    use fanout::device::{Account, Device, ForwardDevice, ForwardQueue, Queue, Region, Source, TensorMemory};
     use fanout::gguf::Gguf;
-    use fanout::graph::Graph;
-    use fanout::ops::NodeView;
     use fanout::tensor::{DType, TensorDesc};
     use std::sync::Arc;
 
@@ -100,30 +96,14 @@ mod tests {
     #[derive(Debug)]
     struct WithDisk {
         inner: Arc<CpuDevice>,
-        info: DeviceInfo,
         disk: Vec<Vec<u8>>,
         /// Answers before the connection is lost.
         answers: usize,
     }
 
-    impl Device for WithDisk {
-        fn info(&self) -> &DeviceInfo {
-            &self.info
-        }
-        fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-            self.inner.memory()
-        }
-        fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-            self.inner.alloc(bytes, account)
-        }
-        fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
-            self.inner.alloc_size(tensor)
-        }
-        fn support(&self, node: NodeView<'_>) -> Support {
-            self.inner.support(node)
-        }
-        fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-            self.inner.prepare(graph)
+    impl ForwardDevice for WithDisk {
+        fn inner(&self) -> &dyn Device {
+            &*self.inner
         }
         fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
             let (inner, disk) = (self.inner.queue(account)?, self.disk.clone());
@@ -137,44 +117,32 @@ mod tests {
         answers: usize,
     }
 
-    impl Queue for DiskQueue {
-        fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-            self.inner.upload(dst, tensor, src)
+    impl ForwardQueue for DiskQueue {
+        fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+            Ok(&mut *self.inner)
         }
-        fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-            self.inner.download(src)
+        fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
+            Some(self)
         }
-        fn recall(
+    }
+
+    impl LoadByDigest for DiskQueue {
+        fn load_by_digest(
             &mut self,
             dst: Region,
             tensor: Option<&TensorDesc>,
-            known: Known<'_>,
-        ) -> Result<Ticket, DeviceError> {
+            wanted: TensorDigest<'_>,
+        ) -> Result<Ticket<LoadOutcome>, DeviceError> {
             self.answers = self.answers.checked_sub(1).ok_or(DeviceError::Ended)?;
-            let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == known.digest;
+            let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == wanted.digest;
             let found = self.disk.iter().find(is_it).cloned();
             match &found {
-                Some(bytes) => self.upload(dst, tensor, Source::Borrowed(bytes))?,
-                None => self.fill(dst, 0xee)?,
+                Some(bytes) => self.inner.upload(dst, tensor, Source::Borrowed(bytes))?,
+                None => self.inner.fill(dst, 0xee)?,
             }
             let (answer, ticket) = Ticket::new();
-            answer.send(Ok(vec![found.is_some().into()]));
+            answer.send(Ok(if found.is_some() { LoadOutcome::Found } else { LoadOutcome::Missing }));
             Ok(ticket)
-        }
-        fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-            self.inner.fill(dst, value)
-        }
-        fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
-            self.inner.copy_from(src, dst, after)
-        }
-        fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-            self.inner.run(program, bindings)
-        }
-        fn mark(&mut self) -> Point {
-            self.inner.mark()
-        }
-        fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-            self.inner.wait(point)
         }
     }
 
@@ -197,10 +165,8 @@ mod tests {
         let weights = Weights::new(&file, &gguf);
 
         let inner = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
-        let mut info = inner.info().clone();
-        info.caps.recalls = true;
         let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();
-        let device = WithDisk { inner, info, disk, answers };
+        let device = WithDisk { inner, disk, answers };
         let account = Account::new(1 << 30);
         let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).unwrap();
         let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &account).unwrap();
@@ -211,8 +177,8 @@ mod tests {
             weight: weights.get(name).unwrap(),
         });
         let jobs: Vec<_> = jobs.collect();
-        let loaded = fill(&device, &jobs, &account, 3, &Progress::new(false))?;
-        let mut queue = device.queue(&account)?;
+        let loaded = fill(&device, Device::queue(&device, &account)?, &jobs, 3, &Progress::new(false))?;
+        let mut queue = Device::queue(&device, &account)?;
         let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
         Ok((loaded, [there, want]))
     }

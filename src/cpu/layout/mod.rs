@@ -27,7 +27,7 @@ pub(super) use needs::{Access, Needs, Uses};
 use super::memory::{HostMemory, View};
 use super::pool::{Ask, Pool};
 use super::strip;
-use crate::device::{DeviceError, HostBuffer};
+use crate::device::{DeviceError, HostBuffer, SourceError};
 use crate::tensor::TensorDesc;
 use marks::{LEAST, Marks, Span, moved};
 use std::cmp::Ordering;
@@ -56,7 +56,7 @@ pub(super) fn in_strips(tensor: &TensorDesc) -> bool {
 }
 
 /// What fills an upload, piece by piece.
-pub(super) type Fill<'a> = dyn FnMut(&mut [u8]) -> io::Result<()> + 'a;
+pub(super) type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
 
 /// Bytes of which parts may lie in strips.
 pub(super) struct Memory {
@@ -155,7 +155,7 @@ impl Memory {
                         Ok(())
                     })
                 });
-                done.map_err(|e| DeviceError::Source(e.to_string()))?;
+                done?;
             }
         }
         Ok(())
@@ -202,13 +202,13 @@ impl Memory {
         while at < span.range.end {
             let n = rows.len().min(span.range.end - at);
             let rows = &mut rows[..n];
-            fill(rows).map_err(|e| DeviceError::Source(e.to_string()))?;
+            fill(rows)?;
             arrived(at + n);
             let mut strips = rows.chunks_exact(strip);
-            let packed = self.pages.stream(at, n, strip, &mut |to| {
-                strips.next().map(|rows| pack(span, rows, to)).ok_or(io::ErrorKind::InvalidInput.into())
-            });
-            packed.map_err(|_| OUTSIDE)?;
+            let packed = self
+                .pages
+                .stream(at, n, strip, &mut |to| strips.next().map(|rows| pack(span, rows, to)).ok_or(OUTSIDE));
+            packed?;
             at += n;
         }
         Ok(())
@@ -331,7 +331,7 @@ impl Memory {
         };
         // A worker of the pool must come back, whatever happens.
         let job = |_: bool| {
-            if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok::<_, io::Error>(()))) {
+            if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok::<_, DeviceError>(()))) {
                 failed.store(true, Relaxed);
             }
         };

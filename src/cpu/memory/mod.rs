@@ -13,7 +13,7 @@ mod view;
 
 pub(crate) use view::View;
 
-use crate::device::HostBuffer;
+use crate::device::{DeviceError, HostBuffer};
 use crossbeam::utils::CachePadded;
 use memmap2::MmapMut;
 use std::ops::Range;
@@ -130,9 +130,10 @@ impl HostMemory {
         offset: usize,
         bytes: usize,
         piece: usize,
-        fill: &mut dyn FnMut(&mut [u8]) -> std::io::Result<()>,
-    ) -> std::io::Result<()> {
-        let start = self.part(offset, bytes).ok_or(std::io::ErrorKind::InvalidInput)?;
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let outside = DeviceError::Misuse("a region reaches past the end of its memory");
+        let start = self.part(offset, bytes).ok_or(outside)?;
         let mut done = 0;
         while done < bytes {
             let n = piece.min(bytes - done);

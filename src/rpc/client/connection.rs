@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::greeted::{Kept, Session};
 use super::proof::{Lane, Needs, Proofs};
 use super::reader;
-use crate::device::{DeviceError, Link, Ticket, TicketSender};
+use crate::device::{DeviceError, Domain, LinkStats, Ticket, TicketSender};
 use crate::rpc::hunch::Hunch;
 use crate::rpc::wire::ext::GreetReply;
 use crate::rpc::wire::{Dialect, Request};
@@ -221,14 +221,14 @@ impl Shared {
     }
 
     /// Devices of one connection reach each other's memory, those of two connections to one server do not.
-    pub(super) fn domain(&self) -> String {
-        format!("{} (connection {})", self.endpoint, self.number)
+    pub(super) fn domain(&self) -> Domain {
+        Domain::named(format!("{} (connection {})", self.endpoint, self.number))
     }
 
-    pub(super) fn link(&self) -> Link {
+    pub(super) fn link(&self) -> LinkStats {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Traffic { sent, received, waits } = &self.traffic;
-        Link { endpoint: self.endpoint.clone(), sent: count(sent), received: count(received), waits: count(waits) }
+        LinkStats { endpoint: self.endpoint.clone(), sent: count(sent), received: count(received), waits: count(waits) }
     }
 
     pub(super) fn count_wait(&self) {

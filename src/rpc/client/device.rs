@@ -10,7 +10,7 @@ use super::plain::{Plain, RANGE};
 use super::proof::{Lane, Progress};
 use super::queue::RemoteQueue;
 use crate::device::{
-    Account, Buffer, Caps, Charge, Device, DeviceError, DeviceInfo, DeviceKind, Link, MemoryInfo, Program, Queue,
+    Account, Buffer, Caps, Charge, Device, DeviceError, DeviceInfo, DeviceKind, LinkStats, MemoryInfo, Program, Queue,
     Region, Support,
 };
 use crate::graph::Graph;
@@ -109,14 +109,13 @@ fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, Dev
     let dialect = connection.dialect;
     let older = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
     let info = DeviceInfo {
-        name: format!("{}/{index}", connection.endpoint()),
         description: format!("device {index} of the RPC server {}{older}", connection.endpoint()),
-        // Servers do not say what it is; it is not the host's memory.
-        kind: DeviceKind::Gpu,
         alignment,
         max_buffer,
         domain: connection.domain(),
-        caps: Caps { asynchronous: true, events: true, ..Caps::default() },
+        caps: Caps { asynchronous: true, events: true },
+        // Servers do not say what it is; it is not the host's memory.
+        ..DeviceInfo::new(format!("{}/{index}", connection.endpoint()), DeviceKind::Gpu)
     };
     let progress = connection.proofs.add_device();
     connection.turn(|turn| {
@@ -196,7 +195,7 @@ impl Remote {
         // Not every server has buffers of nothing.
         let (handle, base) = self.allocate(bytes.max(1))?;
         let memory = Memory { connection: Arc::clone(&self.connection), device: self.index, handle, base };
-        Ok(Buffer::new(&self.info.name, bytes, Box::new(memory), Box::new(charge)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charge)))
     }
 
     /// Asked only for tensors that a server may pad, once for each kind of them.
@@ -260,7 +259,7 @@ impl Device for PlainDevice {
         &self.remote.info
     }
 
-    fn link(&self) -> Option<Link> {
+    fn link_stats(&self) -> Option<LinkStats> {
         Some(self.remote.connection.link())
     }
 

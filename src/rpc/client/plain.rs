@@ -1,6 +1,5 @@
 //! What a queue says where the server speaks 7.0 alone.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +9,7 @@ use super::fate::Fate;
 use super::graph::{Body, describe};
 use super::proof::{Before, Lane, Needs, Progress, Track};
 use super::queue::{Awaited, Command, Recall, SMALL, Speaker};
-use crate::device::{DeviceError, Point, Region, Ticket, Timeline};
+use crate::device::{DeviceError, Point, Region, SourceError, Ticket, Timeline};
 use crate::rpc::wire::{
     BodySize, BufferClear, Command as Wire, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response,
     SetTensorHead, TensorRecord,
@@ -241,7 +240,7 @@ impl Speaker for Plain {
         &mut self,
         dst: &Region,
         tensor: Option<&TensorDesc>,
-        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
     ) -> Result<(), DeviceError> {
         let at_once = if tensor.is_some() { GATHERED } else { SMALL };
         let piece = if dst.bytes() <= at_once { dst.bytes() } else { PIECE };
@@ -250,7 +249,7 @@ impl Speaker for Plain {
         while at < dst.bytes() {
             let part = dst.part(at, piece.min(dst.bytes() - at))?;
             let bytes = &mut bytes[..part.bytes() as usize];
-            fill(bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+            fill(bytes)?;
             self.upload(&part, tensor, bytes)?;
             at += part.bytes();
         }

@@ -4,7 +4,6 @@
 //! of another connection or for a copy through this host, is handed with the executor to the queue's thread, and what is
 //! submitted after it goes the same way. What the work is called on the wire is a [`Speaker`]'s business.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +11,8 @@ use std::time::{Duration, Instant};
 use super::device::{Memory, Remote, memory};
 use super::graph::{Body, Code};
 use crate::device::{
-    DeviceError, Known, Line, Point, Program, Queue, Region, Source, Staged, Ticket, TicketSender, Timeline,
+    CopyOutcome, DeviceError, Line, LoadByDigest, LoadOutcome, Point, Program, Queue, Region, Source, SourceError,
+    Staged, TensorDigest, Ticket, TicketSender, Timeline,
 };
 use crate::tensor::TensorDesc;
 
@@ -34,7 +34,7 @@ pub(super) trait Speaker: Send + 'static {
         &mut self,
         dst: &Region,
         tensor: Option<&TensorDesc>,
-        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
     ) -> Result<(), DeviceError>;
 
     fn download(&mut self, parts: Vec<(Region, Awaited)>) -> Result<(), DeviceError>;
@@ -237,7 +237,7 @@ impl<S: Speaker> Queue for RemoteQueue<S> {
             Source::Borrowed(bytes) => self.upload_now(|speaker| speaker.upload(&dst, tensor, bytes)),
             Source::Writer(fill) if dst.bytes() <= SMALL && self.idle().is_none() => {
                 let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut bytes)?;
                 self.submit(Command::Upload { dst, bytes })
             }
             Source::Writer(fill) => self.upload_now(|speaker| speaker.upload_from(&dst, tensor, fill)),
@@ -260,28 +260,17 @@ impl<S: Speaker> Queue for RemoteQueue<S> {
         Ok(tickets)
     }
 
-    fn recall(&mut self, dst: Region, tensor: Option<&TensorDesc>, known: Known<'_>) -> Result<Ticket, DeviceError> {
-        self.here(&dst)?;
-        if !self.remote.info.caps.recalls {
-            return self.unbroken().map(|()| Ticket::ready(vec![0]));
-        }
-        let (to, ticket) = Awaited::new(&self.remote);
-        let (digest, name) = (known.digest, known.name.to_owned());
-        self.submit(Command::Recall(Recall { dst, tensor: tensor.copied(), digest, name, to }))?;
-        Ok(ticket)
-    }
-
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         self.here(&dst)?;
         self.submit(Command::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         self.here(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        let Ok(from) = memory(&src) else { return Ok(false) };
+        let Ok(from) = memory(&src) else { return Ok(CopyOutcome::Unreachable) };
         if from.is_of(&self.remote.connection) {
             if let Some(point) = after {
                 self.wait(point)?;
@@ -290,9 +279,9 @@ impl<S: Speaker> Queue for RemoteQueue<S> {
         } else if self.remote.fetches_from(&from.connection) {
             self.submit(Command::Fetch { src, dst, after: after.cloned() })?;
         } else {
-            return Ok(false);
+            return Ok(CopyOutcome::Unreachable);
         }
-        Ok(true)
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
@@ -322,6 +311,28 @@ impl<S: Speaker> Queue for RemoteQueue<S> {
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
         self.submit(Command::Wait(point.clone()))
+    }
+
+    fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
+        let session = self.remote.connection.session.as_ref();
+        if session.is_some_and(|session| session.server().abilities.loads) { Some(self) } else { None }
+    }
+}
+
+impl<S: Speaker> LoadByDigest for RemoteQueue<S> {
+    fn load_by_digest(
+        &mut self,
+        dst: Region,
+        tensor: Option<&TensorDesc>,
+        wanted: TensorDigest<'_>,
+    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+        self.here(&dst)?;
+        let (to, reply) = Awaited::new(&self.remote);
+        let (digest, name) = (wanted.digest, wanted.name.to_owned());
+        self.submit(Command::Recall(Recall { dst, tensor: tensor.copied(), digest, name, to }))?;
+        // The reply has been checked where it arrived: one byte, 0 or 1.
+        let outcome = |reply: Vec<u8>| if reply == [1] { LoadOutcome::Found } else { LoadOutcome::Missing };
+        Ok(Ticket::fetched(move |deadline| reply.wait(deadline).map(outcome)))
     }
 }
 

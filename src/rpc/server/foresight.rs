@@ -44,7 +44,9 @@ impl Foresight {
         while at < end && !is_due() {
             let Ok(part) = region.part(at - start, STEP.min(end - at)) else { return };
             at += part.bytes();
-            queue.foresee(&part);
+            if let Some(memory) = queue.prefault() {
+                memory.prefault(&part);
+            }
         }
         self.ready = Some((buffer, at));
     }

@@ -1,7 +1,6 @@
 //! One client's session: what each command does.
 
 use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use super::holdings::Holdings;
 use super::outgoing::Outgoing;
 use super::programs::Programs;
 use super::{Refusal, Shared, bounce, compile, listen};
-use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
+use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source, SourceError};
 use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION, State};
 use crate::rpc::wire::{
     Command, CopyTensor, GetTensor, HelloReply, InitTensor, MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request,
@@ -317,7 +316,7 @@ impl<'a> Session<'a> {
             (head.offset == 0 && len == whole.extent() as u64).then_some(&whole),
             Source::Writer(&mut |piece| {
                 connection.read_exact(piece).map_err(|e| {
-                    let text = io::Error::other(e.to_string());
+                    let text = SourceError::new(&e);
                     broken = Some(e);
                     text
                 })?;
@@ -364,7 +363,7 @@ impl<'a> Session<'a> {
             tensor,
             Source::Writer(&mut |piece| {
                 hit.read(piece).map_err(|e| {
-                    let text = io::Error::other(e.to_string());
+                    let text = SourceError::new(&e);
                     broken = Some(e);
                     text
                 })
@@ -419,11 +418,11 @@ impl<'a> Session<'a> {
         } else if from.bytes() == 0 {
             true
         } else if reads == writes {
-            self.queue(writes)?.copy_from(from, to, None)?
+            self.queue(writes)?.copy_from(from, to, None)?.is_submitted()
         } else {
             let ready = self.queue(reads)?.mark();
             let queue = self.queue(writes)?;
-            let copied = queue.copy_from(from.clone(), to.clone(), Some(&ready))?;
+            let copied = queue.copy_from(from.clone(), to.clone(), Some(&ready))?.is_submitted();
             if copied {
                 // The source may be overwritten only after the copy has read it.
                 let read = queue.mark();
@@ -481,7 +480,11 @@ impl<'a> Session<'a> {
     fn run(&mut self, device: u32, program: &Program, bindings: &Arc<[Region]>) -> Result<(), Refusal> {
         let others = (0..).zip(&self.lanes).any(|(at, lane)| at != device && lane.queue.is_some());
         let queue = self.queue(device)?;
-        let done = if others { queue.run(program, bindings) } else { queue.run_here(program, bindings, RUN_PATIENCE) };
+        let done = if others {
+            queue.run(program, bindings)
+        } else {
+            queue.run_inline_or_submit(program, bindings, RUN_PATIENCE)
+        };
         Ok(done?)
     }
 }

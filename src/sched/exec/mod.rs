@@ -153,7 +153,7 @@ impl Scheduler {
     /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs; [`SchedError::Foreign`] for a plan
     /// over other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
-        let same = self.devices.iter().map(|device| &device.info().name).eq(&plan.devices);
+        let same = self.devices.iter().map(|device| &device.info().id).eq(&plan.ids);
         if !same || plan.reach != self.reach {
             return Err(SchedError::Foreign);
         }
@@ -188,10 +188,10 @@ impl Scheduler {
         for (slot, storage) in (0..).zip(plan.task.storage()) {
             if let Storage::Stored { device, region: Some(region) } = storage
                 && let Some(device) = self.devices.get(*device)
-                && device.info().name != region.buffer().device()
+                && device.info().id != region.buffer().device()
             {
                 let name = plan.task.slot_name(slot).to_owned();
-                let (device, owner) = (device.info().name.clone(), region.buffer().device().to_owned());
+                let (device, owner) = (device.info().name.clone(), region.buffer().device_name().to_owned());
                 return Err(SchedError::Elsewhere { name, device, owner });
             }
         }

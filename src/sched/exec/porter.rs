@@ -3,7 +3,9 @@
 //! have come.
 
 use super::super::SchedError;
-use crate::device::{DeviceError, PATIENCE, PIECE, Point, Program, Queue, Region, Source, Ticket, Timeline};
+use crate::device::{
+    CopyOutcome, DeviceError, ForwardQueue, PATIENCE, PIECE, Point, Prefault, Queue, Region, Source, Ticket, Timeline,
+};
 use crate::tensor::TensorDesc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
@@ -14,6 +16,8 @@ pub(super) struct Porter {
     work: Sender<Load>,
     timeline: Arc<Timeline>,
     marked: u64,
+    /// Whether the queue that the thread has can prefault.
+    prefaults: bool,
 }
 
 enum Load {
@@ -21,20 +25,21 @@ enum Load {
     Deliver(Region, Ticket),
     Copy(Region, Region, Option<Point>),
     Wait(Point),
+    Prefault(Region),
     Mark(u64),
 }
 
 impl Porter {
-    pub(super) fn new(queue: Box<dyn Queue>, device: &str) -> Result<Porter, SchedError> {
+    pub(super) fn new(mut queue: Box<dyn Queue>, device: &str) -> Result<Porter, SchedError> {
         let (work, loads) = unbounded();
         let (mark, marks) = unbounded();
-        let timeline = Timeline::new();
+        let (timeline, prefaults) = (Timeline::new(), queue.prefault().is_some());
         let ends = [(); 2].map(|()| End(Arc::clone(&timeline)));
         let [carrier, watcher] = ends;
         let thread = |name: &str| std::thread::Builder::new().name(format!("{name} {device}"));
         thread("at").spawn(move || watch(&marks, &watcher.0)).map_err(SchedError::Thread)?;
         thread("to").spawn(move || carry(queue, &loads, &mark, &carrier.0)).map_err(SchedError::Thread)?;
-        Ok(Porter { work, timeline, marked: 0 })
+        Ok(Porter { work, timeline, marked: 0, prefaults })
     }
 
     /// Writes bytes that have yet to come.
@@ -82,6 +87,12 @@ fn obey(queue: &mut dyn Queue, load: Load, marks: &Sender<(u64, Point)>) -> Resu
         Load::Deliver(dst, ticket) => upload(queue, &dst, &ticket.wait(deadline())?),
         Load::Copy(src, dst, after) => copy(queue, src, dst, after.as_ref()),
         Load::Wait(point) => queue.wait(&point),
+        Load::Prefault(region) => {
+            if let Some(memory) = queue.prefault() {
+                memory.prefault(&region);
+            }
+            Ok(())
+        }
         // Who waits for them ends only when this does, or when it has said why.
         Load::Mark(seq) => marks.send((seq, queue.mark())).map_err(|_| DeviceError::Ended),
     }
@@ -104,8 +115,10 @@ fn watch(marks: &Receiver<(u64, Point)>, timeline: &Timeline) {
 /// Copies between devices of which one has said that it copies from the other.
 pub(super) fn copy(queue: &mut dyn Queue, src: Region, dst: Region, after: Option<&Point>) -> Result<(), DeviceError> {
     match queue.copy_from(src, dst, after)? {
-        true => Ok(()),
-        false => Err(DeviceError::Bug("a device does not copy what it has said that it copies".to_owned())),
+        CopyOutcome::Submitted => Ok(()),
+        CopyOutcome::Unreachable => {
+            Err(DeviceError::Bug("a device does not copy what it has said that it copies".to_owned()))
+        }
     }
 }
 
@@ -120,34 +133,27 @@ pub(super) fn upload(queue: &mut dyn Queue, dst: &Region, bytes: &[u8]) -> Resul
     Ok(())
 }
 
-impl Queue for Porter {
+impl ForwardQueue for Porter {
+    /// The queue is with the thread. What no method below hands to the thread is refused: a porter only brings.
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Err(DeviceError::Misuse("a porter only brings"))
+    }
+
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
         let bytes = match src {
             Source::Borrowed(bytes) => bytes.to_vec(),
             Source::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
-                fill(&mut bytes).map_err(|e| DeviceError::Source(e.to_string()))?;
+                fill(&mut bytes)?;
                 bytes
             }
         };
         self.load(Load::Upload(dst, bytes))
     }
 
-    fn download(&mut self, _: Region) -> Result<Ticket, DeviceError> {
-        Err(DeviceError::Misuse("a porter only brings"))
-    }
-
-    fn fill(&mut self, _: Region, _: u8) -> Result<(), DeviceError> {
-        Err(DeviceError::Misuse("a porter only brings"))
-    }
-
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<bool, DeviceError> {
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
         self.load(Load::Copy(src, dst, after.cloned()))?;
-        Ok(true)
-    }
-
-    fn run(&mut self, _: &Program, _: &Arc<[Region]>) -> Result<(), DeviceError> {
-        Err(DeviceError::Misuse("a porter only brings"))
+        Ok(CopyOutcome::Submitted)
     }
 
     fn mark(&mut self) -> Point {
@@ -159,5 +165,61 @@ impl Queue for Porter {
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
         self.load(Load::Wait(point.clone()))
+    }
+
+    fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+        if self.prefaults { Some(self) } else { None }
+    }
+}
+
+impl Prefault for Porter {
+    fn prefault(&mut self, region: &Region) {
+        // A hint: when the thread is gone, nothing needs it.
+        let _ = self.load(Load::Prefault(region.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Account, DeviceKind};
+    use crate::null::Null;
+    use std::time::Duration;
+
+    /// A queue that reports the prefaulted bytes.
+    struct Reporting(Box<dyn Queue>, Sender<u64>);
+
+    impl ForwardQueue for Reporting {
+        fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+            Ok(&mut *self.0)
+        }
+
+        fn prefault(&mut self) -> Option<&mut dyn Prefault> {
+            Some(self)
+        }
+    }
+
+    impl Prefault for Reporting {
+        fn prefault(&mut self, region: &Region) {
+            self.1.send(region.bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_porter_forwards_hints_and_refuses_what_it_does_not_bring() {
+        let (device, account) = (Null::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
+        let buffer = device.alloc(64, &account).unwrap();
+        let (tell, told) = unbounded();
+        let reporting = Reporting(device.queue(&account).unwrap(), tell);
+        let mut porter: Box<dyn Queue> = Box::new(Porter::new(Box::new(reporting), "N").unwrap());
+        porter.prefault().unwrap().prefault(&buffer.whole());
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(64));
+        assert!(porter.load_by_digest().is_none() && porter.run_inline().is_none());
+        assert!(matches!(porter.download(buffer.whole()), Err(DeviceError::Misuse(_))));
+        assert!(matches!(porter.fill(buffer.whole(), 0), Err(DeviceError::Misuse(_))));
+        porter.upload(buffer.whole(), None, Source::Borrowed(&[0; 64])).unwrap();
+        porter.mark().wait(deadline()).unwrap();
+        let mut plain: Box<dyn Queue> = Box::new(Porter::new(device.queue(&account).unwrap(), "N").unwrap());
+        assert!(plain.prefault().is_none());
     }
 }

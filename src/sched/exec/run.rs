@@ -49,7 +49,8 @@ impl Runs for Whole {
         let running = scheduler.lanes.at(at.lane)?;
         let device = running.lane.device;
         let queue = running.queue();
-        let done = if self.here { queue.run_here(program, bindings, HERE) } else { queue.run(program, bindings) };
+        let done =
+            if self.here { queue.run_inline_or_submit(program, bindings, HERE) } else { queue.run(program, bindings) };
         done.map_err(|e| SchedError::of(&of.plan.devices[device], e))
     }
 }

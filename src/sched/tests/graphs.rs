@@ -1,6 +1,6 @@
 //! Tasks of many shapes, each over any number of devices, to plan, verify and print.
 
-use crate::device::{Device, DeviceInfo, DeviceKind, Support};
+use crate::device::{Device, DeviceInfo, DeviceKind, Domain, Support};
 use crate::graph::TensorId;
 use crate::null::Null;
 use crate::ops::binary::Binary;
@@ -58,7 +58,7 @@ fn reaching(count: usize, together: bool, copies: fn(usize, usize, usize) -> boo
     let named = move |at: usize| if is_cpu(at) { "CPU".to_owned() } else { format!("GPU{at}") };
     let device = |at: usize| {
         let (name, kind) = (named(at), if is_cpu(at) { DeviceKind::Cpu } else { DeviceKind::Gpu });
-        let domain = if together { "all".to_owned() } else { name.clone() };
+        let domain = Domain::named(if together { "all" } else { &name });
         let number = move |info: &DeviceInfo| (0..count).find(|&at| named(at) == info.name);
         let from = move |info: &DeviceInfo| number(info).is_some_and(|from| copies(count, at, from));
         let null = Null::new(&name, kind).with(|info| info.domain = domain).copies(from);

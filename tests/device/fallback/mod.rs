@@ -6,7 +6,9 @@ mod order;
 
 use super::spy::Spy;
 use super::{MEMORY, floats, soon};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, Known, Queue, Region, Source, Support};
+use fanout::device::{
+    Account, Buffer, Device, DeviceError, Domain, LoadOutcome, PeerCopies, Queue, Region, Source, Support, TensorDigest,
+};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, TensorId};
 use fanout::ops::OpCode::{self, Add, Mul, Sqr};
@@ -71,7 +73,8 @@ fn get(queue: &mut dyn Queue, region: Region) -> Result<f32, DeviceError> {
 fn it_is_its_primary_to_the_outside() {
     let Pair { primary, second, device, account } = pair(&[Sqr]);
     let buffer = device.alloc(1000, &account).unwrap();
-    assert_eq!((device.info().name.as_str(), buffer.device()), ("GPU", "GPU"));
+    assert_eq!((device.info().name.as_str(), buffer.device_name()), ("GPU", "GPU"));
+    assert_eq!((device.info().id, buffer.device()), (primary.info().id, primary.info().id));
     assert_eq!(device.memory().unwrap().total, MEMORY);
     assert_eq!((primary.memory().unwrap().total, account.used()), (MEMORY, 1000));
     assert_eq!(second.seen.queues.load(SeqCst), 0);
@@ -85,9 +88,10 @@ fn it_is_its_primary_to_the_outside() {
 #[test]
 fn it_is_reached_and_reaches_as_its_primary() {
     let Pair { primary, device, account, .. } = pair(&[Sqr]);
-    assert_eq!(device.link(), primary.link());
+    assert_eq!(device.link_stats(), primary.link_stats());
     for (domain, copies) in [("host", true), ("of a GPU", true), ("elsewhere", false)] {
-        let other = DeviceInfo { domain: domain.to_owned(), ..primary.info().clone() };
+        let mut other = primary.info().clone();
+        other.domain = Domain::named(domain);
         assert_eq!(device.copies_from(&other), copies, "{domain}");
     }
     let (graph, _) = chain();
@@ -97,9 +101,10 @@ fn it_is_reached_and_reaches_as_its_primary() {
     let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
     let parts = [(0, 16), (16, 48)].map(|(offset, bytes)| buffer.region(offset, bytes).unwrap());
     for turn in 1..3 {
-        let known = Known { digest: [turn; 32], name: "w" };
-        let found = queue.recall(buffer.whole(), None, known).unwrap().wait(soon()).unwrap();
-        assert_eq!(found, [1], "turn {turn}");
+        let wanted = TensorDigest { digest: [turn; 32], name: "w" };
+        let found = queue.load_by_digest().unwrap().load_by_digest(buffer.whole(), None, wanted).unwrap();
+        assert_eq!(found.wait(soon()), Ok(LoadOutcome::Found), "turn {turn}");
+        queue.prefault().unwrap().prefault(&buffer.whole());
         let read = queue.download_all(&parts).unwrap();
         let read: Vec<_> = read.into_iter().map(|ticket| ticket.wait(soon()).unwrap()).collect();
         assert_eq!(read, [vec![turn; 16], vec![turn; 48]]);
@@ -107,6 +112,7 @@ fn it_is_reached_and_reaches_as_its_primary() {
         queue.run(&program, &bindings).unwrap();
     }
     assert!(primary.seen.batches.load(SeqCst) >= 1);
+    assert_eq!(primary.seen.prefaulted.load(SeqCst), 2 * 64);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::super::soon;
 use super::super::spy::Event;
 use super::{Pair, get, leaf, node, pair, region, set, square, sum};
-use fanout::device::{Account, Device, DeviceError, Point, Program, Queue, Source, Timeline};
+use fanout::device::{Account, CopyOutcome, Device, DeviceError, Point, Program, Queue, Source, SourceError, Timeline};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode::{AddId, Mul, Sqr};
 use fanout::ops::binary::Binary;
@@ -40,10 +40,12 @@ fn what_does_not_fall_back_passes_straight_through() {
         // A large upload waits for all earlier work, also for the worker to come back.
         queue.upload(large.whole(), None, Source::Borrowed(&vec![1; 1 << 20])).unwrap();
         set(&mut *queue, buffer.whole(), 3.0);
-        queue.run_here(&straight, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline_or_submit(&straight, &bindings, Duration::from_secs(60)).unwrap();
         queue.run(&straight, &bindings).unwrap();
         queue.fill(large.whole(), 0).unwrap();
-        queue.copy_from(large.region(0, 64).unwrap(), large.region(64, 64).unwrap(), None).unwrap();
+        assert!(
+            queue.copy_from(large.region(0, 64).unwrap(), large.region(64, 64).unwrap(), None).unwrap().is_submitted()
+        );
         let marked = queue.mark();
         queue.wait(&marked).unwrap();
         marked.wait(soon()).unwrap();
@@ -53,7 +55,7 @@ fn what_does_not_fall_back_passes_straight_through() {
         assert_eq!(primary.here.load(SeqCst), round);
         assert_eq!(second.queues.load(SeqCst), u64::from(round > 1), "made when it is needed, and once");
         assert_eq!(pair.device.ran(Mul), round - 1);
-        queue.run_here(&cut, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline_or_submit(&cut, &bindings, Duration::from_secs(60)).unwrap();
         assert_eq!(get(&mut *queue, region(&graph, &buffer, graph.nodes()[0].dst)), Ok(9.0));
     }
 }
@@ -77,11 +79,11 @@ fn nothing_overtakes_a_program_that_falls_back() {
         set(&mut *queue, sums.whole(), round as f32);
         let gate = Timeline::new();
         queue.wait(&Point::new(&gate, 1)).unwrap();
-        queue.run_here(&program, &bindings, Duration::from_secs(60)).unwrap();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
         let first = queue.download(row.clone()).unwrap();
         queue.run(&program, &bindings).unwrap();
-        assert!(queue.copy_from(row.clone(), copy.whole(), None).unwrap());
-        queue.run_here(&straight, &Arc::from([sums.whole()]), Duration::from_secs(60)).unwrap();
+        assert!(queue.copy_from(row.clone(), copy.whole(), None).unwrap().is_submitted());
+        queue.run_inline_or_submit(&straight, &Arc::from([sums.whole()]), Duration::from_secs(60)).unwrap();
         set(&mut *queue, row.clone(), 2.0);
         queue.run(&program, &bindings).unwrap();
         let second = queue.download(row.clone()).unwrap();
@@ -287,16 +289,16 @@ fn a_copy_from_elsewhere_is_promised_only_where_it_is_known_to_work() {
         gate
     };
     let gate = hold(&mut *queue);
-    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(false));
+    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Unreachable));
     assert!(matches!(queue.copy_from(row.clone(), there.whole(), None), Err(DeviceError::Misuse(_))));
     assert!(matches!(queue.copy_from(row.part(0, 4).unwrap(), row.clone(), None), Err(DeviceError::Misuse(_))));
     gate.advance(1);
     // A large upload has the worker back.
     let large = pair.buffer(1 << 20);
     queue.upload(large.whole(), None, Source::Borrowed(&vec![0; 1 << 20])).unwrap();
-    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(true));
+    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Submitted));
     let gate = hold(&mut *queue);
-    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(true));
+    assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Submitted));
     gate.advance(1);
     assert_eq!(get(&mut *queue, row), Ok(0.0));
     assert_eq!(pair.primary.seen.copies.load(SeqCst), 2);
@@ -321,7 +323,7 @@ fn misuse_does_not_stick() {
     misuse(queue.upload(theirs.whole(), None, Source::Borrowed(&[0; 128])));
     misuse(queue.fill(theirs.whole(), 0));
     misuse(queue.download(theirs.whole()).map(drop));
-    let mut broken = |_: &mut [u8]| Err(std::io::Error::other("cut off"));
+    let mut broken = |_: &mut [u8]| Err(SourceError::new("cut off"));
     assert!(matches!(queue.upload(tiny.whole(), None, Source::Writer(&mut broken)), Err(DeviceError::Source(_))));
     gate.advance(1);
     assert_eq!(queue.mark().wait(soon()), Ok(()));

@@ -52,13 +52,13 @@ fn whoever_touches_strips_sees_plain_bytes() {
         ("a copy out of it within", After::Plain, |rig, buffer, one, want| {
             let (from, to) = (at(&one.graph, one.a) + 999, at(&one.graph, one.c));
             let region = |at: usize| buffer.region(at as u64, 1234).unwrap();
-            assert!(rig.queue.copy_from(region(from), region(to), None).unwrap());
+            assert!(rig.queue.copy_from(region(from), region(to), None).unwrap().is_submitted());
             want.copy_within(from..from + 1234, to);
         }),
         ("a copy onto parts of itself", After::Plain, |rig, buffer, one, want| {
             let from = at(&one.graph, one.a);
             let region = |at: usize| buffer.region(at as u64, 50_000).unwrap();
-            assert!(rig.queue.copy_from(region(from), region(from + 3), None).unwrap());
+            assert!(rig.queue.copy_from(region(from), region(from + 3), None).unwrap().is_submitted());
             want.copy_within(from..from + 50_000, from + 3);
         }),
         ("a copy onto all of it", After::Forgotten, |rig, buffer, one, want| {
@@ -66,18 +66,18 @@ fn whoever_touches_strips_sees_plain_bytes() {
             let from = rig.buffer(n);
             rig.write(&from, 0, &vec![1; n]);
             let to_region = buffer.region(to as u64, n as u64).unwrap();
-            assert!(rig.queue.copy_from(from.whole(), to_region, None).unwrap());
+            assert!(rig.queue.copy_from(from.whole(), to_region, None).unwrap().is_submitted());
             want[to..to + n].fill(1);
         }),
         ("a copy to another memory", After::Plain, |rig, buffer, _, want| {
             let copy = rig.buffer(want.len());
-            assert!(rig.queue.copy_from(buffer.whole(), copy.whole(), None).unwrap());
+            assert!(rig.queue.copy_from(buffer.whole(), copy.whole(), None).unwrap().is_submitted());
             assert_eq!(rig.read(&copy, 0, want.len()), *want);
         }),
         ("a failing upload of all of it", After::Forgotten, |rig, buffer, one, want| {
             let (to, n) = (at(&one.graph, one.a), one.graph.tensor(one.a).unwrap().desc.extent());
             // Directly, because an upload of this size is staged.
-            let failing = &mut |_: &mut [u8]| Err(io::Error::other("cut off"));
+            let failing = &mut |_: &mut [u8]| Err(SourceError::new("cut off"));
             let tensor = one.graph.tensor(one.a).map(|t| t.desc);
             assert!(memory(buffer).upload(to, n, tensor.as_ref(), failing).is_err());
             rig.write(buffer, to, &vec![1; n]);
@@ -120,7 +120,7 @@ fn weights_are_packed_as_they_arrive() {
             let mut rest = &bytes[..];
             memory.upload(64, bytes.len(), Some(&tensor), &mut |piece| {
                 if bytes.len() - rest.len() >= until {
-                    return Err(io::Error::other("cut off"));
+                    return Err(SourceError::new("cut off"));
                 }
                 piece.copy_from_slice(&rest[..piece.len()]);
                 rest = &rest[piece.len()..];

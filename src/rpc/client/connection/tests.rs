@@ -2,7 +2,7 @@ use super::super::device::{Memory, Remote, enumerate};
 use super::super::plain::Plain;
 use super::super::queue::{Awaited, Speaker};
 use super::*;
-use crate::device::{Buffer, Caps, DeviceInfo, DeviceKind};
+use crate::device::{Buffer, DeviceInfo, DeviceKind};
 use crate::rpc::wire::ext::{Abilities, Notice, State};
 use crate::rpc::wire::{Command, PROTOCOL_VERSION, REQUEST_HEADER, Response};
 use std::io::{Read, Write};
@@ -43,19 +43,12 @@ fn errands_of_a_lost_connection_are_dropped() {
 #[test]
 fn whoever_waits_for_bytes_that_were_never_asked_for_is_told_who_is_lost() {
     let (connection, _server) = pair(WATCHDOG, None);
-    let info = DeviceInfo {
-        name: "a:1/0".to_owned(),
-        description: String::new(),
-        kind: DeviceKind::Gpu,
-        alignment: 64,
-        max_buffer: 1 << 30,
-        domain: connection.domain(),
-        caps: Caps::default(),
-    };
+    let domain = connection.domain();
+    let info = DeviceInfo { max_buffer: 1 << 30, domain, ..DeviceInfo::new("a:1/0", DeviceKind::Gpu) };
     let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());
     let (mut plain, _timeline) = Plain::new(Arc::clone(&remote), connection.proofs.add_device()).unwrap();
     let memory = Memory { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
-    let buffer = Buffer::new("a:1/0", 128, Box::new(memory), Box::new(()));
+    let buffer = Buffer::new(&remote.info, 128, Box::new(memory), Box::new(()));
     connection.fail("a test's reason");
     let (parts, tickets): (Vec<_>, Vec<_>) = (0..2)
         .map(|at| {

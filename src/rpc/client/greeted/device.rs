@@ -10,8 +10,8 @@ use super::super::queue::RemoteQueue;
 use super::peers;
 use super::speaker::Greeted;
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, Link, MemoryInfo, Program, Queue,
-    Support, Unsupported,
+    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, LinkStats, MemoryInfo, PeerCopies,
+    Program, Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView};
@@ -65,15 +65,15 @@ fn open(
     name: &str,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let server = &connection.session()?.server;
+    // Of kinds that come later, that they are not the host's processors is what matters.
+    let kind = if record.kind == 0 { DeviceKind::Cpu } else { DeviceKind::Gpu };
     let info = DeviceInfo {
-        name: format!("{}/{name}", connection.endpoint()),
         description: format!("{} ({} at {})", record.description, server.build, connection.endpoint()),
-        // Of kinds that come later, that they are not the host's processors is what matters.
-        kind: if record.kind == 0 { DeviceKind::Cpu } else { DeviceKind::Gpu },
         alignment: record.alignment,
         max_buffer: record.max_buffer,
         domain: connection.domain(),
-        caps: Caps { asynchronous: true, events: true, recalls: server.abilities.loads, ..Caps::default() },
+        caps: Caps { asynchronous: true, events: true },
+        ..DeviceInfo::new(format!("{}/{name}", connection.endpoint()), kind)
     };
     let remote = Arc::new(Remote::new(connection, index, info)?);
     let features = record.features.iter().map(|(name, value)| Feature::new(name.clone(), value)).collect();
@@ -144,13 +144,8 @@ impl Device for GreetedDevice {
         self.features.clone()
     }
 
-    fn link(&self) -> Option<Link> {
+    fn link_stats(&self) -> Option<LinkStats> {
         Some(self.remote.connection.link())
-    }
-
-    fn copies_from(&self, other: &DeviceInfo) -> bool {
-        let other_server = || peers::connection_of(other).is_some_and(|source| self.remote.fetches_from(&source));
-        self.remote.info.domain == other.domain || other_server()
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -181,6 +176,17 @@ impl Device for GreetedDevice {
         let speaker = Greeted::new(Arc::clone(&self.remote))?;
         let (timeline, most) = (Arc::clone(&speaker.timeline), self.remote.connection.session()?.server.max_message);
         Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, most)?))
+    }
+
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
+    }
+}
+
+impl PeerCopies for GreetedDevice {
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        let other_server = || peers::connection_of(other).is_some_and(|source| self.remote.fetches_from(&source));
+        self.remote.info.domain == other.domain || other_server()
     }
 }
 

@@ -8,14 +8,14 @@ use super::super::device::memory;
 use super::speaker::{close, open, source, span};
 use super::tickets::{BATCH, Tickets};
 use super::track::Track;
-use crate::device::{DeviceError, DeviceInfo, PIECE, Point, Region, Timeline};
+use crate::device::{DeviceError, DeviceInfo, Domain, PIECE, Point, Region, Timeline};
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Reach, Receive, Send, TICKET, TicketList, Wait};
 
 /// The longest answer to REACH.
 const REASON: u64 = 64 << 10;
 
 /// The connections of this process to servers that have greeted, by their devices' domain.
-static LIVE: Mutex<Option<HashMap<String, Weak<Connection>>>> = Mutex::new(None);
+static LIVE: Mutex<Option<HashMap<Domain, Weak<Connection>>>> = Mutex::new(None);
 
 /// Makes a connection known to those that might copy from its devices.
 pub(in super::super) fn enlist(connection: &Arc<Connection>) {

@@ -78,7 +78,10 @@ impl Session {
             let lacks = "has as many queues open as its server keeps for one connection: drop one";
             return Err(DeviceError::Lacks { device: device.to_owned(), lacks });
         }
-        let used_up = || DeviceError::Bug("the numbers of a connection's queues are used up".to_owned());
+        let used_up = || DeviceError::Exhausted {
+            resource: "queue numbers",
+            reason: format!("the connection to {device} has used up its own: connect again"),
+        };
         let queue = books.opened.checked_add(1).ok_or_else(used_up)?;
         let (track, timeline) = Track::new(shared, queue, device);
         books.opened = queue;

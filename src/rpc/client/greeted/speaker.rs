@@ -1,6 +1,5 @@
 //! What a queue says to a server that has greeted.
 
-use std::io;
 use std::sync::Arc;
 
 use super::super::connection::{Connection, JOINED, To, Turn};
@@ -10,7 +9,7 @@ use super::super::plain::GATHERED;
 use super::super::queue::{Awaited, Command, Recall, SMALL, Speaker};
 use super::peers::Sources;
 use super::track::{Track, Whom};
-use crate::device::{DeviceError, PIECE, Point, Region, Timeline};
+use crate::device::{DeviceError, PIECE, Point, Region, SourceError, Timeline};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
     Answer, Ask, CloseQueue, Copy, ExtCommand, ExtRequest, Fill, Load, Mark, OpenQueue, Ping, Read, Shape, Span, Spans,
@@ -48,8 +47,8 @@ impl Turn<'_> {
         &mut self,
         mut len: u64,
         mut bytes: Vec<u8>,
-        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
-    ) -> Result<io::Result<()>, DeviceError> {
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
+    ) -> Result<Result<(), SourceError>, DeviceError> {
         let mut filled = Ok(());
         loop {
             self.stream(ExtCommand::Write.name(), &bytes)?;
@@ -189,19 +188,18 @@ impl Speaker for Greeted {
         &mut self,
         dst: &Region,
         tensor: Option<&TensorDesc>,
-        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<()>,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
     ) -> Result<(), DeviceError> {
         let memory = memory(dst)?;
-        let wrong = |e: io::Error| DeviceError::Source(e.to_string());
         if let Some(tensor) = tensor.filter(|tensor| whole(tensor, dst) && dst.bytes() > SMALL) {
             let span = span(memory, dst.offset(), dst.bytes());
             // While it is filled, others speak.
             let first = if span.len <= GATHERED { span.len } else { STREAMED };
             let mut bytes = vec![0; first as usize];
-            fill(&mut bytes).map_err(wrong)?;
+            fill(&mut bytes)?;
             return self.turn(|turn, queue| {
                 turn.head(queue, span, Some(shape(tensor)));
-                turn.stream_from(span.len, bytes, fill).map(|filled| filled.map_err(wrong))
+                turn.stream_from(span.len, bytes, fill).map(|filled| filled.map_err(DeviceError::Source))
             })?;
         }
         let mut bytes = vec![0; dst.bytes().min(PIECE) as usize];
@@ -209,7 +207,7 @@ impl Speaker for Greeted {
         while at < dst.bytes() {
             let part = dst.part(at, PIECE.min(dst.bytes() - at))?;
             let bytes = &mut bytes[..part.bytes() as usize];
-            fill(bytes).map_err(wrong)?;
+            fill(bytes)?;
             self.upload(&part, tensor, bytes)?;
             at += part.bytes();
         }

@@ -9,7 +9,7 @@ use super::super::connection::Connection;
 use super::super::device::{Memory, Remote};
 use super::super::queue::{Awaited, Recall, Speaker};
 use super::speaker::Greeted;
-use crate::device::{Buffer, Caps, DeviceError, DeviceInfo, DeviceKind, Ticket};
+use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, Ticket};
 use crate::rpc::wire::Dialect;
 use crate::rpc::wire::ext::{Abilities, Fault, GreetReply};
 
@@ -32,18 +32,11 @@ fn silent() -> (Arc<Remote>, Greeted, Buffer) {
     };
     let connection =
         Connection::start("h:1", stream, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting), (0, 0)).unwrap();
-    let info = DeviceInfo {
-        name: "h:1/X0".to_owned(),
-        description: String::new(),
-        kind: DeviceKind::Cpu,
-        alignment: 64,
-        max_buffer: 1 << 20,
-        domain: connection.domain(),
-        caps: Caps::default(),
-    };
+    let domain = connection.domain();
+    let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
     let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());
     let memory = Memory { connection, device: 0, handle: 7, base: 1 << 40 };
-    let buffer = Buffer::new("h:1/X0", 64, Box::new(memory), Box::new(()));
+    let buffer = Buffer::new(&remote.info, 64, Box::new(memory), Box::new(()));
     (Arc::clone(&remote), Greeted::new(remote).unwrap(), buffer)
 }
 

@@ -24,7 +24,8 @@ pub(super) fn server(shared: &Shared) -> GreetReply {
 
 fn record(device: &dyn Device) -> DeviceRecord {
     let info = device.info();
-    let caps = [info.caps.asynchronous, info.caps.pinned, info.caps.import_host, info.caps.events];
+    let (pinned, import_host) = (device.pinned_memory().is_some(), device.import_host().is_some());
+    let caps = [info.caps.asynchronous, pinned, import_host, info.caps.events];
     DeviceRecord {
         name: info.name.clone(),
         description: info.description.clone(),

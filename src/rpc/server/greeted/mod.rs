@@ -288,7 +288,7 @@ impl Greeted<'_> {
         }
         match &kept.made {
             Ok((program, bindings)) if alone => {
-                open.submit(|queue| queue.run_here(program, bindings, RUN_PATIENCE))?;
+                open.submit(|queue| queue.run_inline_or_submit(program, bindings, RUN_PATIENCE))?;
             }
             Ok((program, bindings)) => _ = open.submit(|queue| queue.run(program, bindings))?,
             Err(_) if open.answers.failed() => {}

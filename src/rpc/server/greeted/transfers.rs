@@ -1,11 +1,10 @@
 //! Bytes in, out and across: WRITE, READ, FILL, COPY.
 
-use std::io;
 use std::time::Instant;
 
 use super::answers::Download;
 use super::{Greeted, Refusal, bounce};
-use crate::device::{DeviceError, Queue, Region, Source};
+use crate::device::{CopyOutcome, DeviceError, Queue, Region, Source, SourceError};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{Copy, ExtCommand, ExtRequest, Fill, Read, Shape, WRITE_HEAD, WriteHead};
 use crate::tensor::{DType, TensorDesc};
@@ -38,7 +37,7 @@ impl Greeted<'_> {
             open.submit(|queue| {
                 let mut fill = |piece: &mut [u8]| {
                     connection.read_exact(piece).map_err(|e| {
-                        let text = io::Error::other(e.to_string());
+                        let text = SourceError::new(&e);
                         broken = Some(e);
                         text
                     })?;
@@ -103,7 +102,9 @@ impl Greeted<'_> {
             return Err(Refusal::Copy { src: src.bytes(), dst: dst.bytes() });
         }
         let open = self.queues.on(request.queue, writes)?;
-        if src.bytes() == 0 || open.submit(|queue| queue.copy_from(src.clone(), dst.clone(), None))? != Some(false) {
+        if src.bytes() == 0
+            || open.submit(|queue| queue.copy_from(src.clone(), dst.clone(), None))? != Some(CopyOutcome::Unreachable)
+        {
             return Ok(());
         }
         let source = self.holdings.device(reads)?;

@@ -176,7 +176,7 @@ fn attempt(
         Err(e) => return Ok(given_up(holding, &e)),
     };
     place.touched = true;
-    let mut write = |to: &mut [u8]| reading.read(to);
+    let mut write = |to: &mut [u8]| Ok(reading.read(to)?);
     let done = place.queue.upload(place.region.clone(), place.tensor, Source::Writer(&mut write));
     if let Some(e) = reading.failed.take() {
         return Ok(given_up(holding, &e));

@@ -180,7 +180,7 @@ impl Outbound {
                 let started = std::thread::Builder::new()
                     .name("outbound".to_owned())
                     .spawn(move || serve(&jobs, patience, &fail, &failed));
-                started.map_err(|e| DeviceError::Bug(format!("cannot start a thread that sends bytes: {e}")))?;
+                started.map_err(|e| DeviceError::no_thread("that sends bytes", &e))?;
                 thread
             }
         };

@@ -270,7 +270,7 @@ impl Inner {
         if !state.served {
             let inner = Arc::clone(self);
             let started = std::thread::Builder::new().name("inbound".to_owned()).spawn(move || inner.serve());
-            started.map_err(|e| DeviceError::Bug(format!("cannot start a thread for arriving bytes: {e}")))?;
+            started.map_err(|e| DeviceError::no_thread("for arriving bytes", &e))?;
             state.served = true;
         }
         let number = state.first + state.receives.len() as u64;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::device::{Account, Charge, Device, DeviceError, PIECE, Point, Queue, Region, Timeline};
+use crate::device::{Account, Charge, Device, DeviceError, PIECE, Point, Queue, Region, SourceError, Timeline};
 use crate::rpc::wire::ext::{TICKET, Ticket};
 
 /// Unused tickets that a session may have, and so the most that one SEND can be about.
@@ -57,7 +57,7 @@ impl TicketError {
     fn failure(&self) -> DeviceError {
         match self {
             TicketError::Memory(e) => e.clone(),
-            e => DeviceError::Source(format!("another server put wrong bytes: {e}")),
+            e => DeviceError::Source(SourceError::new(format_args!("another server put wrong bytes: {e}"))),
         }
     }
 }
