@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// A kind of handle.
 pub trait Handle: Copy {

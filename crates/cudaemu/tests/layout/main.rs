@@ -195,3 +195,13 @@ fn unsafe_code_stays_in_its_modules() {
     }
     assert_eq!(lifting, UNSAFE.into(), "what lifts the ban, and the list of what may");
 }
+
+#[test]
+fn files_stay_short_enough_to_read() {
+    for folder in ["src", "tests", "benches", "examples"] {
+        for (name, text) in sources(folder) {
+            let lines = text.lines().count();
+            assert!(lines <= 550, "{folder}/{name} has {lines} lines: make a folder of the same name");
+        }
+    }
+}
