@@ -14,9 +14,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use log::{info, warn};
+use thiserror::Error;
 
 use super::limits::CacheConfig;
-use crate::rpc::wire::Reader;
+use crate::rpc::wire::{Reader, WireError};
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
 const VERSION: u32 = 1;
@@ -32,6 +33,23 @@ const STALE: Duration = Duration::from_secs(24 * 3600);
 
 const KEPT: &str = "tensor";
 const UNFINISHED: &str = "part";
+
+/// Why a file of the cache is of no use.
+#[derive(Debug, Error)]
+pub(super) enum CacheError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Header(#[from] WireError),
+    #[error("not a file of this cache's version")]
+    Version,
+    #[error("its length is not what its header says")]
+    Length,
+    #[error("it holds the data of another hash")]
+    Hash,
+    #[error("its data does not have the digest that its header says")]
+    Digest,
+}
 
 /// A cache in a folder. Several servers may share one.
 pub(super) struct Cache {
@@ -73,7 +91,7 @@ impl Cache {
     }
 
     /// Drops a file that is not what it should be, or cannot be read.
-    pub(super) fn drop_file(&self, fnv: u64, why: &io::Error) {
+    pub(super) fn drop_file(&self, fnv: u64, why: &CacheError) {
         let path = self.path(fnv);
         warn!("cache: {} is dropped: {why}", path.display());
         remove_if_there(&path);
@@ -155,41 +173,36 @@ pub(super) struct Hit {
 
 impl Hit {
     /// Reads the header; also returns the length of the data.
-    fn open(mut file: File, fnv: u64) -> io::Result<(Hit, u64)> {
-        let bad = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()));
+    fn open(mut file: File, fnv: u64) -> Result<(Hit, u64), CacheError> {
         let mut header = [0; HEADER];
         file.read_exact(&mut header)?;
-        let wrong = |e| io::Error::new(io::ErrorKind::InvalidData, e);
         let mut r = Reader::new(&header);
-        if r.array("magic").map_err(wrong)? != MAGIC || r.u32("version").map_err(wrong)? != VERSION {
-            return bad("not a file of this cache's version");
+        if r.array("magic")? != MAGIC || r.u32("version")? != VERSION {
+            return Err(CacheError::Version);
         }
-        let len = r.u64("length").map_err(wrong)?;
+        let len = r.u64("length")?;
         if file.metadata()?.len().checked_sub(HEADER as u64) != Some(len) {
-            return bad("its length is not what its header says");
+            return Err(CacheError::Length);
         }
-        if r.u64("hash").map_err(wrong)? != fnv {
-            return bad("it holds the data of another hash");
+        if r.u64("hash")? != fnv {
+            return Err(CacheError::Hash);
         }
-        let want = blake3::Hash::from_bytes(*r.array("digest").map_err(wrong)?);
+        let want = blake3::Hash::from_bytes(*r.array("digest")?);
         // The longest unused is the first to go: this one has just been used. Not worth failing for.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
         Ok((Hit { file: BufReader::new(file), want, digest: blake3::Hasher::new() }, len))
     }
 
     /// Reads the next bytes of the data.
-    pub(super) fn read(&mut self, dst: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read(&mut self, dst: &mut [u8]) -> Result<(), CacheError> {
         self.file.read_exact(dst)?;
         self.digest.update(dst);
         Ok(())
     }
 
     /// Whether all that was read is what was once written.
-    pub(super) fn verify(&self) -> io::Result<()> {
-        if self.digest.finalize() == self.want {
-            return Ok(());
-        }
-        Err(io::Error::new(io::ErrorKind::InvalidData, "its data does not have the digest that its header says"))
+    pub(super) fn verify(&self) -> Result<(), CacheError> {
+        if self.digest.finalize() == self.want { Ok(()) } else { Err(CacheError::Digest) }
     }
 }
 

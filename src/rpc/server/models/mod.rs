@@ -4,18 +4,24 @@
 //! first. Nothing is mapped: a file may change, shrink or vanish at any time, and what cannot be read is not found. A client
 //! names no paths, and learns nothing of a file whose digests it does not know.
 
+mod file;
 mod scan;
 
-use std::fs::{File, Metadata};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+pub(super) use scan::Wanted;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use log::{debug, info};
+use thiserror::Error;
 
-use crate::device::{DeviceError, Queue, Region, Source};
+use crate::device::{DeviceError, Queue, Region};
+use crate::rpc::server::fallible_upload::{UploadError, upload};
 use crate::tensor::TensorDesc;
+use file::FileError;
 use scan::{Holding, Identity, Library};
 
 /// Tensors that are read for one LOAD, at most.
@@ -44,14 +50,6 @@ pub(super) struct Models {
     due: Mutex<Instant>,
 }
 
-/// What a client asks for.
-pub(super) struct Wanted<'a> {
-    /// The name that the tensor has in its file.
-    pub(super) name: &'a str,
-    /// BLAKE3 of its bytes.
-    pub(super) digest: [u8; 32],
-}
-
 /// Where the bytes go.
 pub(super) struct Place<'a> {
     pub(super) queue: &'a mut dyn Queue,
@@ -61,6 +59,24 @@ pub(super) struct Place<'a> {
     pub(super) alone: bool,
     /// Set when bytes may have been written.
     pub(super) touched: bool,
+}
+
+/// Why a tensor's file is not read on.
+#[derive(Debug, Error)]
+enum ReadError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("it has changed")]
+    Changed,
+    /// The caller wants no more of it.
+    #[error("the search was ended")]
+    Ended,
+}
+
+impl From<io::Error> for ReadError {
+    fn from(e: io::Error) -> ReadError {
+        FileError::from(e).into()
+    }
 }
 
 /// How a try ended that no device has failed.
@@ -176,18 +192,16 @@ fn attempt(
         Err(e) => return Ok(given_up(holding, &e)),
     };
     place.touched = true;
-    let mut write = |to: &mut [u8]| reading.read(to);
-    let done = place.queue.upload(place.region.clone(), place.tensor, Source::Writer(&mut write));
-    if let Some(e) = reading.failed.take() {
-        return Ok(given_up(holding, &e));
+    match upload(&mut *place.queue, place.region.clone(), place.tensor, |to| reading.read(to)) {
+        Ok(()) => Ok(if reading.end() == wanted.digest { Try::Right } else { Try::Wrong }),
+        Err(UploadError::Source(e)) => Ok(given_up(holding, &e)),
+        Err(UploadError::Device(e)) => Err(e),
     }
-    done?;
-    Ok(if reading.end() == wanted.digest { Try::Right } else { Try::Wrong })
 }
 
 /// What becomes of a tensor's try whose file could not be read to the end.
-fn given_up(holding: &Holding, e: &io::Error) -> Try {
-    if e.kind() == ErrorKind::Interrupted {
+fn given_up(holding: &Holding, e: &ReadError) -> Try {
+    if matches!(e, ReadError::Ended) {
         return Try::Ended;
     }
     debug!("models: {}: {e}", holding.file().path.display());
@@ -201,47 +215,38 @@ struct Reading<'a> {
     go_on: &'a dyn Fn() -> bool,
     file: File,
     hasher: blake3::Hasher,
-    /// Why it cannot be read on: [`ErrorKind::Interrupted`] where nobody wants it.
-    failed: Option<io::Error>,
 }
 
 impl<'a> Reading<'a> {
     /// At the tensor's first byte, if its file is still the one that was looked into.
-    fn start(holding: &'a Holding, go_on: &'a dyn Fn() -> bool) -> io::Result<Reading<'a>> {
-        let (mut file, meta) = open(&holding.file().path)?;
+    fn start(holding: &'a Holding, go_on: &'a dyn Fn() -> bool) -> Result<Reading<'a>, ReadError> {
+        let (mut file, meta) = file::open(&holding.file().path)?;
         if Identity::of(&meta) != holding.file().identity {
-            return Err(io::Error::other("it has changed"));
+            return Err(ReadError::Changed);
         }
         file.seek(SeekFrom::Start(holding.start()))?;
-        Ok(Reading { holding, go_on, file, hasher: blake3::Hasher::new(), failed: None })
+        Ok(Reading { holding, go_on, file, hasher: blake3::Hasher::new() })
     }
 
     /// The next bytes.
-    fn read(&mut self, to: &mut [u8]) -> io::Result<()> {
+    fn read(&mut self, to: &mut [u8]) -> Result<(), ReadError> {
         for piece in to.chunks_mut(PIECE) {
-            let go_on = self.failed.is_none() && (self.go_on)();
-            let read = if go_on { self.file.read_exact(piece) } else { Err(ErrorKind::Interrupted.into()) };
-            if let Err(e) = read {
-                let text = io::Error::other(e.to_string());
-                self.failed.get_or_insert(e);
-                return Err(text);
+            if !(self.go_on)() {
+                return Err(ReadError::Ended);
             }
+            self.file.read_exact(piece)?;
             self.hasher.update(piece);
         }
         Ok(())
     }
 
     /// Reads all of it, for its digest.
-    fn hash(mut self) -> io::Result<[u8; 32]> {
+    fn hash(mut self) -> Result<[u8; 32], ReadError> {
         let mut piece = vec![0; PIECE.min(self.holding.bytes() as usize)];
         let mut left = self.holding.bytes();
         while left > 0 {
             let now = piece.len().min(left as usize);
-            let read = self.read(&mut piece[..now]);
-            if let Some(e) = self.failed.take() {
-                return Err(e);
-            }
-            read?;
+            self.read(&mut piece[..now])?;
             left -= now as u64;
         }
         Ok(self.end())
@@ -256,15 +261,4 @@ impl<'a> Reading<'a> {
         }
         digest
     }
-}
-
-/// Opens what must be a file. Something else that was just put in its place, a pipe, does not make anybody wait.
-fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    let file = options.open(path)?;
-    let meta = file.metadata()?;
-    if meta.is_file() { Ok((file, meta)) } else { Err(io::Error::other("not a file")) }
 }

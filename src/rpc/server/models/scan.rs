@@ -12,8 +12,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use log::warn;
+use thiserror::Error;
 
-use super::Wanted;
+use super::file::{self, FileError};
 use crate::gguf::{self, HeadError};
 
 /// How deep folders are looked through, the first one counted.
@@ -27,6 +28,23 @@ const MAX_NAME: usize = 256;
 
 /// Characters of what is logged about a file: its faults may quote it.
 const MAX_NOTE: usize = 300;
+
+/// What a client asks for.
+pub(in crate::rpc::server) struct Wanted<'a> {
+    /// The name that the tensor has in its file.
+    pub(in crate::rpc::server) name: &'a str,
+    /// BLAKE3 of its bytes.
+    pub(in crate::rpc::server) digest: [u8; 32],
+}
+
+/// A file that is left out.
+#[derive(Debug, Error)]
+enum ScanError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Head(#[from] HeadError),
+}
 
 /// What tells a file from what it was before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,7 +199,7 @@ impl Library {
                 Err(e) => {
                     self.note(before, path, &format!("left out: {e}"));
                     // One that is no model's is none until it changes.
-                    if matches!(e, HeadError::Io(_)) {
+                    if matches!(e, ScanError::File(_) | ScanError::Head(HeadError::Io(_))) {
                         return;
                     }
                     Arc::new(ModelFile::new(path, &meta, Vec::new(), room))
@@ -268,8 +286,8 @@ fn walk(dir: &Path, before: &Library, library: &mut Library, go_on: &dyn Fn() ->
     found
 }
 
-fn read(path: &Path) -> Result<(Metadata, Vec<Tensor>), HeadError> {
-    let (file, meta) = super::open(path)?;
+fn read(path: &Path) -> Result<(Metadata, Vec<Tensor>), ScanError> {
+    let (file, meta) = file::open(path)?;
     let tensors = gguf::read_tensors(file, meta.len())?;
     let tensors = tensors.into_iter().filter(|info| info.name.len() <= MAX_NAME).map(|info| Tensor {
         name: info.name.into(),

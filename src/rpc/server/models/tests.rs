@@ -78,6 +78,6 @@ fn a_pipe_is_no_file() {
     let path = dir.path().join("pipe.gguf");
     assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
     // Nobody writes into it: whoever waits for that waits for ever.
-    assert!(read(&path).is_err() && super::super::open(&path).is_err());
+    assert!(read(&path).is_err() && super::super::file::open(&path).is_err());
     expect(&look(dir.path(), &Library::default(), 9, &|| true), &Library::default(), &[]);
 }

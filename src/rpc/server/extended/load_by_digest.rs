@@ -1,26 +1,27 @@
-//! LOAD: a tensor from the server's own disk.
+//! LOAD: a tensor from the server's own disk, by its digest.
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use log::info;
 
-use super::super::models::{Models, Place, Wanted};
+use super::session::ExtendedSession;
 use super::transfers::tensor;
-use super::{Greeted, Refusal};
 use crate::device::Region;
+use crate::rpc::server::models::{Models, Place, Wanted};
+use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::wire::ext::{Answer, Load};
 use crate::tensor::TensorDesc;
 
-/// What came of a session's LOADs.
+/// Counts of a session's LOADs, for the log.
 #[derive(Default)]
-pub(super) struct Loads {
+pub(super) struct LoadCounts {
     found: u64,
     bytes: u64,
     missed: u64,
 }
 
-impl Loads {
+impl LoadCounts {
     fn count(&mut self, found: bool, bytes: u64) {
         if found {
             self.found += 1;
@@ -31,8 +32,8 @@ impl Loads {
     }
 
     /// Logs the sum, if there was anything.
-    pub(super) fn tell(&self, peer: SocketAddr) {
-        let Loads { found, bytes, missed } = self;
+    pub(super) fn log(&self, peer: SocketAddr) {
+        let LoadCounts { found, bytes, missed } = self;
         if found + missed > 0 {
             info!(
                 "{peer}: {found} tensors of {} MiB came from this server's disk, {missed} were not there",
@@ -42,13 +43,13 @@ impl Loads {
     }
 }
 
-impl Greeted<'_> {
-    pub(super) fn load(&mut self, request: &Load<'_>) -> Result<(), Refusal> {
+impl ExtendedSession<'_> {
+    pub(super) fn load(&mut self, request: &Load<'_>) -> Result<(), SessionError> {
         let bytes = request.span.len;
-        let (device, region) = self.holdings.span(&request.span)?;
+        let (device, region) = self.resources.span(&request.span)?;
         let tensor = request.shape.map(|shape| tensor(&shape, bytes)).transpose()?;
         self.queues.on(request.queue, device)?;
-        let found = match &self.holdings.shared.models {
+        let found = match &self.resources.server.models {
             Some(models) if bytes > 0 => self.search(models, request, &region, tensor.as_ref())?,
             _ => false,
         };
@@ -65,19 +66,19 @@ impl Greeted<'_> {
         request: &Load<'_>,
         region: &Region,
         tensor: Option<&TensorDesc>,
-    ) -> Result<bool, Refusal> {
-        let shared = self.holdings.shared;
-        let patience = shared.config.device_timeout;
-        let alone = self.queues.rest(Instant::now() + patience)?;
+    ) -> Result<bool, SessionError> {
+        let server = self.resources.server;
+        let timeout = server.config.device_timeout;
+        let alone = self.queues.rest(Instant::now() + timeout)?;
         let wanted = Wanted { name: request.name, digest: request.digest };
         let mut shown = false;
         let found = self.queues.get(request.queue)?.submit(|queue| {
             let mut place = Place { queue, region, tensor, alone, touched: false };
-            let found = models.load(&wanted, &mut place, &|| !shared.stopping());
+            let found = models.load(&wanted, &mut place, &|| !server.lifecycle.is_stopping());
             shown = place.touched && found != Ok(true);
             if shown && found.is_ok() {
                 queue.fill(region.clone(), 0)?;
-                queue.mark().wait(Some(Instant::now() + patience))?;
+                queue.mark().wait(Some(Instant::now() + timeout))?;
                 shown = false;
             }
             found
@@ -90,9 +91,7 @@ impl Greeted<'_> {
 
     /// Takes a buffer from the client: bytes lie in it that it may not see, and the queue that wrote them has failed. No other
     /// queue could tell when the last of them is written, and zero them after it.
-    fn hide(&mut self, buffer: u64) -> Result<(), Refusal> {
-        self.holdings.handles.remove(buffer)?;
-        self.graphs.forget(buffer);
-        Ok(())
+    fn hide(&mut self, buffer: u64) -> Result<(), SessionError> {
+        Ok(self.resources.free(buffer)?)
     }
 }

@@ -1,20 +1,16 @@
-//! Why a message is not served. Its text goes to the log, for whoever has to find out what the client did.
+//! What is wrong with a client's request. The text goes to the log, so it says what was expected and what came.
 
 use thiserror::Error;
 
-use super::connection::Broken;
-use super::tickets::TicketError;
-use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
+use crate::rpc::server::tickets::TicketError;
 use crate::rpc::wire::ext::REVISION;
 use crate::rpc::wire::{Command, PROTOCOL_VERSION, WireError};
 use crate::tensor::DescError;
 
+/// A request that cannot be served: the client's fault.
 #[derive(Debug, Error)]
-pub(super) enum Refusal {
-    /// The socket's end, not the message's fault.
-    #[error(transparent)]
-    Broken(#[from] Broken),
+pub(in crate::rpc::server) enum RequestError {
     #[error("malformed: {0}")]
     Wire(#[from] WireError),
     #[error("expected HELLO as the first message, got {0}")]
@@ -47,8 +43,6 @@ pub(super) enum Refusal {
     NoGraph(u32),
     #[error(transparent)]
     Ticket(#[from] TicketError),
-    #[error("device: {0}")]
-    Failed(#[from] DeviceError),
     #[error("it comes right after HELLO, and once")]
     GreetSecond,
     #[error("the client greets in revision {0} of the extensions, this server speaks {REVISION}")]

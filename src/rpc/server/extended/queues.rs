@@ -3,12 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use super::super::Refusal;
-use super::super::connection::Broken;
-use super::super::peers::Outbound;
-use super::super::tickets::Inbound;
-use super::answers::Answers;
+use super::completions::Completions;
 use crate::device::{DeviceError, Point, Queue};
+use crate::rpc::server::client_connection::TransportError;
+use crate::rpc::server::peers::Outbound;
+use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::server::tickets::Inbound;
 use crate::rpc::wire::ext::Fault;
 
 /// Queues that a session may have open.
@@ -21,13 +22,13 @@ const MAX_MARKS: usize = 1 << 16;
 const FEW_MARKS: usize = 64;
 
 /// An open queue. It stays open when it has failed: only its client closes it.
-pub(super) struct Open {
+pub(super) struct OpenQueue {
     number: u32,
     /// The position of its device.
     pub(super) device: u32,
     /// `None`: it could not be made.
     queue: Option<Box<dyn Queue>>,
-    pub(super) answers: Answers,
+    pub(super) completions: Completions,
     /// For what it is to receive from other servers, and to send to them: made for the first of that.
     pub(super) inbound: Option<Inbound>,
     pub(super) outbound: Option<Outbound>,
@@ -38,9 +39,9 @@ pub(super) struct Open {
 }
 
 /// What waits for the queue ends with it, and is not told as a failure.
-impl Drop for Open {
+impl Drop for OpenQueue {
     fn drop(&mut self) {
-        self.answers.silence();
+        self.completions.close();
     }
 }
 
@@ -52,52 +53,52 @@ pub(super) enum Moment {
     Never,
 }
 
-impl Open {
+impl OpenQueue {
     /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
     pub(super) fn submit<T>(
         &mut self,
         work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
-    ) -> Result<Option<T>, Broken> {
-        let Some(queue) = self.queue.as_mut().filter(|_| !self.answers.failed()) else { return Ok(None) };
+    ) -> Result<Option<T>, TransportError> {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.completions.failed()) else { return Ok(None) };
         match work(&mut **queue) {
             Ok(done) => Ok(Some(done)),
-            Err(e) => self.answers.fail(Fault::from(&e)).map(|()| None),
+            Err(e) => self.completions.fail(Fault::from(&e)).map(|()| None),
         }
     }
 
     /// Whether its device has done all that it was sent, for certain: after a failure nobody knows.
     fn is_done(&mut self) -> bool {
-        !self.answers.failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
+        !self.completions.failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
     }
 
     /// Waits until the device has done all that it was sent so far: it may be at work for a queue that has failed for its client,
     /// too. Where it fails, what it was sent is dropped.
-    pub(super) fn settle(&mut self, until: Instant) -> Result<(), Broken> {
+    pub(super) fn wait_idle(&mut self, until: Instant) -> Result<(), TransportError> {
         let Some(queue) = &mut self.queue else { return Ok(()) };
         let Err(e) = queue.mark().wait(Some(until)) else { return Ok(()) };
         self.queue = None;
-        if self.answers.failed() { Ok(()) } else { self.answers.fail(Fault::from(&e)) }
+        if self.completions.failed() { Ok(()) } else { self.completions.fail(Fault::from(&e)) }
     }
 
     /// Forgets the marks that are reached, and those that never will be.
-    fn forget_marks(&mut self) -> Result<(), Broken> {
+    fn forget_marks(&mut self) -> Result<(), TransportError> {
         while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
         if let Some((first, point)) = self.marks.front()
             && let Err(e) = point.poll()
         {
             self.lost = Some(*first);
             self.marks.clear();
-            if !self.answers.failed() {
-                self.answers.fail(Fault::from(&e))?;
+            if !self.completions.failed() {
+                self.completions.fail(Fault::from(&e))?;
             }
         }
         Ok(())
     }
 
     /// Gives a number to the moment after all work so far.
-    fn mark(&mut self, number: u64) -> Result<(), Refusal> {
+    fn mark(&mut self, number: u64) -> Result<(), SessionError> {
         if let Some(last) = self.last.filter(|&last| number <= last) {
-            return Err(Refusal::MarkOrder { number, last });
+            return Err(RequestError::MarkOrder { number, last }.into());
         }
         self.last = Some(number);
         match self.submit(|queue| Ok(queue.mark()))? {
@@ -108,7 +109,7 @@ impl Open {
     }
 
     /// A mark by its number.
-    pub(super) fn moment(&self, number: u64) -> Result<Moment, Refusal> {
+    pub(super) fn moment(&self, number: u64) -> Result<Moment, RequestError> {
         if self.last.is_some_and(|last| number <= last) {
             if self.lost.is_some_and(|lost| number >= lost) {
                 return Ok(Moment::Never);
@@ -122,25 +123,25 @@ impl Open {
                 Err(_) => {}
             }
         }
-        Err(Refusal::NoMark { queue: self.number, number })
+        Err(RequestError::NoMark { queue: self.number, number })
     }
 }
 
 /// The open queues.
 #[derive(Default)]
 pub(super) struct Queues {
-    open: HashMap<u32, Open>,
+    open: HashMap<u32, OpenQueue>,
     /// One was closed whose device may be at its work yet.
     loose: bool,
 }
 
 impl Queues {
     /// Whether another one may be opened under this number.
-    pub(super) fn admit(&self, number: u32) -> Result<(), Refusal> {
+    pub(super) fn admit(&self, number: u32) -> Result<(), RequestError> {
         if self.open.contains_key(&number) {
-            return Err(Refusal::QueueOpen(number));
+            return Err(RequestError::QueueOpen(number));
         }
-        if self.open.len() >= MAX_QUEUES { Err(Refusal::Queues(MAX_QUEUES)) } else { Ok(()) }
+        if self.open.len() >= MAX_QUEUES { Err(RequestError::Queues(MAX_QUEUES)) } else { Ok(()) }
     }
 
     /// Opens one, which has failed already where there is no queue.
@@ -149,20 +150,20 @@ impl Queues {
         number: u32,
         device: u32,
         queue: Result<Box<dyn Queue>, DeviceError>,
-        mut answers: Answers,
-    ) -> Result<(), Broken> {
+        mut completions: Completions,
+    ) -> Result<(), TransportError> {
         let queue = match queue {
             Ok(queue) => Some(queue),
             Err(e) => {
-                answers.fail(Fault::from(&e))?;
+                completions.fail(Fault::from(&e))?;
                 None
             }
         };
-        let open = Open {
+        let open = OpenQueue {
             number,
             device,
             queue,
-            answers,
+            completions,
             inbound: None,
             outbound: None,
             marks: VecDeque::new(),
@@ -173,21 +174,21 @@ impl Queues {
         Ok(())
     }
 
-    pub(super) fn close(&mut self, number: u32) -> Result<(), Refusal> {
-        let mut open = self.open.remove(&number).ok_or(Refusal::Queue(number))?;
+    pub(super) fn close(&mut self, number: u32) -> Result<(), RequestError> {
+        let mut open = self.open.remove(&number).ok_or(RequestError::Queue(number))?;
         self.loose |= !open.is_done();
         Ok(())
     }
 
     /// Marks the moment after all that a queue was sent so far.
-    pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), Refusal> {
+    pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), SessionError> {
         if self.get(queue)?.marks.len() >= FEW_MARKS {
             self.get(queue)?.forget_marks()?;
             if self.marks() >= MAX_MARKS {
-                self.iter().try_for_each(Open::forget_marks)?;
+                self.iter().try_for_each(OpenQueue::forget_marks)?;
             }
             if self.marks() >= MAX_MARKS {
-                return Err(Refusal::Marks(MAX_MARKS));
+                return Err(RequestError::Marks(MAX_MARKS).into());
             }
         }
         self.get(queue)?.mark(number)
@@ -197,13 +198,13 @@ impl Queues {
         self.open.values().map(|open| open.marks.len()).sum()
     }
 
-    pub(super) fn get(&mut self, number: u32) -> Result<&mut Open, Refusal> {
-        self.open.get_mut(&number).ok_or(Refusal::Queue(number))
+    pub(super) fn get(&mut self, number: u32) -> Result<&mut OpenQueue, RequestError> {
+        self.open.get_mut(&number).ok_or(RequestError::Queue(number))
     }
 
     /// Waits for what all of them were sent so far. True when for certain nothing of the session is at work on a device: it
     /// may be, for the rest of the session, once a queue has failed or was closed too early.
-    pub(super) fn rest(&mut self, until: Instant) -> Result<bool, Broken> {
+    pub(super) fn rest(&mut self, until: Instant) -> Result<bool, TransportError> {
         let mut certain = !self.loose;
         for open in self.open.values_mut() {
             // Nothing comes of it where the queue has failed, also where it was given up since.
@@ -213,10 +214,10 @@ impl Queues {
     }
 
     /// One that works on memory of a device.
-    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut Open, Refusal> {
+    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut OpenQueue, RequestError> {
         let open = self.get(number)?;
         let device = open.device;
-        if device == lies_on { Ok(open) } else { Err(Refusal::QueueDevice { queue: number, device, lies_on }) }
+        if device == lies_on { Ok(open) } else { Err(RequestError::QueueDevice { queue: number, device, lies_on }) }
     }
 
     /// Whether there is no more than one.
@@ -224,7 +225,7 @@ impl Queues {
         self.open.len() < 2
     }
 
-    pub(super) fn iter(&mut self) -> impl Iterator<Item = &mut Open> {
+    pub(super) fn iter(&mut self) -> impl Iterator<Item = &mut OpenQueue> {
         self.open.values_mut()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Refusal;
+use super::request_error::RequestError;
 use crate::device::{Buffer, Region};
 use crate::graph::validate::widen;
 use crate::rpc::wire::TensorRecord;
@@ -18,40 +18,40 @@ const BASE_ALIGNMENT: u64 = 4096;
 const GUARD: u64 = 1 << 16;
 
 /// A buffer of a session.
-pub(super) struct Entry {
+pub(in crate::rpc::server) struct Entry {
     /// The device it lies on, by its position.
-    pub(super) device: u32,
+    pub(in crate::rpc::server) device: u32,
     /// Its virtual address.
-    pub(super) base: u64,
-    pub(super) buffer: Buffer,
+    pub(in crate::rpc::server) base: u64,
+    pub(in crate::rpc::server) buffer: Buffer,
 }
 
 /// A session's buffers. Handles and addresses are never used twice.
-pub(super) struct Handles {
+pub(in crate::rpc::server) struct HandleTable {
     entries: HashMap<u64, Entry>,
     next_handle: u64,
     next_base: u64,
 }
 
 /// A tensor that lies inside a buffer of the session.
-pub(super) struct Located<'a> {
-    pub(super) entry: &'a Entry,
-    pub(super) desc: TensorDesc,
+pub(in crate::rpc::server) struct Located<'a> {
+    pub(in crate::rpc::server) entry: &'a Entry,
+    pub(in crate::rpc::server) desc: TensorDesc,
     /// Bytes from the buffer's start.
-    pub(super) start: u64,
+    pub(in crate::rpc::server) start: u64,
 }
 
-impl Handles {
-    pub(super) fn new() -> Handles {
-        Handles { entries: HashMap::new(), next_handle: 1, next_base: FIRST_BASE }
+impl HandleTable {
+    pub(in crate::rpc::server) fn new() -> HandleTable {
+        HandleTable { entries: HashMap::new(), next_handle: 1, next_base: FIRST_BASE }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::rpc::server) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// A handle for a buffer; `None` when the addresses are used up.
-    pub(super) fn insert(&mut self, device: u32, alignment: u64, buffer: Buffer) -> Option<u64> {
+    pub(in crate::rpc::server) fn insert(&mut self, device: u32, alignment: u64, buffer: Buffer) -> Option<u64> {
         let base = self.next_base.checked_next_multiple_of(alignment.max(BASE_ALIGNMENT))?;
         self.next_base = base.checked_add(buffer.bytes())?.checked_add(GUARD)?;
         let handle = self.next_handle;
@@ -60,26 +60,26 @@ impl Handles {
         Some(handle)
     }
 
-    pub(super) fn get(&self, handle: u64) -> Result<&Entry, Refusal> {
-        self.entries.get(&handle).ok_or(Refusal::Buffer(handle))
+    pub(in crate::rpc::server) fn get(&self, handle: u64) -> Result<&Entry, RequestError> {
+        self.entries.get(&handle).ok_or(RequestError::Buffer(handle))
     }
 
-    pub(super) fn remove(&mut self, handle: u64) -> Result<Entry, Refusal> {
-        self.entries.remove(&handle).ok_or(Refusal::Buffer(handle))
+    pub(in crate::rpc::server) fn remove(&mut self, handle: u64) -> Result<Entry, RequestError> {
+        self.entries.remove(&handle).ok_or(RequestError::Buffer(handle))
     }
 
     /// The buffer of a record's first byte, and that byte's distance from the buffer's start.
-    pub(super) fn place(&self, record: &TensorRecord) -> Result<(&Entry, u64), Refusal> {
+    pub(in crate::rpc::server) fn place(&self, record: &TensorRecord) -> Result<(&Entry, u64), RequestError> {
         let entry = self.get(record.buffer)?;
         let size = entry.buffer.bytes();
         match record.data.checked_sub(entry.base) {
             Some(start) if start <= size => Ok((entry, start)),
-            _ => Err(Refusal::Address { data: record.data, base: entry.base, size }),
+            _ => Err(RequestError::Address { data: record.data, base: entry.base, size }),
         }
     }
 
     /// A tensor that must lie in a buffer of the session from its first byte to its last.
-    pub(super) fn locate(&self, record: &TensorRecord) -> Result<Located<'_>, Refusal> {
+    pub(in crate::rpc::server) fn locate(&self, record: &TensorRecord) -> Result<Located<'_>, RequestError> {
         let (entry, start) = self.place(record)?;
         let desc = desc(record)?;
         let located = Located { entry, desc, start };
@@ -90,16 +90,16 @@ impl Handles {
 
 impl Located<'_> {
     /// Bytes `offset..offset + len` of the tensor, inside its buffer but possibly past its end: padding.
-    pub(super) fn region(&self, offset: u64, len: u64) -> Result<Region, Refusal> {
-        let outside = || Refusal::Range { start: self.start, offset, len, size: self.entry.buffer.bytes() };
+    pub(in crate::rpc::server) fn region(&self, offset: u64, len: u64) -> Result<Region, RequestError> {
+        let outside = || RequestError::Range { start: self.start, offset, len, size: self.entry.buffer.bytes() };
         let start = self.start.checked_add(offset).ok_or_else(outside)?;
         self.entry.buffer.region(start, len).map_err(|_| outside())
     }
 }
 
 /// Type, shape and strides of a record.
-pub(super) fn desc(record: &TensorRecord) -> Result<TensorDesc, Refusal> {
-    let dtype = DType::from_wire(record.dtype).ok_or(Refusal::Type(record.dtype))?;
+pub(in crate::rpc::server) fn desc(record: &TensorRecord) -> Result<TensorDesc, RequestError> {
+    let dtype = DType::from_wire(record.dtype).ok_or(RequestError::Type(record.dtype))?;
     let ne = record.ne.map(|n| n as usize);
     Ok(TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb))?)
 }

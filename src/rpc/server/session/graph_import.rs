@@ -1,23 +1,31 @@
-//! From a GRAPH_COMPUTE message to a program that is bound to the session's buffers.
+//! Graph import: from a graph on the wire to a program that is bound to the session's buffers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Refusal;
-use super::handles::Handles;
-use crate::device::{Device, Program, Region};
+use super::failure::SessionError;
+use super::handle_table::HandleTable;
+use super::program_cache::Prepared;
+use super::request_error::RequestError;
+use crate::device::{Device, Region};
 use crate::graph::Place;
 use crate::graph::validate::{self, ForeignTensor, GraphError};
 use crate::ops::OpCode;
 use crate::rpc::wire::{GraphCompute, TensorRecord};
 
-/// Validates a graph and prepares it on the device at position `index`.
-pub(super) fn compile(
+/// A program with the handles of the buffers that it is bound to.
+pub(in crate::rpc::server) struct Imported {
+    pub(in crate::rpc::server) prepared: Prepared,
+    pub(in crate::rpc::server) buffers: Box<[u64]>,
+}
+
+/// Validates a graph and prepares it on `device`, which is the one that the graph names.
+pub(in crate::rpc::server) fn import(
     graph: &GraphCompute<'_>,
-    handles: &Handles,
-    index: u32,
+    handles: &HandleTable,
     device: &dyn Device,
-) -> Result<(Program, Arc<[Region]>), Refusal> {
+) -> Result<Imported, SessionError> {
+    let index = graph.device();
     let mut slots = Slots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
     let mut tensors = Vec::with_capacity(graph.tensors().len());
     for record in graph.tensors().iter() {
@@ -33,7 +41,7 @@ pub(super) fn compile(
             uses: record.use_count,
             // Why a tensor has no place matters only if a node needs one: see `explain`.
             place: match slots.place(&record) {
-                Err(e @ Refusal::Stray { .. }) => return Err(e),
+                Err(e @ RequestError::Stray { .. }) => return Err(e.into()),
                 place => place.unwrap_or(None),
             },
         });
@@ -41,18 +49,27 @@ pub(super) fn compile(
     let listed: Vec<u64> = graph.nodes().iter().collect();
     let sizes = slots.bindings.iter().map(|region| region.bytes() as usize).collect();
     let valid = validate::foreign(&listed, &tensors, sizes).map_err(|e| match e {
-        GraphError::Unplaced { .. } => slots.explain(graph).unwrap_or(Refusal::Graph(e)),
-        e => Refusal::Graph(e),
+        GraphError::Unplaced { .. } => slots.explain(graph).unwrap_or(RequestError::Graph(e)),
+        e => RequestError::Graph(e),
     })?;
     // The largest thing here, and of no use any more: memory for what comes now.
     drop(tensors);
     let program = device.prepare(Arc::new(valid))?;
-    Ok((program, slots.bindings.into()))
+    let buffers = slots.by_handle.into_keys().collect();
+    Ok(Imported { prepared: Prepared { program, bindings: slots.bindings.into() }, buffers })
+}
+
+/// Handles of all buffers that a graph's tensors name, bound or not.
+pub(in crate::rpc::server) fn named_buffers(graph: &GraphCompute<'_>) -> Box<[u64]> {
+    let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
+    buffers.sort_unstable();
+    buffers.dedup();
+    buffers.into()
 }
 
 /// The buffers that a graph's tensors lie in.
 struct Slots<'a> {
-    handles: &'a Handles,
+    handles: &'a HandleTable,
     device: u32,
     by_handle: HashMap<u64, u32>,
     bindings: Vec<Region>,
@@ -60,17 +77,17 @@ struct Slots<'a> {
 
 impl Slots<'_> {
     /// A tensor's place; `None` if it says that it has none here.
-    fn place(&mut self, record: &TensorRecord) -> Result<Option<Place>, Refusal> {
+    fn place(&mut self, record: &TensorRecord) -> Result<Option<Place>, RequestError> {
         if record.buffer == 0 {
             return match record.data {
                 0 => Ok(None),
-                data => Err(Refusal::Stray { name: record.name().into_owned(), data }),
+                data => Err(RequestError::Stray { name: record.name().into_owned(), data }),
             };
         }
         let (entry, start) = self.handles.place(record)?;
         if entry.device != self.device {
             let name = record.name().into_owned();
-            return Err(Refusal::OtherDevice { name, lies_on: entry.device, runs_on: self.device });
+            return Err(RequestError::OtherDevice { name, lies_on: entry.device, runs_on: self.device });
         }
         let slot = *self.by_handle.entry(record.buffer).or_insert_with(|| {
             self.bindings.push(entry.buffer.whole());
@@ -80,7 +97,7 @@ impl Slots<'_> {
     }
 
     /// Why a tensor that a node needs has no place: the reason of the first one that has a better one than "nowhere".
-    fn explain(&mut self, graph: &GraphCompute<'_>) -> Option<Refusal> {
+    fn explain(&mut self, graph: &GraphCompute<'_>) -> Option<RequestError> {
         let records: HashMap<u64, TensorRecord> = graph.tensors().iter().map(|r| (r.id, r)).collect();
         for node in graph.nodes().iter().filter_map(|id| records.get(&id)) {
             let computes = node.flags & TensorRecord::FLAG_COMPUTE != 0 && !node.ne.contains(&0);

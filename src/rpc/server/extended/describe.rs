@@ -1,24 +1,25 @@
 //! What a server tells about itself: its devices, and what they run.
 
-use super::super::Shared;
-use super::graphs::Graphs;
 use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
 use crate::graph::validate::{self, ForeignTensor, GraphError, widen};
 use crate::graph::{Graph, Place};
+use crate::ops::OpCode;
+use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::session::program_cache::{MAX_BYTES, MAX_PROGRAMS};
 use crate::rpc::wire::GraphCompute;
 use crate::rpc::wire::ext::{Abilities, DeviceRecord, Fault, GreetReply};
 use crate::tensor::{DType, TensorDesc};
 
 /// The answer to GREET.
-pub(super) fn server(shared: &Shared) -> GreetReply {
+pub(super) fn server(server: &ServerContext) -> GreetReply {
     GreetReply {
         build: format!("rpc-server {}", crate::VERSION),
-        max_message: shared.config.limits.max_body,
-        graph_budget: Graphs::BUDGET,
-        max_graphs: Graphs::MOST as u32,
-        abilities: Abilities { loads: shared.models.is_some(), dials: !shared.peers.is_empty() },
-        sessions: shared.sessions(),
-        devices: shared.devices.iter().map(|device| record(&**device)).collect(),
+        max_message: server.config.limits.max_body,
+        graph_budget: MAX_BYTES,
+        max_graphs: MAX_PROGRAMS as u32,
+        abilities: Abilities { loads: server.models.is_some(), dials: !server.peers.is_empty() },
+        sessions: server.lifecycle.sessions(),
+        devices: server.devices.iter().map(|device| record(&**device)).collect(),
     }
 }
 
@@ -83,13 +84,15 @@ fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
     validate::foreign(&listed, &tensors, slots)
 }
 
-/// What is wrong with a graph, as a client hears it that need not have known.
-pub(super) fn fault(error: &GraphError) -> Fault {
+/// What is wrong with a graph that a client asks about: no mistake of that client's.
+fn fault(error: &GraphError) -> Fault {
     match error {
-        &GraphError::UnsupportedOp(op) => {
-            let reason = "this server does not know the op".to_owned();
-            Fault::from(&DeviceError::from(Unsupported { op, reason }))
-        }
+        &GraphError::UnsupportedOp(op) => Fault::from(&DeviceError::from(unknown_op(op))),
         other => Fault::new(other.to_string()),
     }
+}
+
+/// An op that is newer than this server.
+pub(super) fn unknown_op(op: OpCode) -> Unsupported {
+    Unsupported { op, reason: "this server does not know the op".to_owned() }
 }
