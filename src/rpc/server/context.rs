@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use super::cache::Cache;
+use super::gguf_index::GgufIndex;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
-use super::models::Models;
 use super::peers::PeerList;
-use super::tickets::Table;
+use super::tensor_cache::Cache;
+use super::transfer_tokens::TokenTable;
 use crate::device::Device;
 
 /// What sessions share.
@@ -20,10 +20,10 @@ pub(super) struct ServerContext {
     /// Tensor data for SET_TENSOR_HASH.
     pub(super) tensor_cache: Option<Cache>,
     /// Tokens for transfers from other servers. One table: a token of one session arrives on another session's connection.
-    pub(super) transfer_tokens: Arc<Table>,
+    pub(super) transfer_tokens: Arc<TokenTable>,
     /// The servers that this one may dial.
     pub(super) peers: Arc<PeerList>,
     /// GGUF files for loads by digest.
-    pub(super) models: Option<Models>,
+    pub(super) models: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
 }

@@ -10,7 +10,7 @@
 //! session          the core: buffers, prepared graphs, uploads, copies, failures; device::Queue does the work
 //!   ↓
 //! context          what all sessions share: devices, limits, lifecycle,
-//!                  cache (tensor data), models (GGUF files), tickets (transfers from other servers), peers (to others)
+//!                  tensor_cache, gguf_index, transfer_tokens (from other servers), peers (to others)
 //!   ↓
 //! client_connection → connection, outgoing
 //! ```
@@ -23,7 +23,6 @@
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod allowance;
-mod cache;
 mod client_connection;
 mod connection;
 mod context;
@@ -31,16 +30,17 @@ mod doorman;
 mod extended;
 mod fallible_upload;
 mod ggml;
+mod gguf_index;
 mod guests;
 mod lifecycle;
 mod limits;
 mod listen;
-mod models;
 mod outgoing;
 mod peers;
 mod serve;
 mod session;
-mod tickets;
+mod tensor_cache;
+mod transfer_tokens;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
@@ -56,12 +56,12 @@ use log::{debug, error, info, warn};
 
 use crate::device::Device;
 use crate::rpc::wire::ext::State;
-use cache::Cache;
 use context::ServerContext;
+use gguf_index::GgufIndex;
 use guests::Guests;
 use lifecycle::Lifecycle;
-use models::Models;
 use peers::PeerList;
+use tensor_cache::Cache;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
@@ -105,7 +105,7 @@ impl Server {
         let peers = PeerList::resolve(&config.peers)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let models = config.models.as_ref().map(|dir| {
-            Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+            GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let models = models.transpose()?;
         let listener = listen::listen(host, port)?;

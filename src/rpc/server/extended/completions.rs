@@ -96,7 +96,7 @@ impl Download {
 
 /// The session's end of a queue's completions.
 pub(super) struct Completions {
-    completions: Arc<CompletionWriter>,
+    notifications: Arc<CompletionWriter>,
     timeout: Duration,
     /// Completions that the thread has not sent yet.
     pending: Arc<AtomicUsize>,
@@ -106,11 +106,11 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    /// Of the queue that its client calls `queue`. No completion may take longer than `timeout`.
+    /// The completions of the queue that its client calls `queue`. No completion may take longer than `timeout`.
     pub(super) fn new(queue: u32, writer: &Arc<Writer>, timeout: Duration) -> Completions {
-        let completions = CompletionWriter { queue, writer: Arc::clone(writer), closed: AtomicBool::new(false) };
+        let notifications = CompletionWriter { queue, writer: Arc::clone(writer), closed: AtomicBool::new(false) };
         Completions {
-            completions: Arc::new(completions),
+            notifications: Arc::new(notifications),
             timeout,
             pending: Arc::default(),
             thread: None,
@@ -120,26 +120,26 @@ impl Completions {
 
     /// Whether the queue has failed: no work is submitted to it then, and nothing is sent.
     pub(super) fn failed(&self) -> bool {
-        self.failed || self.completions.closed.load(Ordering::Acquire)
+        self.failed || self.notifications.closed.load(Ordering::Acquire)
     }
 
     /// Sends nothing more, not even a failure.
     pub(super) fn close(&self) {
-        self.completions.closed.store(true, Ordering::Release);
+        self.notifications.closed.store(true, Ordering::Release);
     }
 
     /// Fails the queue. FAILED is sent after the completions that are pending.
     pub(super) fn fail(&mut self, fault: Fault) -> Result<(), TransportError> {
         self.failed = true;
-        if self.idle() { self.completions.failed(fault) } else { self.enqueue(Pending::Failed(fault)) }
+        if self.idle() { self.notifications.failed(fault) } else { self.enqueue(Pending::Failed(fault)) }
     }
 
     /// Fails the queue from any thread, without waiting for pending completions.
     pub(super) fn failing(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
-        let completions = Arc::clone(&self.completions);
+        let notifications = Arc::clone(&self.notifications);
         move |e| {
-            if let Err(e) = completions.failed(Fault::from(&e)) {
-                completions.writer.give_up(ExtCommand::Send.name(), e);
+            if let Err(e) = notifications.failed(Fault::from(&e)) {
+                notifications.writer.give_up(ExtCommand::Send.name(), e);
             }
         }
     }
@@ -148,7 +148,7 @@ impl Completions {
     pub(super) fn reached(&mut self, number: u64, point: Option<Point>) -> Result<(), TransportError> {
         if self.idle() {
             match point.as_ref().map_or(Ok(true), Point::poll) {
-                Ok(true) => return self.completions.reached(number),
+                Ok(true) => return self.notifications.reached(number),
                 Ok(false) => {}
                 Err(e) => return self.fail(Fault::from(&e)),
             }
@@ -162,7 +162,7 @@ impl Completions {
             return self.enqueue(Pending::Data { id, data });
         }
         match data.wait(Instant::now()) {
-            Ok(parts) => self.completions.data(id, &parts),
+            Ok(parts) => self.notifications.data(id, &parts),
             Err(e) => self.fail(Fault::from(&e)),
         }
     }
@@ -179,7 +179,7 @@ impl Completions {
                 Err(e) => {
                     self.failed = true;
                     return self
-                        .completions
+                        .notifications
                         .failed(Fault::new(format!("cannot start a thread for the queue's answers: {e}")));
                 }
             },
@@ -190,44 +190,49 @@ impl Completions {
             return Ok(());
         }
         self.failed = true;
-        self.completions.failed(Fault::from(&DeviceError::Deadline("a queue's earlier answers")))
+        self.notifications.failed(Fault::from(&DeviceError::Deadline("a queue's earlier answers")))
     }
 }
 
 impl Completions {
     fn start(&self) -> io::Result<Sender<Pending>> {
         let (tasks, todo) = bounded(MAX_PENDING);
-        let (completions, timeout, pending) = (Arc::clone(&self.completions), self.timeout, Arc::clone(&self.pending));
+        let (notifications, timeout, pending) =
+            (Arc::clone(&self.notifications), self.timeout, Arc::clone(&self.pending));
         let thread = std::thread::Builder::new().name("answers".to_owned());
-        thread.spawn(move || send_pending(&todo, &completions, timeout, &pending)).map(|_| tasks)
+        thread.spawn(move || send_pending(&todo, &notifications, timeout, &pending)).map(|_| tasks)
     }
 }
 
 /// Waits for one completion after the other and sends it, until the session drops the queue.
-fn send_pending(todo: &Receiver<Pending>, completions: &CompletionWriter, timeout: Duration, pending: &AtomicUsize) {
+fn send_pending(todo: &Receiver<Pending>, notifications: &CompletionWriter, timeout: Duration, pending: &AtomicUsize) {
     for task in todo {
         // A closed queue sends nothing, so nothing is waited for.
-        if !completions.closed.load(Ordering::Acquire) {
-            let (command, sent) = complete(task, completions, Instant::now() + timeout);
+        if !notifications.closed.load(Ordering::Acquire) {
+            let (command, sent) = complete(task, notifications, Instant::now() + timeout);
             if let Err(e) = sent {
-                completions.writer.give_up(command.name(), e);
+                notifications.writer.give_up(command.name(), e);
             }
         }
         pending.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn complete(task: Pending, completions: &CompletionWriter, until: Instant) -> (ExtCommand, Result<(), TransportError>) {
-    let failed = |e: DeviceError| completions.failed(Fault::from(&e));
+fn complete(
+    task: Pending,
+    notifications: &CompletionWriter,
+    until: Instant,
+) -> (ExtCommand, Result<(), TransportError>) {
+    let failed = |e: DeviceError| notifications.failed(Fault::from(&e));
     match task {
         Pending::Reached { number, point } => {
             let reached = point.map_or(Ok(()), |point| point.wait(Some(until)));
-            (ExtCommand::Ask, reached.map_or_else(failed, |()| completions.reached(number)))
+            (ExtCommand::Ask, reached.map_or_else(failed, |()| notifications.reached(number)))
         }
         Pending::Data { id, mut data } => {
             let parts = data.wait(until);
-            (ExtCommand::Read, parts.map_or_else(failed, |parts| completions.data(id, &parts)))
+            (ExtCommand::Read, parts.map_or_else(failed, |parts| notifications.data(id, &parts)))
         }
-        Pending::Failed(fault) => (ExtCommand::Ask, completions.failed(fault)),
+        Pending::Failed(fault) => (ExtCommand::Ask, notifications.failed(fault)),
     }
 }

@@ -11,7 +11,7 @@ use log::info;
 
 use crate::rpc::server::client_connection::Writer;
 use crate::rpc::server::lifecycle::Lifecycle;
-use crate::rpc::server::tickets::Arrivals;
+use crate::rpc::server::transfer_tokens::PendingReceives;
 use crate::rpc::wire::ext::Notice;
 
 /// Between two heartbeats.
@@ -25,7 +25,11 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    pub(super) fn start(lifecycle: &Arc<Lifecycle>, writer: &Arc<Writer>, arrivals: &Arc<Arrivals>) -> Heartbeat {
+    pub(super) fn start(
+        lifecycle: &Arc<Lifecycle>,
+        writer: &Arc<Writer>,
+        arrivals: &Arc<PendingReceives>,
+    ) -> Heartbeat {
         let (end, ended) = bounded(0);
         let heartbeat = Heartbeat { step: Arc::default(), _end: end };
         let (lifecycle, writer) = (Arc::clone(lifecycle), Arc::clone(writer));
@@ -43,7 +47,7 @@ impl Heartbeat {
     }
 }
 
-fn beat(ended: &Receiver<()>, step: &AtomicU64, lifecycle: &Lifecycle, writer: &Writer, arrivals: &Arrivals) {
+fn beat(ended: &Receiver<()>, step: &AtomicU64, lifecycle: &Lifecycle, writer: &Writer, arrivals: &PendingReceives) {
     let mut last = 0;
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
         let now = step.load(Ordering::Relaxed);

@@ -8,7 +8,7 @@ use log::info;
 use super::session::ExtendedSession;
 use super::transfers::tensor;
 use crate::device::Region;
-use crate::rpc::server::models::{Models, Place, Wanted};
+use crate::rpc::server::gguf_index::{GgufIndex, Place, Wanted};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::wire::ext::{Answer, Load};
 use crate::tensor::TensorDesc;
@@ -62,7 +62,7 @@ impl ExtendedSession<'_> {
     /// what they are. Of wrong ones nothing is left.
     fn search(
         &mut self,
-        models: &Models,
+        models: &GgufIndex,
         request: &Load<'_>,
         region: &Region,
         tensor: Option<&TensorDesc>,

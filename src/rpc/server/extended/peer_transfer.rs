@@ -3,7 +3,7 @@
 use super::session::ExtendedSession;
 use crate::rpc::server::peers::Outbound;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::tickets;
+use crate::rpc::server::transfer_tokens;
 use crate::rpc::wire::ext::{Answer, Put, Reach, Receive, Send, TicketList, Tickets};
 
 impl ExtendedSession<'_> {
@@ -33,7 +33,7 @@ impl ExtendedSession<'_> {
         let (device, region) = self.resources.span(&request.span)?;
         let open = self.queues.on(request.queue, device)?;
         let (tickets, address) = (request.tickets.0, request.address);
-        tickets::count(region.bytes(), tickets.len())?;
+        transfer_tokens::count(region.bytes(), tickets.len())?;
         let outbound = open.outbound.take();
         let mut outbound =
             outbound.unwrap_or_else(|| Outbound::new(&self.resources.budget, open.completions.failing()));

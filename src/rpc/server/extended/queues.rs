@@ -9,7 +9,7 @@ use crate::rpc::server::client_connection::TransportError;
 use crate::rpc::server::peers::Outbound;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::request_error::RequestError;
-use crate::rpc::server::tickets::Inbound;
+use crate::rpc::server::transfer_tokens::Receiver;
 use crate::rpc::wire::ext::Fault;
 
 /// Queues that a session may have open.
@@ -18,7 +18,7 @@ const MAX_QUEUES: usize = 256;
 /// Marks of a session's queues that may be unreached.
 const MAX_MARKS: usize = 1 << 16;
 
-/// Marks are looked at, and those that are reached forgotten, when there are so many.
+/// With so many marks, a queue forgets those that are reached.
 const FEW_MARKS: usize = 64;
 
 /// An open queue. It stays open when it has failed: only its client closes it.
@@ -30,7 +30,7 @@ pub(super) struct OpenQueue {
     queue: Option<Box<dyn Queue>>,
     pub(super) completions: Completions,
     /// For what it is to receive from other servers, and to send to them: made for the first of that.
-    pub(super) inbound: Option<Inbound>,
+    pub(super) inbound: Option<Receiver>,
     pub(super) outbound: Option<Outbound>,
     marks: VecDeque<(u64, Point)>,
     last: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) struct OpenQueue {
     lost: Option<u64>,
 }
 
-/// What waits for the queue ends with it, and is not told as a failure.
+/// What waits for the queue ends with it. That is no failure, so nothing is sent.
 impl Drop for OpenQueue {
     fn drop(&mut self) {
         self.completions.close();
@@ -54,7 +54,8 @@ pub(super) enum Moment {
 }
 
 impl OpenQueue {
-    /// Submits work, unless the queue has failed; a failure is the queue's. `None` where nothing came of it.
+    /// Submits work, unless the queue has failed. A failure of the work fails the queue, not the session. `None`: nothing was
+    /// submitted, or it failed.
     pub(super) fn submit<T>(
         &mut self,
         work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
@@ -66,13 +67,13 @@ impl OpenQueue {
         }
     }
 
-    /// Whether its device has done all that it was sent, for certain: after a failure nobody knows.
+    /// Whether all submitted work is done for certain; after a failure that is not known.
     fn is_done(&mut self) -> bool {
         !self.completions.failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
     }
 
-    /// Waits until the device has done all that it was sent so far: it may be at work for a queue that has failed for its client,
-    /// too. Where it fails, what it was sent is dropped.
+    /// Waits until all submitted work is done, also that of a queue that has failed: its device may still be working. If the wait
+    /// fails, the device's queue is dropped with its work.
     pub(super) fn wait_idle(&mut self, until: Instant) -> Result<(), TransportError> {
         let Some(queue) = &mut self.queue else { return Ok(()) };
         let Err(e) = queue.mark().wait(Some(until)) else { return Ok(()) };
@@ -80,7 +81,7 @@ impl OpenQueue {
         if self.completions.failed() { Ok(()) } else { self.completions.fail(Fault::from(&e)) }
     }
 
-    /// Forgets the marks that are reached, and those that never will be.
+    /// Forgets the marks that are reached, and all marks once one of them has failed.
     fn forget_marks(&mut self) -> Result<(), TransportError> {
         while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
         if let Some((first, point)) = self.marks.front()
@@ -202,12 +203,12 @@ impl Queues {
         self.open.get_mut(&number).ok_or(RequestError::Queue(number))
     }
 
-    /// Waits for what all of them were sent so far. True when for certain nothing of the session is at work on a device: it
-    /// may be, for the rest of the session, once a queue has failed or was closed too early.
+    /// Waits for the work of all queues. True when no device works for this session for certain: never again in this session once a
+    /// queue has failed, or was closed before its work was done.
     pub(super) fn rest(&mut self, until: Instant) -> Result<bool, TransportError> {
         let mut certain = !self.loose;
         for open in self.open.values_mut() {
-            // Nothing comes of it where the queue has failed, also where it was given up since.
+            // `None` where the queue has failed, also during this wait.
             certain &= open.submit(|queue| queue.mark().wait(Some(until)))?.is_some();
         }
         Ok(certain)

@@ -19,7 +19,7 @@ use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_b
 use crate::rpc::server::session::program_cache::Bound;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
-use crate::rpc::server::tickets::Book;
+use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtHeader, ExtRequest, Notice, REVISION, State, Support};
 use crate::rpc::wire::{REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader};
 
@@ -33,7 +33,7 @@ pub(super) struct ExtendedSession<'a> {
     pub(super) queues: Queues,
     /// Queues of the session's own, by device, that read the source of host-staged copies.
     pub(super) staging_queues: HashMap<u32, Box<dyn Queue>>,
-    pub(super) tokens: Book,
+    pub(super) tokens: TokenLedger,
     pub(super) pool: Pool,
     pub(super) replies_due: Arc<Allowance>,
     pub(super) loads: LoadCounts,
@@ -53,7 +53,7 @@ pub(in crate::rpc::server) fn run(
 ) -> Result<End, Failure> {
     let writer = Arc::clone(connection.out());
     let resources = SessionResources::new(server, peer, Bound::NUMBERS);
-    let tokens = server.transfer_tokens.book(&resources.budget);
+    let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
     let heartbeat = Heartbeat::start(&server.lifecycle, &writer, tokens.arrivals());
     let mut session = ExtendedSession {
         queues: Queues::default(),

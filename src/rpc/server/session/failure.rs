@@ -13,7 +13,7 @@ use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::client_connection::{TransportError, Writer};
-use crate::rpc::server::tickets::TicketError;
+use crate::rpc::server::transfer_tokens::TokenError;
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 
@@ -41,7 +41,7 @@ macro_rules! request_errors {
     )*};
 }
 
-request_errors!(WireError, DescError, GraphError, TicketError);
+request_errors!(WireError, DescError, GraphError, TokenError);
 
 /// A bug of ours: a decoder returned another request than its command says.
 pub(in crate::rpc::server) fn decoder_bug() -> SessionError {

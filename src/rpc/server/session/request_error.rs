@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::graph::validate::GraphError;
-use crate::rpc::server::tickets::TicketError;
+use crate::rpc::server::transfer_tokens::TokenError;
 use crate::rpc::wire::ext::REVISION;
 use crate::rpc::wire::{Command, PROTOCOL_VERSION, WireError};
 use crate::tensor::DescError;
@@ -42,7 +42,7 @@ pub(in crate::rpc::server) enum RequestError {
     #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
     NoGraph(u32),
     #[error(transparent)]
-    Ticket(#[from] TicketError),
+    Ticket(#[from] TokenError),
     #[error("it comes right after HELLO, and once")]
     GreetSecond,
     #[error("the client greets in revision {0} of the extensions, this server speaks {REVISION}")]

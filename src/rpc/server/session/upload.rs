@@ -2,9 +2,9 @@
 
 use super::failure::SessionError;
 use crate::device::{DeviceError, Queue, Region};
-use crate::rpc::server::cache::{Cache, Hit};
 use crate::rpc::server::client_connection::{Connection, TransportError};
 use crate::rpc::server::fallible_upload::{UploadError, upload};
+use crate::rpc::server::tensor_cache::{Cache, CacheReader};
 use crate::tensor::TensorDesc;
 
 impl From<UploadError<TransportError>> for SessionError {
@@ -39,7 +39,7 @@ pub(in crate::rpc::server) fn receive(
 pub(in crate::rpc::server) fn load_cached(
     cache: &Cache,
     hash: u64,
-    mut hit: Hit,
+    mut hit: CacheReader,
     queue: &mut dyn Queue,
     region: Region,
     tensor: Option<&TensorDesc>,

@@ -75,11 +75,11 @@ impl Cache {
     }
 
     /// The data of a hash, if there is a file for it that holds exactly `len` bytes. What it yields is to be trusted only
-    /// once [`Hit::verify`] says so.
-    pub(super) fn find(&self, fnv: u64, len: u64) -> Option<Hit> {
+    /// once [`CacheReader::verify`] says so.
+    pub(super) fn find(&self, fnv: u64, len: u64) -> Option<CacheReader> {
         let path = self.path(fnv);
         let file = File::options().read(true).open(&path).ok()?;
-        match Hit::open(file, fnv) {
+        match CacheReader::open(file, fnv) {
             Ok((hit, have)) if have == len => Some(hit),
             // A part of the data, or other data of the same hash: not what is asked for, but not broken either.
             Ok(_) => None,
@@ -98,7 +98,7 @@ impl Cache {
     }
 
     /// Begins to keep `len` bytes that are about to come; `None` if they are not worth it or cannot be kept.
-    pub(super) fn keep(&self, len: u64) -> Option<Keeper<'_>> {
+    pub(super) fn keep(&self, len: u64) -> Option<CacheWriter<'_>> {
         if len < MIN_BYTES || len.saturating_add(HEADER as u64) > self.max_bytes {
             return None;
         }
@@ -111,7 +111,7 @@ impl Cache {
             Ok(file)
         };
         let file = begin().inspect_err(|e: &io::Error| warn!("cache: cannot write {}: {e}", path.display())).ok()?;
-        Some(Keeper { cache: self, file, path, len, fnv: Fnv::new(), digest: blake3::Hasher::new(), failed: None })
+        Some(CacheWriter { cache: self, file, path, len, fnv: Fnv::new(), digest: blake3::Hasher::new(), failed: None })
     }
 
     /// Removes files, the longest unused first, until `more` bytes fit.
@@ -165,15 +165,15 @@ impl Cache {
 }
 
 /// A file that may hold the data asked for.
-pub(super) struct Hit {
+pub(super) struct CacheReader {
     file: BufReader<File>,
     want: blake3::Hash,
     digest: blake3::Hasher,
 }
 
-impl Hit {
+impl CacheReader {
     /// Reads the header; also returns the length of the data.
-    fn open(mut file: File, fnv: u64) -> Result<(Hit, u64), CacheError> {
+    fn open(mut file: File, fnv: u64) -> Result<(CacheReader, u64), CacheError> {
         let mut header = [0; HEADER];
         file.read_exact(&mut header)?;
         let mut r = Reader::new(&header);
@@ -190,7 +190,7 @@ impl Hit {
         let want = blake3::Hash::from_bytes(*r.array("digest")?);
         // The longest unused is the first to go: this one has just been used. Not worth failing for.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
-        Ok((Hit { file: BufReader::new(file), want, digest: blake3::Hasher::new() }, len))
+        Ok((CacheReader { file: BufReader::new(file), want, digest: blake3::Hasher::new() }, len))
     }
 
     /// Reads the next bytes of the data.
@@ -206,8 +206,8 @@ impl Hit {
     }
 }
 
-/// Data on its way into the cache. Dropped before [`Keeper::commit`], it leaves nothing.
-pub(super) struct Keeper<'a> {
+/// Data on its way into the cache. Dropped before [`CacheWriter::commit`], it leaves nothing.
+pub(super) struct CacheWriter<'a> {
     cache: &'a Cache,
     file: File,
     path: PathBuf,
@@ -217,7 +217,7 @@ pub(super) struct Keeper<'a> {
     failed: Option<io::Error>,
 }
 
-impl Keeper<'_> {
+impl CacheWriter<'_> {
     /// Takes the next bytes of the data.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         if self.failed.is_none() {
@@ -253,7 +253,7 @@ impl Keeper<'_> {
     }
 }
 
-impl Drop for Keeper<'_> {
+impl Drop for CacheWriter<'_> {
     fn drop(&mut self) {
         // After a commit it is not there any more.
         remove_if_there(&self.path);

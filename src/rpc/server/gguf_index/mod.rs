@@ -43,7 +43,7 @@ const LATER_LOOKS: Duration = Duration::from_secs(10);
 const MAX_TENSORS: usize = 1 << 18;
 
 /// A folder of models. All sessions share it.
-pub(super) struct Models {
+pub(super) struct GgufIndex {
     dir: PathBuf,
     library: Mutex<Arc<Library>>,
     /// When the folder is worth looking at again; locked while that is done.
@@ -88,16 +88,16 @@ enum Try {
     Ended,
 }
 
-impl Models {
+impl GgufIndex {
     /// Looks through a folder for the first time.
     ///
     /// # Errors
     /// When the folder cannot be read. What is wrong with single files is logged.
-    pub(super) fn open(dir: &Path) -> io::Result<Models> {
+    pub(super) fn open(dir: &Path) -> io::Result<GgufIndex> {
         std::fs::read_dir(dir)?;
         let (library, due) = look(dir, &Library::default(), FIRST_LOOK, &|| true);
         info!("models: {}: {} tensors in {} files", dir.display(), library.tensors(), library.files());
-        Ok(Models { dir: dir.to_owned(), library: Mutex::new(Arc::new(library)), due: Mutex::new(due) })
+        Ok(GgufIndex { dir: dir.to_owned(), library: Mutex::new(Arc::new(library)), due: Mutex::new(due) })
     }
 
     /// Fills a place with the tensor that is wanted; whether it was found. `go_on` is asked now and then while files are read,

@@ -12,21 +12,23 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Data, Stash, Table, TicketError};
+use super::error::TokenError;
+use super::payload::{Data, Stash};
+use super::table::{Destination, TokenTable};
 use crate::device::{Account, Device, DeviceError, PIECE, Point, Queue, Region, Source, Timeline};
 use crate::rpc::wire::ext::Ticket;
 
 /// What arrives for one queue. Dropping it ends that: who still waits for bytes learns that none will come.
-pub(in crate::rpc::server) struct Inbound(pub(super) Arc<Inner>);
+pub(in crate::rpc::server) struct Receiver(pub(super) Arc<Inner>);
 
-impl Inbound {
+impl Receiver {
     pub(super) fn new(
-        table: &Arc<Table>,
+        table: &Arc<TokenTable>,
         device: &Arc<dyn Device>,
         account: &Arc<Account>,
         patience: Duration,
-    ) -> Inbound {
-        Inbound(Arc::new(Inner {
+    ) -> Receiver {
+        Receiver(Arc::new(Inner {
             table: Arc::clone(table),
             device: Arc::clone(device),
             account: Arc::clone(account),
@@ -40,7 +42,7 @@ impl Inbound {
 /// What arrives for all queues of a session. Ending it is for whoever learns that the session's client is gone while the session's
 /// own thread waits for one of these queues.
 #[derive(Default)]
-pub(in crate::rpc::server) struct Arrivals(Mutex<Known>);
+pub(in crate::rpc::server) struct PendingReceives(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -48,8 +50,8 @@ struct Known {
     ended: bool,
 }
 
-impl Arrivals {
-    pub(super) fn add(&self, inbound: &Inbound) {
+impl PendingReceives {
+    pub(super) fn add(&self, inbound: &Receiver) {
         let mut known = self.lock();
         known.inbound.retain(|other| other.strong_count() > 0);
         known.inbound.push(Arc::downgrade(&inbound.0));
@@ -75,14 +77,14 @@ impl Arrivals {
     }
 }
 
-impl Drop for Inbound {
+impl Drop for Receiver {
     fn drop(&mut self) {
         self.0.fail(DeviceError::Ended);
     }
 }
 
 pub(super) struct Inner {
-    table: Arc<Table>,
+    table: Arc<TokenTable>,
     device: Arc<dyn Device>,
     account: Arc<Account>,
     /// How long bytes may take from their RECEIVE on, and the device for each step.
@@ -142,11 +144,11 @@ struct Wrong {
     /// What that is to the queue that waits for it.
     failure: DeviceError,
     /// What it is to whoever brought it, if that is to blame.
-    told: Option<TicketError>,
+    told: Option<TokenError>,
 }
 
 impl Wrong {
-    fn put(error: TicketError) -> Box<Wrong> {
+    fn put(error: TokenError) -> Box<Wrong> {
         Box::new(Wrong { failure: error.failure(), told: Some(error) })
     }
 
@@ -194,11 +196,11 @@ impl State {
             return Err(Wrong::here(DeviceError::Bug("bytes for a RECEIVE that is done".to_owned())));
         };
         if Instant::now() >= receive.due {
-            return Err(Box::new(Wrong { failure: late(), told: Some(TicketError::Unknown) }));
+            return Err(Box::new(Wrong { failure: late(), told: Some(TokenError::Unknown) }));
         }
         let (expected, have) = (receive.piece(at).map_err(Wrong::here)?.bytes(), data.len());
         if have as u64 != expected {
-            return Err(Wrong::put(TicketError::Length { expected, have }));
+            return Err(Wrong::put(TokenError::Length { expected, have }));
         }
         let now = index == Some(0) && receive.kept.is_empty() && receive.ready.poll().map_err(Wrong::here)?;
         if now {
@@ -280,36 +282,6 @@ impl Inner {
         Ok(number)
     }
 
-    /// Takes the bytes of a piece. Never waits for a device.
-    pub(super) fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TicketError> {
-        let mut news = News::default();
-        let mut state = self.lock();
-        let taken = state.take(self, number, at, data).or_else(|wrong| {
-            state.fail(wrong.failure, &mut news);
-            wrong.told.map_or(Ok(()), Err)
-        });
-        let waits = match state.advance(self, &mut news) {
-            Ok(next) => matches!(next, Next::Wait(_)),
-            Err(e) => {
-                state.fail(e, &mut news);
-                false
-            }
-        };
-        drop(state);
-        if waits || news.failure.is_some() {
-            self.changed.notify_one();
-        }
-        self.deliver(news);
-        taken
-    }
-
-    /// Ends it: nothing more is written, and who waits for bytes gets this.
-    pub(super) fn fail(&self, failure: DeviceError) {
-        let mut news = News::default();
-        self.lock().fail(failure, &mut news);
-        self.deliver(news);
-    }
-
     pub(super) fn is_over(&self) -> bool {
         self.lock().over.is_some()
     }
@@ -364,5 +336,36 @@ impl Inner {
                 receive.arrival.fail(failure.clone());
             }
         }
+    }
+}
+
+impl Destination for Inner {
+    fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TokenError> {
+        let mut news = News::default();
+        let mut state = self.lock();
+        let taken = state.take(self, number, at, data).or_else(|wrong| {
+            state.fail(wrong.failure, &mut news);
+            wrong.told.map_or(Ok(()), Err)
+        });
+        let waits = match state.advance(self, &mut news) {
+            Ok(next) => matches!(next, Next::Wait(_)),
+            Err(e) => {
+                state.fail(e, &mut news);
+                false
+            }
+        };
+        drop(state);
+        if waits || news.failure.is_some() {
+            self.changed.notify_one();
+        }
+        self.deliver(news);
+        taken
+    }
+
+    /// Nothing more is written then, and who waits for bytes gets this.
+    fn fail(&self, failure: DeviceError) {
+        let mut news = News::default();
+        self.lock().fail(failure, &mut news);
+        self.deliver(news);
     }
 }
