@@ -294,7 +294,8 @@ impl dyn Queue + '_ {
         }
     }
 
-    /// As [`Queue::upload`] of what `fill` writes ([`Source::Writer`]); an error of `fill` comes back as it is.
+    /// As [`Queue::upload`] of what `fill` writes ([`Source::Writer`]); an error of `fill` comes back as it is, and `fill` is not
+    /// called again after it.
     ///
     /// # Errors
     /// [`UploadError::Source`] with the error of `fill`, which does not stick to the queue; else as [`Queue::upload`].
@@ -305,7 +306,11 @@ impl dyn Queue + '_ {
         mut fill: impl FnMut(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), UploadError<E>> {
         let mut failed = None;
-        let mut write = |piece: &mut [u8]| fill(piece).map_err(|error| SourceError::new(failed.insert(error)));
+        let mut write = |piece: &mut [u8]| match &failed {
+            None => fill(piece).map_err(|error| SourceError::new(failed.insert(error))),
+            // A device may ask for the next piece of an upload after a failure.
+            Some(error) => Err(SourceError::new(error)),
+        };
         let done = self.upload(dst, tensor, Source::Writer(&mut write));
         match failed {
             Some(error) => Err(UploadError::Source(error)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::Peer;
+use super::peers::Peer;
 use crate::rpc::wire::Limits;
 
 /// How a server treats its clients. Every limit has a sane default.

@@ -1,20 +1,18 @@
 //! A server: devices of this machine for clients over the network, fanout's and llama.cpp's.
 //!
-//! One thread per connection moves frames and keeps the session's books; devices compute on queues of their own.
-//!
 //! ```text
-//! listen → guests (who has a place; doorman: a word for those that have none)
+//! this file: listen → guests (admission; doorman: rejects with a reason) → one thread per connection
 //!   ↓
-//! connection (frames, deadlines) → session (commands of 7.0) → holdings, handles (account, regions)
-//!    ↓                                                       → compile, programs (graphs)
-//! outgoing (whole messages)                                  → cache (tensor data), models (from disk)
-//!    ↑                                                       → device::Queue, one per session and device
-//!    ↑                                                       → bounce (copies between kinds of devices)
-//!    ↑                            → greeted (commands of the extensions)
-//!    ↑                                → queues (device::Queue, as many as the client opens)
-//!    ├──────────────────────────────────── answers (what waits for a queue, in the order of its work)
-//!    └──────────────────────────────────── peers (bytes of a queue that go to other servers)
-//!                                      → tickets (bytes from other servers that go to a queue's memory)
+//! serve            HELLO, the choice of a front end, the end of the session
+//!   ↓
+//! ggml │ extended  the two front ends: decode requests, call the core, encode replies
+//!   ↓
+//! session          the core: buffers, prepared graphs, uploads, copies, failures; device::Queue does the work
+//!   ↓
+//! context          what all sessions share: devices, limits, lifecycle,
+//!                  tensor_cache, gguf_index, transfer_tokens (from other servers), peers (to others)
+//!   ↓
+//! client_connection → connection, outgoing
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -25,25 +23,23 @@
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod allowance;
-mod bounce;
-mod cache;
-mod compile;
+mod client_connection;
 mod connection;
+mod context;
 mod doorman;
-mod foresight;
-mod greeted;
+mod extended;
+mod ggml;
+mod gguf_index;
 mod guests;
-mod handles;
-mod holdings;
+mod lifecycle;
 mod limits;
 mod listen;
-mod models;
 mod outgoing;
 mod peers;
-mod programs;
-mod refusal;
+mod serve;
 mod session;
-mod tickets;
+mod tensor_cache;
+mod transfer_tokens;
 
 pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
@@ -53,19 +49,18 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use log::{debug, error, info, warn};
 
 use crate::device::Device;
 use crate::rpc::wire::ext::State;
-use cache::Cache;
+use context::ServerContext;
+use gguf_index::GgufIndex;
 use guests::Guests;
-use models::Models;
+use lifecycle::Lifecycle;
 use peers::PeerList;
-use refusal::Refusal;
-use tickets::Table;
+use tensor_cache::Cache;
 
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
@@ -76,24 +71,19 @@ const EXHAUSTED: Duration = Duration::from_millis(100);
 /// A server that listens. [`Server::run`] serves.
 pub struct Server {
     listener: TcpListener,
-    shared: Arc<Shared>,
+    control: Arc<Control>,
+    context: Arc<ServerContext>,
 }
 
 /// Ends a server from another thread. Cloning shares it.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct Handle(Arc<Control>);
 
-/// What all sessions of a server share.
-struct Shared {
+/// What ends a server: it wakes the accept loop, closes connections and waits for their sessions.
+struct Control {
     addr: SocketAddr,
-    devices: Vec<Arc<dyn Device>>,
-    config: Config,
-    cache: Option<Cache>,
-    tickets: Arc<Table>,
-    peers: Arc<PeerList>,
-    models: Option<Models>,
-    stopping: AtomicBool,
     guests: Arc<Guests>,
+    lifecycle: Arc<Lifecycle>,
 }
 
 impl Server {
@@ -114,42 +104,42 @@ impl Server {
         let peers = PeerList::resolve(&config.peers)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let models = config.models.as_ref().map(|dir| {
-            Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+            GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let models = models.transpose()?;
         let listener = listen::listen(host, port)?;
         let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
         let guests = Guests::new(config.max_connections);
-        let shared = Shared {
-            addr,
+        let lifecycle = Arc::new(Lifecycle::new(&guests));
+        let context = ServerContext {
             devices,
             config,
-            cache,
-            tickets: Arc::default(),
+            tensor_cache: cache,
+            transfer_tokens: Arc::default(),
             peers: Arc::new(peers),
             models,
-            stopping: AtomicBool::new(false),
-            guests,
+            lifecycle: Arc::clone(&lifecycle),
         };
-        Ok(Server { listener, shared: Arc::new(shared) })
+        let control = Control { addr, guests, lifecycle };
+        Ok(Server { listener, control: Arc::new(control), context: Arc::new(context) })
     }
 
     /// Where it listens, with the actual port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.shared.addr
+        self.control.addr
     }
 
     /// A handle that ends the server.
     pub fn handle(&self) -> Handle {
-        Handle(Arc::clone(&self.shared))
+        Handle(Arc::clone(&self.control))
     }
 
     /// Serves until [`Handle::shutdown`]; then closes every connection and returns when the sessions have ended, or
     /// after some seconds if a device keeps one of them waiting.
     pub fn run(self) {
-        while !self.shared.stopping() {
+        while !self.control.lifecycle.is_stopping() {
             match self.listener.accept() {
-                Ok(_) if self.shared.stopping() => break,
+                Ok(_) if self.control.lifecycle.is_stopping() => break,
                 Ok((stream, peer)) => self.admit(stream, peer),
                 // The client was gone before we came to it.
                 Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
@@ -160,8 +150,8 @@ impl Server {
             }
         }
         drop(self.listener);
-        self.shared.guests.close();
-        match self.shared.guests.wait(Instant::now() + GRACE) {
+        self.control.guests.close();
+        match self.control.guests.wait(Instant::now() + GRACE) {
             0 => {}
             left => warn!("{left} sessions still wait for a device; not waiting for them"),
         }
@@ -170,15 +160,15 @@ impl Server {
     /// Starts the session of a new connection, if there is room for it. Never waits for the client.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
         let stream = Arc::new(stream);
-        let guest = match self.shared.guests.enter(&stream) {
+        let guest = match self.control.guests.enter(&stream) {
             Ok(guest) => guest,
             Err(state) => return self.turn_away(stream, peer, state),
         };
-        let shared = Arc::clone(&self.shared);
+        let context = Arc::clone(&self.context);
         start("session", peer, move || {
             let _guest = guest;
             // A panic is a bug of ours that this client's input has found. It ends this session alone.
-            if catch_unwind(AssertUnwindSafe(|| serve(&shared, stream, peer))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, stream, peer))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
@@ -188,11 +178,11 @@ impl Server {
         match state {
             State::Draining => info!("{peer}: refused: this server is about to end; connection closed"),
             _ => {
-                let max = self.shared.config.max_connections;
+                let max = self.context.config.max_connections;
                 warn!("{peer}: refused: there are already {max} connections; connection closed");
             }
         }
-        let Some(place) = self.shared.guests.turn_away() else { return };
+        let Some(place) = self.control.guests.turn_away() else { return };
         start("doorman", peer, move || {
             let _place = place;
             if let Err(e) = doorman::turn_away(&stream, state) {
@@ -210,40 +200,10 @@ fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
-    debug!("{peer}: connected");
-    match session::run(shared, stream, peer) {
-        Ok(session::End::Closed) => debug!("{peer}: disconnected"),
-        Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
-        // Our own doing, said once for all.
-        Err(_) if shared.stopping() => debug!("{peer}: closed by shutdown"),
-        Err(failure) => {
-            warn!("{peer}: {failure}; connection closed");
-            failure.tell();
-        }
-    }
-}
-
-impl Shared {
-    fn stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// Whether clients are taken, as those hear it that have a place.
-    fn state(&self) -> State {
-        self.guests.state()
-    }
-
-    /// Connections that are served.
-    fn sessions(&self) -> u32 {
-        self.guests.sessions().try_into().unwrap_or(u32::MAX)
-    }
-}
-
 impl Handle {
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
-        if !self.0.stopping.swap(true, Ordering::AcqRel) {
+        if self.0.lifecycle.stop() {
             // Wakes the accept loop. If this cannot connect, nobody can, and the loop is awake.
             let _ = TcpStream::connect_timeout(&listen::reachable(self.0.addr), Duration::from_secs(1));
         }
@@ -265,6 +225,6 @@ impl Handle {
 
     /// How many connections are open.
     pub fn connections(&self) -> usize {
-        self.0.sessions() as usize
+        self.0.lifecycle.sessions() as usize
     }
 }

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::Config;
 use super::allowance::{Allowance, Room};
+use super::limits::Config;
 use crate::device::{self, Account, Charge, DeviceError, PIECE, Queue, Region};
 use crate::rpc::wire::ext::Ticket;
 use link::Link;

@@ -1,0 +1,54 @@
+//! GRAPH_COMPUTE and GRAPH_RECOMPUTE.
+
+use std::time::Instant;
+
+use super::session::GgmlSession;
+use crate::rpc::server::session::failure::{SessionError, decoder_bug};
+use crate::rpc::server::session::graph_import::{Imported, import};
+use crate::rpc::server::session::program_cache::{CachedProgram, Key, Prepared};
+use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::wire::{Command, Request, graph_cost};
+
+impl GgmlSession<'_> {
+    /// Runs the graph in the first `len` bytes of `body`. A cached one costs its comparison and a submission; a new one takes the
+    /// buffer as its key.
+    pub(super) fn graph_compute(&mut self, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
+        let message = &body[..len];
+        // The size in the header has been checked: there are four bytes.
+        let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        if let Some(cached) = self.resources.programs.use_body(device, message) {
+            let prepared = cached.prepared.clone()?;
+            return self.run(device, &prepared);
+        }
+        let on = self.resources.device(device)?;
+        let server = self.resources.server;
+        let Request::GraphCompute(graph) = Request::decode(Command::GraphCompute, message, &server.config.limits)?
+        else {
+            return Err(decoder_bug());
+        };
+        let cost = graph_cost(message.len() as u64, &graph);
+        if self.resources.programs.make_room(cost) {
+            self.queues.wait_idle(Instant::now() + server.config.device_timeout)?;
+            self.resources.programs.settle();
+        }
+        let Imported { prepared, buffers } = import(&graph, &self.resources.handles, &**on)?;
+        let mut message = std::mem::take(body);
+        message.truncate(len);
+        let key = Key::Body(message.into());
+        self.resources.programs.add(CachedProgram::new(key, device, cost, buffers, Ok(prepared.clone())));
+        self.run(device, &prepared)
+    }
+
+    pub(super) fn graph_recompute(&mut self, device: u32) -> Result<(), SessionError> {
+        self.resources.device(device)?;
+        let last = self.resources.programs.last(device).ok_or(RequestError::NoGraph(device))?;
+        let prepared = last.prepared.clone()?;
+        self.run(device, &prepared)
+    }
+
+    /// Runs a program: inline unless another device waits for this thread to read its next request.
+    fn run(&mut self, device: u32, prepared: &Prepared) -> Result<(), SessionError> {
+        let inline = !self.queues.has_others(device);
+        Ok(prepared.submit(self.queues.get(device)?, inline)?)
+    }
+}

@@ -1,0 +1,14 @@
+//! The front end of ggml's messages: protocol 7.0 as llama.cpp's clients send it.
+//!
+//! One request at a time, on one implicit queue per device. The protocol has no error reply: a request that fails ends the
+//! session, and the log has one line that names client, command and reason.
+
+mod device_queues;
+mod frame;
+mod graphs;
+pub(super) mod hello;
+pub(super) mod resource_requests;
+mod session;
+mod tensors;
+
+pub(super) use session::run;

@@ -1,0 +1,48 @@
+//! The requests about buffers and a device's memory. The extension keeps them as they are.
+
+use crate::rpc::server::session::failure::{SessionError, decoder_bug};
+use crate::rpc::server::session::resources::SessionResources;
+use crate::rpc::wire::{AllocBufferReply, Command, DeviceMemoryReply, Request, Response};
+
+/// Whether [`serve`] serves this command.
+pub(in crate::rpc::server) fn includes(command: Command) -> bool {
+    matches!(
+        command,
+        Command::AllocBuffer
+            | Command::BufferGetBase
+            | Command::FreeBuffer
+            | Command::GetDeviceMemory
+            | Command::GetAllocSize
+    )
+}
+
+/// Serves a request. `None`: it has no reply.
+pub(in crate::rpc::server) fn serve(
+    resources: &mut SessionResources<'_>,
+    request: &Request<'_>,
+) -> Result<Option<Response<'static>>, SessionError> {
+    Ok(match request {
+        Request::AllocBuffer(request) => {
+            let reply = match resources.alloc(request.device, request.size)? {
+                Some(remote_ptr) => AllocBufferReply { remote_ptr, remote_size: request.size },
+                None => AllocBufferReply { remote_ptr: 0, remote_size: 0 },
+            };
+            Some(Response::AllocBuffer(reply))
+        }
+        Request::BufferGetBase(request) => {
+            Some(Response::BufferGetBase(resources.handles.get(request.remote_ptr)?.base))
+        }
+        Request::FreeBuffer(request) => {
+            resources.free(request.remote_ptr)?;
+            None
+        }
+        Request::GetDeviceMemory(request) => {
+            let memory = resources.memory(request.device)?;
+            Some(Response::GetDeviceMemory(DeviceMemoryReply { free: memory.free, total: memory.total }))
+        }
+        Request::GetAllocSize(request) => {
+            Some(Response::GetAllocSize(resources.alloc_size(request.device, &request.tensor)?))
+        }
+        _ => return Err(decoder_bug()),
+    })
+}
