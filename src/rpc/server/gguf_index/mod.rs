@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use log::{debug, info};
 use thiserror::Error;
 
-use crate::device::{DeviceError, Queue, Region};
+use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::tensor::TensorDesc;
 use file::FileError;
 use scan::{Holding, Identity, Library};
