@@ -10,7 +10,7 @@ use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
 use fanout::tensor::quant::quantiser;
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{Capability, DType, TensorDesc};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
@@ -124,10 +124,7 @@ fn multiply(device: &CpuDevice, queue: &mut dyn Queue, a: &TensorDesc, buffer: &
 /// want that: results are those of uploaded weights, and the file stays as it was.
 #[test]
 fn weights_are_used_as_they_lie_in_a_file() {
-    let types =
-        [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q5_1, DType::Q8_0, DType::MXFP4, DType::IQ4_NL];
-    let types = types.into_iter().chain([DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K]);
-    for (i, dtype) in types.enumerate() {
+    for (i, dtype) in DType::all_that_can(Capability::Convert).enumerate() {
         let a = TensorDesc::contiguous(dtype, [512, 528, 1, 1]).unwrap();
         let mut weights = vec![0; a.extent()];
         quantiser(dtype).unwrap()(&values(512 * 528), &mut weights);

@@ -71,7 +71,7 @@ def directly(name: str) -> gguf.GGMLQuantizationType | None:
     return dtype
 
 
-# Of the types that fanout computes with. Those that neither makes (IQ4_NL) have no models here.
+# Of the types that fanout computes with. Those that neither makes have no models here.
 DIRECT = {row.name.lower(): dtype for row in type_table.that_can("convert") if (dtype := directly(row.name)) is not None}
 TYPES = (*DIRECT, *REQUANTISED)
 

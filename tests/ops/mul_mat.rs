@@ -3,7 +3,7 @@ use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
 use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{Family, Op, OpCode, Words};
-use fanout::tensor::DType::{self, BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
 /// The plain float types.
