@@ -289,7 +289,7 @@ fn wrappers_drop_no_call_and_no_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 26 } else { 17 };
+            let count = if able { 23 } else { 17 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }
