@@ -30,7 +30,7 @@
 //! | [`engine`] | streams, events, graphs: the order in which work runs, and its simulated time | `fault`, `error`, `handle`, `config`, `mem`, `exec`, `console`, `counts` |
 //! | [`driver`] | contexts, modules, memory, launches: what the functions of the driver API mean | `ptx`, `fault`, `error`, `handle`, `config`, `mem`, `bytecode`, `decode`, `exec`, `console`, `counts`, `engine` |
 //! | [`abi`] | the C functions of the driver API | `error`, `handle`, `config`, `mem`, `bytecode`, `console`, `counts`, `engine`, `driver` |
-//! | [`test`] | for tests of other programs: loads the shared library, gives one test at a time a fresh driver | |
+//! | [`test`](mod@test) | for tests of other programs: loads the shared library, gives one test at a time a fresh driver | |
 //!
 //! `unsafe` stands in `mem::backing`, `mem::host`, `mem::program`, `abi`, `test` and `isa::vector`, each block with its argument.
 
