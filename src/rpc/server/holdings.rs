@@ -1,6 +1,5 @@
 //! What a client has of the server, in whichever way the two talk: its account and its buffers.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use log::info;
@@ -8,6 +7,7 @@ use log::info;
 use super::handles::{Handles, desc};
 use super::{Refusal, Shared};
 use crate::device::{Account, Device, Region};
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::Span;
 use crate::rpc::wire::{AllocBuffer, AllocBufferReply, DeviceMemoryReply, GetAllocSize, Response};
 
@@ -15,13 +15,13 @@ use crate::rpc::wire::{AllocBuffer, AllocBufferReply, DeviceMemoryReply, GetAllo
 pub(super) struct Holdings<'a> {
     pub(super) shared: &'a Shared,
     /// For the log.
-    pub(super) peer: SocketAddr,
+    pub(super) peer: PeerAddr,
     pub(super) account: Arc<Account>,
     pub(super) handles: Handles,
 }
 
 impl<'a> Holdings<'a> {
-    pub(super) fn new(shared: &'a Shared, peer: SocketAddr) -> Holdings<'a> {
+    pub(super) fn new(shared: &'a Shared, peer: PeerAddr) -> Holdings<'a> {
         let limit = shared.config.max_memory.unwrap_or_else(|| {
             let totals = shared.devices.iter().filter_map(|device| device.memory().ok());
             totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))

@@ -49,8 +49,7 @@ pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
 pub use peers::{BadPeer, Peer};
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +58,7 @@ use std::time::{Duration, Instant};
 use log::{debug, error, info, warn};
 
 use crate::device::Device;
+use crate::rpc::transport::{Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::State;
 use cache::Cache;
 use guests::Guests;
@@ -70,12 +70,15 @@ use tickets::Table;
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How long a server waits for the next connection before it looks around. Whoever stops it wakes it.
+const ACCEPT: Duration = Duration::from_secs(60);
+
 /// The pause after the system had no descriptor or thread for a connection, so that the loop does not spin.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
 /// A server that listens. [`Server::run`] serves.
 pub struct Server {
-    listener: TcpListener,
+    listener: Box<dyn Listen>,
     shared: Arc<Shared>,
 }
 
@@ -93,6 +96,8 @@ struct Shared {
     peers: Arc<PeerList>,
     models: Option<Models>,
     stopping: AtomicBool,
+    /// Ends the wait for the next connection.
+    wake: Box<dyn Fn() + Send + Sync>,
     guests: Arc<Guests>,
 }
 
@@ -103,6 +108,15 @@ impl Server {
     /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
     /// not known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
+        Server::over(|| listen::listen(host, port), devices, config)
+    }
+
+    /// A server of what a listener accepts, which begins to listen when all else is in order.
+    pub(in crate::rpc) fn over(
+        listen: impl FnOnce() -> Result<Box<dyn Listen>, BindError>,
+        devices: Vec<Arc<dyn Device>>,
+        config: Config,
+    ) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
@@ -117,8 +131,8 @@ impl Server {
             Models::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let models = models.transpose()?;
-        let listener = listen::listen(host, port)?;
-        let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
+        let listener = listen()?;
+        let addr = listener.local_addr();
         let guests = Guests::new(config.max_connections);
         let shared = Shared {
             addr,
@@ -129,6 +143,7 @@ impl Server {
             peers: Arc::new(peers),
             models,
             stopping: AtomicBool::new(false),
+            wake: listener.waker(),
             guests,
         };
         Ok(Server { listener, shared: Arc::new(shared) })
@@ -148,11 +163,10 @@ impl Server {
     /// after some seconds if a device keeps one of them waiting.
     pub fn run(self) {
         while !self.shared.stopping() {
-            match self.listener.accept() {
+            match self.listener.accept(&Deadline::after(ACCEPT)) {
                 Ok(_) if self.shared.stopping() => break,
-                Ok((stream, peer)) => self.admit(stream, peer),
-                // The client was gone before we came to it.
-                Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
+                Ok(Some(connection)) => self.admit(connection),
+                Ok(None) => {}
                 Err(e) => {
                     error!("cannot accept a connection: {e}");
                     std::thread::sleep(EXHAUSTED);
@@ -168,23 +182,24 @@ impl Server {
     }
 
     /// Starts the session of a new connection, if there is room for it. Never waits for the client.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) {
-        let stream = Arc::new(stream);
-        let guest = match self.shared.guests.enter(&stream) {
+    fn admit(&self, connection: Connection) {
+        let peer = connection.peer();
+        let guest = match self.shared.guests.enter(connection.aborter()) {
             Ok(guest) => guest,
-            Err(state) => return self.turn_away(stream, peer, state),
+            Err(state) => return self.turn_away(connection, state),
         };
         let shared = Arc::clone(&self.shared);
         start("session", peer, move || {
             let _guest = guest;
             // A panic is a bug of ours that this client's input has found. It ends this session alone.
-            if catch_unwind(AssertUnwindSafe(|| serve(&shared, stream, peer))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve(&shared, connection))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
     }
 
-    fn turn_away(&self, stream: Arc<TcpStream>, peer: SocketAddr, state: State) {
+    fn turn_away(&self, connection: Connection, state: State) {
+        let peer = connection.peer();
         match state {
             State::Draining => info!("{peer}: refused: this server is about to end; connection closed"),
             _ => {
@@ -195,7 +210,7 @@ impl Server {
         let Some(place) = self.shared.guests.turn_away() else { return };
         start("doorman", peer, move || {
             let _place = place;
-            if let Err(e) = doorman::turn_away(&stream, state) {
+            if let Err(e) = doorman::turn_away(connection, state) {
                 debug!("{peer}: closed before its HELLO: {e}");
             }
         });
@@ -203,16 +218,17 @@ impl Server {
 }
 
 /// Runs what a connection needs on a thread of its own.
-fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
+fn start(name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
     if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
         error!("{peer}: cannot start a thread for the {name}: {e}; connection closed");
         std::thread::sleep(EXHAUSTED);
     }
 }
 
-fn serve(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) {
+fn serve(shared: &Arc<Shared>, connection: Connection) {
+    let peer = connection.peer();
     debug!("{peer}: connected");
-    match session::run(shared, stream, peer) {
+    match session::run(shared, connection) {
         Ok(session::End::Closed) => debug!("{peer}: disconnected"),
         Ok(session::End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // Our own doing, said once for all.
@@ -244,8 +260,7 @@ impl Handle {
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
         if !self.0.stopping.swap(true, Ordering::AcqRel) {
-            // Wakes the accept loop. If this cannot connect, nobody can, and the loop is awake.
-            let _ = TcpStream::connect_timeout(&listen::reachable(self.0.addr), Duration::from_secs(1));
+            (self.0.wake)();
         }
     }
 

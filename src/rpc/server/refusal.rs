@@ -12,8 +12,8 @@ use crate::tensor::DescError;
 
 #[derive(Debug, Error)]
 pub(super) enum Refusal {
-    /// The socket's end, not the message's fault.
-    #[error(transparent)]
+    /// The connection's end, not the message's fault.
+    #[error("{}", lost(.0))]
     Broken(#[from] Broken),
     #[error("malformed: {0}")]
     Wire(#[from] WireError),
@@ -83,4 +83,12 @@ pub(super) enum Refusal {
     NoKept(u64),
     #[error("queue {queue} is of device {device}, graph {graph} of device {made_for}")]
     GraphDevice { queue: u32, device: u32, graph: u64, made_for: u32 },
+}
+
+/// The end of a connection, in the words of the log.
+fn lost(broken: &Broken) -> String {
+    match broken {
+        Broken::Closed => "the client went away in the middle of a message".to_owned(),
+        other => other.to_string(),
+    }
 }

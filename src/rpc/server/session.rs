@@ -2,21 +2,21 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::connection::{Broken, Connection};
+use super::connection::Connection;
 use super::foresight::Foresight;
 use super::greeted;
 use super::handles::Located;
 use super::holdings::Holdings;
 use super::outgoing::Outgoing;
 use super::programs::Programs;
-use super::{Refusal, Shared, bounce, compile, listen};
+use super::{Refusal, Shared, bounce, compile};
 use crate::device::{Account, Device, DeviceError, Program, Queue, Region, Source};
+use crate::rpc::transport;
 use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION, State};
 use crate::rpc::wire::{
     Command, CopyTensor, GetTensor, HelloReply, InitTensor, MemsetTensor, PROTOCOL_VERSION, REQUEST_HEADER, Request,
@@ -82,11 +82,10 @@ impl fmt::Display for Failure {
 }
 
 /// Serves a connection to its end. Everything the client had is freed when this returns.
-pub(super) fn run(shared: &Arc<Shared>, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
+pub(super) fn run(shared: &Arc<Shared>, connection: transport::Connection) -> Result<End, Failure> {
     let config = &shared.config;
-    let connection = listen::configure(&stream)
-        .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
-        .map_err(|e| Failure::new(None, Broken::Io(e)))?;
+    let peer = connection.peer();
+    let connection = Connection::new(connection, config.handshake_timeout, config.stall_timeout);
     let lanes = shared.devices.iter().map(|device| Lane { device, queue: None });
     let mut session = Session {
         connection,
@@ -179,7 +178,7 @@ impl<'a> Session<'a> {
             return Err(Refusal::HelloFirst(command));
         }
         self.connection.body(len, body)?;
-        self.connection.handshaken()?;
+        self.connection.handshaken();
         let current = len > 0;
         let conn_caps = current.then_some([0; 24]);
         let state = self.holdings.shared.state();

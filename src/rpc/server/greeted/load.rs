@@ -1,6 +1,5 @@
 //! LOAD: a tensor from the server's own disk.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use log::info;
@@ -9,6 +8,7 @@ use super::super::models::{Models, Place, Wanted};
 use super::transfers::tensor;
 use super::{Greeted, Refusal};
 use crate::device::Region;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{Answer, Load};
 use crate::tensor::TensorDesc;
 
@@ -31,7 +31,7 @@ impl Loads {
     }
 
     /// Logs the sum, if there was anything.
-    pub(super) fn tell(&self, peer: SocketAddr) {
+    pub(super) fn tell(&self, peer: PeerAddr) {
         let Loads { found, bytes, missed } = self;
         if found + missed > 0 {
             info!(
