@@ -223,7 +223,7 @@ fn meet(endpoint: &str, addr: Address, mut handshake: Handshake, deadline: &Dead
             }
         }
         if form != HelloForm::Absent {
-            let Ok((_, next)) = dial(&[addr], deadline) else { break };
+            let Ok((_, next)) = dial(std::slice::from_ref(&addr), deadline) else { break };
             handshake = Handshake::new(next);
         }
     }

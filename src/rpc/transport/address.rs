@@ -24,7 +24,7 @@ impl fmt::Display for PeerAddr {
 }
 
 /// An address to connect to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
     /// A listener of this process, by its number.

@@ -17,6 +17,7 @@ mod contract;
 mod error;
 #[cfg(test)]
 pub(crate) mod memory;
+mod poll;
 mod tcp;
 
 pub(crate) use address::{Address, PeerAddr, ResolveError, resolve};
@@ -295,20 +296,20 @@ pub(crate) fn dial(
 ) -> Result<(Address, Connection), (Option<Address>, DialError)> {
     let mut last = (None, DialError::NoAddress);
     for (target, others) in targets.iter().zip((1..=targets.len() as u32).rev()) {
-        match dial_one(*target, deadline, others) {
-            Ok(connection) => return Ok((*target, connection)),
-            Err(e) => last = (Some(*target), e),
+        match dial_one(target, deadline, others) {
+            Ok(connection) => return Ok((target.clone(), connection)),
+            Err(e) => last = (Some(target.clone()), e),
         }
     }
     Err(last)
 }
 
 /// Connects to one address within a share of the time that is left.
-fn dial_one(target: Address, deadline: &Deadline, shares: u32) -> Result<Connection, DialError> {
+fn dial_one(target: &Address, deadline: &Deadline, shares: u32) -> Result<Connection, DialError> {
     let timeout = deadline.left().ok_or(DialError::TimedOut)? / shares;
     match target {
-        Address::Tcp(addr) => tcp::connect(addr, timeout),
+        Address::Tcp(addr) => tcp::connect(*addr, timeout),
         #[cfg(test)]
-        Address::Memory(number) => memory::connect(number),
+        Address::Memory(number) => memory::connect(*number),
     }
 }
