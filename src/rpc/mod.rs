@@ -1,10 +1,14 @@
 //! Devices over the network, by ggml's RPC protocol.
 //!
-//! `wire` knows bytes and no sockets; whoever moves the bytes lives beside it.
+//! `wire` encodes messages without IO, `transport` moves bytes without knowing messages, and `connection` is what a client, a
+//! server and the links between servers share on top of the two.
 
+mod adaptive_spin;
 pub mod client;
+mod connection;
 mod fault;
-mod hunch;
 pub mod server;
-mod socket;
+#[cfg(test)]
+mod tests;
+mod transport;
 pub mod wire;

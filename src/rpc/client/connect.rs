@@ -1,19 +1,17 @@
 //! From a name to a connection whose server speaks a version that we speak too.
 
-use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::io;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use thiserror::Error;
 
 use super::Options;
 use crate::device::DeviceError;
-use crate::rpc::socket::{left, read};
+use crate::rpc::connection::{Handshake, HandshakeError};
+use crate::rpc::transport::{Address, Deadline, DialError, ResolveError, TransportError, dial, resolve};
 use crate::rpc::wire::ext::{Greeting, State};
 use crate::rpc::wire::{
-    Command, Dialect, GetAlignment, Hello, HelloForm, PROTOCOL_VERSION, RESPONSE_HEADER, Request, Response,
-    ResponseHeader, SERVED, Version, WireError,
+    Command, Dialect, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, SERVED, Version, WireError,
 };
 
 /// The pause after the first attempt to connect; each is twice the one before.
@@ -21,9 +19,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest of them.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// The longest reply to a HELLO: version, padding and capabilities.
-const HELLO_REPLY: usize = 28;
 
 /// Why there is no connection to a server.
 #[derive(Debug, Error)]
@@ -45,8 +40,8 @@ pub enum ConnectError {
     Connect {
         /// As it was given.
         endpoint: String,
-        /// The system's word.
-        source: io::Error,
+        /// Why the last of its addresses cannot be reached.
+        source: DialError,
     },
     /// The server takes nobody now: it has as many clients as it may have.
     #[error(
@@ -117,15 +112,17 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// What it means that a server's answer to `command` could not be had.
-    pub(super) fn unheard(endpoint: &str, command: &'static str, patience: Duration, e: &io::Error) -> ConnectError {
-        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    pub(super) fn unheard(
+        endpoint: &str,
+        command: &'static str,
+        patience: Duration,
+        e: &TransportError,
+    ) -> ConnectError {
         let endpoint = endpoint.to_owned();
-        match e.kind() {
-            WouldBlock | TimedOut => ConnectError::Silent { endpoint, command, patience },
-            UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe => {
-                ConnectError::Closed { endpoint, tried: command }
-            }
-            _ => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
+        match e {
+            TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, patience },
+            TransportError::Closed | TransportError::Reset(_) => ConnectError::Closed { endpoint, tried: command },
+            TransportError::Io(e) => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
         }
     }
 
@@ -177,67 +174,34 @@ pub(super) fn again<T>(
     }
 }
 
-/// Whether a text is `host:port`, with an IPv6 address in brackets.
-fn is_endpoint(text: &str) -> bool {
-    let host_and_port =
-        |(host, port): (&str, &str)| !host.is_empty() && !host.contains([':', '[', ']']) && port.parse::<u16>().is_ok();
-    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
-}
-
 /// A server that takes us.
 pub(super) struct Met {
-    pub(super) stream: TcpStream,
+    pub(super) handshake: Handshake,
     pub(super) dialect: &'static Dialect,
     pub(super) version: Version,
     /// The revision of the extensions, from a server of fanout's.
     pub(super) revision: Option<u8>,
-    /// Bytes that were sent and received so far.
-    pub(super) passed: (u64, u64),
 }
 
-/// What a handshake brings: how the server speaks, its version, its greeting, and bytes that were sent and received.
-type Hands = (&'static Dialect, Version, Option<Greeting>, (u64, u64));
+/// What a handshake brings: how the server speaks, its version, and its greeting.
+type Hands = (&'static Dialect, Version, Option<Greeting>);
 
 /// Connects and shakes hands, once.
 pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
-    let until = Instant::now() + options.connect_timeout;
-    if !is_endpoint(endpoint) {
-        return Err(ConnectError::Name(endpoint.to_owned()));
-    }
-    let addrs = endpoint.to_socket_addrs();
-    let addrs = addrs.map_err(|source| ConnectError::Host { endpoint: endpoint.to_owned(), source })?;
-    let addrs: Vec<_> = addrs.collect();
-    let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
-    for (addr, others) in addrs.iter().zip((1..=addrs.len() as u32).rev()) {
-        // An address that nobody answers at leaves time for the others.
-        match left(until).and_then(|left| open(*addr, left / others)) {
-            Ok(stream) => return meet(endpoint, *addr, stream, (until, options.connect_timeout)),
-            Err(e) => last = e,
-        }
-    }
-    Err(ConnectError::Connect { endpoint: endpoint.to_owned(), source: last })
-}
-
-fn open(addr: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.connect_timeout(&addr.into(), patience)?;
-    let stream = TcpStream::from(socket);
-    // Where nobody listens on a port of this machine that the system also gives to those that connect, it may give it to this
-    // very socket, which is then connected to itself.
-    if stream.local_addr()? == stream.peer_addr()? {
-        return Err(ErrorKind::ConnectionRefused.into());
-    }
-    stream.set_nodelay(true)?;
-    // Where no reply is due for long, a server that is gone is noticed too.
-    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
-    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-    Ok(stream)
+    let deadline = Deadline::after(options.connect_timeout);
+    let named = || endpoint.to_owned();
+    let targets = resolve(endpoint).map_err(|e| match e {
+        ResolveError::Name => ConnectError::Name(named()),
+        ResolveError::Host(source) => ConnectError::Host { endpoint: named(), source },
+    })?;
+    let (addr, connection) =
+        dial(&targets, &deadline).map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
+    meet(endpoint, addr, Handshake::new(connection), &deadline)
 }
 
 /// Finds out how the server speaks. It closes the connection on what its version does not know: then there is another one,
 /// to say the same as the versions before did.
-fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Duration)) -> Result<Met, ConnectError> {
-    let mut stream = stream;
+fn meet(endpoint: &str, addr: Address, mut handshake: Handshake, deadline: &Deadline) -> Result<Met, ConnectError> {
     let forms = [
         (HelloForm::Caps, "HELLO, and takes no other"),
         (HelloForm::Empty, "HELLO, with its body and without, and takes no other"),
@@ -245,7 +209,7 @@ fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Dur
     ];
     let mut closed_on = "HELLO";
     for (form, tried) in forms {
-        match handshake(endpoint, &stream, form, time) {
+        match hello(endpoint, &mut handshake, form, deadline) {
             Err(ConnectError::Closed { .. }) => closed_on = tried,
             Err(e) => return Err(e),
             // It knows the first form: it has closed that connection because it was full, say, or about to end.
@@ -253,57 +217,41 @@ fn meet(endpoint: &str, addr: SocketAddr, stream: TcpStream, time: (Instant, Dur
                 closed_on = "HELLO";
                 break;
             }
-            Ok((dialect, version, greeting, passed)) => {
+            Ok((dialect, version, greeting)) => {
                 let revision = greeting.map(|greeting| greeting.revision);
-                return Ok(Met { stream, dialect, version, revision, passed });
+                return Ok(Met { handshake, dialect, version, revision });
             }
         }
         if form != HelloForm::Absent {
-            let Ok(next) = left(time.0).and_then(|left| open(addr, left)) else { break };
-            stream = next;
+            let Ok((_, next)) = dial(std::slice::from_ref(&addr), deadline) else { break };
+            handshake = Handshake::new(next);
         }
     }
     Err(ConnectError::Closed { endpoint: endpoint.to_owned(), tried: closed_on })
 }
 
-fn handshake(
+fn hello(
     endpoint: &str,
-    mut stream: &TcpStream,
+    handshake: &mut Handshake,
     form: HelloForm,
-    (until, patience): (Instant, Duration),
+    deadline: &Deadline,
 ) -> Result<Hands, ConnectError> {
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
-    let io = |e: io::Error| ConnectError::unheard(endpoint, "HELLO", patience, &e);
-    let wire = |e: WireError| failed(e.to_string());
-    let mut out = Vec::new();
-    let command = match form {
-        HelloForm::Caps | HelloForm::Empty => {
-            let conn_caps = (form == HelloForm::Caps).then_some([0; 24]);
-            Request::Hello(Hello { conn_caps }).encode(&mut out);
-            Command::Hello
-        }
-        HelloForm::Absent => {
-            let first = Request::GetAlignment(GetAlignment { device: 0 });
-            Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
-            Command::GetAlignment
-        }
+    let wrong = |e: HandshakeError| match e {
+        HandshakeError::Transport(e) => ConnectError::unheard(endpoint, "HELLO", deadline.given(), &e),
+        other => failed(other.to_string()),
     };
-    stream.set_write_timeout(Some(left(until).map_err(io)?)).map_err(io)?;
-    stream.write_all(&out).map_err(io)?;
-    let mut header = [0; RESPONSE_HEADER];
-    read(stream, &mut header, until).map_err(io)?;
-    let size = ResponseHeader::decode(&header).size;
-    let size = command.response_size(size, HELLO_REPLY as u64).map_err(wire)?;
-    let mut body = [0; HELLO_REPLY];
-    let body = body.get_mut(..size).ok_or_else(|| failed("a reply that is too long".to_owned()))?;
-    read(stream, body, until).map_err(io)?;
-    let passed = (out.len() as u64, (RESPONSE_HEADER + size) as u64);
-    let reply = match Response::decode(command, body).map_err(wire)? {
-        Response::Hello(reply) => reply,
+    if form == HelloForm::Absent {
+        let mut out = Vec::new();
+        let first = Request::GetAlignment(GetAlignment { device: 0 });
+        Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
+        let body = handshake.request(&out, Command::GetAlignment, deadline).map_err(wrong)?;
         // Any answer shows that it knows the request.
-        _ => return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None, passed)),
-    };
+        Response::decode(Command::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
+        return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None));
+    }
+    let reply = handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(wrong)?;
     let Some(dialect) = Dialect::of(reply.version) else {
         return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
     };
@@ -312,7 +260,7 @@ fn handshake(
     }
     let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
     match greeting.map_or(State::Ready, |greeting| greeting.state) {
-        State::Ready => Ok((dialect, reply.version, greeting, passed)),
+        State::Ready => Ok((dialect, reply.version, greeting)),
         State::Full => Err(ConnectError::Full { endpoint: named() }),
         State::Draining => Err(ConnectError::Draining { endpoint: named() }),
     }
@@ -321,18 +269,6 @@ fn handshake(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn endpoints_are_a_host_and_a_port() {
-        for name in ["a:1", "10.0.0.5:50052", "[::1]:50052", "[fe80::1%2]:7", "node-7.lan:65535"] {
-            assert!(is_endpoint(name), "{name:?}");
-        }
-        for name in
-            ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
-        {
-            assert!(!is_endpoint(name), "{name:?}");
-        }
-    }
 
     #[test]
     fn what_passes_is_tried_again_and_what_does_not_is_not() {
@@ -344,7 +280,7 @@ mod tests {
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;
-        let unknown = |endpoint| ConnectError::Host { endpoint, source: ErrorKind::NotFound.into() };
+        let unknown = |endpoint| ConnectError::Host { endpoint, source: io::ErrorKind::NotFound.into() };
         let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
             attempts = 0;
             let done: Result<(), _> = again(Duration::from_millis(retry), || {

@@ -7,25 +7,22 @@ mod tests;
 
 pub(super) use turn::Turn;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::io;
-use std::net::{Shutdown, TcpStream};
 use std::ops::{Deref, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::greeted::{Kept, Session};
 use super::proof::{Lane, Needs, Proofs};
 use super::reader;
 use crate::device::{DeviceError, Domain, LinkStats, Ticket, TicketSender};
-use crate::rpc::hunch::Hunch;
+use crate::rpc::adaptive_spin::AdaptiveSpin;
+pub(super) use crate::rpc::connection::JOINED;
+use crate::rpc::connection::{DueReplies, Handshake, MessageWriter, Poisoned, WriteSlot};
+use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::GreetReply;
 use crate::rpc::wire::{Dialect, Request};
-
-/// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
-pub(super) const JOINED: usize = 64 << 10;
 
 /// Bytes of a long message that are written at a time: so it is seen that the server takes them.
 const TAKEN: usize = 1 << 20;
@@ -33,7 +30,7 @@ const TAKEN: usize = 1 << 20;
 /// How long a writer that finds the connection closed waits for the reader to find out why.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Waits for an answer that take longer are worth a sleep.
+/// A wait for an answer that takes longer is worth a sleep.
 const SHORT: Duration = Duration::from_millis(1);
 
 /// Counts the connections of this process.
@@ -48,7 +45,7 @@ pub(super) struct Connection(Arc<Shared>);
 pub(super) struct Shared {
     endpoint: String,
     number: u64,
-    pub(super) stream: TcpStream,
+    aborter: Aborter,
     /// The version that the server speaks.
     pub(super) dialect: &'static Dialect,
     pub(super) patience: Duration,
@@ -56,14 +53,13 @@ pub(super) struct Shared {
     pub(super) longest: Duration,
     /// When the server last took more of a long message.
     taken: Mutex<Instant>,
-    /// Held while a message is written; what is in it changes in the order of the messages.
-    writer: Mutex<Writer>,
-    replies: Mutex<Replies>,
-    /// There is a failure.
-    failed: Condvar,
+    /// One thread has it at a time; what is in it changes in the order of the messages.
+    writer: WriteSlot<Writer>,
+    /// What is due from the server, and why no more comes.
+    pub(super) replies: DueReplies<To, DeviceError>,
     errands: Mutex<Errands>,
     traffic: Traffic,
-    pub(super) hunch: Hunch,
+    pub(super) spin: AdaptiveSpin,
     /// What is known to be done, where the server speaks 7.0.
     pub(super) proofs: Arc<Proofs>,
     /// What is under way, where it has greeted.
@@ -78,31 +74,13 @@ struct Traffic {
     waits: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Writer {
-    /// Messages that have yet to leave.
-    out: Vec<u8>,
+    out: MessageWriter,
     /// In 7.0, what is known of each device.
     pub(super) lanes: Vec<Lane>,
     /// The graphs that a server which has greeted keeps.
     pub(super) kept: Kept,
-}
-
-/// What is due from the server, in order.
-#[derive(Debug, Default)]
-struct Replies {
-    due: VecDeque<Reply>,
-    failure: Option<DeviceError>,
-}
-
-/// A reply that is due.
-#[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) command: &'static str,
-    /// Bytes that it may have.
-    pub(super) len: RangeInclusive<u64>,
-    pub(super) since: Instant,
-    pub(super) to: To,
 }
 
 /// Who gets a reply.
@@ -167,41 +145,40 @@ impl Deref for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // The reader sees the end, and with it everything is freed there and here.
-        let _ = self.0.stream.shutdown(Shutdown::Both);
+        self.0.aborter.abort();
     }
 }
 
 impl Connection {
-    /// Takes over a stream whose handshake is done, with what the server said of itself if it greets.
+    /// Takes over a connection whose handshake is done, with what the server said of itself if it greets.
     pub(super) fn start(
         endpoint: &str,
-        stream: TcpStream,
+        handshake: Handshake,
         dialect: &'static Dialect,
         (patience, longest): (Duration, Duration),
         greeted: Option<GreetReply>,
-        (sent, received): (u64, u64),
-    ) -> io::Result<Arc<Connection>> {
+    ) -> std::io::Result<Arc<Connection>> {
         let patience = patience.max(Duration::from_millis(1));
-        stream.set_write_timeout(Some(patience))?;
+        let Handshake { aborter, receiver, sender, sent, received } = handshake;
+        let out = MessageWriter::new(sender, patience);
         let kept = greeted.as_ref().map_or_else(Kept::default, Kept::new);
         let shared = Arc::new(Shared {
             endpoint: endpoint.to_owned(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
-            stream,
+            aborter,
             dialect,
             patience,
             longest,
             taken: Mutex::new(Instant::now()),
-            writer: Mutex::new(Writer { kept, ..Writer::default() }),
-            replies: Mutex::default(),
-            failed: Condvar::new(),
+            writer: WriteSlot::new(Writer { out, lanes: Vec::new(), kept }),
+            replies: DueReplies::new(),
             errands: Mutex::default(),
-            hunch: Hunch::new(SHORT),
+            spin: AdaptiveSpin::new(SHORT),
             traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
             proofs: Arc::default(),
             session: greeted.map(Session::new),
         });
-        reader::start(Arc::clone(&shared))?;
+        reader::start(Arc::clone(&shared), receiver)?;
         let connection = Arc::new(Connection(shared));
         if connection.session.is_some() {
             super::greeted::enlist(&connection);
@@ -235,7 +212,7 @@ impl Shared {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count_received(&self, bytes: usize) {
+    pub(super) fn count(&self, bytes: usize) {
         self.traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
@@ -248,11 +225,13 @@ impl Shared {
     }
 
     fn take_turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        let mut writer = self.writer.lock().map_err(|_| self.torn())?;
-        self.unbroken()?;
-        let mut turn = Turn { shared: self, writer: &mut writer };
-        turn.run_errands()?;
-        work(&mut turn)
+        let done = self.writer.with(|writer| {
+            self.unbroken()?;
+            let mut turn = Turn { shared: self, writer };
+            turn.run_errands()?;
+            work(&mut turn)
+        });
+        done.unwrap_or_else(|Poisoned| Err(self.torn()))
     }
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
@@ -299,16 +278,17 @@ impl Shared {
     /// Whoever is writing looks for errands when it is done: there is always someone to run them.
     fn run_errands(&self) {
         while !lock(&self.errands).is_empty() {
-            match self.writer.try_lock() {
-                Ok(mut writer) => {
-                    let mut turn = Turn { shared: self, writer: &mut writer };
-                    // When this fails, it has failed everything that could be told of it.
-                    if self.unbroken().and_then(|()| turn.run_errands()).is_err() {
-                        self.drop_errands();
-                    }
+            let ran = self.writer.try_with(|writer| {
+                let mut turn = Turn { shared: self, writer };
+                // When this fails, it has failed everything that could be told of it.
+                if self.unbroken().and_then(|()| turn.run_errands()).is_err() {
+                    self.drop_errands();
                 }
-                Err(TryLockError::WouldBlock) => return,
-                Err(TryLockError::Poisoned(_)) => {
+            });
+            match ran {
+                Some(Ok(())) => {}
+                None => return,
+                Some(Err(Poisoned)) => {
                     self.torn();
                     self.drop_errands();
                     return;
@@ -323,22 +303,18 @@ impl Shared {
     }
 
     pub(super) fn unbroken(&self) -> Result<(), DeviceError> {
-        lock(&self.replies).failure.clone().map_or(Ok(()), Err)
+        self.replies.failure().map_or(Ok(()), Err)
     }
 
     /// Makes the first failure stick to everything: the connection ends, because of something that cannot be. Returns it.
     pub(super) fn fail(&self, reason: impl Into<String>) -> DeviceError {
         let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason: reason.into() };
-        let mut replies = lock(&self.replies);
-        if let Some(first) = &replies.failure {
-            return first.clone();
-        }
-        replies.failure = Some(failure.clone());
-        let due = std::mem::take(&mut replies.due);
-        drop(replies);
-        self.failed.notify_all();
+        let due = match self.replies.fail(failure.clone()) {
+            Ok(due) => due,
+            Err(first) => return first,
+        };
         // Whoever is stuck in a write or a read is so no more.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.aborter.abort();
         for reply in due {
             // There is nothing that could be wrong with no bytes.
             let _ = reply.to.give(Err(failure.clone()));
@@ -357,24 +333,7 @@ impl Shared {
 
     /// Why the connection ends, if the reader finds that out soon: the server may have said it.
     fn last_words(&self) -> Option<DeviceError> {
-        let replies = lock(&self.replies);
-        let waited = self.failed.wait_timeout_while(replies, LAST_WORDS, |replies| replies.failure.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.failure.clone()
-    }
-
-    /// The reply that comes next: its command and the bytes that it may have.
-    pub(super) fn due(&self) -> Option<(&'static str, RangeInclusive<u64>)> {
-        lock(&self.replies).due.front().map(|reply| (reply.command, reply.len.clone()))
-    }
-
-    /// The reply that has come.
-    pub(super) fn arrived(&self) -> Option<Reply> {
-        lock(&self.replies).due.pop_front()
-    }
-
-    /// The reply that comes next: its command, and since when it is due.
-    pub(super) fn owed(&self) -> Option<(&'static str, Instant)> {
-        lock(&self.replies).due.front().map(|reply| (reply.command, reply.since))
+        self.replies.wait_failure(LAST_WORDS)
     }
 
     /// When the server last took more of a long message: whoever takes what is sent is there.
@@ -383,8 +342,8 @@ impl Shared {
     }
 
     /// What has been due for longest, and since when.
-    pub(super) fn oldest(&self) -> Option<(&'static str, Instant)> {
-        let reply = self.owed();
+    pub(super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
+        let reply = self.replies.next().map(|(command, _, since)| (command, since));
         let notice = self.session.as_ref().and_then(Session::oldest);
         reply.into_iter().chain(notice).min_by_key(|(_, since)| *since)
     }

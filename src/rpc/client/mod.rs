@@ -44,6 +44,7 @@ mod proof;
 mod queue;
 mod reader;
 
+pub use crate::rpc::transport::DialError;
 pub use connect::ConnectError;
 
 use crate::device::{Device, PATIENCE};
@@ -52,6 +53,7 @@ use crate::rpc::wire::ext::{GreetReply, REVISION};
 use connect::Met;
 use connection::Connection;
 use greeted::Session;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,13 +99,13 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { stream, dialect, version, revision, mut passed } = connect::connect(endpoint, options)?;
+        let Met { mut handshake, dialect, version, revision } = connect::connect(endpoint, options)?;
         let knows_us = revision == Some(REVISION);
-        let greet = || greeted::greet(endpoint, &stream, options.connect_timeout, &mut passed);
+        let greet = || greeted::greet(endpoint, &mut handshake, options.connect_timeout);
         let greeted = knows_us.then(greet).transpose()?;
-        let failed = |source| ConnectError::Connect { endpoint: endpoint.to_owned(), source };
+        let failed = |source: io::Error| ConnectError::Connect { endpoint: endpoint.to_owned(), source: source.into() };
         let patience = (options.patience, PATIENCE.max(options.patience));
-        let connection = Connection::start(endpoint, stream, dialect, patience, greeted, passed).map_err(failed)?;
+        let connection = Connection::start(endpoint, handshake, dialect, patience, greeted).map_err(failed)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
@@ -129,5 +131,18 @@ impl Endpoint {
     /// What a server of fanout's said of itself when it was connected to; `None` from others.
     pub fn server(&self) -> Option<&GreetReply> {
         self.connection.session.as_ref().map(Session::server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::rpc::connection::Handshake;
+    use crate::rpc::transport::{Address, Deadline, dial};
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    /// A connection before its handshake.
+    pub(super) fn dialled(addr: SocketAddr) -> Handshake {
+        Handshake::new(dial(&[Address::Tcp(addr)], &Deadline::after(Duration::from_secs(30))).unwrap().1)
     }
 }

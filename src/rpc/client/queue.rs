@@ -77,7 +77,7 @@ impl Awaited {
                 return ticket.wait(deadline);
             }
             shared.count_wait();
-            shared.hunch.follow(|| came.load(Ordering::Acquire), || ticket.wait(deadline))
+            shared.spin.wait(|| came.load(Ordering::Acquire), || ticket.wait(deadline))
         });
         (awaited, ticket)
     }

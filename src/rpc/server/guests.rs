@@ -1,13 +1,13 @@
 //! Who is connected: sessions, which have a place each, and those that are turned away with a word.
 
 use std::collections::HashMap;
-use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use log::debug;
 
 use super::outgoing::Outgoing;
+use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::{Notice, State};
 
 /// Connections that are told at a time why they are not taken; further ones are closed without a word.
@@ -23,8 +23,8 @@ pub(super) struct Guests {
 
 #[derive(Default)]
 struct Live {
-    /// Sockets of the sessions, to close them.
-    streams: HashMap<u64, Arc<TcpStream>>,
+    /// Of the sessions, to end their connections.
+    sessions: HashMap<u64, Aborter>,
     next: u64,
     turned_away: usize,
     draining: bool,
@@ -39,17 +39,17 @@ impl Guests {
     }
 
     /// A place for a session; else why there is none.
-    pub(super) fn enter(self: &Arc<Guests>, stream: &Arc<TcpStream>) -> Result<Guest, State> {
+    pub(super) fn enter(self: &Arc<Guests>, aborter: Aborter) -> Result<Guest, State> {
         let mut live = self.live();
         if live.draining {
             return Err(State::Draining);
         }
-        if live.streams.len() >= self.max {
+        if live.sessions.len() >= self.max {
             return Err(State::Full);
         }
         let key = live.next;
         live.next += 1;
-        live.streams.insert(key, Arc::clone(stream));
+        live.sessions.insert(key, aborter);
         Ok(Guest { guests: Arc::clone(self), key })
     }
 
@@ -77,7 +77,7 @@ impl Guests {
 
     /// How many sessions there are.
     pub(super) fn sessions(&self) -> usize {
-        self.live().streams.len()
+        self.live().sessions.len()
     }
 
     /// Gives no more places, and tells those that have one. Waits for no client.
@@ -103,22 +103,19 @@ impl Guests {
     /// Waits until then for all sessions to end. Returns how many are left.
     pub(super) fn wait(&self, until: Instant) -> usize {
         let mut live = self.live();
-        while !live.streams.is_empty() {
+        while !live.sessions.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             live = self.ended.wait_timeout(live, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        live.streams.len()
+        live.sessions.len()
     }
 
     /// Closes all connections.
     pub(super) fn close(&self) {
-        for stream in self.live().streams.values() {
-            // Fails where the client was faster.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.live().sessions.values().for_each(Aborter::abort);
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -141,7 +138,7 @@ pub(super) struct Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.guests.live().streams.remove(&self.key);
+        self.guests.live().sessions.remove(&self.key);
         self.guests.ended.notify_all();
     }
 }

@@ -45,8 +45,7 @@ pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
 pub use listen::BindError;
 pub use peers::{BadPeer, Peer};
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +53,7 @@ use std::time::{Duration, Instant};
 use log::{debug, error, info, warn};
 
 use crate::device::Device;
+use crate::rpc::transport::{Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::State;
 use context::ServerContext;
 use gguf_index::GgufIndex;
@@ -65,12 +65,15 @@ use tensor_cache::Cache;
 /// How long a shutdown waits for sessions: one may be waiting for a device.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How long a server waits for the next connection before it looks around. Whoever stops it wakes it.
+const ACCEPT: Duration = Duration::from_secs(60);
+
 /// The pause after the system had no descriptor or thread for a connection, so that the loop does not spin.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
 /// A server that listens. [`Server::run`] serves.
 pub struct Server {
-    listener: TcpListener,
+    listener: Box<dyn Listen>,
     control: Arc<Control>,
     context: Arc<ServerContext>,
 }
@@ -82,6 +85,8 @@ pub struct Handle(Arc<Control>);
 /// What ends a server: it wakes the accept loop, closes connections and waits for their sessions.
 struct Control {
     addr: SocketAddr,
+    /// Ends the wait for the next connection.
+    wake: Box<dyn Fn() + Send + Sync>,
     guests: Arc<Guests>,
     lifecycle: Arc<Lifecycle>,
 }
@@ -93,6 +98,15 @@ impl Server {
     /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
     /// not known, or without any device.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
+        Server::over(|| listen::listen(host, port), devices, config)
+    }
+
+    /// A server of what a listener accepts, which begins to listen when all else is in order.
+    pub(in crate::rpc) fn over(
+        listen: impl FnOnce() -> Result<Box<dyn Listen>, BindError>,
+        devices: Vec<Arc<dyn Device>>,
+        config: Config,
+    ) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
@@ -107,8 +121,8 @@ impl Server {
             GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let models = models.transpose()?;
-        let listener = listen::listen(host, port)?;
-        let addr = listener.local_addr().map_err(|source| BindError::Host { host: host.to_owned(), source })?;
+        let listener = listen()?;
+        let addr = listener.local_addr();
         let guests = Guests::new(config.max_connections);
         let lifecycle = Arc::new(Lifecycle::new(&guests));
         let context = ServerContext {
@@ -120,7 +134,7 @@ impl Server {
             models,
             lifecycle: Arc::clone(&lifecycle),
         };
-        let control = Control { addr, guests, lifecycle };
+        let control = Control { addr, wake: listener.waker(), guests, lifecycle };
         Ok(Server { listener, control: Arc::new(control), context: Arc::new(context) })
     }
 
@@ -138,11 +152,10 @@ impl Server {
     /// after some seconds if a device keeps one of them waiting.
     pub fn run(self) {
         while !self.control.lifecycle.is_stopping() {
-            match self.listener.accept() {
+            match self.listener.accept(&Deadline::after(ACCEPT)) {
                 Ok(_) if self.control.lifecycle.is_stopping() => break,
-                Ok((stream, peer)) => self.admit(stream, peer),
-                // The client was gone before we came to it.
-                Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
+                Ok(Some(connection)) => self.admit(connection),
+                Ok(None) => {}
                 Err(e) => {
                     error!("cannot accept a connection: {e}");
                     std::thread::sleep(EXHAUSTED);
@@ -158,23 +171,24 @@ impl Server {
     }
 
     /// Starts the session of a new connection, if there is room for it. Never waits for the client.
-    fn admit(&self, stream: TcpStream, peer: SocketAddr) {
-        let stream = Arc::new(stream);
-        let guest = match self.control.guests.enter(&stream) {
+    fn admit(&self, connection: Connection) {
+        let peer = connection.peer();
+        let guest = match self.control.guests.enter(connection.aborter()) {
             Ok(guest) => guest,
-            Err(state) => return self.turn_away(stream, peer, state),
+            Err(state) => return self.turn_away(connection, state),
         };
         let context = Arc::clone(&self.context);
         start("session", peer, move || {
             let _guest = guest;
             // A panic is a bug of ours that this client's input has found. It ends this session alone.
-            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, stream, peer))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
     }
 
-    fn turn_away(&self, stream: Arc<TcpStream>, peer: SocketAddr, state: State) {
+    fn turn_away(&self, connection: Connection, state: State) {
+        let peer = connection.peer();
         match state {
             State::Draining => info!("{peer}: refused: this server is about to end; connection closed"),
             _ => {
@@ -185,7 +199,7 @@ impl Server {
         let Some(place) = self.control.guests.turn_away() else { return };
         start("doorman", peer, move || {
             let _place = place;
-            if let Err(e) = doorman::turn_away(&stream, state) {
+            if let Err(e) = doorman::turn_away(connection, state) {
                 debug!("{peer}: closed before its HELLO: {e}");
             }
         });
@@ -193,7 +207,7 @@ impl Server {
 }
 
 /// Runs what a connection needs on a thread of its own.
-fn start(name: &str, peer: SocketAddr, work: impl FnOnce() + Send + 'static) {
+fn start(name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
     if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
         error!("{peer}: cannot start a thread for the {name}: {e}; connection closed");
         std::thread::sleep(EXHAUSTED);
@@ -204,8 +218,7 @@ impl Handle {
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
         if self.0.lifecycle.stop() {
-            // Wakes the accept loop. If this cannot connect, nobody can, and the loop is awake.
-            let _ = TcpStream::connect_timeout(&listen::reachable(self.0.addr), Duration::from_secs(1));
+            (self.0.wake)();
         }
     }
 

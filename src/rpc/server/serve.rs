@@ -1,22 +1,22 @@
 //! One connection from its first byte to its end: HELLO, then the front end that the client chose, then one place for failures.
 
-use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use log::debug;
 
-use super::client_connection::{Connection, TransportError};
+use super::client_connection::Connection;
 use super::context::ServerContext;
 use super::extended;
 use super::ggml::{self, hello};
-use super::listen;
 use super::session::failure::{End, Failure};
+use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
 
 /// Serves a connection to its end. Everything that the client had is freed when this returns.
-pub(super) fn serve(server: &Arc<ServerContext>, stream: Arc<TcpStream>, peer: SocketAddr) {
+pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection) {
+    let peer = connection.peer();
     debug!("{peer}: connected");
-    match run(server, stream, peer) {
+    match run(server, connection) {
         Ok(End::Closed) => debug!("{peer}: disconnected"),
         Ok(End::Silent) => debug!("{peer}: disconnected without a HELLO"),
         // The shutdown closes every connection, and has logged that once for all of them.
@@ -25,11 +25,10 @@ pub(super) fn serve(server: &Arc<ServerContext>, stream: Arc<TcpStream>, peer: S
     }
 }
 
-fn run(server: &ServerContext, stream: Arc<TcpStream>, peer: SocketAddr) -> Result<End, Failure> {
+fn run(server: &ServerContext, connection: transport::Connection) -> Result<End, Failure> {
     let config = &server.config;
-    let mut connection = listen::configure(&stream)
-        .and_then(|()| Connection::new(stream, config.handshake_timeout, config.stall_timeout))
-        .map_err(|e| Failure::new(None, TransportError::Io(e)))?;
+    let peer = connection.peer();
+    let mut connection = Connection::new(connection, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Silent) };
     hello::answer(server, &mut connection, header, &mut body)?;

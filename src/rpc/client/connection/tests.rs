@@ -5,8 +5,8 @@ use super::*;
 use crate::device::{Buffer, DeviceInfo, DeviceKind};
 use crate::rpc::wire::ext::{Abilities, Notice, State};
 use crate::rpc::wire::{Command, PROTOCOL_VERSION, REQUEST_HEADER, Response};
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
 /// Longer than anything here takes.
@@ -15,9 +15,9 @@ const WATCHDOG: Duration = Duration::from_secs(30);
 /// A connection, and the server's end of it.
 fn pair(longest: Duration, greeted: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let ours = crate::rpc::client::tests::dialled(listener.local_addr().unwrap());
     let dialect = Dialect::of(PROTOCOL_VERSION).unwrap();
-    let connection = Connection::start("a:1", ours, dialect, (WATCHDOG, longest), greeted, (0, 0)).unwrap();
+    let connection = Connection::start("a:1", ours, dialect, (WATCHDOG, longest), greeted).unwrap();
     (connection, listener.accept().unwrap().0)
 }
 

@@ -1,13 +1,13 @@
 //! What is said on a connection while nobody else says anything.
 
-use std::io::{self, ErrorKind, Write};
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::super::proof::Lane;
-use super::{Errands, JOINED, Reply, Shared, TAKEN, To, Writer, lock};
+use super::{Errands, JOINED, Shared, TAKEN, To, Writer, lock};
 use crate::device::DeviceError;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::{BodySize, Command, FreeBuffer, Request};
 
 /// The right to write messages.
@@ -19,25 +19,23 @@ pub(in crate::rpc::client) struct Turn<'a> {
 impl Turn<'_> {
     /// Puts a message behind those that have yet to leave.
     pub(in crate::rpc::client) fn put(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
-        encode(&mut self.writer.out);
+        encode(self.writer.out.buffer());
     }
 
     /// Sends all that has yet to leave; `command` is the last of it.
     pub(in crate::rpc::client) fn leave(&mut self, command: &'static str) -> Result<(), DeviceError> {
-        let sent = (&self.shared.stream).write_all(&self.writer.out);
-        let bytes = self.writer.out.len();
-        self.writer.out.clear();
-        self.writer.out.shrink_to(2 * JOINED);
+        let bytes = self.waiting();
+        let sent = self.writer.out.flush();
         self.sent(command, bytes, sent)
     }
 
     /// Sends bytes from where they are, behind all that has yet to leave.
     pub(in crate::rpc::client) fn stream(&mut self, command: &'static str, data: &[u8]) -> Result<(), DeviceError> {
         let (first, rest) = data.split_at(data.len().min(JOINED));
-        self.writer.out.extend_from_slice(first);
+        self.writer.out.buffer().extend_from_slice(first);
         self.leave(command)?;
         for (n, piece) in rest.chunks(TAKEN).enumerate() {
-            let sent = (&self.shared.stream).write_all(piece);
+            let sent = self.writer.out.send_bytes(piece);
             self.sent(command, piece.len(), sent)?;
             // Short messages may go on for long into what the system keeps for a server that takes nothing.
             if n > 0 {
@@ -48,31 +46,33 @@ impl Turn<'_> {
     }
 
     /// Bytes that have yet to leave.
-    pub(in crate::rpc::client) fn waiting(&self) -> usize {
-        self.writer.out.len()
+    pub(in crate::rpc::client) fn waiting(&mut self) -> usize {
+        self.writer.out.buffer().len()
     }
 
-    fn sent(&self, command: &'static str, bytes: usize, sent: io::Result<()>) -> Result<(), DeviceError> {
+    fn sent(&self, command: &'static str, bytes: usize, sent: Result<(), TransportError>) -> Result<(), DeviceError> {
         self.shared.traffic.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         sent.map_err(|e| {
-            let closed =
-                matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted);
-            if closed && let Some(known) = self.shared.last_words() {
+            if e.is_reset()
+                && let Some(known) = self.shared.last_words()
+            {
                 return known;
             }
-            self.shared.fail(match e.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            self.shared.fail(match e {
+                TransportError::TimedOut { .. } => {
                     format!("the server took nothing of a {command} within {:?}", self.shared.patience)
                 }
-                _ if closed => format!("the server closed the connection before a {command}; its log says why"),
-                _ => format!("sending a {command}: {e}"),
+                TransportError::Reset(_) | TransportError::Closed => {
+                    format!("the server closed the connection before a {command}; its log says why")
+                }
+                TransportError::Io(e) => format!("sending a {command}: {e}"),
             })
         })
     }
 
     /// Puts a request of 7.0, in the server's own version, behind those that have yet to leave.
     fn put_request(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
-        let said = self.shared.dialect.encode(request, &mut self.writer.out);
+        let said = self.shared.dialect.encode(request, self.writer.out.buffer());
         said.map_err(|e| DeviceError::Bug(format!("a request that the server does not understand: {e}")))
     }
 
@@ -123,15 +123,11 @@ impl Turn<'_> {
         len: RangeInclusive<u64>,
         to: To,
     ) -> Result<(), DeviceError> {
-        let mut replies = lock(&self.shared.replies);
-        if let Some(failure) = replies.failure.clone() {
-            drop(replies);
+        self.shared.replies.expect(command, len, to).map_err(|(failure, to)| {
+            // There is nothing that could be wrong with no bytes.
             let _ = to.give(Err(failure.clone()));
-            return Err(failure);
-        }
-        // Before the request leaves: the reader expects the reply.
-        replies.due.push_back(Reply { command, len, since: Instant::now(), to });
-        Ok(())
+            failure
+        })
     }
 
     pub(super) fn run_errands(&mut self) -> Result<(), DeviceError> {

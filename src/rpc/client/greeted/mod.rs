@@ -27,5 +27,6 @@ mod track;
 pub(super) use device::enumerate;
 pub(super) use graphs::Kept;
 pub(super) use greet::{LEAST, greet};
+pub(super) use hear::notice;
 pub(super) use peers::enlist;
 pub(super) use session::Session;

@@ -1,7 +1,7 @@
 //! What a queue says when it has failed, or its connection, in between.
 
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const WATCHDOG: Duration = Duration::from_secs(20);
 /// A queue of a device whose server takes everything and says nothing, and a buffer there.
 fn silent() -> (Arc<Remote>, Greeted, Buffer) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let ours = crate::rpc::client::tests::dialled(listener.local_addr().unwrap());
     let (mut server, _) = listener.accept().unwrap();
     std::thread::spawn(move || while matches!(server.read(&mut [0; 4096]), Ok(1..)) {});
     let greeting = GreetReply {
@@ -30,8 +30,7 @@ fn silent() -> (Arc<Remote>, Greeted, Buffer) {
         sessions: 1,
         devices: Vec::new(),
     };
-    let connection =
-        Connection::start("h:1", stream, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting), (0, 0)).unwrap();
+    let connection = Connection::start("h:1", ours, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting)).unwrap();
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
     let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());

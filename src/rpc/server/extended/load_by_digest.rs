@@ -1,6 +1,5 @@
 //! LOAD: a tensor from the server's own disk, by its digest.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use log::info;
@@ -10,6 +9,7 @@ use super::transfers::tensor;
 use crate::device::Region;
 use crate::rpc::server::gguf_index::{GgufIndex, Place, Wanted};
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{Answer, Load};
 use crate::tensor::TensorDesc;
 
@@ -32,7 +32,7 @@ impl LoadCounts {
     }
 
     /// Logs the sum, if there was anything.
-    pub(super) fn log(&self, peer: SocketAddr) {
+    pub(super) fn log(&self, peer: PeerAddr) {
         let LoadCounts { found, bytes, missed } = self;
         if found + missed > 0 {
             info!(

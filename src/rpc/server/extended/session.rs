@@ -1,7 +1,6 @@
 //! A session of the extension: GREET, and the loop over its requests.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::describe;
@@ -20,6 +19,7 @@ use crate::rpc::server::session::program_cache::Bound;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::transfer_tokens::TokenLedger;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtHeader, ExtRequest, Notice, REVISION, State, Support};
 use crate::rpc::wire::{REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader};
 
@@ -47,7 +47,7 @@ pub(super) struct ExtendedSession<'a> {
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
     connection: Connection,
-    peer: SocketAddr,
+    peer: PeerAddr,
     header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {

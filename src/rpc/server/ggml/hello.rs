@@ -30,7 +30,7 @@ fn reply(
         return Err(RequestError::HelloFirst(header.command).into());
     }
     connection.body(len, body)?;
-    connection.handshaken()?;
+    connection.handshaken();
     // Clients from before 4.0 send an empty body, and know only the short reply.
     let current = len > 0;
     let conn_caps = current.then_some([0; 24]);

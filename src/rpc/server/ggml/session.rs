@@ -1,6 +1,5 @@
 //! A session of ggml's messages: the loop over its requests.
 
-use std::net::SocketAddr;
 
 use super::device_queues::DeviceQueues;
 use super::{frame, resource_requests};
@@ -12,6 +11,7 @@ use crate::rpc::server::session::prefault::Prefault;
 use crate::rpc::server::session::program_cache::Bound;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, Response};
 
 /// A session of ggml's messages.
@@ -26,7 +26,7 @@ pub(super) struct GgmlSession<'a> {
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
     connection: Connection,
-    peer: SocketAddr,
+    peer: PeerAddr,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {

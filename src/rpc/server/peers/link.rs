@@ -1,46 +1,46 @@
-//! A connection to another server, on which a session's bytes are put.
+//! A connection to another server, to which a session's bytes are sent. This server is a client there.
 //!
-//! A thread of its own dials, and then reads what the other server says: behind the last PUT of each SEND comes a PING, and its
-//! answer tells that all of them were taken. Until then whoever sent them is told if the connection ends.
+//! A thread of its own dials, and then reads what the other server sends: behind the last PUT of each SEND comes a PING, whose
+//! reply tells that all of them were taken. Until then the SEND's queue fails if the connection ends.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::dial::dial;
 use super::{Fail, PeerList, Times};
+use crate::rpc::connection::{
+    DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
+};
+use crate::rpc::transport::{Aborter, Deadline, TransportError};
+use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::Ticket;
-use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, NOTICE_HEADER, Notice, NoticeHeader, Ping, Put};
+use crate::rpc::wire::ext::{
+    Answer, ExtCommand, ExtRequest, NOTICE_HEADER, Notice, NoticeHeader, NoticeKind, Ping, Put,
+};
 
 /// The longest notice that has a place here: a text that says why.
 const NOTICE: u64 = 64 << 10;
 
-/// How long someone who could not write waits for the other server's own word on it.
+/// How long a sender that could not write waits for the other server's own word on it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 pub(super) struct Link {
     /// As the client gave it.
     address: String,
     times: Times,
-    state: Mutex<State>,
+    stage: Mutex<Stage>,
     changed: Condvar,
-    /// One message at a time.
-    writer: Mutex<Vec<u8>>,
-}
-
-struct State {
-    stage: Stage,
-    /// Who has sent something that is not known to have been taken, and since when, in the order of their PINGs.
-    sent: VecDeque<(Instant, Fail)>,
+    /// `None` until the connection is up.
+    writer: WriteSlot<Option<MessageWriter>>,
+    /// Of PINGs: each holds the queue that fails where the bytes before it may be lost. Fails with the reason.
+    replies: DueReplies<Fail, String>,
 }
 
 enum Stage {
     Dialling,
-    Up(Arc<TcpStream>),
-    /// Why.
-    Down(String),
+    Up(Aborter),
+    Down,
 }
 
 impl Link {
@@ -49,9 +49,10 @@ impl Link {
         let link = Arc::new(Link {
             address: address.to_owned(),
             times,
-            state: Mutex::new(State { stage: Stage::Dialling, sent: VecDeque::new() }),
+            stage: Mutex::new(Stage::Dialling),
             changed: Condvar::new(),
-            writer: Mutex::default(),
+            writer: WriteSlot::new(None),
+            replies: DueReplies::new(),
         });
         let (own, list) = (Arc::clone(&link), Arc::clone(list));
         let started = std::thread::Builder::new().name("peer".to_owned()).spawn(move || own.serve(&list));
@@ -60,162 +61,175 @@ impl Link {
     }
 
     pub(super) fn is_down(&self) -> bool {
-        matches!(self.lock().stage, Stage::Down(_))
+        self.replies.failure().is_some()
     }
 
-    /// The connection, once it is there.
+    /// Waits for the connection.
     ///
     /// # Errors
     /// Why there is none, or none until then.
-    pub(super) fn up(&self, until: Instant) -> Result<Arc<TcpStream>, String> {
-        let mut state = self.lock();
+    pub(super) fn up(&self, until: Instant) -> Result<(), String> {
+        let mut stage = self.lock();
         loop {
-            match &state.stage {
-                Stage::Up(stream) => return Ok(Arc::clone(stream)),
-                Stage::Down(why) => return Err(why.clone()),
+            match &*stage {
+                Stage::Up(_) => return Ok(()),
+                Stage::Down => return Err(self.replies.failure().unwrap_or_default()),
                 Stage::Dialling => {}
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(self.say("no connection in time"));
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            stage = self.changed.wait_timeout(stage, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Puts the bytes of a ticket. With the last of a SEND comes who is told if it is not known to have been taken.
+    /// Sends the bytes of a ticket. With the last of a SEND comes the queue that fails if they are not known to have been taken.
     ///
     /// # Errors
     /// Why the connection ended.
     pub(super) fn put(&self, ticket: Ticket, data: &[u8], last: Option<&Fail>) -> Result<(), String> {
-        let stream = self.up(Instant::now() + self.times.handshake)?;
-        // Whoever panics here leaves at most a buffer that is cleared, and a connection that the other end finds cut off.
-        let mut out = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        out.clear();
-        ExtRequest::Put(Put { ticket, data }).encode(&mut out);
-        if let Some(fail) = last {
-            ExtRequest::Ping(Ping {}).encode(&mut out);
-            let mut state = self.lock();
-            if let Stage::Down(why) = &state.stage {
-                return Err(why.clone());
+        self.up(Instant::now() + self.times.handshake)?;
+        let sent = self.writer.with(|writer| -> Result<_, String> {
+            let Some(writer) = writer else { return Ok(Err(TransportError::cut())) };
+            ExtRequest::Put(Put { ticket, data }).encode(writer.buffer());
+            if let Some(fail) = last {
+                ExtRequest::Ping(Ping {}).encode(writer.buffer());
+                // Any notice's length: a reply that is none is told by what it is.
+                let due = self.replies.expect(ExtCommand::Ping.name(), 0..=NOTICE, Arc::clone(fail));
+                due.map_err(|(why, _)| why)?;
             }
-            state.sent.push_back((Instant::now(), Arc::clone(fail)));
-        }
-        let Err(e) = (&*stream).write_all(&out) else { return Ok(()) };
-        // The message is cut off: nothing more can follow. What the other server has said tells more than this error.
-        let _ = stream.shutdown(Shutdown::Write);
-        let state = self.lock();
-        let up = |state: &mut State| !matches!(state.stage, Stage::Down(_));
-        let waited = self.changed.wait_timeout_while(state, LAST_WORDS, up);
-        drop(waited);
-        Err(self.down(&match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("it took nothing within {:?}", self.times.stall),
-            _ => format!("connection lost: {e}"),
+            // A message that is cut off can be followed by nothing more.
+            Ok(writer.flush().inspect_err(|_| _ = writer.finish()))
+        });
+        let Err(e) = sent.unwrap_or_else(|Poisoned| Ok(Err(TransportError::cut())))? else { return Ok(()) };
+        // What the other server has sent tells more than this error.
+        let why = self.replies.wait_failure(LAST_WORDS);
+        Err(why.unwrap_or_else(|| {
+            self.down(&match e {
+                TransportError::TimedOut { .. } => format!("it took nothing within {:?}", self.times.stall),
+                e => e.to_string(),
+            })
         }))
     }
 
-    /// Ends it with its session: there is nobody to be told.
+    /// Ends it with its session: no queue is left that could fail.
     pub(super) fn close(&self) {
-        self.lock().sent.clear();
-        self.down("the session has ended");
+        // Fails where the connection has ended before.
+        let _ = self.end(self.say("the session has ended"));
     }
 
-    /// Ends it, if it has not ended; why it did. All who have sent something that may be lost are told.
+    /// Ends it, if it has not ended; why it did. All queues fail whose bytes may be lost.
     fn down(&self, why: &str) -> String {
-        let mut state = self.lock();
-        if let Stage::Down(why) = &state.stage {
-            return why.clone();
-        }
         let why = self.say(why);
-        if let Stage::Up(stream) = std::mem::replace(&mut state.stage, Stage::Down(why.clone())) {
-            // Fails where the other server was faster.
-            let _ = stream.shutdown(Shutdown::Both);
+        match self.end(why.clone()) {
+            Ok(sent) => {
+                sent.iter().for_each(|ping| (ping.to)(super::failure(&self.address, why.clone())));
+                why
+            }
+            Err(first) => first,
         }
-        let sent = std::mem::take(&mut state.sent);
-        drop(state);
+    }
+
+    /// Ends it; the PINGs that have no reply. `Err`: it has ended before, for this reason.
+    fn end(&self, why: String) -> Result<VecDeque<DueReply<Fail>>, String> {
+        let sent = self.replies.fail(why)?;
+        if let Stage::Up(aborter) = std::mem::replace(&mut *self.lock(), Stage::Down) {
+            aborter.abort();
+        }
         self.changed.notify_all();
-        sent.iter().for_each(|(_, fail)| fail(super::failure(&self.address, why.clone())));
-        why
+        Ok(sent)
     }
 
     fn say(&self, why: &str) -> String {
         format!("{}: {why}", self.address)
     }
 
-    fn serve(&self, list: &PeerList) {
-        let until = Instant::now() + self.times.handshake;
-        let dialled = list.targets(&self.address).and_then(|targets| dial(&targets, until));
-        let ready = dialled.and_then(|stream| {
-            let stall = Some(self.times.stall.max(Duration::from_millis(1)));
-            stream.set_write_timeout(stall).map(|()| Arc::new(stream)).map_err(|e| e.to_string())
-        });
-        let stream = match ready {
-            Ok(stream) => stream,
+    fn serve(self: Arc<Link>, list: &PeerList) {
+        let deadline = Deadline::after(self.times.handshake);
+        let dialled = list.targets(&self.address).and_then(|targets| dial(&targets, &deadline));
+        let Handshake { aborter, receiver, sender, .. } = match dialled {
+            Ok(handshake) => handshake,
             Err(why) => {
                 self.down(&why);
                 return;
             }
         };
-        let mut state = self.lock();
-        if let Stage::Dialling = state.stage {
-            state.stage = Stage::Up(Arc::clone(&stream));
+        // Before anyone sees that it is up: a writer that is not there is a message that is cut off.
+        let writer = MessageWriter::new(sender, self.times.stall);
+        // No thread has panicked with a writer that none has had.
+        let _ = self.writer.with(|slot| *slot = Some(writer));
+        let mut stage = self.lock();
+        match *stage {
+            Stage::Dialling => *stage = Stage::Up(aborter),
+            // It was closed meanwhile.
+            Stage::Up(_) | Stage::Down => return aborter.abort(),
         }
-        drop(state);
+        drop(stage);
         self.changed.notify_all();
+        let mut reader = ReplyReader::new(Arc::clone(&self), receiver);
         while !self.is_down() {
-            if let Err(why) = self.notice(&stream) {
-                self.down(&why);
+            if let Err(e) = notice(&mut reader).and_then(|()| reader.check_overdue()) {
+                self.down(&self.reason(e));
             }
         }
     }
 
-    /// Takes one notice.
-    fn notice(&self, stream: &TcpStream) -> Result<(), String> {
-        let mut header = [0; NOTICE_HEADER];
-        self.read(stream, &mut header)?;
-        let NoticeHeader { kind, size } = NoticeHeader::decode(&header).map_err(|e| e.to_string())?;
-        if size > NOTICE {
-            return Err(format!("it sent a notice of {size} bytes that nobody asked for"));
-        }
-        let mut body = vec![0; size as usize]; // at most NOTICE
-        self.read(stream, &mut body)?;
-        match Notice::decode(kind, &body).map_err(|e| e.to_string())? {
-            Notice::Reply(body) => {
-                Answer::decode(ExtCommand::Ping, body).map_err(|e| e.to_string())?;
-                self.lock().sent.pop_front().map(drop).ok_or_else(|| "it answers what nobody asked".to_owned())
+    fn reason(&self, e: ReadError) -> String {
+        match e {
+            ReadError::Ended => "it closed the connection".to_owned(),
+            ReadError::Silent { after, .. } | ReadError::Overdue { after, .. } => {
+                format!("it has not said within {after:?} that it took the bytes")
             }
-            Notice::Refused(why) => Err(format!("it refuses what it was sent: {why}")),
-            Notice::State(_) => Ok(()),
-            Notice::Reached { .. } | Notice::Data { .. } | Notice::Failed { .. } => {
-                Err("it speaks of a queue that nobody opened".to_owned())
-            }
+            ReadError::Unasked => "it answers what nobody asked".to_owned(),
+            ReadError::Reply { reason, .. } | ReadError::Notice(reason) => reason,
+            e @ (ReadError::Lost(_) | ReadError::Length { .. } | ReadError::Memory { .. }) => e.to_string(),
         }
     }
 
-    /// Fills `buf`, however long that takes, unless an answer is overdue.
-    fn read(&self, mut stream: &TcpStream, mut buf: &mut [u8]) -> Result<(), String> {
-        let lost = |e: std::io::Error| format!("connection lost: {e}");
-        while !buf.is_empty() {
-            let stall = self.times.stall;
-            // An answer to what is sent meanwhile is due later than this.
-            let oldest = self.lock().sent.front().map(|(since, _)| *since);
-            let left = oldest.map_or(stall, |since| (since + stall).saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Err(format!("it has not said within {stall:?} that it took the bytes"));
-            }
-            stream.set_read_timeout(Some(left)).map_err(lost)?;
-            match stream.read(buf) {
-                Ok(0) => return Err("it closed the connection".to_owned()),
-                Ok(n) => buf = buf.get_mut(n..).unwrap_or_default(),
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-                Err(e) => return Err(lost(e)),
-            }
-        }
-        Ok(())
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        // Changes are single assignments: a panic elsewhere cannot have left it torn.
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Requester for Link {
+    type To = Fail;
+    type Failure = String;
+
+    fn replies(&self) -> &DueReplies<Fail, String> {
+        &self.replies
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Changes are single steps: a panic elsewhere cannot have left it torn.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// No heartbeat: all that a link is for has a PING behind it.
+    fn timeouts(&self) -> Timeouts {
+        Timeouts { silence: self.times.stall, reply: self.times.stall, heartbeat: None }
+    }
+
+    /// The bytes before a PING were taken: nobody is told.
+    fn give(&self, _: Fail, body: Vec<u8>) -> Result<(), String> {
+        Answer::decode(ExtCommand::Ping, &body).map(drop).map_err(|e| e.to_string())
+    }
+}
+
+/// Takes one notice.
+fn notice(reader: &mut ReplyReader<Link>) -> Result<(), ReadError> {
+    let wrong = |e: WireError| ReadError::Notice(e.to_string());
+    let mut header = [0; NOTICE_HEADER];
+    reader.read_exact(&mut header)?;
+    let NoticeHeader { kind, size } = NoticeHeader::decode(&header).map_err(wrong)?;
+    if size > NOTICE {
+        return Err(ReadError::Notice(format!("it sent a notice of {size} bytes that nobody asked for")));
+    }
+    if kind == NoticeKind::Reply {
+        return reader.reply(size);
+    }
+    let body = reader.bytes(size, "a notice")?;
+    match Notice::decode(kind, &body).map_err(wrong)? {
+        Notice::Refused(why) => Err(ReadError::Notice(format!("it refuses what it was sent: {why}"))),
+        Notice::Reply(_) | Notice::State(_) => Ok(()),
+        Notice::Reached { .. } | Notice::Data { .. } | Notice::Failed { .. } => {
+            Err(ReadError::Notice("it speaks of a queue that nobody opened".to_owned()))
+        }
     }
 }

@@ -3,7 +3,6 @@
 //! A failure of one of the extension's queues is not one of these: the queue reports it, and the session goes on.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use log::warn;
@@ -14,6 +13,7 @@ use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::client_connection::{TransportError, Writer};
 use crate::rpc::server::transfer_tokens::TokenError;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 
@@ -24,11 +24,19 @@ pub(in crate::rpc::server) enum SessionError {
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The connection is lost, or too slow.
-    #[error(transparent)]
+    #[error("{}", connection_end(.0))]
     Transport(#[from] TransportError),
     /// A device failed at valid work.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
+}
+
+/// The end of a connection, in the words of the log.
+fn connection_end(error: &TransportError) -> String {
+    match error {
+        TransportError::Closed => "the client went away in the middle of a message".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 macro_rules! request_errors {
@@ -87,7 +95,7 @@ impl Failure {
 
     /// Logs the failure, notifies the client where the protocol can and the connection still works, and closes the connection. A
     /// client that is not notified is closed by its last handle, which the caller drops.
-    pub(in crate::rpc::server) fn end(self, peer: SocketAddr) {
+    pub(in crate::rpc::server) fn end(self, peer: PeerAddr) {
         warn!("{peer}: {self}; connection closed");
         match (&self.writer, &self.error) {
             (Some(writer), SessionError::Transport(_)) => writer.close(),

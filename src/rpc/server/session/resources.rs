@@ -1,6 +1,5 @@
 //! What a client owns of the server, whichever front end it uses: its memory budget, its buffers, its prepared graphs.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use log::info;
@@ -11,6 +10,7 @@ use super::program_cache::{Bound, ProgramCache};
 use super::request_error::RequestError;
 use crate::device::{Account, Device, MemoryInfo, Region};
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
 use crate::rpc::wire::ext::Span;
 
@@ -18,7 +18,7 @@ use crate::rpc::wire::ext::Span;
 pub(in crate::rpc::server) struct SessionResources<'a> {
     pub(in crate::rpc::server) server: &'a ServerContext,
     /// For the log.
-    pub(in crate::rpc::server) peer: SocketAddr,
+    pub(in crate::rpc::server) peer: PeerAddr,
     pub(in crate::rpc::server) budget: Arc<Account>,
     pub(in crate::rpc::server) handles: HandleTable,
     pub(in crate::rpc::server) programs: ProgramCache,
@@ -28,7 +28,7 @@ impl<'a> SessionResources<'a> {
     /// Of a new session, whose front end names its graphs in a way that `programs` fits.
     pub(in crate::rpc::server) fn new(
         server: &'a ServerContext,
-        peer: SocketAddr,
+        peer: PeerAddr,
         programs: Bound,
     ) -> SessionResources<'a> {
         let limit = server.config.max_memory.unwrap_or_else(|| {

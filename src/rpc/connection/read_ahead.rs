@@ -1,0 +1,128 @@
+//! A buffer between a receiver and those that parse what it receives.
+
+/// Bytes read ahead: a header with a small body, or many of them, cost one read.
+const BUFFER: usize = 16 << 10;
+
+/// How an end of a connection receives: each has its own deadlines, and its own way to wait.
+pub(in crate::rpc) trait Source {
+    type Error;
+
+    /// Receives at least one byte into `dst`; 0: the peer sends no more.
+    fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error>;
+
+    /// As [`Source::receive`], where a small message may be next.
+    fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error> {
+        self.receive(dst)
+    }
+}
+
+/// Bytes that were received and not used yet.
+#[derive(Debug)]
+pub(in crate::rpc) struct ReadAhead {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl ReadAhead {
+    pub(in crate::rpc) fn new() -> ReadAhead {
+        ReadAhead { buffer: vec![0; BUFFER].into(), start: 0, end: 0 }
+    }
+
+    pub(in crate::rpc) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Receives into the empty buffer. `false`: the peer sends no more.
+    pub(in crate::rpc) fn fill<S: Source>(&mut self, source: &mut S) -> Result<bool, S::Error> {
+        let got = source.receive_ahead(&mut self.buffer);
+        (self.start, self.end) = (0, *got.as_ref().unwrap_or(&0));
+        got.map(|n| n > 0)
+    }
+
+    /// Fills `dst` with the next bytes. Where more is missing than the buffer holds, it is received straight into `dst`. `false`:
+    /// the peer sends no more.
+    pub(in crate::rpc) fn read_exact<S: Source>(
+        &mut self,
+        mut dst: &mut [u8],
+        source: &mut S,
+    ) -> Result<bool, S::Error> {
+        loop {
+            let n = dst.len().min(self.end - self.start);
+            dst[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
+            self.start += n;
+            dst = &mut dst[n..];
+            let more = match dst.len() {
+                0 => return Ok(true),
+                1..BUFFER => self.fill(source)?,
+                _ => {
+                    let got = source.receive(dst)?;
+                    dst = &mut dst[got..];
+                    got > 0
+                }
+            };
+            if !more {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Drops the next `len` bytes. `false`: the peer sends no more.
+    pub(in crate::rpc) fn skip<S: Source>(&mut self, mut len: u64, source: &mut S) -> Result<bool, S::Error> {
+        while len > 0 {
+            if self.is_empty() && !self.fill(source)? {
+                return Ok(false);
+            }
+            let n = len.min((self.end - self.start) as u64);
+            self.start += n as usize; // no more than there is
+            len -= n;
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::io::Read;
+
+    /// Gives bytes in pieces of random lengths.
+    struct Split<'a>(&'a [u8], fastrand::Rng);
+
+    impl Source for Split<'_> {
+        type Error = Infallible;
+
+        fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Infallible> {
+            let n = dst.len().min(self.1.usize(1..40_000));
+            Ok(self.0.read(&mut dst[..n]).unwrap())
+        }
+    }
+
+    /// However bytes are split, they are read in order and to the last one.
+    #[test]
+    fn bytes_come_in_order_however_they_are_split() {
+        let bytes: Vec<u8> = (0..200_000u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        for seed in 0..20 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut source = Split(&bytes, fastrand::Rng::with_seed(seed + 1000));
+            let (mut ahead, mut at) = (ReadAhead::new(), 0);
+            loop {
+                let n = if rng.bool() { rng.usize(0..100) } else { rng.usize(0..60_000) };
+                let whole = if rng.u8(..4) == 0 {
+                    ahead.skip(n as u64, &mut source).unwrap()
+                } else {
+                    let mut dst = vec![0; n];
+                    let whole = ahead.read_exact(&mut dst, &mut source).unwrap();
+                    assert!(!whole || dst == bytes[at..at + n], "seed {seed}, {n} bytes at {at}");
+                    whole
+                };
+                assert_eq!(whole, at + n <= bytes.len(), "seed {seed}, {n} bytes at {at}");
+                if !whole {
+                    break;
+                }
+                at += n;
+            }
+        }
+    }
+}

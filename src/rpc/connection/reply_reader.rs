@@ -1,0 +1,211 @@
+//! Reads what a server sends: replies in the order of their requests, and what it sends unasked. Finds out what is overdue.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use super::{DueReplies, ReadAhead, Source};
+use crate::rpc::transport::{Deadline, Receiver, TransportError};
+
+/// How long a server may take.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rpc) struct Timeouts {
+    /// The longest that it may send nothing while something is due.
+    pub(in crate::rpc) silence: Duration,
+    /// The longest that it may owe a reply, whatever else it sends.
+    pub(in crate::rpc) reply: Duration,
+    /// Heartbeat: a server that has been silent for so long is asked whether it is there, so that a frozen one is noticed while
+    /// nothing else is due. `None`: it is not asked.
+    pub(in crate::rpc) heartbeat: Option<Duration>,
+}
+
+impl Timeouts {
+    /// How long the server may be silent before it is looked after.
+    fn pause(&self) -> Duration {
+        self.heartbeat.unwrap_or(self.silence)
+    }
+}
+
+/// The end of a connection that sends the requests.
+pub(in crate::rpc) trait Requester {
+    /// Where a reply goes.
+    type To;
+    /// Why there are no more replies.
+    type Failure: Clone;
+
+    fn replies(&self) -> &DueReplies<Self::To, Self::Failure>;
+
+    fn timeouts(&self) -> Timeouts;
+
+    /// Hands a reply over. `Err` is what is wrong with it.
+    fn give(&self, to: Self::To, body: Vec<u8>) -> Result<(), String>;
+
+    /// What has been due for longest, and since when.
+    fn oldest(&self) -> Option<(&'static str, Instant)> {
+        self.replies().next().map(|(command, _, since)| (command, since))
+    }
+
+    /// When the server last took more of a long message: a server that takes what is sent is there.
+    fn last_taken(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Sends the heartbeat.
+    fn ping(&self) {}
+
+    /// Bytes have come.
+    fn count_received(&self, _bytes: usize) {}
+}
+
+/// Why a connection cannot be read on.
+#[derive(Debug, Error)]
+pub(in crate::rpc) enum ReadError {
+    #[error("the server sends no more")]
+    Ended,
+    #[error(transparent)]
+    Lost(#[from] TransportError),
+    #[error("nothing came for {after:?} while {command} was due")]
+    Silent { command: &'static str, after: Duration },
+    #[error("no reply to {command} within {after:?}")]
+    Overdue { command: &'static str, after: Duration },
+    #[error("a reply that nothing had asked for")]
+    Unasked,
+    #[error("{size} bytes for {command}, {len:?} are possible")]
+    Length { command: &'static str, size: u64, len: RangeInclusive<u64> },
+    #[error("no memory for the {len} bytes of a reply to {command}")]
+    Memory { command: &'static str, len: u64 },
+    #[error("{command}: {reason}")]
+    Reply { command: &'static str, reason: String },
+    /// What the server sent unasked makes no sense, or says that it ends the connection.
+    #[error("{0}")]
+    Notice(String),
+}
+
+/// The reading side of a connection, for one thread.
+pub(in crate::rpc) struct ReplyReader<R> {
+    requester: Arc<R>,
+    incoming: Incoming<R>,
+    ahead: ReadAhead,
+    /// When the server last brought what it was asked for.
+    answered: Instant,
+}
+
+/// What the server sends, and how long it may be silent.
+struct Incoming<R> {
+    requester: Arc<R>,
+    receiver: Receiver,
+    timeouts: Timeouts,
+    /// When the server last sent anything.
+    heard: Instant,
+    /// Whether it was sent a heartbeat since.
+    pinged: bool,
+}
+
+impl<R: Requester> ReplyReader<R> {
+    pub(in crate::rpc) fn new(requester: Arc<R>, receiver: Receiver) -> ReplyReader<R> {
+        let (now, timeouts) = (Instant::now(), requester.timeouts());
+        let incoming = Incoming { requester: Arc::clone(&requester), receiver, timeouts, heard: now, pinged: false };
+        ReplyReader { requester, incoming, ahead: ReadAhead::new(), answered: now }
+    }
+
+    pub(in crate::rpc) fn requester(&self) -> &Arc<R> {
+        &self.requester
+    }
+
+    /// Reads the body of the reply that comes next, and hands it over.
+    pub(in crate::rpc) fn reply(&mut self, size: u64) -> Result<(), ReadError> {
+        let (command, len, _) = self.requester.replies().next().ok_or(ReadError::Unasked)?;
+        if !len.contains(&size) {
+            return Err(ReadError::Length { command, size, len });
+        }
+        let body = self.bytes(size, command)?;
+        self.answered();
+        // Nothing is due where another thread has failed the connection meanwhile.
+        let Some(reply) = self.requester.replies().take() else { return Ok(()) };
+        self.requester.give(reply.to, body).map_err(|reason| ReadError::Reply { command, reason })
+    }
+
+    /// The server has brought what it was asked for.
+    pub(in crate::rpc) fn answered(&mut self) {
+        self.answered = self.incoming.heard;
+    }
+
+    /// A server that sends other things all the while is not silent, but a reply that is due has a deadline too.
+    pub(in crate::rpc) fn check_overdue(&self) -> Result<(), ReadError> {
+        let (heard, after) = (self.incoming.heard, self.incoming.timeouts.reply);
+        if heard.duration_since(self.answered) < after {
+            return Ok(());
+        }
+        match self.requester.replies().next() {
+            Some((command, _, since)) if heard.duration_since(since.max(self.answered)) >= after => {
+                Err(ReadError::Overdue { command, after })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The next bytes: no more than a request of this process asked for, which has room for them.
+    pub(in crate::rpc) fn bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, ReadError> {
+        let too_long = |_| ReadError::Memory { command, len };
+        let mut body = Vec::new();
+        let room = usize::try_from(len).map_err(too_long)?;
+        body.try_reserve_exact(room).map_err(|_| ReadError::Memory { command, len })?;
+        body.resize(room, 0);
+        self.read_exact(&mut body)?;
+        Ok(body)
+    }
+
+    /// Drops the next bytes.
+    pub(in crate::rpc) fn skip(&mut self, len: u64) -> Result<(), ReadError> {
+        let whole = self.ahead.skip(len, &mut self.incoming)?;
+        whole.then_some(()).ok_or(ReadError::Ended)
+    }
+
+    pub(in crate::rpc) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), ReadError> {
+        let whole = self.ahead.read_exact(dst, &mut self.incoming)?;
+        whole.then_some(()).ok_or(ReadError::Ended)
+    }
+}
+
+impl<R: Requester> Source for Incoming<R> {
+    type Error = ReadError;
+
+    fn receive(&mut self, dst: &mut [u8]) -> Result<usize, ReadError> {
+        let mut wait = self.timeouts.pause();
+        loop {
+            match self.receiver.read_into(dst, &Deadline::after(wait)) {
+                Ok(n) => {
+                    self.heard = Instant::now();
+                    self.pinged = false;
+                    self.requester.count_received(n);
+                    return Ok(n);
+                }
+                Err(TransportError::TimedOut { .. }) => wait = self.silence()?,
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl<R: Requester> Incoming<R> {
+    /// The server has sent nothing for a while: how long it may go on so. `Err` when that was too long.
+    fn silence(&mut self) -> Result<Duration, ReadError> {
+        let (after, pause) = (self.timeouts.silence, self.timeouts.pause());
+        let oldest = self.requester.oldest();
+        let alive = self.requester.last_taken().map_or(self.heard, |taken| taken.max(self.heard));
+        let silent = oldest.map_or(alive, |(_, since)| since.max(alive)).elapsed();
+        if let Some((command, _)) = oldest.filter(|_| silent >= after) {
+            return Err(ReadError::Silent { command, after });
+        }
+        if silent < pause {
+            return Ok(pause - silent);
+        }
+        // Also where nothing is due: its work may be what another server waits for, and nobody else asks this one.
+        if !std::mem::replace(&mut self.pinged, true) {
+            self.requester.ping();
+        }
+        Ok(if oldest.is_some() { after - silent } else { pause })
+    }
+}

@@ -1,0 +1,141 @@
+//! Exclusive use of a connection's writer, by threads that may wait while they have it.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Lends its value to one thread at a time. Unlike a mutex it holds no lock while a thread has the value, which may wait for the
+/// peer. A wait for the value is bounded by what bounds the thread that has it: a peer that takes nothing for the stall timeout,
+/// or the end of the connection.
+#[derive(Debug)]
+pub(in crate::rpc) struct WriteSlot<T> {
+    state: Mutex<State<T>>,
+    returned: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    /// `None` while it is lent, or lost.
+    value: Option<T>,
+    /// Threads that wait for it: a notification costs a system call also where nobody waits.
+    waiting: usize,
+    /// A thread has panicked that had the value.
+    lost: bool,
+}
+
+/// A thread has panicked in the middle of a message: the value is lost.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rpc) struct Poisoned;
+
+impl<T> WriteSlot<T> {
+    pub(in crate::rpc) fn new(value: T) -> WriteSlot<T> {
+        WriteSlot { state: Mutex::new(State { value: Some(value), waiting: 0, lost: false }), returned: Condvar::new() }
+    }
+
+    /// Does `work` with the value once no other thread has it.
+    pub(in crate::rpc) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R, Poisoned> {
+        let mut state = self.lock();
+        loop {
+            if state.lost {
+                return Err(Poisoned);
+            }
+            if let Some(value) = state.value.take() {
+                drop(state);
+                return Ok(self.lend(value, work));
+            }
+            state.waiting += 1;
+            state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+    }
+
+    /// Does `work` with the value, unless another thread has it: then `None`.
+    pub(in crate::rpc) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<Result<R, Poisoned>> {
+        let mut state = self.lock();
+        if state.lost {
+            return Some(Err(Poisoned));
+        }
+        let value = state.value.take()?;
+        drop(state);
+        Some(Ok(self.lend(value, work)))
+    }
+
+    fn lend<R>(&self, mut value: T, work: impl FnOnce(&mut T) -> R) -> R {
+        let panics = Lost(self);
+        let done = work(&mut value);
+        std::mem::forget(panics);
+        let mut state = self.lock();
+        state.value = Some(value);
+        let waiting = state.waiting > 0;
+        drop(state);
+        if waiting {
+            self.returned.notify_one();
+        }
+        done
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Held for single assignments: no panic leaves them torn.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Dropped by a panic of the thread that has the value.
+struct Lost<'a, T>(&'a WriteSlot<T>);
+
+impl<T> Drop for Lost<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().lost = true;
+        self.0.returned.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn one_thread_has_the_value_at_a_time() {
+        let slot = WriteSlot::new((0, false));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        slot.with(|(count, lent)| {
+                            assert!(!std::mem::replace(lent, true));
+                            std::thread::yield_now();
+                            (*count, *lent) = (*count + 1, false);
+                        })
+                        .unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(slot.with(|(count, _)| *count).unwrap(), 4000);
+    }
+
+    #[test]
+    fn a_lent_value_is_not_had_twice_and_a_panic_loses_it() {
+        let slot = WriteSlot::new(1);
+        slot.with(|_| assert!(slot.try_with(|_| ()).is_none())).unwrap();
+        std::thread::scope(|scope| {
+            let (has, waits) = std::sync::mpsc::channel();
+            let slot = &slot;
+            scope.spawn(move || {
+                let panicked = catch_unwind(AssertUnwindSafe(|| {
+                    slot.with(|_| {
+                        has.send(()).unwrap();
+                        // Until the other thread waits.
+                        while slot.lock().waiting == 0 {
+                            std::thread::yield_now();
+                        }
+                        panic!("a test's panic");
+                    })
+                }));
+                assert!(panicked.is_err());
+            });
+            waits.recv().unwrap();
+            assert!(slot.with(|_| ()).is_err());
+        });
+        assert!(slot.try_with(|_| ()).unwrap().is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! Names of the ends of connections.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+/// The other end of a connection, as the log shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerAddr {
+    Ip(SocketAddr),
+    /// An end of the same machine that has no address, by the number of its connection.
+    #[cfg(test)]
+    Local(u64),
+}
+
+impl fmt::Display for PeerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PeerAddr::Ip(addr) => addr.fmt(f),
+            #[cfg(test)]
+            PeerAddr::Local(number) => write!(f, "local#{number}"),
+        }
+    }
+}
+
+/// An address to connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    Tcp(SocketAddr),
+    /// A listener of this process, by its number.
+    #[cfg(test)]
+    Memory(u64),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(addr) => addr.fmt(f),
+            #[cfg(test)]
+            Address::Memory(number) => write!(f, "memory:{number}"),
+        }
+    }
+}
+
+/// A text that leads to no address.
+#[derive(Debug)]
+pub(crate) enum ResolveError {
+    /// It names no endpoint.
+    Name,
+    /// Its host is not known: the resolver's error.
+    Host(io::Error),
+}
+
+/// The addresses of `host:port`, with an IPv6 address in brackets.
+pub(crate) fn resolve(endpoint: &str) -> Result<Vec<Address>, ResolveError> {
+    #[cfg(test)]
+    if let Some(number) = endpoint.strip_prefix("memory:").and_then(|number| number.parse().ok()) {
+        return Ok(vec![Address::Memory(number)]);
+    }
+    if !is_host_and_port(endpoint) {
+        return Err(ResolveError::Name);
+    }
+    let addrs = endpoint.to_socket_addrs().map_err(ResolveError::Host)?;
+    Ok(addrs.map(Address::Tcp).collect())
+}
+
+fn is_host_and_port(text: &str) -> bool {
+    let host_and_port =
+        |(host, port): (&str, &str)| !host.is_empty() && !host.contains([':', '[', ']']) && port.parse::<u16>().is_ok();
+    text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_a_host_and_a_port() {
+        for name in ["a:1", "10.0.0.5:50052", "[::1]:50052", "[fe80::1%2]:7", "node-7.lan:65535"] {
+            assert!(is_host_and_port(name), "{name:?}");
+        }
+        for name in
+            ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
+        {
+            assert!(!is_host_and_port(name), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Connections within this process, for tests: what a network does at random, a seed does here. Bytes stay in order.
+//!
+//! Each direction splits reads and writes anywhere, shows bytes only after some attempts, keeps bytes back until they are
+//! flushed, and may be cut after a number of bytes. Delays are counts of attempts: nothing sleeps.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::{Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
+
+/// What happens to the bytes of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weather {
+    pub(crate) seed: u64,
+    /// Both directions end after so many bytes of one of them.
+    pub(crate) cut_after: Option<u64>,
+}
+
+/// Attempts that bytes stay invisible for, at most.
+const LONGEST_DELAY: u32 = 3;
+
+/// Room of a direction, at least and at most.
+const ROOM: std::ops::Range<usize> = 1 << 10..64 << 10;
+
+/// Numbers connections and listeners.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// The two ends of a connection.
+pub(crate) fn pair(weather: Weather) -> (Connection, Connection) {
+    let pipes = [0, 1].map(|n| Arc::new(Pipe::new(weather, n)));
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let end = |from: usize| {
+        let (incoming, outgoing) = (Arc::clone(&pipes[from]), Arc::clone(&pipes[1 - from]));
+        Connection::new(Memory { number, incoming, outgoing })
+    };
+    (end(0), end(1))
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+struct Memory {
+    number: u64,
+    incoming: Arc<Pipe>,
+    outgoing: Arc<Pipe>,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Pipe {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What [`Transport::readable`] looks at: it takes no lock.
+    readable: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    rng: fastrand::Rng,
+    room: usize,
+    /// Bytes that a read returns.
+    visible: VecDeque<u8>,
+    /// Bytes that become visible after so many attempts to read.
+    delayed: (VecDeque<u8>, u32),
+    /// Bytes that become delayed with the next flush.
+    unflushed: VecDeque<u8>,
+    /// Whether the last attempt to flush found no room.
+    refused: bool,
+    /// Bytes until the connection is cut.
+    until_cut: Option<u64>,
+    finished: bool,
+    aborted: bool,
+}
+
+impl State {
+    fn has_ended(&self) -> bool {
+        (self.finished || self.aborted) && self.visible.is_empty() && self.delayed.0.is_empty()
+    }
+
+    fn has_room(&self) -> bool {
+        self.visible.len() + self.delayed.0.len() + self.unflushed.len() < self.room
+    }
+
+    fn flush(&mut self) {
+        if !self.unflushed.is_empty() {
+            self.delayed.1 = self.rng.u32(..=LONGEST_DELAY);
+            self.delayed.0.append(&mut self.unflushed);
+        }
+    }
+
+    /// An attempt to read brings delayed bytes closer.
+    fn age(&mut self) {
+        match self.delayed.1.checked_sub(1) {
+            Some(left) => self.delayed.1 = left,
+            None => self.visible.append(&mut self.delayed.0),
+        }
+    }
+}
+
+impl Pipe {
+    fn new(weather: Weather, direction: u64) -> Pipe {
+        let mut rng = fastrand::Rng::with_seed(2 * weather.seed + direction);
+        let state = State {
+            room: rng.usize(ROOM),
+            rng,
+            visible: VecDeque::new(),
+            delayed: (VecDeque::new(), 0),
+            unflushed: VecDeque::new(),
+            refused: false,
+            until_cut: weather.cut_after,
+            finished: false,
+            aborted: false,
+        };
+        Pipe { state: Mutex::new(state), changed: Condvar::new(), readable: AtomicBool::new(false) }
+    }
+
+    /// Changes the state, and shows it to threads that look or wait.
+    fn change<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let done = work(&mut state);
+        self.readable.store(!state.visible.is_empty() || state.has_ended(), Ordering::Release);
+        drop(state);
+        self.changed.notify_all();
+        done
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, deadline: &Deadline, ready: impl Fn(&State) -> bool) -> bool {
+        let mut state = self.lock();
+        while !ready(&state) {
+            let Some(left) = deadline.left() else { return false };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Transport for Memory {
+    fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        self.incoming.change(|state| {
+            if state.visible.is_empty() {
+                state.age();
+            }
+            if state.visible.is_empty() {
+                return Ok(state.has_ended().then_some(0));
+            }
+            let most = dst.len().min(state.visible.len());
+            let n = if state.rng.bool() { most } else { state.rng.usize(1..=most) };
+            state.visible.drain(..n).zip(dst).for_each(|(byte, dst)| *dst = byte);
+            Ok(Some(n))
+        })
+    }
+
+    fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
+        let (done, cut) = self.outgoing.change(|state| {
+            if state.finished || state.aborted {
+                return (Err(TransportError::cut()), false);
+            }
+            if !state.has_room() {
+                state.flush();
+                return (Ok(None), false);
+            }
+            let len = src.iter().map(|part| part.len()).sum::<usize>();
+            let most = len.min(state.room);
+            let mut n = if state.rng.bool() { most } else { state.rng.usize(1..=most) };
+            let cut = state.until_cut.is_some_and(|left| left <= n as u64);
+            if let Some(left) = &mut state.until_cut {
+                n = n.min(*left as usize);
+                *left -= n as u64;
+            }
+            state.unflushed.extend(src.iter().flat_map(|part| part.iter()).take(n));
+            if state.rng.bool() || cut {
+                state.flush();
+            }
+            (Ok(Some(n)), cut)
+        });
+        if cut {
+            self.abort();
+            return Err(TransportError::cut());
+        }
+        done
+    }
+
+    fn try_flush(&self) -> Result<bool, TransportError> {
+        self.outgoing.change(|state| {
+            if state.aborted {
+                return Err(TransportError::cut());
+            }
+            // Once in a while there is no room at first.
+            if !state.refused && state.rng.u8(..4) == 0 {
+                state.refused = true;
+                return Ok(false);
+            }
+            state.refused = false;
+            state.flush();
+            Ok(true)
+        })
+    }
+
+    fn wait(&self, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
+        Ok(match interest {
+            Interest::Read => self
+                .incoming
+                .wait(deadline, |state| !state.visible.is_empty() || !state.delayed.0.is_empty() || state.has_ended()),
+            Interest::Write => self.outgoing.wait(deadline, |state| state.has_room() || state.refused || state.aborted),
+        })
+    }
+
+    fn readable(&self) -> bool {
+        self.incoming.readable.load(Ordering::Acquire)
+    }
+
+    fn finish(&self) -> Result<(), TransportError> {
+        self.outgoing.change(|state| {
+            state.flush();
+            state.finished = true;
+        });
+        Ok(())
+    }
+
+    fn abort(&self) {
+        for pipe in [&self.incoming, &self.outgoing] {
+            pipe.change(|state| state.aborted = true);
+        }
+    }
+
+    fn peer(&self) -> PeerAddr {
+        PeerAddr::Local(self.number)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+/// What a listener is sent: a connection, or nothing, to wake it.
+type Knock = Option<Connection>;
+
+/// The listeners of this process, by their numbers, with the weather of their connections.
+static LISTENERS: Mutex<Option<HashMap<u64, (mpsc::Sender<Knock>, Weather)>>> = Mutex::new(None);
+
+/// A listener that clients of this process reach as `memory:NUMBER`.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    number: u64,
+    to: mpsc::Sender<Knock>,
+    knocks: mpsc::Receiver<Knock>,
+}
+
+/// Listens within this process. Each connection has a seed of its own, from that of the weather on.
+pub(crate) fn listen(weather: Weather) -> Listener {
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let (to, knocks) = mpsc::channel();
+    let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
+    listeners.get_or_insert_default().insert(number, (to.clone(), weather));
+    Listener { number, to, knocks }
+}
+
+impl Listener {
+    pub(crate) fn endpoint(&self) -> String {
+        format!("memory:{}", self.number)
+    }
+}
+
+/// Connects to the listener of a number.
+pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
+    let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (to, weather) = listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
+    let (ours, theirs) = pair(*weather);
+    weather.seed += 1;
+    to.send(Some(theirs)).map_err(|_| DialError::OwnSocket)?;
+    Ok(ours)
+}
+
+impl Listen for Listener {
+    fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
+        match self.knocks.recv_timeout(deadline.left().unwrap_or_default()) {
+            Ok(knock) => Ok(knock),
+            // This end has a sender too.
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
+        }
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, 0).into()
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        let to = self.to.clone();
+        // Fails where the listener is gone.
+        Box::new(move || _ = to.send(None))
+    }
+}

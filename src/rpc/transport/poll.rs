@@ -1,0 +1,59 @@
+//! Waiting for non-blocking sockets.
+
+#[cfg(not(unix))]
+pub(super) use other::{readable, wait};
+#[cfg(unix)]
+pub(super) use unix::{readable, wait};
+
+#[cfg(unix)]
+mod unix {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::io::Errno;
+
+    use super::super::{Deadline, Interest, TransportError};
+
+    /// Waits for a socket. `false`: the deadline has passed.
+    pub(in super::super) fn wait(
+        socket: &impl AsFd,
+        interest: Interest,
+        deadline: &Deadline,
+    ) -> Result<bool, TransportError> {
+        let flags = match interest {
+            Interest::Read => PollFlags::IN,
+            Interest::Write => PollFlags::OUT,
+        };
+        let left = deadline.left().unwrap_or_default();
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
+            Ok(0) => Ok(false),
+            Ok(_) | Err(Errno::INTR) => Ok(true),
+            Err(e) => Err(TransportError::system(e.into())),
+        }
+    }
+
+    /// Whether a read would return at once.
+    pub(in super::super) fn readable(socket: &impl AsFd) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&at_once)) != Ok(0)
+    }
+}
+
+/// Systems whose `poll` no dependency of this crate wraps: an attempt each millisecond.
+#[cfg(not(unix))]
+mod other {
+    use std::time::Duration;
+
+    use super::super::{Deadline, Interest, TransportError};
+
+    pub(in super::super) fn wait<T>(_: &T, _: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
+        let Some(left) = deadline.left() else { return Ok(false) };
+        std::thread::sleep(left.min(Duration::from_millis(1)));
+        Ok(true)
+    }
+
+    pub(in super::super) fn readable<T>(_: &T) -> bool {
+        true
+    }
+}
