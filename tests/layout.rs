@@ -148,6 +148,23 @@ fn rooms_know_only_what_is_below_them() {
     }
 }
 
+/// Only the transport names sockets; addresses as values are everyone's.
+#[test]
+fn sockets_stay_in_the_transport() {
+    for path in all_sources() {
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/");
+        let inside = ["src/", "bin/"].iter().any(|dir| name.starts_with(dir)) && !name.ends_with("/tests.rs");
+        if !inside || name.starts_with("src/rpc/transport/") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod").next().unwrap();
+        for word in ["TcpStream", "TcpListener", "UdpSocket", "UnixStream", "UnixListener", "socket2::"] {
+            assert!(!text.contains(word), "{name} names {word}: connections come from rpc::transport");
+        }
+    }
+}
+
 /// The same for the emulator: what each of its layers may use besides itself.
 #[test]
 fn layers_of_the_emulator_know_only_what_is_below_them() {
