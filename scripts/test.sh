@@ -31,12 +31,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
-# The emulated GPU is optimised in the development profile too (Cargo.toml): one build of it serves the tests of CUDA, its own
-# tests and the programs that load it. Compiled as a test it would be optimised once more, for tests that take seconds.
+# The emulated GPU is optimised in the development profile too (Cargo.toml), which takes minutes: it must be built once. Each
+# command selects the whole workspace, since another selection gives dependencies other features and builds it again. Its unit
+# tests are a build of their own, without optimisation: optimised, that would take as long as the emulator itself.
 unit=(-p cudaemu --lib --config 'profile.dev.package.cudaemu.opt-level=1')
-everything_else() { # CARGO-TEST-OPTIONS...
-    step cargo test --locked --workspace --exclude cudaemu "$@"
-    step cargo test --locked -p cudaemu --test '*' --examples "$@"
+tests() { # CARGO-TEST-OPTIONS...
+    step cargo test --locked --workspace "$@"
     step cargo test --locked "${unit[@]}" "$@"
 }
 
@@ -46,12 +46,11 @@ for name in "${steps[@]}"; do
             step cargo fmt --all --check
             step cargo clippy --locked --workspace --all-targets -- -D warnings
             ;;
-        build) everything_else --no-run ;;
+        build) tests --no-run ;;
         run)
-            everything_else
-            step cargo test --locked -p cudaemu --doc
-            step cargo test --locked --bench ops
-            step cargo test --locked -p cudaemu --bench matvec -- --test
+            tests
+            step cargo test --locked --workspace --bench ops
+            step cargo test --locked --workspace --bench matvec -- --test
             ;;
         doc) RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps ;;
     esac
