@@ -81,16 +81,35 @@ fn the_hash_of_the_aarch64_tests_covers_what_they_run() {
     }
 }
 
-/// Whatever the compiler's driver opens below the root is an input, and every folder of kernels.
+/// A script of Python and the scripts beside it that it imports, directly or not.
+fn with_imports(script: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut next = vec![script.to_owned()];
+    while let Some(script) = next.pop() {
+        let text = fs::read_to_string(root().join(&script)).unwrap();
+        let names = text.lines().filter_map(|line| line.strip_prefix("import ").or(line.strip_prefix("from ")));
+        let beside = names.filter_map(|rest| rest.split_whitespace().next()).map(|name| format!("scripts/{name}.py"));
+        let new: Vec<_> = beside.filter(|path| root().join(path).exists() && !found.contains(path)).collect();
+        next.extend(new);
+        found.insert(script);
+    }
+    found
+}
+
+/// The compiler's driver, what it imports, every file of the repository that they name, and the kernels.
 #[test]
 fn the_hash_of_the_ptx_covers_what_makes_it() {
     let listed = inputs("ptx");
-    let driver = fs::read_to_string(root().join("scripts/build_ptx.py")).unwrap();
-    let below_root = driver.split("ROOT / \"").skip(1).map(|rest| rest.split('"').next().unwrap());
-    let mut paths: BTreeSet<&str> = below_root.collect();
-    paths.extend(["kernels", "scripts/build-ptx.sh", "scripts/build_ptx.py"]);
-    for path in paths {
-        let covered = listed.iter().any(|input| Path::new(path).starts_with(input));
+    let mut needed: BTreeSet<String> = ["kernels", "scripts/build-ptx.sh"].map(str::to_owned).into();
+    for script in with_imports("scripts/build_ptx.py") {
+        let text = fs::read_to_string(root().join(&script)).unwrap();
+        let quoted = text.split('"').filter(|word| word.contains('/') && !word.contains(char::is_whitespace));
+        needed.extend(quoted.filter(|word| !word.starts_with('/') && root().join(word).exists()).map(str::to_owned));
+        needed.insert(script);
+    }
+    assert!(needed.contains("crates/cudaemu/kernels") && needed.contains("scripts/build_ptx.py"), "{needed:?}");
+    for path in needed {
+        let covered = listed.iter().any(|input| Path::new(&path).starts_with(input));
         assert!(covered, "scripts/verified.sh does not name {path}, an input of the PTX");
     }
     for input in listed {
