@@ -12,8 +12,9 @@ over the two servers, and once more while one of the two is killed and started a
   -d DEVICES  of each server, as for --device of rpc-server (default CPU; with two GPUs try 0,1)
   -s SIZE     tiny (4 MB, the default) or 1b (4.4 GB)
   -a ARCH     llama (the default), qwen2, qwen3 or qwen3moe
-  -h          this text
+  -h, --help  this text
 
+FANOUT_BUILT names a folder with programs that are built already: scripts/emulate.sh --help.
 Needs Rust and Python 3; the Python packages gguf and numpy are installed into target/demo where they are missing.
 TEXT
 }
@@ -21,9 +22,15 @@ TEXT
 devices=CPU size=tiny arch=llama
 while (($#)); do
     case $1 in
-        -d) devices=${2-}; shift 2 ;;
-        -s) size=${2-}; shift 2 ;;
-        -a) arch=${2-}; shift 2 ;;
+        -d|-s|-a)
+            (($# > 1)) || { echo "demo.sh: $1 wants a value" >&2; usage >&2; exit 2; }
+            case $1 in
+                -d) devices=$2 ;;
+                -s) size=$2 ;;
+                -a) arch=$2 ;;
+            esac
+            shift 2
+            ;;
         -h|--help) usage; exit 0 ;;
         *) echo "demo.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
     esac
@@ -48,7 +55,8 @@ fi
 
 model=$folder/$arch-$size-f32.gguf
 [[ -f $model ]] || "$python" tests/interop/make_model.py --size "$size" --arch "$arch" --type f32 "$model"
-cargo build --quiet --release --locked -p generate -p fanout --bin generate --bin rpc-server
+built=${FANOUT_BUILT:-$target/release}
+[[ ${FANOUT_BUILT-} ]] || cargo build --quiet --release --locked -p generate -p fanout --bin generate --bin rpc-server
 
 scratch=$(mktemp -d)
 servers=() run=
@@ -79,7 +87,7 @@ until_line() {
 serve() {
     local log=$scratch/server-$1.log
     : >"$log"
-    RUST_LOG=info "$target/release/rpc-server" -H 127.0.0.1 -p "$2" -d "$devices" &>"$log" &
+    RUST_LOG=info "$built/rpc-server" -H 127.0.0.1 -p "$2" -d "$devices" &>"$log" &
     servers[$1]=$!
     until_line "$log" 'listening on '
     address=$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$log" | head -n 1)
@@ -90,7 +98,7 @@ prompt=$("$python" -c 'print(",".join(str(259 + 7919 * i % 200) for i in range(6
 count=400
 [[ $size == tiny ]] || count=32
 generate() {
-    "$target/release/generate" "$model" --tokens "$prompt" -n "$count" --temp 0 --ignore-eos --json --ubatch 16 "$@"
+    "$built/generate" "$model" --tokens "$prompt" -n "$count" --temp 0 --ignore-eos --json --ubatch 16 "$@"
 }
 field() {
     "$python" -c 'import json, sys; print(json.loads(sys.stdin.read().splitlines()[-1])[sys.argv[1]])' "$1"

@@ -14,6 +14,7 @@ Runs COMMAND with the emulated CUDA driver in place of libcuda.so, whether or no
   --debug        use the development build of the emulator (built faster, runs slower)
   -h, --help     this text
 
+FANOUT_BUILT names a folder where cargo has built the emulator already (target/debug after scripts/test.sh): nothing is built then.
 More settings are environment variables; crates/cudaemu/README.md lists them.
 Example: CUDAEMU_COUNTS=table scripts/emulate.sh -n 2 ./my-program --device 0,1
 TEXT
@@ -36,11 +37,15 @@ done
 (($#)) || { echo "emulate.sh: no command" >&2; usage >&2; exit 2; }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-library=$(
-    cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p cudaemu --profile "$profile" \
-        --message-format=json-render-diagnostics |
-        sed -n 's/.*"filenames":\[[^]]*"\([^"]*libcudaemu\.so\)".*/\1/p' | tail -n 1
-)
+if [[ ${FANOUT_BUILT-} ]]; then
+    library=$(realpath "$FANOUT_BUILT/deps/libcudaemu.so")
+else
+    library=$(
+        cargo build --quiet --locked --manifest-path "$root/Cargo.toml" -p cudaemu --profile "$profile" \
+            --message-format=json-render-diagnostics |
+            sed -n 's/.*"filenames":\[[^]]*"\([^"]*libcudaemu\.so\)".*/\1/p' | tail -n 1
+    )
+fi
 [[ -f $library ]] || { echo "emulate.sh: the build gave no libcudaemu.so" >&2; exit 1; }
 
 # Programs ask the loader for one of these names.

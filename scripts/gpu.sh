@@ -1,16 +1,31 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can answer, in one call: scripts/gpu.sh pack, here; scripts/gpu.sh run, where the GPU is.
-#   scripts/gpu.sh pack [FOLDER]            with Rust: builds the server, kernel-bench and the op tests, and puts them with the
-#                                           scripts into FOLDER (target/gpu-kit)
-#   scripts/gpu.sh run [FOLDER] [options]   with a GPU, without Rust or network: op tests, compute-sanitizer where there is one,
-#                                           kernel-bench, models end to end where there is a llama.cpp client for Python;
-#                                           writes DATE-DEVICE.json and .md into bench/results. --help lists the options
-# FOLDER holds a copy of this script: copied to another machine, FOLDER/scripts/gpu.sh run works there.
+# Everything that only a GPU can answer, in one call.
 set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/gpu.sh pack [FOLDER]
+       scripts/gpu.sh run [FOLDER] [OPTION...]
+
+  pack  where Rust is: builds the server, kernel-bench and the op tests, and puts them with the scripts into FOLDER
+        (target/gpu-kit)
+  run   where a GPU is, without Rust or network: op tests, compute-sanitizer where there is one, kernel-bench, models end to
+        end where there is a llama.cpp client for Python; writes DATE-DEVICE.json and .md into bench/results.
+        `run FOLDER --help` lists the options
+
+FOLDER holds a copy of this script: copied to another machine, FOLDER/scripts/gpu.sh run works there.
+
+  -h, --help  this text
+TEXT
+}
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 mode=${1:-}
-[[ $mode == pack || $mode == run ]] || { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+case $mode in
+    pack | run) ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "gpu.sh: pack or run?" >&2; usage >&2; exit 2 ;;
+esac
 shift
 folder=${CARGO_TARGET_DIR:-$root/target}/gpu-kit
 # Within a kit, the kit is the folder.

@@ -1,14 +1,57 @@
 #!/usr/bin/env bash
 # Everything that needs no network beyond crates.io and no Python: formatting, lints, tests, docs.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/test.sh [STEP...]
+
+Runs these steps, or those that are named:
+
+  lint    formatting and clippy, with warnings as errors
+  build   compiles the tests
+  run     runs them; the benchmarks run once each, to see that they work
+  doc     the manual, with warnings as errors
+
+  -h, --help  this text
+TEXT
+}
+
+steps=()
+while (($#)); do
+    case $1 in
+        lint|build|run|doc) steps+=("$1") ;;
+        -h|--help) usage; exit 0 ;;
+        *) echo "test.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+    esac
+    shift
+done
+((${#steps[@]})) || steps=(lint build run doc)
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
-step cargo fmt --all --check
-step cargo clippy --locked --workspace --all-targets -- -D warnings
-# The emulator is optimised in this profile too (Cargo.toml): one build of it serves its own tests and those of CUDA.
-step cargo test --locked --workspace
-step cargo test --locked --bench ops
-step cargo test --locked -p cudaemu --bench matvec -- --test
-RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps
+# The emulated GPU is optimised in the development profile too (Cargo.toml), which takes minutes: it must be built once. Each
+# command selects the whole workspace, since another selection gives dependencies other features and builds it again. Its unit
+# tests are a build of their own, without optimisation: optimised, that would take as long as the emulator itself.
+unit=(-p cudaemu --lib --config 'profile.dev.package.cudaemu.opt-level=1')
+tests() { # CARGO-TEST-OPTIONS...
+    step cargo test --locked --workspace "$@"
+    step cargo test --locked "${unit[@]}" "$@"
+}
+
+for name in "${steps[@]}"; do
+    case $name in
+        lint)
+            step cargo fmt --all --check
+            step cargo clippy --locked --workspace --all-targets -- -D warnings
+            ;;
+        build) tests --no-run ;;
+        run)
+            tests
+            step cargo test --locked --workspace --bench ops
+            step cargo test --locked --workspace --bench matvec -- --test
+            ;;
+        doc) RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps ;;
+    esac
+done

@@ -1,10 +1,28 @@
 #!/usr/bin/env bash
 # Makes or reuses the Python environment with a real llama.cpp client, and prints its python's path.
-#   FANOUT_VENV   where it lies (default: .venv in the repository); kept between runs
-#   PYTHON        the interpreter to make it with (default: python3)
-# The client is compiled for this CPU, about 10 CPU minutes, so an environment kept from another type of CPU,
-# another Python or other requirements is made anew. One that you made yourself and named by FANOUT_VENV is used as it is.
 set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/venv.sh
+
+Makes or reuses the Python environment with a real llama.cpp client, and prints its python's path.
+
+  FANOUT_VENV  where it lies (default: .venv in the repository); kept between runs
+  PYTHON       the interpreter to make it with (default: python3)
+
+The client is compiled for this CPU, about 10 CPU minutes, so an environment kept from another type of CPU, another Python or
+other requirements is made anew. One that you made yourself and named by FANOUT_VENV is used as it is.
+
+  -h, --help   this text
+TEXT
+}
+
+case ${1-} in
+    '') ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "venv.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+esac
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 requirements=$root/tests/interop/requirements.txt

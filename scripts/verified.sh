@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Runs a slow check, unless it has passed with the very inputs that are here.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/verified.sh [--renew|--hash] CHECK
+
+Runs CHECK unless the hash of all its inputs is the one in .ci/verified/CHECK, which was recorded when it passed.
+
+  aarch64  the tests of the vector kernels on an emulated AArch64 processor (scripts/aarch64.sh test)
+  ptx      whether the committed PTX is that of its sources, and what four releases of ptxas say of it
+
+  --renew     run it in any case and, if it passes, record the hash: commit .ci/verified/CHECK
+  --hash      print the hash of what is here
+  -h, --help  this text
+TEXT
+}
+
+renew=false only_hash=false check=
+while (($#)); do
+    case $1 in
+        --renew) renew=true ;;
+        --hash) only_hash=true ;;
+        aarch64|ptx) check=$1 ;;
+        -h|--help) usage; exit 0 ;;
+        *) echo "verified.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+    esac
+    shift
+done
+[[ $check ]] || { echo "verified.sh: which check?" >&2; usage >&2; exit 2; }
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The inputs: files, and folders with all that git knows or would add. tests/layout compares them with the table of rooms and
+# with the scripts. Of the crate, the AArch64 tests run the CPU device and use what is below it.
+aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
+ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
+
+# The versions of the tools that the repository does not pin. Those of NVRTC and ptxas stand in build_ptx.py.
+tools() {
+    case $check in
+        aarch64)
+            rustc -vV
+            aarch64-linux-gnu-gcc -dumpfullversion 2>/dev/null || echo "no gcc"
+            { qemu-aarch64 --version 2>/dev/null || echo "no qemu"; } | head -n 1
+            ;;
+        ptx) ;;
+    esac
+}
+
+hash() {
+    local -n inputs=$check
+    local input
+    for input in "${inputs[@]}"; do
+        [[ -e $input ]] || { echo "verified.sh: there is no $input, an input of $check" >&2; return 1; }
+    done
+    {
+        tools
+        git ls-files -z --cached --others --exclude-standard -- "${inputs[@]}" | sort -zu | while IFS= read -r -d '' file; do
+            [[ -f $file ]] && sha256sum "$file"
+        done
+    } | sha256sum | cut -d' ' -f1
+}
+
+run() {
+    case $check in
+        aarch64) scripts/aarch64.sh test ;;
+        ptx)
+            scripts/build-ptx.sh --check
+            scripts/build-ptx.sh --check --all-ptxas --no-spills kernels
+            ;;
+    esac
+}
+
+now=$(hash)
+if $only_hash; then
+    echo "$now"
+    exit 0
+fi
+record=.ci/verified/$check
+if ! $renew && [[ -f $record && $(<"$record") == "$now" ]]; then
+    echo "$check: passed before with these inputs ($record)"
+    exit 0
+fi
+run
+# A check that writes its own inputs has not checked them.
+[[ $(hash) == "$now" ]] || { echo "verified.sh: the inputs of $check changed while it ran" >&2; exit 1; }
+if $renew; then
+    mkdir -p .ci/verified
+    echo "$now" >"$record"
+    echo "$check: passed; commit $record"
+else
+    echo "$check: passed, with other inputs or tools than $record names: scripts/verified.sh --renew $check"
+fi

@@ -1,0 +1,152 @@
+//! The layers: what each room of the crate, and each program beside it, may use.
+
+use crate::layers::{Guard, Room};
+
+/// `tests_also` is what the unit tests of the room may use besides.
+const fn room(name: &'static str, may_use: &'static [&'static str], tests_also: &'static [&'static str]) -> Room {
+    Room { name, may_use, tests_also }
+}
+
+/// From the bottom up: a row names rows above it, parts of its own room, names of [`GUARDS`], and dependencies of Cargo.toml
+/// that are not [`EVERYWHERE`].
+pub(crate) const ROOMS: &[Room] = &[
+    room("tensor", &[], &["fastrand"]),
+    room("gguf", &["tensor", "io"], &["fastrand"]),
+    room("ops", &["tensor"], &[]),
+    room("graph", &["tensor", "ops"], &["fastrand"]),
+    room("device", &["tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &[]),
+    room("null", &["device", "graph"], &[]), // compiled into unit tests only
+    room("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
+    room("fallback", &["tensor", "ops", "graph", "device"], &[]),
+    room("cuda", &["tensor", "ops", "graph", "device", "fallback", "cudarc", "flate2", "io"], &[]),
+    room("rpc::wire", &["tensor", "ops"], &[]),
+    room("rpc::transport", &["rustix", "socket2", "sockets", "addresses", "io"], &["fastrand"]),
+    room("rpc::connection", &["device", "rpc::wire", "rpc::transport", "rpc"], &[]),
+    room("rpc", &["ops", "device", "rpc::wire", "io"], &["cpu", "rpc::transport", "rpc::client", "rpc::server"]),
+    room(
+        "rpc::client",
+        &["tensor", "ops", "graph", "device", "rpc", "rpc::connection", "rpc::transport", "rpc::wire", "fastrand", "addresses", "io"],
+        &[],
+    ),
+    room(
+        "rpc::server",
+        &[
+            "tensor",
+            "gguf",
+            "ops",
+            "graph",
+            "device",
+            "rpc",
+            "rpc::connection",
+            "rpc::transport",
+            "rpc::wire",
+            "blake3",
+            "crossbeam",
+            "getrandom",
+            "rustix",
+            "addresses",
+            "files",
+            "io",
+            "processes",
+        ],
+        &["cpu"],
+    ),
+    room(
+        "sched",
+        &[
+            "tensor",
+            "ops",
+            "graph",
+            "device",
+            "sched::compare",
+            "sched::exec",
+            "sched::reach",
+            "sched::show",
+            "sched::task",
+            "io",
+        ],
+        &[],
+    ),
+    room("sched::task", &["tensor", "ops", "graph", "device"], &[]),
+    room("sched::tests", &["tensor", "ops", "graph", "device", "null", "sched", "sched::task"], &["fastrand", "files"]),
+    room(
+        "sched::split",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task"],
+        &["null", "sched::assign", "fastrand"],
+    ),
+    room(
+        "sched::assign",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::split"],
+        &["null", "fastrand"],
+    ),
+    room("sched::reach", &["device", "sched"], &["sched::tests"]),
+    room(
+        "sched::memory",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::reach", "fastrand"],
+        &["null", "sched::tests", "sched::verify"],
+    ),
+    room("sched::verify", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["sched::tests", "fastrand"]),
+    room(
+        "sched::plan",
+        &[
+            "tensor",
+            "ops",
+            "graph",
+            "device",
+            "sched",
+            "sched::task",
+            "sched::split",
+            "sched::assign",
+            "sched::reach",
+            "sched::memory",
+            "sched::verify",
+        ],
+        &[],
+    ),
+    room("sched::show", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &[]),
+    room(
+        "sched::exec",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::reach", "sched::plan", "crossbeam"],
+        &[],
+    ),
+    room(
+        "sched::compare",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::exec", "crossbeam"],
+        &[],
+    ),
+    room("registry", &["device", "cpu", "fallback", "cuda", "rpc::client", "io"], &[]),
+];
+
+/// The programs beside the library, by folder, and the rooms that they may use.
+pub(crate) const PROGRAMS: &[Room] = &[
+    room(
+        "bin",
+        &["tensor", "ops", "graph", "device", "cpu", "cuda", "rpc::wire", "rpc::client", "rpc::server", "registry"],
+        &[],
+    ),
+    room("bench", &["tensor", "ops", "graph", "device", "cpu"], &[]),
+    room(
+        "examples/generate",
+        // Of the server, the notation of sizes.
+        &["tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "rpc::server", "registry"],
+        &[],
+    ),
+];
+
+/// Parts of the standard library and system calls that rooms must name.
+pub(crate) const GUARDS: &[Guard] = &[
+    Guard {
+        name: "sockets",
+        paths: &["std::net::Tcp*", "std::net::UdpSocket", "std::net::Shutdown", "std::os::unix::net", "std::os::fd"],
+    },
+    Guard { name: "addresses", paths: &["std::net"] },
+    Guard { name: "files", paths: &["std::fs"] },
+    Guard { name: "io", paths: &["std::io"] },
+    Guard { name: "processes", paths: &["std::process"] },
+];
+
+/// Dependencies that every room may use.
+pub(crate) const EVERYWHERE: &[&str] = &["bytemuck", "half", "log", "thiserror"];
+
+/// Words that must not stand in a room's files, not even in a comment.
+pub(crate) const UNSAID: &[(&str, &str)] = &[("rpc::server", "CUDA")];

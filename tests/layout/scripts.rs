@@ -1,0 +1,118 @@
+//! Scripts say how they are called without starting anything, and a check that is skipped names all its inputs.
+
+use super::{rooms, root};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn scripts() -> Vec<PathBuf> {
+    let files = fs::read_dir(root().join("scripts")).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|e| e == "sh")).collect()
+}
+
+/// Runs a script where each program that builds or installs leaves a file in `trap`.
+fn run(script: &Path, argument: &str, trap: &Path) -> Output {
+    let path = format!("{}:{}", trap.display(), std::env::var("PATH").unwrap_or_default());
+    Command::new(script).arg(argument).current_dir(trap).env("PATH", path).output().unwrap()
+}
+
+#[test]
+fn scripts_print_help_and_start_nothing() {
+    let trap = tempfile::tempdir().unwrap();
+    let started = trap.path().join("started");
+    for program in ["cargo", "rustup", "rustc", "pip", "cmake", "git"] {
+        let stub = trap.path().join(program);
+        fs::write(&stub, format!("#!/bin/sh\necho {program} >>'{}'\nexit 1\n", started.display())).unwrap();
+        fs::set_permissions(&stub, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let scripts = scripts();
+    assert!(scripts.len() >= 10);
+    for script in scripts {
+        let name = script.display();
+        for option in ["--help", "-h"] {
+            let output = run(&script, option, trap.path());
+            let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
+            assert!(output.status.success(), "{name} {option}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(text.starts_with("usage: ") && text.contains("--help"), "{name} {option} prints\n{text}");
+        }
+        let output = run(&script, "--no-such-option", trap.path());
+        let text = String::from_utf8_lossy(&output.stderr).to_lowercase();
+        assert_eq!(output.status.code(), Some(2), "{name} takes --no-such-option: {text}");
+        assert!(text.contains("usage: "), "{name} --no-such-option prints\n{text}");
+        assert!(!started.exists(), "{name} starts {}", fs::read_to_string(&started).unwrap());
+    }
+}
+
+/// The words of an array of scripts/verified.sh.
+fn inputs(check: &str) -> BTreeSet<String> {
+    let script = fs::read_to_string(root().join("scripts/verified.sh")).unwrap();
+    let start = format!("\n{check}=(");
+    let (_, rest) = script.split_once(&start).unwrap_or_else(|| panic!("verified.sh has no array {check}"));
+    rest.split_once(')').unwrap().0.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The vector kernels' tests run the CPU device: what that may use, by the table of rooms, is an input.
+#[test]
+fn the_hash_of_the_aarch64_tests_covers_what_they_run() {
+    let listed = inputs("aarch64");
+    let mut needed: BTreeSet<&str> = ["cpu"].into();
+    loop {
+        let rows = rooms::ROOMS.iter().filter(|room| needed.contains(room.name));
+        let used: BTreeSet<&str> = rows.flat_map(|room| room.may_use.iter().chain(room.tests_also)).copied().collect();
+        let rooms: Vec<_> = rooms::ROOMS.iter().map(|room| room.name).filter(|name| used.contains(name)).collect();
+        let before = needed.len();
+        needed.extend(rooms);
+        if needed.len() == before {
+            break;
+        }
+    }
+    assert!(needed.len() >= 5, "{needed:?}");
+    // Files at the root of the crate are everybody's, but for those that are a room of their own.
+    let mut paths: Vec<String> =
+        ["Cargo.lock", "Cargo.toml", "build.rs", "src/lib.rs", "scripts/aarch64.sh"].map(str::to_owned).into();
+    paths.extend(needed.iter().map(|room| format!("src/{}", room.replace("::", "/"))));
+    for path in paths {
+        let named = [path.clone(), format!("{path}.rs")].into_iter().filter(|path| root().join(path).exists());
+        for path in named {
+            assert!(listed.contains(&path), "scripts/verified.sh does not name {path}, an input of the AArch64 tests");
+        }
+    }
+}
+
+/// A script of Python and the scripts beside it that it imports, directly or not.
+fn with_imports(script: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut next = vec![script.to_owned()];
+    while let Some(script) = next.pop() {
+        let text = fs::read_to_string(root().join(&script)).unwrap();
+        let names = text.lines().filter_map(|line| line.strip_prefix("import ").or(line.strip_prefix("from ")));
+        let beside = names.filter_map(|rest| rest.split_whitespace().next()).map(|name| format!("scripts/{name}.py"));
+        let new: Vec<_> = beside.filter(|path| root().join(path).exists() && !found.contains(path)).collect();
+        next.extend(new);
+        found.insert(script);
+    }
+    found
+}
+
+/// The compiler's driver, what it imports, every file of the repository that they name, and the kernels.
+#[test]
+fn the_hash_of_the_ptx_covers_what_makes_it() {
+    let listed = inputs("ptx");
+    let mut needed: BTreeSet<String> = ["kernels", "scripts/build-ptx.sh"].map(str::to_owned).into();
+    for script in with_imports("scripts/build_ptx.py") {
+        let text = fs::read_to_string(root().join(&script)).unwrap();
+        let quoted = text.split('"').filter(|word| word.contains('/') && !word.contains(char::is_whitespace));
+        needed.extend(quoted.filter(|word| !word.starts_with('/') && root().join(word).exists()).map(str::to_owned));
+        needed.insert(script);
+    }
+    assert!(needed.contains("crates/cudaemu/kernels") && needed.contains("scripts/build_ptx.py"), "{needed:?}");
+    for path in needed {
+        let covered = listed.iter().any(|input| Path::new(&path).starts_with(input));
+        assert!(covered, "scripts/verified.sh does not name {path}, an input of the PTX");
+    }
+    for input in listed {
+        assert!(root().join(&input).exists(), "scripts/verified.sh names {input}, which is not there");
+    }
+}
