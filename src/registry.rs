@@ -7,25 +7,30 @@
 //! for entry in registry.entries() {
 //!     println!("{}: {}", entry.name, entry.description);
 //! }
-//! let best = registry.best().open(&Options { threads: Some(1), ..Options::default() })?;
+//! let best = registry.best().open(&Options::default().with_threads(Some(1)))?;
 //! for feature in best.features() {
 //!     println!("{feature}");
 //! }
 //! # Ok::<(), fanout::registry::RegistryError>(())
 //! ```
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod open;
+#[cfg(feature = "client")]
 mod remote;
+mod size;
 
 pub use error::RegistryError;
 pub use open::Options;
+pub use size::{BadSize, parse_bytes};
 
 use crate::cpu::{available_memory, instruction_set};
-use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
 use crate::device::{Device, DeviceError, DeviceKind};
 use open::{cores, open};
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 /// The devices of this machine, and others that were registered.
@@ -36,11 +41,12 @@ pub struct Registry {
     /// Which of them is the CPU.
     cpu: usize,
     /// Why there is no GPU.
-    no_gpu: Option<NoCuda>,
+    no_gpu: Option<String>,
 }
 
 /// A device that can be opened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// Its name: `CUDA0`, `CPU`.
     pub name: String,
@@ -57,28 +63,45 @@ pub struct Entry {
 #[derive(Clone, Debug)]
 enum Origin {
     Cpu,
-    Gpu(Gpu),
+    /// A GPU that a backend has found.
+    Gpu(Arc<dyn Gpu>),
     /// It is open.
     Registered(Arc<dyn Device>),
     /// It is open, behind a server, which has a CPU for what the device does not run.
     Remote(Arc<dyn Device>),
 }
 
+/// A GPU of this machine, before it is opened. A backend implements this for the devices that it detects.
+trait Gpu: Send + Sync + Debug {
+    /// The number that a list may give instead of the name.
+    fn number(&self) -> usize;
+
+    /// Bytes of memory that are free now. May create the driver's context, which takes a moment.
+    fn free(&self) -> Result<u64, DeviceError>;
+
+    /// Opens the device. `memory` maps the free bytes of the GPU to the bytes that the device may use.
+    fn open(&self, name: &str, memory: &dyn Fn(u64) -> u64) -> Result<Arc<dyn Device>, DeviceError>;
+}
+
+/// The GPUs that the backends of this build detect, or why there are none.
+type Detected = Result<Vec<Entry>, String>;
+
+#[cfg(not(feature = "cuda"))]
+fn detect_gpus() -> Detected {
+    Err("this program is built without CUDA (the crate's feature `cuda`)".to_owned())
+}
+
+#[cfg(feature = "cuda")]
+use cuda::detect as detect_gpus;
+
 impl Registry {
     /// Looks what this machine has.
     pub fn detect() -> Registry {
-        Registry::of(cuda::detect())
+        Registry::of(detect_gpus())
     }
 
-    fn of(gpus: Result<Vec<Gpu>, NoCuda>) -> Registry {
-        let (gpus, no_gpu) = gpus.map_or_else(|none| (Vec::new(), Some(none)), |gpus| (gpus, None));
-        let gpu = |gpu: Gpu| Entry {
-            name: format!("CUDA{}", gpu.ordinal),
-            description: gpu.to_string(),
-            kind: DeviceKind::Gpu,
-            unusable: gpu.usable().err(),
-            origin: Origin::Gpu(gpu),
-        };
+    fn of(gpus: Detected) -> Registry {
+        let (mut entries, no_gpu) = gpus.map_or_else(|none| (Vec::new(), Some(none)), |gpus| (gpus, None));
         let memory =
             available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
         let cpu = Entry {
@@ -88,7 +111,6 @@ impl Registry {
             unusable: None,
             origin: Origin::Cpu,
         };
-        let mut entries: Vec<_> = gpus.into_iter().map(gpu).collect();
         entries.push(cpu);
         Registry { cpu: entries.len() - 1, entries, no_gpu }
     }
@@ -146,9 +168,9 @@ impl Registry {
         asked.rev().max_by_key(|(free, _)| *free).map_or(&self.entries[self.cpu], |(_, gpu)| gpu)
     }
 
-    /// Why there is no GPU among those of this machine.
-    pub fn no_gpu(&self) -> Option<&NoCuda> {
-        self.no_gpu.as_ref()
+    /// Why there is no GPU among those of this machine: what is missing, and what to do. `None` where there is one.
+    pub fn no_gpu(&self) -> Option<&str> {
+        self.no_gpu.as_deref()
     }
 
     /// The list to open where nobody has chosen: all GPUs that can be used, or the CPU if there is none; and for each GPU
@@ -161,7 +183,7 @@ impl Registry {
         if !usable.is_empty() {
             return (usable.join(","), notes);
         }
-        notes.extend(self.no_gpu.iter().map(ToString::to_string));
+        notes.extend(self.no_gpu.clone());
         ("CPU".to_owned(), vec![format!("no GPU, the CPU is used: {}", notes.join("; "))])
     }
 
@@ -171,7 +193,8 @@ impl Registry {
     ///
     /// A name with a colon is a server's: `10.0.0.5:50052` or `[fd00::5]:50052` are all its devices, `10.0.0.5:50052/0` is the
     /// first, and so is `10.0.0.5:50052/CUDA0` if that is its name. The devices of a server share a connection; sizes of
-    /// memory and numbers of threads do not apply to them. All servers are connected to at the same time.
+    /// memory and numbers of threads do not apply to them. All servers are connected to at the same time. Such names need the
+    /// feature `client`.
     ///
     /// With [`Options::fallback`], what a device that is no CPU does not run, the first of this machine's CPU devices in
     /// the list runs for it, or one that the list does not show.
@@ -180,17 +203,19 @@ impl Registry {
     /// [`RegistryError`] for a name that is not there, or a device that does not start.
     pub fn open(&self, list: &str, options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         let names = || list.split(',').map(str::trim);
-        let far = |name: &&str| self.by_name(name).is_none() && name.contains(':');
+        let far = |name: &&str| cfg!(feature = "client") && self.by_name(name).is_none() && name.contains(':');
         // What is wrong with the list is told before any server is waited for.
         names().filter(|name| !far(name)).try_for_each(|name| self.find(name).map(drop))?;
+        #[cfg(feature = "client")]
         let endpoints = remote::connect(names().filter(far), &options.rpc)?;
         let mut asked: Vec<Cow<'_, Entry>> = Vec::new();
         for name in names() {
+            #[cfg(feature = "client")]
             if far(&name) {
                 asked.extend(remote::devices(name, &endpoints)?.into_iter().map(Cow::Owned));
-            } else {
-                asked.push(Cow::Borrowed(self.find(name)?));
+                continue;
             }
+            asked.push(Cow::Borrowed(self.find(name)?));
         }
         open(&asked.iter().map(|entry| &**entry).collect::<Vec<_>>(), options)
     }
@@ -231,7 +256,7 @@ impl Entry {
     }
 
     fn is(&self, name: &str) -> bool {
-        let number = matches!(&self.origin, Origin::Gpu(gpu) if gpu.ordinal.to_string() == name);
+        let number = matches!(&self.origin, Origin::Gpu(gpu) if gpu.number().to_string() == name);
         number || self.name.eq_ignore_ascii_case(name)
     }
 
@@ -242,7 +267,7 @@ impl Entry {
     pub fn free(&self) -> Result<u64, DeviceError> {
         match &self.origin {
             Origin::Cpu => Ok(open::cpu_free()),
-            Origin::Gpu(gpu) => CudaDevice::free(gpu),
+            Origin::Gpu(gpu) => gpu.free(),
             Origin::Registered(device) | Origin::Remote(device) => device.memory().map(|memory| memory.free),
         }
     }

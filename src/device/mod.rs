@@ -33,6 +33,7 @@ pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
 
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use crate::setters::setters;
 use crate::tensor::TensorDesc;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -48,6 +49,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum DeviceKind {
     /// The host's processors.
     Cpu,
@@ -57,6 +59,7 @@ pub enum DeviceKind {
 
 /// Facts about a device that do not change.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// Addressable name: `CPU`, `CUDA0`.
     pub name: String,
@@ -75,8 +78,34 @@ pub struct DeviceInfo {
     pub caps: Caps,
 }
 
+impl DeviceInfo {
+    /// A device whose description and domain are its name, without capabilities, with an alignment of 32 bytes (GGUF's) and
+    /// buffers of any size.
+    pub fn new(name: impl Into<String>, kind: DeviceKind) -> DeviceInfo {
+        let name = name.into();
+        DeviceInfo {
+            description: name.clone(),
+            kind,
+            alignment: 32,
+            max_buffer: u64::MAX,
+            domain: name.clone(),
+            caps: Caps::default(),
+            name,
+        }
+    }
+}
+
+setters!(DeviceInfo {
+    with_description description: String,
+    with_alignment alignment: u64,
+    with_max_buffer max_buffer: u64,
+    with_domain domain: String,
+    with_caps caps: Caps,
+});
+
 /// What some devices can do. A device of an unknown kind promises nothing: [`Caps::default`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Caps {
     /// Work goes on while whoever submitted it does something else.
     pub asynchronous: bool,
@@ -90,6 +119,14 @@ pub struct Caps {
     pub recalls: bool,
 }
 
+setters!(Caps {
+    with_asynchronous asynchronous: bool,
+    with_pinned pinned: bool,
+    with_import_host import_host: bool,
+    with_events events: bool,
+    with_recalls recalls: bool,
+});
+
 /// What the bytes of a tensor are, without the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Known<'a> {
@@ -101,6 +138,7 @@ pub struct Known<'a> {
 
 /// What has gone over the connection of a device that is behind one. Devices of one endpoint share it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Link {
     /// The server, as it was given: `host:port`.
     pub endpoint: String,
@@ -111,6 +149,19 @@ pub struct Link {
     /// How often somebody here had to wait for the server.
     pub waits: u64,
 }
+
+impl Link {
+    /// A connection to this server over which nothing has gone yet.
+    pub fn new(endpoint: impl Into<String>) -> Link {
+        Link { endpoint: endpoint.into(), sent: 0, received: 0, waits: 0 }
+    }
+}
+
+setters!(Link {
+    with_sent sent: u64,
+    with_received received: u64,
+    with_waits waits: u64,
+});
 
 /// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
 #[derive(Clone, PartialEq, Eq, Debug)]

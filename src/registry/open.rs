@@ -2,10 +2,11 @@
 
 use super::{Entry, Origin, RegistryError};
 use crate::cpu::{CpuDevice, Path, available_memory};
-use crate::cuda::CudaDevice;
 use crate::device::{Device, DeviceKind};
 use crate::fallback::Fallback;
+#[cfg(feature = "client")]
 use crate::rpc::client;
+use crate::setters::setters;
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -15,10 +16,11 @@ const UNKNOWN_MEMORY: u64 = 8 << 30;
 /// What a GPU keeps for what is not in buffers: at most so much of what is free once its context stands. That is kernels
 /// as they are loaded (tens of MiB for a model), the graphs that the driver holds for repeated programs, and what it
 /// rounds each buffer up by (to 2 MiB: a client has some tens).
-pub(super) const GPU_MARGIN: u64 = 512 << 20;
+const GPU_MARGIN: u64 = 512 << 20;
 
 /// How to open devices.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Threads of each CPU device; `None`: the machine's, shared evenly among them.
     pub threads: Option<usize>,
@@ -29,12 +31,27 @@ pub struct Options {
     /// device refuses those nodes: for a scheduler, which has a better place for them.
     pub fallback: bool,
     /// How servers are spoken to.
+    #[cfg(feature = "client")]
     pub rpc: client::Options,
 }
 
+setters!(Options {
+    with_threads threads: Option<usize>,
+    with_memory memory: Vec<u64>,
+    with_fallback fallback: bool,
+    #[cfg(feature = "client")]
+    with_rpc rpc: client::Options,
+});
+
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: None, memory: Vec::new(), fallback: true, rpc: client::Options::default() }
+        Options {
+            threads: None,
+            memory: Vec::new(),
+            fallback: true,
+            #[cfg(feature = "client")]
+            rpc: client::Options::default(),
+        }
     }
 }
 
@@ -68,9 +85,9 @@ pub(super) fn open(asked: &[&Entry], options: &Options) -> Result<Vec<Arc<dyn De
                 continue;
             }
             Origin::Registered(device) | Origin::Remote(device) => Arc::clone(device),
-            Origin::Gpu(gpu) => CudaDevice::with_free(&place.name, gpu, |free| {
-                place.memory.unwrap_or_else(|| gpu_memory(free, place.share))
-            })?,
+            Origin::Gpu(gpu) => {
+                gpu.open(&place.name, &|free| place.memory.unwrap_or_else(|| gpu_memory(free, place.share)))?
+            }
         };
         devices.push(match &second {
             Some(second) if place.lacks() => Fallback::new(device, Arc::clone(second)),

@@ -18,7 +18,7 @@ pub struct Island {
 impl Island {
     pub fn new(name: &str, memory: u64) -> Island {
         let inner = CpuDevice::new(name, 1, Path::Exact, memory).unwrap();
-        let info = DeviceInfo { domain: name.to_owned(), ..inner.info().clone() };
+        let info = inner.info().clone().with_domain(name.to_owned());
         Island { inner, info, wants: &[] }
     }
 

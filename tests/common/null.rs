@@ -1,8 +1,8 @@
 //! A device that records nothing and computes nothing: it takes everything, and is done at once.
 
 use fanout::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Queue, Region,
-    Source, Support, Ticket, Timeline, Unsupported,
+    Account, Buffer, Device, DeviceError, DeviceInfo, DeviceKind, MemoryInfo, Point, Program, Queue, Region, Source,
+    Support, Ticket, Timeline, Unsupported,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -29,15 +29,10 @@ pub struct Null {
 impl Null {
     /// One that supports everything, with 64-byte alignment and no limit of a buffer's size.
     pub fn new(name: &str, kind: DeviceKind) -> Null {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: "computes nothing".to_owned(),
-            kind,
-            alignment: 64,
-            max_buffer: u64::MAX,
-            domain: "null".to_owned(),
-            caps: Caps::default(),
-        };
+        let info = DeviceInfo::new(name, kind)
+            .with_description("computes nothing".to_owned())
+            .with_alignment(64)
+            .with_domain("null".to_owned());
         Null { info, says: Box::new(|_| Support::Yes), copies: Box::new(|_| false), memory: 1 << 40, padding: 0 }
     }
 

@@ -116,15 +116,11 @@ pub struct SimDevice {
 impl SimDevice {
     /// One that takes `service` ticks for a program and none to move bytes.
     pub fn new(world: &Arc<World>, name: &str, service: Ticks) -> SimDevice {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: format!("{service} ticks for a program"),
-            kind: DeviceKind::Gpu,
-            alignment: 64,
-            max_buffer: u64::MAX,
-            domain: "sim".to_owned(),
-            caps: Caps { asynchronous: true, events: true, ..Caps::default() },
-        };
+        let info = DeviceInfo::new(name, DeviceKind::Gpu)
+            .with_description(format!("{service} ticks for a program"))
+            .with_alignment(64)
+            .with_domain("sim".to_owned())
+            .with_caps(Caps::default().with_asynchronous(true).with_events(true));
         let mut state = world.lock();
         let number = state.engines.len();
         state.engines.push(Engines::default());

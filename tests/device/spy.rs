@@ -75,7 +75,7 @@ impl Device for Spy {
     }
 
     fn link(&self) -> Option<Link> {
-        Some(Link { endpoint: self.inner.info().name.clone(), sent: 1, received: 2, waits: 3 })
+        Some(Link::new(self.inner.info().name.clone()).with_sent(1).with_received(2).with_waits(3))
     }
 
     /// Also from a device whose name is in the other domain's.

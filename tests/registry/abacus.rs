@@ -27,15 +27,12 @@ pub(crate) struct Abacus {
 
 impl Abacus {
     pub(crate) fn new(name: &str) -> Arc<Abacus> {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            description: "beads on wires".to_owned(),
-            kind: DeviceKind::Gpu,
-            alignment: 16,
-            max_buffer: MEMORY,
-            domain: name.to_owned(),
-            caps: Caps { asynchronous: true, events: true, ..Caps::default() },
-        };
+        let info = DeviceInfo::new(name, DeviceKind::Gpu)
+            .with_description("beads on wires".to_owned())
+            .with_alignment(16)
+            .with_max_buffer(MEMORY)
+            .with_domain(name.to_owned())
+            .with_caps(Caps::default().with_asynchronous(true).with_events(true));
         Arc::new(Abacus { info, account: Account::new(MEMORY), done: Arc::default() })
     }
 }

@@ -2,7 +2,7 @@
 
 use fanout::rpc::wire::*;
 
-const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
+const LIMITS: Limits = Limits::new(64, 128, 1 << 20);
 
 /// Reads `bytes` as a client's stream. Each request that is accepted must encode to the very bytes it came from.
 /// Returns how many there were, and the error that ended the stream if it did not end cleanly.

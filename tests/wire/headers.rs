@@ -92,7 +92,7 @@ fn sizes() {
 
 #[test]
 fn max_body_holds_for_everything_but_data() {
-    let limits = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: 300 };
+    let limits = Limits::new(u32::MAX, u32::MAX, 300);
     for (number, name, smallest) in COMMANDS {
         let command = Command::from_wire(number).unwrap();
         let want = if smallest <= 300 || command == Command::SetTensor {

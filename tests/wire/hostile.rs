@@ -10,7 +10,7 @@ use crate::{
 
 #[test]
 fn graph_counts_cost_nothing() {
-    let unlimited = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
+    let unlimited = Limits::new(u32::MAX, u32::MAX, u64::MAX);
     let body = |n_nodes: u32, ids: usize, n_tensors: u32, records: usize| {
         [
             &[0; 4][..],

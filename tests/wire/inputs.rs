@@ -3,7 +3,7 @@
 use fanout::rpc::wire::*;
 use fastrand::Rng;
 
-pub(crate) const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
+pub(crate) const LIMITS: Limits = Limits::new(64, 128, 1 << 20);
 
 /// What requests borrow.
 pub(crate) struct Store {

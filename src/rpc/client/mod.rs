@@ -49,6 +49,7 @@ pub use connect::ConnectError;
 use crate::device::{Device, PATIENCE};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::{GreetReply, REVISION};
+use crate::setters::setters;
 use connect::Met;
 use connection::Connection;
 use greeted::Session;
@@ -57,6 +58,7 @@ use std::time::Duration;
 
 /// How to speak to a server.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// From an attempt to connect to the end of its handshake.
     pub connect_timeout: Duration,
@@ -69,6 +71,12 @@ pub struct Options {
     /// also when it has nothing to do: it is asked after a third of this.
     pub patience: Duration,
 }
+
+setters!(Options {
+    with_connect_timeout connect_timeout: Duration,
+    with_retry retry: Duration,
+    with_patience patience: Duration,
+});
 
 impl Default for Options {
     fn default() -> Options {

@@ -45,7 +45,7 @@ mod refusal;
 mod session;
 mod tickets;
 
-pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
+pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::BindError;
 pub use peers::{BadPeer, Peer};
 

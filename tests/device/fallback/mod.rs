@@ -6,7 +6,7 @@ mod order;
 
 use super::spy::Spy;
 use super::{MEMORY, floats, soon};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, Known, Queue, Region, Source, Support};
+use fanout::device::{Account, Buffer, Device, DeviceError, Known, Queue, Region, Source, Support};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, TensorId};
 use fanout::ops::OpCode::{self, Add, Mul, Sqr};
@@ -87,7 +87,7 @@ fn it_is_reached_and_reaches_as_its_primary() {
     let Pair { primary, device, account, .. } = pair(&[Sqr]);
     assert_eq!(device.link(), primary.link());
     for (domain, copies) in [("host", true), ("of a GPU", true), ("elsewhere", false)] {
-        let other = DeviceInfo { domain: domain.to_owned(), ..primary.info().clone() };
+        let other = primary.info().clone().with_domain(domain.to_owned());
         assert_eq!(device.copies_from(&other), copies, "{domain}");
     }
     let (graph, _) = chain();
