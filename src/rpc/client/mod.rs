@@ -29,7 +29,7 @@
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. One that greets is asked now and then whether it is there, so that something is due also
 //!   while others alone wait for its work, and while it has none. To go on, connect again: buffers of a lost connection are gone.
-//! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
+//! - A server of an older version is spoken to in that version (`rpc::wire::dialect`). What it has no word
 //!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 

@@ -39,6 +39,7 @@ setters!(Limits {
 
 /// The lengths in bytes that a body may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BodySize {
     /// This length.
     Exact(u64),
@@ -83,6 +84,7 @@ macro_rules! commands {
         /// A command. The discriminant is its number on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Command {
             $($(#[$doc])* $name = $number,)*
         }

@@ -1,8 +1,8 @@
 //! A frame is refused at its header: commands, sizes, limits.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 
-use crate::inputs::LIMITS;
+use super::inputs::LIMITS;
 
 /// Number, name, and the smallest request body of each command, by the protocol's table.
 const COMMANDS: [(u8, &str, u64); 18] = [
@@ -92,7 +92,7 @@ fn sizes() {
 
 #[test]
 fn max_body_holds_for_everything_but_data() {
-    let limits = Limits::new(u32::MAX, u32::MAX, 300);
+    let limits = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: 300 };
     for (number, name, smallest) in COMMANDS {
         let command = Command::from_wire(number).unwrap();
         let want = if smallest <= 300 || command == Command::SetTensor {

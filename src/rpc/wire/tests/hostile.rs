@@ -1,16 +1,16 @@
 //! Counts that promise too much, and bytes that are nearly right.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 use fastrand::Rng;
 
-use crate::{
+use super::{
     decode::{requests, response},
     inputs::{LIMITS, Store, mutate, request, responses},
 };
 
 #[test]
 fn graph_counts_cost_nothing() {
-    let unlimited = Limits::new(u32::MAX, u32::MAX, u64::MAX);
+    let unlimited = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
     let body = |n_nodes: u32, ids: usize, n_tensors: u32, records: usize| {
         [
             &[0; 4][..],
