@@ -43,6 +43,7 @@ mod version;
 pub(crate) use codec::Reader;
 pub use codec::WireError;
 pub use command::{BodySize, Command, Limits};
+#[cfg_attr(not(feature = "client"), allow(unused_imports))]
 pub(crate) use dialect::{Dialect, HelloForm, SERVED};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
 pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
