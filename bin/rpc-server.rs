@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
-use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Peer, Server, parse_bytes};
+use fanout::registry::{Options, Registry, RegistryError, parse_bytes};
+use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Peer, Server};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
@@ -169,7 +169,7 @@ fn main() -> ExitCode {
         Some(list) => (list.clone(), Vec::new()),
         None => registry.default_list(),
     };
-    let options = Options { threads: args.threads.map(usize::from), memory: args.mem.clone(), ..Options::default() };
+    let options = Options::default().with_threads(args.threads.map(usize::from)).with_memory(args.mem.clone());
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::Unknown { .. }) => usage(&format!("--device: {e}")),
@@ -220,20 +220,18 @@ fn fail(e: &dyn Display) -> ExitCode {
 }
 
 fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
-    let mut config = Config {
-        max_connections: args.max_connections,
-        max_memory: args.max_memory,
-        limits: Config::limits(args.max_nodes, args.max_message),
-        handshake_timeout: args.handshake_timeout,
-        stall_timeout: args.stall_timeout,
-        peers: args.peers.clone(),
-        models: args.models.clone(),
-        ..Config::default()
-    };
+    let mut config = Config::default()
+        .with_max_connections(args.max_connections)
+        .with_max_memory(args.max_memory)
+        .with_limits(Config::limits(args.max_nodes, args.max_message))
+        .with_handshake_timeout(args.handshake_timeout)
+        .with_stall_timeout(args.stall_timeout)
+        .with_peers(args.peers.clone())
+        .with_models(args.models.clone());
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
-        config.cache = Some(CacheConfig { dir, max_bytes: args.cache_size });
+        config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
     }
     let cache = config.cache.clone();
     let server = Server::bind(&args.host, args.port, devices.clone(), config)?;

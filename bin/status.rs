@@ -43,7 +43,7 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
 }
 
 fn ask(endpoint: &str) -> Result<String, ConnectError> {
-    let options = Options { connect_timeout: PATIENCE, patience: PATIENCE, ..Options::default() };
+    let options = Options::default().with_connect_timeout(PATIENCE).with_patience(PATIENCE);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {

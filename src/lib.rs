@@ -15,6 +15,18 @@
 //! | graph plan | [`device::Program`] | a graph prepared once on a device and run many times |
 //! | sched | [`sched`] | one graph over many devices: assign → split → place memory → plan → execute |
 //!
+//! # Features
+//! All are on by default. Tensors, graphs, ops, the CPU device, the scheduler and the registry need none.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `cuda` | `cuda`: NVIDIA's GPUs, with their kernels as PTX in the library; the CUDA driver is looked for when the program runs |
+//! | `server` | `rpc::server`: devices of this machine for clients over the network |
+//! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`] |
+//! | `cli` | what the programs need besides: command line, log, signals. `rpc-server` is built with `server`, `client` and `cli`, `kernel-bench` with `cuda` and `cli` |
+//!
+//! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
+//!
 //! # Layers
 //! Each may call what is below it, never above; `tests/layout.rs` holds this.
 //! ```text
@@ -37,7 +49,7 @@
 //! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
 //!
 //! # Safety
-//! Outside bytes become typed values at one door each: frames and messages in [`rpc::wire`], graphs in
+//! Outside bytes become typed values at one door each: frames and messages in `rpc::wire`, graphs in
 //! [`graph::validate`], model files in [`gguf`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
 //! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
 //! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
@@ -82,10 +94,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// An item that only one feature uses is dead without it. Builds with all features, which CI lints, still report dead code.
+#![cfg_attr(not(all(feature = "cuda", feature = "server", feature = "client")), allow(dead_code))]
+
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("fanout needs a 64-bit little-endian target: the wire and the quantised formats are defined as such");
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
 pub mod fallback;
@@ -93,8 +109,10 @@ pub mod gguf;
 pub mod graph;
 pub mod ops;
 pub mod registry;
+#[cfg(any(feature = "server", feature = "client"))]
 pub mod rpc;
 pub mod sched;
+mod setters;
 pub mod tensor;
 
 /// This build: the crate's version and, in a checkout, the revision.

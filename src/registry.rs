@@ -7,7 +7,7 @@
 //! for entry in registry.entries() {
 //!     println!("{}: {}", entry.name, entry.description);
 //! }
-//! let best = registry.best().open(&Options { threads: Some(1), ..Options::default() })?;
+//! let best = registry.best().open(&Options::default().with_threads(Some(1)))?;
 //! for feature in best.features() {
 //!     println!("{feature}");
 //! }
@@ -17,16 +17,19 @@
 mod backend;
 mod error;
 mod open;
+#[cfg(feature = "client")]
 mod remote;
+mod size;
 
 pub use error::RegistryError;
 pub use open::Options;
+pub use size::{BadSize, parse_bytes};
 
-use crate::cuda::{Gpu, NoCuda};
 use crate::device::{Device, DeviceError, DeviceKind};
-use backend::{Open, backends};
+use backend::{Backend, Open, backends};
 use open::open;
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 /// The devices of this machine, and others that were registered.
@@ -39,11 +42,12 @@ pub struct Registry {
     /// What the names of this machine's own devices begin with.
     stems: Vec<&'static str>,
     /// Why there is no GPU.
-    no_gpu: Option<NoCuda>,
+    no_gpu: Option<String>,
 }
 
 /// A device that can be opened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// Its name: `CUDA0`, `CPU`.
     pub name: String,
@@ -74,14 +78,13 @@ enum Origin {
 impl Registry {
     /// Looks what this machine has.
     pub fn detect() -> Registry {
-        Registry::of(crate::cuda::detect())
+        Registry::of(backends())
     }
 
-    fn of(gpus: Result<Vec<Gpu>, NoCuda>) -> Registry {
-        let (gpus, no_gpu) = gpus.map_or_else(|none| (Vec::new(), Some(none)), |gpus| (gpus, None));
-        let backends = backends(gpus);
+    fn of(backends: Vec<Box<dyn Backend>>) -> Registry {
         let stems = backends.iter().map(|backend| backend.stem()).collect();
         let entries: Vec<Entry> = backends.iter().flat_map(|backend| backend.enumerate()).map(Entry::from).collect();
+        let no_gpu = backends.iter().find_map(|backend| backend.missing());
         // The last backend.
         let cpu = entries.len().saturating_sub(1);
         Registry { entries, cpu, stems, no_gpu }
@@ -140,9 +143,9 @@ impl Registry {
         asked.rev().max_by_key(|(free, _)| *free).map_or(&self.entries[self.cpu], |(_, gpu)| gpu)
     }
 
-    /// Why there is no GPU among those of this machine.
-    pub fn no_gpu(&self) -> Option<&NoCuda> {
-        self.no_gpu.as_ref()
+    /// Why there is no GPU among those of this machine: what is missing, and what to do. `None` where there is one.
+    pub fn no_gpu(&self) -> Option<&str> {
+        self.no_gpu.as_deref()
     }
 
     /// The list to open where nobody has chosen: all GPUs that can be used, or the CPU if there is none; and for each GPU
@@ -155,7 +158,7 @@ impl Registry {
         if !usable.is_empty() {
             return (usable.join(","), notes);
         }
-        notes.extend(self.no_gpu.iter().map(ToString::to_string));
+        notes.extend(self.no_gpu.clone());
         ("CPU".to_owned(), vec![format!("no GPU, the CPU is used: {}", notes.join("; "))])
     }
 
@@ -165,7 +168,8 @@ impl Registry {
     ///
     /// A name with a colon is a server's: `10.0.0.5:50052` or `[fd00::5]:50052` are all its devices, `10.0.0.5:50052/0` is the
     /// first, and so is `10.0.0.5:50052/CUDA0` if that is its name. The devices of a server share a connection; sizes of
-    /// memory and numbers of threads do not apply to them. All servers are connected to at the same time.
+    /// memory and numbers of threads do not apply to them. All servers are connected to at the same time. Such names need the
+    /// feature `client`.
     ///
     /// With [`Options::fallback`], what a device that is no CPU does not run, the first of this machine's CPU devices in
     /// the list runs for it, or one that the list does not show.
@@ -174,17 +178,19 @@ impl Registry {
     /// [`RegistryError`] for a name that is not there, or a device that does not start.
     pub fn open(&self, list: &str, options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         let names = || list.split(',').map(str::trim);
-        let far = |name: &&str| self.by_name(name).is_none() && name.contains(':');
+        let far = |name: &&str| cfg!(feature = "client") && self.by_name(name).is_none() && name.contains(':');
         // What is wrong with the list is told before any server is waited for.
         names().filter(|name| !far(name)).try_for_each(|name| self.find(name).map(drop))?;
+        #[cfg(feature = "client")]
         let endpoints = remote::connect(names().filter(far), &options.rpc)?;
         let mut asked: Vec<Cow<'_, Entry>> = Vec::new();
         for name in names() {
+            #[cfg(feature = "client")]
             if far(&name) {
                 asked.extend(remote::devices(name, &endpoints)?.into_iter().map(Cow::Owned));
-            } else {
-                asked.push(Cow::Borrowed(self.find(name)?));
+                continue;
             }
+            asked.push(Cow::Borrowed(self.find(name)?));
         }
         open(&asked.iter().map(|entry| &**entry).collect::<Vec<_>>(), options)
     }

@@ -47,6 +47,7 @@ impl fmt::Display for Gpu {
 
 /// Why there is no GPU to use.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum NoCuda {
     /// No library of that name.
     #[error(

@@ -1,5 +1,6 @@
 //! Facts about devices: identity, copy domain, limits, and what they report about themselves.
 
+use crate::setters::setters;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +50,7 @@ impl Domain {
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum DeviceKind {
     /// The host's processors.
     Cpu,
@@ -96,9 +98,18 @@ impl DeviceInfo {
     }
 }
 
+setters!(DeviceInfo {
+    with_description description: String,
+    with_alignment alignment: u64,
+    with_max_buffer max_buffer: u64,
+    with_domain domain: Domain,
+    with_caps caps: Caps,
+});
+
 /// How the queues of a device behave. What a device can do beyond the core is not listed here: the capability itself answers
 /// ([`Device::pinned_memory`](super::Device::pinned_memory) and its siblings).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Caps {
     /// Submitted work proceeds while the submitter does something else.
     pub asynchronous: bool,
@@ -106,8 +117,14 @@ pub struct Caps {
     pub events: bool,
 }
 
+setters!(Caps {
+    with_asynchronous asynchronous: bool,
+    with_events events: bool,
+});
+
 /// Traffic on the connection of a remote device. Devices of one endpoint share it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct LinkStats {
     /// The server, as it was given: `host:port`.
     pub endpoint: String,
@@ -118,6 +135,19 @@ pub struct LinkStats {
     /// How often a caller here had to wait for the server.
     pub waits: u64,
 }
+
+impl LinkStats {
+    /// A connection without traffic so far, to a server `host:port`.
+    pub fn new(endpoint: impl Into<String>) -> LinkStats {
+        LinkStats { endpoint: endpoint.into(), sent: 0, received: 0, waits: 0 }
+    }
+}
+
+setters!(LinkStats {
+    with_sent sent: u64,
+    with_received received: u64,
+    with_waits waits: u64,
+});
 
 /// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,18 +1,22 @@
 //! The kinds of devices that this machine may have, one row each in [`backends`].
 
 pub(super) mod cpu;
-pub(super) mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+mod no_cuda;
 
 use super::{Entry, Origin, RegistryError};
-use crate::cuda::Gpu;
+#[cfg(not(feature = "cuda"))]
+use self::no_cuda as cuda;
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::fmt::Debug;
 use std::sync::Arc;
 
 /// The backends of this build, in the order in which their devices are listed. The CPU is last: it is what remains where no
 /// other device can be used.
-pub(super) fn backends(gpus: Vec<Gpu>) -> Vec<Box<dyn Backend>> {
-    vec![Box::new(cuda::Cuda(gpus)), Box::new(cpu::Cpu)]
+pub(super) fn backends() -> Vec<Box<dyn Backend>> {
+    vec![Box::new(cuda::Cuda::detect()), Box::new(cpu::Cpu)]
 }
 
 /// A kind of device that this machine may have.
@@ -23,6 +27,11 @@ pub(super) trait Backend {
 
     /// The devices that the machine has, those that cannot be used too. Opens none.
     fn enumerate(&self) -> Vec<Found>;
+
+    /// Why the machine has none, where a user expects some: what is missing, and what to do.
+    fn missing(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A device that a backend has found.

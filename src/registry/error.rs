@@ -1,7 +1,7 @@
 //! Why devices cannot be named, registered or opened.
 
-use crate::cuda::NoCuda;
 use crate::device::DeviceError;
+#[cfg(feature = "client")]
 use crate::rpc::client::ConnectError;
 use thiserror::Error;
 
@@ -23,7 +23,7 @@ pub enum RegistryError {
         /// What was asked for.
         name: String,
         /// What is missing, and what to do.
-        why: NoCuda,
+        why: String,
         /// Names of what there is.
         known: String,
     },
@@ -74,9 +74,11 @@ pub enum RegistryError {
         source: std::io::Error,
     },
     /// A server cannot be reached, or is none.
+    #[cfg(feature = "client")]
     #[error(transparent)]
     Endpoint(#[from] ConnectError),
     /// Several servers cannot be reached, or are none.
+    #[cfg(feature = "client")]
     #[error("{} of {servers} servers cannot be used: {}", errors.len(), joined(errors))]
     Endpoints {
         /// How many the list has.
@@ -93,6 +95,7 @@ fn instead(known: &str) -> String {
     if known.is_empty() { String::new() } else { format!("; there are: {known}") }
 }
 
+#[cfg(feature = "client")]
 fn joined(errors: &[ConnectError]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -5,12 +5,15 @@ use super::backend::{Open, Request};
 use super::{Entry, Origin, RegistryError};
 use crate::device::{Device, DeviceKind};
 use crate::fallback::Fallback;
+#[cfg(feature = "client")]
 use crate::rpc::client;
+use crate::setters::setters;
 use std::num::NonZero;
 use std::sync::Arc;
 
 /// How to open devices.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Threads of each CPU device; `None`: the machine's, shared evenly among them.
     pub threads: Option<usize>,
@@ -21,12 +24,27 @@ pub struct Options {
     /// device refuses those nodes: for a scheduler, which has a better place for them.
     pub fallback: bool,
     /// How servers are spoken to.
+    #[cfg(feature = "client")]
     pub rpc: client::Options,
 }
 
+setters!(Options {
+    with_threads threads: Option<usize>,
+    with_memory memory: Vec<u64>,
+    with_fallback fallback: bool,
+    #[cfg(feature = "client")]
+    with_rpc rpc: client::Options,
+});
+
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: None, memory: Vec::new(), fallback: true, rpc: client::Options::default() }
+        Options {
+            threads: None,
+            memory: Vec::new(),
+            fallback: true,
+            #[cfg(feature = "client")]
+            rpc: client::Options::default(),
+        }
     }
 }
 

@@ -4,9 +4,11 @@
 //! server and the links between servers share on top of the two.
 
 mod adaptive_spin;
+#[cfg(feature = "client")]
 pub mod client;
 mod connection;
 mod fault;
+#[cfg(feature = "server")]
 pub mod server;
 #[cfg(test)]
 mod tests;

@@ -76,6 +76,7 @@ use reach::Reach;
 use crate::device::{Device, DeviceError, DeviceId, Unsupported};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
+use crate::setters::setters;
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
@@ -211,6 +212,7 @@ fn reasons(refusals: &[(String, Unsupported)]) -> String {
 
 /// How tasks are planned.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// How many runs a device may be ahead of those that wait for it: what devices get from elsewhere is kept in so many copies.
     /// From 1 to [`Options::MAX_DEPTH`]; what lies outside is taken for the nearest of them.
@@ -218,6 +220,11 @@ pub struct Options {
     /// Whether weights in the host's memory may be brought to a device that is better at using them.
     pub offload: bool,
 }
+
+setters!(Options {
+    with_depth depth: usize,
+    with_offload offload: bool,
+});
 
 impl Options {
     /// The most runs that may be under way at once.

@@ -36,7 +36,7 @@ impl Stages {
         b.output(y).unwrap();
         let task = Arc::new(b.build().unwrap());
         let devices = rig.devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().with_depth(depth);
         let mut scheduler = Scheduler::new(devices, options, &rig.account).unwrap();
         let prepared = scheduler.build(&task).unwrap();
         Stages { scheduler, prepared, x, y, rig }

@@ -50,7 +50,7 @@ impl Target {
         });
         let device = |k| CpuDevice::new(k, 2, Path::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
         let devices = vec![device("CPU0"), device("CPU1")];
-        let config = Config { max_memory: Some(SESSION_MEMORY), ..Config::default() };
+        let config = Config::default().with_max_memory(Some(SESSION_MEMORY));
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let addr = server.local_addr();
         // It serves until the process ends.

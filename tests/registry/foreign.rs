@@ -8,7 +8,6 @@ use fanout::graph::{Builder, Graph, TensorId};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
 use fanout::ops::unary::Unary;
-use fanout::registry::Options;
 use fanout::tensor::DType;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -79,7 +78,7 @@ fn bare_it_refuses_what_it_does_not_run() {
         let registry = with_abacus(registry);
         let (graph, _) = graph(true);
         for (list, fallback, runs) in [("Abacus", true, true), ("Abacus,CPU", false, false), ("0", false, true)] {
-            let device = registry.open(list, &Options { fallback, ..small() }).unwrap().swap_remove(0);
+            let device = registry.open(list, &small().with_fallback(fallback)).unwrap().swap_remove(0);
             let supported = graph.nodes().iter().all(|node| device.support(graph.view(node).unwrap()).runs());
             let prepared = device.prepare(Arc::clone(&graph));
             assert_eq!((supported, prepared.is_ok()), (runs, runs), "{list}");

@@ -3,6 +3,7 @@
 
 mod abacus;
 mod foreign;
+mod gpus;
 mod offload;
 
 use abacus::Abacus;
@@ -25,7 +26,7 @@ fn soon() -> Option<Instant> {
 
 /// Devices of 1 MiB; CPUs with one thread.
 fn small() -> Options {
-    Options { threads: Some(1), memory: vec![M], ..Options::default() }
+    Options::default().with_threads(Some(1)).with_memory(vec![M])
 }
 
 /// Runs a test on emulated GPUs.
@@ -81,7 +82,7 @@ fn the_best_device_is_the_gpu_with_most_free_memory() {
     }
     emulated("CUDAEMU_DEVICES=2\nCUDAEMU_MEMORY=64M,48M", |registry| {
         let account = Account::new(M << 10);
-        let bare = Options { fallback: false, memory: vec![], ..small() };
+        let bare = small().with_fallback(false).with_memory(vec![]);
         let first = registry.best().open(&bare).unwrap();
         assert_eq!(first.info().name, "CUDA0");
         let held = first.alloc(40 * M, &account).unwrap();
@@ -129,7 +130,7 @@ fn lists_mix_registered_devices_and_those_of_the_machine() {
     emulated("CUDAEMU_DEVICES=1\nCUDAEMU_MEMORY=64M", |registry| {
         let registry = with_abacus(registry);
         let open = |list: &str, memory: &[u64]| {
-            let opened = registry.open(list, &Options { memory: memory.to_vec(), ..small() });
+            let opened = registry.open(list, &small().with_memory(memory.to_vec()));
             let names = |of: Vec<Arc<dyn Device>>| of.iter().map(|d| d.info().name.clone()).collect::<Vec<_>>();
             opened.map(names).map_err(|e| e.to_string())
         };
@@ -144,7 +145,7 @@ fn lists_mix_registered_devices_and_those_of_the_machine() {
         let sizes = "2 sizes of memory for 3 devices: give one for each of them, or a single one for all";
         assert_eq!(open("CPU,Abacus,0", &[M, M]), Err(sizes.to_owned()));
         // A size is for what is opened here; a registered device has what it has.
-        let opened = registry.open("Abacus,CPU", &Options { memory: vec![M / 2, M / 4], ..small() }).unwrap();
+        let opened = registry.open("Abacus,CPU", &small().with_memory(vec![M / 2, M / 4])).unwrap();
         let totals: Vec<_> = opened.iter().map(|device| device.memory().unwrap().total).collect();
         assert_eq!(totals, [M, M / 4]);
     });
@@ -170,7 +171,7 @@ fn devices_tell_what_they_can_and_what_they_have() {
             ("Abacus", abacus, &["wires: 13"]),
         ] {
             for fallback in [false, true] {
-                let device = registry.by_name(list).unwrap().open(&Options { fallback, ..small() }).unwrap();
+                let device = registry.by_name(list).unwrap().open(&small().with_fallback(fallback)).unwrap();
                 let had = features(&*device);
                 assert_eq!(device.info().caps, Caps { asynchronous: true, events: true }, "{list}");
                 assert_eq!([device.pinned_memory().is_some(), device.import_host().is_some()], caps, "{list}");

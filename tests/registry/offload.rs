@@ -10,7 +10,6 @@ use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
-use fanout::registry::Options;
 use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_0};
 
 const K: usize = 64;
@@ -81,7 +80,7 @@ const NEVER: [(&str, Make); 5] = [
 fn large_batches_bring_weights_to_the_gpu() {
     emulated("CUDAEMU_DEVICES=1", |registry| {
         let entry = registry.by_name("CUDA0").unwrap();
-        let devices = [false, true].map(|fallback| entry.open(&Options { fallback, ..small() }).unwrap());
+        let devices = [false, true].map(|fallback| entry.open(&small().with_fallback(fallback)).unwrap());
         let cpu = registry.by_name("CPU").unwrap().open(&small()).unwrap();
         let cases = BY_BATCH.map(|case| (case, true)).into_iter().chain(NEVER.map(|case| (case, false)));
         for ((name, make), by_batch) in cases {
@@ -112,7 +111,7 @@ fn what_falls_back_is_not_offloaded() {
         let graph = b.build().unwrap();
         let node = graph.view(&graph.nodes()[0]).unwrap();
         for (fallback, runs) in [(true, true), (false, false)] {
-            let device = registry.entries()[0].open(&Options { fallback, ..small() }).unwrap();
+            let device = registry.entries()[0].open(&small().with_fallback(fallback)).unwrap();
             let support = device.support(node);
             assert_eq!((support.runs(), support == Support::Offload), (runs, false), "{support:?}");
         }

@@ -18,7 +18,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 use translate::Translator;
 
-const LIMITS: Limits = Limits { max_nodes: 1 << 16, max_tensors: 1 << 17, max_body: 1 << 28 };
+const LIMITS: Limits = Limits::new(1 << 16, 1 << 17, 1 << 28);
 
 /// The server binary on a free port; killed when dropped.
 struct Server {

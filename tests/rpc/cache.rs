@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const SIZE: usize = 100_000;
 
 fn config(dir: &Path, max_bytes: u64) -> Config {
-    Config { cache: Some(CacheConfig { dir: dir.to_owned(), max_bytes }), ..Config::default() }
+    Config::default().with_cache(Some(CacheConfig::new(dir).with_max_bytes(max_bytes)))
 }
 
 fn fnv(bytes: &[u8]) -> u64 {

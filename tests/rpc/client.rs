@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) fn options() -> Options {
-    Options { connect_timeout: WATCHDOG, patience: WATCHDOG, ..Options::default() }
+    Options::default().with_connect_timeout(WATCHDOG).with_patience(WATCHDOG)
 }
 
 /// How a server is spoken to.
@@ -226,7 +226,7 @@ fn a_server_that_ends_is_named_by_all_that_waits() {
             lost(rig.device.queue(&account()).map(drop).unwrap_err());
         }
         let name = server.addr.to_string();
-        let options = Options { connect_timeout: SHORT, ..options() };
+        let options = options().with_connect_timeout(SHORT);
         let refused = Endpoint::connect(&name, &options).unwrap_err().to_string();
         assert!(refused.contains(&name) && refused.contains("cannot connect"), "{refused}");
     }
@@ -237,7 +237,7 @@ fn lists_of_devices_name_servers() {
     use fanout::registry::{Options, Registry, RegistryError};
     let servers = [TestServer::with_devices(2, Config::default()), TestServer::start(Config::default())];
     let [a, b] = servers.each_ref().map(|server| server.addr.to_string());
-    let (registry, options) = (Registry::detect(), Options { threads: Some(1), ..Options::default() });
+    let (registry, options) = (Registry::detect(), Options::default().with_threads(Some(1)));
     let names = |list: &str| -> Result<Vec<String>, RegistryError> {
         Ok(registry.open(list, &options)?.iter().map(|device| device.info().name.clone()).collect())
     };

@@ -4,7 +4,7 @@
 use crate::client::options;
 use crate::support::{SHORT, WATCHDOG};
 use fanout::device::{Account, DeviceError, Source};
-use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use fanout::rpc::client::{ConnectError, Endpoint};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
 use std::io::{Read, Write};
@@ -45,7 +45,7 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
         let header = RequestHeader::decode(&header).expect("a header");
         let mut body = vec![0; header.size as usize];
         stream.read_exact(&mut body)?;
-        let limits = Limits { max_nodes: 1 << 20, max_tensors: 1 << 20, max_body: 1 << 30 };
+        let limits = Limits::new(1 << 20, 1 << 20, 1 << 30);
         let zeros;
         let reply = match Request::decode(header.command, &body, &limits).expect("a request") {
             Request::Hello(_) => {
@@ -96,7 +96,7 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
 
 /// Everything that has a reply; how many replies that takes.
 fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
-    let options = Options { connect_timeout: patience, patience, ..options() };
+    let options = options().with_connect_timeout(patience).with_patience(patience);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).map_err(|e| e.to_string())?;
     let device = &endpoint.devices()[0];
     let account = Account::new(1 << 30);
@@ -191,7 +191,7 @@ fn a_server_that_closes_one_connection_is_not_taken_for_another_version() {
         serve(&mut listener.accept()?.0, 0, None)
     };
     let server = std::thread::spawn(script);
-    let options = Options { retry: WATCHDOG, ..options() };
+    let options = options().with_retry(WATCHDOG);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
     assert_eq!(endpoint.devices().len(), 1);
     drop(endpoint);

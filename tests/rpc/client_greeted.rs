@@ -257,8 +257,8 @@ fn the_source_of_an_upload_keeps_nobody_waiting() {
 
 #[test]
 fn graphs_are_cut_where_the_server_wants_it() {
-    let limits = fanout::rpc::wire::Limits { max_body: 64 << 10, ..Config::default().limits };
-    let server = TestServer::start(Config { limits, ..Config::default() });
+    let limits = Config::default().limits.with_max_body(64 << 10);
+    let server = TestServer::start(Config::default().with_limits(limits));
     let (relay, endpoint) = relayed(&server);
     let device = &endpoint.devices()[0];
     let mut b = Builder::new();
@@ -347,8 +347,8 @@ fn no_weights_are_worth_bringing_over_a_network() {
 #[test]
 fn large_reads_and_streams_are_cut_where_the_server_wants_it() {
     let limits = Config::default().limits;
-    let limits = fanout::rpc::wire::Limits { max_body: 64 << 10, ..limits };
-    let server = TestServer::start(Config { limits, ..Config::default() });
+    let limits = limits.with_max_body(64 << 10);
+    let server = TestServer::start(Config::default().with_limits(limits));
     let (relay, endpoint) = relayed(&server);
     let mut rig = Rig::new(&endpoint.devices()[0], 1_000_001);
     let data = noise(3, 1_000_001);

@@ -5,7 +5,7 @@ use crate::client::{account, deadline, options};
 use crate::support::{SHORT, WATCHDOG};
 use fanout::device::{DeviceError, Source};
 use fanout::ops::OpCode;
-use fanout::rpc::client::{Endpoint, Options};
+use fanout::rpc::client::Endpoint;
 use fanout::rpc::wire::ext::*;
 use fanout::rpc::wire::*;
 use std::io::{Read as _, Write};
@@ -38,7 +38,7 @@ fn server(greet: GreetReply, says: Says, manner: Manner) -> SocketAddr {
 }
 
 fn serve(stream: &mut TcpStream, greet: &GreetReply, says: Says, manner: Manner) -> std::io::Result<()> {
-    let limits = Limits { max_nodes: 1 << 20, max_tensors: 1 << 20, max_body: 1 << 30 };
+    let limits = Limits::new(1 << 20, 1 << 20, 1 << 30);
     let (mut pings, mut last) = (0, 0);
     loop {
         let mut header = [0; REQUEST_HEADER];
@@ -132,7 +132,7 @@ fn raw(kind: u8, size: u64, body: &[u8]) -> Vec<u8> {
 
 /// A write, a mark and a read of 64 bytes; what becomes of the read and of the mark.
 fn session(addr: SocketAddr, patience: Duration) -> (Result<Vec<u8>, DeviceError>, Result<(), DeviceError>) {
-    let options = Options { patience, ..options() };
+    let options = options().with_patience(patience);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
     let device = &endpoint.devices()[0];
     let buffer = device.alloc(64, &account()).unwrap();

@@ -113,7 +113,7 @@ fn a_source_that_is_lost_fails_those_that_wait_for_its_bytes() {
 fn a_long_copy_waits_until_tickets_are_used() {
     let held = Held::new("CPU0");
     // Bytes on their way are charged to the sessions.
-    let roomy = |config: Config| Config { max_memory: Some(1 << 30), ..config };
+    let roomy = |config: Config| config.with_max_memory(Some(1 << 30));
     let source = TestServer::of(vec![held.clone()], roomy(dialling(&["127.0.0.0/8"])));
     let servers = [source, TestServer::start(roomy(Config::default()))];
     let relay = Relay::start(servers[0].addr, false);

@@ -22,7 +22,7 @@ fn served(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestSer
 /// As [`served`], for a test that counts calls of the driver's functions.
 fn counted(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestServer, Client, &dyn Fn(&str) -> u64)) {
     let emulator = cudaemu::test::start(settings).expect("the emulator");
-    let options = Options { threads: Some(2), memory: memory.to_vec(), ..Options::default() };
+    let options = Options::default().with_threads(Some(2)).with_memory(memory.to_vec());
     let devices = Registry::detect().open(list, &options).expect("devices");
     let mut server = TestServer::of(devices, Config::default());
     let client = Client::open(&server);

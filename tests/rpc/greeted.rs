@@ -155,7 +155,7 @@ fn all_of_a_session_is_given_back() {
 
 #[test]
 fn a_client_that_reads_nothing_is_cut_off() {
-    let server = TestServer::start(Config { stall_timeout: SHORT, ..Config::default() });
+    let server = TestServer::start(Config::default().with_stall_timeout(SHORT));
     let mut client = Client::with_queues(&server);
     let memory = client.buffer(0, 8 << 20);
     // More than the sockets hold between us; the server stops to read at some point too.

@@ -289,7 +289,7 @@ fn small_reads_are_no_way_around_the_limit() {
     // Fewer than a queue takes in without waiting.
     for (reads, spans) in [(20, 1), (2, 30)] {
         let held = Held::new("CPU0");
-        let config = Config { limits: Config::limits(16, MIN_MESSAGE), ..Config::default() };
+        let config = Config::default().with_limits(Config::limits(16, MIN_MESSAGE));
         let server = TestServer::of(vec![held.clone()], config);
         let mut client = Client::with_queues(&server);
         let memory = client.buffer(0, 1 << 10);

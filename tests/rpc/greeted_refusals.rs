@@ -129,7 +129,7 @@ fn the_reason_arrives_before_the_end() {
 
 #[test]
 fn a_client_that_stalls_or_leaves_in_a_message_is_closed() {
-    let server = TestServer::start(Config { stall_timeout: SHORT, ..Config::default() });
+    let server = TestServer::start(Config::default().with_stall_timeout(SHORT));
     for leaves in [true, false] {
         for (promised, sent) in [(64 << 10, 1000), (1 << 20, 300 << 10)] {
             let mut client = Client::with_queues(&server);

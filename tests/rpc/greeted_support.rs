@@ -155,6 +155,7 @@ impl Client {
             Notice::Failed { queue, fault } => Told::Failed(queue, fault),
             Notice::Refused(reason) => Told::Refused(reason.to_owned()),
             Notice::State(state) => Told::State(state),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -6,7 +6,7 @@ use fanout::rpc::wire::*;
 
 #[test]
 fn connections() {
-    let server = TestServer::start(Config { max_connections: 3, ..Config::default() });
+    let server = TestServer::start(Config::default().with_max_connections(3));
     let mut clients: Vec<_> = (0..3).map(|_| Client::open(&server)).collect();
     Client::raw(&server).expect_refused(&["already 3 connections"]);
     clients.iter_mut().for_each(Client::alive);
@@ -17,7 +17,7 @@ fn connections() {
 
 #[test]
 fn memory_of_a_session() {
-    let server = TestServer::start(Config { max_memory: Some(1 << 20), ..Config::default() });
+    let server = TestServer::start(Config::default().with_max_memory(Some(1 << 20)));
     let (mut client, mut other) = (Client::open(&server), Client::open(&server));
     let first = client.alloc(0, 1 << 19);
     assert_eq!(client.try_alloc(0, (1 << 19) + 1), AllocBufferReply { remote_ptr: 0, remote_size: 0 });
@@ -50,7 +50,7 @@ fn memory_of_the_device() {
 
 #[test]
 fn buffers_of_a_session() {
-    let server = TestServer::start(Config { max_buffers: 5, ..Config::default() });
+    let server = TestServer::start(Config::default().with_max_buffers(5));
     let mut client = Client::open(&server);
     let buffers: Vec<_> = (0..5).map(|size| client.alloc(0, size)).collect();
     assert_eq!(client.try_alloc(0, 0).remote_ptr, 0);
@@ -60,8 +60,8 @@ fn buffers_of_a_session() {
 
 #[test]
 fn nodes_tensors_and_messages() {
-    let limits = Limits { max_nodes: 3, max_tensors: 5, max_body: 4096 };
-    let server = TestServer::start(Config { limits, ..Config::default() });
+    let limits = Limits::new(3, 5, 4096);
+    let server = TestServer::start(Config::default().with_limits(limits));
     let tensors = |n: u64| -> Vec<TensorRecord> {
         (1..=n)
             .map(|id| {
@@ -81,8 +81,8 @@ fn nodes_tensors_and_messages() {
         client.compute(0, &(1..=nodes).collect::<Vec<_>>(), &tensors(count));
         client.expect_refused(&["GRAPH_COMPUTE", reason]);
     }
-    let limits = Limits { max_nodes: 1000, max_tensors: 1000, max_body: 4096 };
-    let server = TestServer::start(Config { limits, ..Config::default() });
+    let limits = Limits::new(1000, 1000, 4096);
+    let server = TestServer::start(Config::default().with_limits(limits));
     let mut client = Client::open(&server);
     client.compute(0, &[1], &tensors(13));
     client.alive();

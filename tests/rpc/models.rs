@@ -41,7 +41,7 @@ pub(crate) fn put(path: &Path, bytes: &[u8], time: u64) {
 }
 
 pub(crate) fn serve(dir: &Path) -> TestServer {
-    TestServer::start(Config { models: Some(dir.to_owned()), ..Config::default() })
+    TestServer::start(Config::default().with_models(Some(dir.to_owned())))
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
@@ -278,7 +278,7 @@ fn without_a_folder_nothing_is_found() {
     assert_eq!(read(&mut client, memory.all()), [7; 100]);
     let dir = tempfile::tempdir().expect("a folder");
     let missing = dir.path().join("missing");
-    let config = Config { models: Some(missing.clone()), ..Config::default() };
+    let config = Config::default().with_models(Some(missing.clone()));
     let bound = Server::bind("127.0.0.1", 0, server.devices.clone(), config);
     let error = bound.err().expect("an error");
     assert!(matches!(error, BindError::Models { .. }) && error.to_string().contains(&*missing.to_string_lossy()));
@@ -292,7 +292,7 @@ fn other_queues_are_done_before_files_are_read() {
     put(&dir.path().join("m.gguf"), &model(&[("w", 1, n)]), 9);
     let held = Held::new("CPU0");
     let devices = vec![held.clone() as std::sync::Arc<dyn fanout::device::Device>];
-    let server = TestServer::of(devices, Config { models: Some(dir.path().to_owned()), ..Config::default() });
+    let server = TestServer::of(devices, Config::default().with_models(Some(dir.path().to_owned())));
     let mut client = Client::with_queues(&server);
     client.open_queue(1, 0);
     let memory = client.buffer(0, n as u64);

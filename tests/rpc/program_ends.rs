@@ -43,7 +43,7 @@ impl Running {
 }
 
 fn options() -> Options {
-    Options { connect_timeout: WATCHDOG, patience: Duration::from_secs(1), ..Options::default() }
+    Options::default().with_connect_timeout(WATCHDOG).with_patience(Duration::from_secs(1))
 }
 
 /// A queue with a buffer, whose upload is done.

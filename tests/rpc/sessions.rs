@@ -75,7 +75,7 @@ fn leaving_between_messages_is_no_fault() {
 
 #[test]
 fn a_client_that_stalls_in_a_message_is_closed_and_others_are_not() {
-    let server = TestServer::start(Config { stall_timeout: SHORT, ..Config::default() });
+    let server = TestServer::start(Config::default().with_stall_timeout(SHORT));
     let mut idle = Client::open(&server);
     type Start = fn(&mut Client);
     let started: [(&str, Start); 4] = [
@@ -102,7 +102,7 @@ fn a_client_that_stalls_in_a_message_is_closed_and_others_are_not() {
 
 #[test]
 fn a_client_that_takes_no_reply_is_closed() {
-    let server = TestServer::start(Config { stall_timeout: SHORT, ..Config::default() });
+    let server = TestServer::start(Config::default().with_stall_timeout(SHORT));
     let mut client = Client::open(&server);
     let memory = client.alloc(0, 128 << 20);
     client.send(&get(&memory.bytes(), 0, memory.size));
@@ -115,7 +115,7 @@ fn a_client_that_takes_no_reply_is_closed() {
 #[test]
 fn the_handshake_has_a_deadline_however_it_drips() {
     let deadline = 4 * SHORT;
-    let server = TestServer::start(Config { handshake_timeout: deadline, ..Config::default() });
+    let server = TestServer::start(Config::default().with_handshake_timeout(deadline));
     let mut known = Client::open(&server);
     let mut silent = Client::raw(&server);
     let mut half = Client::raw(&server);

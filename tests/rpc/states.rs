@@ -15,12 +15,12 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 fn one_place() -> TestServer {
-    TestServer::start(Config { max_connections: 1, ..Config::default() })
+    TestServer::start(Config::default().with_max_connections(1))
 }
 
 /// Options of a client that tries again.
 fn patient() -> Options {
-    Options { retry: WATCHDOG, ..options() }
+    options().with_retry(WATCHDOG)
 }
 
 /// The state that a HELLO is answered with.
@@ -90,7 +90,7 @@ fn at_most_64_are_turned_away_with_a_word() {
 #[test]
 fn a_client_waits_for_a_place() {
     // As many as no other test has, for the log.
-    let server = TestServer::start(Config { max_connections: 5, ..Config::default() });
+    let server = TestServer::start(Config::default().with_max_connections(5));
     let first: Vec<_> = (0..5).map(|_| Client::open(&server)).collect();
     let addr = server.addr.to_string();
     let waiting = std::thread::spawn(move || Endpoint::connect(&addr, &patient()));
@@ -119,7 +119,7 @@ fn a_client_waits_for_a_server_that_comes_back() {
 #[test]
 fn who_gave_up_says_after_how_many_attempts() {
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let error = Endpoint::connect(&addr, &Options { retry: 2 * SHORT, ..options() }).unwrap_err().to_string();
+    let error = Endpoint::connect(&addr, &options().with_retry(2 * SHORT)).unwrap_err().to_string();
     for part in [&*format!("cannot connect to {addr}"), "is a server running there", " attempts in "] {
         assert!(error.contains(part), "{error}");
     }
@@ -213,7 +213,7 @@ fn servers_of_a_list_are_connected_to_at_the_same_time() {
     };
     let servers = [listen(), listen()];
     let [a, b] = servers.each_ref().map(|(addr, _)| addr);
-    let options = registry::Options { rpc: options(), ..registry::Options::default() };
+    let options = registry::Options::default().with_rpc(options());
     let error = Registry::detect().open(&format!("{a},CPU,{b}/0,{b}/1"), &options).unwrap_err().to_string();
     assert!(error.starts_with("2 of 2 servers cannot be used"), "{error}");
     for addr in [a, b] {

@@ -81,12 +81,12 @@ fn floats(bytes: Result<Vec<u8>, SchedError>) -> Vec<f32> {
 
 #[test]
 fn only_the_experts_that_are_used_are_brought() {
-    let alone = Options { offload: false, ..Options::default() };
+    let alone = Options::default().with_offload(false);
     let mut host = Experts::new(devices(false), alone);
     assert_eq!(host.prepared.plan().device_of(1), Some((1, Why::Stored)));
     for same_domain in [true, false] {
         for depth in [1, 3] {
-            let options = Options { depth, ..Options::default() };
+            let options = Options::default().with_depth(depth);
             let mut away = Experts::new(devices(same_domain), options);
             assert_eq!(away.prepared.plan().device_of(1), Some((0, Why::Offload)));
             for (chosen, used) in

@@ -71,7 +71,7 @@ impl Network {
         let y = b.node(Unary::Sqr, &[Some(h)]).unwrap();
         b.name(y, "y");
         b.output(y).unwrap();
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().with_depth(depth);
         let scheduler = Scheduler::new(devices, options, &account).unwrap();
         Network { task: Arc::new(b.build().unwrap()), inputs: [x, row], y, scheduler }
     }

@@ -110,7 +110,7 @@ fn lines_that_are_cut_or_freeze_are_named_soon() {
         let what = format!("{what}, server {victim}, many runs: {many}");
         let servers = [(); 2].map(|()| Served::new(1, true));
         let relays = servers.each_ref().map(|server| Relay::new(server.addr, Slow::default()));
-        let options = Options { patience: Duration::from_secs(1), ..Options::default() };
+        let options = Options::default().with_patience(Duration::from_secs(1));
         let connect = |relay: &Relay| Endpoint::connect(&relay.addr().to_string(), &options).unwrap();
         let endpoints = relays.each_ref().map(connect);
         let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());

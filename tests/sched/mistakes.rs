@@ -23,7 +23,7 @@ fn cpu(name: &str) -> Arc<dyn Device> {
 }
 
 fn scheduler(devices: Vec<Arc<dyn Device>>, depth: usize) -> Scheduler {
-    Scheduler::new(devices, Options { depth, ..Options::default() }, &Account::new(MEMORY)).unwrap()
+    Scheduler::new(devices, Options::default().with_depth(depth), &Account::new(MEMORY)).unwrap()
 }
 
 /// Squares of `n` numbers, one after another on these devices.

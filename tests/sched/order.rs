@@ -106,7 +106,7 @@ impl Maker {
 
     /// The bytes of each output of each run. Between two runs the host waits for what it has read so far, or goes on.
     fn results(self, depth: usize, seed: u64) -> Vec<Vec<u8>> {
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().with_depth(depth);
         let mut scheduler = Scheduler::new(self.devices, options, &self.account).unwrap();
         let mut prepared = scheduler.build(&Arc::new(self.b.build().unwrap())).unwrap();
         let (mut rng, mut results) = (fastrand::Rng::with_seed(seed), Vec::new());

@@ -24,7 +24,7 @@ fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     }
     b.output(last).unwrap();
     let task = Arc::new(b.build().unwrap());
-    let options = Options { depth, ..Options::default() };
+    let options = Options::default().with_depth(depth);
     let mut scheduler = Scheduler::new(devices, options, &Account::new(1 << 30)).unwrap();
     let mut prepared = scheduler.build(&task).unwrap();
     let run = |_| {

@@ -53,7 +53,7 @@ impl Chain {
             }
         }
         b.output(h).unwrap();
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().with_depth(depth);
         let mut scheduler = Scheduler::new(devices, options, &account)?;
         let prepared = scheduler.build(&Arc::new(b.build().unwrap()))?;
         Ok(Chain { scheduler, prepared, x, y: h, shape })

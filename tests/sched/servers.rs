@@ -27,7 +27,7 @@ impl Served {
 
     fn on(port: u16, count: usize, dials: bool) -> Served {
         let peers = if dials { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
-        let server = Server::bind("127.0.0.1", port, cpus(count), Config { peers, ..Config::default() }).unwrap();
+        let server = Server::bind("127.0.0.1", port, cpus(count), Config::default().with_peers(peers)).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());
         Served { addr, handle, made: (count, dials), thread: Some(thread) }

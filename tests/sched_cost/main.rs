@@ -18,7 +18,7 @@ static ALLOCATOR: counting::Counting = counting::Counting;
 const DEVICES: usize = 8;
 
 fn scheduler(model: &Model, depth: usize) -> Scheduler {
-    let options = Options { depth, ..Options::default() };
+    let options = Options::default().with_depth(depth);
     Scheduler::new(model.devices.clone(), options, &model.account).unwrap()
 }
 
@@ -60,7 +60,7 @@ fn planning_is_quick() {
     assert!((1450..=1550).contains(&nodes), "{nodes} nodes");
     println!("building a task of {nodes} nodes: {:?}", median(5, || drop(model::model(DEVICES))));
     for depth in [1, 4] {
-        let options = Options { depth, ..Options::default() };
+        let options = Options::default().with_depth(depth);
         let took = median(21, || drop(Plan::new(Arc::clone(&model.task), &model.devices, &options).unwrap()));
         println!("planning {nodes} nodes over {DEVICES} devices at depth {depth}: {took:?}");
         // Unoptimised it is no measure.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use fanout::registry::parse_bytes;
 use fanout::rpc::client::ConnectError;
-use fanout::rpc::server::parse_bytes;
 use fanout::tensor::DType;
 use log::LevelFilter;
 use thiserror::Error;

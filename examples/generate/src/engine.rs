@@ -60,7 +60,7 @@ struct Ready {
 /// # Errors
 /// [`SchedError::Full`] with the numbers of all devices; otherwise as [`Engine::new`].
 pub fn check(model: &Model, devices: &[Arc<dyn Device>], ubatch: usize, depth: usize) -> Result<(), EngineError> {
-    let options = Options { depth, ..Options::default() };
+    let options = Options::default().with_depth(depth);
     // A single token first: what is short of room even then is short of it for the weights.
     for shape in largest(model, ubatch).into_iter().rev() {
         Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.fits(devices)?;
@@ -86,7 +86,7 @@ impl Engine {
         ubatch: usize,
         depth: usize,
     ) -> Result<Engine, EngineError> {
-        let scheduler = Scheduler::new(devices, Options { depth, ..Options::default() }, account)?;
+        let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), account)?;
         let (ready, laid) = (HashMap::new(), [Graph::default(); 2]);
         let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, laid };
         for (at, shape) in largest(&engine.model, engine.ubatch).into_iter().enumerate() {

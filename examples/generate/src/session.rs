@@ -29,9 +29,12 @@ struct Opener {
 
 impl Opener {
     fn new(args: &Args) -> Opener {
-        let rpc = client::Options { patience: args.rpc_timeout(), ..client::Options::default() };
+        let rpc = client::Options::default().with_patience(args.rpc_timeout());
         let (threads, memory) = (args.threads.map(usize::from), args.mem.clone());
-        Opener { registry: Registry::detect(), options: Options { threads, memory, rpc, ..Options::default() } }
+        Opener {
+            registry: Registry::detect(),
+            options: Options::default().with_threads(threads).with_memory(memory).with_rpc(rpc),
+        }
     }
 
     /// The devices that are asked for, or those there are.

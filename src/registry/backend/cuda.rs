@@ -2,17 +2,24 @@
 
 use super::super::RegistryError;
 use super::{Backend, Found, Open, Request};
-use crate::cuda::{CudaDevice, Gpu};
+use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::sync::Arc;
 
 /// What a GPU keeps for what is not in buffers: at most so much of what is free once its context stands. That is kernels
 /// as they are loaded (tens of MiB for a model), the graphs that the driver holds for repeated programs, and what it
 /// rounds each buffer up by (to 2 MiB: a client has some tens).
-pub(in super::super) const GPU_MARGIN: u64 = 512 << 20;
+const GPU_MARGIN: u64 = 512 << 20;
 
-/// The GPUs that the driver has told of.
-pub(in super::super) struct Cuda(pub(super) Vec<Gpu>);
+/// The GPUs that the driver lists, those that this crate has no kernels for included; or why there are none.
+pub(super) struct Cuda(Result<Vec<Gpu>, NoCuda>);
+
+impl Cuda {
+    /// Loads the driver, if there is one, and lists its GPUs.
+    pub(super) fn detect() -> Cuda {
+        Cuda(cuda::detect())
+    }
+}
 
 impl Backend for Cuda {
     fn stem(&self) -> &'static str {
@@ -28,7 +35,11 @@ impl Backend for Cuda {
             unusable: gpu.usable().err(),
             opener: Arc::new(gpu.clone()),
         };
-        self.0.iter().map(found).collect()
+        self.0.iter().flatten().map(found).collect()
+    }
+
+    fn missing(&self) -> Option<String> {
+        self.0.as_ref().err().map(NoCuda::to_string)
     }
 }
 

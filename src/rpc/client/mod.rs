@@ -29,7 +29,7 @@
 //!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
 //!   and for all that comes later. One that greets is asked now and then whether it is there, so that something is due also
 //!   while others alone wait for its work, and while it has none. To go on, connect again: buffers of a lost connection are gone.
-//! - A server of an older version is spoken to in that version ([`Dialect`](crate::rpc::wire::Dialect)). What it has no word
+//! - A server of an older version is spoken to in that version (`rpc::wire::dialect`). What it has no word
 //!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 
@@ -50,6 +50,7 @@ pub use connect::ConnectError;
 use crate::device::{Device, PATIENCE};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::{GreetReply, REVISION};
+use crate::setters::setters;
 use connect::Met;
 use connection::Connection;
 use greeted::Session;
@@ -59,6 +60,7 @@ use std::time::Duration;
 
 /// How to speak to a server.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// From an attempt to connect to the end of its handshake.
     pub connect_timeout: Duration,
@@ -71,6 +73,12 @@ pub struct Options {
     /// also when it has nothing to do: it is asked after a third of this.
     pub patience: Duration,
 }
+
+setters!(Options {
+    with_connect_timeout connect_timeout: Duration,
+    with_retry retry: Duration,
+    with_patience patience: Duration,
+});
 
 impl Default for Options {
     fn default() -> Options {

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use thiserror::Error;
-
 use super::peers::Peer;
 use crate::rpc::wire::Limits;
+use crate::setters::setters;
 
 /// How a server treats its clients. Every limit has a sane default.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// Sessions at a time; further clients are told that the server is full, and closed.
     pub max_connections: usize,
@@ -53,15 +53,29 @@ impl Default for Config {
     }
 }
 
+setters!(Config {
+    with_max_connections max_connections: usize,
+    with_max_memory max_memory: Option<u64>,
+    with_max_buffers max_buffers: usize,
+    with_limits limits: Limits,
+    with_handshake_timeout handshake_timeout: Duration,
+    with_stall_timeout stall_timeout: Duration,
+    with_device_timeout device_timeout: Duration,
+    with_cache cache: Option<CacheConfig>,
+    with_peers peers: Vec<Peer>,
+    with_models models: Option<PathBuf>,
+});
+
 impl Config {
     /// Limits for graphs of `max_nodes` nodes (with a few leaves for each) and messages of `max_body` bytes.
     pub fn limits(max_nodes: u32, max_body: u64) -> Limits {
-        Limits { max_nodes, max_tensors: max_nodes.saturating_mul(4), max_body: max_body.max(MIN_MESSAGE) }
+        Limits::new(max_nodes, max_nodes.saturating_mul(4), max_body.max(MIN_MESSAGE))
     }
 }
 
 /// Where the tensor cache lives and how large it may grow.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CacheConfig {
     /// Its folder; made if it is not there. Files of other names in it are left alone.
     pub dir: PathBuf,
@@ -70,6 +84,11 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
+    /// A cache in this folder, of [`CacheConfig::DEFAULT_BYTES`].
+    pub fn new(dir: impl Into<PathBuf>) -> CacheConfig {
+        CacheConfig { dir: dir.into(), max_bytes: CacheConfig::DEFAULT_BYTES }
+    }
+
     /// The size that a cache has unless told otherwise: 20 GiB.
     pub const DEFAULT_BYTES: u64 = 20 << 30;
 
@@ -82,56 +101,6 @@ impl CacheConfig {
     }
 }
 
-/// A text that is no size.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("expected a size such as 512M, 8G or 1048576, got {0:?}")]
-pub struct BadSize(String);
-
-/// Reads a size in bytes: digits and an optional K, M, G or T (powers of 1024), as in `20G`.
-///
-/// # Errors
-/// [`BadSize`] for anything else, and for sizes of 2^64 bytes and more.
-pub fn parse_bytes(text: &str) -> Result<u64, BadSize> {
-    let bad = || BadSize(text.to_owned());
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KB" | "KIB" => 10,
-        "M" | "MB" | "MIB" => 20,
-        "G" | "GB" | "GIB" => 30,
-        "T" | "TB" | "TIB" => 40,
-        _ => return Err(bad()),
-    };
-    if digits.starts_with('+') {
-        return Err(bad());
-    }
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_in_powers_of_1024() {
-        for (text, want) in [
-            ("0", Some(0)),
-            ("1048576", Some(1 << 20)),
-            ("20G", Some(20 << 30)),
-            ("512m", Some(512 << 20)),
-            ("3KiB", Some(3 << 10)),
-            ("16777215T", Some(16_777_215 << 40)),
-            ("16777216T", None),
-            ("99999999999999999999", None),
-            ("", None),
-            ("G", None),
-            ("+1", None),
-            ("-1", None),
-            ("1.5G", None),
-            ("5X", None),
-        ] {
-            assert_eq!(parse_bytes(text).ok(), want, "{text:?}");
-        }
-    }
-}
+setters!(CacheConfig {
+    with_max_bytes max_bytes: u64,
+});

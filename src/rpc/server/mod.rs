@@ -41,7 +41,7 @@ mod session;
 mod tensor_cache;
 mod transfer_tokens;
 
-pub use limits::{BadSize, CacheConfig, Config, MIN_MESSAGE, parse_bytes};
+pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::BindError;
 pub use peers::{BadPeer, Peer};
 

@@ -66,24 +66,24 @@ pub enum WireError {
 
 /// Reads fields off the front of a byte slice. `what` is the field's name in errors.
 #[derive(Clone, Debug)]
-pub struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
     /// A reader at the start of `bytes`.
-    pub const fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
         Reader { rest: bytes }
     }
 
     /// Bytes not yet read.
-    pub const fn left(&self) -> usize {
+    pub(crate) const fn left(&self) -> usize {
         self.rest.len()
     }
 
     /// The next `len` bytes.
     #[inline]
-    pub fn bytes(&mut self, what: &'static str, len: usize) -> Result<&'a [u8], WireError> {
+    pub(crate) fn bytes(&mut self, what: &'static str, len: usize) -> Result<&'a [u8], WireError> {
         let Some((head, rest)) = self.rest.split_at_checked(len) else {
             return Err(self.truncated(what, len as u64));
         };
@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
 
     /// The next `N` bytes.
     #[inline]
-    pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], WireError> {
+    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], WireError> {
         let Some((head, rest)) = self.rest.split_first_chunk() else {
             return Err(self.truncated(what, N as u64));
         };
@@ -102,19 +102,18 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` records of `N` bytes each, borrowed: `count` is the peer's and costs nothing by itself.
-    pub fn arrays<const N: usize>(&mut self, what: &'static str, count: u32) -> Result<&'a [[u8; N]], WireError> {
+    pub(crate) fn arrays<const N: usize>(
+        &mut self,
+        what: &'static str,
+        count: u32,
+    ) -> Result<&'a [[u8; N]], WireError> {
         let need = u64::from(count).saturating_mul(N as u64);
         let len = usize::try_from(need).map_err(|_| self.truncated(what, need))?;
         Ok(self.bytes(what, len)?.as_chunks().0)
     }
 
-    /// A reader over the next `len` bytes alone.
-    pub fn sub(&mut self, what: &'static str, len: usize) -> Result<Reader<'a>, WireError> {
-        self.bytes(what, len).map(Reader::new)
-    }
-
     /// Everything that is left, as a last field of any length.
-    pub fn rest(&mut self) -> &'a [u8] {
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
@@ -122,7 +121,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// [`WireError::Trailing`] if a byte is left.
-    pub fn finish(self, what: &'static str) -> Result<(), WireError> {
+    pub(crate) fn finish(self, what: &'static str) -> Result<(), WireError> {
         match self.rest.len() {
             0 => Ok(()),
             extra => Err(WireError::Trailing { what, extra: extra as u64 }),
@@ -151,7 +150,7 @@ macro_rules! integers {
             $(
                 /// The next little-endian integer of this type.
                 #[inline]
-                pub fn $ty(&mut self, what: &'static str) -> Result<$ty, WireError> {
+                pub(crate) fn $ty(&mut self, what: &'static str) -> Result<$ty, WireError> {
                     self.array(what).map(|bytes| $ty::from_le_bytes(*bytes))
                 }
             )*

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use super::{codec::WireError, tensor::TENSOR_RECORD};
+use crate::setters::setters;
 
 /// What a receiver is willing to hold for one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Nodes of one graph.
     pub max_nodes: u32,
@@ -16,6 +18,11 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Limits in the order of the fields: nodes and tensors of a graph, bytes of a body.
+    pub const fn new(max_nodes: u32, max_tensors: u32, max_body: u64) -> Limits {
+        Limits { max_nodes, max_tensors, max_body }
+    }
+
     /// The longest GRAPH_COMPUTE body in bytes.
     const fn graph_body(&self) -> u64 {
         // At most 12 + 304 * 2^32: far from overflow.
@@ -24,8 +31,15 @@ impl Limits {
     }
 }
 
+setters!(Limits {
+    with_max_nodes max_nodes: u32,
+    with_max_tensors max_tensors: u32,
+    with_max_body max_body: u64,
+});
+
 /// The lengths in bytes that a body may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BodySize {
     /// This length.
     Exact(u64),
@@ -70,6 +84,7 @@ macro_rules! commands {
         /// A command. The discriminant is its number on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Command {
             $($(#[$doc])* $name = $number,)*
         }

@@ -62,12 +62,14 @@ impl ResponseHeader {
     }
 }
 
-/// Splits the next request off recorded bytes: its command and a reader over its body.
+/// Splits the next request off a recorded stream: its command and its body. `stream` then begins behind it.
 ///
 /// # Errors
-/// Those of the header and of its size, and [`WireError::Truncated`] if the recording ends inside the request.
-pub fn next_request<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<(Command, Reader<'a>), WireError> {
+/// Those of the header and of its size, and [`WireError::Truncated`] if the stream ends inside the request.
+pub fn next_request<'a>(stream: &mut &'a [u8], limits: &Limits) -> Result<(Command, &'a [u8]), WireError> {
+    let mut r = Reader::new(stream);
     let header = RequestHeader::decode(r.array("header")?)?;
-    let body = r.sub("body", header.body_len(limits)?)?;
+    let body = r.bytes("body", header.body_len(limits)?)?;
+    *stream = r.rest();
     Ok((header.command, body))
 }

@@ -302,6 +302,7 @@ macro_rules! requests {
         #[allow(clippy::large_enum_variant)]
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs)] // each variant is the struct of its name
+        #[non_exhaustive]
         pub enum Request<'a> {
             $($name($name $(<$life>)?),)*
         }

@@ -39,6 +39,7 @@ pub struct DeviceMemoryReply {
 
 /// Any response, named by its command.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Response<'a> {
     /// Handle and size.
     AllocBuffer(AllocBufferReply),

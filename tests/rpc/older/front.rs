@@ -8,8 +8,8 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Numberings of the versions: see `tests/wire/dialect.rs`.
-const LISTS: &str = include_str!("../../wire/versions.txt");
+/// Numberings of the versions: see `src/rpc/wire/tests/dialect.rs`.
+const LISTS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/rpc/wire/tests/versions.txt"));
 
 const RECORD: usize = 296;
 

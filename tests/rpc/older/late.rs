@@ -4,7 +4,7 @@ use super::front::{GEN0, V3_0};
 use super::{Old, account, deadline, network};
 use crate::client::options;
 use fanout::device::{DeviceError, Region, Source};
-use fanout::rpc::client::{Endpoint, Options};
+use fanout::rpc::client::Endpoint;
 use fanout::tensor::{DType, TensorDesc};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -109,7 +109,7 @@ fn take(stream: &mut TcpStream) -> io::Result<()> {
 /// Its reply comes when all of it is there: until then, that it goes on is the sign of life.
 #[test]
 fn an_upload_may_take_longer_than_a_server_may_be_silent() {
-    let options = Options { patience: 15 * PAUSE, ..options() };
+    let options = options().with_patience(15 * PAUSE);
     let endpoint = Endpoint::connect(&slow().to_string(), &options).unwrap();
     let device = &endpoint.devices()[0];
     let mut queue = device.queue(&account()).unwrap();

@@ -366,7 +366,7 @@ fn scheduled(devices: &[Arc<dyn Device>], homes: [usize; 3], depth: usize) -> (V
         h = b.node(Binary::Add, &[Some(gated), Some(h)]).unwrap();
     }
     b.output(h).unwrap();
-    let options = sched::Options { depth, ..sched::Options::default() };
+    let options = sched::Options::default().with_depth(depth);
     let mut scheduler = Scheduler::new(devices.to_vec(), options, &account).unwrap();
     let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
     let mut tickets = Vec::new();

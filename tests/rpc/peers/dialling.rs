@@ -88,7 +88,7 @@ fn only_peers_are_dialled() {
         "127.0.0.1",
         0,
         TestServer::start(Config::default()).devices.clone(),
-        Config { peers, ..Config::default() },
+        Config::default().with_peers(peers),
     );
     assert!(matches!(unknown, Err(BindError::Peer { .. })));
 }
@@ -111,10 +111,10 @@ fn a_peer_is_dialled_by_any_of_its_names() {
 fn nobody_there_is_told() {
     let silent = Impostor::start();
     let config = dialling(&["127.0.0.1"]);
-    let server = TestServer::start(Config { handshake_timeout: 4 * SHORT, ..config });
+    let server = TestServer::start(config.with_handshake_timeout(4 * SHORT));
     let mut src = Client::with_queues(&server);
     let closed = Impostor::start().address;
-    let full = TestServer::start(Config { max_connections: 0, ..Config::default() });
+    let full = TestServer::start(Config::default().with_max_connections(0));
     for address in [&silent.address, &closed, &full.addr.to_string()] {
         let said = src.reach(address).expect_err("nobody is there");
         assert!(said.contains(address.as_str()), "{said}");
@@ -190,7 +190,7 @@ fn a_link_that_ends_when_all_is_delivered_is_made_again() {
 #[test]
 fn a_session_with_much_on_its_way_waits() {
     let other = Impostor::start();
-    let config = Config { limits: Config::limits(16, 1 << 20), ..dialling(&["127.0.0.1"]) };
+    let config = dialling(&["127.0.0.1"]).with_limits(Config::limits(16, 1 << 20));
     let server = TestServer::start(config);
     let mut src = Client::with_queues(&server);
     let span = src.span(4 * PIECE);
@@ -217,7 +217,7 @@ fn a_session_with_much_on_its_way_waits() {
 fn what_is_on_its_way_is_charged() {
     let other = Impostor::start();
     let config = dialling(&["127.0.0.1"]);
-    let server = TestServer::start(Config { max_memory: Some(3 * PIECE as u64), ..config });
+    let server = TestServer::start(config.with_max_memory(Some(3 * PIECE as u64)));
     let mut src = Client::with_queues(&server);
     let span = src.span(2 * PIECE);
     src.send_to(span, &[[3; TICKET]; 2], &other.address);

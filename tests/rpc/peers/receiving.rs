@@ -339,7 +339,7 @@ fn only_unused_tickets_of_the_session_can_be_received() {
 
 #[test]
 fn what_comes_early_is_bounded() {
-    let server = TestServer::start(Config { max_memory: Some(1 << 20), ..Config::default() });
+    let server = TestServer::start(Config::default().with_max_memory(Some(1 << 20)));
     let mut dst = Client::with_queues(&server);
     for _ in 0..4 {
         dst.tickets(256);

@@ -13,12 +13,12 @@ use std::time::Duration;
 pub(crate) const PIECE: usize = 256 << 10;
 
 /// What a test's server takes.
-const LIMITS: Limits = Limits { max_nodes: 1, max_tensors: 1, max_body: 1 << 20 };
+const LIMITS: Limits = Limits::new(1, 1, 1 << 20);
 
 /// A configuration that allows these peers.
 pub(crate) fn dialling(peers: &[&str]) -> Config {
     let peers = peers.iter().map(|peer| peer.parse::<Peer>().expect("a peer")).collect();
-    Config { peers, ..Config::default() }
+    Config::default().with_peers(peers)
 }
 
 /// On queue 0, which is of device 0.
@@ -208,10 +208,10 @@ impl Guest {
 
 /// Short enough to pass in a test, for a server whose peers say nothing.
 pub(crate) fn impatient(config: Config) -> Config {
-    Config { stall_timeout: 4 * SHORT, ..config }
+    config.with_stall_timeout(4 * SHORT)
 }
 
 /// As [`impatient`], for bytes that do not come.
 pub(crate) fn brief(config: Config) -> Config {
-    Config { device_timeout: Duration::from_millis(300), ..config }
+    config.with_device_timeout(Duration::from_millis(300))
 }

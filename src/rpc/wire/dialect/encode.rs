@@ -11,7 +11,7 @@ impl Dialect {
     ///
     /// # Errors
     /// [`Unsayable`], and nothing is appended, if the version lacks the command, or the op or type of a record.
-    pub fn encode(&self, request: &Request<'_>, out: &mut Vec<u8>) -> Result<(), Unsayable> {
+    pub(crate) fn encode(&self, request: &Request<'_>, out: &mut Vec<u8>) -> Result<(), Unsayable> {
         if self.current {
             request.encode(out);
             return Ok(());
@@ -28,7 +28,7 @@ impl Dialect {
     ///
     /// # Errors
     /// [`Unsayable`], and nothing is appended, if the version lacks the type, or no receiver could take that much.
-    pub fn encode_head(&self, head: &SetTensorHead, data_len: u64, out: &mut Vec<u8>) -> Result<(), Unsayable> {
+    pub(crate) fn encode_head(&self, head: &SetTensorHead, data_len: u64, out: &mut Vec<u8>) -> Result<(), Unsayable> {
         let large = || self.no(format!("{} of {data_len} bytes", Command::SetTensor));
         if self.current {
             return head.encode(data_len, out).map_err(|_| large());

@@ -10,7 +10,7 @@ impl Dialect {
     ///
     /// # Errors
     /// [`Unsayable`] names what of it the version lacks: the op, a type, a parameter or a source.
-    pub fn says(&self, node: &NodeView<'_>) -> Result<(), Unsayable> {
+    pub(crate) fn says(&self, node: &NodeView<'_>) -> Result<(), Unsayable> {
         if self.current {
             return Ok(());
         }

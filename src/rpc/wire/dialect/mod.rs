@@ -22,12 +22,12 @@ use crate::ops::unary::Kind;
 use crate::tensor::DType;
 
 /// The versions that a client serves, for messages.
-pub const SERVED: &str =
+pub(crate) const SERVED: &str =
     "7.0.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and the one of 2024 that has no HELLO";
 
 /// One version of the protocol: what of 7.0 it has, and how it says it.
 #[derive(Debug)]
-pub struct Dialect {
+pub(crate) struct Dialect {
     name: &'static str,
     /// 7.0 itself.
     current: bool,
@@ -60,7 +60,7 @@ pub struct Dialect {
 
 /// How HELLO is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HelloForm {
+pub(crate) enum HelloForm {
     /// There is none: the connection's first message may be any.
     Absent,
     /// Without a body.
@@ -252,22 +252,23 @@ const GEN0: Dialect = Dialect {
 /// What a version has no word for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("version {version} of the RPC protocol has no {what}")]
-pub struct Unsayable {
+pub(crate) struct Unsayable {
     /// The version.
-    pub version: &'static str,
+    pub(crate) version: &'static str,
     /// What it lacks.
-    pub what: String,
+    pub(crate) what: String,
 }
 
 impl Dialect {
     /// 7.0, which everything else here is written in.
-    pub const CURRENT: &'static Dialect = &V7_0;
+    #[cfg(test)]
+    pub(crate) const CURRENT: &'static Dialect = &V7_0;
 
     /// The version of servers that do not know HELLO and close the connection on it.
-    pub const FIRST: &'static Dialect = &GEN0;
+    pub(crate) const FIRST: &'static Dialect = &GEN0;
 
     /// The dialect of a version that a server states; `None` if it is not served.
-    pub const fn of(version: Version) -> Option<&'static Dialect> {
+    pub(crate) const fn of(version: Version) -> Option<&'static Dialect> {
         Some(match (version.major, version.minor, version.patch) {
             (7, 0, _) => &V7_0,
             (5, 1, 0) => &V5_1,
@@ -285,17 +286,17 @@ impl Dialect {
     }
 
     /// Whether this is 7.0.
-    pub const fn is_current(&self) -> bool {
+    pub(crate) const fn is_current(&self) -> bool {
         self.current
     }
 
     /// How the version opens a connection.
-    pub const fn hello(&self) -> HelloForm {
+    pub(crate) const fn hello(&self) -> HelloForm {
         self.hello
     }
 
     /// A command's number, where the version has it.
-    pub const fn number(&self, command: Command) -> Option<u8> {
+    pub(crate) const fn number(&self, command: Command) -> Option<u8> {
         let number = command as u8;
         if !self.first_numbers {
             return if number <= self.last as u8 { Some(number) } else { None };
@@ -309,7 +310,7 @@ impl Dialect {
     }
 
     /// The length of the response's body; `None` if nothing is sent back.
-    pub fn reply(&self, command: Command) -> Option<BodySize> {
+    pub(crate) fn reply(&self, command: Command) -> Option<BodySize> {
         if !self.acknowledged.contains(&command) {
             return command.response();
         }
@@ -318,7 +319,7 @@ impl Dialect {
     }
 
     /// An op's number, where the version has it.
-    pub fn op(&self, op: OpCode) -> Option<u32> {
+    pub(crate) fn op(&self, op: OpCode) -> Option<u32> {
         let later = &LATER_OPS[..self.later_ops];
         if later.contains(&op) {
             return None;
@@ -329,7 +330,7 @@ impl Dialect {
     }
 
     /// The number of a kind of UNARY, where the version has it.
-    pub fn kind(&self, kind: &Kind) -> Option<i32> {
+    pub(crate) fn kind(&self, kind: &Kind) -> Option<i32> {
         let later = LATER_KINDS[..self.later_kinds].iter().map(Kind::number);
         let number = kind.number();
         let missing = later.clone().any(|other| other == number);
@@ -337,12 +338,12 @@ impl Dialect {
     }
 
     /// Whether the version has a kind of GLU, by its number.
-    pub const fn has_glu(&self, kind: i32) -> bool {
+    pub(crate) const fn has_glu(&self, kind: i32) -> bool {
         kind < self.glu_kinds
     }
 
     /// Whether the version has a type. The numbers of types have never changed.
-    pub fn has_type(&self, dtype: DType) -> bool {
+    pub(crate) fn has_type(&self, dtype: DType) -> bool {
         !LATER_TYPES[..self.later_types].contains(&dtype)
     }
 

@@ -8,6 +8,7 @@ use super::{Fault, text, write_text};
 
 /// What a server answers to the requests of the extensions that have a reply.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Answer<'a> {
     /// To GREET.
     Greet(GreetReply),

@@ -13,6 +13,7 @@ macro_rules! commands {
         /// A command of the extensions. The discriminant is its number on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum ExtCommand {
             $($(#[$doc])* $name = $number,)*
         }

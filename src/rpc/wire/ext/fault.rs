@@ -15,6 +15,7 @@ pub struct Fault {
 
 /// What a program can tell of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FaultKind {
     /// Nothing.
     Other,

@@ -9,6 +9,7 @@ pub const REVISION: u8 = 1;
 /// Whether a server takes clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum State {
     /// It does.
     Ready = 0,

@@ -10,6 +10,7 @@ pub const NOTICE_HEADER: usize = 9;
 /// What a notice is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum NoticeKind {
     /// The reply to the oldest request that has one and has not got it.
     Reply = 0,
@@ -63,6 +64,7 @@ impl NoticeHeader {
 
 /// Any notice.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Notice<'a> {
     /// The body of a reply, of 7.0 or of the extensions.
     Reply(&'a [u8]),

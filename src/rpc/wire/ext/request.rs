@@ -446,6 +446,7 @@ macro_rules! requests {
         /// Any request of the extensions but WRITE, whose data streams: see [`WriteHead`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)] // each variant is the struct of its name
+        #[non_exhaustive]
         pub enum ExtRequest<'a> {
             $($name($name $(<$life>)?),)*
         }

@@ -1,6 +1,6 @@
-//! Seeded messages of every command, and their fields as `PROTOCOL.md` lists them.
+//! Seeded messages of every command, and the sizes of their fields.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 use fastrand::Rng;
 
 pub(crate) const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };

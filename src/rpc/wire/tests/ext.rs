@@ -1,10 +1,10 @@
 //! The extensions: every request, answer and notice there and back, cut at every length, and bent.
 
-use fanout::rpc::wire::ext::*;
-use fanout::rpc::wire::{GraphCompute, REQUEST_HEADER, TENSOR_RECORD, WireError};
+use crate::rpc::wire::ext::*;
+use crate::rpc::wire::{GraphCompute, REQUEST_HEADER, TENSOR_RECORD, WireError};
 use fastrand::Rng;
 
-use crate::inputs::{LIMITS, Store, mutate};
+use super::inputs::{LIMITS, Store, mutate};
 
 /// What requests borrow besides a [`Store`].
 struct More {

@@ -1,9 +1,9 @@
 //! Every response: round trip, truncation at every length, one byte too many.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 use fastrand::Rng;
 
-use crate::inputs::{response_fields, responses, truncation};
+use super::inputs::{response_fields, responses, truncation};
 
 /// The frame of `response`, its header checked against its body and taken off.
 fn body(response: &Response<'_>) -> Vec<u8> {

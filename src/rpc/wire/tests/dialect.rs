@@ -1,16 +1,16 @@
 //! Older versions against lists of what each has, and frames that were put together by hand.
 
-use crate::inputs::{Store, record, request};
-use fanout::ops::binary::Binary;
-use fanout::ops::flash_attn::FlashAttn;
-use fanout::ops::glu::{Glu, Kind as Gate};
-use fanout::ops::mul_mat::MulMat;
-use fanout::ops::rope::{Rope, RopeMode};
-use fanout::ops::softmax::SoftMax;
-use fanout::ops::unary::{Kind, Unary};
-use fanout::ops::{NodeView, Op, OpCode, Sources};
-use fanout::rpc::wire::*;
-use fanout::tensor::{DType, TensorDesc};
+use super::inputs::{Store, record, request};
+use crate::ops::binary::Binary;
+use crate::ops::flash_attn::FlashAttn;
+use crate::ops::glu::{Glu, Kind as Gate};
+use crate::ops::mul_mat::MulMat;
+use crate::ops::rope::{Rope, RopeMode};
+use crate::ops::softmax::SoftMax;
+use crate::ops::unary::{Kind, Unary};
+use crate::ops::{NodeView, Op, OpCode, Sources};
+use crate::rpc::wire::*;
+use crate::tensor::{DType, TensorDesc};
 use fastrand::Rng;
 use std::collections::HashMap;
 

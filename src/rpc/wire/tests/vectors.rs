@@ -1,8 +1,8 @@
 //! Bytes written by hand from the protocol's text, so that encoder and decoder cannot agree on a common mistake.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 
-use crate::inputs::LIMITS;
+use super::inputs::LIMITS;
 
 fn check_request(request: &Request<'_>, frame: &[u8]) {
     let mut bytes = Vec::new();

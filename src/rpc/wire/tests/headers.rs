@@ -1,8 +1,8 @@
 //! A frame is refused at its header: commands, sizes, limits.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 
-use crate::inputs::LIMITS;
+use super::inputs::LIMITS;
 
 /// Number, name, and the smallest request body of each command, by the protocol's table.
 const COMMANDS: [(u8, &str, u64); 18] = [

@@ -1,9 +1,9 @@
 //! Counts that promise too much, and bytes that are nearly right.
 
-use fanout::rpc::wire::*;
+use crate::rpc::wire::*;
 use fastrand::Rng;
 
-use crate::{
+use super::{
     decode::{requests, response},
     inputs::{LIMITS, Store, mutate, request, responses},
 };
