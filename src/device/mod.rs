@@ -20,6 +20,7 @@ mod host;
 mod line;
 mod mapped;
 mod memory;
+pub mod noop;
 mod tensors;
 mod timeline;
 

@@ -1,4 +1,4 @@
-use crate::common::{Built, Case, Subject, at, devices, index, nmse, normal};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
 use fanout::ops::unary::{Kind, Unary};
@@ -6,6 +6,9 @@ use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::DType::{self, BF16, F16, F32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K};
 use fanout::tensor::DType::{Q6_K, Q8_0};
 use fanout::tensor::TensorDesc;
+use fanout_testing::compare::nmse;
+use fanout_testing::inputs::{at, index, normal};
+use fanout_testing::op_case::{Built, Case, Subject};
 
 const FLOATS: [DType; 3] = [F32, F16, BF16];
 const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];

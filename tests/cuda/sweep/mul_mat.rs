@@ -1,5 +1,4 @@
 use super::Sweep;
-use crate::common::{Built, Case, normal};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -8,6 +7,8 @@ use fanout::tensor::DType::{
     self, BF16, F16, F32, I32, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
 };
 use fanout::tensor::TensorDesc;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::{Built, Case};
 
 const FLOATS: [DType; 3] = [F32, F16, BF16];
 const BLOCKS: [DType; 12] = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
