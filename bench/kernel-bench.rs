@@ -1,10 +1,5 @@
 //! Checks every kernel of the CUDA device against the CPU on the shapes of a real model, then times it beside the GPU's roofs.
 
-#[path = "../bench/cases/mod.rs"]
-#[allow(missing_docs, unreachable_pub, dead_code)] // the benchmark of the CPU uses the rest of it
-mod cases;
-
-use cases::{Case, Draft, Kind, Sizes, fill};
 use clap::Parser;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice, Gpu};
@@ -12,6 +7,7 @@ use fanout::device::{Account, Device, DeviceError, Point, Queue, Region};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
+use fanout_bench::cases::{self, Case, Draft, Kind, Sizes, fill};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::path::PathBuf;
