@@ -9,6 +9,6 @@ step cargo fmt --all --check
 step cargo clippy --locked --workspace --all-targets -- -D warnings
 # The emulator is optimised in this profile too (Cargo.toml): one build of it serves its own tests and those of CUDA.
 step cargo test --locked --workspace
-step cargo test --locked --bench ops
+step cargo test --locked -p fanout-bench --bench ops
 step cargo test --locked -p cudaemu --bench matvec -- --test
 RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps

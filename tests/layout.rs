@@ -30,6 +30,26 @@ fn all_sources() -> Vec<PathBuf> {
     found
 }
 
+/// A `#[path]` names a file of its own folder or below: modules that several crates or tests need are a crate's.
+#[test]
+fn paths_of_modules_stay_in_their_folder() {
+    // The emulator's tests share files of their own folder `tests`.
+    let emulator = root().join("crates/cudaemu/tests");
+    for dir in ["src", "bin", "tests", "bench", "examples", "crates"] {
+        let mut files = Vec::new();
+        sources(&root().join(dir), &mut files);
+        for file in files.iter().filter(|file| !file.starts_with(&emulator)) {
+            let text = fs::read_to_string(file).unwrap();
+            for line in text.lines().filter(|line| line.trim_start().starts_with(&["#[", "path"].concat())) {
+                let path = line.split('"').nth(1).unwrap_or_default();
+                let stays =
+                    !path.is_empty() && !Path::new(path).is_absolute() && !path.split('/').any(|part| part == "..");
+                assert!(stays, "{}: {line}", file.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn files_stay_short_enough_to_read() {
     let mut files = all_sources();
