@@ -41,7 +41,7 @@ model | wire)
     ;;
 ops)
     shift
-    exec cargo bench --bench ops -- "$@"
+    exec cargo bench -p fanout-bench --bench ops -- "$@"
     ;;
 peer-ops | floors)
     shift

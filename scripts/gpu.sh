@@ -52,7 +52,7 @@ built() { # EXECUTABLE-NAME CARGO-ARGUMENTS...: builds, and copies what has that
     strip -S "$folder/bin/$name" 2>/dev/null || true
 }
 built rpc-server build --bin rpc-server
-built kernel-bench build --bin kernel-bench
+built kernel-bench build -p fanout-bench --bin kernel-bench
 built ops test --test ops --no-run
 cp -f scripts/gpu.sh scripts/gpu.py "$folder/scripts/"
 cp -f tests/interop/{llama_client,make_model,archs}.py scripts/type_table.py src/tensor/table.rs "$folder/interop/"

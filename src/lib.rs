@@ -118,14 +118,6 @@ pub mod tensor;
 /// This build: the crate's version and, in a checkout, the revision.
 pub const VERSION: &str = env!("FANOUT_VERSION");
 
-/// Test devices are written as anyone else would write a device.
-#[cfg(test)]
-extern crate self as fanout;
-#[cfg(test)]
-#[path = "../tests/common/null.rs"]
-#[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
-mod null;
-
 /// The README's program is a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,19 +1,15 @@
 //! Times every op of the CPU device on the shapes of a real model, beside the roofs of this machine.
 //!
-//! `cargo bench --bench ops -- --filter "MUL_MAT Q4_0"`; `--help` lists the options. As a test (`cargo test --bench ops`)
-//! it runs each case once at a small size.
-#![allow(missing_docs, unreachable_pub)] // a program, not an interface
+//! `cargo bench -p fanout-bench --bench ops -- --filter "MUL_MAT Q4_0"`; `--help` lists the options. As a test
+//! (`cargo test -p fanout-bench --bench ops`) it runs each case once at a small size.
 
-#[path = "../cases/mod.rs"]
-#[allow(dead_code)] // kernel-bench uses the rest of it
-mod cases;
 mod peaks;
 mod report;
 mod roofs;
 mod run;
 
-use cases::Sizes;
 use clap::Parser;
+use fanout_bench::cases::{self, Sizes};
 use report::{Rate, Row};
 use roofs::Machine;
 use run::Bench;

@@ -4,7 +4,7 @@
 //! units are never waited for. Sums are given to [`black_box`] at the end, by value: they must not live in memory.
 #![allow(unsafe_code)] // calling functions with target features, and an empty asm!: each argues below
 
-use crate::cases::Kind;
+use fanout_bench::cases::Kind;
 
 /// Does so many rounds. The processor must have the instructions.
 type Loop = unsafe fn(rounds: u64);

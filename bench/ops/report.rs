@@ -1,8 +1,8 @@
 //! What was measured, as a table and as JSON.
 
-use crate::cases::Case;
 use crate::roofs::{Machine, Roof};
 use crate::run::Times;
+use fanout_bench::cases::Case;
 use std::fmt::Write as _;
 
 /// A roof's rate, in units per second.

@@ -4,8 +4,8 @@
 //! On a shared machine they change from one second to the next, so they are not measured once: each case samples the
 //! roofs that bound it in the pauses between its own runs.
 
-use crate::cases::Kind;
 use crate::peaks::{self, Peak};
+use fanout_bench::cases::Kind;
 use memmap2::MmapMut;
 use std::hint::black_box;
 use std::sync::Barrier;

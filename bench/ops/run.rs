@@ -1,8 +1,8 @@
 //! Timing a case on a device, through the public interface alone.
 
-use crate::cases::{Case, fill};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region};
+use fanout_bench::cases::{Case, fill};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

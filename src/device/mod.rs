@@ -55,6 +55,7 @@ mod info;
 mod line;
 mod mapped;
 mod memory;
+pub mod noop;
 mod tensors;
 mod timeline;
 

@@ -6,17 +6,16 @@
 //!
 //! [`read_tensors`] is for files that may change or end while they are in use, which a mapping would not survive: it reads what
 //! stands before the tensors, and nothing is mapped.
+//!
+//! [`Writer`] builds files in memory.
 
 mod error;
-#[cfg(test)]
-#[path = "../../tests/common/gguf.rs"]
-#[allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
-pub(crate) mod file;
 mod head;
 mod read;
 #[cfg(test)]
 mod tests;
 mod value;
+mod writer;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -28,6 +27,7 @@ use error::{Named, Nth, Shown};
 pub use head::{HeadError, MAX_HEAD, read_tensors};
 use read::Reader;
 pub use value::{Array, KeyError, Metadata, Value, required};
+pub use writer::{WriteError, Writer};
 
 /// Alignment of the tensors' data where the file names none.
 const ALIGNMENT: u32 = 32;

@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
-use super::file::File;
 use super::*;
 use crate::tensor::DType;
 
-fn sample() -> File {
-    File::default()
+fn sample() -> Writer {
+    Writer::new()
         .text("general.architecture", "llama")
         .int("llama.block_count", 2)
         .float("llama.epsilon", 1e-5)
@@ -26,7 +25,7 @@ fn parse_error(bytes: &[u8]) -> GgufError {
 #[test]
 fn values_and_tensors_are_read() {
     for version in [2u32, 3] {
-        let mut bytes = sample().bytes();
+        let mut bytes = sample().to_bytes_unchecked();
         bytes[4..8].copy_from_slice(&version.to_le_bytes());
         let gguf = Gguf::parse(&bytes).unwrap();
         assert_eq!(gguf.version, version);
@@ -67,7 +66,7 @@ fn numbers_of_any_width_are_read() {
         (12, &1e300f64.to_le_bytes(), None, None),
     ];
     for (kind, value, int, float) in cases {
-        let bytes = File::default().entry("k", kind, value).bytes();
+        let bytes = Writer::new().entry("k", kind, value).to_bytes_unchecked();
         let metadata = Gguf::parse(&bytes).unwrap().metadata;
         assert_eq!(metadata.int("k").ok().flatten(), int, "type {kind}");
         assert_eq!(metadata.float("k").ok().flatten(), float, "type {kind}");
@@ -76,7 +75,7 @@ fn numbers_of_any_width_are_read() {
 
 #[test]
 fn a_value_of_another_type_is_named() {
-    let bytes = sample().bytes();
+    let bytes = sample().to_bytes_unchecked();
     let metadata = Gguf::parse(&bytes).unwrap().metadata;
     let error = metadata.int("general.architecture").unwrap_err().to_string();
     assert_eq!(error, "general.architecture: expected a whole number from 0 to 4294967295, found \"llama\"");
@@ -90,7 +89,7 @@ fn a_value_of_another_type_is_named() {
 #[test]
 fn truncation_at_every_length_is_an_error() {
     // Without the padding after the last tensor.
-    let bytes = sample().bytes();
+    let bytes = sample().to_bytes_unchecked();
     let end = Gguf::parse(&bytes).unwrap().tensors.iter().map(|tensor| tensor.bytes.end).max().unwrap();
     assert!(Gguf::parse(&bytes[..end]).is_ok());
     for length in 0..end {
@@ -103,7 +102,7 @@ fn truncation_at_every_length_is_an_error() {
 /// Seeded damage: whatever parses has its tensors within the file and its metadata readable.
 #[test]
 fn damaged_files_are_refused_or_harmless() {
-    let whole = sample().bytes();
+    let whole = sample().to_bytes_unchecked();
     let mut rng = fastrand::Rng::with_seed(6);
     let mut refused = 0;
     for _ in 0..20_000 {
@@ -146,7 +145,7 @@ fn patched(mut bytes: Vec<u8>, old: &[u8], new: &[u8]) -> Vec<u8> {
 #[test]
 fn what_is_wrong_is_said() {
     let file = sample();
-    let bytes = file.bytes();
+    let bytes = file.to_bytes_unchecked();
     let norm = |dims: u32, ne: u64, dtype: u32| {
         let mut info = b"output_norm.weight".to_vec();
         info.extend(dims.to_le_bytes());
@@ -161,18 +160,36 @@ fn what_is_wrong_is_said() {
         (patched(bytes.clone(), b"GGUF\x03", b"GGUF\x01"), "byte 4, version: expected version 2 or 3, found 1"),
         (patched(bytes.clone(), b"GGUF\x03\0\0\0", b"GGUF\0\0\0\x03"), "the file is big-endian"),
         (patched(bytes.clone(), b"GGUF\x03\0\0\0\x02", b"GGUF\x03\0\0\0\xff"), "number of tensors: 255 items where"),
-        (file.clone().entry("k", 13, &[]).bytes(), "metadata entry \"k\": expected a metadata type, 0 to 12, found 13"),
-        (file.clone().entry("k", 7, &[2]).bytes(), "expected a boolean, 0 or 1, found 2"),
-        (file.clone().entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).bytes(), "expected UTF-8: invalid utf-8"),
-        (file.clone().array("k", 9, 1, &[0; 12]).bytes(), "an array holds arrays"),
-        (file.clone().array("k", 4, usize::MAX, &[]).bytes(), "18446744073709551615 items where the rest"),
-        (file.clone().int("general.alignment", 24).bytes(), "expected a power of two as alignment, found 24"),
-        (file.clone().text("general.alignment", "x").bytes(), "general.alignment: expected a whole number"),
-        (file.clone().int("split.count", 3).int("split.no", 1).bytes(), "this is part 2 of 3 of a split model; join"),
-        (file.clone().tensor("output_norm.weight", &[1], DType::F32).bytes(), "\"output_norm.weight\" is there twice"),
+        (
+            file.clone().entry("k", 13, &[]).to_bytes_unchecked(),
+            "metadata entry \"k\": expected a metadata type, 0 to 12, found 13",
+        ),
+        (file.clone().entry("k", 7, &[2]).to_bytes_unchecked(), "expected a boolean, 0 or 1, found 2"),
+        (
+            file.clone().entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).to_bytes_unchecked(),
+            "expected UTF-8: invalid utf-8",
+        ),
+        (file.clone().array("k", 9, 1, &[0; 12]).to_bytes_unchecked(), "an array holds arrays"),
+        (file.clone().array("k", 4, usize::MAX, &[]).to_bytes_unchecked(), "18446744073709551615 items where the rest"),
+        (
+            file.clone().int("general.alignment", 24).to_bytes_unchecked(),
+            "expected a power of two as alignment, found 24",
+        ),
+        (
+            file.clone().text("general.alignment", "x").to_bytes_unchecked(),
+            "general.alignment: expected a whole number",
+        ),
+        (
+            file.clone().int("split.count", 3).int("split.no", 1).to_bytes_unchecked(),
+            "this is part 2 of 3 of a split model; join",
+        ),
+        (
+            file.clone().tensor("output_norm.weight", &[1], DType::F32).to_bytes_unchecked(),
+            "\"output_norm.weight\" is there twice",
+        ),
         (patched(bytes.clone(), b"llama.epsilon", b"llama.bpsilon"), ""),
         (
-            patched(file.clone().int("llama.e", 1).int("llama.f", 1).bytes(), b"llama.f", b"llama.e"),
+            patched(file.clone().int("llama.e", 1).int("llama.f", 1).to_bytes_unchecked(), b"llama.f", b"llama.e"),
             "\"llama.e\" is there",
         ),
         (with(&norm(5, 5, 0)), "tensor \"output_norm.weight\": expected 1 to 4 dimensions, found 5"),
@@ -197,7 +214,7 @@ fn what_is_wrong_is_said() {
 
 #[test]
 fn a_file_without_tensors_needs_no_padding() {
-    let bytes = File::default().int("k", 1).bytes();
+    let bytes = Writer::new().int("k", 1).to_bytes_unchecked();
     assert!(Gguf::parse(&bytes).unwrap().tensors.is_empty());
 }
 
@@ -206,18 +223,18 @@ fn a_file_without_tensors_needs_no_padding() {
 fn tensors_are_told_without_reading_them() {
     let pad = |bytes: usize| "x".repeat(bytes);
     for (size, told) in [(0, true), (3 << 20, true), (20 << 20, true), (MAX_HEAD as usize, false)] {
-        let file = sample().text("padding", &pad(size)).int("split.count", 2).bytes();
+        let file = sample().text("padding", &pad(size)).int("split.count", 2).to_bytes_unchecked();
         let mut reads = std::io::Cursor::new(&file);
         match read_tensors(&mut reads, file.len() as u64) {
             Ok(tensors) => {
-                let without = sample().text("padding", &pad(size)).int("split.kount", 2).bytes();
+                let without = sample().text("padding", &pad(size)).int("split.kount", 2).to_bytes_unchecked();
                 assert!(told && tensors == Gguf::parse(&without).unwrap().tensors, "{size}");
             }
             Err(e) => assert!(!told && e.to_string().contains("takes more than"), "{size}: {e}"),
         }
     }
     // A file that is shorter than it was, or longer.
-    let file = sample().bytes();
+    let file = sample().to_bytes_unchecked();
     for (bytes, len) in [(&file[..100], file.len()), (&file[..], 100)] {
         let error = read_tensors(bytes, len as u64).unwrap_err();
         assert!(matches!(&error, HeadError::Gguf(e) if e.ends_early()), "{error}");
@@ -226,11 +243,11 @@ fn tensors_are_told_without_reading_them() {
 
 #[test]
 fn counts_out_of_all_proportion_are_refused() {
-    let mut file = File::default();
+    let mut file = Writer::new();
     for i in 0..=MAX_ENTRIES {
         file = file.entry(&i.to_string(), 0, &[0]);
     }
-    let error = parse_error(&file.bytes()).to_string();
+    let error = parse_error(&file.to_bytes_unchecked()).to_string();
     assert!(error.contains("number of metadata entries: 65537 items, and no model has more than 65536"), "{error}");
 }
 
@@ -241,14 +258,14 @@ fn what_is_said_of_a_file_is_short() {
     let other = format!("x{}", &long[1..]);
     let row = |dtype: u8| [33, 0, 0, 0, 0, 0, 0, 0, dtype, 0, 0, 0];
     let cases = [
-        File::default().entry(&long, 7, &[2]).bytes(),
-        File::default().entry(&long, 13, &[]).bytes(),
-        File::default().entry(&long, 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).bytes(),
-        File::default().text("general.alignment", &long).bytes(),
-        File::default().tensor(&long, &[1, 1, 1, 1, 1], DType::F32).bytes(),
-        patched(File::default().tensor(&long, &[33], DType::F32).bytes(), &row(0), &row(2)),
-        File::default().tensor(&long, &[1], DType::F32).tensor(&long, &[1], DType::F32).bytes(),
-        patched(File::default().int(&long, 1).int(&other, 1).bytes(), other.as_bytes(), long.as_bytes()),
+        Writer::new().entry(&long, 7, &[2]).to_bytes_unchecked(),
+        Writer::new().entry(&long, 13, &[]).to_bytes_unchecked(),
+        Writer::new().entry(&long, 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]).to_bytes_unchecked(),
+        Writer::new().text("general.alignment", &long).to_bytes_unchecked(),
+        Writer::new().tensor(&long, &[1, 1, 1, 1, 1], DType::F32).to_bytes_unchecked(),
+        patched(Writer::new().tensor(&long, &[33], DType::F32).to_bytes_unchecked(), &row(0), &row(2)),
+        Writer::new().tensor(&long, &[1], DType::F32).tensor(&long, &[1], DType::F32).to_bytes_unchecked(),
+        patched(Writer::new().int(&long, 1).int(&other, 1).to_bytes_unchecked(), other.as_bytes(), long.as_bytes()),
     ];
     for (number, bytes) in cases.iter().enumerate() {
         let text = parse_error(bytes).to_string();

@@ -6,9 +6,9 @@ mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod no_cuda;
 
-use super::{Entry, Origin, RegistryError};
 #[cfg(not(feature = "cuda"))]
 use self::no_cuda as cuda;
+use super::{Entry, Origin, RegistryError};
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::fmt::Debug;
 use std::sync::Arc;

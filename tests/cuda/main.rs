@@ -1,10 +1,6 @@
 //! The CUDA device on emulated GPUs: every variant of every kernel against the CPU, and what only counters can show.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
-#[path = "../common/mod.rs"]
-#[allow(dead_code)] // the op tests use the rest of it
-mod common;
-
 mod counts;
 mod ends;
 mod pinned;

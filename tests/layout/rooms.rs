@@ -15,7 +15,6 @@ pub(crate) const ROOMS: &[Room] = &[
     room("ops", &["tensor"], &[]),
     room("graph", &["tensor", "ops"], &["fastrand"]),
     room("device", &["tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &[]),
-    room("null", &["device", "graph"], &[]), // compiled into unit tests only
     room("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     room("fallback", &["tensor", "ops", "graph", "device"], &[]),
     room("cuda", &["tensor", "ops", "graph", "device", "fallback", "cudarc", "flate2", "io"], &[]),
@@ -25,7 +24,19 @@ pub(crate) const ROOMS: &[Room] = &[
     room("rpc", &["ops", "device", "rpc::wire", "io"], &["cpu", "rpc::transport", "rpc::client", "rpc::server"]),
     room(
         "rpc::client",
-        &["tensor", "ops", "graph", "device", "rpc", "rpc::connection", "rpc::transport", "rpc::wire", "fastrand", "addresses", "io"],
+        &[
+            "tensor",
+            "ops",
+            "graph",
+            "device",
+            "rpc",
+            "rpc::connection",
+            "rpc::transport",
+            "rpc::wire",
+            "fastrand",
+            "addresses",
+            "io",
+        ],
         &[],
     ),
     room(
@@ -68,22 +79,14 @@ pub(crate) const ROOMS: &[Room] = &[
         &[],
     ),
     room("sched::task", &["tensor", "ops", "graph", "device"], &[]),
-    room("sched::tests", &["tensor", "ops", "graph", "device", "null", "sched", "sched::task"], &["fastrand", "files"]),
-    room(
-        "sched::split",
-        &["tensor", "ops", "graph", "device", "sched", "sched::task"],
-        &["null", "sched::assign", "fastrand"],
-    ),
-    room(
-        "sched::assign",
-        &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::split"],
-        &["null", "fastrand"],
-    ),
+    room("sched::tests", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["fastrand", "files"]),
+    room("sched::split", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["sched::assign", "fastrand"]),
+    room("sched::assign", &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::split"], &["fastrand"]),
     room("sched::reach", &["device", "sched"], &["sched::tests"]),
     room(
         "sched::memory",
         &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::reach", "fastrand"],
-        &["null", "sched::tests", "sched::verify"],
+        &["sched::tests", "sched::verify"],
     ),
     room("sched::verify", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["sched::tests", "fastrand"]),
     room(

@@ -1,8 +1,11 @@
-use crate::common::{Case, assert_close, at, devices, index, normal, rounding, uniform};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::{at, index, normal, uniform};
+use fanout_testing::op_case::Case;
 
 type Oracle = fn(f64, f64) -> f64;
 const OPS: [(Binary, Oracle); 4] = [

@@ -1,8 +1,10 @@
-use crate::common::{Case, at, devices, index};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::concat::Concat;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::inputs::{at, index};
+use fanout_testing::op_case::Case;
 
 /// A leaf of any type and layout with random bytes.
 fn noise(case: &mut Case, desc: TensorDesc, seed: u64) -> TensorId {

@@ -1,9 +1,12 @@
-use crate::common::{Case, assert_close, devices, normal, rounding};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::copy::Copy;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 const COPIES: [Copy; 3] = [Copy::Dup, Copy::Cpy, Copy::Cont];
 

@@ -1,10 +1,13 @@
-use crate::common::{Case, assert_close, at, devices, nmse, normal, uniform};
+use crate::devices::devices;
 use crate::softmax::slope;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, nmse};
+use fanout_testing::inputs::{at, normal, uniform};
+use fanout_testing::op_case::Case;
 use std::ops::Range;
 
 const PLAIN: FlashAttn = FlashAttn { scale: 0.3, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
@@ -85,7 +88,7 @@ fn oracle(op: FlashAttn, s: Shape, x: &Values<'_>) -> Vec<f64> {
 fn causal(ne: [usize; 4], n: usize) -> Vec<f32> {
     let bias = uniform(8, ne.iter().product(), -0.5, 0.0);
     let seen = |k: usize| {
-        let [c, i1, ..] = crate::common::index(ne, k);
+        let [c, i1, ..] = fanout_testing::inputs::index(ne, k);
         c + n <= ne[0] + i1 && !(c + i1).is_multiple_of(5)
     };
     bias.iter().enumerate().map(|(k, &m)| if seen(k) { m } else { f32::NEG_INFINITY }).collect()

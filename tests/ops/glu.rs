@@ -1,9 +1,12 @@
-use crate::common::{Case, assert_close, at, devices, index, normal, rounding};
+use crate::devices::devices;
 use crate::unary::kind_oracle;
 use fanout::graph::TensorId;
 use fanout::ops::glu::{Glu, Kind};
 use fanout::ops::{Op, OpCode, Out, Words, unary};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::{at, index, normal};
+use fanout_testing::op_case::Case;
 
 const KINDS: [Kind; 8] = [
     Kind::Reglu,

@@ -1,10 +1,13 @@
-use crate::common::{Built, Case, Subject, at, devices, index, nmse, normal};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{Hint, MulMat, Precision};
 use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::DType::{self, BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
+use fanout_testing::compare::nmse;
+use fanout_testing::inputs::{at, index, normal};
+use fanout_testing::op_case::{Built, Case, Subject};
 
 /// The plain float types.
 fn floats() -> impl Iterator<Item = DType> {

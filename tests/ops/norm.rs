@@ -1,7 +1,10 @@
-use crate::common::{Case, assert_close, devices, normal};
+use crate::devices::devices;
 use fanout::ops::norm::Norm;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::assert_close;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 use std::num::NonZeroU32;
 
 const OPS: [Norm; 7] = [

@@ -1,10 +1,13 @@
-use crate::common::{Case, assert_close, devices, normal, rounding, uniform};
+use crate::devices::devices;
 use fanout::device::DeviceKind;
 use fanout::graph::BuildError;
 use fanout::graph::validate::GraphError;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::op_case::Case;
 
 const SHAPES: [[usize; 4]; 6] =
     [[1, 1, 1, 1], [7, 1, 1, 1], [1, 9, 2, 1], [33, 5, 3, 2], [2500, 11, 1, 1], [200_003, 1, 1, 1]];

@@ -1,8 +1,11 @@
-use crate::common::{Case, assert_close, at, devices, index, normal, rounding, uniform};
+use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::{at, index, normal, uniform};
+use fanout_testing::op_case::Case;
 
 /// The running position of pair `j` and its axis, by the rules of each mode: positions at `[t, h, w, e]`.
 fn axis_and_exponent(mode: RopeMode, j: usize) -> (usize, usize) {

@@ -1,9 +1,12 @@
-use crate::common::{Case, assert_close, at, devices, index, normal};
+use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::rows::Rows;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::assert_close;
+use fanout_testing::inputs::{at, index, normal};
+use fanout_testing::op_case::Case;
 
 /// The types whose rows SET_ROWS writes.
 fn writable() -> impl Iterator<Item = DType> {

@@ -1,8 +1,11 @@
-use crate::common::{Case, assert_close, devices, index, normal, uniform};
+use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::{Family, Op, OpCode, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::assert_close;
+use fanout_testing::inputs::{index, normal, uniform};
+use fanout_testing::op_case::Case;
 
 /// The slope of head `h` of `heads`, by the formula.
 pub(crate) fn slope(max_bias: f32, heads: usize, h: usize) -> f64 {
@@ -27,7 +30,7 @@ fn oracle(op: SoftMax, (x, ne): Tensor<'_>, mask: Option<Tensor<'_>>, sinks: Opt
         let bias = |i0| {
             mask.map_or(0.0, |(values, m)| {
                 let at = [i0, i1, h % m[2], i3 % m[3]];
-                values[crate::common::at(m, at)] * slope(op.max_bias, heads, h)
+                values[fanout_testing::inputs::at(m, at)] * slope(op.max_bias, heads, h)
             })
         };
         let z: Vec<f64> = row.iter().enumerate().map(|(i, x)| x * f64::from(op.scale) + bias(i)).collect();

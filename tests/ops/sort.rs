@@ -1,7 +1,9 @@
-use crate::common::{Case, devices, normal};
+use crate::devices::devices;
 use fanout::ops::sort::Sort;
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 const SHAPES: [[usize; 4]; 6] =
     [[1, 1, 1, 1], [2, 3, 1, 1], [7, 5, 3, 2], [64, 40, 1, 1], [1025, 3, 1, 1], [6000, 1, 2, 1]];

@@ -1,7 +1,10 @@
-use crate::common::{Case, assert_close, devices, normal, rounding, uniform};
+use crate::devices::devices;
 use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{Op, OpCode, Out, Words};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::compare::{assert_close, rounding};
+use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::op_case::Case;
 
 const XIELU: Kind = Kind::Xielu { alpha_n: 0.9, alpha_p: 0.7, beta: 0.5, eps: -1e-6 };
 

@@ -1,7 +1,6 @@
 //! The client against our server, which greets, and as one that speaks 7.0 alone: bytes, order, points, lost servers.
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
-use crate::relay::Relay;
 use crate::support::{SHORT, TestServer, WATCHDOG, eventually, noise};
 use fanout::device::{Account, Buffer, CopyOutcome, Device, DeviceError, DeviceKind, Queue, Source};
 use fanout::graph::Builder;
@@ -9,6 +8,7 @@ use fanout::ops::binary::Binary;
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::Config;
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::protocol_relay::ProtocolRelay;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ impl Way {
     fn connect(self, server: &TestServer) -> Endpoint {
         let addr = match self {
             Way::Greeted => server.addr,
-            Way::Plain => Relay::start(server.addr, true).addr,
+            Way::Plain => ProtocolRelay::start(server.addr, true).addr,
         };
         Endpoint::connect(&addr.to_string(), &options()).expect("a server")
     }

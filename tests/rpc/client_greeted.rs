@@ -3,8 +3,6 @@
 
 use crate::client::{Rig, account, deadline, options};
 use crate::greeted_support::Held;
-use crate::island::Island;
-use crate::relay::Relay;
 use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, noise};
 use fanout::device::{Device, DeviceError, Program, Queue, Region, Source, SourceError, Support};
 use fanout::graph::{Builder, Graph};
@@ -15,11 +13,13 @@ use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::ExtCommand;
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::isolated_device::IsolatedDevice;
+use fanout_testing::protocol_relay::ProtocolRelay;
 use std::sync::Arc;
 
 /// A server with an endpoint of its, and what goes between them.
-fn relayed(server: &TestServer) -> (Relay, Endpoint) {
-    let relay = Relay::start(server.addr, false);
+fn relayed(server: &TestServer) -> (ProtocolRelay, Endpoint) {
+    let relay = ProtocolRelay::start(server.addr, false);
     let endpoint = Endpoint::connect(&relay.addr.to_string(), &options()).expect("a server");
     (relay, endpoint)
 }
@@ -335,7 +335,7 @@ fn support_is_asked_once_for_each_kind_of_node() {
 /// A GPU that would have weights brought over its bus for every large batch.
 #[test]
 fn no_weights_are_worth_bringing_over_a_network() {
-    let device = Island::new("X0", MEMORY).wants(&[OpCode::Add]).shared();
+    let device = IsolatedDevice::new("X0", MEMORY).with_offload(&[OpCode::Add]).shared();
     let server = TestServer::of(vec![device], Config::default());
     let (_, endpoint) = relayed(&server);
     let graph = doubling(4);

@@ -5,12 +5,12 @@ use crate::client::{Rig, account, deadline, options};
 use crate::client_greeted::row_out_of_range;
 use crate::greeted_support::Held;
 use crate::peers::dialling;
-use crate::relay::Relay;
 use crate::support::{TestServer, eventually, noise};
 use fanout::device::{CopyOutcome, Device, DeviceError};
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::ExtCommand;
+use fanout_testing::protocol_relay::ProtocolRelay;
 use std::sync::Arc;
 
 fn connect(server: &TestServer) -> Endpoint {
@@ -68,7 +68,7 @@ fn bytes_go_from_server_to_server() {
 fn a_copy_waits_for_its_source_on_the_servers() {
     let held = Held::new("CPU0");
     let servers = pair(held.clone());
-    let relay = Relay::start(servers[0].addr, false);
+    let relay = ProtocolRelay::start(servers[0].addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
     let to = connect(&servers[1]);
     let (mut a, mut b) = (Rig::new(&from.devices()[0], 1000), Rig::new(&to.devices()[0], 1000));
@@ -116,7 +116,7 @@ fn a_long_copy_waits_until_tickets_are_used() {
     let roomy = |config: Config| config.with_max_memory(Some(1 << 30));
     let source = TestServer::of(vec![held.clone()], roomy(dialling(&["127.0.0.0/8"])));
     let servers = [source, TestServer::start(roomy(Config::default()))];
-    let relay = Relay::start(servers[0].addr, false);
+    let relay = ProtocolRelay::start(servers[0].addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
     let to = connect(&servers[1]);
     const PART: u64 = 4 << 20;
@@ -147,7 +147,7 @@ fn a_destination_that_is_lost_fails_no_other_copy() {
     let held = Held::new("CPU0");
     let [source, mut lost] = pair(held.clone());
     let good = TestServer::start(Config::default());
-    let relay = Relay::start(source.addr, false);
+    let relay = ProtocolRelay::start(source.addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
     let [mut to_lost, mut to_good] = [&lost, &good].map(|server| Rig::new(&connect(server).devices()[0], 1000));
     let mut a = Rig::new(&from.devices()[0], 1000);

@@ -1,10 +1,10 @@
 //! What a session does with the time until the next message of a client that uploads weights.
 
 use crate::support::*;
-use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{DeviceError, ForwardQueue, Prefault, Queue, Region};
 use fanout::rpc::server::Config;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
 
@@ -35,7 +35,7 @@ fn what_lies_behind_a_large_upload_is_made_ready_once_and_not_changed() {
     const MIB: u64 = 1 << 20;
     let (tell, told) = channel();
     let cpu = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
-    let seer = Wrapped::device(cpu, move |queue| Ok(Box::new(SeerQueue(queue, tell.clone()))));
+    let seer = ForwardingDevice::with_queues(cpu, move |queue| Ok(Box::new(SeerQueue(queue, tell.clone()))));
     let server = TestServer::of(vec![seer], Config::default());
     let mut client = Client::open(&server);
     let (one, other) = (client.alloc(0, 6 * MIB), client.alloc(0, 4 * MIB));

@@ -1,9 +1,5 @@
 //! Queues of one session: each in its own order, none in the way of another, and failures that stay where they are.
 
-#[path = "../common/gated.rs"]
-#[allow(dead_code, unreachable_pub, clippy::unwrap_used)] // shared with other tests
-mod gated;
-
 use crate::greeted_support::*;
 use crate::support::*;
 use fanout::device::{Device, DeviceError, Domain};
@@ -11,6 +7,7 @@ use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, MIN_MESSAGE};
 use fanout::rpc::wire::ext::{Answer, CloseQueue, Copy, ExtCommand, ExtRequest, Fault, FaultKind, Load, Ping, State};
 use fanout::tensor::DType;
+use fanout_testing::gated_device::Gate;
 use std::sync::Arc;
 
 /// Two devices that wait for their gates, and a client with a queue on each.
@@ -85,7 +82,7 @@ fn a_queue_waits_for_the_mark_of_another() {
 #[test]
 fn no_order_of_queues_changes_what_a_client_reads() {
     for seed in 0..20 {
-        let gate = gated::Gate::among_threads(seed);
+        let gate = Gate::among_threads(seed);
         let devices = ["A", "B"].map(|name| gate.device(name).shared());
         let server = TestServer::of(devices.to_vec(), Config::default());
         let mut client = Client::with_queues(&server);
@@ -109,8 +106,8 @@ fn no_order_of_queues_changes_what_a_client_reads() {
 /// Where devices cannot read each other's memory the server carries the bytes, in order with the destination's queue.
 #[test]
 fn copies_between_any_two_devices() {
-    let gate = gated::Gate::among_threads(1);
-    let far = gate.device("B").with(|info| info.domain = Domain::named("elsewhere")).shared();
+    let gate = Gate::among_threads(1);
+    let far = gate.device("B").with_info(|info| info.domain = Domain::named("elsewhere")).shared();
     let server = TestServer::of(vec![gate.device("A").shared(), far], Config::default());
     let mut client = Client::with_queues(&server);
     let n = 3 << 20;

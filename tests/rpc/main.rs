@@ -18,9 +18,6 @@ mod greeted_queues;
 mod greeted_refusals;
 mod greeted_support;
 mod hostile;
-#[path = "../common/island.rs"]
-#[allow(unreachable_pub, missing_docs, dead_code, clippy::unwrap_used)] // shared with other tests
-mod island;
 mod limits;
 mod models;
 mod models_unseen;
@@ -29,10 +26,6 @@ mod peers;
 mod program;
 #[cfg(target_os = "linux")]
 mod program_ends;
-#[path = "../common/relay.rs"]
-#[allow(unreachable_pub, missing_docs, clippy::unwrap_used)] // shared with other tests
-mod relay;
 mod sessions;
 mod states;
 mod support;
-mod wrapped;

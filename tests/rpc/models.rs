@@ -4,24 +4,20 @@ use crate::client::{Rig, deadline, options};
 use crate::greeted_support::*;
 use crate::support::*;
 use fanout::device::{LoadOutcome, TensorDigest};
-use fanout::gguf::Gguf;
+use fanout::gguf::{Gguf, Writer};
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{BindError, Config, Server};
 use fanout::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Load, Shape, Span};
 use fanout::tensor::{DType, TensorDesc};
-use std::fs::{self, File as Handle, FileTimes};
+use std::fs::{self, File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-#[path = "../common/gguf.rs"]
-#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
-mod file;
-use file::File;
-
 /// A model's file with tensors of so many bytes, each of noise of its own seed.
 pub(crate) fn model(tensors: &[(&str, u64, usize)]) -> Vec<u8> {
-    let add = |file: File, &(name, _, bytes): &(&str, u64, usize)| file.tensor(name, &[bytes as u64], DType::I8);
-    let mut bytes = tensors.iter().fold(File::default().text("general.architecture", "test"), add).bytes();
+    let add = |file: Writer, &(name, _, bytes): &(&str, u64, usize)| file.tensor(name, &[bytes as u64], DType::I8);
+    let mut bytes =
+        tensors.iter().fold(Writer::new().text("general.architecture", "test"), add).to_bytes().expect("a valid file");
     let infos = Gguf::parse(&bytes).expect("a model").tensors;
     for (info, &(_, seed, n)) in infos.into_iter().zip(tensors) {
         bytes[info.bytes].copy_from_slice(&noise(seed, n));
@@ -36,7 +32,7 @@ pub(crate) fn put(path: &Path, bytes: &[u8], time: u64) {
     }
     fs::write(path, bytes).expect("written");
     let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000 + time);
-    let file = Handle::options().write(true).open(path).expect("a file");
+    let file = File::options().write(true).open(path).expect("a file");
     file.set_times(FileTimes::new().set_modified(then)).expect("a time");
 }
 
@@ -83,7 +79,7 @@ fn tensors_are_found_by_their_digests() {
     // Smaller and larger than what is staged; two of one length; in a folder below, and a part of a split model.
     let (small, large) = (1000, 3 << 20);
     put(&dir.path().join("a.gguf"), &model(&[("s", 1, small), ("t", 2, small), ("l", 3, large)]), 9);
-    let part = File::default().int("split.count", 2).tensor("zeros", &[500], DType::I8).bytes();
+    let part = Writer::new().int("split.count", 2).tensor("zeros", &[500], DType::I8).to_bytes().expect("a valid file");
     put(&dir.path().join("x/y/b.GGUF"), &part, 9);
     let server = serve(dir.path());
     let (mut client, reply) = Client::greet(&server);
@@ -239,7 +235,7 @@ fn hostile_files_are_left_out_and_said_so() {
     let head = |tensors: u64, entries: u64| {
         [&b"GGUF\x03\0\0\0"[..], &tensors.to_le_bytes(), &entries.to_le_bytes(), &[0; 4096]].concat()
     };
-    let mut long = File::default().tensor(&"n".repeat(100_000), &[32], DType::I8).bytes();
+    let mut long = Writer::new().tensor(&"n".repeat(100_000), &[32], DType::I8).to_bytes().expect("a valid file");
     long.truncate(long.len() - 32);
     let files: &[(&str, Vec<u8>)] = &[
         ("empty", Vec::new()),

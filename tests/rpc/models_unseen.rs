@@ -3,12 +3,12 @@
 use crate::greeted_support::*;
 use crate::models::*;
 use crate::support::*;
-use crate::wrapped::Wrapped;
 use fanout::cpu::{CpuDevice, Path as Arithmetic};
 use fanout::device::{Device, DeviceError, ForwardQueue, Queue, Region, Source};
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{CloseQueue, ExtRequest, Send, TicketList};
 use fanout::tensor::TensorDesc;
+use fanout_testing::forwarding_device::ForwardingDevice;
 use std::sync::Arc;
 
 const N: usize = 300 << 10;
@@ -107,7 +107,7 @@ fn nothing_wrong_is_written_where_someone_may_look() {
 fn what_cannot_be_overwritten_is_taken_away() {
     for what in [What::Upload, What::Fill] {
         let inner = CpuDevice::new("CPU", 1, Arithmetic::Exact, MEMORY).expect("a device");
-        let failing = Wrapped::device(inner, move |inner| Ok(Box::new(FailingQueue { inner, what })));
+        let failing = ForwardingDevice::with_queues(inner, move |inner| Ok(Box::new(FailingQueue { inner, what })));
         let (_dir, server) = with_model(vec![failing]);
         let mut client = Client::with_queues(&server);
         client.open_queue(1, 0);

@@ -1,7 +1,5 @@
 //! The test devices themselves: what virtual time they take, and what a gate lets happen.
 
-use super::gated::Gate;
-use super::sim::{SimDevice, Ticks, World};
 use fanout::device::{
     Account, Buffer, CopyOutcome, Device, DeviceError, Domain, Point, Program, Queue, Source, Timeline,
 };
@@ -9,6 +7,8 @@ use fanout::graph::Builder;
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
 use fanout::tensor::DType;
+use fanout_testing::delaying_device::{DelayingDevice, Ticks, VirtualTime};
+use fanout_testing::gated_device::Gate;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -68,14 +68,15 @@ impl Rig {
     }
 }
 
-fn sims(world: &Arc<World>, services: &[Ticks]) -> Vec<Rig> {
-    let sim = |(i, &service)| SimDevice::new(world, &format!("S{i}"), service).per_byte(1).launch(2);
+fn sims(world: &Arc<VirtualTime>, services: &[Ticks]) -> Vec<Rig> {
+    let sim =
+        |(i, &service)| DelayingDevice::new(world, &format!("S{i}"), service).with_time_per_byte(1).with_launch_time(2);
     services.iter().enumerate().map(sim).map(|sim| Rig::new(sim.shared())).collect()
 }
 
 #[test]
 fn virtual_time_of_small_schedules() {
-    type Schedule = fn(&mut [Rig], &World);
+    type Schedule = fn(&mut [Rig], &VirtualTime);
     // Programs take 2 + 10 ticks on S0 and 2 + 30 on S1, copies of 64 bytes 2 + 64, uploads of 4 bytes 2 + 4.
     let cases: &[(&str, Schedule, Ticks)] = &[
         ("a queue is in order", |d, _| (0..3).for_each(|_| d[0].run()), 36),
@@ -204,7 +205,7 @@ fn virtual_time_of_small_schedules() {
         ),
     ];
     for (what, schedule, makespan) in cases {
-        let world = World::new();
+        let world = VirtualTime::new();
         schedule(&mut sims(&world, &[10, 30]), &world);
         assert_eq!(world.makespan(), *makespan, "{what}");
     }
@@ -212,15 +213,16 @@ fn virtual_time_of_small_schedules() {
 
 #[test]
 fn virtual_devices_count_their_work_and_know_their_neighbours() {
-    let world = World::new();
+    let world = VirtualTime::new();
     let mut rigs = sims(&world, &[10, 30]);
     let [a, b] = &mut rigs[..] else { panic!("two devices") };
     (0..2).for_each(|_| b.run());
     b.copy(a, None);
     b.upload(1.0);
     assert_eq!((world.busy(0), world.busy(1)), ((0, 0), (64, 72)));
-    let elsewhere =
-        Rig::new(SimDevice::new(&world, "S2", 1).with(|info| info.domain = Domain::named("elsewhere")).shared());
+    let elsewhere = Rig::new(
+        DelayingDevice::new(&world, "S2", 1).with_info(|info| info.domain = Domain::named("elsewhere")).shared(),
+    );
     assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     assert_eq!(world.busy(0), (0, 0));
 }
@@ -375,7 +377,7 @@ fn failures_stick_and_go_with_the_points() {
 fn gated_devices_of_other_domains_do_not_copy() {
     let gate = Gate::new(3);
     let mut near = Rig::new(gate.device("G0").shared());
-    let far = Rig::new(gate.device("G1").with(|info| info.domain = Domain::named("far")).shared());
+    let far = Rig::new(gate.device("G1").with_info(|info| info.domain = Domain::named("far")).shared());
     assert_eq!(near.queue.copy_from(far.buffer.whole(), near.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     assert_eq!(near.queue.mark().wait(None), Ok(()));
     assert!(gate.order().is_empty());

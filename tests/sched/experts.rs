@@ -1,6 +1,5 @@
 //! Weights in the host's memory, brought to a device that is better at using them: whole, or only the experts that are used.
 
-use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceKind, Domain, Source};
 use fanout::graph::TensorId;
@@ -9,6 +8,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
 use fanout::sched::{Options, Prepared, SchedError, Scheduler, TaskBuilder, Why};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::isolated_device::IsolatedDevice;
 use std::sync::Arc;
 
 const MEMORY: u64 = 1 << 24;
@@ -23,8 +23,8 @@ const EXPERT_BYTES: u64 = (4 * K * M) as u64;
 
 /// A device that wants products, beside a CPU that has the weights.
 fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
-    let wants = Island::new("GPU", MEMORY).wants(&[OpCode::MulMat, OpCode::MulMatId]);
-    let gpu = wants.with(|info| {
+    let wants = IsolatedDevice::new("GPU", MEMORY).with_offload(&[OpCode::MulMat, OpCode::MulMatId]);
+    let gpu = wants.with_info(|info| {
         info.kind = DeviceKind::Gpu;
         if same_domain {
             info.domain = Domain::named("host");

@@ -1,6 +1,5 @@
 //! Real devices of one domain and of several: bytes between domains go through the host, while runs follow each other.
 
-use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Source};
 use fanout::graph::TensorId;
@@ -10,6 +9,7 @@ use fanout::ops::rows::Rows;
 use fanout::ops::unary::Unary;
 use fanout::sched::{Observer, Options, Prepared, SchedError, Scheduler, Seen, Task, TaskBuilder, compare};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::isolated_device::IsolatedDevice;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub(super) fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
 }
 
 fn islands(n: usize) -> Vec<Arc<dyn Device>> {
-    (0..n).map(|i| Island::new(&format!("I{i}"), MEMORY).shared()).collect()
+    (0..n).map(|i| IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()).collect()
 }
 
 const WIDTH: usize = 32;

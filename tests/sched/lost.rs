@@ -3,10 +3,10 @@
 use crate::islands::cpus;
 use crate::relayed::Chain;
 use crate::servers::Served;
-use crate::slow::{Relay, Slow};
 use fanout::device::{Device, DeviceError, Ticket};
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::sched::SchedError;
+use fanout_testing::slow_link::{LinkSpeed, SlowLink};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -102,16 +102,16 @@ fn lost_servers_are_named_soon_and_all_can_be_done_again() {
 
 #[test]
 fn lines_that_are_cut_or_freeze_are_named_soon() {
-    let harms: [(_, fn(&Relay)); 2] = [("cut", Relay::cut), ("frozen", |relay| relay.freeze(true))];
+    let harms: [(_, fn(&SlowLink)); 2] = [("cut", SlowLink::cut), ("frozen", |relay| relay.freeze(true))];
     // The last server owes its client bytes. The first one owes it nothing where one run is all that is under way: what that
     // does goes to the other.
     let cases = [(0, true), (0, false), (1, true), (1, false)];
     for ((what, harm), (victim, many)) in harms.into_iter().flat_map(|harm| cases.map(|case| (harm, case))) {
         let what = format!("{what}, server {victim}, many runs: {many}");
         let servers = [(); 2].map(|()| Served::new(1, true));
-        let relays = servers.each_ref().map(|server| Relay::new(server.addr, Slow::default()));
+        let relays = servers.each_ref().map(|server| SlowLink::new(server.addr, LinkSpeed::default()));
         let options = Options::default().with_patience(Duration::from_secs(1));
-        let connect = |relay: &Relay| Endpoint::connect(&relay.addr().to_string(), &options).unwrap();
+        let connect = |relay: &SlowLink| Endpoint::connect(&relay.addr().to_string(), &options).unwrap();
         let endpoints = relays.each_ref().map(connect);
         let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
         let mut chain = Chain::new(devices.to_vec(), SHAPE, 1, 4).unwrap();

@@ -3,10 +3,6 @@
 
 mod devices;
 mod experts;
-#[path = "../common/gated.rs"]
-mod gated;
-#[path = "../common/island.rs"]
-mod island;
 mod islands;
 mod lost;
 mod mistakes;
@@ -14,7 +10,3 @@ mod order;
 mod pipeline;
 mod relayed;
 mod servers;
-#[path = "../common/sim.rs"]
-mod sim;
-#[path = "../common/slow.rs"]
-mod slow;

@@ -1,6 +1,5 @@
 //! What callers and devices can get wrong: errors that say so, and a scheduler that is of use afterwards.
 
-use crate::island::Island;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue, Region, Source};
 use fanout::graph::TensorId;
@@ -11,6 +10,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
 use fanout::sched::{Observer, Options, Plan, SchedError, Scheduler, Seen, Task, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::isolated_device::IsolatedDevice;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 
 /// A device that gives queues only while it may.
 #[derive(Debug)]
-struct Moody(Island, AtomicBool);
+struct Moody(IsolatedDevice, AtomicBool);
 
 impl ForwardDevice for Moody {
     fn inner(&self) -> &dyn Device {
@@ -60,7 +60,7 @@ impl ForwardDevice for Moody {
 
 #[test]
 fn a_change_of_plan_that_fails_leaves_the_others() {
-    let moody = Arc::new(Moody(Island::new("moody", MEMORY), AtomicBool::new(false)));
+    let moody = Arc::new(Moody(IsolatedDevice::new("moody", MEMORY), AtomicBool::new(false)));
     let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&moody) as _], 1);
     let [(one, x, y), (other, ..)] = [squares(2, &[0]), squares(2, &[1, 0])];
     let [mut one, mut other] = [one, other].map(|task| scheduler.build(&task).unwrap());
@@ -125,8 +125,13 @@ fn after_half_a_run_there_is_none_until_a_reset() {
     for depth in [1, 3] {
         for islands in [false, true] {
             for at in 0..4 {
-                let device =
-                    |i| if islands { Island::new(&format!("I{i}"), MEMORY).shared() } else { cpu(&format!("CPU{i}")) };
+                let device = |i| {
+                    if islands {
+                        IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()
+                    } else {
+                        cpu(&format!("CPU{i}"))
+                    }
+                };
                 let mut scheduler = scheduler((0..2).map(device).collect(), depth);
                 let (task, x, y) = squares(1, &[0, 1, 0, 1]);
                 let mut prepared = scheduler.build(&task).unwrap();
@@ -259,7 +264,7 @@ fn tasks_without_nodes_run() {
 fn tensors_without_elements_take_part() {
     for depth in [1, 2] {
         for homes in [[0, 0], [0, 1]] {
-            let mut scheduler = scheduler(vec![cpu("CPU0"), Island::new("I", MEMORY).shared()], depth);
+            let mut scheduler = scheduler(vec![cpu("CPU0"), IsolatedDevice::new("I", MEMORY).shared()], depth);
             let mut b = TaskBuilder::new();
             let (x, none) =
                 (b.input("x", DType::F32, [2, 1, 1, 1]).unwrap(), b.input("", DType::F32, [2, 0, 1, 1]).unwrap());
@@ -286,7 +291,7 @@ fn experts_whose_bytes_alternate_come_whole() {
     let results: Vec<_> = [1, 0]
         .map(|on| {
             let account = Account::new(MEMORY);
-            let devices = vec![Island::new("I", MEMORY).shared(), cpu("CPU")];
+            let devices = vec![IsolatedDevice::new("I", MEMORY).shared(), cpu("CPU")];
             let desc = TensorDesc::contiguous(DType::F32, [K, 4, 2, 1]).unwrap();
             let region: Region = devices[1].alloc(desc.extent() as u64, &account).unwrap().whole();
             let values: Vec<f32> = (0..desc.elements()).map(|i| i as f32).collect();

@@ -1,7 +1,6 @@
 //! Results do not depend on the order that devices work in, nor on how many runs are under way: real results over devices
 //! behind a gate, for many of its seeds.
 
-use crate::gated::{Gate, GatedDevice};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Domain, Source, Ticket};
 use fanout::graph::TensorId;
@@ -12,6 +11,7 @@ use fanout::ops::rows::Rows;
 use fanout::ops::unary::Unary;
 use fanout::sched::{Options, Scheduler, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::gated_device::{Gate, GatedDevice};
 use std::sync::Arc;
 
 /// Of each device.
@@ -277,7 +277,7 @@ fn no_order_changes_results() {
 #[test]
 fn nor_on_the_way_through_the_host() {
     same_as_one_device(10, Gate::among_threads, |i, device| {
-        device.with(|info| info.domain = Domain::named(format!("of device {}", i % 2)))
+        device.with_info(|info| info.domain = Domain::named(format!("of device {}", i % 2)))
     });
 }
 
@@ -285,7 +285,7 @@ fn nor_on_the_way_through_the_host() {
 #[test]
 fn nor_where_devices_copy_one_way() {
     same_as_one_device(10, Gate::among_threads, |i, device| {
-        let device = device.with(|info| info.domain = Domain::named(format!("of device {i}")));
-        device.copies(|to, from| from < to || (to, from) == ("G0", "G2"))
+        let device = device.with_info(|info| info.domain = Domain::named(format!("of device {i}")));
+        device.with_copies_from(|to, from| from < to || (to, from) == ("G0", "G2"))
     });
 }

@@ -1,10 +1,10 @@
 //! Runs that are under way at once: with as many devices in a row, they take as long as the pipeline is and no longer.
 
-use super::sim::{SimDevice, Ticks, World};
 use fanout::device::{Account, Device};
 use fanout::ops::unary::Unary;
 use fanout::sched::{Options, Scheduler, TaskBuilder};
 use fanout::tensor::DType;
+use fanout_testing::delaying_device::{DelayingDevice, Ticks, VirtualTime};
 use std::sync::Arc;
 
 /// Of each device for its part of a run.
@@ -12,8 +12,8 @@ const SERVICE: Ticks = 1000;
 
 /// How long `runs` runs take through `stages` devices, whose results are all read.
 fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
-    let world = World::new();
-    let device = |i| SimDevice::new(&world, &format!("S{i}"), SERVICE).per_byte(1).shared();
+    let world = VirtualTime::new();
+    let device = |i| DelayingDevice::new(&world, &format!("S{i}"), SERVICE).with_time_per_byte(1).shared();
     let devices: Vec<Arc<dyn Device>> = (0..stages).map(device).collect();
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, [1, 1, 1, 1]).unwrap();

@@ -2,7 +2,6 @@
 
 use crate::islands::cpus;
 use crate::servers::Served;
-use crate::slow::{Relay, Slow};
 use fanout::device::{Account, Device, Source, Ticket};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
@@ -10,6 +9,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::rpc::client::Endpoint;
 use fanout::sched::{Options, Prepared, SchedError, Scheduler, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::slow_link::{LinkSpeed, SlowLink};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ impl Chain {
 }
 
 /// Each way.
-const SLOW: Slow = Slow { delay: Duration::from_millis(10), rate: Some(20_000_000) };
+const SLOW: LinkSpeed = LinkSpeed { delay: Duration::from_millis(10), rate: Some(20_000_000) };
 
 const RUNS: u64 = 32;
 const SHAPE: [usize; 2] = [256, 16];
@@ -86,7 +86,7 @@ const HEADS: u64 = 1000;
 /// Two servers behind slow lines, and a chain over them; the servers send to each other if they `dial`.
 struct Lines {
     chain: Chain,
-    relays: [Relay; 2],
+    relays: [SlowLink; 2],
     endpoints: [Endpoint; 2],
     _servers: [Served; 2],
 }
@@ -94,7 +94,7 @@ struct Lines {
 impl Lines {
     fn new(dial: bool, depth: usize) -> Lines {
         let servers = [(); 2].map(|()| Served::new(1, dial));
-        let relays = servers.each_ref().map(|server| Relay::new(server.addr, SLOW));
+        let relays = servers.each_ref().map(|server| SlowLink::new(server.addr, SLOW));
         let endpoints = relays.each_ref().map(|relay| Served::connect(relay.addr()));
         let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
         assert_eq!(devices[1].copies_from(devices[0].info()), dial);

@@ -1,13 +1,9 @@
 //! Devices behind servers of this process, which greet or are spoken to in 7.0: the same results as on devices of its own.
 
-#[path = "../common/relay.rs"]
-#[allow(dead_code)] // shared with other tests
-mod relay;
-
 use super::islands::{MEMORY, Network, cpus, wanted};
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Handle, Server};
-use relay::Relay;
+use fanout_testing::protocol_relay::ProtocolRelay;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
@@ -63,7 +59,7 @@ fn results_do_not_depend_on_servers() {
     let wanted = wanted(20);
     let servers = [3, 1, 1, 3].map(|devices| Served::new(devices, true));
     let mut addrs = servers.each_ref().map(|server| server.addr);
-    addrs[3] = Relay::start(addrs[3], true).addr;
+    addrs[3] = ProtocolRelay::start(addrs[3], true).addr;
     let endpoints = addrs.map(Served::connect);
     let [a, b, c, plain] = endpoints.each_ref().map(Endpoint::devices);
     let lists = [

@@ -3,9 +3,6 @@
 
 mod counting;
 mod model;
-#[path = "../common/null.rs"]
-#[allow(dead_code)] // what other tests ask of it
-mod null;
 
 use fanout::sched::{Options, Plan, Scheduler};
 use model::Model;

@@ -1,6 +1,6 @@
 //! A task in the shape of a language model, over devices that compute nothing.
 
-use crate::null::Null;
+use fanout::device::noop::NoopDevice;
 use fanout::device::{Account, Device, DeviceKind};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
@@ -112,7 +112,7 @@ impl Maker {
 
 /// About 1,500 nodes, whose layers lie on so many devices.
 pub fn model(devices: usize) -> Model {
-    let device = |i| Null::new(&format!("N{i}"), DeviceKind::Gpu).shared();
+    let device = |i| NoopDevice::new(&format!("N{i}"), DeviceKind::Gpu).shared();
     let devices: Vec<Arc<dyn Device>> = (0..devices).map(device).collect();
     let mut m = Maker { b: TaskBuilder::new(), devices, account: Account::new(1 << 30), on: 0 };
     let x = m.b.input("x", DType::F32, [WIDTH, TOKENS, 1, 1]).unwrap();

@@ -273,12 +273,11 @@ fn unfit(key: &str, expected: impl Into<String>, found: impl fmt::Display) -> Ke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf_file::File;
-    use fanout::gguf::Gguf;
+    use fanout::gguf::{Gguf, Writer};
 
-    fn sample(arch: Arch) -> File {
+    fn sample(arch: Arch) -> Writer {
         let key = |key: &str| format!("{arch}.{key}");
-        File::default()
+        Writer::new()
             .text("general.architecture", arch.name())
             .int(&key("block_count"), 2)
             .int(&key("embedding_length"), 256)
@@ -289,8 +288,8 @@ mod tests {
             .texts("tokenizer.ggml.tokens", &["a", "b", "c"])
     }
 
-    fn read(file: &File) -> Result<Hyper, KeyError> {
-        Hyper::read(&Gguf::parse(&file.bytes()).unwrap().metadata)
+    fn read(file: &Writer) -> Result<Hyper, KeyError> {
+        Hyper::read(&Gguf::parse(&file.to_bytes().unwrap()).unwrap().metadata)
     }
 
     #[test]
@@ -350,10 +349,13 @@ mod tests {
             .chain(["attention.layer_norm_rms_epsilon"])
         {
             let key = format!("llama.{key}");
-            assert_eq!(read(&sample(Arch::Llama).without(&key)), Err(KeyError::Missing { key }));
+            assert_eq!(read(&sample(Arch::Llama).without(&key).unwrap()), Err(KeyError::Missing { key }));
         }
         for key in ["general.architecture", "tokenizer.ggml.tokens"] {
-            assert_eq!(read(&sample(Arch::Llama).without(key)), Err(KeyError::Missing { key: key.to_owned() }));
+            assert_eq!(
+                read(&sample(Arch::Llama).without(key).unwrap()),
+                Err(KeyError::Missing { key: key.to_owned() })
+            );
         }
         let key = "qwen3moe.expert_count".to_owned();
         assert_eq!(read(&sample(Arch::Qwen3Moe)), Err(KeyError::Missing { key }));

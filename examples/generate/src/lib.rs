@@ -25,8 +25,3 @@ pub mod sample;
 pub mod session;
 pub mod summary;
 pub mod tokenizer;
-
-#[cfg(test)]
-#[path = "../../../tests/common/gguf.rs"]
-#[allow(dead_code, missing_docs, clippy::unwrap_used)]
-mod gguf_file;

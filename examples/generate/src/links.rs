@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_once_for_their_phase_and_on_over_a_new_connection() {
-        let link = |endpoint: &str, sent| LinkStats::new(endpoint).with_sent(sent).with_received(2 * sent).with_waits(1);
+        let link =
+            |endpoint: &str, sent| LinkStats::new(endpoint).with_sent(sent).with_received(2 * sent).with_waits(1);
         let mut links = Links::default();
         links.add(&link("a:1", 100), Phase::Load);
         links.add(&link("a:1", 100), Phase::Load); // its second device

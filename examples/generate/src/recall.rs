@@ -83,12 +83,11 @@ fn hash(jobs: &[Job<'_>], next: &AtomicUsize, digests: &SyncSender<(usize, [u8; 
 #[allow(clippy::unwrap_used)] // a test says what it needs by failing
 mod tests {
     use super::*;
-    use crate::gguf_file::File;
     use crate::load::{Weights, fill};
     use crate::progress::{Loaded, Progress};
     use fanout::cpu::{CpuDevice, Path};
     use fanout::device::{Account, Device, ForwardDevice, ForwardQueue, Queue, Region, Source, TensorMemory};
-    use fanout::gguf::Gguf;
+    use fanout::gguf::{Gguf, Writer};
     use fanout::tensor::{DType, TensorDesc};
     use std::sync::Arc;
 
@@ -155,8 +154,8 @@ mod tests {
         on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
     ) -> Result<(Loaded, [Tensors; 2]), DeviceError> {
         let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
-        let file = names.iter().fold(File::default(), |file, name| file.tensor(name, &[n as u64], DType::I8));
-        let mut file = file.bytes();
+        let file = names.iter().fold(Writer::new(), |file, name| file.tensor(name, &[n as u64], DType::I8));
+        let mut file = file.to_bytes().unwrap();
         let infos = Gguf::parse(&file).unwrap().tensors;
         let mut rng = fastrand::Rng::with_seed(n as u64);
         infos.iter().for_each(|info| rng.fill(&mut file[info.bytes.clone()]));

@@ -378,7 +378,10 @@ mod tests {
     }
 
     fn refused() -> ConnectError {
-        ConnectError::Connect { endpoint: SERVER.to_owned(), source: io::Error::from(ErrorKind::ConnectionRefused) }
+        ConnectError::Connect {
+            endpoint: SERVER.to_owned(),
+            source: io::Error::from(ErrorKind::ConnectionRefused).into(),
+        }
     }
 
     fn unknown() -> RegistryError {

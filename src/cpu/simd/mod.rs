@@ -144,6 +144,8 @@ macro_rules! code_tiles {
 
             /// The products of a block type's strips. They need the instruction set.
             pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
+                // Within this file the macro is found by its textual scope, elsewhere by this import.
+                #[allow(unused_imports)]
                 use $crate::{cpu::simd::of_format, tensor::table::for_each_simd};
                 for_each_simd!(of_format!(dtype tile))
             }

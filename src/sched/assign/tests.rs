@@ -1,8 +1,8 @@
 use super::super::TaskBuilder;
 use super::*;
+use crate::device::noop::NoopDevice;
 use crate::device::{Device, Support};
 use crate::graph::TensorId;
-use crate::null::Null;
 use crate::ops::binary::Binary;
 use crate::ops::copy::Copy;
 use crate::ops::mul_mat::MulMat;
@@ -72,7 +72,7 @@ fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
                 _ => Support::Yes,
             }
         };
-        Null::new(&format!("{name}{i}"), what).says(says).shared()
+        NoopDevice::new(&format!("{name}{i}"), what).with_support(says).shared()
     };
     kinds.chars().enumerate().map(device).collect()
 }
@@ -468,7 +468,7 @@ fn devices_are_asked_about_their_own_nodes_only() {
             asked.fetch_add(1, Ordering::Relaxed);
             Support::Yes
         };
-        Null::new(&format!("GPU{i}"), DeviceKind::Gpu).says(says).shared()
+        NoopDevice::new(&format!("GPU{i}"), DeviceKind::Gpu).with_support(says).shared()
     });
     let (task, list) = (decoder(40, 8), list.collect::<Vec<_>>());
     let assigned = assign(&task, &list, &Options::default()).unwrap();

@@ -182,8 +182,8 @@ impl Prefault for Porter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::noop::NoopDevice;
     use crate::device::{Account, DeviceKind};
-    use crate::null::Null;
     use std::time::Duration;
 
     /// A queue that reports the prefaulted bytes.
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_porter_forwards_hints_and_refuses_what_it_does_not_bring() {
-        let (device, account) = (Null::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
+        let (device, account) = (NoopDevice::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
         let buffer = device.alloc(64, &account).unwrap();
         let (tell, told) = unbounded();
         let reporting = Reporting(device.queue(&account).unwrap(), tell);

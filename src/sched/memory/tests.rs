@@ -1,6 +1,6 @@
 use super::*;
 use crate::device::DeviceKind;
-use crate::null::Null;
+use crate::device::noop::NoopDevice;
 use crate::ops::Out;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
@@ -20,7 +20,7 @@ fn layout(task: &Arc<Task>, devices: &Devices, depth: usize) -> Result<(Plan, La
 }
 
 fn gpu() -> Vec<Arc<dyn Device>> {
-    vec![Null::new("GPU0", DeviceKind::Gpu).shared()]
+    vec![NoopDevice::new("GPU0", DeviceKind::Gpu).shared()]
 }
 
 /// Which of the tensors lie in the memory of which: by tensor, the first one with its spot.
@@ -118,7 +118,8 @@ fn wide(terms: usize) -> Arc<Task> {
 
 #[test]
 fn no_buffer_is_larger_than_the_device_allows() {
-    let limited = |limit| vec![Null::new("GPU0", DeviceKind::Gpu).with(|info| info.max_buffer = limit).shared()];
+    let limited =
+        |limit| vec![NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.max_buffer = limit).shared()];
     let task = wide(7);
     for (limit, arena) in [(u64::MAX, vec![8192]), (8192, vec![8192]), (3000, vec![2048; 4]), (1024, vec![1024; 8])] {
         let (_, layout) = layout(&task, &limited(limit), 1).unwrap();
@@ -130,8 +131,8 @@ fn no_buffer_is_larger_than_the_device_allows() {
 
 #[test]
 fn devices_get_the_bytes_and_the_alignment_that_they_want() {
-    let null = Null::new("GPU0", DeviceKind::Gpu).with(|info| info.alignment = 256);
-    let devices = vec![null.pads(100).shared()];
+    let null = NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.alignment = 256);
+    let devices = vec![null.with_padding(100).shared()];
     for depth in [1, 2] {
         let (plan, layout) = layout(&wide(3), &devices, depth).unwrap();
         let spots = layout.slots.iter().flatten().chain(&layout.replicas);

@@ -2,8 +2,8 @@ use super::super::assign::assign;
 use super::super::assign::tests::Net;
 use super::super::{Devices, Options, Why};
 use super::*;
+use crate::device::noop::NoopDevice;
 use crate::device::{DeviceKind, Support, Unsupported};
-use crate::null::Null;
 use crate::ops::binary::Binary;
 use crate::ops::copy::Copy;
 use crate::ops::mul_mat::MulMat;
@@ -280,7 +280,7 @@ fn random(rng: &mut Rng, devices: usize) -> Task {
     net.0.build().unwrap()
 }
 
-/// Null devices of random kinds, each of which refuses some ops, but for one.
+/// No-op devices of random kinds, each of which refuses some ops, but for one.
 fn random_devices(rng: &mut Rng, count: usize) -> Vec<std::sync::Arc<dyn crate::device::Device>> {
     const OPS: [OpCode; 4] = [OpCode::Sqr, OpCode::Sqrt, OpCode::Add, OpCode::MulMatId];
     let able = rng.usize(..count);
@@ -296,7 +296,7 @@ fn random_devices(rng: &mut Rng, count: usize) -> Vec<std::sync::Arc<dyn crate::
                 _ => Support::Yes,
             }
         };
-        Null::new(&format!("N{i}"), kind).says(says).shared()
+        NoopDevice::new(&format!("N{i}"), kind).with_support(says).shared()
     };
     (0..count).map(device).collect()
 }

@@ -1,8 +1,8 @@
 //! Tasks of many shapes, each over any number of devices, to plan, verify and print.
 
+use crate::device::noop::NoopDevice;
 use crate::device::{Device, DeviceInfo, DeviceKind, Domain, Support};
 use crate::graph::TensorId;
-use crate::null::Null;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
 use crate::ops::copy::Copy;
@@ -61,12 +61,12 @@ fn reaching(count: usize, together: bool, copies: fn(usize, usize, usize) -> boo
         let domain = Domain::named(if together { "all" } else { &name });
         let number = move |info: &DeviceInfo| (0..count).find(|&at| named(at) == info.name);
         let from = move |info: &DeviceInfo| number(info).is_some_and(|from| copies(count, at, from));
-        let null = Null::new(&name, kind).with(|info| info.domain = domain).copies(from);
+        let null = NoopDevice::new(&name, kind).with_info(|info| info.domain = domain).with_copies_from(from);
         if kind == DeviceKind::Cpu {
             return null.shared();
         }
         let by_id = |code| if code == OpCode::MulMatId { Support::Offload } else { Support::Yes };
-        null.says(move |node| by_id(node.op.code())).shared()
+        null.with_support(move |node| by_id(node.op.code())).shared()
     };
     (0..count).map(device).collect()
 }

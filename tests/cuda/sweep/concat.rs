@@ -1,8 +1,8 @@
 use super::Sweep;
-use crate::common::Case;
 use fanout::graph::TensorId;
 use fanout::ops::concat::Concat;
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::op_case::Case;
 
 /// Runs of every alignment, longer than a block of threads copies at once and shorter than a vector; repeats in all
 /// dimensions at once, of rows, of single elements and of single blocks.

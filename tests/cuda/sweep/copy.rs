@@ -1,10 +1,11 @@
 use super::Sweep;
-use crate::common::{Case, normal};
 use fanout::graph::TensorId;
 use fanout::ops::Out;
 use fanout::ops::copy::Copy;
 use fanout::tensor::DType::{self, BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 /// The block types that kernels make and read.
 pub fn block_types() -> impl Iterator<Item = DType> {

@@ -1,8 +1,9 @@
 use super::Sweep;
-use crate::common::{Case, normal, uniform};
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::tensor::DType::{self, BF16, F16, F32, Q4_1};
 use fanout::tensor::{Capability, TensorDesc};
+use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::op_case::Case;
 
 const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
 

@@ -1,10 +1,11 @@
 use super::Sweep;
-use crate::common::{Case, normal};
 use fanout::graph::TensorId;
 use fanout::ops::Out;
 use fanout::ops::glu::{Glu, Kind};
 use fanout::tensor::DType::{self, BF16, F16, F32};
 use fanout::tensor::TensorDesc;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 const TYPES: [DType; 3] = [F32, F16, BF16];
 

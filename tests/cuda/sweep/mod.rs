@@ -15,11 +15,12 @@ mod softmax;
 mod sort;
 mod unary;
 
-use crate::common::{Built, Subject, nmse};
 use cudaemu::test::Session;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::graph::TensorId;
+use fanout_testing::compare::nmse;
+use fanout_testing::op_case::{Built, Subject};
 use std::collections::BTreeSet;
 use std::fs;
 

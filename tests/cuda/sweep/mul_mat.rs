@@ -1,11 +1,12 @@
 use super::Sweep;
-use crate::common::{Built, Case, normal};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::MulMat;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q6_K};
 use fanout::tensor::{Capability, TensorDesc};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::{Built, Case};
 
 /// The plain float types.
 fn floats() -> impl Iterator<Item = DType> {

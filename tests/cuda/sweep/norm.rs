@@ -1,11 +1,12 @@
 use super::Sweep;
-use crate::common::{Built, Case, normal};
 use fanout::graph::TensorId;
 use fanout::ops::Op;
 use fanout::ops::binary::Binary;
 use fanout::ops::norm::Norm;
 use fanout::ops::unary::Unary;
 use fanout::tensor::{DType::F32, TensorDesc};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::{Built, Case};
 use std::num::NonZeroU32;
 
 const ROWS: [Norm; 3] = [Norm::Norm { eps: 1e-5 }, Norm::RmsNorm { eps: 1e-6 }, Norm::L2Norm { eps: 1e-12 }];

@@ -1,10 +1,11 @@
 use super::Sweep;
-use crate::common::{Case, normal};
 use fanout::device::Support;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::{NodeView, Op, Sources};
 use fanout::tensor::DType::{BF16, F16, F32, I32};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 /// Rows of a warp, of a block, and in pieces; 16-byte accesses and not; sums of each type, packed and not.
 pub fn run(sweep: &Sweep) {

@@ -1,5 +1,4 @@
 use super::Sweep;
-use crate::common::{Case, normal, uniform};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -7,6 +6,8 @@ use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::tensor::DType::{BF16, F16, F32, I32, I64};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::op_case::Case;
 
 /// All modes, with 16-byte accesses and without, more pairs than a block has; YaRN, factors, late positions; then the kernel
 /// that is fused with SET_ROWS.

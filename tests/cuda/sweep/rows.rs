@@ -1,9 +1,10 @@
 use super::Sweep;
 use super::copy::{block_types, noise, permuted};
-use crate::common::{Case, normal};
 use fanout::ops::rows::Rows;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q8_0};
 use fanout::tensor::TensorDesc;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 pub fn run(sweep: &Sweep) {
     for dtype in [F32, F16, BF16, I32].into_iter().chain(block_types()) {

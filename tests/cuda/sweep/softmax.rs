@@ -1,8 +1,9 @@
 use super::Sweep;
-use crate::common::{Case, normal, uniform};
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::DType::{F16, F32};
 use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::op_case::Case;
 
 /// Rows of each length at which another kernel or another number of threads begins, with rows that do not begin at multiples
 /// of 16 bytes; without and with masks of each type, slopes and sinks.

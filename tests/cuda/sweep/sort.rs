@@ -1,9 +1,10 @@
 use super::Sweep;
-use crate::common::{Case, normal};
 use fanout::ops::Out;
 use fanout::ops::sort::Sort;
 use fanout::tensor::DType::{F32, I32};
 use fanout::tensor::TensorDesc;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 /// Rows of one tile, of several that are merged, and of few largest ones; rows that share a block, and lengths around tiles.
 pub fn run(sweep: &Sweep) {

@@ -1,10 +1,11 @@
 use super::Sweep;
-use crate::common::{Case, normal};
 use fanout::device::Support;
 use fanout::ops::unary::{Kind, Unary};
 use fanout::ops::{NodeView, Op, Out, Sources};
 use fanout::tensor::DType::{BF16, F16, F32};
 use fanout::tensor::TensorDesc;
+use fanout_testing::inputs::normal;
+use fanout_testing::op_case::Case;
 
 /// Every op, packed, of each type, with a length that is no multiple of a thread's share; and every pair of types.
 pub fn run(sweep: &Sweep) {

@@ -1,11 +1,10 @@
 //! Token ids as llama.cpp gives them for the same vocabularies, and text that never breaks amid a character.
 
 use super::*;
-use crate::gguf_file::File;
-use fanout::gguf::Gguf;
+use fanout::gguf::{Gguf, Writer};
 
-fn tokenizer(file: &File) -> Result<Tokenizer, TokenizerError> {
-    Tokenizer::read(&Gguf::parse(&file.bytes()).unwrap().metadata)
+fn tokenizer(file: &Writer) -> Result<Tokenizer, TokenizerError> {
+    Tokenizer::read(&Gguf::parse(&file.to_bytes().unwrap()).unwrap().metadata)
 }
 
 const SPM_WORDS: [&str; 26] = [
@@ -14,7 +13,7 @@ const SPM_WORDS: [&str; 26] = [
 ];
 
 /// Three control tokens, the bytes, then words with scores in no order; `<sep>` is the user's own.
-fn spm() -> File {
+fn spm() -> Writer {
     let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     tokens.extend((0..256).map(|b| format!("<0x{b:02X}>")));
     tokens.extend(SPM_WORDS.map(str::to_owned));
@@ -28,7 +27,7 @@ fn spm() -> File {
     let kinds: Vec<i32> = tokens.iter().enumerate().map(kind).collect();
     let mut scores = vec![0.0; 259];
     scores.extend((0..SPM_WORDS.len()).map(|i| -((i * 7 % SPM_WORDS.len()) as f32)));
-    File::default()
+    Writer::new()
         .text(key::MODEL, "llama")
         .texts(key::TOKENS, &tokens)
         .floats(key::SCORES, &scores)
@@ -44,7 +43,7 @@ const MERGES: [&str; 21] = [
 ];
 
 /// A token for each byte, by its value, then what the merges make, a word that they do not make, and special tokens.
-fn bpe(pre: &str) -> File {
+fn bpe(pre: &str) -> Writer {
     let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = '\u{100}'..;
     let character = |b: u8| if is_itself(b) { Some(char::from(b)) } else { others.next() };
@@ -55,7 +54,7 @@ fn bpe(pre: &str) -> File {
     let n = tokens.len();
     let mut kinds = vec![1; n];
     kinds[n - 3..].copy_from_slice(&[3, 3, 4]);
-    File::default()
+    Writer::new()
         .text(key::MODEL, "gpt2")
         .text(key::PRE, pre)
         .texts(key::TOKENS, &tokens)
@@ -200,10 +199,10 @@ fn control_tokens_are_silent_and_end_texts() {
 #[test]
 fn what_does_not_fit_is_named() {
     let cases = [
-        (spm().without(key::MODEL), "the file has no tokenizer.ggml.model, which"),
+        (spm().without(key::MODEL).unwrap(), "the file has no tokenizer.ggml.model, which"),
         (spm().text(key::MODEL, "bert"), "tokenizer.ggml.model: expected llama or gpt2, the vocabularies this program"),
-        (spm().without(key::TOKENS), "the file has no tokenizer.ggml.tokens, which"),
-        (spm().without(key::SCORES), "the file has no tokenizer.ggml.scores, which"),
+        (spm().without(key::TOKENS).unwrap(), "the file has no tokenizer.ggml.tokens, which"),
+        (spm().without(key::SCORES).unwrap(), "the file has no tokenizer.ggml.scores, which"),
         (spm().floats(key::SCORES, &[1.0]), "scores: expected one score for each of 285 tokens, found 1"),
         (spm().floats(key::SCORES, &[f32::NAN]), "scores: expected an array of finite floating-point numbers, found"),
         (spm().ints(key::TYPES, &[1]), "token_type: expected one type for each of 285 tokens, found 1"),
@@ -214,14 +213,17 @@ fn what_does_not_fit_is_named() {
             bpe("mystery"),
             "tokenizer.ggml.pre: expected one of llama-bpe, llama3, llama-v3, qwen2, deepseek-r1-qwen, gpt-2",
         ),
-        (bpe("gpt-2").without(key::PRE), "the file has no tokenizer.ggml.pre, which"),
-        (bpe("gpt-2").without(key::MERGES), "the file has no tokenizer.ggml.merges, which"),
+        (bpe("gpt-2").without(key::PRE).unwrap(), "the file has no tokenizer.ggml.pre, which"),
+        (bpe("gpt-2").without(key::MERGES).unwrap(), "the file has no tokenizer.ggml.merges, which"),
         (bpe("gpt-2").texts(key::MERGES, &["h e", "he"]), "merges: expected two tokens with a space between them"),
         (bpe("gpt-2").texts(key::MERGES, &["e h"]), "which make a third, found \"e h\" at 0"),
         (bpe("gpt-2").texts(key::MERGES, &[" "]), "which make a third, found \" \" at 0"),
         (bpe("gpt-2").texts(key::MERGES, &["h "]), "which make a third, found \"h \" at 0"),
-        (bpe("llama-bpe").without(key::BOS), "the file has no tokenizer.ggml.bos_token_id, which"),
-        (bpe("gpt-2").flag(key::ADD_EOS, true).without(key::EOS), "the file has no tokenizer.ggml.eos_token_id, which"),
+        (bpe("llama-bpe").without(key::BOS).unwrap(), "the file has no tokenizer.ggml.bos_token_id, which"),
+        (
+            bpe("gpt-2").flag(key::ADD_EOS, true).without(key::EOS).unwrap(),
+            "the file has no tokenizer.ggml.eos_token_id, which",
+        ),
     ];
     for (file, expected) in cases {
         let error = tokenizer(&file).err().map_or("no error".to_owned(), |e| e.to_string());

@@ -1,6 +1,5 @@
 //! A session of ggml's messages: the loop over its requests.
 
-
 use super::device_queues::DeviceQueues;
 use super::{frame, resource_requests};
 use crate::rpc::server::client_connection::Connection;

@@ -1,7 +1,6 @@
 //! What a folder of models holds: its files, as far as they are what they should be, and their tensors by length.
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};

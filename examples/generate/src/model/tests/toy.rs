@@ -1,8 +1,7 @@
 //! A model to test with, and what its logits should be.
 
-use crate::gguf_file::File;
 use crate::hyper::{Arch, Experts, Hyper};
-use fanout::gguf::Gguf;
+use fanout::gguf::{Gguf, Writer};
 use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
@@ -92,7 +91,7 @@ impl Toy {
             self.hyper;
         let key = |key: &str| format!("{arch}.{key}");
         let pieces: Vec<String> = (0..vocab).map(|i| format!("piece{i}")).collect();
-        let mut file = File::default()
+        let mut file = Writer::new()
             .text("general.architecture", arch.name())
             .int(&key("block_count"), layers as u32)
             .int(&key("embedding_length"), width as u32)
@@ -113,7 +112,7 @@ impl Toy {
         for (name, (desc, _)) in &self.tensors {
             file = file.tensor(name, &desc.ne().map(|n| n as u64), desc.dtype());
         }
-        let mut bytes = file.bytes();
+        let mut bytes = file.to_bytes().unwrap();
         for info in Gguf::parse(&bytes.clone()).unwrap().tensors {
             let values = self.values(&info.name).iter().flat_map(|v| v.to_le_bytes());
             bytes[info.bytes].copy_from_slice(&values.collect::<Vec<u8>>());

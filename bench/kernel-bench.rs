@@ -1,0 +1,379 @@
+//! Checks every kernel of the CUDA device against the CPU on the shapes of a real model, then times it beside the GPU's roofs.
+
+use clap::Parser;
+use fanout::cpu::{CpuDevice, Path};
+use fanout::cuda::{self, CudaDevice, Gpu};
+use fanout::device::{Account, Device, DeviceError, Point, Queue, Region};
+use fanout::graph::{Graph, TensorId};
+use fanout::tensor::DType;
+use fanout::tensor::quant::dequantiser;
+use fanout_bench::cases::{self, Case, Draft, Kind, Sizes, fill};
+use serde_json::{Value, json};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Checks the kernels of a GPU against the CPU, then times them on shapes of an 8B model. A row tells the error to the CPU
+/// (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share of the
+/// roof that bounds it: the copy bandwidth measured here, or the arithmetic of the multiprocessors at their peak frequency.
+/// On an emulated GPU there are no times: a row tells what the kernels counted.
+#[derive(Parser)]
+#[command(name = "kernel-bench", version = fanout::VERSION, max_term_width = 100)]
+struct Args {
+    /// The GPU, by the driver's number.
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    device: usize,
+
+    /// Only cases whose `op type shape` contains this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+
+    /// Seconds of timing per case.
+    #[arg(long, value_name = "S", default_value_t = 0.2)]
+    seconds: f64,
+
+    /// Small sizes; the default on an emulated GPU.
+    #[arg(long)]
+    smoke: bool,
+
+    /// Write everything here as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Write the table here as Markdown.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+/// Bytes of one side of the copies that measure the bandwidth.
+const COPY: u64 = 1 << 30;
+
+/// Longest wait for the GPU.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    match bench(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("kernel-bench: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True when every case was right.
+fn bench(args: &Args) -> Outcome<bool> {
+    let gpus = cuda::detect()?;
+    let gpu =
+        gpus.get(args.device).ok_or_else(|| format!("there is no GPU {}: there are {}", args.device, gpus.len()))?;
+    let emulated = cuda::emulated_counts().is_some();
+    let smoke = args.smoke || emulated;
+    let bench = Bench::new(gpu)?;
+    println!("fanout {}, {gpu}", fanout::VERSION);
+    let roofs = if emulated { None } else { Some(Roofs::measure(&bench, gpu)?) };
+    if let Some(roofs) = &roofs {
+        println!("{}", roofs.line());
+    }
+    let sizes = if smoke { Sizes::SMOKE } else { Sizes::MODEL };
+    let mut rows = Vec::new();
+    println!("\n{}", if emulated { Row::counts_header() } else { Row::header() });
+    for case in cases::all(&sizes).into_iter().filter(|case| case.name().contains(&args.filter)) {
+        let row = bench.row(case, roofs.as_ref(), args.seconds)?;
+        println!("{}", row.line());
+        rows.push(row);
+    }
+    if rows.is_empty() {
+        return Err(format!("no case contains `{}`", args.filter).into());
+    }
+    let wrong: Vec<_> = rows.iter().filter(|row| !row.right()).map(|row| row.case.name()).collect();
+    if let Some(path) = &args.json {
+        let roofs = roofs.as_ref().map(Roofs::json);
+        let cases: Vec<_> = rows.iter().map(Row::json).collect();
+        let all = json!({"version": fanout::VERSION, "gpu": gpu.to_string(), "roofs": roofs, "cases": cases});
+        std::fs::write(path, serde_json::to_string_pretty(&all)? + "\n")?;
+    }
+    if let Some(path) = &args.markdown {
+        let head = if emulated { Row::counts_header() } else { Row::header() };
+        let lines: Vec<_> = rows.iter().map(Row::line).collect();
+        let roofs = roofs.as_ref().map_or(String::new(), Roofs::line);
+        std::fs::write(path, format!("{gpu}\n\n{roofs}\n\n```text\n{head}\n{}\n```\n", lines.join("\n")))?;
+    }
+    if !wrong.is_empty() {
+        eprintln!("kernel-bench: wrong results: {}", wrong.join("; "));
+    }
+    Ok(wrong.is_empty())
+}
+
+/// A GPU, and the CPU that it is compared with.
+struct Bench {
+    gpu: Arc<CudaDevice>,
+    cpu: Arc<CpuDevice>,
+    account: Arc<Account>,
+}
+
+/// What bounds a kernel: bytes and operations per second.
+struct Roofs {
+    copy: f64,
+    /// f32 multiplications and additions outside of tensor cores.
+    f32: f64,
+    /// tf32 ones on tensor cores.
+    tensor: f64,
+}
+
+impl Roofs {
+    fn measure(bench: &Bench, gpu: &Gpu) -> Outcome<Roofs> {
+        let bytes = COPY.min(gpu.memory / 8);
+        let (from, to) = (bench.gpu.alloc(bytes, &bench.account)?, bench.gpu.alloc(bytes, &bench.account)?);
+        let mut queue = bench.gpu.queue(&bench.account)?;
+        let times = sample(Duration::from_millis(500), || {
+            let _submitted = queue.copy_from(from.whole(), to.whole(), None)?;
+            finish(&queue.mark())
+        })?;
+        let per_second = f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;
+        // Multiplications and additions of a multiprocessor per clock, as NVIDIA's white papers have them.
+        let tensor = match gpu.capability {
+            90.. => 2048.0,
+            80 => 1024.0,
+            81.. => 512.0,
+            _ => 256.0,
+        };
+        let lanes = if matches!(gpu.capability, 75 | 80) { 128.0 } else { 256.0 };
+        Ok(Roofs {
+            copy: 2.0 * bytes as f64 / times[times.len() / 2],
+            f32: lanes * per_second,
+            tensor: tensor * per_second,
+        })
+    }
+
+    fn line(&self) -> String {
+        let giga = |rate: f64| rate / 1e9;
+        let (copy, f32, tensor) = (giga(self.copy), giga(self.f32), giga(self.tensor));
+        format!(
+            "copy {copy:.0} GB/s (measured); f32 {f32:.0} and tf32 {tensor:.0} Gop/s (multiprocessors at peak frequency)"
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({"copy_bytes_per_s": self.copy, "f32_ops_per_s": self.f32, "tf32_ops_per_s": self.tensor})
+    }
+
+    /// The least time of a case in seconds, and what bounds it.
+    fn floor(&self, case: &Case) -> (f64, &'static str) {
+        let bytes = (case.read + case.written) as f64 / self.copy;
+        let ops = case.ops as f64 / self.tensor;
+        if ops > bytes { (ops, "tf32") } else { (bytes, "copy") }
+    }
+}
+
+/// Waits without a pause, which would count: a [`Point::wait`] of more than 200 us sees the end up to 100 us late.
+fn finish(point: &Point) -> Result<(), DeviceError> {
+    let until = Instant::now() + PATIENCE;
+    while !point.poll()? {
+        if Instant::now() > until {
+            return Err(DeviceError::Deadline("a run"));
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// Sorted times of `run` for about so long, after two that do not count.
+fn sample(time: Duration, mut run: impl FnMut() -> Result<(), DeviceError>) -> Result<Vec<f64>, DeviceError> {
+    run()?;
+    run()?;
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while times.len() < 5 || (start.elapsed() < time && times.len() < 5000) {
+        let begin = Instant::now();
+        run()?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// A graph on a device, with its leaves filled.
+struct Loaded {
+    graph: Arc<Graph>,
+    region: Region,
+    queue: Box<dyn Queue>,
+}
+
+impl Bench {
+    fn new(gpu: &Gpu) -> Outcome<Bench> {
+        let (threads, memory) = (std::thread::available_parallelism()?.get(), 16 << 30);
+        let device = CudaDevice::new(&format!("CUDA{}", gpu.ordinal), gpu, gpu.memory)?;
+        Ok(Bench {
+            gpu: device,
+            cpu: CpuDevice::new("CPU", threads, Path::Exact, memory)?,
+            account: Account::new(u64::MAX),
+        })
+    }
+
+    fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {
+        let graph = Arc::new(draft.b.build()?);
+        let region = device.alloc(graph.slots()[0] as u64, &self.account)?.whole();
+        let mut queue = device.queue(&self.account)?;
+        fill(&mut *queue, &region, &graph, &draft.contents)?;
+        Ok(Loaded { graph, region, queue })
+    }
+
+    /// The results of a case's nodes on one set of data.
+    fn results(&self, device: &dyn Device, case: &Case) -> Outcome<Vec<f32>> {
+        let Loaded { graph, region, mut queue } = self.load(device, case.single()?)?;
+        let program = device.prepare(Arc::clone(&graph))?;
+        queue.run(&program, &Arc::from([region.clone()]))?;
+        let mut all = Vec::new();
+        for node in graph.nodes() {
+            all.extend(values(&graph, node.dst, &mut *queue, &region)?);
+        }
+        Ok(all)
+    }
+
+    fn row(&self, case: Case, roofs: Option<&Roofs>, seconds: f64) -> Outcome<Row> {
+        let name = case.name();
+        let naming = |e: Box<dyn Error>| -> Box<dyn Error> { format!("{name}: {e}").into() };
+        let want = self.results(&*self.cpu, &case).map_err(naming)?;
+        let before = counts();
+        let got = self.results(&*self.gpu, &case).map_err(naming)?;
+        let counted = counts().minus(&before);
+        let error = nmse(&got, &want);
+        let times = match roofs {
+            None => Vec::new(),
+            Some(_) => self.times(&case, seconds).map_err(naming)?,
+        };
+        let floor = roofs.map(|roofs| roofs.floor(&case));
+        Ok(Row { case, error, times, floor, counted })
+    }
+
+    /// Sorted times of one node.
+    fn times(&self, case: &Case, seconds: f64) -> Outcome<Vec<f64>> {
+        let Loaded { graph, region, mut queue } = self.load(&*self.gpu, case.draft()?)?;
+        let program = self.gpu.prepare(Arc::clone(&graph))?;
+        let bindings: Arc<[Region]> = Arc::from([region]);
+        let times = sample(Duration::from_secs_f64(seconds), || {
+            queue.run(&program, &bindings)?;
+            finish(&queue.mark())
+        })?;
+        Ok(times.into_iter().map(|time| time / graph.nodes().len() as f64).collect())
+    }
+}
+
+/// A tensor's values as they lie, gaps left out.
+fn values(graph: &Graph, id: TensorId, queue: &mut dyn Queue, region: &Region) -> Outcome<Vec<f32>> {
+    let tensor = graph.tensor(id).ok_or("a tensor of the graph")?;
+    let (desc, place) = (tensor.desc, tensor.place.ok_or("a place")?);
+    let bytes = queue
+        .download(region.part(place.offset as u64, desc.extent() as u64)?)?
+        .wait(Some(Instant::now() + PATIENCE))?;
+    let mut values = vec![0.0; desc.elements()];
+    if desc.dtype() == DType::I32 {
+        values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(v, b)| *v = i32::from_le_bytes(*b) as f32);
+    } else {
+        dequantiser(desc.dtype()).ok_or("a type with values")?(&bytes, &mut values);
+    }
+    Ok(values)
+}
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let pairs = || got.iter().zip(want).filter(|(g, w)| g.to_bits() != w.to_bits());
+    let error: f64 = pairs().map(|(&g, &w)| square(f64::from(g) - f64::from(w))).sum();
+    let power: f64 = want.iter().filter(|w| w.is_finite()).map(|&w| square(f64::from(w))).sum();
+    if error == 0.0 { 0.0 } else { error / power.max(1e-30) }
+}
+
+/// What emulated kernels did: instructions of lanes, bytes and sectors moved, and the least bytes that could have been.
+#[derive(Clone, Copy, Default)]
+struct Counts([u64; 4]);
+
+impl Counts {
+    fn minus(self, before: &Counts) -> Counts {
+        Counts(std::array::from_fn(|i| self.0[i] - before.0[i]))
+    }
+}
+
+/// The sum over all kernels so far; zeros on a real GPU, and unless CUDAEMU_COUNTS is set.
+fn counts() -> Counts {
+    let json: Value = cuda::emulated_counts().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let mut sum = Counts::default();
+    for kernel in json["kernels"].as_object().into_iter().flat_map(|kernels| kernels.values()) {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let both = |field: &str| number(&kernel["global_read"][field]) + number(&kernel["global_written"][field]);
+        let distinct = number(&kernel["global_read_distinct_bytes"]) + number(&kernel["global_written_distinct_bytes"]);
+        let one = [number(&kernel["lane_instructions"]), both("bytes"), 32 * both("sectors"), distinct];
+        sum.0.iter_mut().zip(one).for_each(|(sum, n)| *sum += n);
+    }
+    sum
+}
+
+/// A case that has run.
+struct Row {
+    case: Case,
+    /// NMSE to the CPU's exact path.
+    error: f64,
+    /// Sorted, in seconds; none on an emulated GPU.
+    times: Vec<f64>,
+    floor: Option<(f64, &'static str)>,
+    counted: Counts,
+}
+
+impl Row {
+    fn right(&self) -> bool {
+        // Products on tensor cores round activations, and weights of blocks that have more bits than these keep.
+        let bound = if self.case.ops > 0 && self.case.kind != Kind::F32 { 1e-4 } else { 1e-6 };
+        self.error <= bound
+    }
+
+    fn quantile(&self, share: f64) -> f64 {
+        let last = self.times.len().saturating_sub(1) as f64;
+        self.times.get((last * share).round() as usize).copied().unwrap_or(0.0)
+    }
+
+    fn header() -> String {
+        format!(
+            "{:14} {:8} {:40} {:>8} {:>10} {:>21} {:>9} {:>7} share of its roof",
+            "op", "type", "shape", "NMSE", "median us", "[p10-p90]", "Gop/s", "GB/s"
+        )
+    }
+
+    fn counts_header() -> String {
+        format!(
+            "{:14} {:8} {:40} {:>8} {:>12} {:>12} {:>12} {:>12}",
+            "op", "type", "shape", "NMSE", "lane insts", "bytes", "in sectors", "least bytes"
+        )
+    }
+
+    fn line(&self) -> String {
+        let Row { case, error, floor, counted, .. } = self;
+        let head = format!("{:14} {:8} {:40} {error:>8.1e}", case.op, case.dtype, case.shape);
+        let wrong = if self.right() { "" } else { "  WRONG" };
+        let Some((floor, roof)) = floor else {
+            let [lanes, bytes, sectors, least] = counted.0;
+            return format!("{head} {lanes:>12} {bytes:>12} {sectors:>12} {least:>12}{wrong}");
+        };
+        let median = self.quantile(0.5);
+        let spread = format!("[{:.1}-{:.1}]", self.quantile(0.1) * 1e6, self.quantile(0.9) * 1e6);
+        let rate = |units: usize| units as f64 / median / 1e9;
+        let (ops, bytes, share) = (rate(case.ops), rate(case.read + case.written), floor / median * 100.0);
+        format!("{head} {:>10.1} {spread:>21} {ops:>9.1} {bytes:>7.1} {share:3.0}% of {roof}{wrong}", median * 1e6)
+    }
+
+    fn json(&self) -> Value {
+        let Row { case, error, floor, counted, .. } = self;
+        let [lanes, bytes, sectors, least] = counted.0;
+        let counts = json!({"lane_instructions": lanes, "bytes": bytes, "sector_bytes": sectors, "least_bytes": least});
+        let us = |share| self.quantile(share) * 1e6;
+        let times = json!({"p10_us": us(0.1), "median_us": us(0.5), "p90_us": us(0.9), "samples": self.times.len()});
+        json!({
+            "op": case.op, "type": case.dtype, "shape": case.shape, "nmse": error, "right": self.right(),
+            "ops": case.ops, "read": case.read, "written": case.written,
+            "times": floor.map(|_| times), "counts": (lanes > 0).then_some(counts),
+            "floor_us": floor.map(|(time, _)| time * 1e6), "roof": floor.map(|(_, roof)| roof),
+        })
+    }
+}

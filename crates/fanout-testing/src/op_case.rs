@@ -1,0 +1,292 @@
+//! A graph with the values of its leaves, run on any device with every byte accounted for.
+//!
+//! ```
+//! use fanout::cpu::{CpuDevice, Path};
+//! use fanout::ops::binary::Binary;
+//! use fanout::tensor::DType;
+//! use fanout_testing::op_case::{Case, Subject};
+//!
+//! let subject = Subject::new("exact", CpuDevice::new("CPU", 1, Path::Exact, 1 << 20)?, false);
+//! let mut case = Case::new();
+//! let x = case.leaf(DType::F32, [4, 1, 1, 1], &[1.0, 2.0, 3.0, 4.0]);
+//! let y = case.b.node(Binary::Add, &[Some(x), Some(x)])?;
+//! let outcome = case.build().run(&subject);
+//! assert_eq!(outcome.values(y), [2.0, 4.0, 6.0, 8.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use fanout::device::{Account, Device, DeviceError, Source};
+use fanout::graph::{Builder, Graph, Place, TensorId};
+use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
+use fanout::tensor::quant::{dequantiser, quantiser};
+use fanout::tensor::{Capability, DType, TensorDesc};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a result.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Opens a connection to a device behind a server.
+type Connect = dyn Fn() -> Arc<dyn Device> + Send + Sync;
+
+/// A device under test, and how closely it must follow the oracles.
+pub struct Subject {
+    /// For messages.
+    pub name: &'static str,
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Whether products may quantise activations (bounds of the NMSE per type) or must be exact up to f32 rounding.
+    pub fast: bool,
+    /// Runs graphs that `device` refuses because tensors are not aligned, or because the tables of types and op families have
+    /// no CUDA kernels for them.
+    misaligned: Option<Arc<dyn Device>>,
+    connect: Option<Box<Connect>>,
+    hangs_up: bool,
+}
+
+impl Subject {
+    /// A device of this process.
+    pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
+        Subject { name, device, fast, misaligned: None, connect: None, hangs_up: false }
+    }
+
+    /// A device behind a server: each run has a connection of its own, which a failed one may end.
+    pub fn remote(
+        name: &'static str,
+        connect: impl Fn() -> Arc<dyn Device> + Send + Sync + 'static,
+        fast: bool,
+    ) -> Subject {
+        let device = connect();
+        Subject { connect: Some(Box::new(connect)), ..Subject::new(name, device, fast) }
+    }
+
+    /// Runs graphs with unaligned tensors, and those with nodes that CUDA has no kernels for, on `device` instead.
+    pub fn with_misaligned(self, device: Arc<dyn Device>) -> Subject {
+        Subject { misaligned: Some(device), ..self }
+    }
+
+    /// Expects that the connection is lost when an op finds data that it does not allow: in protocol 7.0 a server has no
+    /// other way to report a failure.
+    pub fn that_hangs_up(self) -> Subject {
+        Subject { hangs_up: true, ..self }
+    }
+
+    fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
+        if let Some(connect) = &self.connect {
+            return connect();
+        }
+        let whole = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned && on_cuda(&node)));
+        Arc::clone(self.misaligned.as_ref().filter(|_| !whole).unwrap_or(&self.device))
+    }
+
+    /// Whether a run ended as it must when `op` finds data that it does not allow: with [`DeviceError::Data`] of that op, or
+    /// with a lost connection ([`Subject::that_hangs_up`]).
+    pub fn found_bad(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
+        match error {
+            Some(DeviceError::Lost { .. }) => self.hangs_up,
+            Some(DeviceError::Data { op: of, .. }) => *of == op && !self.hangs_up,
+            _ => false,
+        }
+    }
+}
+
+/// Whether the tables of op families and types have CUDA kernels for a node.
+fn on_cuda(node: &NodeView<'_>) -> bool {
+    let family = FAMILIES.iter().find(|row| row.codes.contains(&node.op.code()));
+    let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
+    let lacks = |t: DType| t.can(Capability::Convert) && !t.can(Capability::Cuda);
+    family.is_some_and(|row| row.cuda) && !tensors.any(|t| lacks(t.dtype()))
+}
+
+/// A graph under construction with the values of its leaves.
+///
+/// Its methods panic where values do not fit a tensor or a tensor does not fit a graph.
+#[derive(Default)]
+pub struct Case {
+    /// Adds views and nodes.
+    pub b: Builder,
+    inputs: Vec<(TensorId, Vec<u8>)>,
+}
+
+/// The memory after a run.
+pub struct Outcome {
+    graph: Arc<Graph>,
+    memory: Vec<u8>,
+}
+
+impl Case {
+    /// A graph without tensors.
+    pub fn new() -> Case {
+        Case::default()
+    }
+
+    /// Adds a packed leaf with these values, rounded or quantised to `dtype`. `ne` has the fastest dimension first, as the
+    /// values have.
+    pub fn leaf(&mut self, dtype: DType, ne: [usize; 4], values: &[f32]) -> TensorId {
+        let desc = TensorDesc::contiguous(dtype, ne).expect("a tensor");
+        self.leaf_of(desc, values)
+    }
+
+    /// Adds a leaf with strides of its own; `values` in logical order, dimension 0 fastest.
+    pub fn leaf_of(&mut self, desc: TensorDesc, values: &[f32]) -> TensorId {
+        let id = self.b.leaf_of(desc).expect("a leaf");
+        self.inputs.push((id, encode(&desc, values)));
+        id
+    }
+
+    /// Adds a packed leaf, given as raw bytes.
+    pub fn raw(&mut self, dtype: DType, ne: [usize; 4], bytes: Vec<u8>) -> TensorId {
+        let id = self.b.leaf(dtype, ne).expect("a leaf");
+        self.inputs.push((id, bytes));
+        id
+    }
+
+    /// Adds a packed leaf of indices, I32 or I64.
+    pub fn indices(&mut self, dtype: DType, ne: [usize; 4], values: &[i64]) -> TensorId {
+        let bytes = values.iter().flat_map(|&v| match dtype {
+            DType::I64 => v.to_le_bytes().to_vec(),
+            _ => (v as i32).to_le_bytes().to_vec(),
+        });
+        self.raw(dtype, ne, bytes.collect())
+    }
+
+    /// Builds the graph, which must pass validation.
+    pub fn build(self) -> Built {
+        Built { graph: Arc::new(self.b.build().expect("a valid graph")), inputs: self.inputs }
+    }
+}
+
+/// A finished case, which runs on any device.
+pub struct Built {
+    /// The graph.
+    pub graph: Arc<Graph>,
+    inputs: Vec<(TensorId, Vec<u8>)>,
+}
+
+impl Built {
+    /// Runs the graph on a device.
+    ///
+    /// # Panics
+    /// When the run fails, or changes a byte that is no element of a node's destination: inputs, gaps between tensors, gaps
+    /// within strided ones.
+    pub fn run(&self, on: &Subject) -> Outcome {
+        let outcome = self.try_run(on).unwrap_or_else(|e| panic!("{}: {e}", on.name));
+        let before = self.initial();
+        let mut written = vec![false; before.len()];
+        for node in self.graph.nodes() {
+            let t = self.graph.tensor(node.dst).expect("a destination");
+            for_each_block(&t.desc, t.place.expect("placed"), |at| {
+                written[at..at + t.desc.dtype().block_bytes()].fill(true)
+            });
+        }
+        for (i, (&was, &is)) in before.iter().zip(&outcome.memory).enumerate() {
+            assert!(written[i] || was == is, "{}: byte {i} outside every destination changed", on.name);
+        }
+        outcome
+    }
+
+    /// As [`Built::run`], without the check of what the run changed: for graphs that must fail.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn try_run(&self, on: &Subject) -> Result<Outcome, DeviceError> {
+        let deadline = Some(Instant::now() + TIMEOUT);
+        let account = Account::new(4 << 30);
+        let device = on.device_for(&self.graph);
+        let program = device.prepare(Arc::clone(&self.graph))?;
+        let memory = self.initial();
+        let buffer = device.alloc(memory.len() as u64, &account)?;
+        let mut queue = device.queue(&account)?;
+        queue.upload(buffer.whole(), None, Source::Borrowed(&memory))?;
+        queue.run(&program, &Arc::from([buffer.whole()]))?;
+        let memory = queue.download(buffer.whole())?.wait(deadline)?;
+        Ok(Outcome { graph: Arc::clone(&self.graph), memory })
+    }
+
+    fn initial(&self) -> Vec<u8> {
+        let mut memory = vec![0xa5; self.graph.slots()[0]];
+        for (id, bytes) in &self.inputs {
+            let at = self.graph.tensor(*id).and_then(|t| t.place).expect("a placed leaf").offset;
+            memory[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        memory
+    }
+
+    /// The bytes of a leaf's blocks, in logical order.
+    pub fn bytes(&self, id: TensorId) -> Vec<u8> {
+        bytes(&self.graph, &self.initial(), id)
+    }
+
+    /// The values of a leaf after rounding to its type, in logical order.
+    pub fn values(&self, id: TensorId) -> Vec<f64> {
+        decode(&self.graph, &self.initial(), id)
+    }
+}
+
+impl Outcome {
+    /// The bytes of a tensor's blocks, in logical order.
+    pub fn bytes(&self, id: TensorId) -> Vec<u8> {
+        bytes(&self.graph, &self.memory, id)
+    }
+
+    /// A tensor's values in logical order (i0 fastest); I32 and I64 as numbers.
+    pub fn values(&self, id: TensorId) -> Vec<f64> {
+        decode(&self.graph, &self.memory, id)
+    }
+}
+
+fn for_each_block(desc: &TensorDesc, place: Place, mut each: impl FnMut(usize)) {
+    let (ne, nb) = (desc.ne(), desc.nb());
+    for i3 in 0..ne[3] {
+        for i2 in 0..ne[2] {
+            for i1 in 0..ne[1] {
+                for block in 0..ne[0] / desc.dtype().block_len() {
+                    each(place.offset + block * nb[0] + i1 * nb[1] + i2 * nb[2] + i3 * nb[3]);
+                }
+            }
+        }
+    }
+}
+
+fn bytes(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<u8> {
+    let t = graph.tensor(id).expect("a tensor");
+    let mut out = Vec::with_capacity(t.desc.dense_bytes());
+    for_each_block(&t.desc, t.place.expect("placed"), |at| {
+        out.extend_from_slice(&memory[at..at + t.desc.dtype().block_bytes()]);
+    });
+    out
+}
+
+fn decode(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<f64> {
+    let t = graph.tensor(id).expect("a tensor");
+    let (dtype, mut out) = (t.desc.dtype(), Vec::with_capacity(t.desc.elements()));
+    let mut block = vec![0.0; dtype.block_len()];
+    for_each_block(&t.desc, t.place.expect("placed"), |at| {
+        let bytes = &memory[at..at + dtype.block_bytes()];
+        match dtype {
+            DType::I32 => out.push(f64::from(i32::from_le_bytes(bytes.try_into().expect("4 bytes")))),
+            DType::I64 => out.push(i64::from_le_bytes(bytes.try_into().expect("8 bytes")) as f64),
+            _ => {
+                dequantiser(dtype).expect("a type with a dequantiser")(bytes, &mut block);
+                out.extend(block.iter().map(|&v| f64::from(v)));
+            }
+        }
+    });
+    out
+}
+
+fn encode(desc: &TensorDesc, values: &[f32]) -> Vec<u8> {
+    assert_eq!(values.len(), desc.elements(), "values for {desc:?}");
+    let (dtype, mut bytes) = (desc.dtype(), vec![0x5a; desc.extent()]);
+    let mut blocks = values.chunks_exact(dtype.block_len());
+    for_each_block(desc, Place { slot: 0, offset: 0 }, |at| {
+        let values = blocks.next().expect("as many values as elements");
+        let bytes = &mut bytes[at..at + dtype.block_bytes()];
+        if dtype == DType::I32 {
+            bytes.copy_from_slice(&(values[0] as i32).to_le_bytes());
+        } else {
+            quantiser(dtype).expect("a type with a quantiser")(values, bytes);
+        }
+    });
+    bytes
+}

@@ -1,0 +1,366 @@
+//! A device that computes nothing: every command succeeds at once, and its memory reads as zeros.
+//!
+//! It serves tests of code that drives devices (a scheduler, a server, a runtime's placement of weights) and measurements of
+//! what that code costs by itself. It holds no bytes, so a device of a terabyte costs nothing, and submitting a program
+//! allocates no memory.
+//!
+//! The rules of the [contract](super) hold: foreign regions, wrong lengths and bindings that do not fit are
+//! [`DeviceError::Misuse`], memory is charged to the caller's account and to the device's, `prepare` refuses what `support`
+//! refuses. What it reports about itself (facts, memory, supported nodes, possible copies) is set by the builder methods of
+//! [`NoopDevice`].
+//!
+//! ```
+//! use fanout::device::noop::NoopDevice;
+//! use fanout::device::{Device, DeviceKind};
+//! use fanout::ops::OpCode;
+//!
+//! let gpu = NoopDevice::new("GPU0", DeviceKind::Gpu)
+//!     .with_memory(24 << 30)
+//!     .with_info(|info| info.alignment = 256)
+//!     .without_ops(&[OpCode::MulMatId]);
+//! assert_eq!(gpu.memory()?.total, 24 << 30);
+//! # Ok::<(), fanout::device::DeviceError>(())
+//! ```
+
+use super::{
+    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryInfo, PATIENCE, PIECE,
+    PeerCopies, Point, Program, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
+};
+use crate::graph::Graph;
+use crate::ops::{NodeView, OpCode};
+use crate::tensor::TensorDesc;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Decides whether the device supports a node.
+type SupportRule = dyn Fn(NodeView<'_>) -> Support + Send + Sync;
+
+/// Decides whether the device copies from a device of another domain.
+type CopyRule = dyn Fn(&DeviceInfo) -> bool + Send + Sync;
+
+/// A device that computes nothing. See the [module](self).
+pub struct NoopDevice {
+    info: Arc<DeviceInfo>,
+    support: Box<SupportRule>,
+    copies_from: Arc<CopyRule>,
+    /// Charged for every buffer; its limit is the size of the device's memory.
+    memory: Arc<Account>,
+    /// Bytes reserved behind each tensor.
+    padding: u64,
+}
+
+impl NoopDevice {
+    /// A device that supports every node, has 1 TiB of memory, no limit on the size of a buffer, and aligns tensors to 64
+    /// bytes. All no-op devices share the domain `noop`: they copy from each other's memory.
+    pub fn new(name: &str, kind: DeviceKind) -> NoopDevice {
+        let mut info = DeviceInfo::new(name, kind);
+        "computes nothing".clone_into(&mut info.description);
+        (info.alignment, info.domain) = (64, Domain::named("noop"));
+        NoopDevice {
+            info: Arc::new(info),
+            support: Box::new(|_| Support::Yes),
+            copies_from: Arc::new(|_| false),
+            memory: Account::new(1 << 40),
+            padding: 0,
+        }
+    }
+
+    /// Changes the facts that [`Device::info`] returns. Buffers know the facts of the time at which they were allocated.
+    pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> NoopDevice {
+        change(Arc::make_mut(&mut self.info));
+        self
+    }
+
+    /// Sets the size of the device's memory, in bytes.
+    pub fn with_memory(self, bytes: u64) -> NoopDevice {
+        NoopDevice { memory: Account::new(bytes), ..self }
+    }
+
+    /// Makes [`Device::alloc_size`] reserve so many bytes behind each tensor.
+    pub fn with_padding(self, bytes: u64) -> NoopDevice {
+        NoopDevice { padding: bytes, ..self }
+    }
+
+    /// Decides which nodes the device supports.
+    pub fn with_support(self, rule: impl Fn(NodeView<'_>) -> Support + Send + Sync + 'static) -> NoopDevice {
+        NoopDevice { support: Box::new(rule), ..self }
+    }
+
+    /// Supports every node but those with one of these ops.
+    pub fn without_ops(self, ops: &'static [OpCode]) -> NoopDevice {
+        self.with_support(move |node| {
+            let op = node.op.code();
+            if ops.contains(&op) {
+                Support::No(Unsupported { op, reason: "excluded from this no-op device".to_owned() })
+            } else {
+                Support::Yes
+            }
+        })
+    }
+
+    /// Decides from which devices of other domains the device copies. It never copies from a device that is no
+    /// [`NoopDevice`], whatever the rule returns.
+    pub fn with_copies_from(self, rule: impl Fn(&DeviceInfo) -> bool + Send + Sync + 'static) -> NoopDevice {
+        NoopDevice { copies_from: Arc::new(rule), ..self }
+    }
+
+    /// The finished device as a trait object, as lists of devices hold it.
+    pub fn shared(self) -> Arc<dyn Device> {
+        Arc::new(self)
+    }
+}
+
+impl fmt::Debug for NoopDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NoopDevice({})", self.info.name)
+    }
+}
+
+/// The memory behind a buffer: nothing but the facts of its device.
+struct NoopMemory(Arc<DeviceInfo>);
+
+impl Device for NoopDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        let total = self.memory.limit();
+        Ok(MemoryInfo { free: total.saturating_sub(self.memory.used()), total })
+    }
+
+    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+        let charges = (account.charge(bytes)?, self.memory.charge(bytes)?);
+        let memory = NoopMemory(Arc::clone(&self.info));
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
+    }
+
+    fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        tensor.extent() as u64 + self.padding
+    }
+
+    fn support(&self, node: NodeView<'_>) -> Support {
+        (self.support)(node)
+    }
+
+    fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        for node in graph.nodes().iter().filter_map(|node| graph.view(node)) {
+            if let Support::No(unsupported) = self.support(node) {
+                return Err(unsupported.into());
+            }
+        }
+        Ok(Program::new(graph, Box::new(NoopProgram)))
+    }
+
+    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        let (info, copies_from) = (Arc::clone(&self.info), Arc::clone(&self.copies_from));
+        Ok(Box::new(NoopQueue { info, copies_from, timeline: Timeline::new() }))
+    }
+
+    fn peer_copies(&self) -> Option<&dyn PeerCopies> {
+        Some(self)
+    }
+}
+
+impl PeerCopies for NoopDevice {
+    fn copies_from(&self, other: &DeviceInfo) -> bool {
+        self.info.domain == other.domain || (self.copies_from)(other)
+    }
+}
+
+/// Distinguishes programs of no-op devices from those of other devices.
+struct NoopProgram;
+
+struct NoopQueue {
+    info: Arc<DeviceInfo>,
+    copies_from: Arc<CopyRule>,
+    /// Stays at moment 0, which every point has: work is done when it is submitted.
+    timeline: Arc<Timeline>,
+}
+
+impl NoopQueue {
+    fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
+        let own = region.buffer().device() == self.info.id;
+        if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
+    }
+}
+
+impl Queue for NoopQueue {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+        self.check_own(&dst)?;
+        match src {
+            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
+                Err(DeviceError::Misuse("an upload's length is not its region's"))
+            }
+            Source::Borrowed(_) => Ok(()),
+            // The writer runs as it would on any device: its errors, and what it counts, are part of what a test checks.
+            Source::Writer(write) => {
+                let mut piece = vec![0; dst.bytes().min(PIECE) as usize];
+                let mut left = dst.bytes();
+                loop {
+                    let bytes = left.min(PIECE);
+                    write(&mut piece[..bytes as usize])?;
+                    left -= bytes;
+                    if left == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+        self.check_own(&src)?;
+        Ok(Ticket::ready(vec![0; src.bytes() as usize]))
+    }
+
+    fn fill(&mut self, dst: Region, _: u8) -> Result<(), DeviceError> {
+        self.check_own(&dst)
+    }
+
+    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+        self.check_own(&dst)?;
+        if src.bytes() != dst.bytes() {
+            return Err(DeviceError::Misuse("a copy's regions differ in size"));
+        }
+        let Some(NoopMemory(from)) = src.buffer().memory() else { return Ok(CopyOutcome::Unreachable) };
+        if from.domain != self.info.domain && !(self.copies_from)(from) {
+            return Ok(CopyOutcome::Unreachable);
+        }
+        after.map_or(Ok(()), |point| self.wait(point))?;
+        Ok(CopyOutcome::Submitted)
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        if program.code::<NoopProgram>().is_none() {
+            return Err(DeviceError::Misuse("a program of another device"));
+        }
+        let slots = program.graph().slots();
+        let fits = |(region, &bytes): (&Region, &usize)| region.bytes() >= bytes as u64;
+        if bindings.len() != slots.len() || !bindings.iter().zip(slots).all(fits) {
+            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
+        }
+        bindings.iter().try_for_each(|region| self.check_own(region))
+    }
+
+    fn mark(&mut self) -> Point {
+        Point::new(&self.timeline, 0)
+    }
+
+    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+        if point.poll()? { Ok(()) } else { point.wait(Some(Instant::now() + PATIENCE)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::SourceError;
+    use crate::graph::Builder;
+    use crate::ops::binary::Binary;
+    use crate::tensor::DType;
+
+    fn addition() -> Arc<Graph> {
+        let mut b = Builder::new();
+        let [x, y] = [0; 2].map(|_| b.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
+        b.node(Binary::Add, &[Some(x), Some(y)]).unwrap();
+        Arc::new(b.build().unwrap())
+    }
+
+    fn misuse<T>(result: Result<T, DeviceError>) -> bool {
+        matches!(result, Err(DeviceError::Misuse(_)))
+    }
+
+    #[test]
+    fn a_program_runs_and_memory_reads_as_zeros() {
+        let (device, account) = (NoopDevice::new("A", DeviceKind::Gpu), Account::new(u64::MAX));
+        let (graph, mut queue) = (addition(), device.queue(&account).unwrap());
+        let program = device.prepare(Arc::clone(&graph)).unwrap();
+        let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+        queue.upload(buffer.region(0, 4).unwrap(), None, Source::Borrowed(&[1, 2, 3, 4])).unwrap();
+        queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+        assert_eq!(queue.mark().poll(), Ok(true));
+        assert_eq!(queue.download(buffer.region(0, 4).unwrap()).unwrap().wait(None), Ok(vec![0; 4]));
+    }
+
+    #[test]
+    fn memory_is_charged_to_the_account_and_to_the_device() {
+        let (device, account) = (NoopDevice::new("A", DeviceKind::Cpu).with_memory(100), Account::new(1000));
+        let buffer = device.alloc(60, &account).unwrap();
+        assert_eq!((device.memory().unwrap(), account.used()), (MemoryInfo { free: 40, total: 100 }, 60));
+        let refused = device.alloc(41, &account).unwrap_err();
+        assert_eq!(refused, DeviceError::OutOfMemory { asked: 41, left: 40, limit: 100 });
+        assert_eq!(account.used(), 60, "a refused buffer is charged to nobody");
+        drop(buffer);
+        assert_eq!((device.memory().unwrap().free, account.used()), (100, 0));
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        let account = Account::new(u64::MAX);
+        let [one, other] = ["A", "B"].map(|name| NoopDevice::new(name, DeviceKind::Gpu));
+        let (own, foreign) = (one.alloc(256, &account).unwrap(), other.alloc(256, &account).unwrap());
+        let mut queue = one.queue(&account).unwrap();
+        assert!(misuse(queue.upload(foreign.whole(), None, Source::Borrowed(&[0; 256]))));
+        assert!(misuse(queue.upload(own.whole(), None, Source::Borrowed(&[0; 255]))));
+        assert!(misuse(queue.download(foreign.whole())) && misuse(queue.fill(foreign.whole(), 0)));
+        assert!(misuse(queue.copy_from(own.whole(), foreign.whole(), None)));
+        assert!(misuse(queue.copy_from(foreign.region(0, 8).unwrap(), own.whole(), None)));
+        let program = one.prepare(addition()).unwrap();
+        for bindings in [vec![], vec![own.region(0, 4).unwrap()], vec![foreign.whole()], vec![own.whole(); 2]] {
+            assert!(misuse(queue.run(&program, &bindings.into())));
+        }
+        let other_program = Program::new(addition(), Box::new(()));
+        assert!(misuse(queue.run(&other_program, &Arc::from([own.whole()]))));
+    }
+
+    #[test]
+    fn what_support_refuses_prepare_refuses() {
+        let device = NoopDevice::new("A", DeviceKind::Gpu).without_ops(&[OpCode::Add]);
+        let refused = device.prepare(addition()).unwrap_err();
+        assert!(matches!(refused, DeviceError::Unsupported(Unsupported { op: OpCode::Add, .. })));
+        let device = NoopDevice::new("A", DeviceKind::Gpu).without_ops(&[OpCode::Mul]);
+        assert!(device.prepare(addition()).is_ok());
+    }
+
+    #[test]
+    fn copies_follow_domains_and_the_rule() {
+        let account = Account::new(u64::MAX);
+        let device = |name: &str, domain: &str| {
+            let domain = Domain::named(domain);
+            NoopDevice::new(name, DeviceKind::Gpu).with_info(|info| info.domain = domain)
+        };
+        let to = device("A", "x").with_copies_from(|from| from.name == "C");
+        let mut queue = to.queue(&account).unwrap();
+        let dst = to.alloc(8, &account).unwrap();
+        for (name, domain, copies) in [("B", "x", true), ("C", "y", true), ("D", "y", false)] {
+            let from = device(name, domain);
+            let src = from.alloc(8, &account).unwrap();
+            assert_eq!(to.copies_from(from.info()), copies, "{name}");
+            let outcome = queue.copy_from(src.whole(), dst.whole(), None).unwrap();
+            assert_eq!(outcome.is_submitted(), copies, "{name}");
+        }
+        let unknown = Buffer::new(&DeviceInfo::new("E", DeviceKind::Gpu), 8, Box::new(()), Box::new(()));
+        assert_eq!(queue.copy_from(unknown.whole(), dst.whole(), None), Ok(CopyOutcome::Unreachable));
+    }
+
+    #[test]
+    fn a_writer_is_called_for_every_byte_and_its_error_is_the_uploads() {
+        let (device, account) = (NoopDevice::new("A", DeviceKind::Gpu), Account::new(u64::MAX));
+        let mut queue = device.queue(&account).unwrap();
+        for bytes in [0, 1, PIECE, 2 * PIECE + 1] {
+            let (dst, mut written) = (device.alloc(bytes, &account).unwrap(), 0);
+            let mut count = |piece: &mut [u8]| {
+                written += piece.len() as u64;
+                Ok(())
+            };
+            queue.upload(dst.whole(), None, Source::Writer(&mut count)).unwrap();
+            assert_eq!(written, bytes);
+        }
+        let dst = device.alloc(8, &account).unwrap();
+        let mut fail = |_: &mut [u8]| Err(SourceError::new("torn"));
+        let error = queue.upload(dst.whole(), None, Source::Writer(&mut fail)).unwrap_err();
+        assert_eq!(error, DeviceError::Source(SourceError::new("torn")));
+    }
+}

@@ -1,0 +1,361 @@
+//! Writing GGUF files: small models for tests and tools, with all of their bytes in memory.
+
+use std::collections::{BTreeMap, HashSet};
+
+use thiserror::Error;
+
+use super::error::Shown;
+use super::value::Kind;
+use super::{ALIGNMENT, MAX_ENTRIES, MAX_TENSORS};
+use crate::tensor::{DType, DescError, TensorDesc};
+
+/// Metadata key of the alignment of the tensors' data.
+const ALIGNMENT_KEY: &str = "general.alignment";
+
+/// Builds a GGUF file of version 3.
+///
+/// Entries are written sorted by key, tensors in the order in which they were added. Methods collect; [`Writer::to_bytes`]
+/// checks. The methods that add entries have the names of those of [`Metadata`](super::Metadata) that read them.
+///
+/// ```
+/// use fanout::gguf::{Gguf, Writer};
+/// use fanout::tensor::DType;
+///
+/// let file = Writer::new()
+///     .text("general.architecture", "llama")
+///     .int("llama.block_count", 2)
+///     .tensor("output_norm.weight", &[4], DType::F32)
+///     .to_bytes()?;
+/// let gguf = Gguf::parse(&file)?;
+/// assert_eq!(gguf.metadata.int("llama.block_count")?, Some(2));
+/// assert_eq!(gguf.tensors[0].bytes.len(), 16);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    /// By key: a value's type and bytes, as they stand in the file.
+    entries: BTreeMap<String, Vec<u8>>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Clone, Debug)]
+struct Tensor {
+    name: String,
+    ne: Vec<u64>,
+    dtype: DType,
+    /// Zeros without it.
+    data: Option<Vec<u8>>,
+}
+
+/// Why a file cannot be written. Long keys and names are cut in messages.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// An entry is to be removed that is not there.
+    #[error("there is no metadata entry {0:?}")]
+    NoEntry(String),
+    /// `general.alignment` is no 32-bit power of two.
+    #[error("general.alignment is not a power of two of 32 bits")]
+    Alignment,
+    /// More entries or tensors than a reader accepts.
+    #[error("{count} {what}, and a reader accepts {limit}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many a reader accepts.
+        limit: usize,
+    },
+    /// Two tensors have one name.
+    #[error("two tensors have the name {0:?}")]
+    DuplicateTensor(String),
+    /// A tensor without dimensions, or with more than four.
+    #[error("tensor {tensor:?} has {dimensions} dimensions, expected 1 to 4")]
+    Dimensions {
+        /// Its name.
+        tensor: String,
+        /// How many it has.
+        dimensions: usize,
+    },
+    /// A tensor without elements.
+    #[error("tensor {0:?} has a dimension of no elements")]
+    Empty(String),
+    /// A tensor that is too large, or whose rows are not whole blocks of its type.
+    #[error("tensor {tensor:?}: {source}")]
+    Shape {
+        /// Its name.
+        tensor: String,
+        /// What is wrong with its shape.
+        source: DescError,
+    },
+    /// A tensor's data has another length than its type and shape need.
+    #[error("tensor {tensor:?} takes {expected} bytes, got {got}")]
+    DataLength {
+        /// Its name.
+        tensor: String,
+        /// Bytes of its type and shape.
+        expected: usize,
+        /// Bytes that were passed.
+        got: usize,
+    },
+    /// All tensors together have more bytes than memory can.
+    #[error("the tensors take more bytes than this machine can address")]
+    TooLarge,
+}
+
+/// Appends a text: its length in bytes, as 64 bits, then the bytes.
+fn push_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// The number that stands for a type of values in the file.
+fn number(kind: Kind) -> u32 {
+    kind as u32
+}
+
+impl Writer {
+    /// A file without entries and tensors.
+    pub fn new() -> Writer {
+        Writer::default()
+    }
+
+    /// Sets an entry to a value of any type, given by its number and its bytes, neither of which is checked.
+    pub(super) fn entry(mut self, key: &str, kind: u32, value: &[u8]) -> Writer {
+        self.entries.insert(key.to_owned(), [&kind.to_le_bytes(), value].concat());
+        self
+    }
+
+    /// Sets an entry to an array, given by its values' type, their number and their bytes, none of which is checked.
+    pub(super) fn array(self, key: &str, kind: u32, count: usize, values: &[u8]) -> Writer {
+        let head = [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
+        self.entry(key, number(Kind::Array), &[&head, values].concat())
+    }
+
+    /// Sets an entry to a whole number.
+    pub fn int(self, key: &str, value: u32) -> Writer {
+        self.entry(key, number(Kind::U32), &value.to_le_bytes())
+    }
+
+    /// Sets an entry to a number in single precision.
+    pub fn float(self, key: &str, value: f32) -> Writer {
+        self.entry(key, number(Kind::F32), &value.to_le_bytes())
+    }
+
+    /// Sets an entry to true or false.
+    pub fn flag(self, key: &str, value: bool) -> Writer {
+        self.entry(key, number(Kind::Bool), &[value.into()])
+    }
+
+    /// Sets an entry to a text.
+    pub fn text(self, key: &str, value: &str) -> Writer {
+        let mut bytes = Vec::new();
+        push_text(&mut bytes, value);
+        self.entry(key, number(Kind::Text), &bytes)
+    }
+
+    /// Sets an entry to an array of texts.
+    pub fn texts<T: AsRef<str>>(self, key: &str, values: &[T]) -> Writer {
+        let mut bytes = Vec::new();
+        values.iter().for_each(|value| push_text(&mut bytes, value.as_ref()));
+        self.array(key, number(Kind::Text), values.len(), &bytes)
+    }
+
+    /// Sets an entry to an array of numbers in single precision.
+    pub fn floats(self, key: &str, values: &[f32]) -> Writer {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.array(key, number(Kind::F32), values.len(), &bytes)
+    }
+
+    /// Sets an entry to an array of whole numbers.
+    pub fn ints(self, key: &str, values: &[i32]) -> Writer {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.array(key, number(Kind::I32), values.len(), &bytes)
+    }
+
+    /// Removes an entry.
+    ///
+    /// # Errors
+    /// [`WriteError::NoEntry`] when there is none of this key.
+    pub fn without(mut self, key: &str) -> Result<Writer, WriteError> {
+        let removed = self.entries.remove(key);
+        removed.map(|_| self).ok_or_else(|| WriteError::NoEntry(Shown(key).to_text()))
+    }
+
+    /// Adds a tensor of zeros. `ne` has the number of elements of 1 to 4 dimensions, fastest first.
+    pub fn tensor(mut self, name: &str, ne: &[u64], dtype: DType) -> Writer {
+        self.tensors.push(Tensor { name: name.to_owned(), ne: ne.to_vec(), dtype, data: None });
+        self
+    }
+
+    /// Adds a tensor with its data, packed: blocks of `dtype`, rows one after the other. `ne` as in [`Writer::tensor`].
+    pub fn tensor_with_data(mut self, name: &str, ne: &[u64], dtype: DType, data: Vec<u8>) -> Writer {
+        self.tensors.push(Tensor { name: name.to_owned(), ne: ne.to_vec(), dtype, data: Some(data) });
+        self
+    }
+
+    /// The bytes of the file. [`Gguf::parse`](super::Gguf::parse) accepts them, unless entries describe a split model.
+    ///
+    /// # Errors
+    /// [`WriteError`] for the first thing that a reader would refuse.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, WriteError> {
+        self.check()?;
+        Ok(self.to_bytes_unchecked())
+    }
+
+    fn check(&self) -> Result<(), WriteError> {
+        let counts =
+            [("metadata entries", self.entries.len(), MAX_ENTRIES), ("tensors", self.tensors.len(), MAX_TENSORS)];
+        if let Some((what, count, limit)) = counts.into_iter().find(|&(_, count, limit)| count > limit) {
+            return Err(WriteError::TooMany { what, count, limit });
+        }
+        if self.entries.contains_key(ALIGNMENT_KEY) && self.alignment().is_none() {
+            return Err(WriteError::Alignment);
+        }
+        let alignment = self.alignment().unwrap_or(ALIGNMENT) as usize;
+        let (mut names, mut total) = (HashSet::new(), 0usize);
+        for tensor in &self.tensors {
+            let bytes = tensor.check()?;
+            if !names.insert(&tensor.name) {
+                return Err(WriteError::DuplicateTensor(tensor.shown()));
+            }
+            let end = total.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(alignment));
+            total = end.filter(|&end| end <= isize::MAX as usize).ok_or(WriteError::TooLarge)?;
+        }
+        Ok(())
+    }
+
+    /// The alignment that the metadata sets, where it is a valid one.
+    fn alignment(&self) -> Option<u32> {
+        let (kind, value) = self.entries.get(ALIGNMENT_KEY)?.split_first_chunk()?;
+        let value = u32::from_le_bytes(value.try_into().ok()?);
+        (u32::from_le_bytes(*kind) == number(Kind::U32) && value.is_power_of_two()).then_some(value)
+    }
+
+    /// The bytes of the file as it was described, sensible or not. A tensor that no file can have gets no data.
+    pub(super) fn to_bytes_unchecked(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.entries.len() as u64).to_le_bytes());
+        for (key, value) in &self.entries {
+            push_text(&mut out, key);
+            out.extend(value);
+        }
+        let alignment = self.alignment().unwrap_or(ALIGNMENT) as usize;
+        let mut data = Vec::new();
+        for tensor in &self.tensors {
+            push_text(&mut out, &tensor.name);
+            out.extend((tensor.ne.len() as u32).to_le_bytes());
+            tensor.ne.iter().for_each(|n| out.extend(n.to_le_bytes()));
+            out.extend(tensor.dtype.to_wire().to_le_bytes());
+            out.extend((data.len() as u64).to_le_bytes());
+            match &tensor.data {
+                Some(bytes) => data.extend(bytes),
+                None => data.resize(data.len() + tensor.bytes().unwrap_or(0), 0),
+            }
+            data.resize(data.len().next_multiple_of(alignment), 0);
+        }
+        // A file without data needs no padding in front of it.
+        if !data.is_empty() {
+            out.resize(out.len().next_multiple_of(alignment), 0);
+            out.append(&mut data);
+        }
+        out
+    }
+}
+
+impl Tensor {
+    /// Bytes of the data that type and shape need.
+    fn bytes(&self) -> Result<usize, DescError> {
+        let mut ne = [1; 4];
+        // A number too large for the machine becomes one that no shape has.
+        ne.iter_mut().zip(&self.ne).for_each(|(to, &n)| *to = usize::try_from(n).unwrap_or(usize::MAX));
+        Ok(TensorDesc::contiguous(self.dtype, ne)?.extent())
+    }
+
+    fn check(&self) -> Result<usize, WriteError> {
+        if !(1..=4).contains(&self.ne.len()) {
+            return Err(WriteError::Dimensions { tensor: self.shown(), dimensions: self.ne.len() });
+        }
+        if self.ne.contains(&0) {
+            return Err(WriteError::Empty(self.shown()));
+        }
+        let expected = self.bytes().map_err(|source| WriteError::Shape { tensor: self.shown(), source })?;
+        match self.data.as_ref().map_or(expected, Vec::len) {
+            got if got == expected => Ok(expected),
+            got => Err(WriteError::DataLength { tensor: self.shown(), expected, got }),
+        }
+    }
+
+    /// The name as messages show it.
+    fn shown(&self) -> String {
+        Shown(&self.name).to_text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Gguf, Value};
+    use super::*;
+
+    fn refused(writer: &Writer) -> WriteError {
+        writer.to_bytes().unwrap_err()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let data: Vec<u8> = (0..18).collect();
+        let file = Writer::new()
+            .tensor("zeros", &[3], DType::F32)
+            .tensor_with_data("q", &[32, 1], DType::Q4_0, data.clone())
+            .flag("b", true)
+            .int("a", 7)
+            .int("a", 8);
+        for (alignment, file) in [(32, file.clone()), (128, file.int("general.alignment", 128))] {
+            let bytes = file.to_bytes().unwrap();
+            let gguf = Gguf::parse(&bytes).unwrap();
+            assert_eq!(
+                (gguf.metadata.get("a"), gguf.metadata.get("b")),
+                (Some(&Value::Int(8)), Some(&Value::Bool(true)))
+            );
+            let [zeros, q] = &gguf.tensors[..] else { panic!("{:?}", gguf.tensors) };
+            assert_eq!((&bytes[zeros.bytes.clone()], &bytes[q.bytes.clone()]), (&[0; 12][..], &data[..]));
+            assert!(q.bytes.start.is_multiple_of(alignment) && q.bytes.start - zeros.bytes.start == alignment);
+        }
+    }
+
+    #[test]
+    fn an_entry_is_removed_once() {
+        let file = Writer::new().int("a", 1).without("a").unwrap();
+        assert_eq!(file.without("a").unwrap_err(), WriteError::NoEntry("a".to_owned()));
+    }
+
+    #[test]
+    fn what_a_reader_would_refuse_is_an_error() {
+        let file = Writer::new();
+        let name = || "x".to_owned();
+        let tensor = |ne: &[u64], dtype| file.clone().tensor("x", ne, dtype);
+        assert_eq!(refused(&file.clone().int("general.alignment", 24)), WriteError::Alignment);
+        assert_eq!(refused(&file.clone().text("general.alignment", "32")), WriteError::Alignment);
+        assert_eq!(
+            refused(&tensor(&[1], DType::F32).tensor("x", &[2], DType::F32)),
+            WriteError::DuplicateTensor(name())
+        );
+        assert_eq!(refused(&tensor(&[], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 0 });
+        assert_eq!(refused(&tensor(&[1; 5], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 5 });
+        assert_eq!(refused(&tensor(&[4, 0], DType::F32)), WriteError::Empty(name()));
+        assert!(matches!(refused(&tensor(&[33], DType::Q4_0)), WriteError::Shape { .. }));
+        assert!(matches!(refused(&tensor(&[u64::MAX, 2], DType::F32)), WriteError::Shape { .. }));
+        let short = file.clone().tensor_with_data("x", &[2], DType::F32, vec![0; 7]);
+        assert_eq!(refused(&short), WriteError::DataLength { tensor: name(), expected: 8, got: 7 });
+        let huge = |i: u64| (i.to_string(), [1 << 60]);
+        let many = (0..9).map(huge).fold(file.clone(), |file, (name, ne)| file.tensor(&name, &ne, DType::I8));
+        assert_eq!(refused(&many), WriteError::TooLarge);
+        let many = (0..=MAX_ENTRIES).fold(file.clone(), |file, i| file.int(&i.to_string(), 0));
+        assert!(matches!(refused(&many), WriteError::TooMany { count: 65537, limit: 65536, .. }));
+        let long = refused(&file.tensor(&"n".repeat(1 << 20), &[], DType::F32)).to_string();
+        assert!(long.len() < 200, "{} bytes", long.len());
+    }
+}

@@ -1,0 +1,66 @@
+//! The devices that every op test runs on.
+
+use fanout::cpu::{CpuDevice, Path};
+use fanout::cuda::{self, CudaDevice};
+use fanout::device::Device;
+use fanout::fallback::Fallback;
+use fanout::rpc::client::{Endpoint, Options};
+use fanout::rpc::server::{Config, Server};
+use fanout_testing::op_case::Subject;
+use fanout_testing::protocol_relay::ProtocolRelay;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+/// All of them; made once, by the first test that asks.
+pub fn devices() -> &'static [Subject] {
+    static ALL: OnceLock<Vec<Subject>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let cpu =
+            |threads, path| CpuDevice::new("CPU", threads, path, 4 << 30).expect("a CPU device") as Arc<dyn Device>;
+        vec![
+            Subject::new("exact, 1 thread", cpu(1, Path::Exact), false),
+            Subject::new("exact, 3 threads", cpu(3, Path::Exact), false),
+            Subject::new("fast, 2 threads", cpu(2, Path::Fast), true),
+            cuda_with(cpu(1, Path::Exact)),
+            remote("RPC", cpu(1, Path::Exact)),
+            remote_plain("RPC 7.0", cpu(1, Path::Exact)),
+        ]
+    })
+}
+
+/// Starts a server that runs until the process ends.
+fn serve(device: Arc<dyn Device>) -> SocketAddr {
+    let server = Server::bind("127.0.0.1", 0, vec![device], Config::default()).expect("a free port");
+    let addr = server.local_addr();
+    std::thread::spawn(move || server.run());
+    addr
+}
+
+/// The first device of a server, over a new connection.
+fn connect(addr: SocketAddr) -> Arc<dyn Device> {
+    let endpoint = Endpoint::connect(&addr.to_string(), &Options::default()).expect("a server");
+    Arc::clone(&endpoint.devices()[0])
+}
+
+/// A device behind a server, over fanout's extension.
+fn remote(name: &'static str, device: Arc<dyn Device>) -> Subject {
+    let addr = serve(device);
+    Subject::remote(name, move || connect(addr), false)
+}
+
+/// A device behind a server, over protocol 7.0: there a graph that fails ends the connection.
+fn remote_plain(name: &'static str, device: Arc<dyn Device>) -> Subject {
+    let addr = serve(device);
+    Subject::remote(name, move || connect(ProtocolRelay::start(addr, true).addr), false).that_hangs_up()
+}
+
+/// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.
+fn cuda_with(cpu: Arc<dyn Device>) -> Subject {
+    if std::env::var("FANOUT_TEST_GPU").as_deref() != Ok("1") {
+        cudaemu::test::load().expect("the emulator is built with the tests");
+    }
+    let gpus = cuda::detect().expect("a GPU");
+    let device = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).expect("a GPU that can be used");
+    let both: Arc<dyn Device> = Fallback::new(device.clone(), cpu);
+    Subject::new("CUDA", device, true).with_misaligned(both)
+}
