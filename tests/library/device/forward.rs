@@ -270,8 +270,11 @@ fn exercise(device: &dyn Device) {
     queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(1)).unwrap();
 }
 
+/// Makes a wrapper of a device.
+type Wrap = fn(Arc<dyn Device>) -> Arc<dyn Device>;
+
 /// Which calls reach a device that `wrap` wraps, and which it gets without a wrapper.
-fn calls(able: bool, wrap: fn(Arc<dyn Device>) -> Arc<dyn Device>) -> [Vec<&'static str>; 2] {
+fn calls(able: bool, wrap: Wrap) -> [Vec<&'static str>; 2] {
     let probes = [(); 2].map(|()| Probe::new(able));
     exercise(&*wrap(Arc::clone(&probes[0]) as _));
     exercise(&*probes[1]);
@@ -281,7 +284,7 @@ fn calls(able: bool, wrap: fn(Arc<dyn Device>) -> Arc<dyn Device>) -> [Vec<&'sta
 #[test]
 fn wrappers_drop_no_call_and_no_capability() {
     for able in [true, false] {
-        let wrappers: [(&str, fn(Arc<dyn Device>) -> Arc<dyn Device>); 3] = [
+        let wrappers: [(&str, Wrap); 3] = [
             ("the adaptor", |device| Arc::new(Plain(device))),
             ("Fallback", |device| Fallback::new(device, NoopDevice::new("SECOND", DeviceKind::Cpu).shared())),
             ("both", |device| {
