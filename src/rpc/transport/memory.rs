@@ -245,7 +245,8 @@ impl Drop for Memory {
 type Knock = Option<Connection>;
 
 /// The listeners of this process, by their numbers, with the weather of their connections.
-static LISTENERS: Mutex<Option<HashMap<u64, (mpsc::Sender<Knock>, Weather)>>> = Mutex::new(None);
+type Listeners = HashMap<u64, (mpsc::Sender<Knock>, Weather)>;
+static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
 
 /// A listener that clients of this process reach as `memory:NUMBER`.
 #[derive(Debug)]
