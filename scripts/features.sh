@@ -38,7 +38,7 @@ declare -A brought=(
     [cuda]="cudarc flate2"
     [server]="blake3 getrandom"
     [client]=""
-    [cli]="clap env_logger serde_json signal-hook"
+    [cli]="clap env_logger signal-hook"
     [server,client]="socket2 rustix"
 )
 
@@ -54,8 +54,9 @@ if $counts; then
     exit
 fi
 
-# Unoptimised builds of fanout: its tests that run here are short. Dependencies are those of every other build.
-plain=(--config 'profile.dev.package.fanout.opt-level=0')
+# Unoptimised builds of fanout, and of the emulator that its tests link: what runs here is short. Other dependencies are those of
+# every other build.
+plain=(--config 'profile.dev.package.fanout.opt-level=0' --config 'profile.dev.package.cudaemu.opt-level=0')
 
 for features in "${combinations[@]}"; do
     printf '\n== features: %s\n' "${features:-none}"

@@ -23,7 +23,7 @@
 //! | `cuda` | `cuda`: NVIDIA's GPUs, with their kernels as PTX in the library; the CUDA driver is looked for when the program runs |
 //! | `server` | `rpc::server`: devices of this machine for clients over the network |
 //! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`] |
-//! | `cli` | what the programs need besides: command line, log, signals. `rpc-server` is built with `server`, `client` and `cli`, `kernel-bench` with `cuda` and `cli` |
+//! | `cli` | what the program needs besides: command line, log, signals. `rpc-server` is built with `server`, `client` and `cli` |
 //!
 //! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
 //!
