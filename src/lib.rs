@@ -28,7 +28,7 @@
 //! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
 //!
 //! # Layers
-//! Each may call what is below it, never above; `tests/layout.rs` holds this.
+//! Each may call what is below it, never above; `tests/layout` holds this.
 //! ```text
 //! bin/rpc-server                examples/generate
 //!   rpc::server ── rpc::wire      sched       registry
@@ -57,7 +57,7 @@
 //!
 //! # How to add a type or an op
 //! CONTRIBUTING.md lists the files; a type is a row of `tensor/table.rs`, a family of ops a row in `ops/mod.rs`, and
-//! `tests/layout.rs` checks that rows and files agree.
+//! `tests/layout` checks that rows and files agree.
 //!
 //! # Example
 //! ```

@@ -1,5 +1,5 @@
 //! Memory of the host that a program owns: plain, pinned for a device, or private pages of a file.
-#![allow(unsafe_code)] // one of the modules that `tests/layout.rs` names
+#![allow(unsafe_code)] // one of the modules that `tests/layout` names
 
 use super::{Account, Charge, DeviceError};
 use crossbeam::utils::CachePadded;

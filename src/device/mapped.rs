@@ -1,5 +1,5 @@
 //! Files mapped into memory: a model's weights without reading them first.
-#![allow(unsafe_code)] // one of the modules that `tests/layout.rs` names: mapping a file is an unsafe call
+#![allow(unsafe_code)] // one of the modules that `tests/layout` names: mapping a file is an unsafe call
 
 use super::HostBuffer;
 use memmap2::{Mmap, MmapOptions};

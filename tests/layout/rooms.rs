@@ -10,21 +10,27 @@ const fn room(name: &'static str, may_use: &'static [&'static str], tests_also: 
 /// From the bottom up: a row names rows above it, parts of its own room, names of [`GUARDS`], and dependencies of Cargo.toml
 /// that are not [`EVERYWHERE`].
 pub(crate) const ROOMS: &[Room] = &[
+    room("setters", &[], &[]),
     room("tensor", &[], &["fastrand"]),
     room("gguf", &["tensor", "io"], &["fastrand"]),
     room("ops", &["tensor"], &[]),
     room("graph", &["tensor", "ops"], &["fastrand"]),
-    room("device", &["tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &[]),
+    room("device", &["setters", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &[]),
     room("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     room("fallback", &["tensor", "ops", "graph", "device"], &[]),
     room("cuda", &["tensor", "ops", "graph", "device", "fallback", "cudarc", "flate2", "io"], &[]),
-    room("rpc::wire", &["tensor", "ops"], &[]),
+    room("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
     room("rpc::transport", &["rustix", "socket2", "sockets", "addresses", "io"], &["fastrand"]),
-    room("rpc::connection", &["device", "rpc::wire", "rpc::transport", "rpc"], &[]),
-    room("rpc", &["ops", "device", "rpc::wire", "io"], &["cpu", "rpc::transport", "rpc::client", "rpc::server"]),
+    room("rpc::connection", &["device", "rpc::wire", "rpc::transport"], &["fastrand", "io"]),
+    room(
+        "rpc",
+        &["ops", "device", "rpc::wire", "io"],
+        &["tensor", "graph", "cpu", "rpc::transport", "rpc::client", "rpc::server", "fastrand"],
+    ),
     room(
         "rpc::client",
         &[
+            "setters",
             "tensor",
             "ops",
             "graph",
@@ -37,11 +43,12 @@ pub(crate) const ROOMS: &[Room] = &[
             "addresses",
             "io",
         ],
-        &[],
+        &["sockets"],
     ),
     room(
         "rpc::server",
         &[
+            "setters",
             "tensor",
             "gguf",
             "ops",
@@ -65,6 +72,7 @@ pub(crate) const ROOMS: &[Room] = &[
     room(
         "sched",
         &[
+            "setters",
             "tensor",
             "ops",
             "graph",
@@ -117,7 +125,7 @@ pub(crate) const ROOMS: &[Room] = &[
         &["tensor", "ops", "graph", "device", "sched", "sched::task", "sched::exec", "crossbeam"],
         &[],
     ),
-    room("registry", &["device", "cpu", "fallback", "cuda", "rpc::client", "io"], &[]),
+    room("registry", &["setters", "device", "cpu", "fallback", "cuda", "rpc::client", "io"], &[]),
 ];
 
 /// The programs beside the library, by folder, and the rooms that they may use.
@@ -127,11 +135,10 @@ pub(crate) const PROGRAMS: &[Room] = &[
         &["tensor", "ops", "graph", "device", "cpu", "cuda", "rpc::wire", "rpc::client", "rpc::server", "registry"],
         &[],
     ),
-    room("bench", &["tensor", "ops", "graph", "device", "cpu"], &[]),
+    room("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
     room(
         "examples/generate",
-        // Of the server, the notation of sizes.
-        &["tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "rpc::server", "registry"],
+        &["tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
         &[],
     ),
 ];

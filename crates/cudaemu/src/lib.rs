@@ -7,7 +7,7 @@
 //! # Layers
 //!
 //! From the bottom to the top. A module uses only the modules that its row names, all of which stand above it in the table, so
-//! there are no cycles; `tests/layout.rs` reads this table and checks the sources against it. A module's unit tests may use
+//! there are no cycles; `tests/layout` reads this table and checks the sources against it. A module's unit tests may use
 //! every layer below it.
 //!
 //! | module | what it holds | may use |

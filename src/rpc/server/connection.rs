@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::outgoing::Outgoing;
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ReadAhead, Source};
-pub(super) use crate::rpc::transport::TransportError as Broken;
-use crate::rpc::transport::{self, Deadline, Receiver};
+use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
 /// A session parks where the next message is further away: one that decodes a small model is not, whatever its client does
@@ -36,20 +35,20 @@ struct Requests {
 }
 
 impl Source for Requests {
-    type Error = Broken;
+    type Error = TransportError;
 
-    fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Broken> {
+    fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
         let Some(handshake) = &self.handshake else {
             let got = self.receiver.read_into(dst, &Deadline::after(self.stall));
             return got.map_err(|e| e.naming("no more bytes of the message", self.stall));
         };
         // The whole handshake has one deadline, however slowly its bytes drip.
-        let late = || Broken::TimedOut { what: "no complete HELLO", after: handshake.given() };
+        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.given() };
         handshake.left().ok_or_else(late)?;
         self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })
     }
 
-    fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, Broken> {
+    fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
         if self.handshake.is_some() {
             return self.receive(dst);
         }
@@ -83,7 +82,7 @@ impl Connection {
     }
 
     /// The next header; `None` when the client has closed the connection between two messages.
-    pub(super) fn header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, Broken> {
+    pub(super) fn header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
         while self.ahead.is_empty() {
             match self.ahead.fill(&mut self.requests) {
                 Ok(true) => {}
@@ -103,20 +102,20 @@ impl Connection {
     }
 
     /// The next `N` bytes of a message.
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], TransportError> {
         let mut bytes = [0; N];
         self.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
     /// Fills `dst` with the next bytes of a message; large ones come straight from the transport.
-    pub(super) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
-        if self.ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(Broken::Closed) }
+    pub(super) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), TransportError> {
+        if self.ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
     /// Reads a body of `len` bytes into a buffer that is kept for the next one. It grows as bytes arrive: never to more
     /// than twice what is there.
-    pub(super) fn body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], Broken> {
+    pub(super) fn body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], TransportError> {
         let mut have = 0;
         while have < len {
             if into.len() == have {
@@ -132,8 +131,8 @@ impl Connection {
     }
 
     /// Reads the next `len` bytes of a message and drops them.
-    pub(super) fn discard(&mut self, len: u64) -> Result<(), Broken> {
-        if self.ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(Broken::Closed) }
+    pub(super) fn discard(&mut self, len: u64) -> Result<(), TransportError> {
+        if self.ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
     /// The writing half, for whoever else writes.
@@ -142,19 +141,19 @@ impl Connection {
     }
 
     /// Sends a whole reply in one write.
-    pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), Broken> {
+    pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), TransportError> {
         self.requests.answered = true;
         self.out.send(|out| response.encode(out), &[] as &[&[u8]])
     }
 
     /// Sends the header of a reply of `size` bytes with the first of them; [`Connection::send_bytes`] sends the rest.
-    pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), Broken> {
+    pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), TransportError> {
         self.requests.answered = true;
         self.out.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
     }
 
     /// Sends bytes as they are.
-    pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+    pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         self.out.send_bytes(bytes)
     }
 }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::Broken;
-use crate::rpc::transport::{Connection, Deadline};
+use crate::rpc::transport::{Connection, Deadline, TransportError};
 use crate::rpc::wire::ext::{Greeting, REVISION, State};
 use crate::rpc::wire::{Command, HelloReply, Limits, PROTOCOL_VERSION, REQUEST_HEADER, RequestHeader, Response};
 
@@ -14,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const HELLO: usize = 24;
 
 /// Answers a HELLO, if one comes, with what keeps the server from taking the client.
-pub(super) fn turn_away(connection: Connection, state: State) -> Result<(), Broken> {
+pub(super) fn turn_away(connection: Connection, state: State) -> Result<(), TransportError> {
     let deadline = Deadline::after(PATIENCE);
     let (mut receiver, mut sender) = connection.split();
     let mut header = [0; REQUEST_HEADER];

@@ -3,9 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::connection::Broken;
 use crate::rpc::connection::{MessageWriter, WriteSlot};
-use crate::rpc::transport::{Aborter, Deadline, Sender};
+use crate::rpc::transport::{Aborter, Deadline, Sender, TransportError};
 use crate::rpc::wire::ext::Notice;
 
 /// How long a client that is refused may take to read why.
@@ -20,7 +19,7 @@ pub(super) struct Outgoing {
     stall: Duration,
     writer: WriteSlot<MessageWriter>,
     /// Why a thread that is not the session's could send nothing more.
-    given_up: Mutex<Option<(&'static str, Broken)>>,
+    given_up: Mutex<Option<(&'static str, TransportError)>>,
 }
 
 impl Outgoing {
@@ -32,7 +31,11 @@ impl Outgoing {
 
     /// Sends what `head` puts into the empty buffer, and `parts` behind it, with nothing of another thread between: in one
     /// write, or without copying what is large. Nothing is sent where `head` puts nothing there.
-    pub(super) fn send(&self, head: impl FnOnce(&mut Vec<u8>), parts: &[impl AsRef<[u8]>]) -> Result<(), Broken> {
+    pub(super) fn send(
+        &self,
+        head: impl FnOnce(&mut Vec<u8>),
+        parts: &[impl AsRef<[u8]>],
+    ) -> Result<(), TransportError> {
         self.write(|writer| {
             head(writer.buffer());
             if writer.buffer().is_empty() { Ok(()) } else { writer.flush_with(parts) }
@@ -40,24 +43,24 @@ impl Outgoing {
     }
 
     /// Sends bytes as they are.
-    pub(super) fn send_bytes(&self, bytes: &[u8]) -> Result<(), Broken> {
+    pub(super) fn send_bytes(&self, bytes: &[u8]) -> Result<(), TransportError> {
         self.write(|writer| writer.send_bytes(bytes))
     }
 
-    fn write(&self, work: impl FnOnce(&mut MessageWriter) -> Result<(), Broken>) -> Result<(), Broken> {
+    fn write(&self, work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>) -> Result<(), TransportError> {
         // A thread that panics while it writes leaves a message cut off.
-        let sent = self.writer.with(work).unwrap_or_else(|_| Err(Broken::cut()));
+        let sent = self.writer.with(work).unwrap_or_else(|_| Err(TransportError::cut()));
         sent.map_err(|e| e.naming(UNREAD, self.stall))
     }
 
     /// Sends a notice that has no large data.
-    pub(super) fn notice(&self, notice: &Notice<'_>) -> Result<(), Broken> {
+    pub(super) fn notice(&self, notice: &Notice<'_>) -> Result<(), TransportError> {
         self.send(|out| notice.encode(out), &[] as &[&[u8]])
     }
 
     /// Ends the connection for a thread that could not send what it had to; the session, which may wait for the client,
     /// finds out by that. A client that left without waiting for it is no reason.
-    pub(super) fn give_up(&self, what: &'static str, broken: Broken) {
+    pub(super) fn give_up(&self, what: &'static str, broken: TransportError) {
         if !broken.is_reset() {
             self.reason().get_or_insert((what, broken));
         }
@@ -65,7 +68,7 @@ impl Outgoing {
     }
 
     /// What some thread gave up for, once.
-    pub(super) fn given_up(&self) -> Option<(&'static str, Broken)> {
+    pub(super) fn given_up(&self) -> Option<(&'static str, TransportError)> {
         self.reason().take()
     }
 
@@ -86,7 +89,7 @@ impl Outgoing {
         self.close();
     }
 
-    fn reason(&self) -> MutexGuard<'_, Option<(&'static str, Broken)>> {
+    fn reason(&self) -> MutexGuard<'_, Option<(&'static str, TransportError)>> {
         // Changes are single assignments.
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
