@@ -73,7 +73,7 @@ const USUAL: Setting = Setting {
 
 pub fn run(sweep: &Sweep) {
     for types in types() {
-        let wide = if types.0.block_len() == 256 { 256 } else { 96 };
+        let wide = if types.0.block_len().max(types.1.block_len()) == 256 { 256 } else { 96 };
         for layout in [Layout::Packed, Layout::Cache] {
             one(sweep, Setting { types, dk: wide, dv: wide, layout, ..USUAL });
         }
