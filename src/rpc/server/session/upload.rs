@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_failed_source_is_returned_as_it_is_and_the_queue_goes_on() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
+        let device = CpuDevice::new("CPU", 1, Path::Exact, 2 * BYTES).unwrap();
         let account = Account::new(2 * BYTES);
         let mut queue = device.queue(&account).unwrap();
         let region = device.alloc(BYTES, &account).unwrap().whole();
