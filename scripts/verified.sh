@@ -33,7 +33,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The inputs: files, and folders with all that git knows or would add. tests/layout compares them with the table of rooms and
 # with the scripts. Of the crate, the AArch64 tests run the CPU device and use what is below it.
-aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
+aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/setters.rs src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
 ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
 
 # The versions of the tools that the repository does not pin. Those of NVRTC and ptxas stand in build_ptx.py.

@@ -6,7 +6,7 @@ macro_rules! setters {
     ($name:ident { $($(#[$attribute:meta])* $with:ident $field:ident: $ty:ty,)* }) => {
         impl $name {
             $(
-                #[doc = concat!("The same with another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                #[doc = concat!("The same with another value of `", stringify!($field), "`.")]
                 #[must_use]
                 $(#[$attribute])*
                 pub fn $with(mut self, $field: $ty) -> $name {

@@ -125,7 +125,7 @@ impl Family for MulMat {
         false
     }
 
-    /// Columns; of MUL_MAT_ID tokens, since ne[1] counts the experts of one.
+    /// Columns; of MUL_MAT_ID tokens, since `ne[1]` counts the experts of one.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.ne()[if self.by_id { 2 } else { 1 }]
     }

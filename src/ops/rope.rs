@@ -224,7 +224,7 @@ impl Family for Rope {
         true
     }
 
-    /// Tokens: ne[1] counts the heads of one.
+    /// Tokens: `ne[1]` counts the heads of one.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.ne()[2]
     }
