@@ -51,6 +51,19 @@ fn files_stay_short_enough_to_read() {
     }
 }
 
+/// A `#[path]` names a file of its own folder or below: modules that several crates or tests need are a crate's.
+#[test]
+fn paths_of_modules_stay_in_their_folder() {
+    for (name, path) in all_sources() {
+        let text = fs::read_to_string(path).unwrap();
+        for line in text.lines().filter(|line| line.trim_start().starts_with(&["#[", "path"].concat())) {
+            let path = line.split('"').nth(1).unwrap_or_default();
+            let stays = !path.is_empty() && !Path::new(path).is_absolute() && !path.split('/').any(|part| part == "..");
+            assert!(stays, "{name}: {line}");
+        }
+    }
+}
+
 /// `unsafe` stands only where the design allows it.
 #[test]
 fn unsafe_code_stays_in_its_modules() {
