@@ -11,11 +11,12 @@ Each prints ratios against a peer, or against a roof of this machine, measured i
   model     1b models: our rpc-server, llama.cpp's own and llama.cpp alone in turn, with the same client: decode, prompt, load
   wire      messages: round trip, upload, download, what a server adds to a tiny model's token, several clients at once,
             an idle server
+  pair      two builds of our rpc-server in turn, on what `model` and `wire` measure: --before BINARY
   ops       each op and type on shapes of a real model, beside what memory and vector units can do
   peer-ops  the same products on llama.cpp's CPU device
   floors    bytes and operations of each 1b model over the roofs that `ops --json` wrote
 
-Each lists its options with --help; all but `model` and `wire` are built for it. All but `floors` write what they measured with --json FILE;
+Each lists its options with --help; only `ops`, `peer-ops` and `floors` are built for it. All but `floors` write what they measured with --json FILE;
 `model`, `wire` and `ops` only show that they work with --smoke.
 
   -h, --help  this text
@@ -30,7 +31,7 @@ case $mode in
     usage
     exit 0
     ;;
-model | wire)
+model | wire | pair)
     shift
     if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then
         exec "${PYTHON:-python3}" "scripts/bench/$mode.py" --help

@@ -3,6 +3,7 @@
 
 use crate::client::{Rig, account, deadline, options};
 use crate::greeted_support::Held;
+use crate::relayed::Commands;
 use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, noise};
 use fanout::device::{Device, DeviceError, Program, Queue, Region, Source, SourceError, Support};
 use fanout::graph::{Builder, Graph};

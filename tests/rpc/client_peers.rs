@@ -5,6 +5,7 @@ use crate::client::{Rig, account, deadline, options};
 use crate::client_greeted::row_out_of_range;
 use crate::greeted_support::Held;
 use crate::peers::dialling;
+use crate::relayed::Commands;
 use crate::support::{TestServer, eventually, noise};
 use fanout::device::{CopyOutcome, Device, DeviceError};
 use fanout::rpc::client::Endpoint;

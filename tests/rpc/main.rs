@@ -26,6 +26,7 @@ mod peers;
 mod program;
 #[cfg(target_os = "linux")]
 mod program_ends;
+mod relayed;
 mod sessions;
 mod states;
 mod support;

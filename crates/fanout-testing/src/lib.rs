@@ -12,8 +12,8 @@
 //!
 //! A device that does nothing ships in fanout itself: [`fanout::device::noop`].
 //!
-//! Networks: [`slow_link`] delays, limits, cuts and freezes TCP connections; [`protocol_relay`] records the commands of one
-//! client and can hide that a server speaks fanout's extension.
+//! Networks: [`slow_link`] delays, limits, cuts and freezes TCP connections; [`protocol_relay`] records what one client
+//! sends and can hide that a server speaks fanout's extension.
 //!
 //! Numbers: [`op_case`] runs a graph on any device and checks every byte outside its destinations; [`inputs`] makes seeded
 //! values; [`compare`] measures errors.

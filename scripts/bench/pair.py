@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Two builds of our rpc-server in turn, with the same client: what a change costs or gains.
+
+Each round runs every measurement on both, the other one first from round to round: a 1b model (prompt, decode, load), a tiny
+model's token, bare sockets and four clients at once, as `model` and `wire` measure them. Of each round it takes one ratio,
+after / before, of speeds (of times it is before / after): above 1 the change is faster. Prints the median ratio with its 95 %
+interval, which is that of order statistics: between the lowest and the highest of seven rounds the true median lies in 98 of
+100 cases. With --check the program ends with 1 if a median is below 0.97, or an interval lies below 0.98.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import model as models
+import wire
+from common import ROOT, Bound, finish, rotated, warn_if_busy
+
+from clients import ClientError, Model  # isort: skip
+from servers import ServerError, ours  # isort: skip
+
+SIDES = ("before", "after")
+LEAST_MEDIAN, LEAST_REACH = 0.97, 0.98
+LOWER_IS_BETTER = (*wire.LOWER_IS_BETTER, "load", "tiny f32", "tiny q4_0")
+CLIENTS = 4
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The median of ratios, and where the true one lies in at least 95 of 100 cases (None with too few rounds)."""
+
+    median: float
+    low: float | None
+    high: float | None
+
+    @staticmethod
+    def of(ratios: list[float]) -> "Interval":
+        ordered, n = sorted(ratios), len(ratios)
+        # The true median lies outside of the k-th values from both ends as often as fewer than k of n coins show heads, twice.
+        outside, low, high = 0.0, None, None
+        for k in range(n // 2):
+            outside += 2 * math.comb(n, k) / 2**n
+            if outside > 0.05:
+                break
+            low, high = ordered[k], ordered[n - 1 - k]
+        return Interval(statistics.median(ordered), low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f}" + ("" if self.low is None else f" [{self.low:.3f}-{self.high:.3f}]")
+
+
+def measure(binary: Path, a: argparse.Namespace) -> dict[str, float]:
+    """Everything once, on fresh servers of one build."""
+    a.binary = binary
+    out: dict[str, float] = {}
+    if "model" in a.parts:
+        path = Model(a.type, size=a.size).ensure(a.models)
+        models.settle(path)
+        options = ["--prompt", str(a.prompt), "--generate", "32", "--threads", str(a.threads)]
+        out |= models.measure("ours", path, options, a)
+    if "sockets" in a.parts:
+        with ours(a.threads, binary=binary) as server:
+            out |= wire.sockets(server, a)
+    if "tiny" in a.parts:
+        for dtype in ("f32", "q4_0"):
+            out[f"tiny {dtype}"] = wire.token_ms("ours", Model(dtype).ensure(a.models), a)
+    if "clients" in a.parts:
+        out[f"{CLIENTS} clients"] = wire.together(Model("q4_0").ensure(a.models), CLIENTS, a)
+    return out
+
+
+def main() -> None:
+    parts = ("model", "sockets", "tiny", "clients")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--before", type=Path, required=True, help="an rpc-server of the state before the change")
+    p.add_argument("--binary", type=Path, help="the one after it (default: target/release/rpc-server, built)")
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--only", choices=parts, help="only this part")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of the servers and of the clients")
+    p.add_argument("--size", default="1b", help="a size of make_model.py")
+    p.add_argument("--type", default="q4_0", help="of the weights")
+    p.add_argument("--prompt", type=int, default=128)
+    p.add_argument("--generate", type=int, default=300, help="tokens of a tiny model")
+    p.add_argument("--transfer", type=int, default=1024, metavar="MIB", help="size of uploads and downloads")
+    p.add_argument("--round-trips", type=int, default=5000)
+    p.add_argument("--small", type=int, default=50_000, help="small uploads")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
+    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
+    p.add_argument("--json", type=Path, help="write every measurement and the summary here")
+    a = p.parse_args()
+    a.parts = (a.only,) if a.only else parts
+    sides = {"before": a.before, "after": a.binary}
+    warn_if_busy()
+    runs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for n in range(a.rounds):
+        for side in rotated(SIDES, n):
+            for name, value in measure(sides[side], a).items():
+                runs[name][side].append(value)
+        print(f"round {n + 1} of {a.rounds} is over", file=sys.stderr, flush=True)
+    summary, bounds = {}, []
+    print(f"{'':28} {'before':>10} {'after':>10}  after / before, in speed")
+    for name, found in runs.items():
+        each = list(zip(found["before"], found["after"], strict=True))
+        ratio = Interval.of([b / f if name in LOWER_IS_BETTER else f / b for b, f in each])
+        before, after = (statistics.median(found[side]) for side in SIDES)
+        print(f"{name:28} {before:10.4g} {after:10.4g}  {ratio}")
+        summary[name] = asdict(ratio)
+        bounds.append(Bound(f"{name}: median", ratio.median, least=LEAST_MEDIAN))
+        if ratio.high is not None:
+            bounds.append(Bound(f"{name}: upper end of the interval", ratio.high, least=LEAST_REACH))
+    finish(bounds, a.check, a.json, {"summary": summary, "runs": runs})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ClientError, ServerError, OSError) as e:
+        sys.exit(str(e))
