@@ -10,7 +10,7 @@ mod connection;
 mod fault;
 #[cfg(feature = "server")]
 pub mod server;
-#[cfg(test)]
+#[cfg(all(test, feature = "server", feature = "client"))]
 mod tests;
 mod transport;
 pub mod wire;
