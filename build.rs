@@ -65,7 +65,10 @@ mod kernels {
     pub(super) fn embed() {
         println!("cargo::rerun-if-env-changed=FANOUT_BUILD_PTX");
         if env::var("FANOUT_BUILD_PTX").is_ok_and(|v| v == "1") {
-            println!("cargo::rerun-if-changed=kernels");
+            // The inputs of the PTX, as scripts/verified.sh lists them.
+            for input in ["kernels", "src/tensor/table.rs", "scripts/build_ptx.py", "scripts/type_table.py"] {
+                println!("cargo::rerun-if-changed={input}");
+            }
             let done = Command::new("scripts/build-ptx.sh").arg("kernels").status();
             let done = done.expect("scripts/build-ptx.sh starts");
             assert!(done.success(), "scripts/build-ptx.sh kernels failed");

@@ -17,10 +17,16 @@ qemu-user.
 TEXT
 }
 
-mode=${1:-both}
+mode=${1-}
 case $mode in
-    both) ;;
-    test) shift ;;
+    '') ;;
+    test)
+        shift
+        case ${1-} in
+            -h|--help) usage; exit 0 ;;
+            -*) echo "aarch64.sh: test takes names, no option $1" >&2; usage >&2; exit 2 ;;
+        esac
+        ;;
     lint)
         shift
         (($# == 0)) || { echo "aarch64.sh: lint takes no arguments" >&2; usage >&2; exit 2; }
@@ -39,6 +45,10 @@ if [[ $mode != test ]]; then
 fi
 if [[ $mode != lint ]]; then
     if (($# == 0)); then set -- cpu::simd cpu::strip cpu::ops::math; fi
+    # Names that no test contains would pass.
+    output=$(mktemp)
+    trap 'rm -f "$output"' EXIT
     # The unit tests link none of the emulated GPU, which cargo compiles all the same: unoptimised, in a tenth of the time.
-    cargo test --locked -p fanout --lib --target "$target" --config 'profile.dev.package.cudaemu.opt-level=0' -- "$@"
+    cargo test --locked -p fanout --lib --target "$target" --config 'profile.dev.package.cudaemu.opt-level=0' -- "$@" | tee "$output"
+    grep -Eq '^test result: ok\. [1-9]' "$output" || { echo "aarch64.sh: no test's name contains: $*" >&2; exit 1; }
 fi

@@ -23,6 +23,18 @@ Each lists its options with --help; only `ops`, `peer-ops` and `floors` are buil
 TEXT
 }
 
+# Files are named from where the caller is.
+words=("$@")
+for ((i = 1; i < ${#words[@]}; i++)); do
+    case ${words[i - 1]} in
+    --json | --before | --binary | --ops | --models) [[ ${words[i]} == /* ]] || words[i]=$PWD/${words[i]} ;;
+    esac
+    case ${words[i]} in
+    --*=/*) ;;
+    --json=* | --before=* | --binary=* | --ops=* | --models=*) words[i]=${words[i]%%=*}=$PWD/${words[i]#*=} ;;
+    esac
+done
+set -- ${words[@]+"${words[@]}"}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 mode=${1:-}

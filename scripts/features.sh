@@ -39,7 +39,7 @@ declare -A brought=(
     [server]="blake3 getrandom"
     [client]=""
     [cli]="clap env_logger signal-hook"
-    [server,client]="socket2 rustix"
+    [server,client]="socket2" # and rustix, which clap has too, to learn how wide the terminal is
 )
 
 crates() { # FEATURES: the crates that a build for this machine links, besides fanout

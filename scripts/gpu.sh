@@ -27,6 +27,10 @@ case $mode in
     *) echo "gpu.sh: pack or run?" >&2; usage >&2; exit 2 ;;
 esac
 shift
+if [[ $mode == pack && (${1:-} == -h || ${1:-} == --help) ]]; then
+    usage
+    exit 0
+fi
 folder=${CARGO_TARGET_DIR:-$root/target}/gpu-kit
 # Within a kit, the kit is the folder.
 [[ -x $root/bin/kernel-bench ]] && folder=$root
@@ -35,6 +39,14 @@ if [[ ${1:-} && ${1:-} != -* ]]; then
     shift
 fi
 
+if [[ $mode == pack ]] && (($#)); then
+    echo "gpu.sh: unknown argument $1" >&2
+    usage >&2
+    exit 2
+fi
+if [[ $mode == run && (${1:-} == -h || ${1:-} == --help) ]]; then
+    exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/gpu.py" --help
+fi
 if [[ $mode == run ]]; then
     [[ -x $folder/bin/kernel-bench ]] || { echo "gpu.sh: $folder is no kit: make one with scripts/gpu.sh pack" >&2; exit 1; }
     exec "${PYTHON:-python3}" "$folder/scripts/gpu.py" --kit "$folder" "$@"

@@ -57,7 +57,7 @@ hash() {
     {
         tools
         git ls-files -z --cached --others --exclude-standard -- "${inputs[@]}" | sort -zu | while IFS= read -r -d '' file; do
-            [[ -f $file ]] && sha256sum "$file"
+            if [[ -f $file ]]; then sha256sum "$file"; fi
         done
     } | sha256sum | cut -d' ' -f1
 }
@@ -89,6 +89,8 @@ if $renew; then
     mkdir -p .ci/verified
     echo "$now" >"$record"
     echo "$check: passed; commit $record"
+elif [[ ! -f $record ]]; then
+    echo "$check: passed; none is recorded yet: scripts/verified.sh --renew $check"
 else
     echo "$check: passed, with other inputs or tools than $record names: scripts/verified.sh --renew $check"
 fi

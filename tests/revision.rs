@@ -54,6 +54,10 @@ fn report(script: &Path, package: &Path, git_dir: Option<&Path>) -> (String, Vec
 
 #[test]
 fn the_revision_is_that_of_the_packages_own_checkout() {
+    if Command::new("git").arg("--version").output().is_err() {
+        eprintln!("not tested: there is no git here");
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let script = build_script(folder.path());
     let none = ("1.2.3".to_owned(), Vec::<String>::new());

@@ -14,6 +14,7 @@ use report::{Rate, Row};
 use roofs::Machine;
 use run::Bench;
 use std::error::Error;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Times the ops of the CPU device on shapes of an 8B model. A row tells the time of one node: median, 10th and 90th
@@ -56,6 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let sizes = if smoke { Sizes::SMOKE } else { Sizes::MODEL };
     let (seconds, samples) = if smoke { (0.0, 1) } else { (args.seconds, 9) };
+    // Before measuring: a path that cannot be written must not cost the whole run.
+    let json = args.json.map(std::fs::File::create).transpose()?;
     let mut bench = Bench::new(threads)?;
     let device = bench.description().to_owned();
     println!("fanout {}, {device}", fanout::VERSION);
@@ -84,8 +87,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if rows.is_empty() {
         return Err(format!("no case contains `{}`", args.filter).into());
     }
-    if let Some(path) = args.json {
-        std::fs::write(path, report::json(&device, &roofs, &rows))?;
+    if let Some(mut file) = json {
+        file.write_all(report::json(&device, &roofs, &rows).as_bytes())?;
     }
     Ok(())
 }

@@ -4,9 +4,13 @@ use super::wire::ext::{Fault, FaultKind};
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::OpCode;
 
+/// Bytes of text that one end tells the other at most. A reason may hold what a third party said, in any length, and the
+/// other end refuses notices that are too long to be a reason.
+const MAX_TEXT: usize = 4096;
+
 impl From<&DeviceError> for Fault {
     fn from(error: &DeviceError) -> Fault {
-        let (kind, text) = match error {
+        let (kind, mut text) = match error {
             &DeviceError::OutOfMemory { asked, left, limit } => {
                 (FaultKind::OutOfMemory { asked, left, limit }, String::new())
             }
@@ -17,6 +21,7 @@ impl From<&DeviceError> for Fault {
             DeviceError::Remote { reason, .. } => (FaultKind::Other, reason.clone()),
             other => (FaultKind::Other, other.to_string()),
         };
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
         Fault { kind, text }
     }
 }
@@ -29,5 +34,19 @@ pub(super) fn error(fault: Fault, device: &str) -> DeviceError {
         FaultKind::Unsupported(op) if let Some(op) = OpCode::from_wire(op) => Unsupported { op, reason }.into(),
         FaultKind::Data(op) if let Some(op) = OpCode::from_wire(op) => DeviceError::Data { op, reason },
         _ => DeviceError::Remote { device: device.to_owned(), reason },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_a_third_party_wrote_is_cut_between_characters() {
+        let remote = |reason: String| DeviceError::Remote { device: "here".to_owned(), reason };
+        let text = |error: &DeviceError| Fault::from(error).text;
+        assert_eq!(text(&remote("too hot".to_owned())), "too hot");
+        let long = text(&remote(format!("x{}", "é".repeat(40_000))));
+        assert_eq!((long.len(), long.chars().count()), (MAX_TEXT - 1, MAX_TEXT / 2));
     }
 }

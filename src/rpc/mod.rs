@@ -10,7 +10,8 @@ mod connection;
 mod fault;
 #[cfg(feature = "server")]
 pub mod server;
-#[cfg(all(test, feature = "server", feature = "client"))]
+#[cfg(all(feature = "server", feature = "client"))]
+#[cfg(test)]
 mod tests;
 mod transport;
 pub mod wire;

@@ -29,7 +29,9 @@ fn scripts_print_help_and_start_nothing() {
     }
     let scripts = scripts();
     assert!(scripts.len() >= 10);
-    for script in scripts {
+    // It hands its options to Python, which the other tests do without.
+    let python = Command::new("python3").arg("--version").output().is_ok();
+    for script in scripts.into_iter().filter(|script| python || !script.ends_with("build-ptx.sh")) {
         let name = script.display();
         for option in ["--help", "-h"] {
             let output = run(&script, option, trap.path());

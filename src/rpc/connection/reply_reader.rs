@@ -55,6 +55,11 @@ pub(in crate::rpc) trait Requester {
     /// Sends the heartbeat.
     fn ping(&self) {}
 
+    /// Whether all that the server sends here is short, so that a reply that is overdue is so in the middle of a message too.
+    fn takes_short_messages_only(&self) -> bool {
+        false
+    }
+
     /// Bytes have come.
     fn count_received(&self, _bytes: usize) {}
 }
@@ -88,8 +93,6 @@ pub(in crate::rpc) struct ReplyReader<R> {
     requester: Arc<R>,
     incoming: Incoming<R>,
     ahead: ReadAhead,
-    /// When the server last brought what it was asked for.
-    answered: Instant,
 }
 
 /// What the server sends, and how long it may be silent.
@@ -99,6 +102,8 @@ struct Incoming<R> {
     timeouts: Timeouts,
     /// When the server last sent anything.
     heard: Instant,
+    /// When the server last brought what it was asked for.
+    answered: Instant,
     /// Whether it was sent a heartbeat since.
     pinged: bool,
 }
@@ -106,8 +111,9 @@ struct Incoming<R> {
 impl<R: Requester> ReplyReader<R> {
     pub(in crate::rpc) fn new(requester: Arc<R>, receiver: Receiver) -> ReplyReader<R> {
         let (now, timeouts) = (Instant::now(), requester.timeouts());
-        let incoming = Incoming { requester: Arc::clone(&requester), receiver, timeouts, heard: now, pinged: false };
-        ReplyReader { requester, incoming, ahead: ReadAhead::new(), answered: now }
+        let own = Arc::clone(&requester);
+        let incoming = Incoming { requester: own, receiver, timeouts, heard: now, answered: now, pinged: false };
+        ReplyReader { requester, incoming, ahead: ReadAhead::new() }
     }
 
     pub(in crate::rpc) fn requester(&self) -> &Arc<R> {
@@ -129,21 +135,12 @@ impl<R: Requester> ReplyReader<R> {
 
     /// The server has brought what it was asked for.
     pub(in crate::rpc) fn answered(&mut self) {
-        self.answered = self.incoming.heard;
+        self.incoming.answered = self.incoming.heard;
     }
 
     /// A server that sends other things all the while is not silent, but a reply that is due has a deadline too.
     pub(in crate::rpc) fn check_overdue(&self) -> Result<(), ReadError> {
-        let (heard, after) = (self.incoming.heard, self.incoming.timeouts.reply);
-        if heard.duration_since(self.answered) < after {
-            return Ok(());
-        }
-        match self.requester.replies().next() {
-            Some((command, _, since)) if heard.duration_since(since.max(self.answered)) >= after => {
-                Err(ReadError::Overdue { command, after })
-            }
-            _ => Ok(()),
-        }
+        self.incoming.check_overdue()
     }
 
     /// The next bytes: no more than a request of this process asked for, which has room for them.
@@ -180,6 +177,9 @@ impl<R: Requester> Source for Incoming<R> {
                     self.heard = Instant::now();
                     self.pinged = false;
                     self.requester.count_received(n);
+                    if self.requester.takes_short_messages_only() {
+                        self.check_overdue()?;
+                    }
                     return Ok(n);
                 }
                 Err(TransportError::TimedOut { .. }) => wait = self.silence()?,
@@ -190,6 +190,19 @@ impl<R: Requester> Source for Incoming<R> {
 }
 
 impl<R: Requester> Incoming<R> {
+    fn check_overdue(&self) -> Result<(), ReadError> {
+        let (heard, after) = (self.heard, self.timeouts.reply);
+        if heard.duration_since(self.answered) < after {
+            return Ok(());
+        }
+        match self.requester.replies().next() {
+            Some((command, _, since)) if heard.duration_since(since.max(self.answered)) >= after => {
+                Err(ReadError::Overdue { command, after })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The server has sent nothing for a while: how long it may go on so. `Err` when that was too long.
     fn silence(&mut self) -> Result<Duration, ReadError> {
         let (after, pause) = (self.timeouts.silence, self.timeouts.pause());
@@ -207,5 +220,56 @@ impl<R: Requester> Incoming<R> {
             self.requester.ping();
         }
         Ok(if oldest.is_some() { after - silent } else { pause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::transport::memory::{Weather, pair};
+
+    /// An end that owes a deadline of nothing.
+    struct Impatient {
+        replies: DueReplies<(), String>,
+        short: bool,
+    }
+
+    impl Requester for Impatient {
+        type To = ();
+        type Failure = String;
+
+        fn replies(&self) -> &DueReplies<(), String> {
+            &self.replies
+        }
+
+        fn timeouts(&self) -> Timeouts {
+            Timeouts { silence: Duration::from_secs(30), reply: Duration::ZERO, heartbeat: None }
+        }
+
+        fn give(&self, (): (), _: Vec<u8>) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn takes_short_messages_only(&self) -> bool {
+            self.short
+        }
+    }
+
+    #[test]
+    fn a_reply_is_overdue_within_a_message_where_all_are_short() {
+        for short in [false, true] {
+            let (server, client) = pair(Weather { seed: 1, cut_after: None });
+            let (_receiver, mut sender) = server.split();
+            sender.write_all(&[&[7; 4]], Duration::from_secs(30)).unwrap();
+            let requester = Arc::new(Impatient { replies: DueReplies::new(), short });
+            requester.replies.expect("PING", 0..=0, ()).unwrap();
+            let mut reader = ReplyReader::new(requester, client.split().0);
+            let read = reader.read_exact(&mut [0; 4]);
+            assert_eq!(matches!(read, Err(ReadError::Overdue { command: "PING", .. })), short, "{read:?}");
+            assert!(
+                matches!(reader.check_overdue(), Err(ReadError::Overdue { .. })),
+                "behind a message it is so in any case"
+            );
+        }
     }
 }

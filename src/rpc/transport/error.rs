@@ -12,7 +12,8 @@ pub(crate) enum TransportError {
     /// The peer sends no more, in the middle of something.
     #[error("the peer went away in the middle of a message")]
     Closed,
-    /// The peer, or a thread of this process, ended both directions: a process that was killed, or had not read everything.
+    /// The peer, or a thread of this process, ended both directions: a process that was killed, or had not read everything. Or
+    /// the peer's machine answers no longer (TCP keepalive).
     #[error("connection lost: {0}")]
     Reset(io::Error),
     /// No byte moved in time.
@@ -26,9 +27,9 @@ pub(crate) enum TransportError {
 impl TransportError {
     /// An error of the system's.
     pub(super) fn system(e: io::Error) -> TransportError {
-        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut};
         match e.kind() {
-            BrokenPipe | ConnectionAborted | ConnectionReset => TransportError::Reset(e),
+            BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut => TransportError::Reset(e),
             _ => TransportError::Io(e),
         }
     }
@@ -83,4 +84,20 @@ pub(crate) enum ListenError {
     /// The system refused: taken, or not ours.
     #[error("{addr}: {source}")]
     Address { addr: SocketAddr, source: io::Error },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_gone_is_told_from_a_system_that_refuses() {
+        use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, OutOfMemory, PermissionDenied, TimedOut};
+        for gone in [BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut] {
+            assert!(TransportError::system(gone.into()).is_reset(), "{gone}");
+        }
+        for refused in [OutOfMemory, PermissionDenied] {
+            assert!(!TransportError::system(refused.into()).is_reset(), "{refused}");
+        }
+    }
 }

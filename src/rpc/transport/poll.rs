@@ -8,13 +8,17 @@ pub(super) use unix::{readable, wait};
 #[cfg(unix)]
 mod unix {
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::io::Errno;
 
     use super::super::{Deadline, Interest, TransportError};
 
-    /// Waits for a socket. `false`: the deadline has passed.
+    /// The longest single wait: some systems refuse timeouts above 24 days.
+    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+    /// Waits for a socket. `false`: the deadline has passed. May return early.
     pub(in super::super) fn wait(
         socket: &impl AsFd,
         interest: Interest,
@@ -24,10 +28,10 @@ mod unix {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
         };
-        let left = deadline.left().unwrap_or_default();
+        let left = deadline.left().unwrap_or_default().min(LONGEST);
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
-            Ok(0) => Ok(false),
+            Ok(0) => Ok(deadline.left().is_some()),
             Ok(_) | Err(Errno::INTR) => Ok(true),
             Err(e) => Err(TransportError::system(e.into())),
         }

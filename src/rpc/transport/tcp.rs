@@ -46,6 +46,20 @@ fn attempt<T>(mut work: impl FnMut() -> io::Result<T>) -> Result<Option<T>, Tran
     }
 }
 
+/// A gathered write that raises no SIGPIPE where the peer is gone: the standard library's `write` does not, its
+/// `write_vectored` does on Linux, and a program that has given the signal its default back would die of it.
+#[cfg(target_os = "linux")]
+fn write_vectored(stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+    Ok(sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+}
+
+/// Elsewhere sockets are set up so that none is raised, or there is no such signal.
+#[cfg(not(target_os = "linux"))]
+fn write_vectored(mut stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    stream.write_vectored(parts)
+}
+
 impl Transport for Tcp {
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
         attempt(|| (&self.stream).read(dst))
@@ -54,7 +68,7 @@ impl Transport for Tcp {
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
         attempt(|| match src {
             [one] => (&self.stream).write(one),
-            many => (&self.stream).write_vectored(many),
+            many => write_vectored(&self.stream, many),
         })
     }
 

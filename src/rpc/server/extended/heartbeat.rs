@@ -51,8 +51,10 @@ fn beat(ended: &Receiver<()>, step: &AtomicU64, lifecycle: &Lifecycle, writer: &
     let mut last = 0;
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
         let now = step.load(Ordering::Relaxed);
-        if now == last && now % 2 == 1 && writer.notice(&Notice::State(lifecycle.state())).is_err() {
-            // The session's thread finds the lost connection by itself.
+        let busy = now == last && now % 2 == 1;
+        if busy && let Err(broken) = writer.notice(&Notice::State(lifecycle.state())) {
+            // Half a notice may have been sent, which nothing can follow. The session's thread finds out by the end.
+            writer.give_up("STATE", broken);
             return arrivals.end();
         }
         last = now;

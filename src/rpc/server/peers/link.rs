@@ -206,6 +206,11 @@ impl Requester for Link {
         Timeouts { silence: self.times.stall, reply: self.times.stall, heartbeat: None }
     }
 
+    /// A peer that sends its longest notice byte by byte must not put off the end of a queue for weeks.
+    fn takes_short_messages_only(&self) -> bool {
+        true
+    }
+
     /// The bytes before a PING were taken: nobody is told.
     fn give(&self, _: Fail, body: Vec<u8>) -> Result<(), String> {
         Answer::decode(ExtCommand::Ping, &body).map(drop).map_err(|e| e.to_string())
