@@ -146,6 +146,7 @@ macro_rules! families {
 
         /// A computing op with its typed parameters, by family.
         #[derive(Clone, Debug, PartialEq)]
+        #[non_exhaustive]
         pub enum Op {
             $(
                 #[doc = concat!("Family `", stringify!($stem), "`.")]

@@ -36,6 +36,7 @@ impl MulMat {
 /// A precision that a parameter names. The discriminant is its number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum Precision {
     /// The device chooses.
     Any = 0,
@@ -63,6 +64,7 @@ impl Precision {
 /// What is known of a. The discriminant is its number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
+#[non_exhaustive]
 pub enum Hint {
     /// Nothing.
     None = 0,

@@ -6,6 +6,7 @@ use std::f32::consts::PI;
 
 /// Which channels form a pair, and which position turns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RopeMode {
     /// Neighbours `(2j, 2j+1)`.
     Normal,

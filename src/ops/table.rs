@@ -8,6 +8,7 @@ macro_rules! ops {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)] // ggml's names, documented in the protocol's op list
         #[repr(u32)]
+        #[non_exhaustive]
         pub enum OpCode {
             $($code = $number,)*
         }

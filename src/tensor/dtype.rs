@@ -21,6 +21,7 @@ macro_rules! dtypes {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // the field's own names: Q4_K, IQ2_XXS
         #[repr(u32)]
+        #[non_exhaustive]
         pub enum DType {
             $(#[allow(missing_docs)] $name = $number,)*
         }
