@@ -12,7 +12,7 @@
 //! context          what all sessions share: devices, limits, lifecycle,
 //!                  tensor_cache, gguf_index, transfer_tokens (from other servers), peers (to others)
 //!   ↓
-//! client_connection → connection, outgoing
+//! client_connection  frames from and to one client, with deadlines
 //! ```
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
@@ -24,7 +24,6 @@
 
 mod allowance;
 mod client_connection;
-mod connection;
 mod context;
 mod doorman;
 mod extended;
@@ -34,7 +33,6 @@ mod guests;
 mod lifecycle;
 mod limits;
 mod listen;
-mod outgoing;
 mod peers;
 mod serve;
 mod session;

@@ -6,11 +6,11 @@ use super::describe;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::TransportError;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::{import, named_buffers};
 use crate::rpc::server::session::program_cache::{CachedProgram, Key};
 use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{Fault, KeepGraph, RunGraph};
 use crate::rpc::wire::graph_cost;
 

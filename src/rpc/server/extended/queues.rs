@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use super::completions::Completions;
 use crate::device::{DeviceError, Point, Queue};
-use crate::rpc::server::client_connection::TransportError;
 use crate::rpc::server::peers::Outbound;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::transfer_tokens::Receiver;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::Fault;
 
 /// Queues that a session may have open.

@@ -9,7 +9,7 @@ use super::load_by_digest::LoadCounts;
 use super::queues::Queues;
 use crate::device::Queue;
 use crate::rpc::server::allowance::Allowance;
-use crate::rpc::server::client_connection::{Connection, TransportError, Writer};
+use crate::rpc::server::client_connection::{ClientConnection, Writer};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::ggml::resource_requests;
 use crate::rpc::server::peers::Pool;
@@ -19,7 +19,7 @@ use crate::rpc::server::session::program_cache::Bound;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::transfer_tokens::TokenLedger;
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtHeader, ExtRequest, Notice, REVISION, State, Support};
 use crate::rpc::wire::{REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader};
 
@@ -38,7 +38,7 @@ pub(super) struct ExtendedSession<'a> {
     pub(super) replies_due: Arc<Allowance>,
     pub(super) loads: LoadCounts,
     heartbeat: Heartbeat,
-    pub(super) connection: Connection,
+    pub(super) connection: ClientConnection,
     pub(super) writer: Arc<Writer>,
     pub(super) resources: SessionResources<'a>,
 }
@@ -46,12 +46,12 @@ pub(super) struct ExtendedSession<'a> {
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
-    connection: Connection,
+    connection: ClientConnection,
     peer: PeerAddr,
     header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {
-    let writer = Arc::clone(connection.out());
+    let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, Bound::NUMBERS);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
     let heartbeat = Heartbeat::start(&server.lifecycle, &writer, tokens.arrivals());

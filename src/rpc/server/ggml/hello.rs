@@ -1,7 +1,7 @@
 //! HELLO: the first message of every client. Its reply carries the server's state and the revision of the extension.
 
 use super::frame;
-use crate::rpc::server::client_connection::Connection;
+use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::session::failure::{Failure, SessionError};
 use crate::rpc::server::session::request_error::RequestError;
@@ -11,7 +11,7 @@ use crate::rpc::wire::{Command, HelloReply, PROTOCOL_VERSION, REQUEST_HEADER, Re
 /// Replies to the message with this header, which must be a HELLO, and ends the handshake.
 pub(in crate::rpc::server) fn answer(
     server: &ServerContext,
-    connection: &mut Connection,
+    connection: &mut ClientConnection,
     header: [u8; REQUEST_HEADER],
     body: &mut Vec<u8>,
 ) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub(in crate::rpc::server) fn answer(
 
 fn reply(
     server: &ServerContext,
-    connection: &mut Connection,
+    connection: &mut ClientConnection,
     header: RequestHeader,
     body: &mut Vec<u8>,
 ) -> Result<(), SessionError> {

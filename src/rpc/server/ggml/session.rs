@@ -2,7 +2,7 @@
 
 use super::device_queues::DeviceQueues;
 use super::{frame, resource_requests};
-use crate::rpc::server::client_connection::Connection;
+use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
@@ -15,7 +15,7 @@ use crate::rpc::wire::{Command, REQUEST_HEADER, Request, Response};
 
 /// A session of ggml's messages.
 pub(super) struct GgmlSession<'a> {
-    pub(super) connection: Connection,
+    pub(super) connection: ClientConnection,
     pub(super) resources: SessionResources<'a>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
@@ -24,7 +24,7 @@ pub(super) struct GgmlSession<'a> {
 /// Serves a connection after its HELLO, whose next message has this header, to its end.
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
-    connection: Connection,
+    connection: ClientConnection,
     peer: PeerAddr,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,

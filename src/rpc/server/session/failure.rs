@@ -11,9 +11,9 @@ use thiserror::Error;
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::{TransportError, Writer};
+use crate::rpc::server::client_connection::Writer;
 use crate::rpc::server::transfer_tokens::TokenError;
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 

@@ -2,8 +2,9 @@
 
 use super::failure::SessionError;
 use crate::device::{DeviceError, Queue, Region, UploadError};
-use crate::rpc::server::client_connection::{Connection, TransportError};
+use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::tensor_cache::{Cache, CacheReader};
+use crate::rpc::transport::TransportError;
 use crate::tensor::TensorDesc;
 
 impl From<UploadError<TransportError>> for SessionError {
@@ -17,7 +18,7 @@ impl From<UploadError<TransportError>> for SessionError {
 
 /// Uploads the next bytes of a message, as many as the region has; `received` sees each piece once it is there.
 pub(in crate::rpc::server) fn receive(
-    connection: &mut Connection,
+    connection: &mut ClientConnection,
     queue: &mut dyn Queue,
     region: Region,
     tensor: Option<&TensorDesc>,
