@@ -30,6 +30,7 @@ mod extended;
 mod ggml;
 mod gguf_index;
 mod guests;
+mod handshake;
 mod lifecycle;
 mod limits;
 mod listen;

@@ -7,7 +7,8 @@ use log::debug;
 use super::client_connection::ClientConnection;
 use super::context::ServerContext;
 use super::extended;
-use super::ggml::{self, hello};
+use super::ggml;
+use super::handshake::serve_hello;
 use super::session::failure::{End, Failure};
 use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
@@ -31,7 +32,7 @@ fn run(server: &ServerContext, connection: transport::Connection) -> Result<End,
     let mut connection = ClientConnection::new(connection, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Silent) };
-    hello::answer(server, &mut connection, header, &mut body)?;
+    serve_hello(server, &mut connection, header, &mut body)?;
     let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Closed) };
     if header[0] == ExtCommand::Greet as u8 {
         extended::run(server, connection, peer, header, body)

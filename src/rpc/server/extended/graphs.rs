@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::describe;
+use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
@@ -21,7 +22,7 @@ impl ExtendedSession<'_> {
         let device = self.resources.device(graph.device())?;
         let cost = graph_cost((len - size_of_val(&request.id)) as u64, graph); // the decoder has read the number
         if self.resources.programs.has_number(request.id) {
-            return Err(RequestError::GraphKept(request.id).into());
+            return Err(ExtendedError::GraphKept(request.id).into());
         }
         if self.resources.programs.make_room(cost) {
             self.wait_idle()?;
@@ -52,11 +53,11 @@ impl ExtendedSession<'_> {
     pub(super) fn run_graph(&mut self, request: &RunGraph) -> Result<(), SessionError> {
         let inline = self.queues.alone();
         let queue = self.queues.get(request.queue)?;
-        let cached = self.resources.programs.use_number(request.graph).ok_or(RequestError::NoKept(request.graph))?;
+        let cached = self.resources.programs.use_number(request.graph).ok_or(ExtendedError::NoKept(request.graph))?;
         if cached.device != queue.device {
             let (graph, made_for) = (request.graph, cached.device);
             let (queue, device) = (request.queue, queue.device);
-            return Err(RequestError::GraphDevice { queue, device, graph, made_for }.into());
+            return Err(ExtendedError::GraphDevice { queue, device, graph, made_for }.into());
         }
         match &cached.prepared {
             Ok(prepared) => _ = queue.submit(|queue| prepared.submit(queue, inline))?,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::describe;
+use super::error::ExtendedError;
 use super::heartbeat::Heartbeat;
 use super::load_by_digest::LoadCounts;
 use super::queues::Queues;
@@ -12,11 +13,11 @@ use crate::rpc::server::allowance::Allowance;
 use crate::rpc::server::client_connection::{ClientConnection, Writer};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::ggml::resource_requests;
+use crate::rpc::server::handshake::HandshakeError;
 use crate::rpc::server::peers::Pool;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
 use crate::rpc::server::session::program_cache::Bound;
-use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
@@ -85,7 +86,7 @@ impl ExtendedSession<'_> {
             return Err(decoder_bug());
         };
         if greet.revision != u32::from(REVISION) {
-            return Err(RequestError::Revision(greet.revision).into());
+            return Err(HandshakeError::Revision(greet.revision).into());
         }
         let mut reply = Vec::new();
         Answer::Greet(describe::server(server)).encode(&mut reply);
@@ -121,7 +122,7 @@ impl ExtendedSession<'_> {
     /// One of ggml's requests that the extension keeps.
     fn ggml(&mut self, header: RequestHeader, body: &mut Vec<u8>) -> Result<(), SessionError> {
         if !resource_requests::includes(header.command) {
-            return Err(RequestError::Superseded.into());
+            return Err(ExtendedError::Superseded.into());
         }
         let limits = &self.resources.server.config.limits;
         let message = self.connection.body(header.body_len(limits)?, body)?;
@@ -141,7 +142,7 @@ impl ExtendedSession<'_> {
         }
         let message = self.connection.body(len, body)?;
         match ExtRequest::decode(header.command, message, limits)? {
-            ExtRequest::Greet(_) => Err(RequestError::GreetSecond.into()),
+            ExtRequest::Greet(_) => Err(HandshakeError::GreetSecond.into()),
             ExtRequest::OpenQueue(request) => self.open_queue(&request),
             ExtRequest::CloseQueue(request) => Ok(self.queues.close(request.queue)?),
             ExtRequest::KeepGraph(request) => self.keep_graph(&request, len),

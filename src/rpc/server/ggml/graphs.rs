@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
+use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::graph_import::{Imported, import};
 use crate::rpc::server::session::program_cache::{CachedProgram, Key, Prepared};
-use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::wire::{Command, Request, graph_cost};
 
 impl GgmlSession<'_> {
@@ -41,7 +41,7 @@ impl GgmlSession<'_> {
 
     pub(super) fn graph_recompute(&mut self, device: u32) -> Result<(), SessionError> {
         self.resources.device(device)?;
-        let last = self.resources.programs.last(device).ok_or(RequestError::NoGraph(device))?;
+        let last = self.resources.programs.last(device).ok_or(GgmlError::NoGraph(device))?;
         let prepared = last.prepared.clone()?;
         self.run(device, &prepared)
     }

@@ -8,11 +8,10 @@ use super::failure::SessionError;
 use super::handle_table::{HandleTable, desc};
 use super::program_cache::{Bound, ProgramCache};
 use super::request_error::RequestError;
-use crate::device::{Account, Device, MemoryInfo, Region};
+use crate::device::{Account, Device, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
-use crate::rpc::wire::ext::Span;
 
 /// A session's own things. All of it is freed when this is dropped.
 pub(in crate::rpc::server) struct SessionResources<'a> {
@@ -83,13 +82,5 @@ impl<'a> SessionResources<'a> {
     pub(in crate::rpc::server) fn alloc_size(&self, device: u32, tensor: &TensorRecord) -> Result<u64, RequestError> {
         let device = self.device(device)?;
         Ok(device.alloc_size(&desc(tensor)?))
-    }
-
-    /// A part of a buffer, with the position of its device.
-    pub(in crate::rpc::server) fn span(&self, span: &Span) -> Result<(u32, Region), RequestError> {
-        let entry = self.handles.get(span.buffer)?;
-        let region = entry.buffer.region(span.offset, span.len);
-        let outside = |_| RequestError::Span { offset: span.offset, len: span.len, size: entry.buffer.bytes() };
-        Ok((entry.device, region.map_err(outside)?))
     }
 }
