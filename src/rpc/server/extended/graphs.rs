@@ -8,12 +8,12 @@ use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::session::graph_import::{import, named_buffers};
+use crate::rpc::server::session::graph_import::import;
 use crate::rpc::server::session::program_cache::{CachedProgram, Key};
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{Fault, KeepGraph, RunGraph};
-use crate::rpc::wire::graph_cost;
+use crate::rpc::wire::{GraphCompute, graph_cost};
 
 impl ExtendedSession<'_> {
     /// Prepares a graph for RUN_GRAPH. That its device cannot run it is reported by the queue that is to run it.
@@ -66,4 +66,12 @@ impl ExtendedSession<'_> {
         }
         Ok(())
     }
+}
+
+/// Handles of all buffers that a graph's tensors name, bound or not.
+fn named_buffers(graph: &GraphCompute<'_>) -> Box<[u64]> {
+    let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
+    buffers.sort_unstable();
+    buffers.dedup();
+    buffers.into()
 }

@@ -6,7 +6,7 @@
 mod device_queues;
 mod error;
 mod graphs;
-pub(super) mod resource_requests;
+mod prefault;
 mod session;
 mod tensors;
 

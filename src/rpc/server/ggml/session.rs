@@ -1,13 +1,13 @@
 //! A session of ggml's messages: the loop over its requests.
 
 use super::device_queues::DeviceQueues;
-use super::resource_requests;
+use super::prefault::Prefault;
 use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::{HandshakeError, decode_header};
+use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
-use crate::rpc::server::session::prefault::Prefault;
 use crate::rpc::server::session::program_cache::Bound;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::transport::PeerAddr;
