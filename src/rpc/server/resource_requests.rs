@@ -17,8 +17,8 @@ pub(super) fn includes(command: Command) -> bool {
 }
 
 /// Serves a request. `None`: it has no reply.
-pub(super) fn serve(
-    resources: &mut SessionResources<'_>,
+pub(super) fn serve<K>(
+    resources: &mut SessionResources<'_, K>,
     request: &Request<'_>,
 ) -> Result<Option<Response<'static>>, SessionError> {
     Ok(match request {

@@ -9,11 +9,14 @@ use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::import;
-use crate::rpc::server::session::program_cache::{CachedProgram, Key};
+use crate::rpc::server::session::program_cache::CachedProgram;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{Fault, KeepGraph, RunGraph};
 use crate::rpc::wire::{GraphCompute, graph_cost};
+
+/// The key of a prepared graph: the number that the client gave it in KEEP_GRAPH.
+pub(super) type GraphNumber = u64;
 
 impl ExtendedSession<'_> {
     /// Prepares a graph for RUN_GRAPH. That its device cannot run it is reported by the queue that is to run it.
@@ -21,7 +24,7 @@ impl ExtendedSession<'_> {
         let graph = &request.graph;
         let device = self.resources.device(graph.device())?;
         let cost = graph_cost((len - size_of_val(&request.id)) as u64, graph); // the decoder has read the number
-        if self.resources.programs.has_number(request.id) {
+        if self.resources.programs.contains(&request.id) {
             return Err(ExtendedError::GraphKept(request.id).into());
         }
         if self.resources.programs.make_room(cost) {
@@ -38,8 +41,7 @@ impl ExtendedSession<'_> {
         };
         // The client drops the graph when it frees any buffer that the graph names, bound or not.
         let buffers = named_buffers(graph);
-        let key = Key::Number(request.id);
-        self.resources.programs.add(CachedProgram::new(key, graph.device(), cost, buffers, prepared));
+        self.resources.programs.add(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared));
         Ok(())
     }
 
@@ -53,7 +55,8 @@ impl ExtendedSession<'_> {
     pub(super) fn run_graph(&mut self, request: &RunGraph) -> Result<(), SessionError> {
         let inline = self.queues.alone();
         let queue = self.queues.get(request.queue)?;
-        let cached = self.resources.programs.use_number(request.graph).ok_or(ExtendedError::NoKept(request.graph))?;
+        let cached =
+            self.resources.programs.get(queue.device, &request.graph).ok_or(ExtendedError::NoKept(request.graph))?;
         if cached.device != queue.device {
             let (graph, made_for) = (request.graph, cached.device);
             let (queue, device) = (request.queue, queue.device);

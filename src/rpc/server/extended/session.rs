@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::describe;
 use super::error::ExtendedError;
+use super::graphs::GraphNumber;
 use super::heartbeat::Heartbeat;
 use super::load_by_digest::LoadCounts;
 use super::queues::Queues;
@@ -41,7 +42,7 @@ pub(super) struct ExtendedSession<'a> {
     heartbeat: Heartbeat,
     pub(super) connection: ClientConnection,
     pub(super) writer: Arc<Writer>,
-    pub(super) resources: SessionResources<'a>,
+    pub(super) resources: SessionResources<'a, GraphNumber>,
 }
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
@@ -53,7 +54,7 @@ pub(in crate::rpc::server) fn run(
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {
     let writer = Arc::clone(connection.writer());
-    let resources = SessionResources::new(server, peer, Bound::NUMBERS);
+    let resources = SessionResources::new(server, peer, Bound::EVICT_FEWEST);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
     let heartbeat = Heartbeat::start(&server.lifecycle, &writer, tokens.arrivals());
     let mut session = ExtendedSession {

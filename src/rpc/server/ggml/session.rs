@@ -1,6 +1,7 @@
 //! A session of ggml's messages: the loop over its requests.
 
 use super::device_queues::DeviceQueues;
+use super::graphs::GraphBody;
 use super::prefault::Prefault;
 use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
@@ -16,7 +17,7 @@ use crate::rpc::wire::{Command, REQUEST_HEADER, Request, Response};
 /// A session of ggml's messages.
 pub(super) struct GgmlSession<'a> {
     pub(super) connection: ClientConnection,
-    pub(super) resources: SessionResources<'a>,
+    pub(super) resources: SessionResources<'a, GraphBody>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
 }
@@ -29,7 +30,7 @@ pub(in crate::rpc::server) fn run(
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {
-    let resources = SessionResources::new(server, peer, Bound::BODIES);
+    let resources = SessionResources::new(server, peer, Bound::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget);
     let mut session = GgmlSession { connection, resources, queues, prefault: Prefault::default() };
     loop {

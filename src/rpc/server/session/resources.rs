@@ -13,23 +13,23 @@ use crate::rpc::server::context::ServerContext;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
 
-/// A session's own things. All of it is freed when this is dropped.
-pub(in crate::rpc::server) struct SessionResources<'a> {
+/// A session's own things, whose front end names graphs by `K`. All of it is freed when this is dropped.
+pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) server: &'a ServerContext,
     /// For the log.
     pub(in crate::rpc::server) peer: PeerAddr,
     pub(in crate::rpc::server) budget: Arc<Account>,
     pub(in crate::rpc::server) handles: HandleTable,
-    pub(in crate::rpc::server) programs: ProgramCache,
+    pub(in crate::rpc::server) programs: ProgramCache<K>,
 }
 
-impl<'a> SessionResources<'a> {
-    /// Of a new session, whose front end names its graphs in a way that `programs` fits.
+impl<'a, K> SessionResources<'a, K> {
+    /// Of a new session, with the bound of its prepared graphs.
     pub(in crate::rpc::server) fn new(
         server: &'a ServerContext,
         peer: PeerAddr,
         programs: Bound,
-    ) -> SessionResources<'a> {
+    ) -> SessionResources<'a, K> {
         let limit = server.config.max_memory.unwrap_or_else(|| {
             let totals = server.devices.iter().filter_map(|device| device.memory().ok());
             totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
