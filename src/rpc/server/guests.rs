@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use log::debug;
 
-use super::outgoing::Outgoing;
+use super::client_connection::Writer;
 use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::{Notice, State};
 
@@ -29,7 +29,7 @@ struct Live {
     turned_away: usize,
     draining: bool,
     /// Of the sessions whose clients have greeted: they are told.
-    greeted: Vec<Weak<Outgoing>>,
+    greeted: Vec<Weak<Writer>>,
 }
 
 impl Guests {
@@ -68,7 +68,7 @@ impl Guests {
     }
 
     /// From now on a client that has greeted is told when that changes. Returns what it is now.
-    pub(super) fn tell(&self, out: &Arc<Outgoing>) -> State {
+    pub(super) fn tell(&self, out: &Arc<Writer>) -> State {
         let mut live = self.live();
         live.greeted.retain(|out| out.strong_count() > 0);
         live.greeted.push(Arc::downgrade(out));

@@ -3,17 +3,21 @@
 //! ```text
 //! this file: listen → guests (admission; doorman: rejects with a reason) → one thread per connection
 //!   ↓
-//! serve            HELLO, the choice of a front end, the end of the session
+//! serve            the choice of a front end, the end of the session
 //!   ↓
-//! ggml │ extended  the two front ends: decode requests, call the core, encode replies
+//! ggml │ extended  the two front ends: decode requests, call the core, encode replies; neither names the other
+//!   ↓
+//! handshake, resource_requests   HELLO, and requests that both front ends serve
 //!   ↓
 //! session          the core: buffers, prepared graphs, uploads, copies, failures; device::Queue does the work
 //!   ↓
 //! context          what all sessions share: devices, limits, lifecycle,
 //!                  tensor_cache, gguf_index, transfer_tokens (from other servers), peers (to others)
 //!   ↓
-//! client_connection → connection, outgoing
+//! client_connection  frames from and to one client, with deadlines
 //! ```
+//!
+//! `tests/layout/rooms.rs` has a row for each of these rooms and what it may use.
 //!
 //! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
 //! - There is no error reply in 7.0. A message that cannot be served closes its own connection, with one line
@@ -24,18 +28,18 @@
 
 mod allowance;
 mod client_connection;
-mod connection;
 mod context;
 mod doorman;
 mod extended;
 mod ggml;
 mod gguf_index;
 mod guests;
+mod handshake;
 mod lifecycle;
 mod limits;
 mod listen;
-mod outgoing;
 mod peers;
+mod resource_requests;
 mod serve;
 mod session;
 mod tensor_cache;

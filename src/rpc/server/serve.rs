@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::client_connection::Connection;
+use super::client_connection::ClientConnection;
 use super::context::ServerContext;
 use super::extended;
-use super::ggml::{self, hello};
+use super::ggml;
+use super::handshake::serve_hello;
 use super::session::failure::{End, Failure};
 use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
@@ -28,10 +29,10 @@ pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connecti
 fn run(server: &ServerContext, connection: transport::Connection) -> Result<End, Failure> {
     let config = &server.config;
     let peer = connection.peer();
-    let mut connection = Connection::new(connection, config.handshake_timeout, config.stall_timeout);
+    let mut connection = ClientConnection::new(connection, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Silent) };
-    hello::answer(server, &mut connection, header, &mut body)?;
+    serve_hello(server, &mut connection, header, &mut body)?;
     let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Closed) };
     if header[0] == ExtCommand::Greet as u8 {
         extended::run(server, connection, peer, header, body)

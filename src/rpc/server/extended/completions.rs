@@ -13,7 +13,8 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::device::{DeviceError, Point, Ticket};
 use crate::rpc::server::allowance::Room;
-use crate::rpc::server::client_connection::{TransportError, Writer};
+use crate::rpc::server::client_connection::Writer;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{ExtCommand, Fault, NOTICE_HEADER, Notice, NoticeHeader, NoticeKind};
 
 /// Completions that may be pending. The session reads its next request when there are fewer.

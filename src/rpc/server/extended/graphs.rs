@@ -3,16 +3,20 @@
 use std::time::Instant;
 
 use super::describe;
+use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::TransportError;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::session::graph_import::{import, named_buffers};
-use crate::rpc::server::session::program_cache::{CachedProgram, Key};
+use crate::rpc::server::session::graph_import::import;
+use crate::rpc::server::session::program_cache::CachedProgram;
 use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::{Fault, KeepGraph, RunGraph};
-use crate::rpc::wire::graph_cost;
+use crate::rpc::wire::{GraphCompute, graph_cost};
+
+/// The key of a prepared graph: the number that the client gave it in KEEP_GRAPH.
+pub(super) type GraphNumber = u64;
 
 impl ExtendedSession<'_> {
     /// Prepares a graph for RUN_GRAPH. That its device cannot run it is reported by the queue that is to run it.
@@ -20,8 +24,8 @@ impl ExtendedSession<'_> {
         let graph = &request.graph;
         let device = self.resources.device(graph.device())?;
         let cost = graph_cost((len - size_of_val(&request.id)) as u64, graph); // the decoder has read the number
-        if self.resources.programs.has_number(request.id) {
-            return Err(RequestError::GraphKept(request.id).into());
+        if self.resources.programs.contains(&request.id) {
+            return Err(ExtendedError::GraphKept(request.id).into());
         }
         if self.resources.programs.make_room(cost) {
             self.wait_idle()?;
@@ -37,8 +41,7 @@ impl ExtendedSession<'_> {
         };
         // The client drops the graph when it frees any buffer that the graph names, bound or not.
         let buffers = named_buffers(graph);
-        let key = Key::Number(request.id);
-        self.resources.programs.add(CachedProgram::new(key, graph.device(), cost, buffers, prepared));
+        self.resources.programs.add(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared));
         Ok(())
     }
 
@@ -52,11 +55,12 @@ impl ExtendedSession<'_> {
     pub(super) fn run_graph(&mut self, request: &RunGraph) -> Result<(), SessionError> {
         let inline = self.queues.alone();
         let queue = self.queues.get(request.queue)?;
-        let cached = self.resources.programs.use_number(request.graph).ok_or(RequestError::NoKept(request.graph))?;
+        let cached =
+            self.resources.programs.get(queue.device, &request.graph).ok_or(ExtendedError::NoKept(request.graph))?;
         if cached.device != queue.device {
             let (graph, made_for) = (request.graph, cached.device);
             let (queue, device) = (request.queue, queue.device);
-            return Err(RequestError::GraphDevice { queue, device, graph, made_for }.into());
+            return Err(ExtendedError::GraphDevice { queue, device, graph, made_for }.into());
         }
         match &cached.prepared {
             Ok(prepared) => _ = queue.submit(|queue| prepared.submit(queue, inline))?,
@@ -65,4 +69,12 @@ impl ExtendedSession<'_> {
         }
         Ok(())
     }
+}
+
+/// Handles of all buffers that a graph's tensors name, bound or not.
+fn named_buffers(graph: &GraphCompute<'_>) -> Box<[u64]> {
+    let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
+    buffers.sort_unstable();
+    buffers.dedup();
+    buffers.into()
 }

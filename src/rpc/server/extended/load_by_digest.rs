@@ -5,6 +5,7 @@ use std::time::Instant;
 use log::info;
 
 use super::session::ExtendedSession;
+use super::spans;
 use super::transfers::tensor;
 use crate::device::Region;
 use crate::rpc::server::gguf_index::{GgufIndex, Place, Wanted};
@@ -46,7 +47,7 @@ impl LoadCounts {
 impl ExtendedSession<'_> {
     pub(super) fn load(&mut self, request: &Load<'_>) -> Result<(), SessionError> {
         let bytes = request.span.len;
-        let (device, region) = self.resources.span(&request.span)?;
+        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
         let tensor = request.shape.map(|shape| tensor(&shape, bytes)).transpose()?;
         self.queues.on(request.queue, device)?;
         let found = match &self.resources.server.models {

@@ -7,12 +7,14 @@
 
 mod completions;
 mod describe;
+mod error;
 mod graphs;
 mod heartbeat;
 mod load_by_digest;
 mod peer_transfer;
 mod queues;
 mod session;
+mod spans;
 mod synchronization;
 mod transfers;
 

@@ -1,6 +1,7 @@
 //! Transfers between servers: TICKETS, RECEIVE, SEND, REACH, PUT.
 
 use super::session::ExtendedSession;
+use super::spans;
 use crate::rpc::server::peers::Outbound;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::transfer_tokens;
@@ -13,7 +14,7 @@ impl ExtendedSession<'_> {
     }
 
     pub(super) fn receive(&mut self, request: &Receive<'_>) -> Result<(), SessionError> {
-        let (device, region) = self.resources.span(&request.span)?;
+        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
         let open = self.queues.on(request.queue, device)?;
         let (tokens, tickets) = (&self.tokens, request.tickets.0);
         tokens.check(region.bytes(), tickets)?;
@@ -30,7 +31,7 @@ impl ExtendedSession<'_> {
     }
 
     pub(super) fn send(&mut self, request: &Send<'_>) -> Result<(), SessionError> {
-        let (device, region) = self.resources.span(&request.span)?;
+        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
         let open = self.queues.on(request.queue, device)?;
         let (tickets, address) = (request.tickets.0, request.address);
         transfer_tokens::count(region.bytes(), tickets.len())?;

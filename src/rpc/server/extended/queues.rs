@@ -4,12 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use super::completions::Completions;
+use super::error::ExtendedError;
 use crate::device::{DeviceError, Point, Queue};
-use crate::rpc::server::client_connection::TransportError;
 use crate::rpc::server::peers::Outbound;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::transfer_tokens::Receiver;
+use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::Fault;
 
 /// Queues that a session may have open.
@@ -99,7 +99,7 @@ impl OpenQueue {
     /// Gives a number to the moment after all work so far.
     fn mark(&mut self, number: u64) -> Result<(), SessionError> {
         if let Some(last) = self.last.filter(|&last| number <= last) {
-            return Err(RequestError::MarkOrder { number, last }.into());
+            return Err(ExtendedError::MarkOrder { number, last }.into());
         }
         self.last = Some(number);
         match self.submit(|queue| Ok(queue.mark()))? {
@@ -110,7 +110,7 @@ impl OpenQueue {
     }
 
     /// A mark by its number.
-    pub(super) fn moment(&self, number: u64) -> Result<Moment, RequestError> {
+    pub(super) fn moment(&self, number: u64) -> Result<Moment, ExtendedError> {
         if self.last.is_some_and(|last| number <= last) {
             if self.lost.is_some_and(|lost| number >= lost) {
                 return Ok(Moment::Never);
@@ -124,7 +124,7 @@ impl OpenQueue {
                 Err(_) => {}
             }
         }
-        Err(RequestError::NoMark { queue: self.number, number })
+        Err(ExtendedError::NoMark { queue: self.number, number })
     }
 }
 
@@ -138,11 +138,11 @@ pub(super) struct Queues {
 
 impl Queues {
     /// Whether another one may be opened under this number.
-    pub(super) fn admit(&self, number: u32) -> Result<(), RequestError> {
+    pub(super) fn admit(&self, number: u32) -> Result<(), ExtendedError> {
         if self.open.contains_key(&number) {
-            return Err(RequestError::QueueOpen(number));
+            return Err(ExtendedError::QueueOpen(number));
         }
-        if self.open.len() >= MAX_QUEUES { Err(RequestError::Queues(MAX_QUEUES)) } else { Ok(()) }
+        if self.open.len() >= MAX_QUEUES { Err(ExtendedError::Queues(MAX_QUEUES)) } else { Ok(()) }
     }
 
     /// Opens one, which has failed already where there is no queue.
@@ -175,8 +175,8 @@ impl Queues {
         Ok(())
     }
 
-    pub(super) fn close(&mut self, number: u32) -> Result<(), RequestError> {
-        let mut open = self.open.remove(&number).ok_or(RequestError::Queue(number))?;
+    pub(super) fn close(&mut self, number: u32) -> Result<(), ExtendedError> {
+        let mut open = self.open.remove(&number).ok_or(ExtendedError::Queue(number))?;
         self.loose |= !open.is_done();
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Queues {
                 self.iter().try_for_each(OpenQueue::forget_marks)?;
             }
             if self.marks() >= MAX_MARKS {
-                return Err(RequestError::Marks(MAX_MARKS).into());
+                return Err(ExtendedError::Marks(MAX_MARKS).into());
             }
         }
         self.get(queue)?.mark(number)
@@ -199,8 +199,8 @@ impl Queues {
         self.open.values().map(|open| open.marks.len()).sum()
     }
 
-    pub(super) fn get(&mut self, number: u32) -> Result<&mut OpenQueue, RequestError> {
-        self.open.get_mut(&number).ok_or(RequestError::Queue(number))
+    pub(super) fn get(&mut self, number: u32) -> Result<&mut OpenQueue, ExtendedError> {
+        self.open.get_mut(&number).ok_or(ExtendedError::Queue(number))
     }
 
     /// Waits for the work of all queues. True when no device works for this session for certain: never again in this session once a
@@ -215,10 +215,10 @@ impl Queues {
     }
 
     /// One that works on memory of a device.
-    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut OpenQueue, RequestError> {
+    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut OpenQueue, ExtendedError> {
         let open = self.get(number)?;
         let device = open.device;
-        if device == lies_on { Ok(open) } else { Err(RequestError::QueueDevice { queue: number, device, lies_on }) }
+        if device == lies_on { Ok(open) } else { Err(ExtendedError::QueueDevice { queue: number, device, lies_on }) }
     }
 
     /// Whether there is no more than one.

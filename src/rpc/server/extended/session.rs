@@ -4,22 +4,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::describe;
+use super::error::ExtendedError;
+use super::graphs::GraphNumber;
 use super::heartbeat::Heartbeat;
 use super::load_by_digest::LoadCounts;
 use super::queues::Queues;
 use crate::device::Queue;
 use crate::rpc::server::allowance::Allowance;
-use crate::rpc::server::client_connection::{Connection, TransportError, Writer};
+use crate::rpc::server::client_connection::{ClientConnection, Writer};
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::ggml::resource_requests;
+use crate::rpc::server::handshake::HandshakeError;
 use crate::rpc::server::peers::Pool;
+use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
 use crate::rpc::server::session::program_cache::Bound;
-use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::transfer_tokens::TokenLedger;
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtHeader, ExtRequest, Notice, REVISION, State, Support};
 use crate::rpc::wire::{REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader};
 
@@ -38,21 +40,21 @@ pub(super) struct ExtendedSession<'a> {
     pub(super) replies_due: Arc<Allowance>,
     pub(super) loads: LoadCounts,
     heartbeat: Heartbeat,
-    pub(super) connection: Connection,
+    pub(super) connection: ClientConnection,
     pub(super) writer: Arc<Writer>,
-    pub(super) resources: SessionResources<'a>,
+    pub(super) resources: SessionResources<'a, GraphNumber>,
 }
 
 /// Serves a connection whose next message has the header of a GREET, to its end.
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
-    connection: Connection,
+    connection: ClientConnection,
     peer: PeerAddr,
     header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {
-    let writer = Arc::clone(connection.out());
-    let resources = SessionResources::new(server, peer, Bound::NUMBERS);
+    let writer = Arc::clone(connection.writer());
+    let resources = SessionResources::new(server, peer, Bound::EVICT_FEWEST);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
     let heartbeat = Heartbeat::start(&server.lifecycle, &writer, tokens.arrivals());
     let mut session = ExtendedSession {
@@ -85,7 +87,7 @@ impl ExtendedSession<'_> {
             return Err(decoder_bug());
         };
         if greet.revision != u32::from(REVISION) {
-            return Err(RequestError::Revision(greet.revision).into());
+            return Err(HandshakeError::Revision(greet.revision).into());
         }
         let mut reply = Vec::new();
         Answer::Greet(describe::server(server)).encode(&mut reply);
@@ -121,7 +123,7 @@ impl ExtendedSession<'_> {
     /// One of ggml's requests that the extension keeps.
     fn ggml(&mut self, header: RequestHeader, body: &mut Vec<u8>) -> Result<(), SessionError> {
         if !resource_requests::includes(header.command) {
-            return Err(RequestError::Superseded.into());
+            return Err(ExtendedError::Superseded.into());
         }
         let limits = &self.resources.server.config.limits;
         let message = self.connection.body(header.body_len(limits)?, body)?;
@@ -141,7 +143,7 @@ impl ExtendedSession<'_> {
         }
         let message = self.connection.body(len, body)?;
         match ExtRequest::decode(header.command, message, limits)? {
-            ExtRequest::Greet(_) => Err(RequestError::GreetSecond.into()),
+            ExtRequest::Greet(_) => Err(HandshakeError::GreetSecond.into()),
             ExtRequest::OpenQueue(request) => self.open_queue(&request),
             ExtRequest::CloseQueue(request) => Ok(self.queues.close(request.queue)?),
             ExtRequest::KeepGraph(request) => self.keep_graph(&request, len),

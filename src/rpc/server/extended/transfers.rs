@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use super::completions::Download;
+use super::error::ExtendedError;
 use super::session::ExtendedSession;
+use super::spans;
 use crate::device::{CopyOutcome, DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::host_staged_copy;
@@ -31,9 +33,9 @@ impl ExtendedSession<'_> {
         };
         let data = (len - WRITE_HEAD) as u64; // the size in the header has been checked
         if span.len != data {
-            return Err(RequestError::Data { span: span.len, data }.into());
+            return Err(ExtendedError::Data { span: span.len, data }.into());
         }
-        let (device, region) = self.resources.span(&span)?;
+        let (device, region) = spans::region(&self.resources.handles, &span)?;
         let tensor = shape.map(|shape| tensor(&shape, data)).transpose()?;
         let (open, connection) = (self.queues.on(queue, device)?, &mut self.connection);
         let mut left = data;
@@ -62,9 +64,9 @@ impl ExtendedSession<'_> {
         }
         let mut regions = Vec::with_capacity(request.spans.len());
         for span in request.spans.iter() {
-            let (lies_on, region) = self.resources.span(&span)?;
+            let (lies_on, region) = spans::region(&self.resources.handles, &span)?;
             if lies_on != open.device {
-                return Err(RequestError::QueueDevice { queue: request.queue, device: open.device, lies_on }.into());
+                return Err(ExtendedError::QueueDevice { queue: request.queue, device: open.device, lies_on }.into());
             }
             if span.len > 0 {
                 regions.push(region);
@@ -83,7 +85,7 @@ impl ExtendedSession<'_> {
     }
 
     pub(super) fn fill(&mut self, request: &Fill) -> Result<(), SessionError> {
-        let (device, region) = self.resources.span(&request.span)?;
+        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
         let open = self.queues.on(request.queue, device)?;
         if region.bytes() > 0 {
             open.submit(|queue| queue.fill(region, request.value))?;
@@ -94,9 +96,12 @@ impl ExtendedSession<'_> {
     /// Copies between two buffers. Where the devices cannot do it, the session waits until all bytes have left the source,
     /// which a queue of its own reads once the client's queue has come so far.
     pub(super) fn copy(&mut self, request: &Copy) -> Result<(), SessionError> {
-        let ((reads, src), (writes, dst)) = (self.resources.span(&request.src)?, self.resources.span(&request.dst)?);
+        let ((reads, src), (writes, dst)) = (
+            spans::region(&self.resources.handles, &request.src)?,
+            spans::region(&self.resources.handles, &request.dst)?,
+        );
         if src.bytes() != dst.bytes() {
-            return Err(RequestError::Copy { src: src.bytes(), dst: dst.bytes() }.into());
+            return Err(ExtendedError::Copy { src: src.bytes(), dst: dst.bytes() }.into());
         }
         let open = self.queues.on(request.queue, writes)?;
         if src.bytes() == 0
@@ -135,5 +140,5 @@ pub(super) fn tensor(shape: &Shape, bytes: u64) -> Result<TensorDesc, SessionErr
     let dtype = DType::from_wire(shape.dtype).ok_or(RequestError::Type(shape.dtype))?;
     let desc = TensorDesc::contiguous(dtype, shape.ne.map(|n| n as usize))?;
     let tensor = desc.extent() as u64;
-    if tensor == bytes { Ok(desc) } else { Err(RequestError::Shape { tensor, span: bytes }.into()) }
+    if tensor == bytes { Ok(desc) } else { Err(ExtendedError::Shape { tensor, span: bytes }.into()) }
 }

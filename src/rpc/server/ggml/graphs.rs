@@ -2,12 +2,17 @@
 
 use std::time::Instant;
 
+use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::graph_import::{Imported, import};
-use crate::rpc::server::session::program_cache::{CachedProgram, Key, Prepared};
-use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::server::session::program_cache::{CachedProgram, Prepared};
 use crate::rpc::wire::{Command, Request, graph_cost};
+
+/// The key of a prepared graph: the body of its GRAPH_COMPUTE. ggml's clients send the same few bodies for each token, and a look-up
+/// costs one comparison of the bytes. Equal bytes mean the same device and buffers, because handles are never reused and a freed
+/// buffer takes its programs along.
+pub(super) type GraphBody = Box<[u8]>;
 
 impl GgmlSession<'_> {
     /// Runs the graph in the first `len` bytes of `body`. A cached one costs its comparison and a submission; a new one takes the
@@ -16,7 +21,7 @@ impl GgmlSession<'_> {
         let message = &body[..len];
         // The size in the header has been checked: there are four bytes.
         let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
-        if let Some(cached) = self.resources.programs.use_body(device, message) {
+        if let Some(cached) = self.resources.programs.get(device, message) {
             let prepared = cached.prepared.clone()?;
             return self.run(device, &prepared);
         }
@@ -34,14 +39,13 @@ impl GgmlSession<'_> {
         let Imported { prepared, buffers } = import(&graph, &self.resources.handles, &**on)?;
         let mut message = std::mem::take(body);
         message.truncate(len);
-        let key = Key::Body(message.into());
-        self.resources.programs.add(CachedProgram::new(key, device, cost, buffers, Ok(prepared.clone())));
+        self.resources.programs.add(CachedProgram::new(message.into(), device, cost, buffers, Ok(prepared.clone())));
         self.run(device, &prepared)
     }
 
     pub(super) fn graph_recompute(&mut self, device: u32) -> Result<(), SessionError> {
         self.resources.device(device)?;
-        let last = self.resources.programs.last(device).ok_or(RequestError::NoGraph(device))?;
+        let last = self.resources.programs.most_recent(device).ok_or(GgmlError::NoGraph(device))?;
         let prepared = last.prepared.clone()?;
         self.run(device, &prepared)
     }

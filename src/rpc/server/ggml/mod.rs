@@ -4,10 +4,9 @@
 //! session, and the log has one line that names client, command and reason.
 
 mod device_queues;
-mod frame;
+mod error;
 mod graphs;
-pub(super) mod hello;
-pub(super) mod resource_requests;
+mod prefault;
 mod session;
 mod tensors;
 

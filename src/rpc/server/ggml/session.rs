@@ -1,22 +1,23 @@
 //! A session of ggml's messages: the loop over its requests.
 
 use super::device_queues::DeviceQueues;
-use super::{frame, resource_requests};
-use crate::rpc::server::client_connection::Connection;
+use super::graphs::GraphBody;
+use super::prefault::Prefault;
+use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::handshake::{HandshakeError, decode_header};
+use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
-use crate::rpc::server::session::prefault::Prefault;
 use crate::rpc::server::session::program_cache::Bound;
-use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, Response};
 
 /// A session of ggml's messages.
 pub(super) struct GgmlSession<'a> {
-    pub(super) connection: Connection,
-    pub(super) resources: SessionResources<'a>,
+    pub(super) connection: ClientConnection,
+    pub(super) resources: SessionResources<'a, GraphBody>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
 }
@@ -24,12 +25,12 @@ pub(super) struct GgmlSession<'a> {
 /// Serves a connection after its HELLO, whose next message has this header, to its end.
 pub(in crate::rpc::server) fn run(
     server: &ServerContext,
-    connection: Connection,
+    connection: ClientConnection,
     peer: PeerAddr,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<End, Failure> {
-    let resources = SessionResources::new(server, peer, Bound::BODIES);
+    let resources = SessionResources::new(server, peer, Bound::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget);
     let mut session = GgmlSession { connection, resources, queues, prefault: Prefault::default() };
     loop {
@@ -45,7 +46,7 @@ pub(in crate::rpc::server) fn run(
 impl GgmlSession<'_> {
     /// Serves one request; every failure names its command.
     fn request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), Failure> {
-        let header = frame::decode(header)?;
+        let header = decode_header(header)?;
         let len = header.body_len(&self.resources.server.config.limits).map_err(SessionError::from);
         let done = len.and_then(|len| self.command(header.command, len, body));
         body_buffer::trim(body);
@@ -61,7 +62,7 @@ impl GgmlSession<'_> {
             return self.graph_compute(len, body);
         }
         match Request::decode(command, &body[..len], &self.resources.server.config.limits)? {
-            Request::Hello(_) => Err(RequestError::HelloAgain.into()),
+            Request::Hello(_) => Err(HandshakeError::HelloAgain.into()),
             // No server has more devices than fit: their count came from memory.
             Request::DeviceCount(_) => {
                 let count = self.resources.server.devices.len() as u32;

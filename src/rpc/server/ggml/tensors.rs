@@ -5,10 +5,11 @@ use std::time::Instant;
 use log::debug;
 
 use super::session::GgmlSession;
-use crate::device::Region;
+use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::Located;
 use crate::rpc::server::session::{host_staged_copy, upload};
+use crate::rpc::server::tensor_cache::{Cache, CacheReader};
 use crate::rpc::wire::{
     CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
 };
@@ -89,7 +90,7 @@ impl GgmlSession<'_> {
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| region.bytes() > 0);
         let Some(cache) = cache else { return Ok(false) };
         let Some(hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
-        let found = upload::load_cached(cache, hash, hit, self.queues.get(device)?, region, tensor)?;
+        let found = load_cached(cache, hash, hit, self.queues.get(device)?, region, tensor)?;
         if found {
             debug!("{}: {hash:016x} comes from the cache", self.resources.peer);
         }
@@ -152,4 +153,29 @@ impl GgmlSession<'_> {
         };
         self.reply(&Response::CopyTensor(copied))
     }
+}
+
+/// Uploads what was found in the tensor cache. False when the file is not what was once written: it is dropped from the cache,
+/// and the region holds anything.
+///
+/// # Errors
+/// Those of the queue.
+fn load_cached(
+    cache: &Cache,
+    hash: u64,
+    mut hit: CacheReader,
+    queue: &mut dyn Queue,
+    region: Region,
+    tensor: Option<&TensorDesc>,
+) -> Result<bool, DeviceError> {
+    let read = match queue.upload_from(region, tensor, |piece| hit.read(piece)) {
+        Ok(()) => hit.verify(),
+        Err(UploadError::Source(e)) => Err(e),
+        Err(UploadError::Device(e)) => return Err(e),
+    };
+    if let Err(e) = read {
+        cache.drop_file(hash, &e);
+        return Ok(false);
+    }
+    Ok(true)
 }

@@ -2,33 +2,42 @@
 //!
 //! A failure of one of the extension's queues is not one of these: the queue reports it, and the session goes on.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
 use log::warn;
-use thiserror::Error;
 
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::{TransportError, Writer};
-use crate::rpc::server::transfer_tokens::TokenError;
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::server::client_connection::Writer;
+use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 
 /// Why a session cannot serve a request, by who is at fault.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub(in crate::rpc::server) enum SessionError {
-    /// The client sent something that cannot be served.
+    /// The client sent something that the session core cannot serve.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The client sent something that the handshake or its front end cannot serve: an error of theirs, for the log and the client.
+    #[error(transparent)]
+    Refused(Box<dyn Error + Send + Sync>),
     /// The connection is lost, or too slow.
     #[error("{}", connection_end(.0))]
     Transport(#[from] TransportError),
     /// A device failed at valid work.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
+}
+
+impl SessionError {
+    /// A request that the handshake or a front end cannot serve.
+    pub(in crate::rpc::server) fn refused(e: impl Error + Send + Sync + 'static) -> SessionError {
+        SessionError::Refused(Box::new(e))
+    }
 }
 
 /// The end of a connection, in the words of the log.
@@ -49,7 +58,7 @@ macro_rules! request_errors {
     )*};
 }
 
-request_errors!(WireError, DescError, GraphError, TokenError);
+request_errors!(WireError, DescError, GraphError);
 
 /// A bug of ours: a decoder returned another request than its command says.
 pub(in crate::rpc::server) fn decoder_bug() -> SessionError {

@@ -59,14 +59,6 @@ pub(in crate::rpc::server) fn import(
     Ok(Imported { prepared: Prepared { program, bindings: slots.bindings.into() }, buffers })
 }
 
-/// Handles of all buffers that a graph's tensors name, bound or not.
-pub(in crate::rpc::server) fn named_buffers(graph: &GraphCompute<'_>) -> Box<[u64]> {
-    let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
-    buffers.sort_unstable();
-    buffers.dedup();
-    buffers.into()
-}
-
 /// The buffers that a graph's tensors lie in.
 struct Slots<'a> {
     handles: &'a HandleTable,

@@ -1,13 +1,13 @@
 //! The prepared graphs of a session: an LRU cache, bounded in entries and bytes, for both front ends.
 //!
-//! ggml's clients send the same few GRAPH_COMPUTE bodies for each token; a body is its own key. Looking one up costs one
-//! comparison of its bytes: equal bytes mean the same device and buffers, because handles are never reused and a freed buffer
-//! takes its programs along. Clients of the extension number their graphs, and count as this cache does, so that they know what is
-//! in it: its eviction is part of `docs/protocol.md`.
+//! The key `K` is the front end's: what its protocol calls a graph. A key is unique in the cache. A client runs the same few
+//! graphs in the same order for each token, so a look-up first compares the key of the program that followed last time. The
+//! eviction is part of `docs/protocol.md`: clients of the extension count as this cache does, so that they know what is in it.
 //!
 //! Programs are host memory that no budget pays for, hence the [`Bound`], over all devices of the session. An evicted program
 //! lives on while a queue has yet to run it. Such bytes count as `evicted` until the session has waited for its queues.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,24 +39,9 @@ impl Prepared {
     }
 }
 
-/// What a client calls a graph.
-#[derive(PartialEq, Eq)]
-pub(in crate::rpc::server) enum Key {
-    /// By the body of its GRAPH_COMPUTE.
-    Body(Box<[u8]>),
-    /// By a number of the client's own.
-    Number(u64),
-}
-
-impl Key {
-    fn is_body(&self, other: &[u8]) -> bool {
-        matches!(self, Key::Body(body) if **body == *other)
-    }
-}
-
 /// A graph in the cache.
-pub(in crate::rpc::server) struct CachedProgram {
-    key: Key,
+pub(in crate::rpc::server) struct CachedProgram<K> {
+    key: K,
     /// The position of its device.
     pub(in crate::rpc::server) device: u32,
     /// Bytes that it takes: [`graph_cost`](crate::rpc::wire::graph_cost).
@@ -73,14 +58,14 @@ pub(in crate::rpc::server) struct CachedProgram {
     used: u64,
 }
 
-impl CachedProgram {
+impl<K> CachedProgram<K> {
     pub(in crate::rpc::server) fn new(
-        key: Key,
+        key: K,
         device: u32,
         cost: u64,
         buffers: Box<[u64]>,
         prepared: Result<Prepared, DeviceError>,
-    ) -> CachedProgram {
+    ) -> CachedProgram<K> {
         CachedProgram { key, device, cost, buffers, prepared, serial: 0, successor: 0, used: 0 }
     }
 }
@@ -97,18 +82,19 @@ pub(in crate::rpc::server) struct Bound {
 }
 
 impl Bound {
-    /// For ggml's clients, which do not know what is evicted. Evicting half at once means that not every new program waits for
-    /// the queues.
-    pub(in crate::rpc::server) const BODIES: Bound = Bound { cached: MAX_BYTES, low: MAX_BYTES / 2, total: MAX_BYTES };
+    /// Evicts half at once, for clients that do not know what is evicted: not every new program waits for the queues then.
+    pub(in crate::rpc::server) const EVICT_HALF: Bound =
+        Bound { cached: MAX_BYTES, low: MAX_BYTES / 2, total: MAX_BYTES };
 
-    /// For the extension, whose clients count along: it evicts no more than it must, and the queues may hold as much again.
-    pub(in crate::rpc::server) const NUMBERS: Bound = Bound { cached: MAX_BYTES, low: MAX_BYTES, total: 2 * MAX_BYTES };
+    /// Evicts no more than it must, for clients that count along; the queues may hold as much again.
+    pub(in crate::rpc::server) const EVICT_FEWEST: Bound =
+        Bound { cached: MAX_BYTES, low: MAX_BYTES, total: 2 * MAX_BYTES };
 }
 
 /// The prepared graphs of a session.
-pub(in crate::rpc::server) struct ProgramCache {
+pub(in crate::rpc::server) struct ProgramCache<K> {
     bound: Bound,
-    entries: Vec<CachedProgram>,
+    entries: Vec<CachedProgram<K>>,
     /// The serial of the one that was used last, by device.
     last: Vec<Option<u64>>,
     clock: u64,
@@ -116,33 +102,35 @@ pub(in crate::rpc::server) struct ProgramCache {
     evicted: u64,
 }
 
-impl ProgramCache {
+impl<K> ProgramCache<K> {
     /// An empty cache.
-    pub(in crate::rpc::server) fn new(bound: Bound) -> ProgramCache {
+    pub(in crate::rpc::server) fn new(bound: Bound) -> ProgramCache<K> {
         ProgramCache { bound, entries: Vec::new(), last: Vec::new(), clock: 0, evicted: 0 }
     }
 
-    /// Looks up a body, which names `device`, and makes it the most recently used.
-    pub(in crate::rpc::server) fn use_body(&mut self, device: u32, body: &[u8]) -> Option<&CachedProgram> {
+    /// Looks up a key, whose program is likely to be one of `device`, and makes it the most recently used.
+    pub(in crate::rpc::server) fn get<Q>(&mut self, device: u32, key: &Q) -> Option<&CachedProgram<K>>
+    where
+        K: Borrow<Q>,
+        Q: PartialEq + ?Sized,
+    {
         let guess = self.last_index(device).map(|last| self.entries[last].successor);
-        let guess = guess.and_then(|serial| self.index(serial)).filter(|&at| self.entries[at].key.is_body(body));
-        let at = guess.or_else(|| self.entries.iter().position(|entry| entry.key.is_body(body)))?;
+        let guess = guess.and_then(|serial| self.index(serial)).filter(|&at| self.entries[at].key.borrow() == key);
+        let at = guess.or_else(|| self.position(key))?;
         Some(self.touch(at))
     }
 
-    /// Looks up a number and makes it the most recently used.
-    pub(in crate::rpc::server) fn use_number(&mut self, number: u64) -> Option<&CachedProgram> {
-        let at = self.entries.iter().position(|entry| entry.key == Key::Number(number))?;
-        Some(self.touch(at))
+    /// Whether a key is in the cache. Does not count as a use.
+    pub(in crate::rpc::server) fn contains<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: PartialEq + ?Sized,
+    {
+        self.position(key).is_some()
     }
 
-    /// Whether a number is in use. Does not count as a use.
-    pub(in crate::rpc::server) fn has_number(&self, number: u64) -> bool {
-        self.entries.iter().any(|entry| entry.key == Key::Number(number))
-    }
-
-    /// The program that was used last on a device, unless it is gone. Does not count as a use.
-    pub(in crate::rpc::server) fn last(&self, device: u32) -> Option<&CachedProgram> {
+    /// The most recently used program of a device, unless it is gone: never an older one in its place. Does not count as a use.
+    pub(in crate::rpc::server) fn most_recent(&self, device: u32) -> Option<&CachedProgram<K>> {
         self.last_index(device).map(|at| &self.entries[at])
     }
 
@@ -170,7 +158,7 @@ impl ProgramCache {
     }
 
     /// Adds a program, the most recently used from now on. [`ProgramCache::make_room`] has made room for it.
-    pub(in crate::rpc::server) fn add(&mut self, program: CachedProgram) {
+    pub(in crate::rpc::server) fn add(&mut self, program: CachedProgram<K>) {
         self.clock += 1;
         self.entries.push(CachedProgram { serial: self.clock, ..program });
         self.touch(self.entries.len() - 1);
@@ -183,11 +171,19 @@ impl ProgramCache {
         self.evicted += before - self.bytes();
     }
 
+    fn position<Q>(&self, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+        Q: PartialEq + ?Sized,
+    {
+        self.entries.iter().position(|entry| entry.key.borrow() == key)
+    }
+
     fn bytes(&self) -> u64 {
         self.entries.iter().map(|entry| entry.cost).sum()
     }
 
-    fn touch(&mut self, at: usize) -> &CachedProgram {
+    fn touch(&mut self, at: usize) -> &CachedProgram<K> {
         self.clock += 1;
         let CachedProgram { serial, device, .. } = self.entries[at];
         if let Some(before) = self.last_index(device) {
@@ -224,42 +220,45 @@ mod tests {
         Prepared { program: device.prepare(Arc::new(graph)).unwrap(), bindings: Arc::from([buffer.whole()]) }
     }
 
+    /// The bytes of a message as a key.
+    type Body = Box<[u8]>;
+
     /// A graph of a device, whose tensors lie in one buffer.
-    fn body(device: u32, body: &[u8], cost: u64, buffer: u64, prepared: &Prepared) -> CachedProgram {
-        CachedProgram::new(Key::Body(body.into()), device, cost, [buffer].into(), Ok(prepared.clone()))
+    fn body(device: u32, body: &[u8], cost: u64, buffer: u64, prepared: &Prepared) -> CachedProgram<Body> {
+        CachedProgram::new(body.into(), device, cost, [buffer].into(), Ok(prepared.clone()))
     }
 
-    fn number(number: u64, cost: u64, buffers: &[u64]) -> CachedProgram {
-        CachedProgram::new(Key::Number(number), 0, cost, buffers.into(), Err(DeviceError::Ended))
+    fn number(number: u64, cost: u64, buffers: &[u64]) -> CachedProgram<u64> {
+        CachedProgram::new(number, 0, cost, buffers.into(), Err(DeviceError::Ended))
     }
 
-    fn numbers(cache: &ProgramCache) -> Vec<u64> {
-        (0..1000).filter(|&number| cache.has_number(number)).collect()
+    fn numbers(cache: &ProgramCache<u64>) -> Vec<u64> {
+        (0..1000).filter(|&number| cache.contains(&number)).collect()
     }
 
     #[test]
     fn bodies_are_found_and_freed_buffers_take_theirs_along() {
-        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::BODIES));
-        assert!(cache.use_body(0, b"a").is_none() && cache.last(0).is_none());
+        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::EVICT_HALF));
+        assert!(cache.get(0, b"a".as_slice()).is_none() && cache.most_recent(0).is_none());
         cache.add(body(0, b"aa", 2, 1, &p));
         cache.add(body(0, b"ab", 2, 2, &p));
         cache.add(body(3, b"c", 2, 1, &p));
         for _ in 0..3 {
-            assert!(cache.use_body(0, b"aa").unwrap().key.is_body(b"aa"));
-            assert!(cache.last(0).unwrap().key.is_body(b"aa"));
-            assert!(cache.use_body(0, b"ab").unwrap().key.is_body(b"ab"));
-            assert!(cache.last(3).unwrap().key.is_body(b"c"));
+            assert!(cache.get(0, b"aa".as_slice()).unwrap().key[..] == *b"aa");
+            assert!(cache.most_recent(0).unwrap().key[..] == *b"aa");
+            assert!(cache.get(0, b"ab".as_slice()).unwrap().key[..] == *b"ab");
+            assert!(cache.most_recent(3).unwrap().key[..] == *b"c");
         }
-        assert!(cache.use_body(0, b"a").is_none() && cache.last(1).is_none());
+        assert!(cache.get(0, b"a".as_slice()).is_none() && cache.most_recent(1).is_none());
         cache.forget_buffer(2);
-        assert!(cache.last(0).is_none() && cache.use_body(0, b"ab").is_none());
-        assert!(cache.use_body(0, b"aa").is_some() && cache.last(0).is_some());
+        assert!(cache.most_recent(0).is_none() && cache.get(0, b"ab".as_slice()).is_none());
+        assert!(cache.get(0, b"aa".as_slice()).is_some() && cache.most_recent(0).is_some());
     }
 
     #[test]
     fn the_longest_unused_makes_room() {
-        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::BODIES));
-        let add = |cache: &mut ProgramCache, key: &[u8], cost| {
+        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::EVICT_HALF));
+        let add = |cache: &mut ProgramCache<Body>, key: &[u8], cost| {
             let full = cache.make_room(cost);
             cache.add(body(0, key, cost, 1, &p));
             full
@@ -267,19 +266,19 @@ mod tests {
         for i in 0..MAX_PROGRAMS as u8 {
             assert!(!add(&mut cache, &[i], 1));
         }
-        cache.use_body(0, &[0]).unwrap();
+        cache.get(0, [0].as_slice()).unwrap();
         assert!(!add(&mut cache, b"new", 1));
-        assert!(cache.use_body(0, &[0]).is_some() && cache.use_body(0, &[1]).is_none());
-        assert!(cache.use_body(0, &[2]).is_some());
+        assert!(cache.get(0, [0].as_slice()).is_some() && cache.get(0, [1].as_slice()).is_none());
+        assert!(cache.get(0, [2].as_slice()).is_some());
         assert!(add(&mut cache, b"huge", MAX_BYTES), "the queues may hold some of the others");
         cache.settle();
-        assert!(cache.entries.len() == 1 && cache.last(0).is_some());
+        assert!(cache.entries.len() == 1 && cache.most_recent(0).is_some());
         assert!(add(&mut cache, b"next", 1) && cache.entries.len() == 1, "and now the huge one");
     }
 
     #[test]
     fn what_waits_in_queues_counts_until_it_is_settled() {
-        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::BODIES));
+        let (p, mut cache) = (prepared(), ProgramCache::new(Bound::EVICT_HALF));
         let tenth = MAX_BYTES / 10;
         let mut settled = 0;
         for i in 0..100 {
@@ -298,14 +297,14 @@ mod tests {
     /// A client of the extension counts along: no program may be evicted before it must be, nor stay longer.
     #[test]
     fn numbers_are_evicted_as_the_protocol_says() {
-        let mut cache = ProgramCache::new(Bound::NUMBERS);
+        let mut cache = ProgramCache::new(Bound::EVICT_FEWEST);
         let quarter = MAX_BYTES / 4;
         for n in 1..=4 {
             assert!(!cache.make_room(quarter));
             cache.add(number(n, quarter, &[n, 9]));
         }
-        assert!(cache.use_number(1).is_some() && cache.use_number(5).is_none());
-        assert!(cache.use_number(1).unwrap().prepared.is_err(), "one that cannot be run is cached like any other");
+        assert!(cache.get(0, &1).is_some() && cache.get(0, &5).is_none());
+        assert!(cache.get(0, &1).unwrap().prepared.is_err(), "one that cannot be run is cached like any other");
         assert!(!cache.make_room(quarter));
         cache.add(number(5, quarter, &[5]));
         assert_eq!(numbers(&cache), [1, 3, 4, 5], "2 was the longest unused, and had to go alone");
@@ -314,19 +313,19 @@ mod tests {
         assert_eq!(numbers(&cache), [1, 5, 6]);
         cache.forget_buffer(9);
         assert_eq!(numbers(&cache), [5, 6]);
-        assert!(cache.use_number(1).is_none());
+        assert!(cache.get(0, &1).is_none());
         // As many as may be there, by their number.
         for n in 100..100 + MAX_PROGRAMS as u64 {
             cache.make_room(0);
             cache.add(number(n, 0, &[]));
         }
         assert_eq!(cache.entries.len(), MAX_PROGRAMS);
-        assert!(cache.has_number(100) && !cache.has_number(6));
+        assert!(cache.contains(&100) && !cache.contains(&6));
     }
 
     #[test]
     fn evicted_numbers_take_as_much_again_until_they_are_settled() {
-        let mut cache = ProgramCache::new(Bound::NUMBERS);
+        let mut cache = ProgramCache::new(Bound::EVICT_FEWEST);
         let tenth = MAX_BYTES / 10;
         let mut settled = 0;
         for n in 0..100 {

@@ -1,11 +1,11 @@
-//! What is wrong with a client's request. The text goes to the log, so it says what was expected and what came.
+//! What is wrong with a client's request, as far as the session core checks it. The text goes to the log, so it says what was
+//! expected and what came. Each front end has an enum of its own for the rest, which becomes a
+//! [`SessionError::Refused`](super::failure::SessionError::Refused).
 
 use thiserror::Error;
 
 use crate::graph::validate::GraphError;
-use crate::rpc::server::transfer_tokens::TokenError;
-use crate::rpc::wire::ext::REVISION;
-use crate::rpc::wire::{Command, PROTOCOL_VERSION, WireError};
+use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 
 /// A request that cannot be served: the client's fault.
@@ -13,14 +13,6 @@ use crate::tensor::DescError;
 pub(in crate::rpc::server) enum RequestError {
     #[error("malformed: {0}")]
     Wire(#[from] WireError),
-    #[error("expected HELLO as the first message, got {0}")]
-    HelloFirst(Command),
-    #[error("the connection has had its HELLO")]
-    HelloAgain,
-    #[error("the client speaks a protocol before 4.0, this server {PROTOCOL_VERSION}: update llama.cpp there")]
-    OldClient,
-    #[error("this server is about to end and takes no more clients")]
-    Draining,
     #[error("no device {device}: there are {count}")]
     Device { device: u32, count: usize },
     #[error("no buffer has the handle {0:#x}, or it was freed")]
@@ -39,42 +31,4 @@ pub(in crate::rpc::server) enum RequestError {
     OtherDevice { name: String, lies_on: u32, runs_on: u32 },
     #[error("invalid graph: {0}")]
     Graph(#[from] GraphError),
-    #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
-    NoGraph(u32),
-    #[error(transparent)]
-    Ticket(#[from] TokenError),
-    #[error("it comes right after HELLO, and once")]
-    GreetSecond,
-    #[error("the client greets in revision {0} of the extensions, this server speaks {REVISION}")]
-    Revision(u32),
-    #[error("not served after GREET, which has another word for it")]
-    Superseded,
-    #[error("no queue {0} is open")]
-    Queue(u32),
-    #[error("queue {0} is open already")]
-    QueueOpen(u32),
-    #[error("{0} queues are open already: close those that are not needed")]
-    Queues(usize),
-    #[error("queue {queue} is of device {device}, the buffer lies on device {lies_on}")]
-    QueueDevice { queue: u32, device: u32, lies_on: u32 },
-    #[error("bytes {offset} + {len} reach past the buffer of {size}")]
-    Span { offset: u64, len: u64, size: u64 },
-    #[error("malformed: a span of {span} bytes with {data} bytes of data")]
-    Data { span: u64, data: u64 },
-    #[error("malformed: the shape is that of {tensor} bytes, the span has {span}")]
-    Shape { tensor: u64, span: u64 },
-    #[error("malformed: from {src} bytes to {dst} bytes")]
-    Copy { src: u64, dst: u64 },
-    #[error("mark {number} comes after mark {last}: numbers grow")]
-    MarkOrder { number: u64, last: u64 },
-    #[error("queue {queue} has no mark {number}")]
-    NoMark { queue: u32, number: u64 },
-    #[error("{0} marks are not reached yet: wait for some")]
-    Marks(usize),
-    #[error("graph {0} is kept already: numbers are used once")]
-    GraphKept(u64),
-    #[error("no graph {0} is kept: it never was, or it was dropped")]
-    NoKept(u64),
-    #[error("queue {queue} is of device {device}, graph {graph} of device {made_for}")]
-    GraphDevice { queue: u32, device: u32, graph: u64, made_for: u32 },
 }

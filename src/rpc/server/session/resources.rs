@@ -8,29 +8,28 @@ use super::failure::SessionError;
 use super::handle_table::{HandleTable, desc};
 use super::program_cache::{Bound, ProgramCache};
 use super::request_error::RequestError;
-use crate::device::{Account, Device, MemoryInfo, Region};
+use crate::device::{Account, Device, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
-use crate::rpc::wire::ext::Span;
 
-/// A session's own things. All of it is freed when this is dropped.
-pub(in crate::rpc::server) struct SessionResources<'a> {
+/// A session's own things, whose front end names graphs by `K`. All of it is freed when this is dropped.
+pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) server: &'a ServerContext,
     /// For the log.
     pub(in crate::rpc::server) peer: PeerAddr,
     pub(in crate::rpc::server) budget: Arc<Account>,
     pub(in crate::rpc::server) handles: HandleTable,
-    pub(in crate::rpc::server) programs: ProgramCache,
+    pub(in crate::rpc::server) programs: ProgramCache<K>,
 }
 
-impl<'a> SessionResources<'a> {
-    /// Of a new session, whose front end names its graphs in a way that `programs` fits.
+impl<'a, K> SessionResources<'a, K> {
+    /// Of a new session, with the bound of its prepared graphs.
     pub(in crate::rpc::server) fn new(
         server: &'a ServerContext,
         peer: PeerAddr,
         programs: Bound,
-    ) -> SessionResources<'a> {
+    ) -> SessionResources<'a, K> {
         let limit = server.config.max_memory.unwrap_or_else(|| {
             let totals = server.devices.iter().filter_map(|device| device.memory().ok());
             totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
@@ -83,13 +82,5 @@ impl<'a> SessionResources<'a> {
     pub(in crate::rpc::server) fn alloc_size(&self, device: u32, tensor: &TensorRecord) -> Result<u64, RequestError> {
         let device = self.device(device)?;
         Ok(device.alloc_size(&desc(tensor)?))
-    }
-
-    /// A part of a buffer, with the position of its device.
-    pub(in crate::rpc::server) fn span(&self, span: &Span) -> Result<(u32, Region), RequestError> {
-        let entry = self.handles.get(span.buffer)?;
-        let region = entry.buffer.region(span.offset, span.len);
-        let outside = |_| RequestError::Span { offset: span.offset, len: span.len, size: entry.buffer.bytes() };
-        Ok((entry.device, region.map_err(outside)?))
     }
 }

@@ -1,9 +1,9 @@
-//! Uploads whose bytes come from the client's connection or from the tensor cache.
+//! Uploads whose bytes come from the client's connection.
 
 use super::failure::SessionError;
-use crate::device::{DeviceError, Queue, Region, UploadError};
-use crate::rpc::server::client_connection::{Connection, TransportError};
-use crate::rpc::server::tensor_cache::{Cache, CacheReader};
+use crate::device::{Queue, Region, UploadError};
+use crate::rpc::server::client_connection::ClientConnection;
+use crate::rpc::transport::TransportError;
 use crate::tensor::TensorDesc;
 
 impl From<UploadError<TransportError>> for SessionError {
@@ -17,7 +17,7 @@ impl From<UploadError<TransportError>> for SessionError {
 
 /// Uploads the next bytes of a message, as many as the region has; `received` sees each piece once it is there.
 pub(in crate::rpc::server) fn receive(
-    connection: &mut Connection,
+    connection: &mut ClientConnection,
     queue: &mut dyn Queue,
     region: Region,
     tensor: Option<&TensorDesc>,
@@ -28,31 +28,6 @@ pub(in crate::rpc::server) fn receive(
         received(piece);
         Ok(())
     })
-}
-
-/// Uploads what was found in the tensor cache. False when the file is not what was once written: it is dropped from the cache,
-/// and the region holds anything.
-///
-/// # Errors
-/// Those of the queue.
-pub(in crate::rpc::server) fn load_cached(
-    cache: &Cache,
-    hash: u64,
-    mut hit: CacheReader,
-    queue: &mut dyn Queue,
-    region: Region,
-    tensor: Option<&TensorDesc>,
-) -> Result<bool, DeviceError> {
-    let read = match queue.upload_from(region, tensor, |piece| hit.read(piece)) {
-        Ok(()) => hit.verify(),
-        Err(UploadError::Source(e)) => Err(e),
-        Err(UploadError::Device(e)) => return Err(e),
-    };
-    if let Err(e) = read {
-        cache.drop_file(hash, &e);
-        return Ok(false);
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! The requests about buffers and a device's memory. The extension keeps them as they are.
+//! Requests of ggml's about buffers and a device's memory, which both front ends serve: the extension keeps them as they are.
 
-use crate::rpc::server::session::failure::{SessionError, decoder_bug};
-use crate::rpc::server::session::resources::SessionResources;
+use super::session::failure::{SessionError, decoder_bug};
+use super::session::resources::SessionResources;
 use crate::rpc::wire::{AllocBufferReply, Command, DeviceMemoryReply, Request, Response};
 
 /// Whether [`serve`] serves this command.
-pub(in crate::rpc::server) fn includes(command: Command) -> bool {
+pub(super) fn includes(command: Command) -> bool {
     matches!(
         command,
         Command::AllocBuffer
@@ -17,8 +17,8 @@ pub(in crate::rpc::server) fn includes(command: Command) -> bool {
 }
 
 /// Serves a request. `None`: it has no reply.
-pub(in crate::rpc::server) fn serve(
-    resources: &mut SessionResources<'_>,
+pub(super) fn serve<K>(
+    resources: &mut SessionResources<'_, K>,
     request: &Request<'_>,
 ) -> Result<Option<Response<'static>>, SessionError> {
     Ok(match request {

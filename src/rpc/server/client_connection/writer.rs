@@ -14,7 +14,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const UNREAD: &str = "the client took none of its reply";
 
 /// Writes messages one at a time.
-pub(super) struct Outgoing {
+pub(in crate::rpc::server) struct Writer {
     aborter: Aborter,
     stall: Duration,
     writer: WriteSlot<MessageWriter>,
@@ -22,16 +22,16 @@ pub(super) struct Outgoing {
     given_up: Mutex<Option<(&'static str, TransportError)>>,
 }
 
-impl Outgoing {
+impl Writer {
     /// Writes to a client that takes something at least every `stall`.
-    pub(super) fn new(sender: Sender, aborter: Aborter, stall: Duration) -> Arc<Outgoing> {
+    pub(in crate::rpc::server) fn new(sender: Sender, aborter: Aborter, stall: Duration) -> Arc<Writer> {
         let writer = WriteSlot::new(MessageWriter::new(sender, stall));
-        Arc::new(Outgoing { aborter, stall, writer, given_up: Mutex::default() })
+        Arc::new(Writer { aborter, stall, writer, given_up: Mutex::default() })
     }
 
     /// Sends what `head` puts into the empty buffer, and `parts` behind it, with nothing of another thread between: in one
     /// write, or without copying what is large. Nothing is sent where `head` puts nothing there.
-    pub(super) fn send(
+    pub(in crate::rpc::server) fn send(
         &self,
         head: impl FnOnce(&mut Vec<u8>),
         parts: &[impl AsRef<[u8]>],
@@ -43,7 +43,7 @@ impl Outgoing {
     }
 
     /// Sends bytes as they are.
-    pub(super) fn send_bytes(&self, bytes: &[u8]) -> Result<(), TransportError> {
+    pub(in crate::rpc::server) fn send_bytes(&self, bytes: &[u8]) -> Result<(), TransportError> {
         self.write(|writer| writer.send_bytes(bytes))
     }
 
@@ -54,13 +54,13 @@ impl Outgoing {
     }
 
     /// Sends a notice that has no large data.
-    pub(super) fn notice(&self, notice: &Notice<'_>) -> Result<(), TransportError> {
+    pub(in crate::rpc::server) fn notice(&self, notice: &Notice<'_>) -> Result<(), TransportError> {
         self.send(|out| notice.encode(out), &[] as &[&[u8]])
     }
 
     /// Ends the connection for a thread that could not send what it had to; the session, which may wait for the client,
     /// finds out by that. A client that left without waiting for it is no reason.
-    pub(super) fn give_up(&self, what: &'static str, broken: TransportError) {
+    pub(in crate::rpc::server) fn give_up(&self, what: &'static str, broken: TransportError) {
         if !broken.is_reset() {
             self.reason().get_or_insert((what, broken));
         }
@@ -68,18 +68,18 @@ impl Outgoing {
     }
 
     /// What some thread gave up for, once.
-    pub(super) fn given_up(&self) -> Option<(&'static str, TransportError)> {
+    pub(in crate::rpc::server) fn given_up(&self) -> Option<(&'static str, TransportError)> {
         self.reason().take()
     }
 
     /// Ends the connection, whichever thread has it open yet.
-    pub(super) fn close(&self) {
+    pub(in crate::rpc::server) fn close(&self) {
         self.aborter.abort();
     }
 
     /// Says why the connection ends, and ends it. What the client has sent meanwhile is read for a moment: a system that is
     /// left with unread bytes may throw away what the client has not read either. The session must not read any more.
-    pub(super) fn refuse(&self, reason: &str) {
+    pub(in crate::rpc::server) fn refuse(&self, reason: &str) {
         // Whatever goes wrong, the connection ends, and its reason is in the log.
         let _ = self.write(|writer| {
             Notice::Refused(reason).encode(writer.buffer());

@@ -1,9 +1,13 @@
-//! One client's connection: frames in, replies out, and a deadline on each.
+//! One client's connection: frames in, replies out, and a deadline on each. The session's thread has a [`ClientConnection`]; its
+//! sending half is a [`Writer`], which the session's other threads share.
+
+mod writer;
+
+pub(super) use writer::Writer;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::outgoing::Outgoing;
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ReadAhead, Source};
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
@@ -17,10 +21,10 @@ const SPIN: Duration = Duration::from_millis(2);
 const FIRST_PIECE: usize = 64 << 10;
 
 /// A framed connection.
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     requests: Requests,
     ahead: ReadAhead,
-    out: Arc<Outgoing>,
+    writer: Arc<Writer>,
 }
 
 /// What the client sends, with the deadlines that it has for it.
@@ -61,9 +65,9 @@ impl Source for Requests {
     }
 }
 
-impl Connection {
+impl ClientConnection {
     /// A connection whose handshake must be done within `handshake` from now.
-    pub(super) fn new(connection: transport::Connection, handshake: Duration, stall: Duration) -> Connection {
+    pub(super) fn new(connection: transport::Connection, handshake: Duration, stall: Duration) -> ClientConnection {
         let aborter = connection.aborter();
         let (receiver, sender) = connection.split();
         let requests = Requests {
@@ -73,7 +77,7 @@ impl Connection {
             stall,
             handshake: Some(Deadline::after(handshake)),
         };
-        Connection { requests, ahead: ReadAhead::new(), out: Outgoing::new(sender, aborter, stall) }
+        ClientConnection { requests, ahead: ReadAhead::new(), writer: Writer::new(sender, aborter, stall) }
     }
 
     /// The handshake is over: from now on only a message that has begun must go on.
@@ -135,25 +139,25 @@ impl Connection {
         if self.ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
-    /// The writing half, for whoever else writes.
-    pub(super) fn out(&self) -> &Arc<Outgoing> {
-        &self.out
+    /// The sending half, for the other threads of the session.
+    pub(super) fn writer(&self) -> &Arc<Writer> {
+        &self.writer
     }
 
     /// Sends a whole reply in one write.
     pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), TransportError> {
         self.requests.answered = true;
-        self.out.send(|out| response.encode(out), &[] as &[&[u8]])
+        self.writer.send(|out| response.encode(out), &[] as &[&[u8]])
     }
 
-    /// Sends the header of a reply of `size` bytes with the first of them; [`Connection::send_bytes`] sends the rest.
+    /// Sends the header of a reply of `size` bytes with the first of them; [`ClientConnection::send_bytes`] sends the rest.
     pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), TransportError> {
         self.requests.answered = true;
-        self.out.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
+        self.writer.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
     }
 
     /// Sends bytes as they are.
     pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
-        self.out.send_bytes(bytes)
+        self.writer.send_bytes(bytes)
     }
 }

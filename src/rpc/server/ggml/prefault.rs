@@ -14,7 +14,7 @@ const STEP: u64 = 1 << 20;
 
 /// The region to prefault next.
 #[derive(Default)]
-pub(in crate::rpc::server) struct Prefault {
+pub(super) struct Prefault {
     /// The device, and what lies behind the last large upload.
     next: Option<(u32, Region)>,
     /// Up to which offset a buffer is prefaulted, with the buffer's number.
@@ -23,7 +23,7 @@ pub(in crate::rpc::server) struct Prefault {
 
 impl Prefault {
     /// A region of a device is being uploaded.
-    pub(in crate::rpc::server) fn uploaded(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
+    pub(super) fn uploaded(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
         if region.bytes() >= LARGE {
             let (buffer, end) = (region.buffer(), region.offset() + region.bytes());
             self.next = Some((device, buffer.region(end, FAR.min(buffer.bytes() - end))?));
@@ -32,12 +32,12 @@ impl Prefault {
     }
 
     /// The region to prefault, once for each upload.
-    pub(in crate::rpc::server) fn next(&mut self) -> Option<(u32, Region)> {
+    pub(super) fn next(&mut self) -> Option<(u32, Region)> {
         self.next.take()
     }
 
     /// Prefaults the region, without what was prefaulted before, until the next request has arrived.
-    pub(in crate::rpc::server) fn run(&mut self, region: &Region, queue: &mut dyn Queue, readable: impl Fn() -> bool) {
+    pub(super) fn run(&mut self, region: &Region, queue: &mut dyn Queue, readable: impl Fn() -> bool) {
         let (buffer, start, end) = (region.buffer().id(), region.offset(), region.offset() + region.bytes());
         let ready = self.ready.filter(|&(of, _)| of == buffer).map_or(0, |(_, until)| until);
         let mut at = start.max(ready);
