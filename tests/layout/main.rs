@@ -3,12 +3,14 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
 mod attributes;
+mod backends;
 mod layers;
 mod paths;
 mod rooms;
 mod scripts;
 mod steps;
 
+use layers::Room;
 use paths::Sources;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,13 +68,12 @@ fn paths_of_modules_stay_in_their_folder() {
 /// `unsafe` stands only where the design allows it.
 #[test]
 fn unsafe_code_stays_in_its_modules() {
-    let allowed = [
+    let mut allowed: Vec<String> = [
         "src/device/mapped",
         "src/device/host",
         "src/cpu/memory",
         "src/cpu/pool",
         "src/cpu/simd",
-        "src/cuda/driver",
         "src/cuda/memory",
         "src/cuda/events",
         "src/cuda/copy",
@@ -80,11 +81,14 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/kernel",
         "bench/ops/peaks",
         "tests/sched_cost/counting",
-    ];
+    ]
+    .map(str::to_owned)
+    .into();
+    allowed.extend(backends::backends(rooms::ROOMS).iter().map(|name| format!("src/{name}/driver")));
     // The emulator has a list of its own (crates/cudaemu/tests/layout).
     for (name, path) in all_sources().into_iter().filter(|(name, _)| !name.starts_with("crates/cudaemu/")) {
         let lifts = attributes::lifts_the_ban(&fs::read_to_string(&path).unwrap());
-        assert!(!lifts || allowed.iter().any(|a| name.starts_with(a)), "{name} lifts the ban on unsafe code");
+        assert!(!lifts || allowed.iter().any(|a| name.starts_with(&**a)), "{name} lifts the ban on unsafe code");
     }
 }
 
@@ -112,6 +116,12 @@ fn named_dependencies() -> Vec<String> {
     found
 }
 
+/// The table of rooms with those of backends.
+fn all_rooms() -> Vec<Room> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    backends::with_backends(rooms::ROOMS, &backends::backends(rooms::ROOMS), &manifest)
+}
+
 /// Layers call downwards only, in tests as elsewhere.
 #[test]
 fn rooms_use_only_what_the_table_allows() {
@@ -128,14 +138,18 @@ fn rooms_use_only_what_the_table_allows() {
         library.add(&name, &module, &text);
     }
     assert!(library.mentions.len() > 5000, "only {} paths found in src", library.mentions.len());
-    let mut faults = layers::faults_of_table(&library, rooms::ROOMS, rooms::GUARDS, &crates);
-    faults.extend(layers::violations(&library, rooms::ROOMS, rooms::GUARDS, &crates));
+    let all = all_rooms();
+    let mut faults = layers::faults_of_table(&library, &all, rooms::GUARDS, &crates);
+    faults.extend(layers::violations(&library, &all, rooms::GUARDS, &crates));
+    let listed = |name: &str| rooms::ROOMS.iter().any(|room| room.name == name);
+    faults.extend(layers::unused(&library, &all, rooms::GUARDS, &crates, listed));
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
 /// The same for the programs: each uses a part of the library.
 #[test]
 fn programs_use_only_what_the_table_allows() {
+    let all = all_rooms();
     let mut faults = Vec::new();
     for program in rooms::PROGRAMS {
         let mut sources = Sources::default();
@@ -144,7 +158,8 @@ fn programs_use_only_what_the_table_allows() {
             sources.add(&name, &module, &fs::read_to_string(path).unwrap());
         }
         assert!(!sources.mentions.is_empty(), "the row {} names no folder", program.name);
-        faults.extend(layers::violations_of_program(&sources, program, "fanout", rooms::ROOMS));
+        faults.extend(layers::violations_of_program(&sources, program, "fanout", &all));
+        faults.extend(layers::unused_by_program(&sources, program, "fanout", &all));
     }
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
