@@ -33,7 +33,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 /// The files of Rust in the repository, each with its name from the root.
 fn all_sources() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for dir in ["src", "bin", "tests", "bench", "examples", "crates", "fuzz"] {
+    for dir in ["src", "bin", "tests", "bench", "examples", "crates", "fuzz/fuzz_targets"] {
         sources(&root().join(dir), &mut found);
     }
     let named = |path: PathBuf| (path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/"), path);
