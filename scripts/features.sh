@@ -66,6 +66,8 @@ for features in "${combinations[@]}"; do
     linked=$(crates "$features")
     for crate in "${!owners[@]}"; do
         [[ -n $features && ${owners[$crate]}, == *,$features,* ]] && continue
+        # clap has it too, to learn how wide the terminal is.
+        [[ $features == cli && $crate == rustix ]] && continue
         if grep -q "^$crate v" <<<"$linked"; then
             echo "features.sh: '$features' links $crate, which belongs to ${owners[$crate]#,}" >&2
             exit 1
