@@ -8,7 +8,7 @@ Usage: scripts/test.sh [STEP...]
 
 Runs these steps, or those that are named:
 
-  lint    formatting and clippy, with warnings as errors
+  lint    formatting and clippy, with warnings as errors; the fuzz targets too
   build   compiles the tests
   run     runs them; the benchmarks run once each, to see that they work
   doc     the manual, with warnings as errors
@@ -45,6 +45,10 @@ for name in "${steps[@]}"; do
         lint)
             step cargo fmt --all --check
             step cargo clippy --locked --workspace --all-targets -- -D warnings
+            # The fuzz targets, without the nightly compiler that running them takes.
+            fuzz=(--manifest-path fuzz/Cargo.toml)
+            step cargo fmt "${fuzz[@]}" --check
+            step cargo clippy --locked "${fuzz[@]}" --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
             ;;
         build) tests --no-run ;;
         run)

@@ -28,19 +28,20 @@
 //! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
 //!
 //! # Layers
-//! Each may call what is below it, never above; `tests/layout` holds this.
+//! A line uses lines below it, never above; `tests/layout/rooms.rs` lists what each module may use, and `tests/layout` holds it.
 //! ```text
-//! bin/rpc-server                examples/generate
-//!   rpc::server ── rpc::wire      sched       registry
-//!        │   (as dyn Device)        │             │
-//!        └────────► device ◄────────┴── cpu, cuda, fallback
-//!                     │                           │
-//!                   graph ◄───────────────────────┤
-//!                     │                           │
-//!                    ops ◄────────────────────────┘
-//!                     │
-//!                  tensor
+//! bin/rpc-server      examples/generate
+//!                     registry
+//! rpc::server         rpc::client         sched
+//! rpc::connection                         cpu, cuda, fallback
+//! rpc::wire           rpc::transport      device
+//!                                         graph
+//! gguf                                    ops
+//!                                         tensor
 //! ```
+//! `rpc::server` and `sched` hold devices as `dyn Device` and name none. `rpc::wire` builds messages of `tensor` and `ops` alone,
+//! `rpc::transport` moves bytes and knows no message, and `rpc::connection` puts both together for either end.
+//!
 //! The scheduler knows devices only by their contract: see [`sched`] for running one graph over several of them, and the
 //! example below for one device by itself.
 //!
@@ -52,8 +53,8 @@
 //! Outside bytes become typed values at one door each: frames and messages in `rpc::wire`, graphs in
 //! [`graph::validate`], model files in [`gguf`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
 //! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
-//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds. CUDA kernels are tested on
-//! an emulated GPU that checks every access they make.
+//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds.
+//! CUDA kernels are tested on an emulated GPU that checks every access they make.
 //!
 //! # How to add a type or an op
 //! CONTRIBUTING.md lists the files; a type is a row of `tensor/table.rs`, a family of ops a row in `ops/mod.rs`, and

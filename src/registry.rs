@@ -35,13 +35,15 @@ use std::sync::Arc;
 /// The devices of this machine, and others that were registered.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    /// GPUs in the driver's order, then the CPU, then what was registered.
+    /// The devices of each backend in its order, the CPU last; then what was registered.
     entries: Vec<Entry>,
-    /// Which of them is the CPU.
+    /// Index of the CPU in `entries`.
     cpu: usize,
     /// What the names of this machine's own devices begin with.
     stems: Vec<&'static str>,
-    /// Why there is no GPU.
+    /// The stem of each backend without devices, and why it has none.
+    missing: Vec<(&'static str, String)>,
+    /// Why this machine has no GPU: the reasons in `missing`, where no backend found a GPU.
     no_gpu: Option<String>,
 }
 
@@ -83,11 +85,22 @@ impl Registry {
 
     fn of(backends: Vec<Box<dyn Backend>>) -> Registry {
         let stems = backends.iter().map(|backend| backend.stem()).collect();
-        let entries: Vec<Entry> = backends.iter().flat_map(|backend| backend.enumerate()).map(Entry::from).collect();
-        let no_gpu = backends.iter().find_map(|backend| backend.missing());
-        // The last backend.
-        let cpu = entries.len().saturating_sub(1);
-        Registry { entries, cpu, stems, no_gpu }
+        let mut entries: Vec<Entry> = Vec::new();
+        for backend in &backends {
+            let mut found = backend.enumerate();
+            // A number in a list names one device: those of the first backend with numbers count.
+            if entries.iter().any(|entry| entry.number().is_some()) {
+                found.iter_mut().for_each(|found| found.number = None);
+            }
+            entries.extend(found.into_iter().map(Entry::from));
+        }
+        let missing: Vec<_> =
+            backends.iter().filter_map(|backend| Some((backend.stem(), backend.missing()?))).collect();
+        let has_gpu = entries.iter().any(|entry| entry.kind == DeviceKind::Gpu);
+        let no_gpu = (!has_gpu && !missing.is_empty()).then(|| reasons(&missing).collect::<Vec<_>>().join("; "));
+        // There is always one: every build has the CPU's backend.
+        let cpu = entries.iter().position(|entry| entry.kind == DeviceKind::Cpu).unwrap_or_default();
+        Registry { entries, cpu, stems, missing, no_gpu }
     }
 
     /// Adds a device of any origin: from now on it is found and opened under its name like those of this machine. It is
@@ -110,7 +123,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The devices: GPUs by their numbers, then the CPU, then what was registered.
+    /// The devices: the GPUs of each backend by their numbers, then the CPU, then what was registered.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -143,13 +156,14 @@ impl Registry {
         asked.rev().max_by_key(|(free, _)| *free).map_or(&self.entries[self.cpu], |(_, gpu)| gpu)
     }
 
-    /// Why there is no GPU among those of this machine: what is missing, and what to do. `None` where there is one.
+    /// Why there is no GPU among those of this machine: what each backend lacks, and what to do. `None` where there is one, also
+    /// if other backends have none.
     pub fn no_gpu(&self) -> Option<&str> {
         self.no_gpu.as_deref()
     }
 
-    /// The list to open where nobody has chosen: all GPUs that can be used, or the CPU if there is none; and for each GPU
-    /// that is left out, or all of them, why.
+    /// The list to open where the user has chosen none: all GPUs that can be used, or the CPU if there is none. With it, a note for
+    /// each GPU that is left out; where the CPU is used, one note with every reason.
     pub fn default_list(&self) -> (String, Vec<String>) {
         let gpus = || self.by_kind(DeviceKind::Gpu);
         let usable: Vec<_> = gpus().filter(|entry| entry.unusable.is_none()).map(|entry| &*entry.name).collect();
@@ -158,8 +172,8 @@ impl Registry {
         if !usable.is_empty() {
             return (usable.join(","), notes);
         }
-        notes.extend(self.no_gpu.clone());
-        ("CPU".to_owned(), vec![format!("no GPU, the CPU is used: {}", notes.join("; "))])
+        notes.extend(reasons(&self.missing).map(str::to_owned));
+        (self.entries[self.cpu].name.clone(), vec![format!("no GPU, the CPU is used: {}", notes.join("; "))])
     }
 
     /// Opens a list of devices separated by commas: by name, GPUs also by number: `0,1`, `CUDA0,CUDA1,CPU`. Each mention
@@ -200,13 +214,27 @@ impl Registry {
             let usable = self.entries.iter().filter(|entry| entry.unusable.is_none());
             usable.map(|entry| &*entry.name).collect::<Vec<_>>().join(", ")
         };
-        match (self.by_name(name), &self.no_gpu) {
+        match (self.by_name(name), self.why_missing(name)) {
             (Some(entry), _) => entry.usable(known).map(|()| entry),
-            (None, Some(why)) if means_gpu(name) => {
-                Err(RegistryError::NoGpu { name: name.to_owned(), why: why.clone(), known: known() })
+            (None, Some(why)) => {
+                Err(RegistryError::NoGpu { name: name.to_owned(), why: why.to_owned(), known: known() })
             }
-            (None, _) => Err(RegistryError::Unknown { name: name.to_owned(), known: known() }),
+            (None, None) => Err(RegistryError::Unknown { name: name.to_owned(), known: known() }),
         }
+    }
+
+    /// Why there is no device of a name that other machines may have: for a stem with a number, the reason of that backend; for
+    /// a number alone, that of all GPUs.
+    fn why_missing(&self, name: &str) -> Option<&str> {
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        if stem.len() == name.len() {
+            return None;
+        }
+        if stem.is_empty() {
+            return self.no_gpu();
+        }
+        let of_stem = self.missing.iter().find(|(own, _)| own.eq_ignore_ascii_case(stem));
+        of_stem.map(|(_, why)| &**why)
     }
 }
 
@@ -231,9 +259,12 @@ impl Entry {
     }
 
     fn is(&self, name: &str) -> bool {
-        let by_number =
-            matches!(&self.origin, Origin::Local { number: Some(number), .. } if number.to_string() == name);
-        by_number || self.name.eq_ignore_ascii_case(name)
+        self.number().is_some_and(|number| number.to_string() == name) || self.name.eq_ignore_ascii_case(name)
+    }
+
+    /// The number by which a list may also name it.
+    fn number(&self) -> Option<usize> {
+        if let Origin::Local { number, .. } = self.origin { number } else { None }
     }
 
     /// Whether both are the same device, however a list has named it.
@@ -259,10 +290,9 @@ impl Entry {
     }
 }
 
-/// Whether a name is that of a GPU on some machine: a number, with or without `CUDA`.
-fn means_gpu(name: &str) -> bool {
-    let number = name.get(..4).filter(|start| start.eq_ignore_ascii_case("CUDA")).map_or(name, |_| &name[4..]);
-    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+/// Why each backend has no devices.
+fn reasons<'a>(missing: &'a [(&'static str, String)]) -> impl Iterator<Item = &'a str> {
+    missing.iter().map(|(_, why)| &**why)
 }
 
 /// Why a registered device cannot have a name.

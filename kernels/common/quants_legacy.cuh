@@ -148,7 +148,7 @@ struct MXFP4 : Blocks<MXFP4> {
 };
 
 #ifdef MAKES_BLOCKS
-// ---- making blocks (OPS.md section 3.2): codes are found with the scale before its rounding to f16, and conversions to
+// ---- making blocks (the formulas of src/tensor/quant): codes are found with the scale before its rounding to f16, and conversions to
 // integers saturate, so that a scale whose inverse overflows still gives codes in range.
 
 // The element of largest magnitude, the first among equals, with its sign.

@@ -8,8 +8,8 @@ use crate::tensor::DType;
 ///
 /// q `[B, H, N, DK]`, k `[B, Hk, KV, DK]`, v `[B, Hv, KV, DV]`, rows dense; mask F16 `[B', H', ≥ N, KV]`, contiguous,
 /// repeated over heads and batches; sinks F32 `[H]`; dst F32 `[B, N, H, DV]`. Consecutive query heads share a head of
-/// k and v. Positions masked with -inf are skipped; a query with nothing left gives 0. Formula: `OPS.md`, entry
-/// FLASH_ATTN_EXT.
+/// k and v. Positions masked with -inf are skipped; a query with nothing left gives 0. The formula is that
+/// of ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlashAttn {
     /// Factor on the scores.

@@ -44,7 +44,7 @@ impl RopeMode {
 ///
 /// x F32 or F16 `[batch, tokens, heads, ne0]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all
 /// times, then all heights, widths, extras); optionally F32 factors that divide each pair's frequency. Angles,
-/// including the YaRN correction (`ext_factor` ≠ 0), are those of `OPS.md`, entry ROPE.
+/// including the YaRN correction (`ext_factor` ≠ 0), are those of ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// Pairing and positions.

@@ -7,7 +7,7 @@ use crate::tensor::{DIMS, DType};
 ///
 /// x F32 `[B, H, m, n]`; mask F16 or F32 `[B', H', ≥ m, n]`, repeated over heads and batches; sinks F32 `[H]`: one
 /// more logit per head that takes its share and gives no output. A row that is masked entirely, without a sink, is
-/// NaN. All are contiguous. Formula: `OPS.md`, entry SOFT_MAX.
+/// NaN. All are contiguous. The formula is that of ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftMax {
     /// Factor on x.

@@ -28,7 +28,8 @@ pub(super) trait Backend {
     /// The devices that the machine has, those that cannot be used too. Opens none.
     fn enumerate(&self) -> Vec<Found>;
 
-    /// Why the machine has none, where a user expects some: what is missing, and what to do.
+    /// Why the machine has no device of this backend, where a user expects some: what is missing, and what to do. `None` if it has
+    /// devices, also such that cannot be used.
     fn missing(&self) -> Option<String> {
         None
     }
@@ -41,7 +42,8 @@ pub(super) struct Found {
     /// For people.
     pub(super) description: String,
     pub(super) kind: DeviceKind,
-    /// The number by which a list may also name it: of one backend's devices only.
+    /// The number by which a list may also name it. The registry keeps the numbers of the first backend in [`backends`] that has
+    /// some, and drops those of others.
     pub(super) number: Option<usize>,
     /// Why it cannot be opened.
     pub(super) unusable: Option<String>,

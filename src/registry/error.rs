@@ -17,7 +17,7 @@ pub enum RegistryError {
         /// Names of what there is.
         known: String,
     },
-    /// The name or number of a GPU, where there is none at all.
+    /// The name of a device whose backend has none on this machine, or the number of a GPU where there is none.
     #[error("no device {name:?}: {why}; there are: {known}")]
     NoGpu {
         /// What was asked for.

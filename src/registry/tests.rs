@@ -4,28 +4,31 @@ use super::*;
 /// What a machine without a usable driver says.
 const NO_DRIVER: &str = "no driver; install one";
 
-/// GPUs of a made-up driver, or why it has none.
-struct Gpus(Result<Vec<(usize, Option<&'static str>)>, String>);
+/// Number of each GPU of a made-up driver, and why it cannot be used; or why there are none.
+type Numbered = Result<Vec<(usize, Option<&'static str>)>, String>;
+
+/// A made-up backend: its stem and its GPUs.
+struct Gpus(&'static str, Numbered);
 
 impl Backend for Gpus {
     fn stem(&self) -> &'static str {
-        "CUDA"
+        self.0
     }
 
     fn enumerate(&self) -> Vec<Found> {
         let found = |&(number, unusable): &(usize, Option<&str>)| Found {
-            name: format!("CUDA{number}"),
+            name: format!("{}{number}", self.0),
             description: "a stub".to_owned(),
             kind: DeviceKind::Gpu,
             number: Some(number),
             unusable: unusable.map(str::to_owned),
             opener: Arc::new(Stub),
         };
-        self.0.iter().flatten().map(found).collect()
+        self.1.iter().flatten().map(found).collect()
     }
 
     fn missing(&self) -> Option<String> {
-        self.0.as_ref().err().cloned()
+        self.1.as_ref().err().cloned()
     }
 }
 
@@ -44,8 +47,13 @@ impl Open for Stub {
 }
 
 /// A machine with these GPUs, and its processors.
-fn machine(gpus: Result<Vec<(usize, Option<&'static str>)>, String>) -> Registry {
-    Registry::of(vec![Box::new(Gpus(gpus)), Box::new(cpu::Cpu)])
+fn machine(gpus: Numbered) -> Registry {
+    Registry::of(vec![Box::new(Gpus("CUDA", gpus)), Box::new(cpu::Cpu)])
+}
+
+/// A machine with two kinds of GPUs. The CPU is not the last backend: nothing may rely on that.
+fn two_kinds(first: Numbered, second: Numbered) -> Registry {
+    Registry::of(vec![Box::new(Gpus("CUDA", first)), Box::new(cpu::Cpu), Box::new(Gpus("Metal", second))])
 }
 
 fn cpu_only() -> Registry {
@@ -85,6 +93,52 @@ fn without_a_gpu_its_number_says_what_is_missing() {
     let (list, notes) = registry.default_list();
     assert_eq!((&*list, notes), ("CPU", vec![format!("no GPU, the CPU is used: {NO_DRIVER}")]));
     assert_eq!(registry.no_gpu(), Some(NO_DRIVER));
+}
+
+#[test]
+fn a_second_kind_of_gpus_replaces_a_missing_first() {
+    let registry = two_kinds(Err(NO_DRIVER.to_owned()), Ok(vec![(0, None), (1, None)]));
+    assert_eq!(registry.no_gpu(), None);
+    assert_eq!(registry.default_list(), ("Metal0,Metal1".to_owned(), vec![]));
+    assert_eq!(names(&registry, "1,metal0"), Ok(vec!["Metal1".to_owned(), "Metal0".to_owned()]));
+    let known = "there are: CPU, Metal0, Metal1";
+    assert_eq!(names(&registry, "CUDA0"), Err(format!("no device \"CUDA0\": {NO_DRIVER}; {known}")));
+    assert_eq!(names(&registry, "2"), Err(format!("no device \"2\"; {known}")));
+    assert_eq!(names(&registry, "Metal2"), Err(format!("no device \"Metal2\"; {known}")));
+}
+
+#[test]
+fn a_missing_second_kind_of_gpus_hides_no_first() {
+    let registry = two_kinds(Ok(vec![(0, None)]), Err("no framework".to_owned()));
+    assert_eq!(registry.no_gpu(), None);
+    assert_eq!(registry.default_list(), ("CUDA0".to_owned(), vec![]));
+    let want = "no device \"metal0\": no framework; there are: CUDA0, CPU";
+    assert_eq!(names(&registry, "metal0"), Err(want.to_owned()));
+    assert_eq!(names(&registry, "7"), Err("no device \"7\"; there are: CUDA0, CPU".to_owned()));
+}
+
+#[test]
+fn without_gpus_of_two_kinds_both_reasons_are_told() {
+    let registry = two_kinds(Err(NO_DRIVER.to_owned()), Err("no framework".to_owned()));
+    let both = format!("{NO_DRIVER}; no framework");
+    assert_eq!(registry.no_gpu(), Some(&*both));
+    assert_eq!(registry.default_list(), ("CPU".to_owned(), vec![format!("no GPU, the CPU is used: {both}")]));
+    assert_eq!(registry.best().name, "CPU");
+    assert_eq!(names(&registry, "0"), Err(format!("no device \"0\": {both}; there are: CPU")));
+    assert_eq!(names(&registry, "Metal0"), Err("no device \"Metal0\": no framework; there are: CPU".to_owned()));
+    // A GPU that cannot be used is one nevertheless.
+    let unusable = two_kinds(Ok(vec![(0, Some("old"))]), Err("no framework".to_owned()));
+    assert_eq!(unusable.no_gpu(), None);
+    let note = "no GPU, the CPU is used: CUDA0 is left out: old; no framework";
+    assert_eq!(unusable.default_list(), ("CPU".to_owned(), vec![note.to_owned()]));
+}
+
+#[test]
+fn a_number_names_a_gpu_of_the_first_kind() {
+    let registry = two_kinds(Ok(vec![(0, None)]), Ok(vec![(0, None), (1, None)]));
+    assert_eq!(names(&registry, "0,Metal0"), Ok(vec!["CUDA0".to_owned(), "Metal0".to_owned()]));
+    let known = "there are: CUDA0, CPU, Metal0, Metal1";
+    assert_eq!(names(&registry, "1"), Err(format!("no device \"1\"; {known}")));
 }
 
 #[cfg(not(feature = "cuda"))]

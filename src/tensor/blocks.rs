@@ -1,7 +1,7 @@
 //! Quantisation blocks as they lie in memory and on the wire.
 //!
-//! Every struct has alignment 1, so a block can be read at any address. Field names and order are those of
-//! `OPS.md` section 3; `d` (and `dmin`, `m`) scale the codes, `lo`/`hi` are the nibbles of a byte.
+//! Every struct has alignment 1, so a block can be read at any address. The order of the fields is that of
+//! ggml's blocks (ggml-common.h); `d` (and `dmin`, `m`) scale the codes, `lo`/`hi` are the nibbles of a byte.
 
 use super::DType;
 use bytemuck::{Pod, Zeroable};

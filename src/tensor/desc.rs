@@ -1,6 +1,6 @@
 //! Tensor descriptors: type, element counts `ne` and byte strides `nb`, with checked extents.
 //!
-//! Conventions are ggml's (`OPS.md` section 1): four dimensions always, dimension 0 fastest, missing
+//! Conventions are ggml's: four dimensions always, dimension 0 fastest, missing
 //! ones are 1; `nb[0]` of a block type is the size of one block.
 
 use super::DType;

@@ -1,7 +1,7 @@
 //! Element types: the 35 of protocol 7.0, by number, block size and bytes. Their rows are in [`super::table`].
 //!
 //! A *block* is the smallest addressable unit of a type: one element for plain types, 32 to 256
-//! elements for quantised ones. Source: `OPS.md` section 3 (ggml's type table).
+//! elements for quantised ones. Source: ggml's table of types (`type_traits` in ggml.c).
 
 use super::table::for_each_type;
 use std::fmt;

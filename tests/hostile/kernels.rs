@@ -42,6 +42,15 @@ fn ops() -> Vec<OpCode> {
 }
 
 #[test]
+fn every_op_has_a_draft() {
+    let (ops, mut rng) = (ops(), Rng::with_seed(1));
+    for &op in &ops {
+        let script = Maker::script(&mut rng, op, &ops);
+        assert_eq!(script.records.last().map(|record| record.op), Some(op.to_wire()));
+    }
+}
+
+#[test]
 fn graphs_that_pass_the_door_run_and_touch_nothing_else() {
     let (cases, seed) = (setting("HOSTILE_CASES", 2_000), setting("HOSTILE_SEED", 1));
     let (ops, bench) = (ops(), Bench::new());

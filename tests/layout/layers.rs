@@ -1,8 +1,10 @@
 //! Holds a crate's sources to a table of rooms and what each may use.
 
 use crate::paths::{Mention, Sources};
+use std::collections::BTreeSet;
 
 /// A row of the table.
+#[derive(Clone, Copy)]
 pub(crate) struct Room {
     /// A module with all that is in it but rooms of their own: `rpc::wire`.
     pub(crate) name: &'static str,
@@ -49,10 +51,24 @@ fn room_within<'a>(name: &str, rooms: &'a [Room], resolved: &[String]) -> Option
     if resolved[0] == name { room_of(rooms, &resolved[1..].join("::")) } else { None }
 }
 
-/// Everything that the library's files name and their room may not use. `crates` are the crates that only the rooms whose rows
-/// name them may use.
-pub(crate) fn violations(sources: &Sources, rooms: &[Room], guards: &[Guard], crates: &[String]) -> Vec<String> {
-    let refused = sources.mentions.iter().filter_map(|mention| {
+/// A mention in a room of what some row may name.
+struct Use<'a> {
+    mention: &'a Mention,
+    room: &'a Room,
+    /// A room, a guarded name or a crate.
+    used: &'a str,
+    in_test: bool,
+}
+
+/// Everything that the library's files name and a row may allow. `crates` are the crates that only the rooms whose rows name them
+/// may use.
+fn uses<'a>(
+    sources: &'a Sources,
+    rooms: &'a [Room],
+    guards: &'a [Guard],
+    crates: &'a [String],
+) -> impl Iterator<Item = Use<'a>> {
+    sources.mentions.iter().filter_map(move |mention| {
         let resolved = sources.resolve(mention);
         let path = resolved.join("::");
         let named = room_within("crate", rooms, &resolved).map(|room| room.name);
@@ -60,12 +76,42 @@ pub(crate) fn violations(sources: &Sources, rooms: &[Room], guards: &[Guard], cr
         let used = named.or_else(|| guards.iter().find(|guard| guard.covers(&path)).map(|guard| guard.name))?;
         // What stands at the crate's root ties the rooms together.
         let room = room_of(rooms, &mention.module.join("::"))?;
-        let in_test = sources.in_test(mention);
+        Some(Use { mention, room, used, in_test: sources.in_test(mention) })
+    })
+}
+
+/// Everything that the library's files name and their room may not use.
+pub(crate) fn violations(sources: &Sources, rooms: &[Room], guards: &[Guard], crates: &[String]) -> Vec<String> {
+    let refused = uses(sources, rooms, guards, crates).filter_map(|Use { mention, room, used, in_test }| {
         let allowed = room.name == used || room.may_use.contains(&used) || in_test && room.tests_also.contains(&used);
         let user = if in_test { format!("a test of {}", room.name) } else { room.name.to_owned() };
         (!allowed).then(|| refusal(mention, &user, used))
     });
     refused.collect()
+}
+
+/// Permissions that no file of their room uses: code outside of tests those of `may_use`, tests those of `tests_also`. Only the rows
+/// that are `listed` are held to it: a rule may allow more than each of its rooms needs. A room of tests has one list.
+pub(crate) fn unused(
+    sources: &Sources,
+    rooms: &[Room],
+    guards: &[Guard],
+    crates: &[String],
+    listed: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let found: BTreeSet<_> =
+        uses(sources, rooms, guards, crates).map(|found| (found.room.name, found.used, found.in_test)).collect();
+    let mut unused = Vec::new();
+    for room in rooms.iter().filter(|room| listed(room.name)) {
+        let only_tests = !found.iter().any(|&(name, _, in_test)| name == room.name && !in_test);
+        for (list, in_test, who) in
+            [(room.may_use, false, "no code outside of tests"), (room.tests_also, true, "no test")]
+        {
+            let idle = list.iter().filter(|&&name| !found.contains(&(room.name, name, in_test || only_tests)));
+            unused.extend(idle.map(|name| format!("the row {} allows {name}, which {who} uses", room.name)));
+        }
+    }
+    unused
 }
 
 /// The same for a program: its row says which rooms of `library` it may use, each with its parts.
@@ -77,6 +123,18 @@ pub(crate) fn violations_of_program(sources: &Sources, program: &Room, library: 
         (!allowed).then(|| refusal(mention, program.name, used))
     });
     refused.collect()
+}
+
+/// The same as [`unused`] for a program.
+pub(crate) fn unused_by_program(sources: &Sources, program: &Room, library: &str, rooms: &[Room]) -> Vec<String> {
+    let uses = |mention| Some((room_within(library, rooms, &sources.resolve(mention))?.name, sources.in_test(mention)));
+    let found: BTreeSet<_> = sources.mentions.iter().filter_map(uses).collect();
+    let idle = |list: &'static [&str], in_test| {
+        let used = |room: &str| found.iter().any(|(used, tests)| *tests == in_test && below(used, room));
+        list.iter().filter(move |room| !used(room)).collect::<Vec<_>>()
+    };
+    let idle = [idle(program.may_use, false), idle(program.tests_also, true)].concat();
+    idle.iter().map(|room| format!("the row {} allows {room}, which nobody uses", program.name)).collect()
 }
 
 fn refusal(mention: &Mention, user: &str, used: &str) -> String {
@@ -129,7 +187,11 @@ mod tests {
         let root = "pub mod base; #[cfg(test)] mod null; pub mod net; pub mod top; extern crate self as made_up;";
         sources.add("src/lib.rs", &[], root);
         sources.add("src/net/mod.rs", &["net"], "pub mod link; mod wire; pub use link::Link; pub use wire::*;");
-        sources.add("src/net/link.rs", &["net", "link"], "use std::net::TcpStream; pub struct Link(TcpStream);");
+        sources.add(
+            "src/net/link.rs",
+            &["net", "link"],
+            "use std::net::TcpStream; pub struct Link(TcpStream); macro_rules! dial { () => {} } pub(crate) use dial;",
+        );
         sources.add("src/net/wire/mod.rs", &["net", "wire"], "pub mod codec; #[cfg(test)] mod tests;");
         sources.add("src/file.rs", module, text);
         let crates = ["zip".to_owned()];
@@ -205,6 +267,8 @@ mod tests {
     fn re_exports_and_imports_of_modules_are_followed() {
         refused(&["net", "wire", "codec"], "use crate::net::Link;", "net::link");
         refused(&["top"], "use crate::net::Link; fn f(link: Link) {}", "net::link");
+        // A macro by example that is re-exported in its own module.
+        refused(&["base"], "use crate::net::link::dial;", "net::link");
         refused(&["base"], "use made_up as us; fn f() { us::top::run() }", "top");
         let text = "use super::top as above; mod inner { fn f() { super::above::run() } }";
         let twice = found(&["base"], text);
@@ -230,6 +294,34 @@ mod tests {
         let program = Room { name: "bin", may_use: &["net"], tests_also: &[] };
         let found = violations_of_program(&sources, &program, "fanout", ROOMS);
         assert_eq!(found, ["bin/main.rs:1: bin may not use top (`fanout::top`)"]);
+    }
+
+    #[test]
+    fn permissions_that_nobody_uses_are_found() {
+        let mut sources = Sources::default();
+        sources.add("src/lib.rs", &[], "mod base; mod top; mod net; mod null;");
+        let text =
+            "/// See [`crate::null`].\nuse crate::base::Number;\n#[cfg(test)] mod tests { use crate::net::Link; }";
+        sources.add("src/top.rs", &["top"], text);
+        let rooms = [
+            Room { name: "base", may_use: &[], tests_also: &["zip"] },
+            Room { name: "null", may_use: &["base"], tests_also: &[] },
+            Room { name: "net", may_use: &[], tests_also: &[] },
+            Room { name: "top", may_use: &["base", "net", "null", "addresses"], tests_also: &["net"] },
+        ];
+        let found = unused(&sources, &rooms, GUARDS, &["zip".to_owned()], |room| room != "null");
+        let expected = [
+            "the row base allows zip, which no test uses",
+            "the row top allows net, which no code outside of tests uses",
+            "the row top allows null, which no code outside of tests uses",
+            "the row top allows addresses, which no code outside of tests uses",
+        ];
+        assert_eq!(found, expected);
+        let mut sources = Sources::default();
+        sources.add("bin/main.rs", &["main"], "use fanout::net::link::Link;");
+        let program = Room { name: "bin", may_use: &["net", "top"], tests_also: &[] };
+        let found = unused_by_program(&sources, &program, "fanout", ROOMS);
+        assert_eq!(found, ["the row bin allows top, which nobody uses"]);
     }
 
     #[test]

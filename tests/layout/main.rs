@@ -2,12 +2,15 @@
 //! scripts that say how they are called.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
+mod attributes;
+mod backends;
 mod layers;
 mod paths;
 mod rooms;
 mod scripts;
 mod steps;
 
+use layers::Room;
 use paths::Sources;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +33,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 /// The files of Rust in the repository, each with its name from the root.
 fn all_sources() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
-    for dir in ["src", "bin", "tests", "bench", "examples", "crates"] {
+    for dir in ["src", "bin", "tests", "bench", "examples", "crates", "fuzz/fuzz_targets"] {
         sources(&root().join(dir), &mut found);
     }
     let named = |path: PathBuf| (path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/"), path);
@@ -55,11 +58,9 @@ fn files_stay_short_enough_to_read() {
 #[test]
 fn paths_of_modules_stay_in_their_folder() {
     for (name, path) in all_sources() {
-        let text = fs::read_to_string(path).unwrap();
-        for line in text.lines().filter(|line| line.trim_start().starts_with(&["#[", "path"].concat())) {
-            let path = line.split('"').nth(1).unwrap_or_default();
-            let stays = !path.is_empty() && !Path::new(path).is_absolute() && !path.split('/').any(|part| part == "..");
-            assert!(stays, "{name}: {line}");
+        for file in attributes::module_paths(&fs::read_to_string(path).unwrap()) {
+            let stays = !Path::new(&file).is_absolute() && !file.split('/').any(|part| part == "..");
+            assert!(stays, "{name}: the module of {file} lies outside of its folder");
         }
     }
 }
@@ -67,13 +68,12 @@ fn paths_of_modules_stay_in_their_folder() {
 /// `unsafe` stands only where the design allows it.
 #[test]
 fn unsafe_code_stays_in_its_modules() {
-    let allowed = [
+    let mut allowed: Vec<String> = [
         "src/device/mapped",
         "src/device/host",
         "src/cpu/memory",
         "src/cpu/pool",
         "src/cpu/simd",
-        "src/cuda/driver",
         "src/cuda/memory",
         "src/cuda/events",
         "src/cuda/copy",
@@ -81,12 +81,14 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/kernel",
         "bench/ops/peaks",
         "tests/sched_cost/counting",
-    ];
+    ]
+    .map(str::to_owned)
+    .into();
+    allowed.extend(backends::backends(rooms::ROOMS).iter().map(|name| format!("src/{name}/driver")));
     // The emulator has a list of its own (crates/cudaemu/tests/layout).
     for (name, path) in all_sources().into_iter().filter(|(name, _)| !name.starts_with("crates/cudaemu/")) {
-        let text = fs::read_to_string(&path).unwrap();
-        let lifts = ["allow(", "expect("].iter().any(|word| text.contains(&[*word, "unsafe_code"].concat()));
-        assert!(!lifts || allowed.iter().any(|a| name.starts_with(a)), "{name} lifts the ban on unsafe code");
+        let lifts = attributes::lifts_the_ban(&fs::read_to_string(&path).unwrap());
+        assert!(!lifts || allowed.iter().any(|a| name.starts_with(&**a)), "{name} lifts the ban on unsafe code");
     }
 }
 
@@ -114,6 +116,12 @@ fn named_dependencies() -> Vec<String> {
     found
 }
 
+/// The table of rooms with those of backends.
+fn all_rooms() -> Vec<Room> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    backends::with_backends(rooms::ROOMS, &backends::backends(rooms::ROOMS), &manifest)
+}
+
 /// Layers call downwards only, in tests as elsewhere.
 #[test]
 fn rooms_use_only_what_the_table_allows() {
@@ -130,14 +138,18 @@ fn rooms_use_only_what_the_table_allows() {
         library.add(&name, &module, &text);
     }
     assert!(library.mentions.len() > 5000, "only {} paths found in src", library.mentions.len());
-    let mut faults = layers::faults_of_table(&library, rooms::ROOMS, rooms::GUARDS, &crates);
-    faults.extend(layers::violations(&library, rooms::ROOMS, rooms::GUARDS, &crates));
+    let all = all_rooms();
+    let mut faults = layers::faults_of_table(&library, &all, rooms::GUARDS, &crates);
+    faults.extend(layers::violations(&library, &all, rooms::GUARDS, &crates));
+    let listed = |name: &str| rooms::ROOMS.iter().any(|room| room.name == name);
+    faults.extend(layers::unused(&library, &all, rooms::GUARDS, &crates, listed));
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
 /// The same for the programs: each uses a part of the library.
 #[test]
 fn programs_use_only_what_the_table_allows() {
+    let all = all_rooms();
     let mut faults = Vec::new();
     for program in rooms::PROGRAMS {
         let mut sources = Sources::default();
@@ -146,7 +158,8 @@ fn programs_use_only_what_the_table_allows() {
             sources.add(&name, &module, &fs::read_to_string(path).unwrap());
         }
         assert!(!sources.mentions.is_empty(), "the row {} names no folder", program.name);
-        faults.extend(layers::violations_of_program(&sources, program, "fanout", rooms::ROOMS));
+        faults.extend(layers::violations_of_program(&sources, program, "fanout", &all));
+        faults.extend(layers::unused_by_program(&sources, program, "fanout", &all));
     }
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }

@@ -34,6 +34,8 @@ pub(crate) struct Sources {
     imports: BTreeMap<(Path, String), Path>,
     /// What a module imports with `*`.
     globs: BTreeMap<Path, Vec<Path>>,
+    /// Macros by example, where they are defined.
+    macros: BTreeSet<(Path, String)>,
     /// Names by which the crate links itself: `extern crate self as name`.
     aliases: BTreeSet<String>,
 }
@@ -75,6 +77,11 @@ impl Sources {
             if name == "super" {
                 at = parent(&at);
             } else if let Some(import) = self.imports.get(&key(&at, name)).filter(|_| hops > 0) {
+                if *import == [name.clone()] && self.macros.contains(&key(&at, name)) {
+                    // `pub(crate) use name;` after `macro_rules! name`: the macro becomes an item of its module.
+                    at.push(name.clone());
+                    continue;
+                }
                 // `use log::log` in a module: the first word is the crate, not the import itself.
                 let target = if import[0] == *name { import.clone() } else { self.follow(&at, import, hops - 1) };
                 return self.follow(&at, &[&target, beyond].concat(), hops - 1);
@@ -215,6 +222,11 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             && item.ident == "self"
         {
             self.sources.aliases.extend(item.rename.iter().map(|(_, name)| name.to_string()));
+        }
+        if let Item::Macro(item) = item
+            && let Some(name) = &item.ident
+        {
+            self.sources.macros.insert(key(&self.module, &name.to_string()));
         }
         self.within(item_attributes(item), |reader| {
             let Item::Mod(module) = item else { return visit::visit_item(reader, item) };

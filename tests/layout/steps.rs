@@ -1,14 +1,10 @@
 //! The tables of types and ops against the tree: the files that their rows ask for, and the lists of CONTRIBUTING.md.
 
+use super::{backends, root};
 use fanout::ops::FAMILIES;
 use fanout::tensor::{Capability, DType};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
@@ -152,6 +148,56 @@ fn kernels_of_types_are_built() {
             assert_eq!(files.contains(&file), there, "{file}: run scripts/build-ptx.sh kernels");
         }
     }
+}
+
+/// The cell of the README's table with that first cell.
+fn readme(first: &str) -> String {
+    let text = read("README.md");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("| {first} | "))).unwrap();
+    line.trim_end_matches(" |").to_owned()
+}
+
+/// The README names each type that converts, and each computing op, and no other.
+#[test]
+fn the_readme_lists_the_types_and_the_ops() {
+    let (types, ops) = (readme("weight types"), readme("ops"));
+    let listed: BTreeSet<_> = types.split(", ").collect();
+    assert_eq!(listed, DType::all_that_can(Capability::Convert).map(DType::name).collect(), "weight types");
+    // What follows the list is about other ops.
+    let list = ops.split(". ").next().unwrap();
+    let upper = |word: &&str| word.len() > 1 && word.chars().all(|c| !c.is_ascii_lowercase());
+    let listed: BTreeSet<_> = words(list).into_iter().filter(upper).collect();
+    let table = FAMILIES.iter().flat_map(|family| family.codes).map(|code| code.name());
+    assert_eq!(listed, table.collect(), "ops");
+}
+
+/// Every path of the steps of a section, for each thing of that kind which is there. At most so many of them are of all such
+/// things.
+fn paths_exist(heading: &str, names: &[String], shared: usize) {
+    let contributing = read("CONTRIBUTING.md");
+    let lists = lists(section(&contributing, heading));
+    assert_eq!(lists.len(), 1, "{heading}");
+    let paths: Vec<_> = lists[0].iter().flat_map(|step| &step.paths).collect();
+    let of_all = paths.iter().filter(|path| !path.contains("<name>")).count();
+    assert!(of_all <= shared, "{heading}: {of_all} existing files change");
+    for path in paths {
+        for name in names {
+            let path = path.replace("<name>", name);
+            assert!(root().join(&path).is_file(), "{heading}: no {path}");
+        }
+    }
+}
+
+#[test]
+fn the_steps_for_a_backend_name_files_that_are_there() {
+    let names = backends::backends(&[]);
+    assert!(names.len() >= 2, "{names:?}");
+    paths_exist("Add a backend", &names, 3);
+}
+
+#[test]
+fn the_steps_for_a_transport_name_files_that_are_there() {
+    paths_exist("Add a transport", &["tcp", "memory"].map(str::to_owned), 4);
 }
 
 /// `<dir>/<stem>.rs` or a folder of that name; `<stem>.cu`.

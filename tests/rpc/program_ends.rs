@@ -83,7 +83,6 @@ fn a_server_that_is_killed_is_an_error_that_names_it() {
     for lost in [waiting.wait(Some(start + WATCHDOG)).map(drop), point.wait(Some(start + WATCHDOG))] {
         assert!(matches!(&lost, Err(DeviceError::Lost { endpoint, .. }) if *endpoint == server.addr), "{lost:?}");
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
     assert!(matches!(work.run(), Err(DeviceError::Lost { .. })));
 }
 
@@ -96,7 +95,7 @@ fn a_server_that_is_stopped_is_lost_in_time_and_lives_on() {
     let start = Instant::now();
     server.stop();
     let lost = work.run().unwrap_err().to_string();
-    assert!(start.elapsed() >= options().patience && start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= options().patience && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
     assert!(lost.contains(&server.addr) && lost.contains("said nothing for"), "{lost}");
     assert!(["GET_TENSOR", "READ", "ASK", "PING"].iter().any(|command| lost.contains(command)), "{lost}");
     server.signal("-CONT");
@@ -176,5 +175,5 @@ fn a_server_that_does_not_answer_has_a_status_too() {
     let start = Instant::now();
     let (code, text) = ended(&["--status", &silent.local_addr().unwrap().to_string()]);
     assert!(code == Some(1) && text.contains("no reply to HELLO"), "{code:?} {text}");
-    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    assert!(start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
 }

@@ -46,7 +46,11 @@ fn a_repeated_run_is_cheap_and_allocates_nothing() {
         assert_eq!(asked, 0, "allocations of 100 runs at depth {depth}");
         let took = median(1001, || scheduler.run(&mut prepared, &inputs).unwrap());
         println!("a repeated run over {DEVICES} devices at depth {depth}: {took:?}");
-        assert!(took < Duration::from_micros(50), "a repeated run at depth {depth} took {took:?}");
+        // Unoptimised it is no measure.
+        assert!(
+            cfg!(debug_assertions) || took < Duration::from_micros(50),
+            "a repeated run at depth {depth} took {took:?}"
+        );
     }
 }
 

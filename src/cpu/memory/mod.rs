@@ -7,7 +7,7 @@
 //!    read what they overwrite before they write it, on the same thread;
 //! 3. a kernel writes each part of its destination on one thread only (the chunks of [`Work`](super::pool::Work) are
 //!    disjoint), and nodes are separated by barriers.
-#![allow(unsafe_code)] // one of the modules that DESIGN names
+#![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 mod view;
 

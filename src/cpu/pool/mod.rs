@@ -7,7 +7,7 @@
 //!
 //! A pool never changes. A device that is to have another number of workers gets another pool: runs under way keep the one
 //! that they began with, and the last of them ends its threads.
-#![allow(unsafe_code)] // one of the modules that DESIGN names
+#![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 mod team;
 

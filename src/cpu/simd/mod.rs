@@ -5,7 +5,7 @@
 //! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose
 //! vectors hold the same elements of sixteen rows ([`Tiles::run`]); few columns meet rows that are no strips where they
 //! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
-#![allow(unsafe_code)] // one of the modules that DESIGN names
+#![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 #[cfg(target_arch = "aarch64")]
 mod arm;

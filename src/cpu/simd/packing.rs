@@ -1,6 +1,6 @@
 //! Columns as the kernels read them.
 //!
-//! They are rounded as ggml's CPU rounds them, to the partner type of the weights (`OPS.md` sections 29 and 3.2): so a
+//! They are rounded as ggml's CPU rounds them, to the partner type of the weights (ggml's `vec_dot_type`: Q8_0 for Q4_0): so a
 //! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
 
 use super::formats::{self, Format};

@@ -174,3 +174,40 @@ fn suffix(dtype: DType) -> String {
 fn blocks(n: usize, threads: u32, each: usize) -> u64 {
     (n as u64).div_ceil(u64::from(threads) * each as u64)
 }
+
+/// The macro over a table with a family that only the CPU runs: the crate's own table may have none.
+#[cfg(test)]
+mod tests {
+    #[derive(Debug)]
+    enum Op {
+        Slow(u8),
+        Fast(u8),
+    }
+
+    struct On;
+
+    impl On {
+        fn unsupported(&self, reason: &'static str) -> &'static str {
+            reason
+        }
+    }
+
+    mod fast {
+        pub(super) fn select(parameter: u8, _: &super::On) -> Result<u8, &'static str> {
+            Ok(parameter)
+        }
+    }
+
+    fn select(op: &Op, on: On) -> Result<u8, &'static str> {
+        select_family!([op on]
+            slow: Slow [Sqr, Sqrt] on cpu;
+            fast: Fast [Add] on cpu cuda;
+        )
+    }
+
+    #[test]
+    fn a_family_without_cuda_is_refused() {
+        assert_eq!(select(&Op::Fast(7), On), Ok(7));
+        assert_eq!(select(&Op::Slow(7), On), Err("no CUDA kernels for this op"));
+    }
+}

@@ -77,14 +77,8 @@ record! {
 const _: () = assert!(size_of::<Packed>() == TENSOR_RECORD);
 
 impl TensorRecord {
-    /// Set by the user before each run.
-    pub const FLAG_INPUT: i32 = 1;
     /// Read by the user after a run: must be written out, whatever is fused.
     pub const FLAG_OUTPUT: i32 = 2;
-    /// A trainable parameter.
-    pub const FLAG_PARAM: i32 = 4;
-    /// A training loss.
-    pub const FLAG_LOSS: i32 = 8;
     /// A listed node without this flag is not computed.
     pub const FLAG_COMPUTE: i32 = 16;
 

@@ -1,6 +1,6 @@
 //! Types with blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 //!
-//! Codes are found with the scale before its rounding to f16, as the formulas of `OPS.md` section 3.2 say. Casts
+//! Codes are found with the scale before its rounding to f16, as ggml's reference quantisers do (ggml-quants.c). Casts
 //! saturate, so that a scale whose inverse overflows still gives codes in range.
 
 use super::Codec;

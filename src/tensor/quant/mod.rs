@@ -1,7 +1,7 @@
 //! Conversion of dense rows between f32 and every type that has a scalar rule.
 //!
-//! Formulas: `OPS.md` sections 3.1 (dequantisation: the value of an element is the formula's, rounded once to f32)
-//! and 3.2 (quantisation: codes and scales are the formula's; for the K types a least-squares fit of our own).
+//! The formulas are those of ggml (ggml-quants.c). Dequantisation: the value of an element is the formula's, rounded once to f32.
+//! Quantisation: codes and scales are the formula's; for the K types a least-squares fit of our own.
 
 mod fit;
 mod kquants;

@@ -264,28 +264,6 @@ impl Maker<'_> {
         }
         self.script.listed.push(dst as u64 + 1);
     }
-
-    fn draft(&mut self, op: OpCode) -> Draft {
-        match op {
-            OpCode::Add | OpCode::Sub | OpCode::Mul | OpCode::Div => self.binary(),
-            OpCode::AddId => self.add_id(),
-            OpCode::Glu => self.glu(),
-            OpCode::Sum | OpCode::SumRows | OpCode::Cumsum | OpCode::Mean | OpCode::Argmax => self.reduction(op),
-            OpCode::Norm | OpCode::RmsNorm | OpCode::GroupNorm | OpCode::L2Norm => self.norm(op),
-            OpCode::Dup | OpCode::Cpy | OpCode::Cont => self.copy(op),
-            OpCode::GetRows => self.get_rows(),
-            OpCode::SetRows => self.set_rows(),
-            OpCode::Concat => self.concat(),
-            OpCode::Repeat => self.repeat(),
-            OpCode::Argsort | OpCode::TopK => self.sort(op),
-            OpCode::MulMat => self.mul_mat(),
-            OpCode::MulMatId => self.mul_mat_id(),
-            OpCode::Rope => self.rope(),
-            OpCode::SoftMax => self.softmax(),
-            OpCode::FlashAttnExt => self.flash_attn(),
-            _ => self.unary(op),
-        }
-    }
 }
 
 fn nowhere() -> Place {

@@ -247,11 +247,6 @@ impl Streams {
         self.table.get(stream).ok().map(|stream| stream.context)
     }
 
-    /// Whether some work is being done now.
-    pub fn any_running(&self) -> bool {
-        self.table.iter().any(|(_, stream)| stream.running)
-    }
-
     /// Takes the first work of a stream, to be done now.
     pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, Work)> {
         let stream = self.table.get_mut(stream).ok()?;

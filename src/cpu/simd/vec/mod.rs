@@ -3,7 +3,7 @@
 //! Two shapes of them. For few queries the rows of k and v are read where they lie, f16 or f32, each once for four queries
 //! ([`Products::rows_by_rows`], [`Products::add_rows_by_columns`]). For many the block is f32 and vectors run along the
 //! queries ([`Products::outer`]), so that nothing is summed across a vector.
-#![allow(unsafe_code)] // one of the modules that DESIGN names
+#![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 #[cfg(target_arch = "aarch64")]
 mod arm;

@@ -1,4 +1,4 @@
-//! The dequantisation formulas of `OPS.md` section 3.1, element by element, in f64 on raw bytes.
+//! The formulas of ggml's dequantisers (ggml-quants.c), element by element, in f64 on raw bytes.
 
 use crate::tensor::DType;
 

@@ -1,10 +1,14 @@
 //! The body of the fuzz target `session` over seeded choices.
 //!
-//! `HOSTILE_SESSIONS=100000 HOSTILE_SEED=7 cargo test --release --test hostile sessions` tries more of them.
+//! `HOSTILE_SESSIONS=100000 HOSTILE_SEED=7 cargo test --release --workspace --test sessions` tries more of them.
 
-use crate::session::Target;
-use crate::setting;
 use fastrand::Rng;
+use hostile_client::Target;
+
+/// A number from the environment, for longer runs by hand.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
+}
 
 /// Resident memory of this process, in bytes.
 #[cfg(target_os = "linux")]

@@ -1,7 +1,8 @@
-//! Any bytes as choices of a hostile client: sequences of messages, most of them right, some of them bent. Shared by the
-//! fuzz target `session` and the seeded test here.
+//! A hostile client of a fanout server: sequences of messages, most of them valid, some of them corrupted. Bytes make every
+//! choice, so a fuzzer can drive it.
+//!
+//! The fuzz target `session` (`fuzz/`) and a seeded test (`tests/sessions.rs` of this crate) call [`Target::attack`].
 
-#[path = "greeted.rs"]
 mod greeted;
 
 use fanout::cpu::{CpuDevice, Path};
@@ -31,15 +32,17 @@ const GUARD: u64 = 1 << 16;
 /// A panic anywhere in the process: the server survives its own, and tells nobody but its log.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// A server in this process, and a client of it that behaves.
-pub(crate) struct Target {
+/// A server in this process, and a well-behaved client whose results show whether an attack damaged the server.
+pub struct Target {
     addr: SocketAddr,
     devices: Vec<Arc<dyn Device>>,
     bystander: Client,
 }
 
 impl Target {
-    pub(crate) fn new() -> Target {
+    /// Starts the server, on a port of its own.
+    #[allow(clippy::new_without_default)] // it starts threads: no default value
+    pub fn new() -> Target {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let report = std::panic::take_hook();
@@ -59,9 +62,12 @@ impl Target {
         Target { addr, devices, bystander }
     }
 
-    /// Plays one client whose every choice comes from `bytes`, then asks the bystander how it feels. Returns the bytes of its
-    /// replies.
-    pub(crate) fn attack(&mut self, bytes: &[u8]) -> usize {
+    /// Connects one client whose every choice comes from `bytes`, then checks the results of the well-behaved client. Returns the
+    /// number of bytes in the server's replies.
+    ///
+    /// # Panics
+    /// When the server neither replies nor closes the connection, panics, or serves the well-behaved client wrongly.
+    pub fn attack(&mut self, bytes: &[u8]) -> usize {
         let stream = Attacker::new(bytes).stream();
         let mut socket = connect(self.addr);
         let mut writer = socket.try_clone().expect("a live socket");
@@ -86,8 +92,11 @@ impl Target {
         total
     }
 
-    /// That no attacker has left anything behind on the devices.
-    pub(crate) fn end(self) {
+    /// Waits until the devices have all their memory back.
+    ///
+    /// # Panics
+    /// When some is still in use after the watchdog's time.
+    pub fn end(self) {
         drop(self.bystander);
         let until = Instant::now() + WATCHDOG;
         let used =
