@@ -26,8 +26,11 @@ const LONGEST_DELAY: u32 = 3;
 /// Room of a direction, at least and at most.
 const ROOM: std::ops::Range<usize> = 1 << 10..64 << 10;
 
-/// Numbers connections and listeners.
+/// Numbers connections.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// Numbers listeners. In `memory:NUMBER` the number has the place of a port, which `--peer` takes from 1 to 65535.
+static LISTENER: AtomicU64 = AtomicU64::new(1);
 
 /// The two ends of a connection.
 pub(crate) fn pair(weather: Weather) -> (Connection, Connection) {
@@ -258,7 +261,7 @@ pub(crate) struct Listener {
 
 /// Listens within this process. Each connection has a seed of its own, from that of the weather on.
 pub(crate) fn listen(weather: Weather) -> Listener {
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let number = LISTENER.fetch_add(1, Ordering::Relaxed);
     let (to, knocks) = mpsc::channel();
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.get_or_insert_default().insert(number, (to.clone(), weather));

@@ -1,15 +1,12 @@
 //! From an address that may be dialled to a connection whose server knows the extensions.
 
-use std::net::SocketAddr;
-
 use crate::rpc::connection::{Handshake, HandshakeError};
 use crate::rpc::transport::{self, Address, Deadline, TransportError};
 use crate::rpc::wire::ext::{Greeting, REVISION, State};
 
 /// The first of some addresses that answers, after HELLO and GREET.
-pub(super) fn dial(targets: &[SocketAddr], deadline: &Deadline) -> Result<Handshake, String> {
-    let targets: Vec<_> = targets.iter().copied().map(Address::Tcp).collect();
-    let (_, connection) = transport::dial(&targets, deadline).map_err(|(addr, e)| match addr {
+pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake, String> {
+    let (_, connection) = transport::dial(targets, deadline).map_err(|(addr, e)| match addr {
         Some(addr) => format!("cannot connect to {addr}: {e}; is a server running there, on that port?"),
         None => "it has no address".to_owned(),
     })?;
