@@ -94,7 +94,8 @@ pub enum ConnectError {
         /// Its version.
         theirs: Version,
     },
-    /// It was lost, or said something impossible, when it was asked for its devices.
+    /// The server was lost, or its reply made no sense, when the client listed its devices; or this machine has no thread for the
+    /// connection.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// It has been tried for [`Options::retry`].
@@ -132,7 +133,7 @@ impl ConnectError {
             // Where containers come and go, a name is away while its server is.
             Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
-            Device(e) => matches!(e, DeviceError::Lost { .. }),
+            Device(e) => matches!(e, DeviceError::Lost { .. } | DeviceError::Exhausted { .. }),
             _ => false,
         }
     }
@@ -277,6 +278,9 @@ mod tests {
         assert!(attempts == 1 && !told.contains("attempts"), "{told}");
         let (attempts, told) = fail(200, unknown);
         assert!(attempts > 1 && told.starts_with("a:1: no such host") && told.contains("attempts in"), "{told}");
+        let no_thread = |_| DeviceError::no_thread("that reads replies", &io::ErrorKind::WouldBlock.into()).into();
+        let (attempts, told) = fail(200, no_thread);
+        assert!(attempts > 1 && told.contains("threads") && !told.contains("cannot connect"), "{told}");
         let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
         assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
         assert!(

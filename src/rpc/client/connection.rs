@@ -151,13 +151,16 @@ impl Drop for Connection {
 
 impl Connection {
     /// Takes over a connection whose handshake is done, with what the server said of itself if it greets.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] when the system has no thread for it.
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
         dialect: &'static Dialect,
         (patience, longest): (Duration, Duration),
         greeted: Option<GreetReply>,
-    ) -> std::io::Result<Arc<Connection>> {
+    ) -> Result<Arc<Connection>, DeviceError> {
         let patience = patience.max(Duration::from_millis(1));
         let Handshake { aborter, receiver, sender, sent, received } = handshake;
         let out = MessageWriter::new(sender, patience);

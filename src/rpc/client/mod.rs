@@ -54,7 +54,6 @@ use crate::setters::setters;
 use connect::Met;
 use connection::Connection;
 use greeted::Session;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,9 +109,8 @@ impl Endpoint {
         let Met { mut handshake, server } = connect::connect(endpoint, options)?;
         let greet = || greeted::greet(endpoint, &mut handshake, options.connect_timeout);
         let greeted = server.speaks_extensions().then(greet).transpose()?;
-        let failed = |source: io::Error| ConnectError::Connect { endpoint: endpoint.to_owned(), source: source.into() };
         let patience = (options.patience, PATIENCE.max(options.patience));
-        let connection = Connection::start(endpoint, handshake, server.dialect, patience, greeted).map_err(failed)?;
+        let connection = Connection::start(endpoint, handshake, server.dialect, patience, greeted)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
