@@ -45,6 +45,7 @@ pub(super) struct Connection(Arc<Shared>);
 pub(super) struct Shared {
     endpoint: String,
     number: u64,
+    domain: Domain,
     aborter: Aborter,
     /// The version that the server speaks.
     pub(super) dialect: &'static Dialect,
@@ -168,6 +169,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             endpoint: endpoint.to_owned(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            domain: Domain::unique(endpoint),
             aborter,
             dialect,
             patience,
@@ -202,7 +204,7 @@ impl Shared {
 
     /// Devices of one connection reach each other's memory, those of two connections to one server do not.
     pub(super) fn domain(&self) -> Domain {
-        Domain::named(format!("{} (connection {})", self.endpoint, self.number))
+        self.domain.clone()
     }
 
     pub(super) fn link(&self) -> LinkStats {
