@@ -27,10 +27,14 @@ struct Served {
 
 impl Served {
     fn start(weather: Weather) -> Served {
+        Served::with(weather, Config::default())
+    }
+
+    fn with(weather: Weather, config: Config) -> Served {
         let listener = listen(weather);
         let endpoint = listener.endpoint();
         let cpu = CpuDevice::new("CPU", 1, Path::Fast, 64 << 20).unwrap();
-        let server = Server::over(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], Config::default()).unwrap();
+        let server = Server::over(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
         let handle = server.handle();
         Served { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
@@ -108,6 +112,32 @@ fn a_cut_connection_is_lost_at_both_ends() {
             assert!(Instant::now() < until, "cut after {after}: the server's session goes on");
             std::thread::yield_now();
         }
+    }
+}
+
+/// The source's server dials the destination's and sends it the bytes: a link uses the same transport as clients do.
+#[test]
+fn a_link_between_servers_works_however_bytes_are_split_and_delayed() {
+    for seed in 0..8 {
+        let to = Served::start(Weather { seed: 2000 + 100 * seed, cut_after: None });
+        let config = Config::default().with_peers(vec![to.endpoint.parse().unwrap()]);
+        let from = Served::with(Weather { seed: 3000 + 100 * seed, cut_after: None }, config);
+        let options = Options { connect_timeout: WATCHDOG, patience: WATCHDOG, retry: Duration::ZERO };
+        let endpoints = [&from, &to].map(|server| Endpoint::connect(&server.endpoint, &options).unwrap());
+        let [source, here] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
+        assert!(here.copies_from(source.info()), "seed {seed}: the source's server does not reach {}", to.endpoint);
+        let (account, until) = (Account::new(1 << 30), Some(Instant::now() + WATCHDOG));
+        let [mut out, mut queue] = [source, here].map(|device| device.queue(&account).unwrap());
+        for len in [1, 4096, 600_000] {
+            let data = noise(seed, len);
+            let [src, dst] = [source, here].map(|device| device.alloc(len as u64, &account).unwrap());
+            out.upload(src.whole(), None, Source::Borrowed(&data)).unwrap();
+            let after = out.mark();
+            assert!(queue.copy_from(src.whole(), dst.whole(), Some(&after)).unwrap().is_submitted());
+            assert!(queue.download(dst.whole()).unwrap().wait(until).unwrap() == data, "seed {seed}: {len} bytes");
+        }
+        // The client's connection, and the link from the other server.
+        assert_eq!(to.handle.connections(), 2, "seed {seed}");
     }
 }
 

@@ -286,6 +286,6 @@ fn nor_on_the_way_through_the_host() {
 fn nor_where_devices_copy_one_way() {
     same_as_one_device(10, Gate::among_threads, |i, device| {
         let device = device.with_info(|info| info.domain = Domain::named(format!("of device {i}")));
-        device.with_copies_from(|to, from| from < to || (to, from) == ("G0", "G2"))
+        device.with_copies_from(|to, from| from.name < to.name || (&*to.name, &*from.name) == ("G0", "G2"))
     });
 }

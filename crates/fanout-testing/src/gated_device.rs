@@ -8,20 +8,25 @@
 //! commands it follows, by the order of its queue, by waits, and by the host's own waiting. Two accesses to the same bytes
 //! that nothing orders are a race ([`Gate::races`]), whether or not they did harm this time.
 
+mod work;
+
+#[cfg(test)]
+mod tests;
+
 use crate::races::{Access, Clock, Races};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Domain, MemoryInfo, PeerCopies, Point, Program,
-    Progress, Queue, Region, Source, Support, Ticket, Timeline,
+    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain, MemoryInfo, PeerCopies, Point,
+    Program, Progress, Queue, Region, Source, Support, Ticket, Timeline,
 };
-use fanout::graph::{Graph, TensorId};
+use fanout::graph::Graph;
 use fanout::ops::NodeView;
 use fanout::tensor::TensorDesc;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use work::Work;
 
 /// Memory of each device, in bytes.
 const MEMORY: u64 = 1 << 30;
@@ -30,7 +35,11 @@ const MEMORY: u64 = 1 << 30;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Schedules the commands of its devices. See the [module](self).
-pub struct Gate(Mutex<State>);
+pub struct Gate {
+    /// That of the devices that do not change it.
+    domain: Domain,
+    state: Mutex<State>,
+}
 
 struct State {
     rng: fastrand::Rng,
@@ -39,8 +48,8 @@ struct State {
     /// The gate draws new ranks after one in so many commands, on average.
     steady: u32,
     queues: Vec<QueueState>,
-    /// The domain of each device.
-    domains: HashMap<String, Domain>,
+    /// The facts of each device. The devices of the gate and no others copy from one another.
+    devices: HashMap<DeviceId, DeviceInfo>,
     /// The commands that the host knows to be done.
     host: Clock,
     races: Races,
@@ -73,15 +82,6 @@ struct Command {
     work: Work,
 }
 
-enum Work {
-    Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: Arc<Mutex<Vec<u8>>> },
-    Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region },
-    Run { program: Program, bindings: Arc<[Region]> },
-    Wait,
-}
-
 impl Gate {
     /// A gate that runs commands in the order of this seed.
     pub fn new(seed: u64) -> Arc<Gate> {
@@ -99,16 +99,17 @@ impl Gate {
         let mut rng = fastrand::Rng::with_seed(seed);
         // Rare draws hold queues up for long, frequent ones mix all of them.
         let steady = [1, 4, 32][rng.usize(0..3)];
-        Arc::new(Gate(Mutex::new(State {
+        let state = State {
             rng,
             threads,
             steady,
             queues: Vec::new(),
-            domains: HashMap::new(),
+            devices: HashMap::new(),
             host: Clock::default(),
             races: Races::default(),
             order: Vec::new(),
-        })))
+        };
+        Arc::new(Gate { domain: Domain::unique("gated"), state: Mutex::new(state) })
     }
 
     /// A device behind the gate. All are of one domain unless [`GatedDevice::with_info`] changes it.
@@ -118,7 +119,7 @@ impl Gate {
     pub fn device(self: &Arc<Gate>, name: &str) -> GatedDevice {
         let inner = CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap();
         let gated = GatedDevice { info: inner.info().clone(), copy_rule: |_, _| false, inner, gate: Arc::clone(self) };
-        gated.with_info(|info| info.domain = Domain::named("gated"))
+        gated.with_info(|info| info.domain = self.domain.clone())
     }
 
     /// Descriptions of the races so far: accesses to the same bytes, one of them a write, that nothing orders.
@@ -132,7 +133,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
     }
 }
 
@@ -205,40 +206,6 @@ impl State {
         };
         let heads: Vec<_> = self.queues.iter().enumerate().filter_map(head).collect();
         DeviceError::Bug(format!("nothing can go on: {}", heads.join("; ")))
-    }
-}
-
-impl Work {
-    /// Calls `visit` with each access of the command: the command's kind, whether it writes, the region, and which bytes of it.
-    fn accesses(&self, mut visit: impl FnMut(&'static str, bool, &Region, Range<u64>)) {
-        let all = |region: &Region| 0..region.bytes();
-        match self {
-            Work::Upload { dst, .. } => visit("an upload", true, dst, all(dst)),
-            Work::Download { src, .. } => visit("a download", false, src, all(src)),
-            Work::Fill { dst, .. } => visit("a fill", true, dst, all(dst)),
-            Work::Copy { src, dst } => {
-                visit("a copy", false, src, all(src));
-                visit("a copy", true, dst, all(dst));
-            }
-            Work::Wait => {}
-            Work::Run { program, bindings } => {
-                let graph = program.graph();
-                let mut operand = |writes, id: TensorId| {
-                    let Some((tensor, place)) = graph.tensor(id).and_then(|t| Some((t, t.place?))) else { return };
-                    let Some(region) = bindings.get(place.slot as usize) else { return };
-                    let start = place.offset as u64;
-                    visit("a program", writes, region, start..start + tensor.desc.extent() as u64);
-                };
-                for node in graph.nodes() {
-                    for (i, id) in node.srcs.iter().enumerate() {
-                        if let Some(id) = id.filter(|_| !node.op.writes_onto(i)) {
-                            operand(false, id);
-                        }
-                    }
-                    operand(true, node.dst);
-                }
-            }
-        }
     }
 }
 
@@ -315,26 +282,32 @@ impl Progress for QueueProgress {
     }
 }
 
+/// Whether a device copies from a device of another domain: by its own facts and those of the other device.
+type CopyRule = fn(&DeviceInfo, &DeviceInfo) -> bool;
+
+fn copies(rule: CopyRule, info: &DeviceInfo, other: &DeviceInfo) -> bool {
+    info.domain == other.domain || rule(info, other)
+}
+
 /// A CPU device whose queues are scheduled by a [`Gate`].
 pub struct GatedDevice {
     info: DeviceInfo,
-    /// Whether it copies from a device of another domain: by its name and the other one's.
-    copy_rule: fn(&str, &str) -> bool,
+    copy_rule: CopyRule,
     inner: Arc<CpuDevice>,
     gate: Arc<Gate>,
 }
 
 impl GatedDevice {
-    /// Changes the facts that [`Device::info`] returns, but for the name.
+    /// Changes the facts that [`Device::info`] returns, but for the name and the identity.
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> GatedDevice {
         change(&mut self.info);
-        self.info.name = self.inner.info().name.clone();
-        self.gate.lock().domains.insert(self.info.name.clone(), self.info.domain.clone());
+        (self.info.id, self.info.name) = (self.inner.info().id, self.inner.info().name.clone());
+        self.gate.lock().devices.insert(self.info.id, self.info.clone());
         self
     }
 
-    /// Decides from which devices of other domains the device copies, by its name and the other one's.
-    pub fn with_copies_from(self, rule: fn(&str, &str) -> bool) -> GatedDevice {
+    /// Decides from which devices of other domains the device copies, by its own facts and those of the other device.
+    pub fn with_copies_from(self, rule: fn(&DeviceInfo, &DeviceInfo) -> bool) -> GatedDevice {
         GatedDevice { copy_rule: rule, ..self }
     }
 
@@ -352,7 +325,7 @@ impl std::fmt::Debug for GatedDevice {
 
 impl PeerCopies for GatedDevice {
     fn copies_from(&self, other: &DeviceInfo) -> bool {
-        self.info.domain == other.domain || (self.copy_rule)(&self.info.name, &other.name)
+        copies(self.copy_rule, &self.info, other)
     }
 }
 
@@ -410,7 +383,7 @@ impl Device for GatedDevice {
 
 struct GatedQueue {
     info: DeviceInfo,
-    copy_rule: fn(&str, &str) -> bool,
+    copy_rule: CopyRule,
     gate: Arc<Gate>,
     queue: usize,
     timeline: Arc<Timeline>,
@@ -474,13 +447,12 @@ impl Queue for GatedQueue {
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        let other = src.buffer().device_name();
-        let same_domain = self.gate.lock().domains.get(other) == Some(&self.info.domain);
-        let copies = same_domain || (self.copy_rule)(&self.info.name, other);
-        if copies {
-            self.submit(after, Work::Copy { src, dst })?;
+        let other = self.gate.lock().devices.get(&src.buffer().device()).cloned();
+        if !other.is_some_and(|other| copies(self.copy_rule, &self.info, &other)) {
+            return Ok(CopyOutcome::Unreachable);
         }
-        Ok(if copies { CopyOutcome::Submitted } else { CopyOutcome::Unreachable })
+        self.submit(after, Work::Copy { src, dst })?;
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {

@@ -7,9 +7,8 @@ use thiserror::Error;
 
 use super::Options;
 use crate::device::DeviceError;
-use crate::rpc::connection::{Handshake, HandshakeError};
+use crate::rpc::connection::{Handshake, HandshakeError, ServerHello};
 use crate::rpc::transport::{Address, Deadline, DialError, ResolveError, TransportError, dial, resolve};
-use crate::rpc::wire::ext::{Greeting, State};
 use crate::rpc::wire::{
     Command, Dialect, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, SERVED, Version, WireError,
 };
@@ -95,7 +94,8 @@ pub enum ConnectError {
         /// Its version.
         theirs: Version,
     },
-    /// It was lost, or said something impossible, when it was asked for its devices.
+    /// The server was lost, or its reply made no sense, when the client listed its devices; or this machine has no thread for the
+    /// connection.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// It has been tried for [`Options::retry`].
@@ -133,7 +133,7 @@ impl ConnectError {
             // Where containers come and go, a name is away while its server is.
             Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
-            Device(e) => matches!(e, DeviceError::Lost { .. }),
+            Device(e) => matches!(e, DeviceError::Lost { .. } | DeviceError::Exhausted { .. }),
             _ => false,
         }
     }
@@ -174,17 +174,11 @@ pub(super) fn again<T>(
     }
 }
 
-/// A server that takes us.
+/// A server that accepts this client, before GREET.
 pub(super) struct Met {
     pub(super) handshake: Handshake,
-    pub(super) dialect: &'static Dialect,
-    pub(super) version: Version,
-    /// The revision of the extensions, from a server of fanout's.
-    pub(super) revision: Option<u8>,
+    pub(super) server: ServerHello,
 }
-
-/// What a handshake brings: how the server speaks, its version, and its greeting.
-type Hands = (&'static Dialect, Version, Option<Greeting>);
 
 /// Connects and shakes hands, once.
 pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
@@ -213,14 +207,11 @@ fn meet(endpoint: &str, addr: Address, mut handshake: Handshake, deadline: &Dead
             Err(ConnectError::Closed { .. }) => closed_on = tried,
             Err(e) => return Err(e),
             // It knows the first form: it has closed that connection because it was full, say, or about to end.
-            Ok((dialect, ..)) if form == HelloForm::Empty && dialect.hello() == HelloForm::Caps => {
+            Ok(server) if form == HelloForm::Empty && server.dialect.hello() == HelloForm::Caps => {
                 closed_on = "HELLO";
                 break;
             }
-            Ok((dialect, version, greeting)) => {
-                let revision = greeting.map(|greeting| greeting.revision);
-                return Ok(Met { handshake, dialect, version, revision });
-            }
+            Ok(server) => return Ok(Met { handshake, server }),
         }
         if form != HelloForm::Absent {
             let Ok((_, next)) = dial(std::slice::from_ref(&addr), deadline) else { break };
@@ -235,11 +226,14 @@ fn hello(
     handshake: &mut Handshake,
     form: HelloForm,
     deadline: &Deadline,
-) -> Result<Hands, ConnectError> {
+) -> Result<ServerHello, ConnectError> {
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
     let wrong = |e: HandshakeError| match e {
         HandshakeError::Transport(e) => ConnectError::unheard(endpoint, "HELLO", deadline.given(), &e),
+        HandshakeError::Version(theirs) => ConnectError::Version { endpoint: named(), theirs },
+        HandshakeError::Full => ConnectError::Full { endpoint: named() },
+        HandshakeError::Draining => ConnectError::Draining { endpoint: named() },
         other => failed(other.to_string()),
     };
     if form == HelloForm::Absent {
@@ -249,21 +243,10 @@ fn hello(
         let body = handshake.request(&out, Command::GetAlignment, deadline).map_err(wrong)?;
         // Any answer shows that it knows the request.
         Response::decode(Command::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
-        return Ok((Dialect::FIRST, Version { major: 0, minor: 0, patch: 0 }, None));
+        let version = Version { major: 0, minor: 0, patch: 0 };
+        return Ok(ServerHello { dialect: Dialect::FIRST, version, revision: None });
     }
-    let reply = handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(wrong)?;
-    let Some(dialect) = Dialect::of(reply.version) else {
-        return Err(ConnectError::Version { endpoint: endpoint.to_owned(), theirs: reply.version });
-    };
-    if form == HelloForm::Caps && reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
-        return Err(failed("a reply to HELLO as before version 4.0".to_owned()));
-    }
-    let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
-    match greeting.map_or(State::Ready, |greeting| greeting.state) {
-        State::Ready => Ok((dialect, reply.version, greeting)),
-        State::Full => Err(ConnectError::Full { endpoint: named() }),
-        State::Draining => Err(ConnectError::Draining { endpoint: named() }),
-    }
+    handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(wrong)
 }
 
 #[cfg(test)]
@@ -295,6 +278,9 @@ mod tests {
         assert!(attempts == 1 && !told.contains("attempts"), "{told}");
         let (attempts, told) = fail(200, unknown);
         assert!(attempts > 1 && told.starts_with("a:1: no such host") && told.contains("attempts in"), "{told}");
+        let no_thread = |_| DeviceError::no_thread("that reads replies", &io::ErrorKind::WouldBlock.into()).into();
+        let (attempts, told) = fail(200, no_thread);
+        assert!(attempts > 1 && told.contains("threads") && !told.contains("cannot connect"), "{told}");
         let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
         assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
         assert!(

@@ -45,6 +45,7 @@ pub(super) struct Connection(Arc<Shared>);
 pub(super) struct Shared {
     endpoint: String,
     number: u64,
+    domain: Domain,
     aborter: Aborter,
     /// The version that the server speaks.
     pub(super) dialect: &'static Dialect,
@@ -151,13 +152,16 @@ impl Drop for Connection {
 
 impl Connection {
     /// Takes over a connection whose handshake is done, with what the server said of itself if it greets.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] when the system has no thread for it.
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
         dialect: &'static Dialect,
         (patience, longest): (Duration, Duration),
         greeted: Option<GreetReply>,
-    ) -> std::io::Result<Arc<Connection>> {
+    ) -> Result<Arc<Connection>, DeviceError> {
         let patience = patience.max(Duration::from_millis(1));
         let Handshake { aborter, receiver, sender, sent, received } = handshake;
         let out = MessageWriter::new(sender, patience);
@@ -165,6 +169,7 @@ impl Connection {
         let shared = Arc::new(Shared {
             endpoint: endpoint.to_owned(),
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            domain: Domain::unique(endpoint),
             aborter,
             dialect,
             patience,
@@ -199,7 +204,7 @@ impl Shared {
 
     /// Devices of one connection reach each other's memory, those of two connections to one server do not.
     pub(super) fn domain(&self) -> Domain {
-        Domain::named(format!("{} (connection {})", self.endpoint, self.number))
+        self.domain.clone()
     }
 
     pub(super) fn link(&self) -> LinkStats {

@@ -49,12 +49,11 @@ pub use connect::ConnectError;
 
 use crate::device::{Device, PATIENCE};
 use crate::rpc::wire::Version;
-use crate::rpc::wire::ext::{GreetReply, REVISION};
+use crate::rpc::wire::ext::GreetReply;
 use crate::setters::setters;
 use connect::Met;
 use connection::Connection;
 use greeted::Session;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,18 +106,16 @@ impl Endpoint {
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { mut handshake, dialect, version, revision } = connect::connect(endpoint, options)?;
-        let knows_us = revision == Some(REVISION);
+        let Met { mut handshake, server } = connect::connect(endpoint, options)?;
         let greet = || greeted::greet(endpoint, &mut handshake, options.connect_timeout);
-        let greeted = knows_us.then(greet).transpose()?;
-        let failed = |source: io::Error| ConnectError::Connect { endpoint: endpoint.to_owned(), source: source.into() };
+        let greeted = server.speaks_extensions().then(greet).transpose()?;
         let patience = (options.patience, PATIENCE.max(options.patience));
-        let connection = Connection::start(endpoint, handshake, dialect, patience, greeted).map_err(failed)?;
+        let connection = Connection::start(endpoint, handshake, server.dialect, patience, greeted)?;
         let devices = match &connection.session {
             Some(_) => greeted::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
         };
-        Ok(Endpoint { connection, version, devices })
+        Ok(Endpoint { connection, version: server.version, devices })
     }
 
     /// The devices, in the server's order.

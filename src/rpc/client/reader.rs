@@ -1,6 +1,5 @@
 //! The thread that reads what the server sends, and gives each reply to whoever it is for.
 
-use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,11 +13,14 @@ use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 
 pub(super) type Reader = ReplyReader<Shared>;
 
-pub(super) fn start(shared: Arc<Shared>, receiver: Receiver) -> io::Result<()> {
+/// # Errors
+/// [`DeviceError::Exhausted`] without a thread.
+pub(super) fn start(shared: Arc<Shared>, receiver: Receiver) -> Result<(), DeviceError> {
     let reader = Reader::new(Arc::clone(&shared), receiver);
     let ends = Ends(shared);
     let thread = std::thread::Builder::new().name("rpc-replies".to_owned());
-    thread.spawn(move || serve(reader, &ends)).map(drop)
+    let started = thread.spawn(move || serve(reader, &ends));
+    started.map(drop).map_err(|e| DeviceError::no_thread("that reads replies", &e))
 }
 
 /// However the thread ends: nobody waits for replies that nobody reads.

@@ -59,14 +59,14 @@ impl MessageWriter {
     /// Lingering close, as HTTP servers do it: nothing more is sent, the peer sees the end behind what was, and what it sends until
     /// the deadline, or its own end, is dropped. Nobody else may receive meanwhile.
     pub(in crate::rpc) fn linger(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
-        self.finish()?;
+        self.finish(deadline)?;
         self.sender.drain(deadline)
     }
 
-    /// Nothing more is sent, and the peer sees the end behind what was.
-    pub(in crate::rpc) fn finish(&mut self) -> Result<(), TransportError> {
+    /// Nothing more is sent, and the peer sees the end behind what was, if there is room for it by the deadline.
+    pub(in crate::rpc) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         self.cut = true;
-        self.sender.finish()
+        self.sender.finish(deadline)
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), TransportError> {

@@ -1,7 +1,7 @@
 //! What the ends of a connection have in common, for the client, the server, and a server that is the client of another one.
 //!
 //! ```text
-//! handshake: HELLO and GREET            (client, links between servers)
+//! handshake: HELLO and GREET, checked   (client, links between servers)
 //!   ↓
 //! message_writer in a write_slot        (all: whole messages, one thread at a time)
 //! due_replies ◄── reply_reader          (client, links: replies in the order of their requests; what is overdue)
@@ -16,7 +16,7 @@ mod reply_reader;
 mod write_slot;
 
 pub(in crate::rpc) use due_replies::{DueReplies, DueReply};
-pub(in crate::rpc) use handshake::{Handshake, HandshakeError};
+pub(in crate::rpc) use handshake::{Handshake, HandshakeError, ServerHello};
 pub(in crate::rpc) use message_writer::{JOINED, MessageWriter};
 pub(in crate::rpc) use read_ahead::{ReadAhead, Source};
 pub(in crate::rpc) use reply_reader::{ReadError, ReplyReader, Requester, Timeouts};

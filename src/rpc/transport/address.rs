@@ -32,6 +32,17 @@ pub(crate) enum Address {
     Memory(u64),
 }
 
+impl Address {
+    /// Its IP address and port; `None` for an address of another kind, which only its own name identifies.
+    pub(crate) fn ip(&self) -> Option<SocketAddr> {
+        match self {
+            Address::Tcp(addr) => Some(*addr),
+            #[cfg(test)]
+            Address::Memory(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

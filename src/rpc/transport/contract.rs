@@ -59,7 +59,7 @@ fn bytes_come_in_order_from_parts_of_any_lengths() {
                         .collect();
                     sender.write_all(&parts, WATCHDOG).unwrap();
                 }
-                sender.finish().unwrap();
+                sender.finish(&later()).unwrap();
             });
             let mut got = vec![0; data.len()];
             receiver.read_exact(&mut got, &later()).unwrap();
@@ -99,7 +99,7 @@ fn half_a_close_leaves_the_other_direction() {
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         sender.write_all(&[b"last"], WATCHDOG).unwrap();
-        sender.finish().unwrap();
+        sender.finish(&later()).unwrap();
         assert!(sender.write_all(&[b"more"], WATCHDOG).unwrap_err().is_reset());
         let mut got = [0; 4];
         their_receiver.read_exact(&mut got, &later()).unwrap();
@@ -109,6 +109,62 @@ fn half_a_close_leaves_the_other_direction() {
         receiver.read_exact(&mut got, &later()).unwrap();
         assert_eq!(&got, b"word");
     });
+}
+
+/// Some first attempts to finish find no room, as TLS's close_notify does behind a full socket. The peer sees the end all the same.
+#[test]
+fn an_end_that_finds_no_room_is_sent_later() {
+    let mut refused = 0;
+    for seed in 0..64 {
+        let (ours, theirs) = pair(Weather { seed, cut_after: None });
+        refused += u32::from(!ours.0.try_finish().unwrap());
+        let (_keep, mut sender) = ours.split();
+        sender.finish(&later()).unwrap();
+        let (mut receiver, _keep_theirs) = theirs.split();
+        assert_eq!(receiver.read_into(&mut [0], &later()).unwrap(), 0);
+        // It stays finished.
+        sender.finish(&Deadline::after(Duration::ZERO)).unwrap();
+    }
+    assert!(refused > 0);
+}
+
+/// A transport that never has room.
+#[derive(Debug)]
+struct Full;
+
+impl Transport for Full {
+    fn try_read(&self, _: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        Ok(None)
+    }
+
+    fn try_write(&self, _: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
+        Ok(None)
+    }
+
+    fn wait(&self, _: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
+        Ok(deadline.left().is_some())
+    }
+
+    fn readable(&self) -> bool {
+        false
+    }
+
+    fn try_finish(&self) -> Result<bool, TransportError> {
+        Ok(false)
+    }
+
+    fn abort(&self) {}
+
+    fn peer(&self) -> PeerAddr {
+        PeerAddr::Local(0)
+    }
+}
+
+#[test]
+fn an_end_without_room_fails_at_its_deadline() {
+    let (_, mut sender) = Connection::new(Full).split();
+    let told = sender.finish(&Deadline::after(SHORT)).unwrap_err();
+    assert!(matches!(told, TransportError::TimedOut { after: SHORT, .. }), "{told:?}");
 }
 
 #[test]
@@ -197,7 +253,7 @@ fn readable_tells_of_bytes_and_of_the_end() {
         assert!(receiver.readable());
         receiver.read_exact(&mut got, &later()).unwrap();
         assert!(!receiver.readable());
-        sender.finish().unwrap();
+        sender.finish(&later()).unwrap();
         assert_eq!(receiver.read_into(&mut got, &later()).unwrap(), 0);
         assert!(receiver.readable());
     });
@@ -212,7 +268,7 @@ fn what_a_peer_sends_at_last_is_drained() {
         thread::scope(|scope| {
             scope.spawn(move || {
                 their_sender.write_all(&[&vec![7; 1 << 20]], WATCHDOG).unwrap();
-                their_sender.finish().unwrap();
+                their_sender.finish(&later()).unwrap();
             });
             sender.drain(&later()).unwrap();
         });

@@ -1,7 +1,7 @@
 //! Connections within this process, for tests: what a network does at random, a seed does here. Bytes stay in order.
 //!
 //! Each direction splits reads and writes anywhere, shows bytes only after some attempts, keeps bytes back until they are
-//! flushed, and may be cut after a number of bytes. Delays are counts of attempts: nothing sleeps.
+//! flushed, finds no room for some attempts to flush or to finish, and may be cut after a number of bytes. Delays are counts of attempts: nothing sleeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -26,8 +26,11 @@ const LONGEST_DELAY: u32 = 3;
 /// Room of a direction, at least and at most.
 const ROOM: std::ops::Range<usize> = 1 << 10..64 << 10;
 
-/// Numbers connections and listeners.
+/// Numbers connections.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// Numbers listeners. In `memory:NUMBER` the number has the place of a port, which `--peer` takes from 1 to 65535.
+static LISTENER: AtomicU64 = AtomicU64::new(1);
 
 /// The two ends of a connection.
 pub(crate) fn pair(weather: Weather) -> (Connection, Connection) {
@@ -67,7 +70,7 @@ struct State {
     delayed: (VecDeque<u8>, u32),
     /// Bytes that become delayed with the next flush.
     unflushed: VecDeque<u8>,
-    /// Whether the last attempt to flush found no room.
+    /// Whether the last attempt to flush or to finish found no room.
     refused: bool,
     /// Bytes until the connection is cut.
     until_cut: Option<u64>,
@@ -89,6 +92,12 @@ impl State {
             self.delayed.1 = self.rng.u32(..=LONGEST_DELAY);
             self.delayed.0.append(&mut self.unflushed);
         }
+    }
+
+    /// Whether an attempt to flush or to finish finds no room: some do, but never two in a row.
+    fn refuses(&mut self) -> bool {
+        self.refused = !self.refused && self.rng.u8(..4) == 0;
+        self.refused
     }
 
     /// An attempt to read brings delayed bytes closer.
@@ -192,12 +201,9 @@ impl Transport for Memory {
             if state.aborted {
                 return Err(TransportError::cut());
             }
-            // Once in a while there is no room at first.
-            if !state.refused && state.rng.u8(..4) == 0 {
-                state.refused = true;
+            if state.refuses() {
                 return Ok(false);
             }
-            state.refused = false;
             state.flush();
             Ok(true)
         })
@@ -216,12 +222,15 @@ impl Transport for Memory {
         self.incoming.readable.load(Ordering::Acquire)
     }
 
-    fn finish(&self) -> Result<(), TransportError> {
+    fn try_finish(&self) -> Result<bool, TransportError> {
         self.outgoing.change(|state| {
+            if !state.finished && state.refuses() {
+                return Ok(false);
+            }
             state.flush();
             state.finished = true;
-        });
-        Ok(())
+            Ok(true)
+        })
     }
 
     fn abort(&self) {
@@ -258,7 +267,7 @@ pub(crate) struct Listener {
 
 /// Listens within this process. Each connection has a seed of its own, from that of the weather on.
 pub(crate) fn listen(weather: Weather) -> Listener {
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let number = LISTENER.fetch_add(1, Ordering::Relaxed);
     let (to, knocks) = mpsc::channel();
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.get_or_insert_default().insert(number, (to.clone(), weather));

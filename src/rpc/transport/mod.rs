@@ -67,11 +67,16 @@ pub(crate) enum Interest {
 /// The contract of a transport: a stream of bytes in each direction, in order and without loss until the connection ends.
 ///
 /// - **Threads**: one thread calls `try_read` and waits for [`Interest::Read`] while another one calls `try_write`, `try_flush`,
-///   `finish` and waits for [`Interest::Write`]. All else is called by any thread at any time.
+///   `try_finish` and waits for [`Interest::Write`]. All else is called by any thread at any time.
 /// - **Blocking**: only `wait` blocks, and it holds no lock of the transport meanwhile: a reader that waits never keeps a writer
 ///   from writing, nor the reverse.
 /// - **Readiness** concerns the bytes that `try_read` returns, not those of a socket: a transport that decrypts reports bytes that
 ///   it holds in plain text as readable though its socket is empty, and does not report half a record.
+/// - **Handshakes** of the transport's own, such as TLS's, are lazy: the first attempts to read or write carry one out. They never
+///   happen in [`Listen::accept`], where one slow client would keep out all others.
+/// - **Messages of the transport's own** (handshake, key update): `try_read` and `wait` may write them, so the transport orders its
+///   writes itself where it has any. The thread that causes such a message sends it: `wait` for [`Interest::Read`] sends what is
+///   left before it sleeps, and where that finds no room, it also wakes for room. No thread may be writing that would do it.
 /// - **Ends**: after `abort` each waiting thread wakes, reads see the end once the bytes that have come are used up, and writes
 ///   fail with [`TransportError::Reset`]. Dropping the last reference closes the connection.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
@@ -94,8 +99,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Whether `try_read` would return bytes, the end or an error. Called in a spin: takes no lock that a sender holds.
     fn readable(&self) -> bool;
 
-    /// Ends the sending direction behind the bytes sent so far. The other direction goes on.
-    fn finish(&self) -> Result<(), TransportError>;
+    /// Ends the sending direction behind the bytes sent so far. The other direction goes on. `false` means that there is no room
+    /// for all that the peer must receive for it, such as TLS's close_notify: the next attempt goes on. Idempotent.
+    fn try_finish(&self) -> Result<bool, TransportError>;
 
     /// Ends both directions at once, from any thread. Idempotent.
     fn abort(&self);
@@ -216,13 +222,13 @@ impl Sender {
             match self.0.try_write(parts)? {
                 Some(n) => IoSlice::advance_slices(&mut parts, n),
                 None => {
-                    let n = self.wait_for(stall, |transport| transport.try_write(parts))?;
+                    let n = self.wait_for(&Deadline::after(stall), |transport| transport.try_write(parts))?;
                     IoSlice::advance_slices(&mut parts, n);
                 }
             }
         }
         if !self.0.try_flush()? {
-            self.wait_for(stall, |transport| Ok(transport.try_flush()?.then_some(())))?;
+            self.wait_for(&Deadline::after(stall), |transport| Ok(transport.try_flush()?.then_some(())))?;
         }
         Ok(())
     }
@@ -230,25 +236,30 @@ impl Sender {
     /// Repeats an attempt that found no room until it succeeds.
     fn wait_for<T>(
         &self,
-        stall: Duration,
+        deadline: &Deadline,
         mut attempt: impl FnMut(&dyn Transport) -> Result<Option<T>, TransportError>,
     ) -> Result<T, TransportError> {
-        let deadline = Deadline::after(stall);
         loop {
-            let in_time = self.0.wait(Interest::Write, &deadline)?;
+            let in_time = self.0.wait(Interest::Write, deadline)?;
             // Also after the deadline: a system reports room only when there is much of it.
             if let Some(done) = attempt(&*self.0)? {
                 return Ok(done);
             }
             if !in_time {
-                return Err(TransportError::TimedOut { what: NOTHING_TAKEN, after: stall });
+                return Err(TransportError::TimedOut { what: NOTHING_TAKEN, after: deadline.given() });
             }
         }
     }
 
     /// Half close: the peer sees the end behind what was sent so far.
-    pub(crate) fn finish(&mut self) -> Result<(), TransportError> {
-        self.0.finish()
+    ///
+    /// # Errors
+    /// [`TransportError::TimedOut`] when there is no room for it by the deadline. One that has passed allows a single attempt.
+    pub(crate) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
+        if self.0.try_finish()? {
+            return Ok(());
+        }
+        self.wait_for(deadline, |transport| Ok(transport.try_finish()?.then_some(())))
     }
 
     /// Reads and drops what the peer sends until its end or the deadline. The receiving half must be gone.

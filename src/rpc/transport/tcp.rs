@@ -82,8 +82,9 @@ impl Transport for Tcp {
         poll::readable(&self.stream)
     }
 
-    fn finish(&self) -> Result<(), TransportError> {
-        self.stream.shutdown(Shutdown::Write).map_err(TransportError::system)
+    fn try_finish(&self) -> Result<bool, TransportError> {
+        self.stream.shutdown(Shutdown::Write).map_err(TransportError::system)?;
+        Ok(true)
     }
 
     fn abort(&self) {

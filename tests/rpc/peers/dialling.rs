@@ -4,6 +4,7 @@ use super::support::*;
 use crate::greeted_support::*;
 use crate::support::*;
 use fanout::rpc::server::{BindError, Config, Server};
+use fanout::rpc::wire::Version;
 use fanout::rpc::wire::ext::*;
 
 #[test]
@@ -124,6 +125,24 @@ fn nobody_there_is_told() {
         assert!(fault.text.contains(address.as_str()), "{fault:?}");
         src.reopen();
     }
+}
+
+/// In versions other than 7.0 the byte of the greeting is padding: such a server is sent no GREET, and no bytes.
+#[test]
+fn a_server_of_another_version_is_sent_nothing() {
+    let other = Impostor::start();
+    let server = TestServer::start(dialling(&["127.0.0.1"]));
+    let version = |major, minor| Version { major, minor, patch: 0 };
+    for (theirs, why) in [(version(5, 1), "no fanout server"), (version(9, 0), "speaks version 9.0.0")] {
+        let mut src = Client::with_queues(&server);
+        let span = src.span(1);
+        src.send_to(span, &[[0; TICKET]], &other.address);
+        let mut guest = other.accept_hello(theirs);
+        guest.wait_closed();
+        let fault = src.failed();
+        assert!(fault.text.contains(why) && fault.text.contains(&other.address), "{theirs}: {fault:?}");
+    }
+    other.is_alone();
 }
 
 #[test]

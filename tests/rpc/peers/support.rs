@@ -120,8 +120,8 @@ impl Impostor {
         Impostor { listener, address }
     }
 
-    /// The next connection, after HELLO and GREET.
-    pub(crate) fn accept(&self) -> Guest {
+    /// The next connection, after a reply to HELLO of this version with the greeting of a fanout server.
+    pub(crate) fn accept_hello(&self, version: Version) -> Guest {
         let (stream, _) = self.listener.accept().expect("a connection");
         stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
         let mut guest = Guest(stream);
@@ -131,10 +131,16 @@ impl Impostor {
         let mut body = vec![0; header.body_len(&LIMITS).expect("HELLO's size")];
         guest.0.read_exact(&mut body).expect("HELLO's body");
         let greeting = Greeting { revision: REVISION, state: State::Ready }.to_byte();
-        let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting };
+        let reply = HelloReply { version, conn_caps: Some([0; 24]), greeting };
         let mut out = Vec::new();
         Response::Hello(reply).encode(&mut out);
         guest.write(&out);
+        guest
+    }
+
+    /// The next connection, after HELLO and GREET.
+    pub(crate) fn accept(&self) -> Guest {
+        let mut guest = self.accept_hello(PROTOCOL_VERSION);
         assert_eq!(guest.next().0, ExtCommand::Greet);
         let reply = GreetReply {
             build: "impostor".to_owned(),
@@ -147,7 +153,7 @@ impl Impostor {
         };
         let mut body = Vec::new();
         Answer::Greet(reply).encode(&mut body);
-        out.clear();
+        let mut out = Vec::new();
         out.extend_from_slice(&ResponseHeader { size: body.len() as u64 }.encode());
         out.extend_from_slice(&body);
         guest.write(&out);

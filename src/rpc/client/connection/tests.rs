@@ -26,6 +26,15 @@ fn is_lost(error: &DeviceError) -> bool {
 }
 
 #[test]
+fn two_connections_to_one_server_are_two_domains() {
+    let connections = [pair(WATCHDOG, None), pair(WATCHDOG, None)];
+    let domains = connections.each_ref().map(|(connection, _)| connection.domain());
+    assert_ne!(domains[0], domains[1]);
+    assert_eq!(domains[0], connections[0].0.domain());
+    assert_eq!(domains[0].name(), "a:1");
+}
+
+#[test]
 fn errands_of_a_lost_connection_are_dropped() {
     let (connection, _server) = pair(WATCHDOG, None);
     let held = Arc::new(());

@@ -24,6 +24,8 @@ pub(in super::super) fn greet(
         }
         HandshakeError::Wire(e) => failed(format!("it answered GREET with nonsense: {e}")),
         HandshakeError::OtherReply => failed("it answered GREET as another command".to_owned()),
+        // HELLO's errors.
+        other => failed(other.to_string()),
     })?;
     if reply.devices.is_empty() || reply.max_message < LEAST {
         let (devices, bytes) = (reply.devices.len(), reply.max_message);

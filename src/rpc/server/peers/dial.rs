@@ -1,15 +1,12 @@
-//! From an address that may be dialled to a connection whose server knows the extensions.
-
-use std::net::SocketAddr;
+//! From an address that may be dialled to a connection whose server speaks the extensions.
 
 use crate::rpc::connection::{Handshake, HandshakeError};
 use crate::rpc::transport::{self, Address, Deadline, TransportError};
-use crate::rpc::wire::ext::{Greeting, REVISION, State};
+use crate::rpc::wire::ext::REVISION;
 
 /// The first of some addresses that answers, after HELLO and GREET.
-pub(super) fn dial(targets: &[SocketAddr], deadline: &Deadline) -> Result<Handshake, String> {
-    let targets: Vec<_> = targets.iter().copied().map(Address::Tcp).collect();
-    let (_, connection) = transport::dial(&targets, deadline).map_err(|(addr, e)| match addr {
+pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake, String> {
+    let (_, connection) = transport::dial(targets, deadline).map_err(|(addr, e)| match addr {
         Some(addr) => format!("cannot connect to {addr}: {e}; is a server running there, on that port?"),
         None => "it has no address".to_owned(),
     })?;
@@ -19,14 +16,9 @@ pub(super) fn dial(targets: &[SocketAddr], deadline: &Deadline) -> Result<Handsh
 }
 
 fn greet(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), String> {
-    let hello = handshake.hello(Some([0; 24]), deadline).map_err(wrong)?;
-    match Greeting::from_byte(hello.greeting) {
-        Some(Greeting { revision: REVISION, state: State::Ready }) => {}
-        Some(Greeting { revision: REVISION, state: State::Full }) => {
-            return Err("it has as many clients as it may".into());
-        }
-        Some(Greeting { revision: REVISION, state: State::Draining }) => return Err("it takes no more clients".into()),
-        _ => return Err(format!("it is no fanout server of revision {REVISION}")),
+    // A server of an older version may have anything in the byte of the greeting, and closes the connection on GREET.
+    if !handshake.hello(Some([0; 24]), deadline).map_err(wrong)?.speaks_extensions() {
+        return Err(format!("it is no fanout server of revision {REVISION}"));
     }
     handshake.greet(deadline).map(drop).map_err(wrong)
 }
@@ -39,7 +31,10 @@ fn wrong(e: HandshakeError) -> String {
         HandshakeError::TooLong { size, limit } => {
             format!("it answers with {size} bytes where at most {limit} are expected")
         }
-        e @ (HandshakeError::Wire(_) | HandshakeError::OtherReply) => {
+        HandshakeError::Full => "it has as many clients as it may".to_owned(),
+        HandshakeError::Draining => "it takes no more clients".to_owned(),
+        e @ HandshakeError::Version(_) => e.to_string(),
+        e @ (HandshakeError::Wire(_) | HandshakeError::OtherReply | HandshakeError::ShortHello) => {
             format!("it does not answer as a server does: {e}")
         }
     }

@@ -99,8 +99,8 @@ impl Link {
                 let due = self.replies.expect(ExtCommand::Ping.name(), 0..=NOTICE, Arc::clone(fail));
                 due.map_err(|(why, _)| why)?;
             }
-            // A message that is cut off can be followed by nothing more.
-            Ok(writer.flush().inspect_err(|_| _ = writer.finish()))
+            // A message that is cut off can be followed by nothing more. The flush has waited for room: the end does not.
+            Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
         });
         let Err(e) = sent.unwrap_or_else(|Poisoned| Ok(Err(TransportError::cut())))? else { return Ok(()) };
         // What the other server has sent tells more than this error.

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use thiserror::Error;
+
+use crate::rpc::transport::{Address, ResolveError, resolve};
 
 /// The longest address that a client may ask for: a name of 253 bytes and a port.
 const LONGEST: usize = 253 + 6;
@@ -110,23 +112,48 @@ fn is_name(host: &str) -> bool {
     !host.is_empty() && host.bytes().all(letter)
 }
 
-/// The peers with the addresses that their names had when the server started.
+/// Allow-list of the servers that this one may dial: the peers, with the addresses that their names had when the server started.
 #[derive(Debug, Default)]
-pub(in crate::rpc::server) struct PeerList(Vec<(Net, Option<u16>)>);
+pub(in crate::rpc::server) struct PeerList(Vec<Allowed>);
+
+#[derive(Debug)]
+enum Allowed {
+    /// IP addresses, at one port or at any.
+    Net(Net, Option<u16>),
+    /// An address of a transport without IP addresses.
+    Exactly(Address),
+}
+
+impl Allowed {
+    fn admits(&self, addr: &Address) -> bool {
+        match (self, addr.ip()) {
+            (Allowed::Net(net, port), Some(ip)) => port.is_none_or(|port| port == ip.port()) && net.holds(ip.ip()),
+            (Allowed::Exactly(only), None) => only == addr,
+            _ => false,
+        }
+    }
+}
 
 impl PeerList {
     /// Looks the names up.
     ///
     /// # Errors
-    /// The first that has no address, with the resolver's word.
+    /// The first peer that has no address, with the resolver's error.
     pub(in crate::rpc::server) fn resolve(peers: &[Peer]) -> Result<PeerList, (&Peer, io::Error)> {
         let mut list = Vec::new();
         for peer in peers {
             match &peer.host {
-                Host::Net(net) => list.push((*net, peer.port)),
+                Host::Net(net) => list.push(Allowed::Net(*net, peer.port)),
                 Host::Name(name) => {
-                    let addrs = (name.as_str(), 0).to_socket_addrs().map_err(|e| (peer, e))?;
-                    list.extend(addrs.map(|addr| (Net::one(addr.ip().to_canonical()), peer.port)));
+                    // Any port serves to look a name up.
+                    let found = resolve(&format!("{name}:{}", peer.port.unwrap_or(0))).map_err(|e| match e {
+                        ResolveError::Name => (peer, io::ErrorKind::InvalidInput.into()),
+                        ResolveError::Host(e) => (peer, e),
+                    })?;
+                    list.extend(found.into_iter().map(|addr| match addr.ip() {
+                        Some(ip) => Allowed::Net(Net::one(ip.ip().to_canonical()), peer.port),
+                        None => Allowed::Exactly(addr),
+                    }));
                 }
             }
         }
@@ -138,34 +165,43 @@ impl PeerList {
         self.0.is_empty()
     }
 
-    fn allows(&self, addr: SocketAddr) -> bool {
-        self.0.iter().any(|(net, port)| port.is_none_or(|port| port == addr.port()) && net.holds(addr.ip()))
+    fn allows(&self, addr: &Address) -> bool {
+        self.0.iter().any(|allowed| allowed.admits(addr))
     }
 
-    /// Whether `address` is one, and any may be dialled; nothing is looked up for that.
+    /// Checks that any server may be dialled, and that `address` has the form of an address. Looks nothing up.
     ///
     /// # Errors
-    /// Why not, for the client that asked.
-    pub(super) fn admits<'a>(&self, address: &'a str) -> Result<(&'a str, u16), String> {
+    /// Why not, for the client that sent the address.
+    pub(super) fn admits(&self, address: &str) -> Result<(), String> {
         if self.is_empty() {
             return Err("this server dials no other one: it was started without --peer".to_owned());
         }
-        let named = Some(address).filter(|address| address.len() <= LONGEST).and_then(split);
-        named.ok_or_else(|| "expected an address such as 10.0.0.5:50052".to_owned())
+        let parts = Some(address).filter(|address| address.len() <= LONGEST).and_then(split);
+        parts.map(drop).ok_or_else(bad_address)
     }
 
-    /// The addresses to dial for `host:port`. They are looked up here and nowhere else: what is checked is what is dialled.
+    /// The addresses to dial for `host:port`. This is the only look-up, so the addresses that are checked are those that are
+    /// dialled: a name server cannot answer the check with one address and the connection with another.
     ///
     /// # Errors
-    /// Why there are none, for the client that asked.
-    pub(super) fn targets(&self, address: &str) -> Result<Vec<SocketAddr>, String> {
-        let found = self.admits(address)?.to_socket_addrs().map_err(|e| format!("no such host: {e}"))?;
-        let allowed: Vec<_> = found.filter(|addr| self.allows(*addr)).collect();
-        if allowed.is_empty() {
+    /// Why there are none, for the client that sent the address.
+    pub(super) fn targets(&self, address: &str) -> Result<Vec<Address>, String> {
+        self.admits(address)?;
+        let mut found = resolve(address).map_err(|e| match e {
+            ResolveError::Name => bad_address(),
+            ResolveError::Host(e) => format!("no such host: {e}"),
+        })?;
+        found.retain(|addr| self.allows(addr));
+        if found.is_empty() {
             return Err("this server may not dial it: none of its --peer flags names it".to_owned());
         }
-        Ok(allowed)
+        Ok(found)
     }
+}
+
+fn bad_address() -> String {
+    "expected an address such as 10.0.0.5:50052".to_owned()
 }
 
 /// An address as messages show it: a client may send a longer text than anyone wants to read.
@@ -238,5 +274,18 @@ mod tests {
         let long = "a".repeat(1000) + ":1";
         assert!(list(&["10.0.0.5"]).targets(&long).is_err() && shown(&long).len() < 100);
         assert!(list(&[]).targets("127.0.0.1:1").unwrap_err().contains("--peer"));
+    }
+
+    /// An address without an IP address is dialled when a peer names it; networks do not hold it.
+    #[test]
+    fn an_address_of_another_transport_is_dialled_by_its_name_alone() {
+        let targets = |peer: &str| {
+            let peers = [peer.parse::<Peer>().unwrap()];
+            PeerList::resolve(&peers).unwrap().targets("memory:7")
+        };
+        assert_eq!(targets("memory:7"), Ok(vec![Address::Memory(7)]));
+        for peer in ["memory:8", "0.0.0.0/0", "::/0"] {
+            assert!(targets(peer).unwrap_err().contains("none of its --peer flags names it"), "{peer}");
+        }
     }
 }
