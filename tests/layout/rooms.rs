@@ -46,7 +46,7 @@ pub(crate) const ROOMS: &[Room] = &[
     // A server. Its front ends, `ggml` and `extended`, stand on one core, `session`; neither is named below them or by the other.
     room("rpc::server::allowance", &["device"], &[]),
     room("rpc::server::client_connection", &["rpc", "rpc::connection", "rpc::transport", "rpc::wire"], &[]),
-    room("rpc::server::peers::list", &["addresses", "io"], &[]),
+    room("rpc::server::peers::list", &["rpc::transport", "addresses", "io"], &[]),
     room("rpc::server::limits", &["setters", "rpc::wire", "rpc::server::peers::list"], &[]),
     room(
         "rpc::server::peers",
@@ -59,7 +59,6 @@ pub(crate) const ROOMS: &[Room] = &[
             "rpc::server::limits",
             "rpc::server::peers::list",
             "crossbeam",
-            "addresses",
         ],
         &[],
     ),
