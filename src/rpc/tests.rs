@@ -32,10 +32,9 @@ impl Served {
 
     fn with(weather: Weather, config: Config) -> Served {
         let listener = listen(weather);
-        let endpoint = listener.endpoint();
         let cpu = CpuDevice::new("CPU", 1, Path::Fast, 64 << 20).unwrap();
         let server = Server::over(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
-        let handle = server.handle();
+        let (endpoint, handle) = (server.endpoint(), server.handle());
         Served { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
 }

@@ -1,7 +1,6 @@
 //! Where a server listens, and why it may not.
 
 use std::io;
-use std::net::SocketAddr;
 
 use thiserror::Error;
 
@@ -22,8 +21,8 @@ pub enum BindError {
     /// The system refused: taken, or not ours.
     #[error("cannot listen on {addr}: {source}")]
     Listen {
-        /// The address.
-        addr: SocketAddr,
+        /// The address, as messages show it.
+        addr: String,
         /// The system's word.
         source: io::Error,
     },
@@ -60,6 +59,6 @@ pub enum BindError {
 pub(super) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
     transport::listen(host, port).map_err(|e| match e {
         ListenError::Host(source) => BindError::Host { host: host.to_owned(), source },
-        ListenError::Address { addr, source } => BindError::Listen { addr, source },
+        ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },
     })
 }

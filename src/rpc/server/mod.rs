@@ -49,7 +49,7 @@ pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::BindError;
 pub use peers::{BadPeer, Peer};
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ use std::time::{Duration, Instant};
 use log::{debug, error, info, warn};
 
 use crate::device::Device;
-use crate::rpc::transport::{Connection, Deadline, Listen, PeerAddr};
+use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::State;
 use context::ServerContext;
 use gguf_index::GgufIndex;
@@ -88,7 +88,7 @@ pub struct Handle(Arc<Control>);
 
 /// What ends a server: it wakes the accept loop, closes connections and waits for their sessions.
 struct Control {
-    addr: SocketAddr,
+    addr: Address,
     /// Ends the wait for the next connection.
     wake: Box<dyn Fn() + Send + Sync>,
     guests: Arc<Guests>,
@@ -142,9 +142,15 @@ impl Server {
         Ok(Server { listener, control: Arc::new(control), context: Arc::new(context) })
     }
 
-    /// Where it listens, with the actual port.
+    /// The IP address and the actual port where the server listens. 0.0.0.0:0 where its transport has no IP addresses, which none
+    /// that [`Server::bind`] chooses does; [`Server::endpoint`] names the place for every transport.
     pub fn local_addr(&self) -> SocketAddr {
-        self.control.addr
+        self.control.addr.ip().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
+    }
+
+    /// The place where the server listens, as messages show it and clients connect to it.
+    pub fn endpoint(&self) -> String {
+        self.control.addr.to_string()
     }
 
     /// A handle that ends the server.

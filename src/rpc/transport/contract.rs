@@ -20,7 +20,7 @@ fn later() -> Deadline {
 
 fn tcp_pair() -> (Connection, Connection) {
     let listener = listen("127.0.0.1", 0).unwrap();
-    let ours = dial(&[Address::Tcp(listener.local_addr())], &later()).unwrap().1;
+    let ours = dial(&[listener.local_addr()], &later()).unwrap().1;
     (ours, listener.accept(&later()).unwrap().unwrap())
 }
 
@@ -288,6 +288,17 @@ fn ends_are_named() {
     let (ours, theirs) = pair(Weather { seed: 1, cut_after: None });
     assert_eq!(ours.peer(), theirs.peer());
     assert!(ours.peer().to_string().starts_with("local#"));
+}
+
+#[test]
+fn a_listener_names_the_address_that_reaches_it() {
+    let weather = Weather { seed: 1, cut_after: None };
+    for listener in [listen("127.0.0.1", 0).unwrap(), Box::new(super::memory::listen(weather))] {
+        let addr = listener.local_addr();
+        assert_eq!(resolve(&addr.to_string()).unwrap(), std::slice::from_ref(&addr));
+        let _ours = dial(&[addr], &later()).unwrap();
+        assert!(listener.accept(&later()).unwrap().is_some());
+    }
 }
 
 /// A cut ends both ends of a connection, wherever it comes.

@@ -1,10 +1,11 @@
 //! Typed failures of connections.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use thiserror::Error;
+
+use super::Address;
 
 /// A connection that cannot go on, or has not gone on in time.
 #[derive(Debug, Error)]
@@ -83,7 +84,7 @@ pub(crate) enum ListenError {
     Host(io::Error),
     /// The system refused: taken, or not ours.
     #[error("{addr}: {source}")]
-    Address { addr: SocketAddr, source: io::Error },
+    Address { addr: Address, source: io::Error },
 }
 
 #[cfg(test)]

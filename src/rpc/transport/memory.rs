@@ -5,12 +5,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
+use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
 
 /// What happens to the bytes of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -274,12 +273,6 @@ pub(crate) fn listen(weather: Weather) -> Listener {
     Listener { number, to, knocks }
 }
 
-impl Listener {
-    pub(crate) fn endpoint(&self) -> String {
-        format!("memory:{}", self.number)
-    }
-}
-
 /// Connects to the listener of a number.
 pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -299,8 +292,8 @@ impl Listen for Listener {
         }
     }
 
-    fn local_addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, 0).into()
+    fn local_addr(&self) -> Address {
+        Address::Memory(self.number)
     }
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {

@@ -26,7 +26,6 @@ pub(crate) use error::{ListenError, TransportError};
 
 use std::fmt;
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -281,8 +280,8 @@ pub(crate) trait Listen: fmt::Debug + Send {
     /// The system has no descriptor or memory for one.
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError>;
 
-    /// Where clients connect, with the actual port.
-    fn local_addr(&self) -> SocketAddr;
+    /// Where clients connect: of an IP address, with the actual port.
+    fn local_addr(&self) -> Address;
 
     /// Ends a wait in `accept`, from any thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll;
-use super::{Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport, TransportError};
+use super::{
+    Address, Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport, TransportError,
+};
 
 /// Connections that the system holds for a listener before they are accepted.
 const BACKLOG: i32 = 1024;
@@ -129,7 +131,7 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Listener, ListenError> {
                 let addr = socket.local_addr().map_err(ListenError::Host)?;
                 return Ok(Listener { socket, addr });
             }
-            Err(source) => last = last.or(Some(ListenError::Address { addr, source })),
+            Err(source) => last = last.or(Some(ListenError::Address { addr: Address::Tcp(addr), source })),
         }
     }
     Err(last.unwrap_or_else(|| ListenError::Host(ErrorKind::NotFound.into())))
@@ -168,8 +170,8 @@ impl Listen for Listener {
         }
     }
 
-    fn local_addr(&self) -> SocketAddr {
-        self.addr
+    fn local_addr(&self) -> Address {
+        Address::Tcp(self.addr)
     }
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn hosts_are_addresses_or_names() {
         for host in ["127.0.0.1", "localhost"] {
-            let addr = listen(host, 0).unwrap().local_addr();
+            let addr = listen(host, 0).unwrap().addr;
             assert!(addr.ip().is_loopback() && addr.port() != 0, "{host}: {addr}");
         }
         assert!(matches!(listen("host name", 0), Err(ListenError::Host(_))));
@@ -208,7 +210,7 @@ mod tests {
     #[test]
     fn a_port_is_served_once() {
         let first = listen("127.0.0.1", 0).unwrap();
-        let port = first.local_addr().port();
+        let port = first.addr.port();
         assert!(matches!(listen("127.0.0.1", port), Err(ListenError::Address { .. })));
     }
 
@@ -219,7 +221,7 @@ mod tests {
         }
         for host in ["::1", "[::1]", "::"] {
             let listener = listen(host, 0).unwrap();
-            let addr = listener.local_addr();
+            let addr = listener.addr;
             TcpStream::connect(reachable(addr)).unwrap();
             if host == "::" {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port())).unwrap();
