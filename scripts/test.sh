@@ -33,8 +33,8 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 
 # The emulated GPU is optimised in the development profile too (Cargo.toml), which takes minutes: it must be built once. Each
 # command selects the whole workspace, since another selection gives dependencies other features and builds it again. Its unit
-# tests are a build of their own, without optimisation: optimised, that would take as long as the emulator itself.
-unit=(-p cudaemu --lib --config 'profile.dev.package.cudaemu.opt-level=1')
+# tests are a build of their own, hardly optimised and in many units: otherwise that would take longer than the emulator itself.
+unit=(-p cudaemu --lib --config 'profile.dev.package.cudaemu.opt-level=1' --config 'profile.dev.package.cudaemu.codegen-units=16')
 tests() { # CARGO-TEST-OPTIONS...
     step cargo test --locked --workspace "$@"
     step cargo test --locked "${unit[@]}" "$@"
