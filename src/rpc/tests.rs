@@ -1,6 +1,5 @@
 //! Whole sessions over the transport in memory: whatever it does to the bytes, both ends see the same messages, and where it cuts
 //! them, both ends find out.
-#![allow(clippy::unwrap_used)] // clippy.toml covers modules behind `cfg(test)` alone
 
 use super::client::{Endpoint, Options};
 use super::server::{Config, Handle, Server};
