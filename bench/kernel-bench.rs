@@ -216,7 +216,7 @@ impl Bench {
 
     fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {
         let graph = Arc::new(draft.b.build()?);
-        let region = device.alloc(graph.slots()[0] as u64, &self.account)?.whole();
+        let region = device.alloc(graph.slot_sizes()[0] as u64, &self.account)?.whole();
         let mut queue = device.queue(&self.account)?;
         fill(&mut *queue, &region, &graph, &draft.contents)?;
         Ok(Loaded { graph, region, queue })

@@ -43,7 +43,7 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
 }
 
 fn ask(endpoint: &str) -> Result<String, ConnectError> {
-    let options = Options::default().with_connect_timeout(PATIENCE).with_patience(PATIENCE);
+    let options = Options::default().with_connect_timeout(PATIENCE).with_silence_timeout(PATIENCE);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {

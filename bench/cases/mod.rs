@@ -4,9 +4,9 @@
 //! in all that no cache holds it ([`Sizes::cold`]); where a model has it at hand from the node before, there is little.
 
 use fanout::graph::{BuildError, Builder, TensorId};
-use fanout::ops::Out;
+use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
+use fanout::ops::copy::CopyOp;
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::ops::glu::{self, Glu};
 use fanout::ops::mul_mat::MulMat;
@@ -34,7 +34,7 @@ pub enum Kind {
 
 /// The types of weights: plain types, then blocks.
 fn weights() -> Vec<DType> {
-    let mut types: Vec<_> = DType::all_that_can(Capability::Convert).collect();
+    let mut types: Vec<_> = DType::with_capability(Capability::Convert).collect();
     types.sort_by_key(|t| t.is_block());
     types
 }
@@ -272,7 +272,7 @@ fn attention(s: &Sizes, t: DType, n: usize, kv: usize) -> Case {
             let row = bytes(t, head);
             let nb = [t.block_bytes(), kv_heads * row, row, kv * kv_heads * row];
             let desc = TensorDesc::strided(t, [head, kv, kv_heads, 1], nb)?;
-            let [k, v] = [d.b.leaf_of(desc)?, d.b.leaf_of(desc)?];
+            let [k, v] = [d.b.leaf_with_desc(desc)?, d.b.leaf_with_desc(desc)?];
             d.contents.extend([k, v].map(|id| (id, Content::Values)));
             let mask = d.leaf(F16, [kv, n, 1, 1], Content::Mask)?;
             let scale = (head as f32).powf(-0.5);
@@ -329,17 +329,17 @@ fn passes(s: &Sizes, n: usize) -> Vec<Case> {
         }),
         pass("SWIGLU", "F32", &format!("{ff} by {n}"), 8 * ff * n, 4 * ff * n).case(s, n, move |d| {
             let (x, g) = (d.values(F32, [ff, n, 1, 1])?, d.values(F32, [ff, n, 1, 1])?);
-            d.b.node(Glu { kind: glu::Kind::Swiglu, swapped: false }, &[Some(x), Some(g)]).map(drop)
+            d.b.node(Glu { kind: glu::GluKind::Swiglu, swapped: false }, &[Some(x), Some(g)]).map(drop)
         }),
         pass("CPY", "F32-F16", &rows, row, row / 2).case(s, n, move |d| {
             let x = d.values(F32, ne)?;
-            d.b.node_as(Copy::Cpy, &[Some(x)], Out { dtype: F16, ne }).map(drop)
+            d.b.node_with_output(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: F16, ne }).map(drop)
         }),
         pass("CONT", "F32", &format!("{heads} heads of {head} by {n}, permuted"), row, row).case(s, n, move |d| {
             let x = d.values(F32, [head, n, heads, 1])?;
             let nb = [4, 4 * head * n, 4 * head, 4 * head * n * heads];
             let permuted = d.b.view(x, TensorDesc::strided(F32, [head, heads, n, 1], nb)?, 0)?;
-            d.b.node(Copy::Cont, &[Some(permuted)]).map(drop)
+            d.b.node(CopyOp::Cont, &[Some(permuted)]).map(drop)
         }),
     ];
     for (name, mode) in [("ROPE", RopeMode::Normal), ("ROPE_NEOX", RopeMode::Neox)] {
@@ -375,7 +375,7 @@ fn passes(s: &Sizes, n: usize) -> Vec<Case> {
             let ids = d.leaf(I64, [n, 1, 1, 1], Content::Indices((0..n).collect()))?;
             let cache = d.values(t, [kv_width, n, 1, 1])?;
             let dst = d.b.view(cache, TensorDesc::contiguous(t, [kv_width, n, 1, 1])?, 0)?;
-            d.b.node_onto(Rows::SetRows, &[Some(b), Some(ids), Some(cache)], dst).map(drop)
+            d.b.node_into(Rows::SetRows, &[Some(b), Some(ids), Some(cache)], dst).map(drop)
         }));
     }
     cases

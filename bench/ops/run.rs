@@ -58,7 +58,7 @@ impl Bench {
         let draft = case.draft()?;
         let contents = draft.contents;
         let graph = Arc::new(draft.b.build()?);
-        let memory = self.room(graph.slots()[0] as u64)?;
+        let memory = self.room(graph.slot_sizes()[0] as u64)?;
         // What the device remembers of an earlier case's tensors ends with their bytes.
         self.queue.fill(memory.clone(), 0)?;
         fill(&mut *self.queue, &memory, &graph, &contents)?;

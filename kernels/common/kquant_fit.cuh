@@ -1,4 +1,4 @@
-// Least-squares fits of codes and two-level scales for the blocks of 256, as src/tensor/quant/fit.rs has them. Included by
+// Least-squares fits of codes and two-level scales for the blocks of 256, as src/tensor/quant/kquant_fit.rs has them. Included by
 // quants.cuh. Each sub-block is fitted alone first: from several starting scales, codes and scale are improved
 // in turn. Then the scales are rounded to multiples of a common one, which is refitted once to the codes that result.
 //

@@ -7,8 +7,8 @@ use super::ops::{self, Kernel, Path};
 use super::pool::{Ask, Member, Pool, Team, Work, lock, run_team};
 use super::reuse;
 use crate::device::{DeviceError, Region, Unsupported};
-use crate::graph::fuse::{Pattern, Step as Fusable, TABLE, steps};
-use crate::graph::{Graph, Place, TensorId};
+use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall as Fusable, select_kernels};
+use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,23 +53,23 @@ struct Step {
 
 pub(super) struct Operand {
     pub(super) desc: TensorDesc,
-    pub(super) place: Place,
+    pub(super) place: SlotOffset,
 }
 
 impl Code {
     pub(super) fn new(graph: &Arc<Graph>, path: Path, workers: usize) -> Result<Code, DeviceError> {
-        Code::of(graph, workers, TABLE, |node| ops::select(node, path))
+        Code::of(graph, workers, FUSION_PATTERNS, |node| ops::select(node, path))
     }
 
     /// As [`Code::new`], with neighbours fused by these patterns only and kernels of the caller's choice.
     pub(super) fn of(
         graph: &Arc<Graph>,
         workers: usize,
-        patterns: &[Pattern],
+        patterns: &[FusionPattern],
         select: impl Fn(&NodeView<'_>) -> Result<Kernel, Unsupported>,
     ) -> Result<Code, DeviceError> {
         let (mut operands, mut numbers) = (Vec::new(), vec![None; graph.tensors().len()]);
-        let mut uses = Uses::new(graph.slots().len());
+        let mut uses = Uses::new(graph.slot_sizes().len());
         let mut operand = |id: TensorId, access: Access| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let place = tensor.place.ok_or(DeviceError::Misuse("a node without memory"))?;
@@ -81,7 +81,7 @@ impl Code {
         };
         let mut made = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
-        steps(graph, patterns, select, fuse::kernel, |Fusable { code, kernel, dst, srcs }| {
+        select_kernels(graph, patterns, select, fuse::kernel, |Fusable { code, kernel, dst, srcs }| {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());
@@ -106,7 +106,7 @@ impl Code {
                 _ => held.other(step.kernel.shared() > 0, step.srcs.iter().flatten().chain([&step.dst]).map(operand)),
             }
         }
-        let settled = Mutex::new(vec![None; graph.slots().len()]);
+        let settled = Mutex::new(vec![None; graph.slot_sizes().len()]);
         let code = Code { steps, operands, floats, shared, cost, needs: uses.needs(), settled };
         code.scratch(workers)?;
         Ok(code)

@@ -128,7 +128,7 @@ impl CpuQueue {
         if program.code::<Code>().is_none() {
             return Err(DeviceError::Misuse("a program of another kind of device"));
         }
-        let slots = program.graph().slots();
+        let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
     }

@@ -2,12 +2,12 @@
 
 use super::program::Operand;
 use super::simd::Packing;
-use crate::graph::Place;
+use crate::graph::SlotOffset;
 use crate::tensor::TensorDesc;
 
 /// What shared scratch holds between two steps.
 #[derive(Default)]
-pub(super) struct Held(Option<(Place, TensorDesc, Packing)>);
+pub(super) struct Held(Option<(SlotOffset, TensorDesc, Packing)>);
 
 impl Held {
     /// Takes note of a product that leaves source 1 packed in shared scratch: whether it finds it there already.

@@ -220,7 +220,7 @@ mod tests {
                 assert!(got == *row, "{dtype} row {r}");
             }
         }
-        assert_eq!(types, DType::all_that_can(Capability::Simd).count());
+        assert_eq!(types, DType::with_capability(Capability::Simd).count());
     }
 
     #[test]

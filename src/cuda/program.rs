@@ -7,8 +7,8 @@ use super::kernel::{Addresses, Ready};
 use super::memory::Memory;
 use super::ops;
 use crate::device::{DeviceError, Region};
-use crate::graph::fuse::{TABLE, steps};
-use crate::graph::{Graph, Place, TensorId};
+use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
+use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -31,8 +31,8 @@ pub(super) struct Code {
 
 struct Step {
     ready: Ready,
-    dst: Place,
-    srcs: [Option<Place>; MAX_SRC],
+    dst: SlotOffset,
+    srcs: [Option<SlotOffset>; MAX_SRC],
 }
 
 /// A set of addresses that the program ran on, and what was captured when it ran on them again.
@@ -56,9 +56,9 @@ impl Code {
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
         };
         let (mut made, mut scratch) = (Vec::new(), 0);
-        steps(
+        select_kernels(
             graph,
-            TABLE,
+            FUSION_PATTERNS,
             |node| ops::select(node, &core.gpu),
             |fused, view| ops::fused(fused, view, &core.gpu),
             |step| {
@@ -77,7 +77,7 @@ impl Code {
         Ok(Code {
             steps: made,
             scratch,
-            slots: graph.slots().len(),
+            slots: graph.slot_sizes().len(),
             captures: Mutex::default(),
             ordinal: core.gpu.ordinal,
         })
@@ -130,7 +130,7 @@ impl Code {
     }
 
     fn launch_all(&self, run: &Run<'_>, addresses: &[u64]) -> Result<(), DeviceError> {
-        let at = |place: &Place| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
+        let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
         for step in &self.steps {
             let mut srcs = [0; MAX_SRC];
             for (to, place) in srcs.iter_mut().zip(&step.srcs) {

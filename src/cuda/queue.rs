@@ -329,7 +329,7 @@ impl Queue for CudaQueue {
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         let code = program.code::<Code>().filter(|code| code.fits(&self.core));
         let code = code.ok_or(DeviceError::Misuse("a program of another device"))?;
-        let slots = program.graph().slots();
+        let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));

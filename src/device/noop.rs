@@ -145,7 +145,7 @@ impl Device for NoopDevice {
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        for node in graph.nodes().iter().filter_map(|node| graph.view(node)) {
+        for node in graph.nodes().iter().filter_map(|node| graph.node_view(node)) {
             if let Support::No(unsupported) = self.support(node) {
                 return Err(unsupported.into());
             }
@@ -236,7 +236,7 @@ impl Queue for NoopQueue {
         if program.code::<NoopProgram>().is_none() {
             return Err(DeviceError::Misuse("a program of another device"));
         }
-        let slots = program.graph().slots();
+        let slots = program.graph().slot_sizes();
         let fits = |(region, &bytes): (&Region, &usize)| region.bytes() >= bytes as u64;
         if bindings.len() != slots.len() || !bindings.iter().zip(slots).all(fits) {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
@@ -277,7 +277,7 @@ mod tests {
         let (device, account) = (NoopDevice::new("A", DeviceKind::Gpu), Account::new(u64::MAX));
         let (graph, mut queue) = (addition(), device.queue(&account).unwrap());
         let program = device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
         queue.upload(buffer.region(0, 4).unwrap(), None, Source::Borrowed(&[1, 2, 3, 4])).unwrap();
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
         assert_eq!(queue.mark().poll(), Ok(true));

@@ -2,7 +2,7 @@
 
 use super::{Fallback, Side};
 use crate::device::{Device, DeviceError, Program, Unsupported};
-use crate::graph::{Graph, Node, Place, Ranges, Tensor, TensorId};
+use crate::graph::{ByteRangeSet, Graph, Node, SlotOffset, Tensor, TensorId};
 use crate::ops::OpCode;
 use crate::tensor::TensorDesc;
 use std::collections::{BTreeSet, HashMap};
@@ -53,14 +53,14 @@ impl Cut {
     pub(super) fn new(fallback: &Fallback, graph: &Graph) -> Result<Cut, DeviceError> {
         let mut sides = Vec::with_capacity(graph.nodes().len());
         for node in graph.nodes() {
-            let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
+            let view = graph.node_view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let (side, lacks) = fallback.side(view)?;
             if let Some(lacks) = lacks {
                 fallback.say(&lacks);
             }
             sides.push(side);
         }
-        let (readers, mut parts, mut start) = (graph.readers(), Vec::new(), 0);
+        let (readers, mut parts, mut start) = (graph.reader_counts(), Vec::new(), 0);
         for run in sides.chunk_by(|a, b| a == b) {
             let nodes = start..start + run.len();
             start = nodes.end;
@@ -82,15 +82,15 @@ impl Cut {
 /// take no more memory than one.
 fn primary(fallback: &Fallback, graph: &Graph, nodes: Range<usize>, readers: &[u32]) -> Result<Part, DeviceError> {
     let used: BTreeSet<u32> = places(graph, nodes.clone()).map(|(_, place)| place.slot).collect();
-    if used.len() == graph.slots().len() {
-        let part = graph.part(nodes, readers, graph.slots().to_vec(), |tensor| tensor.place);
+    if used.len() == graph.slot_sizes().len() {
+        let part = graph.subgraph(nodes, readers, graph.slot_sizes().to_vec(), |tensor| tensor.place);
         return Ok(Part::Primary { program: ready(&*fallback.primary, part)?, slots: None });
     }
     let numbers: HashMap<u32, u32> = used.iter().copied().zip(0..).collect();
-    let sizes = used.iter().filter_map(|&slot| graph.slots().get(slot as usize).copied()).collect();
-    let part = graph.part(nodes, readers, sizes, |tensor| {
-        let Place { slot, offset } = tensor.place?;
-        Some(Place { slot: *numbers.get(&slot)?, offset })
+    let sizes = used.iter().filter_map(|&slot| graph.slot_sizes().get(slot as usize).copied()).collect();
+    let part = graph.subgraph(nodes, readers, sizes, |tensor| {
+        let SlotOffset { slot, offset } = tensor.place?;
+        Some(SlotOffset { slot: *numbers.get(&slot)?, offset })
     });
     let program = ready(&*fallback.primary, part)?;
     Ok(Part::Primary { program, slots: Some(used.into_iter().collect()) })
@@ -101,14 +101,14 @@ fn ready(device: &dyn Device, part: Graph) -> Result<Program, DeviceError> {
 }
 
 /// The tensors that nodes name, with their places; often more than once.
-fn places(graph: &Graph, nodes: Range<usize>) -> impl Iterator<Item = (&Tensor, Place)> {
+fn places(graph: &Graph, nodes: Range<usize>) -> impl Iterator<Item = (&Tensor, SlotOffset)> {
     let nodes = graph.nodes().get(nodes).unwrap_or_default();
     let ids = nodes.iter().flat_map(|node| node.srcs.into_iter().flatten().chain([node.dst]));
     ids.filter_map(|id| graph.tensor(id)).filter_map(|tensor| Some((tensor, tensor.place?)))
 }
 
 /// The bytes that a tensor spans; its place has been checked to lie inside a slot.
-fn span(tensor: &TensorDesc, place: Place) -> Range<usize> {
+fn span(tensor: &TensorDesc, place: SlotOffset) -> Range<usize> {
     place.offset..place.offset + tensor.extent()
 }
 
@@ -120,10 +120,10 @@ impl Away {
             Unsupported { op, reason: "scratch beyond the address space".to_owned() }
         })?;
         let (reads, writes) = moves(graph, list);
-        let part = graph.part(nodes, readers, vec![scratch.bytes], |tensor| {
+        let part = graph.subgraph(nodes, readers, vec![scratch.bytes], |tensor| {
             let place = tensor.place?;
             let at = if tensor.desc.extent() == 0 { 0 } else { scratch.find(place.slot, place.offset)? };
-            Some(Place { slot: 0, offset: at })
+            Some(SlotOffset { slot: 0, offset: at })
         });
         let mut ops: Vec<(OpCode, u64)> = Vec::new();
         for code in list.iter().map(|node| node.op.code()) {
@@ -145,8 +145,8 @@ impl Away {
 }
 
 /// What nodes for the second device must find there, and what of it must come back.
-fn moves(graph: &Graph, nodes: &[Node]) -> (Ranges, Ranges) {
-    let (mut reads, mut known) = (Ranges::default(), Ranges::default());
+fn moves(graph: &Graph, nodes: &[Node]) -> (ByteRangeSet, ByteRangeSet) {
+    let (mut reads, mut known) = (ByteRangeSet::default(), ByteRangeSet::default());
     let placed = |id: TensorId| graph.tensor(id).and_then(|tensor| Some((tensor, tensor.place?)));
     // How many of these nodes read a tensor, each counted once.
     let mut readers: HashMap<TensorId, u32> = HashMap::new();
@@ -170,14 +170,14 @@ fn moves(graph: &Graph, nodes: &[Node]) -> (Ranges, Ranges) {
             }
         });
     }
-    let mut writes = Ranges::default();
+    let mut writes = ByteRangeSet::default();
     for node in nodes {
         let Some((tensor, place)) = placed(node.dst) else { continue };
         let span = span(&tensor.desc, place);
         // Nobody but these nodes reads it, and its memory is nobody else's: not one's whose content was read here.
-        let passing = tensor.uses.is_some() && tensor.uses == readers.get(&node.dst).copied();
+        let passing = tensor.use_count.is_some() && tensor.use_count == readers.get(&node.dst).copied();
         let onto = (0..node.srcs.len()).any(|i| node.op.writes_onto(i));
-        if !passing || onto || reads.touches(place.slot, &span) {
+        if !passing || onto || reads.intersects(place.slot, &span) {
             writes.insert(place.slot, span, |_| ());
         }
     }
@@ -205,7 +205,7 @@ struct Patch {
 impl Scratch {
     /// `None` when it is larger than an address space.
     fn new(fallback: &Fallback, graph: &Graph, nodes: Range<usize>) -> Option<Scratch> {
-        let mut ranges = Ranges::default();
+        let mut ranges = ByteRangeSet::default();
         for (tensor, place) in places(graph, nodes.clone()) {
             ranges.insert(place.slot, span(&tensor.desc, place), |_| ());
         }
@@ -245,7 +245,7 @@ impl Scratch {
         Some(patch.at + (offset - patch.start))
     }
 
-    fn moves(&self, ranges: &Ranges) -> Box<[Move]> {
+    fn moves(&self, ranges: &ByteRangeSet) -> Box<[Move]> {
         let mut moves: Vec<Move> = Vec::new();
         for (slot, range) in ranges.iter() {
             let Some(at) = self.find(slot, range.start) else { continue };

@@ -101,7 +101,7 @@ impl FallbackQueue {
     }
 
     fn fits(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        let slots = program.graph().slots();
+        let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));

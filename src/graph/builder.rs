@@ -1,8 +1,8 @@
 //! Building a graph in process: leaves, views and nodes, each placed as it is made.
 
 use super::validate::{self, GraphError};
-use super::{Graph, Node, Place, Tensor, TensorId};
-use crate::ops::{MAX_SRC, Op, Out, ShapeError, Sources};
+use super::{Graph, Node, SlotOffset, Tensor, TensorId};
+use crate::ops::{MAX_SRC, Op, OutputSpec, ShapeError, Sources};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use thiserror::Error;
 
@@ -44,7 +44,7 @@ impl Builder {
 
     /// An empty graph each of whose tensors that is no view has a slot of its own, just as large as it is: someone else
     /// places them.
-    pub fn apart() -> Builder {
+    pub fn with_separate_slots() -> Builder {
         Builder { apart: true, ..Builder::default() }
     }
 
@@ -59,14 +59,14 @@ impl Builder {
     /// [`BuildError::Desc`] when the shape makes no tensor.
     pub fn leaf(&mut self, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
         let desc = TensorDesc::contiguous(dtype, ne)?;
-        self.leaf_of(desc)
+        self.leaf_with_desc(desc)
     }
 
     /// As [`Builder::leaf`], with strides of its own.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] when the graph grows beyond the address space.
-    pub fn leaf_of(&mut self, desc: TensorDesc) -> Result<TensorId, BuildError> {
+    pub fn leaf_with_desc(&mut self, desc: TensorDesc) -> Result<TensorId, BuildError> {
         let place = self.place(desc.extent())?;
         Ok(self.push(desc, place, None))
     }
@@ -86,9 +86,9 @@ impl Builder {
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor.
-    pub fn used_only(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
+    pub fn set_use_count(&mut self, id: TensorId, uses: u32) -> Result<(), BuildError> {
         let tensor = self.graph.tensors.get_mut(id.0 as usize).ok_or(BuildError::Tensor("an unknown tensor"))?;
-        tensor.uses = Some(uses);
+        tensor.use_count = Some(uses);
         Ok(())
     }
 
@@ -100,23 +100,28 @@ impl Builder {
         let op = op.into();
         let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.tensor(id)).map(|t| &t.desc)).collect::<Vec<_>>();
         let out = op.infer(&Sources::new(op.code(), &descs))?;
-        self.node_as(op, srcs, out)
+        self.node_with_output(op, srcs, out)
     }
 
     /// A node with a destination of the given type and shape, packed.
     ///
     /// # Errors
     /// [`BuildError::Desc`] when the shape makes no tensor.
-    pub fn node_as(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>], out: Out) -> Result<TensorId, BuildError> {
+    pub fn node_with_output(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[Option<TensorId>],
+        out: OutputSpec,
+    ) -> Result<TensorId, BuildError> {
         let dst = self.leaf(out.dtype, out.ne)?;
-        self.node_onto(op, srcs, dst)
+        self.node_into(op, srcs, dst)
     }
 
     /// A node that writes an existing tensor: in place, or into a view.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] when there are more sources than a node can have.
-    pub fn node_onto(
+    pub fn node_into(
         &mut self,
         op: impl Into<Op>,
         srcs: &[Option<TensorId>],
@@ -152,7 +157,7 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Builder::build`].
-    pub(crate) fn build_counted(mut self, seen: &[TensorId]) -> Result<Graph, BuildError> {
+    pub(crate) fn build_with_use_counts(mut self, seen: &[TensorId]) -> Result<Graph, BuildError> {
         let tensors = &mut self.graph.tensors;
         let mut uses = vec![0u32; tensors.len()];
         let mut computed = vec![false; tensors.len()];
@@ -175,27 +180,27 @@ impl Builder {
             {
                 tensors[at].view_of = Some(root);
             }
-            tensors[at].uses = Some(uses[at]).filter(|&n| n > 0 && computed[at]);
+            tensors[at].use_count = Some(uses[at]).filter(|&n| n > 0 && computed[at]);
         }
         self.build()
     }
 
-    fn place(&mut self, bytes: usize) -> Result<Place, BuildError> {
+    fn place(&mut self, bytes: usize) -> Result<SlotOffset, BuildError> {
         let overflow = BuildError::Tensor("the graph's memory overflows");
         if self.apart {
             let slot = u32::try_from(self.graph.slots.len()).map_err(|_| overflow)?;
             self.graph.slots.push(bytes);
-            return Ok(Place { slot, offset: 0 });
+            return Ok(SlotOffset { slot, offset: 0 });
         }
         let offset = self.end;
         let end = bytes.checked_next_multiple_of(Self::ALIGN).and_then(|b| b.checked_add(offset + Self::ALIGN));
         self.end = end.filter(|&e| e < 1 << 62).ok_or(overflow)?;
-        Ok(Place { slot: 0, offset })
+        Ok(SlotOffset { slot: 0, offset })
     }
 
-    fn push(&mut self, desc: TensorDesc, place: Place, view_of: Option<TensorId>) -> TensorId {
+    fn push(&mut self, desc: TensorDesc, place: SlotOffset, view_of: Option<TensorId>) -> TensorId {
         let id = TensorId(self.graph.tensors.len() as u32);
-        self.graph.tensors.push(Tensor { desc, place: Some(place), uses: None, view_of });
+        self.graph.tensors.push(Tensor { desc, place: Some(place), use_count: None, view_of });
         id
     }
 }

@@ -14,7 +14,7 @@ use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
 
 /// One kernel with its operands: a node or several.
-pub(crate) struct Step<K> {
+pub(crate) struct KernelCall<K> {
     /// The (first) node's op, for messages.
     pub(crate) code: OpCode,
     pub(crate) kernel: K,
@@ -25,9 +25,9 @@ pub(crate) struct Step<K> {
 
 /// What a fused kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Fused {
+pub(crate) enum FusedOp {
     /// A norm with its neighbours. Sources: x, or the summands a and b; the others as [`Around`] says.
-    Norm { op: Norm, around: Around },
+    Norm { op: Norm, fusion: NormFusion },
     /// ROPE whose result becomes rows of a cache, all heads of a token one row of `row` elements. Sources: x, positions,
     /// factors or nothing, row numbers.
     RopeSetRows { op: Rope, row: usize },
@@ -35,41 +35,41 @@ pub(crate) enum Fused {
 
 /// What a kernel does beside its norm, with sources of their own: they and the result are F32 with dense rows.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(crate) struct Around {
+pub(crate) struct NormFusion {
     /// `x = a + b` is what is normed; it is written to "source" 2. All three have one shape.
-    pub(crate) add: bool,
+    pub(crate) residual: bool,
     /// The norm is multiplied by source 3, whose rows repeat.
-    pub(crate) mul: bool,
+    pub(crate) weight: bool,
     /// Source 4, whose rows repeat, is added to the product.
-    pub(crate) plus: bool,
+    pub(crate) bias: bool,
 }
 
 /// Nodes that run as one.
-pub(crate) struct Found {
-    fused: Fused,
+pub(crate) struct FusionMatch {
+    fused: FusedOp,
     dst: TensorId,
     srcs: Vec<Option<TensorId>>,
 }
 
 /// A row of the table.
-pub(crate) struct Pattern {
+pub(crate) struct FusionPattern {
     ops: &'static [OpCode],
-    find: fn(&Candidate<'_>) -> Option<Found>,
+    find: fn(&Candidate<'_>) -> Option<FusionMatch>,
 }
 
 /// All patterns; of those that begin with the same op, the longest first.
-pub(crate) const TABLE: &[Pattern] = &[
-    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
-    Pattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
-    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: norm },
-    Pattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul], find: norm },
-    Pattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: norm },
-    Pattern { ops: &[OpCode::Add, OpCode::Norm], find: norm },
-    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
-    Pattern { ops: &[OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
-    Pattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm },
-    Pattern { ops: &[OpCode::Norm, OpCode::Mul], find: norm },
-    Pattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
+pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
+    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
+    FusionPattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
+    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: norm },
+    FusionPattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul], find: norm },
+    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: norm },
+    FusionPattern { ops: &[OpCode::Add, OpCode::Norm], find: norm },
+    FusionPattern { ops: &[OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
+    FusionPattern { ops: &[OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
+    FusionPattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm },
+    FusionPattern { ops: &[OpCode::Norm, OpCode::Mul], find: norm },
+    FusionPattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
 ];
 
 /// Gives the steps of a graph to `take`, in order, with nodes fused by the patterns of `table` where `fuse` has a kernel for
@@ -77,32 +77,32 @@ pub(crate) const TABLE: &[Pattern] = &[
 ///
 /// # Errors
 /// When the device has no kernel for a node; those of `take`.
-pub(crate) fn steps<K, U, E: From<U>>(
+pub(crate) fn select_kernels<K, U, E: From<U>>(
     graph: &Graph,
-    table: &[Pattern],
+    table: &[FusionPattern],
     select: impl Fn(&NodeView<'_>) -> Result<K, U>,
-    fuse: impl Fn(&Fused, &NodeView<'_>) -> Option<K>,
-    mut take: impl FnMut(Step<K>) -> Result<(), E>,
+    fuse: impl Fn(&FusedOp, &NodeView<'_>) -> Option<K>,
+    mut take: impl FnMut(KernelCall<K>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let readers = graph.readers();
+    let readers = graph.reader_counts();
     let mut rest = graph.nodes();
     while let Some(node) = rest.first() {
         // A graph's nodes name its own tensors: `validate` has seen to it.
-        let Some(view) = graph.view(node) else { return Ok(()) };
+        let Some(view) = graph.node_view(node) else { return Ok(()) };
         let kernel = select(&view)?;
         let fused = table.iter().find_map(|pattern| {
             let nodes = rest.get(..pattern.ops.len())?;
             let fits = nodes.iter().zip(pattern.ops).all(|(node, &op)| node.op.code() == op);
             let candidate = Candidate { graph, nodes, readers: &readers };
             // A node that could not run by itself is not run in company either: the answers to "do you support this" hold.
-            let all = || nodes.iter().all(|n| graph.view(n).is_some_and(|n| select(&n).is_ok()));
+            let all = || nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok()));
             let found = (fits && all()).then(|| (pattern.find)(&candidate)).flatten()?;
             let kernel = found.kernel(graph, &fuse)?;
-            Some((nodes.len(), Step { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
+            Some((nodes.len(), KernelCall { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
         });
         let (taken, step) = fused.unwrap_or_else(|| {
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-            (1, Step { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
+            (1, KernelCall { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
         });
         take(step)?;
         rest = &rest[taken..];
@@ -110,12 +110,12 @@ pub(crate) fn steps<K, U, E: From<U>>(
     Ok(())
 }
 
-impl Found {
-    fn kernel<K>(&self, graph: &Graph, fuse: impl Fn(&Fused, &NodeView<'_>) -> Option<K>) -> Option<K> {
+impl FusionMatch {
+    fn kernel<K>(&self, graph: &Graph, fuse: impl Fn(&FusedOp, &NodeView<'_>) -> Option<K>) -> Option<K> {
         let desc = |id: TensorId| graph.tensor(id).map(|t| &t.desc);
         let op = match self.fused {
-            Fused::Norm { op, .. } => Op::Norm(op),
-            Fused::RopeSetRows { op, .. } => Op::Rope(op),
+            FusedOp::Norm { op, .. } => Op::Norm(op),
+            FusedOp::RopeSetRows { op, .. } => Op::Rope(op),
         };
         let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
         let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs), aligned: true };
@@ -142,7 +142,7 @@ impl<'a> Candidate<'a> {
 
     /// Whether the result of node `k` is for the next node alone, which reads it as `reader`: no output, no other reader
     /// in the whole graph of whoever made it, none in this one, and `reader` is it or a view of just its bytes.
-    fn passes_on(&self, k: usize, reader: TensorId) -> bool {
+    fn is_elidable(&self, k: usize, reader: TensorId) -> bool {
         let id = self.nodes[k].dst;
         let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
         let only = |id: TensorId, uses: Option<u32>| uses == Some(1) && self.readers.get(id.0 as usize) == Some(&1);
@@ -150,9 +150,9 @@ impl<'a> Candidate<'a> {
             let packed = result.desc.is_contiguous() && read.desc.is_contiguous();
             let same = result.place == read.place && result.desc.dtype() == read.desc.dtype();
             let all = result.desc.elements() == read.desc.elements();
-            read.view_of == Some(id) && only(reader, read.uses) && packed && same && all
+            read.view_of == Some(id) && only(reader, read.use_count) && packed && same && all
         };
-        only(id, result.uses) && (reader == id || viewed())
+        only(id, result.use_count) && (reader == id || viewed())
     }
 
     /// Whether two tensors share no byte.
@@ -177,47 +177,47 @@ impl<'a> Candidate<'a> {
 
 /// A norm; before it perhaps an ADD, whose sum is written (it is the residual); behind it perhaps a MUL by weights, and
 /// behind that an ADD: then the norm, or the product, is passed on.
-fn norm(c: &Candidate<'_>) -> Option<Found> {
+fn norm(c: &Candidate<'_>) -> Option<FusionMatch> {
     let k = c.nodes.iter().position(|node| matches!(node.op, Op::Norm(_)))?;
     let Op::Norm(op) = c.nodes[k].op else { return None };
-    let around = Around { add: k > 0, mul: c.nodes.len() > k + 1, plus: c.nodes.len() > k + 2 };
+    let around = NormFusion { residual: k > 0, weight: c.nodes.len() > k + 1, bias: c.nodes.len() > k + 2 };
     let dst = c.nodes.last()?.dst;
     let mut srcs = vec![None; 5];
-    if around.add {
-        let (a, b, sum) = summed(c)?;
+    if around.residual {
+        let (a, b, sum) = residual_add(c)?;
         srcs[..3].copy_from_slice(&[Some(a), Some(b), Some(sum)]);
     } else {
         srcs[0] = c.src(k, 0);
     }
     let rows = srcs.iter().flatten().all(|&src| c.row_by_row(dst, src));
-    if around.mul {
-        srcs[3] = Some(repeated(c, k).filter(|&w| c.apart(dst, w))?);
+    if around.weight {
+        srcs[3] = Some(row_broadcast_operand(c, k).filter(|&w| c.apart(dst, w))?);
     }
-    if around.plus {
-        srcs[4] = Some(repeated(c, k + 1).filter(|&plus| c.row_by_row(dst, plus))?);
+    if around.bias {
+        srcs[4] = Some(row_broadcast_operand(c, k + 1).filter(|&plus| c.row_by_row(dst, plus))?);
     }
-    let apart = !around.add || srcs[3..].iter().flatten().all(|&src| c.apart(c.nodes[0].dst, src));
+    let apart = !around.residual || srcs[3..].iter().flatten().all(|&src| c.apart(c.nodes[0].dst, src));
     let fits = rows && apart && c.is_f32_rows(dst);
-    fits.then_some(Found { fused: Fused::Norm { op, around }, dst, srcs })
+    fits.then_some(FusionMatch { fused: FusedOp::Norm { op, fusion: around }, dst, srcs })
 }
 
 /// Summands and result of an ADD without broadcast at node 0 whose result node 1 norms.
-fn summed(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
+fn residual_add(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
     let (a, b, sum) = (c.src(0, 0)?, c.src(0, 1)?, c.nodes[0].dst);
     let same = c.desc(a)?.ne() == c.desc(b)?.ne() && c.src(1, 0) == Some(sum);
     (same && [a, b, sum].iter().all(|&id| c.is_f32_rows(id))).then_some((a, b, sum))
 }
 
 /// What the node behind node `k` combines with its result, row by row: the result is passed on.
-fn repeated(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
+fn row_broadcast_operand(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
     let (x, other) = (c.src(k + 1, 0)?, c.src(k + 1, 1)?);
     let ne = c.desc(x)?.ne();
     let whole = ne == c.desc(c.nodes[k].dst)?.ne() && ne[0] == c.desc(other)?.ne()[0];
-    (whole && c.is_f32_rows(other) && c.passes_on(k, x)).then_some(other)
+    (whole && c.is_f32_rows(other) && c.is_elidable(k, x)).then_some(other)
 }
 
 /// ROPE of new keys, SET_ROWS of all heads of a token as one row of the cache: the turned keys are passed on.
-fn rope_set_rows(c: &Candidate<'_>) -> Option<Found> {
+fn rope_set_rows(c: &Candidate<'_>) -> Option<FusionMatch> {
     let Op::Rope(op) = c.nodes[0].op else { return None };
     let (x, positions, factors) = (c.src(0, 0)?, c.src(0, 1)?, c.src(0, 2));
     let (rows, ids, cache) = (c.src(1, 0)?, c.src(1, 1)?, c.nodes[1].dst);
@@ -225,7 +225,7 @@ fn rope_set_rows(c: &Candidate<'_>) -> Option<Found> {
     let row = d.checked_mul(heads)?;
     let shapes = batches == 1 && c.desc(rows)?.ne() == [row, tokens, 1, 1] && c.desc(ids)?.ne() == [tokens, 1, 1, 1];
     let apart = [Some(x), Some(positions), factors].into_iter().flatten().all(|src| c.apart(cache, src));
-    let fits = shapes && apart && c.passes_on(0, rows);
+    let fits = shapes && apart && c.is_elidable(0, rows);
     let srcs = vec![Some(x), Some(positions), factors, Some(ids)];
-    fits.then_some(Found { fused: Fused::RopeSetRows { op, row }, dst: cache, srcs })
+    fits.then_some(FusionMatch { fused: FusedOp::RopeSetRows { op, row }, dst: cache, srcs })
 }

@@ -12,7 +12,7 @@ pub mod validate;
 
 pub use builder::{BuildError, Builder};
 pub(crate) use overlap::{Overlap, overlap};
-pub(crate) use ranges::Ranges;
+pub(crate) use ranges::ByteRangeSet;
 
 use crate::ops::{MAX_SRC, NodeView, Op, Sources};
 use crate::tensor::TensorDesc;
@@ -25,7 +25,7 @@ pub struct TensorId(pub(crate) u32);
 
 /// Where a tensor's first byte lies: `offset` bytes into the memory bound to `slot` when the graph runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Place {
+pub struct SlotOffset {
     /// Index into the bindings of a run.
     pub slot: u32,
     /// Bytes from the start of the bound region.
@@ -38,11 +38,11 @@ pub struct Tensor {
     /// Type, shape and strides.
     pub desc: TensorDesc,
     /// Its memory; `None` while nobody has placed it.
-    pub place: Option<Place>,
+    pub place: Option<SlotOffset>,
     /// How many ops read it in the whole graph of whoever made it, views counted as ops; `None` where that is unknown or
     /// it is an output, so that anyone may read it later. A device may leave out a result that its one reader does not
     /// need in memory.
-    pub uses: Option<u32>,
+    pub use_count: Option<u32>,
     /// The tensor whose values a view re-describes, where no other op reads what lies between the two.
     pub view_of: Option<TensorId>,
 }
@@ -83,12 +83,12 @@ impl Graph {
     }
 
     /// Bytes that each slot's region must have.
-    pub fn slots(&self) -> &[usize] {
+    pub fn slot_sizes(&self) -> &[usize] {
         &self.slots
     }
 
     /// A node as shape rules and devices see it; `None` when it names tensors that are not here.
-    pub fn view<'a>(&'a self, node: &'a Node) -> Option<NodeView<'a>> {
+    pub fn node_view<'a>(&'a self, node: &'a Node) -> Option<NodeView<'a>> {
         let dst = &self.tensor(node.dst)?.desc;
         let mut srcs = [None; MAX_SRC];
         for (slot, id) in srcs.iter_mut().zip(node.srcs) {
@@ -108,7 +108,7 @@ impl Graph {
     }
 
     /// How many sources of nodes each tensor is, itself or through a view that names it; by id.
-    pub(crate) fn readers(&self) -> Vec<u32> {
+    pub(crate) fn reader_counts(&self) -> Vec<u32> {
         let mut readers = vec![0u32; self.tensors.len()];
         for id in self.nodes.iter().flat_map(|node| node.srcs).flatten() {
             for id in [Some(id), self.tensor(id).and_then(|t| t.view_of)].into_iter().flatten() {
@@ -122,12 +122,12 @@ impl Graph {
 
     /// The graph of some consecutive nodes with only the tensors that they name, which `place` puts into slots of these
     /// sizes. A tensor that other nodes read too, by the [`Graph::readers`] of all, is one that anyone may read.
-    pub(crate) fn part(
+    pub(crate) fn subgraph(
         &self,
         nodes: Range<usize>,
         readers: &[u32],
         slots: Vec<usize>,
-        mut place: impl FnMut(&Tensor) -> Option<Place>,
+        mut place: impl FnMut(&Tensor) -> Option<SlotOffset>,
     ) -> Graph {
         let (mut part, mut ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
         let mut olds = Vec::new();
@@ -148,10 +148,10 @@ impl Graph {
             let view_of = tensor.view_of.and_then(|of| ids.get(&of).copied());
             part.tensors.push(Tensor { place: place(tensor), view_of, ..tensor.clone() });
         }
-        let inside = part.readers();
+        let inside = part.reader_counts();
         for ((tensor, old), inside) in part.tensors.iter_mut().zip(&olds).zip(inside) {
             if readers.get(old.0 as usize) != Some(&inside) {
-                tensor.uses = None;
+                tensor.use_count = None;
             }
         }
         part
@@ -175,15 +175,16 @@ mod tests {
         let z = b.node(Unary::Sqr, &[Some(seen)]).unwrap();
         b.node(Unary::Sqr, &[Some(z)]).unwrap();
         for id in [y, seen, z] {
-            b.used_only(id, 1).unwrap();
+            b.set_use_count(id, 1).unwrap();
         }
         let graph = b.build().unwrap();
         let part = |nodes| {
-            graph.part(nodes, &graph.readers(), vec![graph.slots()[0] + 4096], |t| {
-                t.place.map(|p| Place { offset: p.offset + 4096, ..p })
+            graph.subgraph(nodes, &graph.reader_counts(), vec![graph.slot_sizes()[0] + 4096], |t| {
+                t.place.map(|p| SlotOffset { offset: p.offset + 4096, ..p })
             })
         };
-        let uses = |part: &Graph| part.nodes().iter().map(|n| part.tensor(n.dst).unwrap().uses).collect::<Vec<_>>();
+        let uses =
+            |part: &Graph| part.nodes().iter().map(|n| part.tensor(n.dst).unwrap().use_count).collect::<Vec<_>>();
         assert_eq!(uses(&part(0..3)), [Some(1), Some(1), None]);
         assert_eq!(uses(&part(0..2)), [Some(1), None], "the reader of the second is elsewhere");
         assert_eq!(uses(&part(0..1)), [None], "the one that reads the first as a view is elsewhere");

@@ -71,7 +71,7 @@ fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> 
 }
 
 /// The source that a node's destination overlaps against the rules, if there is one.
-pub(super) fn conflict(graph: &Graph, node: &Node) -> Option<usize> {
+pub(super) fn find_overlap_violation(graph: &Graph, node: &Node) -> Option<usize> {
     let dst = graph.tensor(node.dst)?;
     node.srcs.iter().enumerate().find_map(|(i, id)| {
         let src = graph.tensor((*id)?)?;
@@ -86,15 +86,15 @@ pub(super) fn conflict(graph: &Graph, node: &Node) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Place;
+    use super::super::SlotOffset;
     use super::*;
     use crate::tensor::{DType, TensorDesc};
 
     fn tensor(slot: u32, offset: usize, ne: [usize; 4], nb: [usize; 4]) -> Tensor {
         Tensor {
             desc: TensorDesc::strided(DType::F32, ne, nb).unwrap(),
-            place: Some(Place { slot, offset }),
-            uses: None,
+            place: Some(SlotOffset { slot, offset }),
+            use_count: None,
             view_of: None,
         }
     }

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 /// Ranges that share no byte; those that overlap become one, those that only touch stay two.
 #[derive(Default)]
-pub(crate) struct Ranges(BTreeMap<(u32, usize), usize>);
+pub(crate) struct ByteRangeSet(BTreeMap<(u32, usize), usize>);
 
-impl Ranges {
+impl ByteRangeSet {
     /// Adds a range, and tells `missing` which parts of it were not there.
     pub(crate) fn insert(&mut self, slot: u32, range: Range<usize>, mut missing: impl FnMut(Range<usize>)) {
         if range.is_empty() {
@@ -30,7 +30,7 @@ impl Ranges {
     }
 
     /// Whether some byte of a range is there.
-    pub(crate) fn touches(&self, slot: u32, range: &Range<usize>) -> bool {
+    pub(crate) fn intersects(&self, slot: u32, range: &Range<usize>) -> bool {
         !range.is_empty() && self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
     }
 
@@ -52,12 +52,12 @@ mod tests {
     fn as_sets_of_bytes() {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..200 {
-            let (mut ranges, mut there) = (Ranges::default(), [[false; 40]; 2]);
+            let (mut ranges, mut there) = (ByteRangeSet::default(), [[false; 40]; 2]);
             for _ in 0..12 {
                 let (slot, start) = (rng.usize(0..2), rng.usize(0..40));
                 let range = start..rng.usize(start..=40);
                 let touched = there[slot][range.clone()].contains(&true);
-                assert_eq!(ranges.touches(slot as u32, &range), touched && !range.is_empty());
+                assert_eq!(ranges.intersects(slot as u32, &range), touched && !range.is_empty());
                 let mut added = there[slot];
                 ranges.insert(slot as u32, range.clone(), |missing| {
                     for i in missing {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn neighbours_stay_two_and_overlaps_become_one() {
-        let mut ranges = Ranges::default();
+        let mut ranges = ByteRangeSet::default();
         for range in [0..4, 4..8, 12..16, 7..9, 20..20] {
             ranges.insert(0, range, |_| ());
         }

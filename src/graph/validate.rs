@@ -3,8 +3,8 @@
 //! [`foreign`] turns the records of a peer into a [`Graph`]; [`check`] holds what every graph must hold, ours too. After
 //! them kernels trust types, shapes, strides, extents and overlaps, and check only what is data (row indices).
 
-use super::{Graph, Node, Place, Tensor, TensorId, overlap};
-use crate::ops::{MAX_SRC, Op, OpCode, ParamError, ShapeError, Words};
+use super::{Graph, Node, SlotOffset, Tensor, TensorId, overlap};
+use crate::ops::{MAX_SRC, Op, OpCode, OpParams, ParamError, ShapeError};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use std::collections::HashMap;
 use thiserror::Error;
@@ -16,14 +16,14 @@ const FLAG_COMPUTE: i32 = 16;
 const FLAG_OUTPUT: i32 = 2;
 
 /// Most views of views that are followed to what they show.
-const VIEWS: usize = 4;
+const MAX_VIEW_CHAIN: usize = 4;
 
 /// Sources that any op of ours reads, at most (FLASH_ATTN_EXT does); a peer's node may list more, which nobody looks at.
-pub const MOST_SOURCES: usize = 5;
+pub const MAX_OP_SOURCES: usize = 5;
 
 /// A tensor record whose buffer is already resolved, and nothing else is believed yet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ForeignTensor {
+pub struct UntrustedTensor {
     /// The peer's key for it, unique in its graph.
     pub id: u64,
     /// Type number.
@@ -41,9 +41,9 @@ pub struct ForeignTensor {
     /// Keys of its sources; 0 for none.
     pub srcs: [u64; MAX_SRC],
     /// How many ops of the peer's whole graph read it; 0 where the peer does not say.
-    pub uses: i32,
+    pub use_count: i32,
     /// Its memory: slot and byte offset; `None` when it lives nowhere here.
-    pub place: Option<Place>,
+    pub place: Option<SlotOffset>,
 }
 
 /// What a peer's graph got wrong.
@@ -104,7 +104,7 @@ pub enum GraphError {
     },
     /// A source whose strides repeat bytes beyond what its buffer holds.
     #[error("{op}: source {index} repeats {bytes} bytes out of a buffer of {size}")]
-    Inflated {
+    BroadcastTooLarge {
         /// The op.
         op: OpCode,
         /// Source index.
@@ -127,7 +127,7 @@ pub enum GraphError {
     },
     /// A source that is computed later in the list, or by the node itself.
     #[error("{op}: source {index} is computed by a later node of the graph")]
-    Order {
+    UseBeforeDefinition {
         /// The op.
         op: OpCode,
         /// Source index.
@@ -149,7 +149,7 @@ pub enum GraphError {
 ///
 /// # Errors
 /// [`GraphError`] says what the peer got wrong.
-pub fn foreign(listed: &[u64], records: &[ForeignTensor], slots: Vec<usize>) -> Result<Graph, GraphError> {
+pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<usize>) -> Result<Graph, GraphError> {
     let mut by_id = HashMap::with_capacity(records.len());
     for (i, t) in records.iter().enumerate() {
         if by_id.insert(t.id, i).is_some() {
@@ -171,7 +171,7 @@ pub fn foreign(listed: &[u64], records: &[ForeignTensor], slots: Vec<usize>) -> 
 }
 
 struct Import<'a> {
-    records: &'a [ForeignTensor],
+    records: &'a [UntrustedTensor],
     by_id: &'a HashMap<u64, usize>,
     ids: Vec<Option<TensorId>>,
     graph: Graph,
@@ -189,9 +189,9 @@ impl Import<'_> {
         if code.is_view() || record.flags & FLAG_COMPUTE == 0 || record.ne.contains(&0) {
             return Ok(());
         }
-        let op = Op::decode(code, &Words(record.params))?.ok_or(GraphError::UnsupportedOp(code))?;
+        let op = Op::decode(code, &OpParams(record.params))?.ok_or(GraphError::UnsupportedOp(code))?;
         let mut srcs = [None; MAX_SRC];
-        for (slot, &id) in srcs.iter_mut().zip(&record.srcs[..MOST_SOURCES]) {
+        for (slot, &id) in srcs.iter_mut().zip(&record.srcs[..MAX_OP_SOURCES]) {
             if id != 0 {
                 *slot = Some(self.find("source", id)?);
             }
@@ -210,16 +210,16 @@ impl Import<'_> {
     }
 
     /// What a view shows, through other views as long as each is read by the next alone.
-    fn viewed(&self, record: &ForeignTensor) -> Option<TensorId> {
+    fn viewed(&self, record: &UntrustedTensor) -> Option<TensorId> {
         let mut view = record;
-        for _ in 0..VIEWS {
+        for _ in 0..MAX_VIEW_CHAIN {
             OpCode::from_wire(view.op).filter(|op| op.is_view())?;
             let &index = self.by_id.get(&view.srcs[0])?;
             if let Some(id) = self.ids[index] {
                 return Some(id);
             }
             view = &self.records[index];
-            if view.uses != 1 || view.flags & FLAG_OUTPUT != 0 {
+            if view.use_count != 1 || view.flags & FLAG_OUTPUT != 0 {
                 return None;
             }
         }
@@ -233,18 +233,18 @@ impl Import<'_> {
         let record = &self.records[index];
         let dtype = DType::from_wire(record.dtype).ok_or(GraphError::UnknownType(record.dtype))?;
         let ne = record.ne.map(|n| n as usize);
-        let desc = TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb))?;
+        let desc = TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb))?;
         let id = TensorId(self.graph.tensors.len() as u32);
-        let uses = u32::try_from(record.uses).ok().filter(|&n| n > 0 && record.flags & FLAG_OUTPUT == 0);
+        let uses = u32::try_from(record.use_count).ok().filter(|&n| n > 0 && record.flags & FLAG_OUTPUT == 0);
         let view_of = self.viewed(record);
-        self.graph.tensors.push(Tensor { desc, place: record.place, uses, view_of });
+        self.graph.tensors.push(Tensor { desc, place: record.place, use_count: uses, view_of });
         self.ids[index] = Some(id);
         Ok(id)
     }
 }
 
 /// Strides of the wire are modulo 2^32: one that equals the packed stride modulo 2^32 is taken for it.
-pub fn widen(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize; DIMS] {
+pub fn widen_strides(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize; DIMS] {
     let mut wide = nb.map(|n| n as usize);
     let mut packed = wide[0].checked_mul(dtype.blocks(ne[0]));
     for d in 1..DIMS {
@@ -272,7 +272,7 @@ pub fn check(graph: &Graph) -> Result<(), GraphError> {
     for (at, node) in graph.nodes.iter().enumerate() {
         let op = node.op.code();
         let unknown = || GraphError::UnknownTensor { what: "tensor", id: u64::from(node.dst.0) };
-        let view = graph.view(node).ok_or_else(unknown)?;
+        let view = graph.node_view(node).ok_or_else(unknown)?;
         node.op.check(&view)?;
         let dst = graph.tensor(node.dst).ok_or_else(unknown)?;
         in_buffer(graph, op, dst, "the destination")?;
@@ -288,14 +288,14 @@ pub fn check(graph: &Graph) -> Result<(), GraphError> {
             let size = in_buffer(graph, op, src, "a source")?;
             let bytes = src.desc.dense_bytes();
             if bytes > size {
-                return Err(GraphError::Inflated { op, index, bytes, size });
+                return Err(GraphError::BroadcastTooLarge { op, index, bytes, size });
             }
             let later = computed_at[id.0 as usize];
             if later != usize::MAX && later >= at {
-                return Err(GraphError::Order { op, index });
+                return Err(GraphError::UseBeforeDefinition { op, index });
             }
         }
-        if let Some(index) = overlap::conflict(graph, node) {
+        if let Some(index) = overlap::find_overlap_violation(graph, node) {
             return Err(GraphError::Overlap { op, index });
         }
     }

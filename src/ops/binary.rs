@@ -1,6 +1,6 @@
 //! ADD, SUB, MUL, DIV: element-wise with broadcast; ADD_ID: rows added by index.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// An element-wise op of two tensors. None has parameters.
@@ -19,7 +19,7 @@ pub enum Binary {
     AddId,
 }
 
-impl Family for Binary {
+impl OpFamily for Binary {
     fn code(&self) -> OpCode {
         match self {
             Binary::Add => OpCode::Add,
@@ -30,7 +30,7 @@ impl Family for Binary {
         }
     }
 
-    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::Sub => Binary::Sub,
             OpCode::Mul => Binary::Mul,
@@ -40,12 +40,12 @@ impl Family for Binary {
         })
     }
 
-    fn encode(&self) -> Words {
-        Words::default()
+    fn encode(&self) -> OpParams {
+        OpParams::default()
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        Ok(Out::like(srcs.need(0)?))
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        Ok(OutputSpec::like(srcs.required(0)?))
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {

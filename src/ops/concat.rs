@@ -1,6 +1,6 @@
 //! CONCAT: two tensors one after the other along a dimension; REPEAT: a tensor tiled.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DIMS;
 
 /// Tensors put together out of whole sources.
@@ -15,7 +15,7 @@ pub enum Concat {
     Repeat,
 }
 
-impl Family for Concat {
+impl OpFamily for Concat {
     fn code(&self) -> OpCode {
         match self {
             Concat::Concat { .. } => OpCode::Concat,
@@ -23,7 +23,7 @@ impl Family for Concat {
         }
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         if code == OpCode::Repeat {
             return Ok(Concat::Repeat);
         }
@@ -33,30 +33,30 @@ impl Family for Concat {
         }
     }
 
-    fn encode(&self) -> Words {
+    fn encode(&self) -> OpParams {
         match *self {
-            Concat::Concat { dim } => Words::default().with_int(0, i32::from(dim)),
-            Concat::Repeat => Words::default(),
+            Concat::Concat { dim } => OpParams::default().with_int(0, i32::from(dim)),
+            Concat::Repeat => OpParams::default(),
         }
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let a = srcs.need(0)?;
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let a = srcs.required(0)?;
         let Concat::Concat { dim } = *self else {
-            return Err(srcs.broken("only the destination says how often a tensor repeats"));
+            return Err(srcs.rule_error("only the destination says how often a tensor repeats"));
         };
-        let (b, d) = (srcs.need(1)?, usize::from(dim));
+        let (b, d) = (srcs.required(1)?, usize::from(dim));
         ensure!(srcs, d < DIMS, "the dimension is 0 to 3");
         ensure!(srcs, a.dtype() == b.dtype(), "a and b have one type");
         ensure!(srcs, (0..DIMS).all(|k| k == d || a.ne()[k] == b.ne()[k]), "a and b differ along the dimension only");
-        let mut out = Out::like(a);
-        out.ne[d] = a.ne()[d].checked_add(b.ne()[d]).ok_or_else(|| srcs.broken("the sum of the counts fits"))?;
+        let mut out = OutputSpec::like(a);
+        out.ne[d] = a.ne()[d].checked_add(b.ne()[d]).ok_or_else(|| srcs.rule_error("the sum of the counts fits"))?;
         Ok(out)
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         match self {
-            Concat::Concat { .. } => node.dst_is(self.infer(&node.srcs)?),
+            Concat::Concat { .. } => node.expect_dst(self.infer(&node.srcs)?),
             Concat::Repeat => {
                 let a = node.src(0)?;
                 ensure!(node, a.dtype() == node.dst.dtype(), "dst has a's type");

@@ -1,13 +1,13 @@
 //! DUP, CPY, CONT: the same elements in the same order, in another layout, shape or type.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::TensorDesc;
 
 /// A copy of source 0. None has parameters.
 ///
 /// Element k of the source, counted with dimension 0 fastest, becomes element k of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
+pub enum CopyOp {
     /// Same type and shape.
     Dup,
     /// To the destination's type, shape and strides. Source 1, where there is one, only names the target's memory.
@@ -16,32 +16,32 @@ pub enum Copy {
     Cont,
 }
 
-impl Family for Copy {
+impl OpFamily for CopyOp {
     fn code(&self) -> OpCode {
         match self {
-            Copy::Dup => OpCode::Dup,
-            Copy::Cpy => OpCode::Cpy,
-            Copy::Cont => OpCode::Cont,
+            CopyOp::Dup => OpCode::Dup,
+            CopyOp::Cpy => OpCode::Cpy,
+            CopyOp::Cont => OpCode::Cont,
         }
     }
 
-    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
-            OpCode::Dup => Copy::Dup,
-            OpCode::Cont => Copy::Cont,
-            _ => Copy::Cpy,
+            OpCode::Dup => CopyOp::Dup,
+            OpCode::Cont => CopyOp::Cont,
+            _ => CopyOp::Cpy,
         })
     }
 
-    fn encode(&self) -> Words {
-        Words::default()
+    fn encode(&self) -> OpParams {
+        OpParams::default()
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let src = srcs.need(0)?;
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let src = srcs.required(0)?;
         Ok(match (self, srcs.get(1)) {
-            (Copy::Cpy, Some(target)) => Out::like(target),
-            _ => Out::like(src),
+            (CopyOp::Cpy, Some(target)) => OutputSpec::like(target),
+            _ => OutputSpec::like(src),
         })
     }
 
@@ -49,15 +49,15 @@ impl Family for Copy {
         let (src, dst) = (node.src(0)?, node.dst);
         ensure!(node, src.elements() == dst.elements(), "source and destination have equally many elements");
         match self {
-            Copy::Dup => node.dst_is(Out::like(src))?,
-            Copy::Cont => ensure!(node, src.dtype() == dst.dtype(), "the destination has the source's type"),
-            Copy::Cpy => {
+            CopyOp::Dup => node.expect_dst(OutputSpec::like(src))?,
+            CopyOp::Cont => ensure!(node, src.dtype() == dst.dtype(), "the destination has the source's type"),
+            CopyOp::Cpy => {
                 if let Some(target) = node.srcs.get(1) {
-                    node.dst_is(Out::like(target))?;
+                    node.expect_dst(OutputSpec::like(target))?;
                 }
                 ensure!(
                     node,
-                    whole_blocks(src, dst) && whole_blocks(dst, src),
+                    blocks_fit_rows(src, dst) && blocks_fit_rows(dst, src),
                     "rows of the unblocked side are whole blocks of the other side, or it is contiguous"
                 );
             }
@@ -70,7 +70,7 @@ impl Family for Copy {
     }
 
     fn writes_onto(&self, i: usize) -> bool {
-        *self == Copy::Cpy && i == 1
+        *self == CopyOp::Cpy && i == 1
     }
 
     fn batch(&self, _: &NodeView<'_>) -> usize {
@@ -80,7 +80,7 @@ impl Family for Copy {
 
 /// Whether each block of `blocked` meets elements of `other` that lie in one row, once a contiguous `other` is seen in
 /// the shape of `blocked`.
-fn whole_blocks(blocked: &TensorDesc, other: &TensorDesc) -> bool {
+fn blocks_fit_rows(blocked: &TensorDesc, other: &TensorDesc) -> bool {
     other.is_contiguous() || other.ne()[0].is_multiple_of(blocked.dtype().block_len())
 }
 
@@ -93,8 +93,8 @@ mod tests {
     fn blocks_meet_parts_of_one_row() {
         let t = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
         let blocked = TensorDesc::contiguous(DType::Q8_0, [64, 3, 1, 1]).unwrap();
-        assert!(whole_blocks(&blocked, &t(DType::F32, [48, 4, 1, 1], [4, 192, 768, 768])), "packed");
-        assert!(whole_blocks(&blocked, &t(DType::F32, [96, 2, 1, 1], [4, 400, 800, 800])), "3 blocks to a row");
-        assert!(!whole_blocks(&blocked, &t(DType::F32, [48, 4, 1, 1], [4, 200, 800, 800])), "a block over two rows");
+        assert!(blocks_fit_rows(&blocked, &t(DType::F32, [48, 4, 1, 1], [4, 192, 768, 768])), "packed");
+        assert!(blocks_fit_rows(&blocked, &t(DType::F32, [96, 2, 1, 1], [4, 400, 800, 800])), "3 blocks to a row");
+        assert!(!blocks_fit_rows(&blocked, &t(DType::F32, [48, 4, 1, 1], [4, 200, 800, 800])), "a block over two rows");
     }
 }

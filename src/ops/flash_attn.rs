@@ -1,7 +1,7 @@
 //! FLASH_ATTN_EXT: attention in one op, without the matrix of scores.
 
-use super::softmax::check_mask;
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::softmax::check_mask_and_sinks;
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// `softmax(scale * q k^T + slope(h) * mask) v` for each head.
@@ -24,12 +24,12 @@ pub struct FlashAttn {
     pub n_kv_max: u32,
 }
 
-impl Family for FlashAttn {
+impl OpFamily for FlashAttn {
     fn code(&self) -> OpCode {
         OpCode::FlashAttnExt
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         let f32_accumulation = match words.int(3) {
             0 => false,
             10 => true,
@@ -46,8 +46,8 @@ impl Family for FlashAttn {
         })
     }
 
-    fn encode(&self) -> Words {
-        Words::default()
+    fn encode(&self) -> OpParams {
+        OpParams::default()
             .with_float(0, self.scale)
             .with_float(1, self.max_bias)
             .with_float(2, self.softcap)
@@ -55,14 +55,14 @@ impl Family for FlashAttn {
             .with_int(4, self.n_kv_max as i32)
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let (q, v) = (srcs.need(0)?.ne(), srcs.need(2)?.ne());
-        Ok(Out { dtype: DType::F32, ne: [v[0], q[2], q[1], q[3]] })
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let (q, v) = (srcs.required(0)?.ne(), srcs.required(2)?.ne());
+        Ok(OutputSpec { dtype: DType::F32, ne: [v[0], q[2], q[1], q[3]] })
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         let (q, k, v) = (node.src(0)?, node.src(1)?, node.src(2)?);
-        node.dst_is(self.infer(&node.srcs)?)?;
+        node.expect_dst(self.infer(&node.srcs)?)?;
         ensure!(node, node.dst.is_contiguous(), "dst is contiguous");
         ensure!(node, q.rows_dense() && k.rows_dense() && v.rows_dense(), "rows of q, k and v are dense");
         let ([dk, n, heads, batches], kn, vn) = (q.ne(), k.ne(), v.ne());
@@ -75,7 +75,7 @@ impl Family for FlashAttn {
             "q's heads are a multiple of k's and v's"
         );
         ensure!(node, node.srcs.get(3).is_none_or(|mask| mask.dtype() == DType::F16), "the mask is F16");
-        check_mask(node, 3, [kn[1], n, heads, batches], self.max_bias)
+        check_mask_and_sinks(node, 3, [kn[1], n, heads, batches], self.max_bias)
     }
 
     fn in_place(&self, _: usize) -> bool {

@@ -1,13 +1,13 @@
 //! GLU: gated linear units, `activation(x) * gate` with both from one tensor or from two.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
 /// A gated unit. Of one source `[ne3, ne2, ne1, 2 n]` the row's first half is x and its second half the gate g; of two
 /// sources `[ne3, ne2, ne1, n]` the first is x and the second g. The result is `[ne3, ne2, ne1, n]`, computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Glu {
     /// The activation.
-    pub kind: Kind,
+    pub kind: GluKind,
     /// Of one source: the second half is x and the first half g.
     pub swapped: bool,
 }
@@ -15,7 +15,7 @@ pub struct Glu {
 /// The kinds of GLU, in the order of their numbers on the wire. GELU is evaluated directly, see
 /// [`super::unary::Kind::Gelu`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum GluKind {
     /// `x > 0 ? x g : 0`.
     Reglu,
     /// `gelu(x) g`, GELU by its tanh approximation.
@@ -40,21 +40,21 @@ pub enum Kind {
     },
 }
 
-impl Family for Glu {
+impl OpFamily for Glu {
     fn code(&self) -> OpCode {
         OpCode::Glu
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         let (alpha, limit) = (words.float(2), words.float(3));
         let kind = match words.int(0) {
-            0 => Kind::Reglu,
-            1 => Kind::Geglu,
-            2 => Kind::Swiglu,
-            3 => Kind::SwigluOai { alpha, limit },
-            4 => Kind::GegluErf,
-            5 => Kind::GegluQuick,
-            6 => Kind::SwigluClamp { limit },
+            0 => GluKind::Reglu,
+            1 => GluKind::Geglu,
+            2 => GluKind::Swiglu,
+            3 => GluKind::SwigluOai { alpha, limit },
+            4 => GluKind::GegluErf,
+            5 => GluKind::GegluQuick,
+            6 => GluKind::SwigluClamp { limit },
             other => return Err(ParamError::new(code, 0, "kind", other, "0 to 6")),
         };
         let swapped = match words.int(1) {
@@ -65,21 +65,21 @@ impl Family for Glu {
         Ok(Glu { kind, swapped })
     }
 
-    fn encode(&self) -> Words {
-        let words = Words::default().with_int(1, i32::from(self.swapped));
+    fn encode(&self) -> OpParams {
+        let words = OpParams::default().with_int(1, i32::from(self.swapped));
         match self.kind {
-            Kind::Reglu => words.with_int(0, 0),
-            Kind::Geglu => words.with_int(0, 1),
-            Kind::Swiglu => words.with_int(0, 2),
-            Kind::SwigluOai { alpha, limit } => words.with_int(0, 3).with_float(2, alpha).with_float(3, limit),
-            Kind::GegluErf => words.with_int(0, 4),
-            Kind::GegluQuick => words.with_int(0, 5),
-            Kind::SwigluClamp { limit } => words.with_int(0, 6).with_float(3, limit),
+            GluKind::Reglu => words.with_int(0, 0),
+            GluKind::Geglu => words.with_int(0, 1),
+            GluKind::Swiglu => words.with_int(0, 2),
+            GluKind::SwigluOai { alpha, limit } => words.with_int(0, 3).with_float(2, alpha).with_float(3, limit),
+            GluKind::GegluErf => words.with_int(0, 4),
+            GluKind::GegluQuick => words.with_int(0, 5),
+            GluKind::SwigluClamp { limit } => words.with_int(0, 6).with_float(3, limit),
         }
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let mut out = Out::like(srcs.need(0)?);
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let mut out = OutputSpec::like(srcs.required(0)?);
         if srcs.get(1).is_none() {
             out.ne[0] /= 2;
         }

@@ -8,8 +8,8 @@
 //! their result as a tensor with a place, and no node.
 
 mod node;
+mod op_params;
 mod table;
-mod words;
 
 pub mod binary;
 pub mod concat;
@@ -25,9 +25,9 @@ pub mod softmax;
 pub mod sort;
 pub mod unary;
 
-pub use node::{NodeView, Out, ShapeError, Sources};
+pub use node::{NodeView, OutputSpec, ShapeError, Sources};
+pub use op_params::{OpParams, ParamError};
 pub use table::OpCode;
-pub use words::{ParamError, Words};
 
 pub(crate) use node::ensure;
 
@@ -35,7 +35,7 @@ pub(crate) use node::ensure;
 pub const MAX_SRC: usize = 10;
 
 /// What every op family provides: its wire codec and its shape rule.
-pub trait Family: Sized {
+pub trait OpFamily: Sized {
     /// The op's row in the table.
     fn code(&self) -> OpCode;
 
@@ -43,16 +43,16 @@ pub trait Family: Sized {
     ///
     /// # Errors
     /// [`ParamError`] when a word is outside what the op defines.
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError>;
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError>;
 
     /// Parameters as op_params; the inverse of [`Family::decode`].
-    fn encode(&self) -> Words;
+    fn encode(&self) -> OpParams;
 
     /// The destination that these sources give, where they alone decide it.
     ///
     /// # Errors
     /// [`ShapeError`] when the sources do not fit the op.
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError>;
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError>;
 
     /// The shape rule: everything a kernel may rely on about types, shapes and strides of a node, whoever made it.
     ///
@@ -101,7 +101,7 @@ macro_rules! for_each_family {
             glu: Glu [Glu] on cpu cuda;
             reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda;
             norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm] on cpu cuda;
-            copy: Copy [Dup, Cpy, Cont] on cpu cuda;
+            copy: CopyOp [Dup, Cpy, Cont] on cpu cuda;
             rows: Rows [GetRows, SetRows] on cpu cuda;
             concat: Concat [Concat, Repeat] on cpu cuda;
             sort: Sort [Argsort, TopK] on cpu cuda;
@@ -159,7 +159,7 @@ macro_rules! families {
             ///
             /// # Errors
             /// [`ParamError`] when a parameter is outside what the op defines.
-            pub fn decode(code: OpCode, words: &Words) -> Result<Option<Op>, ParamError> {
+            pub fn decode(code: OpCode, words: &OpParams) -> Result<Option<Op>, ParamError> {
                 match code {
                     $($(OpCode::$code)|+ => Ok(Some(Op::$family($stem::$family::decode(code, words)?))),)+
                     _ => Ok(None),
@@ -172,7 +172,7 @@ macro_rules! families {
             }
 
             /// Parameters as op_params.
-            pub fn encode(&self) -> Words {
+            pub fn encode(&self) -> OpParams {
                 match self { $(Op::$family(f) => f.encode(),)+ }
             }
 
@@ -180,7 +180,7 @@ macro_rules! families {
             ///
             /// # Errors
             /// [`ShapeError`] when the sources do not fit the op.
-            pub fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+            pub fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
                 match self { $(Op::$family(f) => f.infer(srcs),)+ }
             }
 

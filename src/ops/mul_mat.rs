@@ -1,6 +1,6 @@
 //! MUL_MAT: matrix products with broadcast planes; MUL_MAT_ID: products with the matrices of chosen experts.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// A matrix product of rows: both sources have their common dimension, of `k` elements, first.
@@ -19,7 +19,7 @@ pub struct MulMat {
     /// Least precision of the accumulation.
     pub accumulate: Precision,
     /// What is known of a (MUL_MAT only).
-    pub hint: Hint,
+    pub hint: MulMatHint,
     /// Precision to which b may be rounded.
     pub round: Precision,
 }
@@ -27,7 +27,7 @@ pub struct MulMat {
 impl MulMat {
     /// MUL_MAT without hints.
     pub const PLAIN: MulMat =
-        MulMat { by_id: false, accumulate: Precision::Any, hint: Hint::None, round: Precision::Any };
+        MulMat { by_id: false, accumulate: Precision::Any, hint: MulMatHint::None, round: Precision::Any };
 
     /// MUL_MAT_ID without hints.
     pub const BY_ID: MulMat = MulMat { by_id: true, ..MulMat::PLAIN };
@@ -53,7 +53,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    fn decode(code: OpCode, words: &Words, word: usize, name: &'static str) -> Result<Precision, ParamError> {
+    fn decode(code: OpCode, words: &OpParams, word: usize, name: &'static str) -> Result<Precision, ParamError> {
         use Precision::{Any, Bf16, F16, F32, Q4, Q8};
         let got = words.int(word);
         let known = [Any, F32, Bf16, F16, Q8, Q4].into_iter().find(|&p| p as i32 == got);
@@ -65,23 +65,23 @@ impl Precision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 #[non_exhaustive]
-pub enum Hint {
+pub enum MulMatHint {
     /// Nothing.
     None = 0,
     /// It is a Hadamard matrix; the plain product is equal up to rounding.
     Hadamard = 1,
 }
 
-impl Family for MulMat {
+impl OpFamily for MulMat {
     fn code(&self) -> OpCode {
         if self.by_id { OpCode::MulMatId } else { OpCode::MulMat }
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         let by_id = code == OpCode::MulMatId;
         let hint = match words.int(1) {
-            0 => Hint::None,
-            1 if !by_id => Hint::Hadamard,
+            0 => MulMatHint::None,
+            1 if !by_id => MulMatHint::Hadamard,
             got => return Err(ParamError::new(code, 1, "hint", got, "0, or 1 for MUL_MAT")),
         };
         let accumulate = Precision::decode(code, words, 0, "accumulation precision")?;
@@ -89,20 +89,20 @@ impl Family for MulMat {
         Ok(MulMat { by_id, accumulate, hint, round })
     }
 
-    fn encode(&self) -> Words {
-        let words = Words::default().with_int(0, self.accumulate as i32).with_int(1, self.hint as i32);
+    fn encode(&self) -> OpParams {
+        let words = OpParams::default().with_int(0, self.accumulate as i32).with_int(1, self.hint as i32);
         words.with_int(3, self.round as i32)
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let (a, b) = (srcs.need(0)?.ne(), srcs.need(1)?.ne());
-        let ne = if self.by_id { [a[1], srcs.need(2)?.ne()[0], b[2], 1] } else { [a[1], b[1], b[2], b[3]] };
-        Ok(Out { dtype: DType::F32, ne })
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let (a, b) = (srcs.required(0)?.ne(), srcs.required(1)?.ne());
+        let ne = if self.by_id { [a[1], srcs.required(2)?.ne()[0], b[2], 1] } else { [a[1], b[1], b[2], b[3]] };
+        Ok(OutputSpec { dtype: DType::F32, ne })
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         let (a, b) = (node.src(0)?, node.src(1)?);
-        node.dst_is(self.infer(&node.srcs)?)?;
+        node.expect_dst(self.infer(&node.srcs)?)?;
         let (an, bn) = (a.ne(), b.ne());
         ensure!(node, an[0] == bn[0], "rows of both sources have the same length");
         ensure!(node, a.rows_dense() && b.rows_dense(), "rows of both sources are dense");

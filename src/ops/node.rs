@@ -27,8 +27,8 @@ impl<'a> Sources<'a> {
     ///
     /// # Errors
     /// [`ShapeError`] when there is no source `i`.
-    pub fn need(&self, i: usize) -> Result<&'a TensorDesc, ShapeError> {
-        self.get(i).ok_or_else(|| self.broken(MISSING[i.min(MAX_SRC - 1)]))
+    pub fn required(&self, i: usize) -> Result<&'a TensorDesc, ShapeError> {
+        self.get(i).ok_or_else(|| self.rule_error(MISSING[i.min(MAX_SRC - 1)]))
     }
 
     /// Source `i`, where there is one.
@@ -37,7 +37,7 @@ impl<'a> Sources<'a> {
     }
 
     /// The error that `rule` does not hold for these sources.
-    pub fn broken(&self, rule: &'static str) -> ShapeError {
+    pub fn rule_error(&self, rule: &'static str) -> ShapeError {
         ShapeError { op: self.op, rule, node: self.describe() }
     }
 
@@ -85,11 +85,11 @@ impl<'a> NodeView<'a> {
     /// # Errors
     /// [`ShapeError`] when there is no source `i`.
     pub fn src(&self, i: usize) -> Result<&'a TensorDesc, ShapeError> {
-        self.srcs.need(i)
+        self.srcs.required(i)
     }
 
     /// The error that `rule` does not hold for this node.
-    pub fn broken(&self, rule: &'static str) -> ShapeError {
+    pub fn rule_error(&self, rule: &'static str) -> ShapeError {
         ShapeError { op: self.op.code(), rule, node: format!(" dst={}{}", Pretty(self.dst), self.srcs.describe()) }
     }
 
@@ -97,7 +97,7 @@ impl<'a> NodeView<'a> {
     ///
     /// # Errors
     /// [`ShapeError`] when it has not.
-    pub fn dst_is(&self, out: Out) -> Result<(), ShapeError> {
+    pub fn expect_dst(&self, out: OutputSpec) -> Result<(), ShapeError> {
         ensure!(self, self.dst.ne() == out.ne, "the destination's shape must follow from its sources");
         ensure!(self, self.dst.dtype() == out.dtype, "the destination's type must follow from its sources");
         Ok(())
@@ -106,17 +106,17 @@ impl<'a> NodeView<'a> {
 
 /// Type and shape of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Out {
+pub struct OutputSpec {
     /// Element type.
     pub dtype: DType,
     /// Element counts, fastest first.
     pub ne: [usize; DIMS],
 }
 
-impl Out {
+impl OutputSpec {
     /// Type and shape of an existing tensor.
-    pub fn like(t: &TensorDesc) -> Out {
-        Out { dtype: t.dtype(), ne: t.ne() }
+    pub fn like(t: &TensorDesc) -> OutputSpec {
+        OutputSpec { dtype: t.dtype(), ne: t.ne() }
     }
 }
 
@@ -146,7 +146,7 @@ macro_rules! ensure {
         // Not `if !`: a comparison with NaN holds neither way, and must then be refused.
         if $condition {
         } else {
-            return Err($node.broken($rule));
+            return Err($node.rule_error($rule));
         }
     };
 }

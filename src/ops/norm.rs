@@ -1,6 +1,6 @@
 //! NORM, RMS_NORM, L2_NORM: each row scaled by a statistic of its own; GROUP_NORM: each group of channels.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use std::num::NonZeroU32;
 
 /// A normalisation of the rows, or of groups of channels, of a tensor `[ne3, ne2, ne1, ne0]`; the result has its shape.
@@ -31,7 +31,7 @@ pub enum Norm {
     },
 }
 
-impl Family for Norm {
+impl OpFamily for Norm {
     fn code(&self) -> OpCode {
         match self {
             Norm::Norm { .. } => OpCode::Norm,
@@ -41,7 +41,7 @@ impl Family for Norm {
         }
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         let word = usize::from(code == OpCode::GroupNorm);
         let eps = words.float(word);
         if eps.is_nan() || eps < 0.0 {
@@ -59,15 +59,15 @@ impl Family for Norm {
         })
     }
 
-    fn encode(&self) -> Words {
+    fn encode(&self) -> OpParams {
         match *self {
-            Norm::GroupNorm { groups, eps } => Words::default().with_int(0, groups.get() as i32).with_float(1, eps),
-            Norm::Norm { eps } | Norm::RmsNorm { eps } | Norm::L2Norm { eps } => Words::default().with_float(0, eps),
+            Norm::GroupNorm { groups, eps } => OpParams::default().with_int(0, groups.get() as i32).with_float(1, eps),
+            Norm::Norm { eps } | Norm::RmsNorm { eps } | Norm::L2Norm { eps } => OpParams::default().with_float(0, eps),
         }
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        Ok(Out::like(srcs.need(0)?))
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        Ok(OutputSpec::like(srcs.required(0)?))
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {

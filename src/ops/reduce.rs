@@ -1,6 +1,6 @@
 //! SUM, SUM_ROWS, MEAN, ARGMAX: one value out of many; CUMSUM: the sums on the way.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// A reduction of a tensor `[ne3, ne2, ne1, ne0]`. None has parameters.
@@ -20,7 +20,7 @@ pub enum Reduce {
     Argmax,
 }
 
-impl Family for Reduce {
+impl OpFamily for Reduce {
     fn code(&self) -> OpCode {
         match self {
             Reduce::Sum => OpCode::Sum,
@@ -31,7 +31,7 @@ impl Family for Reduce {
         }
     }
 
-    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::SumRows => Reduce::SumRows,
             OpCode::Cumsum => Reduce::Cumsum,
@@ -41,18 +41,18 @@ impl Family for Reduce {
         })
     }
 
-    fn encode(&self) -> Words {
-        Words::default()
+    fn encode(&self) -> OpParams {
+        OpParams::default()
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        let x = srcs.need(0)?;
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        let x = srcs.required(0)?;
         let [_, n1, n2, n3] = x.ne();
         Ok(match self {
-            Reduce::Sum => Out { dtype: x.dtype(), ne: [1; 4] },
-            Reduce::SumRows | Reduce::Mean => Out { dtype: DType::F32, ne: [1, n1, n2, n3] },
-            Reduce::Cumsum => Out { dtype: DType::F32, ne: x.ne() },
-            Reduce::Argmax => Out { dtype: DType::I32, ne: [n1, 1, 1, 1] },
+            Reduce::Sum => OutputSpec { dtype: x.dtype(), ne: [1; 4] },
+            Reduce::SumRows | Reduce::Mean => OutputSpec { dtype: DType::F32, ne: [1, n1, n2, n3] },
+            Reduce::Cumsum => OutputSpec { dtype: DType::F32, ne: x.ne() },
+            Reduce::Argmax => OutputSpec { dtype: DType::I32, ne: [n1, 1, 1, 1] },
         })
     }
 
@@ -62,7 +62,7 @@ impl Family for Reduce {
             ensure!(node, n2 == 1 && n3 == 1, "the source is a matrix");
             ensure!(node, i32::try_from(n).is_ok(), "an index within a row fits an I32");
         }
-        node.dst_is(self.infer(&node.srcs)?)
+        node.expect_dst(self.infer(&node.srcs)?)
     }
 
     // No client places a CUMSUM on its source, and where none lies there a device may scan a row in parts.

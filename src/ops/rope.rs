@@ -1,6 +1,6 @@
 //! ROPE: rotary position embedding.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 use std::f32::consts::PI;
 
@@ -93,33 +93,33 @@ impl Rope {
     }
 
     /// What all angles are made of besides positions and factors.
-    pub(crate) fn angles(&self) -> Angles {
+    pub(crate) fn angles(&self) -> RopeAngles {
         let n = self.n_dims as f32;
         // The pair that makes so many turns over the training context.
         let pair_of = |turns: f32| n * (self.n_ctx_orig as f32 / (turns * 2.0 * PI)).ln() / (2.0 * self.freq_base.ln());
         let ramp = (pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(n - 1.0));
         let yarn = if self.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / self.freq_scale).ln() };
-        Angles { step: self.freq_base.powf(-2.0 / n), ramp, magnitude: self.attn_factor * yarn }
+        RopeAngles { theta_scale: self.freq_base.powf(-2.0 / n), corr_dims: ramp, mscale: self.attn_factor * yarn }
     }
 }
 
 /// The part of the angles that depends on the parameters alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Angles {
+pub(crate) struct RopeAngles {
     /// From one pair's angle to the next one's.
-    pub(crate) step: f32,
+    pub(crate) theta_scale: f32,
     /// YaRN: pairs before the first keep the unscaled angle, those after the second take the scaled one.
-    pub(crate) ramp: (f32, f32),
+    pub(crate) corr_dims: (f32, f32),
     /// Factor on cosines and sines.
-    pub(crate) magnitude: f32,
+    pub(crate) mscale: f32,
 }
 
-impl Family for Rope {
+impl OpFamily for Rope {
     fn code(&self) -> OpCode {
         OpCode::Rope
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         let even = |word, name, expected| {
             let value = words.int(word);
             let error = || ParamError::new(code, word, name, value, expected);
@@ -167,8 +167,8 @@ impl Family for Rope {
         })
     }
 
-    fn encode(&self) -> Words {
-        let mut words = Words::default()
+    fn encode(&self) -> OpParams {
+        let mut words = OpParams::default()
             .with_int(1, self.n_dims as i32)
             .with_int(2, self.mode.to_wire())
             .with_int(4, self.n_ctx_orig)
@@ -185,13 +185,13 @@ impl Family for Rope {
         words
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        Ok(Out::like(srcs.need(0)?))
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        Ok(OutputSpec::like(srcs.required(0)?))
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         let (x, positions) = (node.src(0)?, node.src(1)?);
-        node.dst_is(Out::like(x))?;
+        node.expect_dst(OutputSpec::like(x))?;
         ensure!(node, x.rows_dense() && node.dst.rows_dense(), "rows of x and dst are dense");
         ensure!(node, matches!(x.dtype(), DType::F32 | DType::F16), "x is F32 or F16");
         let [ne0, _, tokens, _] = x.ne();

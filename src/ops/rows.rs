@@ -1,6 +1,6 @@
 //! GET_ROWS and SET_ROWS: rows read or written by index.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// Rows chosen by index. Neither op has parameters.
@@ -15,7 +15,7 @@ pub enum Rows {
     SetRows,
 }
 
-impl Family for Rows {
+impl OpFamily for Rows {
     fn code(&self) -> OpCode {
         match self {
             Rows::GetRows => OpCode::GetRows,
@@ -23,28 +23,28 @@ impl Family for Rows {
         }
     }
 
-    fn decode(code: OpCode, _: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
         Ok(if code == OpCode::GetRows { Rows::GetRows } else { Rows::SetRows })
     }
 
-    fn encode(&self) -> Words {
-        Words::default()
+    fn encode(&self) -> OpParams {
+        OpParams::default()
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         match self {
             Rows::GetRows => {
-                let (table, ids) = (srcs.need(0)?, srcs.need(1)?);
+                let (table, ids) = (srcs.required(0)?, srcs.required(1)?);
                 let dtype = if table.dtype() == DType::I32 { DType::I32 } else { DType::F32 };
                 let [k, a2, a3, _] = ids.ne();
-                Ok(Out { dtype, ne: [table.ne()[0], k, a2, a3] })
+                Ok(OutputSpec { dtype, ne: [table.ne()[0], k, a2, a3] })
             }
-            Rows::SetRows => Ok(Out::like(srcs.need(2)?)),
+            Rows::SetRows => Ok(OutputSpec::like(srcs.required(2)?)),
         }
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
-        node.dst_is(self.infer(&node.srcs)?)?;
+        node.expect_dst(self.infer(&node.srcs)?)?;
         let (ids, dst) = (node.src(1)?, node.dst.ne());
         ensure!(node, ids.ne()[3] == 1, "ids have three dimensions");
         match self {

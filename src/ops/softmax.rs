@@ -1,6 +1,6 @@
 //! SOFT_MAX: softmax over rows, with mask, ALiBi and sinks.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::{DIMS, DType};
 
 /// `softmax(scale * x + slope(h) * mask)` over each row.
@@ -16,28 +16,28 @@ pub struct SoftMax {
     pub max_bias: f32,
 }
 
-impl Family for SoftMax {
+impl OpFamily for SoftMax {
     fn code(&self) -> OpCode {
         OpCode::SoftMax
     }
 
-    fn decode(_: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(_: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         Ok(SoftMax { scale: words.float(0), max_bias: words.float(1) })
     }
 
-    fn encode(&self) -> Words {
-        Words::default().with_float(0, self.scale).with_float(1, self.max_bias)
+    fn encode(&self) -> OpParams {
+        OpParams::default().with_float(0, self.scale).with_float(1, self.max_bias)
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        Ok(Out::like(srcs.need(0)?))
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        Ok(OutputSpec::like(srcs.required(0)?))
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
         let x = node.src(0)?;
-        node.dst_is(Out::like(x))?;
+        node.expect_dst(OutputSpec::like(x))?;
         ensure!(node, x.is_contiguous() && node.dst.is_contiguous(), "x and dst are contiguous");
-        check_mask(node, 1, x.ne(), self.max_bias)
+        check_mask_and_sinks(node, 1, x.ne(), self.max_bias)
     }
 
     fn in_place(&self, _: usize) -> bool {
@@ -49,7 +49,7 @@ impl Family for SoftMax {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alibi {
     /// Heads whose slope is `bases[0]^(h + 1)`; that of a later one is `bases[1]^(2 (h - steps) + 1)`.
-    pub(crate) steps: usize,
+    pub(crate) n_head_log2: usize,
     pub(crate) bases: [f32; 2],
 }
 
@@ -60,19 +60,19 @@ impl Alibi {
         let base = |bias: f32| (-bias / steps as f32).exp2();
         // A NaN is not off: nothing of it stays hidden.
         let off = max_bias <= 0.0;
-        (!off).then(|| Alibi { steps, bases: [base(max_bias), base(max_bias / 2.0)] })
+        (!off).then(|| Alibi { n_head_log2: steps, bases: [base(max_bias), base(max_bias / 2.0)] })
     }
 
     /// The slope of head `h`.
     pub(crate) fn slope(&self, h: usize) -> f32 {
-        let Alibi { steps, bases } = *self;
+        let Alibi { n_head_log2: steps, bases } = *self;
         if h < steps { bases[0].powi(h as i32 + 1) } else { bases[1].powi((2 * (h - steps) + 1) as i32) }
     }
 }
 
 /// The rules of masks, ALiBi and sinks for scores of the shape `[n, m, heads, batches]` (fastest first), here and in
 /// attention: the mask is source `i` and the sinks are the next.
-pub(super) fn check_mask(
+pub(super) fn check_mask_and_sinks(
     node: &NodeView<'_>,
     i: usize,
     [n, m, heads, batches]: [usize; DIMS],

@@ -1,6 +1,6 @@
 //! ARGSORT and TOP_K: the order of each row's values, as indices.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
 /// Indices of a row of values by size, as I32. NaNs are beyond the infinity of their sign.
@@ -15,7 +15,7 @@ pub enum Sort {
     TopK,
 }
 
-impl Family for Sort {
+impl OpFamily for Sort {
     fn code(&self) -> OpCode {
         match self {
             Sort::Argsort { .. } => OpCode::Argsort,
@@ -23,7 +23,7 @@ impl Family for Sort {
         }
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         if code == OpCode::TopK {
             return Ok(Sort::TopK);
         }
@@ -33,17 +33,17 @@ impl Family for Sort {
         }
     }
 
-    fn encode(&self) -> Words {
+    fn encode(&self) -> OpParams {
         match *self {
-            Sort::Argsort { descending } => Words::default().with_int(0, i32::from(descending)),
-            Sort::TopK => Words::default(),
+            Sort::Argsort { descending } => OpParams::default().with_int(0, i32::from(descending)),
+            Sort::TopK => OpParams::default(),
         }
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         match self {
-            Sort::Argsort { .. } => Ok(Out { dtype: DType::I32, ne: srcs.need(0)?.ne() }),
-            Sort::TopK => Err(srcs.broken("only the destination says k")),
+            Sort::Argsort { .. } => Ok(OutputSpec { dtype: DType::I32, ne: srcs.required(0)?.ne() }),
+            Sort::TopK => Err(srcs.rule_error("only the destination says k")),
         }
     }
 

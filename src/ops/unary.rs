@@ -1,6 +1,6 @@
 //! Element-wise ops of one tensor: SQR, SQRT, SCALE, CLAMP, FILL, and the 22 kinds of UNARY.
 
-use super::{Family, NodeView, OpCode, Out, ParamError, ShapeError, Sources, Words, ensure};
+use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
 /// An element-wise op: `dst = f(x)`, both of shape `[ne3, ne2, ne1, ne0]`, computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,7 +10,7 @@ pub enum Unary {
     /// `sqrt(x)`.
     Sqrt,
     /// One of the activations and roundings of UNARY.
-    Kind(Kind),
+    Kind(UnaryKind),
     /// `x * scale + bias`.
     Scale {
         /// Factor.
@@ -34,7 +34,7 @@ pub enum Unary {
 
 /// The kinds of UNARY, in the order of their numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum UnaryKind {
     /// `|x|`.
     Abs,
     /// -1, 0 or 1; 0 for NaN.
@@ -93,41 +93,41 @@ pub enum Kind {
     Trunc,
 }
 
-impl Kind {
+impl UnaryKind {
     /// Every kind by its number; XIELU without its parameters.
-    pub const ALL: [Kind; 22] = [
-        Kind::Abs,
-        Kind::Sgn,
-        Kind::Neg,
-        Kind::Step,
-        Kind::Tanh,
-        Kind::Elu,
-        Kind::Relu,
-        Kind::Sigmoid,
-        Kind::Gelu,
-        Kind::GeluQuick,
-        Kind::Silu,
-        Kind::HardSwish,
-        Kind::HardSigmoid,
-        Kind::Exp,
-        Kind::Expm1,
-        Kind::Softplus,
-        Kind::GeluErf,
-        Kind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
-        Kind::Floor,
-        Kind::Ceil,
-        Kind::Round,
-        Kind::Trunc,
+    pub const ALL: [UnaryKind; 22] = [
+        UnaryKind::Abs,
+        UnaryKind::Sgn,
+        UnaryKind::Neg,
+        UnaryKind::Step,
+        UnaryKind::Tanh,
+        UnaryKind::Elu,
+        UnaryKind::Relu,
+        UnaryKind::Sigmoid,
+        UnaryKind::Gelu,
+        UnaryKind::GeluQuick,
+        UnaryKind::Silu,
+        UnaryKind::HardSwish,
+        UnaryKind::HardSigmoid,
+        UnaryKind::Exp,
+        UnaryKind::Expm1,
+        UnaryKind::Softplus,
+        UnaryKind::GeluErf,
+        UnaryKind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
+        UnaryKind::Floor,
+        UnaryKind::Ceil,
+        UnaryKind::Round,
+        UnaryKind::Trunc,
     ];
 
     /// Its number on the wire.
-    pub(crate) fn number(&self) -> i32 {
+    pub(crate) fn wire_number(&self) -> i32 {
         let same = |kind| std::mem::discriminant(kind) == std::mem::discriminant(self);
-        Kind::ALL.iter().position(same).map_or(-1, |k| k as i32)
+        UnaryKind::ALL.iter().position(same).map_or(-1, |k| k as i32)
     }
 }
 
-impl Family for Unary {
+impl OpFamily for Unary {
     fn code(&self) -> OpCode {
         match self {
             Unary::Sqr => OpCode::Sqr,
@@ -139,7 +139,7 @@ impl Family for Unary {
         }
     }
 
-    fn decode(code: OpCode, words: &Words) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::Sqrt => Unary::Sqrt,
             OpCode::Scale => Unary::Scale { scale: words.float(0), bias: words.float(1) },
@@ -147,9 +147,9 @@ impl Family for Unary {
             OpCode::Fill => Unary::Fill { value: words.float(0) },
             OpCode::Unary => {
                 let number = words.int(0);
-                let kind = usize::try_from(number).ok().and_then(|k| Kind::ALL.get(k));
+                let kind = usize::try_from(number).ok().and_then(|k| UnaryKind::ALL.get(k));
                 Unary::Kind(match kind {
-                    Some(Kind::Xielu { .. }) => Kind::Xielu {
+                    Some(UnaryKind::Xielu { .. }) => UnaryKind::Xielu {
                         alpha_n: words.float(1),
                         alpha_p: words.float(2),
                         beta: words.float(3),
@@ -163,17 +163,17 @@ impl Family for Unary {
         })
     }
 
-    fn encode(&self) -> Words {
-        let words = Words::default();
+    fn encode(&self) -> OpParams {
+        let words = OpParams::default();
         match *self {
             Unary::Sqr | Unary::Sqrt => words,
             Unary::Scale { scale, bias } => words.with_float(0, scale).with_float(1, bias),
             Unary::Clamp { min, max } => words.with_float(0, min).with_float(1, max),
             Unary::Fill { value } => words.with_float(0, value),
             Unary::Kind(kind) => {
-                let words = words.with_int(0, kind.number());
+                let words = words.with_int(0, kind.wire_number());
                 match kind {
-                    Kind::Xielu { alpha_n, alpha_p, beta, eps } => {
+                    UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => {
                         words.with_float(1, alpha_n).with_float(2, alpha_p).with_float(3, beta).with_float(4, eps)
                     }
                     _ => words,
@@ -182,8 +182,8 @@ impl Family for Unary {
         }
     }
 
-    fn infer(&self, srcs: &Sources<'_>) -> Result<Out, ShapeError> {
-        Ok(Out::like(srcs.need(0)?))
+    fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
+        Ok(OutputSpec::like(srcs.required(0)?))
     }
 
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {

@@ -6,7 +6,7 @@ use crate::ops::OpCode;
 
 /// Bytes of text that one end tells the other at most. A reason may hold what a third party said, in any length, and the
 /// other end refuses notices that are too long to be a reason.
-const MAX_TEXT: usize = 4096;
+const MAX_REASON_BYTES: usize = 4096;
 
 impl From<&DeviceError> for Fault {
     fn from(error: &DeviceError) -> Fault {
@@ -21,13 +21,13 @@ impl From<&DeviceError> for Fault {
             DeviceError::Remote { reason, .. } => (FaultKind::Other, reason.clone()),
             other => (FaultKind::Other, other.to_string()),
         };
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
         Fault { kind, text }
     }
 }
 
 /// What a failure behind a server is here, on a device of this name. An op that this end does not know is told by its text.
-pub(super) fn error(fault: Fault, device: &str) -> DeviceError {
+pub(super) fn device_error(fault: Fault, device: &str) -> DeviceError {
     let Fault { kind, text: reason } = fault;
     match kind {
         FaultKind::OutOfMemory { asked, left, limit } => DeviceError::OutOfMemory { asked, left, limit },
@@ -47,6 +47,6 @@ mod tests {
         let text = |error: &DeviceError| Fault::from(error).text;
         assert_eq!(text(&remote("too hot".to_owned())), "too hot");
         let long = text(&remote(format!("x{}", "é".repeat(40_000))));
-        assert_eq!((long.len(), long.chars().count()), (MAX_TEXT - 1, MAX_TEXT / 2));
+        assert_eq!((long.len(), long.chars().count()), (MAX_REASON_BYTES - 1, MAX_REASON_BYTES / 2));
     }
 }

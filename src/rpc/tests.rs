@@ -18,27 +18,27 @@ use std::time::{Duration, Instant};
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A server of one CPU, on a thread that ends with it.
-struct Served {
+struct MemoryServer {
     endpoint: String,
     handle: Handle,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Served {
-    fn start(weather: Weather) -> Served {
-        Served::with(weather, Config::default())
+impl MemoryServer {
+    fn start(weather: Weather) -> MemoryServer {
+        MemoryServer::with(weather, Config::default())
     }
 
-    fn with(weather: Weather, config: Config) -> Served {
+    fn with(weather: Weather, config: Config) -> MemoryServer {
         let listener = listen(weather);
         let cpu = CpuDevice::new("CPU", 1, Path::Fast, 64 << 20).unwrap();
         let server = Server::over(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
         let (endpoint, handle) = (server.endpoint(), server.handle());
-        Served { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
+        MemoryServer { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
 }
 
-impl Drop for Served {
+impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.handle.shutdown();
         let ended = self.thread.take().map(std::thread::JoinHandle::join);
@@ -53,7 +53,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 
 /// What a runtime does: tensors of some sizes there and back, a graph, points.
 fn session(endpoint: &str, patience: Duration) -> Result<(), DeviceError> {
-    let options = Options { connect_timeout: patience, patience, retry: Duration::ZERO };
+    let options = Options { connect_timeout: patience, silence_timeout: patience, retry: Duration::ZERO };
     let lost =
         |e: super::client::ConnectError| DeviceError::Lost { endpoint: endpoint.to_owned(), reason: e.to_string() };
     let endpoint = Endpoint::connect(endpoint, &options).map_err(lost)?;
@@ -71,7 +71,7 @@ fn session(endpoint: &str, patience: Duration) -> Result<(), DeviceError> {
     let z = b.node(Binary::Mul, &[Some(x), Some(y)]).unwrap();
     let graph = Arc::new(b.build().unwrap());
     let program = device.prepare(Arc::clone(&graph))?;
-    let memory = device.alloc(graph.slots()[0] as u64, &account)?;
+    let memory = device.alloc(graph.slot_sizes()[0] as u64, &account)?;
     let region = |id| {
         let tensor = graph.tensor(id).unwrap();
         memory.region(tensor.place.unwrap().offset as u64, tensor.desc.extent() as u64)
@@ -91,7 +91,7 @@ fn session(endpoint: &str, patience: Duration) -> Result<(), DeviceError> {
 #[test]
 fn a_client_works_however_bytes_are_split_and_delayed() {
     for seed in 0..8 {
-        let server = Served::start(Weather { seed: 100 * seed, cut_after: None });
+        let server = MemoryServer::start(Weather { seed: 100 * seed, cut_after: None });
         session(&server.endpoint, WATCHDOG).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
@@ -102,7 +102,7 @@ fn a_cut_connection_is_lost_at_both_ends() {
     for seed in 0..24 {
         // From the middle of the handshake to the middle of the largest tensor.
         let after = 9 + (seed * seed * 700) % 320_000;
-        let server = Served::start(Weather { seed, cut_after: Some(after) });
+        let server = MemoryServer::start(Weather { seed, cut_after: Some(after) });
         let told = session(&server.endpoint, WATCHDOG).unwrap_err();
         assert!(matches!(told, DeviceError::Lost { .. }), "cut after {after}: {told}");
         let until = Instant::now() + WATCHDOG;
@@ -117,10 +117,10 @@ fn a_cut_connection_is_lost_at_both_ends() {
 #[test]
 fn a_link_between_servers_works_however_bytes_are_split_and_delayed() {
     for seed in 0..8 {
-        let to = Served::start(Weather { seed: 2000 + 100 * seed, cut_after: None });
+        let to = MemoryServer::start(Weather { seed: 2000 + 100 * seed, cut_after: None });
         let config = Config::default().with_peers(vec![to.endpoint.parse().unwrap()]);
-        let from = Served::with(Weather { seed: 3000 + 100 * seed, cut_after: None }, config);
-        let options = Options { connect_timeout: WATCHDOG, patience: WATCHDOG, retry: Duration::ZERO };
+        let from = MemoryServer::with(Weather { seed: 3000 + 100 * seed, cut_after: None }, config);
+        let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry: Duration::ZERO };
         let endpoints = [&from, &to].map(|server| Endpoint::connect(&server.endpoint, &options).unwrap());
         let [source, here] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
         assert!(here.copies_from(source.info()), "seed {seed}: the source's server does not reach {}", to.endpoint);
@@ -143,7 +143,7 @@ fn a_link_between_servers_works_however_bytes_are_split_and_delayed() {
 #[test]
 fn a_server_serves_7_0_however_bytes_are_split_and_delayed() {
     for seed in 0..8 {
-        let server = Served::start(Weather { seed: 1000 + 100 * seed, cut_after: None });
+        let server = MemoryServer::start(Weather { seed: 1000 + 100 * seed, cut_after: None });
         let deadline = Deadline::after(WATCHDOG);
         let (_, connection) = dial(&resolve(&server.endpoint).unwrap(), &deadline).unwrap();
         let (mut receiver, mut sender) = connection.split();

@@ -4,7 +4,7 @@
 //! given a device that supports them all, and the others follow.
 
 use super::split::written_slots;
-use super::{Assigned, Devices, Options, SchedError, Storage, Task, Why, node_name};
+use super::{AssignReason, Assignment, Devices, Options, SchedError, Storage, Task, node_name};
 use crate::device::{DeviceKind, Support, Unsupported};
 use crate::graph::Node;
 use std::collections::BTreeMap;
@@ -17,65 +17,65 @@ pub(super) mod tests;
 /// # Errors
 /// [`SchedError::Nowhere`] for a node that runs on no device, or not where it must; [`SchedError::NoDevice`] for a pin or a
 /// stored tensor beyond the list.
-pub(crate) fn assign(task: &Task, devices: &Devices, options: &Options) -> Result<Vec<Assigned>, SchedError> {
-    let mut pass = Pass::new(task, devices);
-    pass.all_listed()?;
-    pass.pinned()?;
-    pass.destinations()?;
-    pass.stored(options.offload);
+pub(crate) fn assign(task: &Task, devices: &Devices, options: &Options) -> Result<Vec<Assignment>, SchedError> {
+    let mut pass = AssignPass::new(task, devices);
+    pass.check_stored_devices()?;
+    pass.assign_pinned()?;
+    pass.assign_destinations()?;
+    pass.assign_stored(options.offload);
     let nodes = pass.nodes.len();
     // Better devices first; then whatever has a neighbour.
     for with_cpus in [false, true] {
-        pass.spread(0..nodes, with_cpus);
-        pass.spread((0..nodes).rev(), with_cpus);
+        pass.assign_neighbours(0..nodes, with_cpus);
+        pass.assign_neighbours((0..nodes).rev(), with_cpus);
     }
     pass.left()
 }
 
 /// What a device said of a node. It is asked once, and only when its answer matters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum CachedSupport {
     NotAsked,
     Yes,
     Offload,
     No,
 }
 
-struct Pass<'a> {
+struct AssignPass<'a> {
     task: &'a Task,
     devices: &'a Devices,
     nodes: &'a [Node],
     /// By node and device.
-    answers: Vec<Answer>,
+    answers: Vec<CachedSupport>,
     /// By slot: the first node that writes it.
     makers: Vec<Option<u32>>,
     /// By the maker of a computed slot: the other nodes that write it.
     followers: BTreeMap<usize, Vec<usize>>,
     /// By node.
-    assigned: Vec<Option<Assigned>>,
+    assigned: Vec<Option<Assignment>>,
 }
 
-impl<'a> Pass<'a> {
-    fn new(task: &'a Task, devices: &'a Devices) -> Pass<'a> {
+impl<'a> AssignPass<'a> {
+    fn new(task: &'a Task, devices: &'a Devices) -> AssignPass<'a> {
         let nodes = task.graph().nodes();
         let mut makers = vec![None; task.storage().len()];
         let mut followers = BTreeMap::<usize, Vec<usize>>::new();
         for (at, node) in nodes.iter().enumerate() {
-            let Some((slot, _)) = task.written(node) else { continue };
+            let Some((slot, _)) = task.write_range(node) else { continue };
             let maker = *makers[slot as usize].get_or_insert(at as u32) as usize;
             if maker != at && matches!(task.storage()[slot as usize], Storage::Computed) {
                 followers.entry(maker).or_default().push(at);
             }
         }
-        let answers = vec![Answer::NotAsked; nodes.len() * devices.len()];
-        Pass { task, devices, nodes, answers, makers, followers, assigned: vec![None; nodes.len()] }
+        let answers = vec![CachedSupport::NotAsked; nodes.len() * devices.len()];
+        AssignPass { task, devices, nodes, answers, makers, followers, assigned: vec![None; nodes.len()] }
     }
 
     /// That stored tensors lie on devices that there are.
-    fn all_listed(&self) -> Result<(), SchedError> {
+    fn check_stored_devices(&self) -> Result<(), SchedError> {
         for (slot, storage) in self.task.storage().iter().enumerate() {
             if let Storage::Stored { device, .. } = *storage {
-                self.listed(device, || match self.task.owner(slot as u32).map(|id| self.task.name(id)) {
+                self.check_device(device, || match self.task.slot_tensor(slot as u32).map(|id| self.task.name(id)) {
                     Some(name) if !name.is_empty() => format!("{name:?}"),
                     _ => format!("the stored tensor of slot {slot}"),
                 })?;
@@ -85,33 +85,33 @@ impl<'a> Pass<'a> {
     }
 
     /// Puts pinned nodes, and those that write the same memory, where they are pinned to.
-    fn pinned(&mut self) -> Result<(), SchedError> {
+    fn assign_pinned(&mut self) -> Result<(), SchedError> {
         for at in 0..self.nodes.len() {
             let Some(device) = self.task.pin(at) else { continue };
-            self.listed(device, || node_name(self.task, at))?;
+            self.check_device(device, || node_name(self.task, at))?;
             let maker = self.maker(at);
             let home = self.destination(at).or_else(|| self.assigned[maker].map(|a| a.device));
             if let Some(home) = home.filter(|&home| home != device) {
                 let reason = format!("it writes memory that lies on {}", self.device_name(home));
-                return Err(self.refused(at, device, Unsupported { op: self.nodes[at].op.code(), reason }));
+                return Err(self.unsupported_error(at, device, Unsupported { op: self.nodes[at].op.code(), reason }));
             }
             if home.is_none() {
-                self.must_run(maker, device)?;
-                self.put(maker, device, Why::Destination);
+                self.require_support(maker, device)?;
+                self.assign_group(maker, device, AssignReason::Destination);
             } else {
-                self.must_run(at, device)?;
+                self.require_support(at, device)?;
             }
-            self.assigned[at] = Some(Assigned { device, why: Why::Pinned });
+            self.assigned[at] = Some(Assignment { device, reason: AssignReason::Pinned });
         }
         Ok(())
     }
 
     /// Puts nodes that write stored memory where that lies.
-    fn destinations(&mut self) -> Result<(), SchedError> {
+    fn assign_destinations(&mut self) -> Result<(), SchedError> {
         for at in 0..self.nodes.len() {
             if let Some(home) = self.destination(at).filter(|_| self.assigned[at].is_none()) {
-                self.must_run(at, home)?;
-                self.put(at, home, Why::Destination);
+                self.require_support(at, home)?;
+                self.assign_group(at, home, AssignReason::Destination);
             }
         }
         Ok(())
@@ -119,7 +119,7 @@ impl<'a> Pass<'a> {
 
     /// Puts nodes where the largest stored tensor that they read lies; or, where that is the host's memory, on a device
     /// that wants them all the same.
-    fn stored(&mut self, offload: bool) {
+    fn assign_stored(&mut self, offload: bool) {
         let written = if offload { written_slots(self.task) } else { Vec::new() };
         for at in 0..self.nodes.len() {
             if self.assigned[at].is_some() || self.maker(at) != at {
@@ -135,34 +135,34 @@ impl<'a> Pass<'a> {
             }
             let Some((_, home, slot)) = largest else { continue };
             let better = match offload && self.is_cpu(home) && !written[slot] {
-                true => (0..home).find(|&d| !self.is_cpu(d) && self.wants(at, d)),
+                true => (0..home).find(|&d| !self.is_cpu(d) && self.prefers_offload(at, d)),
                 false => None,
             };
             if let Some(device) = better {
-                self.put(at, device, Why::Offload);
-            } else if self.takes(at, home) {
-                self.put(at, home, Why::Stored);
+                self.assign_group(at, device, AssignReason::Offload);
+            } else if self.supports_group(at, home) {
+                self.assign_group(at, home, AssignReason::Stored);
             }
         }
     }
 
     /// Gives nodes without a device that of the last one before them in this order; CPUs stop the spreading or take part.
-    fn spread(&mut self, order: impl Iterator<Item = usize>, with_cpus: bool) {
+    fn assign_neighbours(&mut self, order: impl Iterator<Item = usize>, with_cpus: bool) {
         let mut near = None;
         for at in order {
-            if let Some(Assigned { device, .. }) = self.assigned[at] {
+            if let Some(Assignment { device, .. }) = self.assigned[at] {
                 near = Some(device).filter(|&device| with_cpus || !self.is_cpu(device));
             } else if let Some(device) = near
                 && self.maker(at) == at
-                && self.takes(at, device)
+                && self.supports_group(at, device)
             {
-                self.put(at, device, Why::Near);
+                self.assign_group(at, device, AssignReason::Neighbour);
             }
         }
     }
 
     /// Puts what is left where most bytes of its sources are.
-    fn left(mut self) -> Result<Vec<Assigned>, SchedError> {
+    fn left(mut self) -> Result<Vec<Assignment>, SchedError> {
         let mut held = vec![0u64; self.devices.len()];
         let mut order = Vec::new();
         for at in 0..self.nodes.len() {
@@ -179,9 +179,9 @@ impl<'a> Pass<'a> {
             order.extend(0..self.devices.len());
             // Stable: of equal ones the lower number first.
             order.sort_by_key(|&device| std::cmp::Reverse(held[device]));
-            match order.iter().find(|&&device| self.takes(at, device)) {
-                Some(&device) => self.put(at, device, Why::Left),
-                None => return Err(self.nowhere(at)),
+            match order.iter().find(|&&device| self.supports_group(at, device)) {
+                Some(&device) => self.assign_group(at, device, AssignReason::LastResort),
+                None => return Err(self.no_device_error(at)),
             }
         }
         // None is left without one.
@@ -190,7 +190,7 @@ impl<'a> Pass<'a> {
 
     /// The device that the stored memory which a node writes lies on.
     fn destination(&self, at: usize) -> Option<usize> {
-        let (slot, _) = self.task.written(&self.nodes[at])?;
+        let (slot, _) = self.task.write_range(&self.nodes[at])?;
         match self.task.storage()[slot as usize] {
             Storage::Stored { device, .. } => Some(device),
             Storage::Input | Storage::Computed => None,
@@ -199,7 +199,7 @@ impl<'a> Pass<'a> {
 
     /// The first node that writes the computed slot that this node writes.
     fn maker(&self, at: usize) -> usize {
-        match self.task.written(&self.nodes[at]) {
+        match self.task.write_range(&self.nodes[at]) {
             Some((slot, _)) if matches!(self.task.storage()[slot as usize], Storage::Computed) => {
                 self.makers[slot as usize].map_or(at, |maker| maker as usize)
             }
@@ -216,38 +216,38 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn put(&mut self, at: usize, device: usize, why: Why) {
-        self.assigned[at] = Some(Assigned { device, why });
+    fn assign_group(&mut self, at: usize, device: usize, why: AssignReason) {
+        self.assigned[at] = Some(Assignment { device, reason: why });
         for &follower in self.followers.get(&at).into_iter().flatten() {
-            self.assigned[follower] = Some(Assigned { device, why: Why::Destination });
+            self.assigned[follower] = Some(Assignment { device, reason: AssignReason::Destination });
         }
     }
 
     /// Whether a device runs a node and all that write the same memory.
-    fn takes(&mut self, at: usize, device: usize) -> bool {
-        self.first_refused(at, device).is_none()
+    fn supports_group(&mut self, at: usize, device: usize) -> bool {
+        self.first_unsupported(at, device).is_none()
     }
 
     /// Whether it would do so even if it had to fetch the weights.
-    fn wants(&mut self, at: usize, device: usize) -> bool {
-        self.ask(at, device) == Answer::Offload && self.takes(at, device)
+    fn prefers_offload(&mut self, at: usize, device: usize) -> bool {
+        self.ask(at, device) == CachedSupport::Offload && self.supports_group(at, device)
     }
 
     /// That a device runs a node and all that write the same memory.
-    fn must_run(&mut self, at: usize, device: usize) -> Result<(), SchedError> {
-        match self.first_refused(at, device).and_then(|no| Some((no, self.refusal(no, device)?))) {
-            Some((no, why)) => Err(self.refused(no, device, why)),
+    fn require_support(&mut self, at: usize, device: usize) -> Result<(), SchedError> {
+        match self.first_unsupported(at, device).and_then(|no| Some((no, self.unsupported(no, device)?))) {
+            Some((no, why)) => Err(self.unsupported_error(no, device, why)),
             None => Ok(()),
         }
     }
 
-    fn first_refused(&mut self, at: usize, device: usize) -> Option<usize> {
-        if self.ask(at, device) == Answer::No {
+    fn first_unsupported(&mut self, at: usize, device: usize) -> Option<usize> {
+        if self.ask(at, device) == CachedSupport::No {
             return Some(at);
         }
         let mut next = 0;
         while let Some(&follower) = self.followers.get(&at).and_then(|all| all.get(next)) {
-            if self.ask(follower, device) == Answer::No {
+            if self.ask(follower, device) == CachedSupport::No {
                 return Some(follower);
             }
             next += 1;
@@ -255,13 +255,13 @@ impl<'a> Pass<'a> {
         None
     }
 
-    fn ask(&mut self, at: usize, device: usize) -> Answer {
+    fn ask(&mut self, at: usize, device: usize) -> CachedSupport {
         let known = at * self.devices.len() + device;
-        if self.answers[known] == Answer::NotAsked {
+        if self.answers[known] == CachedSupport::NotAsked {
             self.answers[known] = match self.support(at, device) {
-                Support::Yes => Answer::Yes,
-                Support::Offload => Answer::Offload,
-                Support::No(_) => Answer::No,
+                Support::Yes => CachedSupport::Yes,
+                Support::Offload => CachedSupport::Offload,
+                Support::No(_) => CachedSupport::No,
             };
         }
         self.answers[known]
@@ -269,13 +269,13 @@ impl<'a> Pass<'a> {
 
     fn support(&self, at: usize, device: usize) -> Support {
         let node = &self.nodes[at];
-        match self.task.graph().view(node) {
+        match self.task.graph().node_view(node) {
             Some(view) => self.devices[device].support(view),
             None => Support::No(Unsupported { op: node.op.code(), reason: "it names no tensor".to_owned() }),
         }
     }
 
-    fn refusal(&self, at: usize, device: usize) -> Option<Unsupported> {
+    fn unsupported(&self, at: usize, device: usize) -> Option<Unsupported> {
         match self.support(at, device) {
             Support::No(why) => Some(why),
             Support::Yes | Support::Offload => None,
@@ -290,23 +290,23 @@ impl<'a> Pass<'a> {
         self.devices[device].info().name.clone()
     }
 
-    fn listed(&self, device: usize, what: impl FnOnce() -> String) -> Result<(), SchedError> {
+    fn check_device(&self, device: usize, what: impl FnOnce() -> String) -> Result<(), SchedError> {
         let devices = self.devices.len();
-        if device < devices { Ok(()) } else { Err(SchedError::NoDevice { what: what(), device, devices }) }
+        if device < devices { Ok(()) } else { Err(SchedError::UnknownDevice { what: what(), device, devices }) }
     }
 
-    fn refused(&self, at: usize, device: usize, why: Unsupported) -> SchedError {
-        SchedError::Nowhere { node: node_name(self.task, at), refusals: vec![(self.device_name(device), why)] }
+    fn unsupported_error(&self, at: usize, device: usize, why: Unsupported) -> SchedError {
+        SchedError::NoDeviceForNode { node: node_name(self.task, at), refusals: vec![(self.device_name(device), why)] }
     }
 
     /// What each device lacks for a node, or else for another that writes the same memory.
-    fn nowhere(&mut self, at: usize) -> SchedError {
+    fn no_device_error(&mut self, at: usize) -> SchedError {
         let mut refusals = Vec::new();
         for device in 0..self.devices.len() {
-            if let Some(why) = self.first_refused(at, device).and_then(|no| self.refusal(no, device)) {
+            if let Some(why) = self.first_unsupported(at, device).and_then(|no| self.unsupported(no, device)) {
                 refusals.push((self.device_name(device), why));
             }
         }
-        SchedError::Nowhere { node: node_name(self.task, at), refusals }
+        SchedError::NoDeviceForNode { node: node_name(self.task, at), refusals }
     }
 }

@@ -1,6 +1,6 @@
 //! Two devices node by node: where do their results part?
 
-use super::{Observer, Options, Plan, Prepared, SchedError, Scheduler, Seen, Storage, Task};
+use super::{ObservedNode, Observer, Options, Plan, PreparedPlan, SchedError, Scheduler, Storage, Task};
 use crate::device::{Account, Device, PATIENCE, Source};
 use crate::graph::TensorId;
 use crossbeam::channel::{Receiver, Sender, bounded};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of a stored tensor that are on their way at once.
-const PIECE: u64 = 16 << 20;
+const COPY_CHUNK_BYTES: u64 = 16 << 20;
 
 impl Scheduler {
     /// The task of a plan with a copy of all that is stored, as it is now, on another device, which is the task's device 0.
@@ -18,30 +18,30 @@ impl Scheduler {
     ///
     /// # Errors
     /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory; [`SchedError::Foreign`].
-    pub fn copy_to(
+    pub fn copy_stored_to(
         &mut self,
-        prepared: &Prepared,
+        prepared: &PreparedPlan,
         device: &Arc<dyn Device>,
         account: &Arc<Account>,
     ) -> Result<Task, SchedError> {
-        self.own(prepared)?;
+        self.check_owner(prepared)?;
         let task = Arc::clone(&prepared.plan().task);
-        let there = |e| SchedError::of(&device.info().name, e);
+        let there = |e| SchedError::from_device(&device.info().name, e);
         let mut queue = device.queue(account).map_err(there)?;
         let mut regions = BTreeMap::new();
         for (slot, storage) in (0..).zip(task.storage()) {
             let Storage::Stored { device: home, region } = storage else { continue };
             let Some(from) = region else {
-                return Err(SchedError::Unplaced { name: task.slot_name(slot).to_owned() });
+                return Err(SchedError::StoredWithoutRegion { name: task.slot_name(slot).to_owned() });
             };
-            let tensor = task.owner(slot).and_then(|id| task.graph().tensor(id));
+            let tensor = task.slot_tensor(slot).and_then(|id| task.graph().tensor(id));
             let bytes = tensor.map_or(0, |tensor| device.alloc_size(&tensor.desc)).max(from.bytes());
             let to = device.alloc(bytes, account).map_err(there)?.whole();
             let mut at = 0;
             while at < from.bytes() {
-                let n = PIECE.min(from.bytes() - at);
+                let n = COPY_CHUNK_BYTES.min(from.bytes() - at);
                 let (from, to) = (from.part(at, n), to.part(at, n));
-                let piece = self.fetch(*home, from.map_err(there)?)?;
+                let piece = self.download_blocking(*home, from.map_err(there)?)?;
                 let put = to.and_then(|to| queue.upload(to, None, Source::Borrowed(&piece)));
                 put.map_err(there)?;
                 at += n;
@@ -49,12 +49,12 @@ impl Scheduler {
             regions.insert(slot, to);
         }
         queue.mark().wait(Some(Instant::now() + PATIENCE)).map_err(there)?;
-        Ok(task.stored_in(&regions))
+        Ok(task.moved_to_device_0(&regions))
     }
 }
 
 /// Told what a node gave here and on the reference.
-pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
+pub type CompareReporter<'a> = dyn FnMut(ObservedNode<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// Runs a plan on its devices and its task on a reference device, both from what is stored now, and shows each node's result on
 /// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
@@ -63,40 +63,40 @@ pub type Tell<'a> = dyn FnMut(Seen<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 /// A failure on either side; [`SchedError::Nowhere`] and [`SchedError::Full`] where the reference cannot run it, before anything
 /// was copied.
 pub fn compare(
-    (scheduler, prepared): (&mut Scheduler, &mut Prepared),
+    (scheduler, prepared): (&mut Scheduler, &mut PreparedPlan),
     reference: &Arc<dyn Device>,
     account: &Arc<Account>,
     inputs: &[(TensorId, &[u8])],
-    tell: &mut Tell<'_>,
+    tell: &mut CompareReporter<'_>,
 ) -> Result<(), SchedError> {
     // Before anything is copied: whether the reference runs it, and has the room.
-    let unplaced = Arc::new(prepared.plan().task.stored_in(&BTreeMap::new()));
+    let unplaced = Arc::new(prepared.plan().task.moved_to_device_0(&BTreeMap::new()));
     let alone = [Arc::clone(reference)];
-    Plan::new(unplaced, &alone, &Options::default())?.fits(&alone)?;
-    let task = Arc::new(scheduler.copy_to(prepared, reference, account)?);
+    Plan::new(unplaced, &alone, &Options::default())?.check_memory(&alone)?;
+    let task = Arc::new(scheduler.copy_stored_to(prepared, reference, account)?);
     let (send, results) = bounded(1);
     std::thread::scope(|scope| {
         let other = scope.spawn(move || {
             let mut other = Scheduler::new(vec![Arc::clone(reference)], Options::default(), account)?;
             let mut prepared = other.build(&task)?;
-            other.run_observed(&mut prepared, inputs, &mut Teller(send)).map(drop)
+            other.run_observed(&mut prepared, inputs, &mut ReferenceObserver(send)).map(drop)
         });
         // Whatever ends this side lets go of the results, which ends the other one.
-        let here = scheduler.run_observed(prepared, inputs, &mut Listener { results, tell });
+        let here = scheduler.run_observed(prepared, inputs, &mut ComparingObserver { results, tell });
         let there = other.join().unwrap_or(Err(SchedError::Bug("the reference's thread panicked")));
         here.map(drop).and(there)
     })
 }
 
 /// Tells what the reference computes.
-struct Teller(Sender<Vec<u8>>);
+struct ReferenceObserver(Sender<Vec<u8>>);
 
-impl Observer for Teller {
-    fn asks(&mut self, _: Seen<'_>) -> bool {
+impl Observer for ReferenceObserver {
+    fn selects(&mut self, _: ObservedNode<'_>) -> bool {
         true
     }
 
-    fn shows(&mut self, _: Seen<'_>, bytes: &[u8]) -> ControlFlow<()> {
+    fn on_result(&mut self, _: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()> {
         match self.0.send(bytes.to_vec()) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
@@ -105,17 +105,17 @@ impl Observer for Teller {
 }
 
 /// Waits for the reference after each node.
-struct Listener<'a> {
+struct ComparingObserver<'a> {
     results: Receiver<Vec<u8>>,
-    tell: &'a mut Tell<'a>,
+    tell: &'a mut CompareReporter<'a>,
 }
 
-impl Observer for Listener<'_> {
-    fn asks(&mut self, _: Seen<'_>) -> bool {
+impl Observer for ComparingObserver<'_> {
+    fn selects(&mut self, _: ObservedNode<'_>) -> bool {
         true
     }
 
-    fn shows(&mut self, seen: Seen<'_>, bytes: &[u8]) -> ControlFlow<()> {
+    fn on_result(&mut self, seen: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()> {
         match self.results.recv() {
             Ok(reference) => (self.tell)(seen, bytes, &reference),
             // The reference has failed, which its thread returns.

@@ -55,23 +55,23 @@
 
 mod assign;
 mod compare;
+mod copy_paths;
 mod exec;
 mod memory;
 mod plan;
-mod reach;
-mod show;
+mod plan_report;
 mod split;
 mod task;
 #[cfg(test)]
 mod tests;
 mod verify;
 
-pub use compare::{Tell, compare};
-pub use exec::{Counts, Observer, Prepared, Scheduler, Seen};
-pub use show::Needs;
+pub use compare::{CompareReporter, compare};
+pub use exec::{ObservedNode, Observer, PreparedPlan, Scheduler, TransferCounts};
+pub use plan_report::MemoryRequirement;
 pub use task::{Storage, Task, TaskBuilder};
 
-use reach::Reach;
+use copy_paths::CopyPaths;
 
 use crate::device::{Device, DeviceError, DeviceId, Unsupported};
 use crate::graph::TensorId;
@@ -90,7 +90,7 @@ pub type Devices = [Arc<dyn Device>];
 pub enum SchedError {
     /// A device number beyond the list: the caller's mistake.
     #[error("{what} is on device {device}, of {devices}")]
-    NoDevice {
+    UnknownDevice {
         /// What names the device.
         what: String,
         /// Its number.
@@ -100,7 +100,7 @@ pub enum SchedError {
     },
     /// A node that no device runs, or not the one where it has to run.
     #[error("{node} runs nowhere: {}", reasons(refusals))]
-    Nowhere {
+    NoDeviceForNode {
         /// The node: its tensor's name and its op.
         node: String,
         /// What each device lacks.
@@ -108,7 +108,7 @@ pub enum SchedError {
     },
     /// A tensor larger than the largest buffer of its device.
     #[error("{tensor} needs {bytes} bytes on {device}, whose largest buffer is {limit}")]
-    TooLarge {
+    TensorTooLarge {
         /// The tensor.
         tensor: String,
         /// The device.
@@ -123,25 +123,25 @@ pub enum SchedError {
     NoDevices,
     /// A run whose task has a stored tensor that was only planned.
     #[error("stored tensor {name:?} has no memory: give its region when the task is built")]
-    Unplaced {
+    StoredWithoutRegion {
         /// The tensor.
         name: String,
     },
     /// A tensor that a run does not leave behind.
     #[error("tensor {name:?} cannot be read after a run: say so with TaskBuilder::output")]
-    NoOutput {
+    NotAnOutput {
         /// The tensor.
         name: String,
     },
     /// An output that is not there: no run has left it, or its memory has been used for something else since.
     #[error("tensor {name:?} is not there: read it after a run of its plan, before another run or a larger plan")]
-    Gone {
+    OutputExpired {
         /// The tensor.
         name: String,
     },
     /// A stored tensor whose region is another device's: the caller's mistake.
     #[error("stored tensor {name:?} is said to lie on {device}, and its region is on {owner}")]
-    Elsewhere {
+    RegionOnOtherDevice {
         /// The tensor.
         name: String,
         /// Where the task says that it lies.
@@ -151,13 +151,13 @@ pub enum SchedError {
     },
     /// Bytes for a tensor that takes none: the caller's mistake.
     #[error("a run was given bytes for tensor {name:?}, which is no input or was given some already")]
-    NoInput {
+    UnexpectedInput {
         /// The tensor.
         name: String,
     },
     /// The bytes of an input that a run needs are missing or of another length.
     #[error("input {name:?} takes {want} bytes and was given {got}")]
-    Input {
+    InputLength {
         /// The tensor.
         name: String,
         /// Its size.
@@ -167,28 +167,28 @@ pub enum SchedError {
     },
     /// Devices with less memory than a plan needs.
     #[error("not enough memory: {}", needs.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Full {
+    NotEnoughMemory {
         /// Every device's share.
-        needs: Vec<Needs>,
+        needs: Vec<MemoryRequirement>,
     },
     /// A plan that another scheduler prepared, or that was made for other devices: the caller's mistake.
     #[error("the plan is another scheduler's, or was made for other devices")]
-    Foreign,
+    ForeignPlan,
     /// An earlier run ended half-way: nothing can be said of what is done since.
     #[error("an earlier run failed or was aborted half-way: see Scheduler::reset")]
-    Torn,
+    RunIncomplete,
     /// The abort flag was raised.
     #[error("the run was aborted")]
     Aborted,
     /// The host gave no thread.
     #[error("a thread could not be started: {0}")]
-    Thread(std::io::Error),
+    ThreadSpawn(std::io::Error),
     /// A bug of ours: please report it.
     #[error("bug in fanout's scheduler: {0}")]
     Bug(&'static str),
     /// A bug of ours: a plan that would not do what its task says. Only debug builds look.
     #[error("bug in fanout's scheduler: {0}")]
-    Unsound(String),
+    InvalidPlan(String),
     /// A device failed.
     #[error("{device}: {source}")]
     Device {
@@ -201,7 +201,7 @@ pub enum SchedError {
 
 impl SchedError {
     /// A device's failure.
-    pub(crate) fn of(device: &str, source: DeviceError) -> SchedError {
+    pub(crate) fn from_device(device: &str, source: DeviceError) -> SchedError {
         SchedError::Device { device: device.to_owned(), source }
     }
 }
@@ -244,14 +244,14 @@ impl Default for Options {
 
 /// Where a node runs, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Assigned {
+pub(crate) struct Assignment {
     pub(crate) device: usize,
-    pub(crate) why: Why,
+    pub(crate) reason: AssignReason,
 }
 
 /// What decided where a node runs; the first that applies.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Why {
+pub enum AssignReason {
     /// Whoever made the task.
     Pinned,
     /// It writes memory that lies there.
@@ -261,14 +261,14 @@ pub enum Why {
     /// The largest stored tensor that it reads lies there.
     Stored,
     /// Its neighbours in the list run there.
-    Near,
+    Neighbour,
     /// No better place supports it.
-    Left,
+    LastResort,
 }
 
 /// A graph cut into splits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Cut {
+pub(crate) struct SplitGraph {
     pub(crate) splits: Vec<Split>,
     pub(crate) replicas: Vec<Replica>,
     /// By slot: the device whose memory holds it; `None` for inputs.
@@ -291,23 +291,23 @@ pub(crate) struct Replica {
     pub(crate) device: usize,
     pub(crate) slot: u32,
     pub(crate) range: Range<usize>,
-    pub(crate) origin: Origin,
+    pub(crate) origin: ReplicaOrigin,
     /// The first split that reads it.
-    pub(crate) split: usize,
+    pub(crate) first_split: usize,
     /// The last node that reads it.
-    pub(crate) last: usize,
+    pub(crate) last_node: usize,
 }
 
 impl Replica {
     /// Whether it has these bytes of a slot.
-    pub(crate) fn holds(&self, slot: u32, bytes: &Range<usize>) -> bool {
+    pub(crate) fn covers(&self, slot: u32, bytes: &Range<usize>) -> bool {
         self.slot == slot && self.range.start <= bytes.start && bytes.end <= self.range.end
     }
 }
 
 /// Where the bytes of a replica come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum ReplicaOrigin {
     /// The host, at the start of a run.
     Host,
     /// Another device, the slot's home.
@@ -318,18 +318,18 @@ pub(crate) enum Origin {
 
 /// Where things lie on the devices.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct MemoryLayout {
     /// By device.
-    pub(crate) rooms: Vec<Room>,
+    pub(crate) arenas: Vec<ArenaSizes>,
     /// By slot: computed ones that lie in an arena.
-    pub(crate) slots: Vec<Option<Spot>>,
+    pub(crate) slots: Vec<Option<Allocation>>,
     /// By replica.
-    pub(crate) replicas: Vec<Spot>,
+    pub(crate) replicas: Vec<Allocation>,
 }
 
 /// Memory that a plan needs on a device: sizes of buffers, in bytes, none larger than the device's largest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct ArenaSizes {
     pub(crate) arena: Vec<u64>,
     /// Of one of the `depth` copies.
     pub(crate) ring: Vec<u64>,
@@ -337,10 +337,10 @@ pub(crate) struct Room {
 
 /// Bytes in a device's room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Spot {
-    pub(crate) area: Area,
+pub(crate) struct Allocation {
+    pub(crate) kind: ArenaKind,
     /// Which of the area's buffers.
-    pub(crate) chunk: u32,
+    pub(crate) buffer: u32,
     pub(crate) offset: u64,
     /// What the device wants reserved: at least what is used.
     pub(crate) bytes: u64,
@@ -348,7 +348,7 @@ pub(crate) struct Spot {
 
 /// A part of a device's room.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) enum Area {
+pub(crate) enum ArenaKind {
     /// What lives within a run, in its order on the device's computing lane.
     Arena,
     /// What comes from elsewhere while earlier runs may still compute, and what far devices copy from while later ones do: one
@@ -363,15 +363,15 @@ pub struct Plan {
     /// Names of the devices.
     pub(crate) devices: Vec<String>,
     /// Their identities.
-    pub(crate) ids: Vec<DeviceId>,
-    pub(crate) reach: Reach,
+    pub(crate) device_ids: Vec<DeviceId>,
+    pub(crate) copy_paths: CopyPaths,
     /// By node.
-    pub(crate) assigned: Vec<Assigned>,
-    pub(crate) cut: Cut,
-    pub(crate) layout: Layout,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) assignments: Vec<Assignment>,
+    pub(crate) split_graph: SplitGraph,
+    pub(crate) layout: MemoryLayout,
+    pub(crate) queues: Vec<QueueId>,
     /// One run, in the order the host submits it.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<PlanStep>,
     /// How many marks the steps of one run make: they are numbered from 0.
     pub(crate) marks: u32,
     /// Runs that may be under way at once. Run `i` uses copy `i % depth` of each ring.
@@ -380,26 +380,26 @@ pub struct Plan {
 
 /// A queue of a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Lane {
+pub(crate) struct QueueId {
     pub(crate) device: usize,
-    pub(crate) kind: LaneKind,
+    pub(crate) role: QueueRole,
 }
 
 /// What a lane is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) enum LaneKind {
+pub(crate) enum QueueRole {
     /// Runs nodes; with a depth of 1 it also brings replicas.
     Compute,
     /// Brings replicas while the other computes.
-    Bring,
+    Transfer,
 }
 
 /// Something on a lane: first its waits, then its work, then its mark.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Step {
-    pub(crate) lane: usize,
-    pub(crate) waits: Vec<Wait>,
-    pub(crate) work: Work,
+pub(crate) struct PlanStep {
+    pub(crate) queue: usize,
+    pub(crate) waits: Vec<StepWait>,
+    pub(crate) action: StepAction,
     /// Its number, where someone waits for it or it is the last of its lane.
     pub(crate) mark: Option<u32>,
 }
@@ -407,26 +407,26 @@ pub(crate) struct Step {
 /// A moment that a lane waits for: a mark, of this run (`ago` 0) or of one some runs before. What lies before the first run
 /// has been reached.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Wait {
+pub(crate) struct StepWait {
     pub(crate) mark: u32,
-    pub(crate) ago: u32,
+    pub(crate) runs_ago: u32,
 }
 
 /// What a step does. Numbers are those of replicas and splits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Work {
+pub(crate) enum StepAction {
     /// The host writes a replica of an input.
-    Upload(u32),
+    UploadInput(u32),
     /// A replica is copied from its home by this lane's device.
-    Copy(u32),
+    DeviceCopy(u32),
     /// The bytes of a replica leave its home for the host, on the home's computing lane.
-    Fetch(u32),
+    Download(u32),
     /// The bytes of the [`Work::Fetch`] of a replica, which has been waited for, are written to it.
-    Deliver(u32),
+    UploadStaged(u32),
     /// The experts of a replica that are used are copied from its home. The host waits for their numbers.
-    Experts(u32),
+    CopyExperts(u32),
     /// The nodes of a split.
-    Run(u32),
+    RunSplit(u32),
 }
 
 /// What a node is called in messages.

@@ -3,7 +3,7 @@
 //! All nodes that write a slot run on its home, so within a split nothing changes that comes from elsewhere: a replica has
 //! what the nodes before its first split left in the slot, and serves later splits until a node writes there again.
 
-use super::{Assigned, Cut, Origin, Replica, Split, Storage, Task};
+use super::{Assignment, Replica, ReplicaOrigin, Split, SplitGraph, Storage, Task};
 use crate::graph::{Node, Tensor, TensorId};
 use crate::ops::OpCode;
 use crate::tensor::TensorDesc;
@@ -14,27 +14,27 @@ mod tests;
 
 /// Cuts the list of nodes where the device changes, and before each node for which a weight is brought from elsewhere, so
 /// that this happens just before it is used.
-pub(crate) fn split(task: &Task, assigned: &[Assigned]) -> Cut {
+pub(crate) fn split(task: &Task, assigned: &[Assignment]) -> SplitGraph {
     let nodes = task.graph().nodes();
-    let homes = homes(task, assigned);
-    let mut pass = Pass {
+    let homes = home_devices(task, assigned);
+    let mut pass = SplitPass {
         task,
         written: written_slots(task),
         live: vec![Vec::new(); homes.len()],
         needs: Vec::new(),
-        cut: Cut { homes, ..Cut::default() },
+        cut: SplitGraph { homes, ..SplitGraph::default() },
     };
     let mut start = 0;
-    for (at, (node, &Assigned { device, .. })) in nodes.iter().zip(assigned).enumerate() {
-        if start < at && (assigned[start].device != device || pass.brings_weight(node, device)) {
-            pass.close(start..at, assigned[start].device);
+    for (at, (node, &Assignment { device, .. })) in nodes.iter().zip(assigned).enumerate() {
+        if start < at && (assigned[start].device != device || pass.needs_weight_copy(node, device)) {
+            pass.close_split(start..at, assigned[start].device);
             start = at;
         }
-        pass.need(at, node, device);
+        pass.note_reads(at, node, device);
     }
     let end = nodes.len().min(assigned.len());
     if start < end {
-        pass.close(start..end, assigned[start].device);
+        pass.close_split(start..end, assigned[start].device);
     }
     pass.cut
 }
@@ -42,20 +42,20 @@ pub(crate) fn split(task: &Task, assigned: &[Assigned]) -> Cut {
 /// By slot: whether a node writes it.
 pub(super) fn written_slots(task: &Task) -> Vec<bool> {
     let mut written = vec![false; task.storage().len()];
-    for (slot, _) in task.graph().nodes().iter().filter_map(|node| task.written(node)) {
+    for (slot, _) in task.graph().nodes().iter().filter_map(|node| task.write_range(node)) {
         written[slot as usize] = true;
     }
     written
 }
 
-fn homes(task: &Task, assigned: &[Assigned]) -> Vec<Option<usize>> {
+fn home_devices(task: &Task, assigned: &[Assignment]) -> Vec<Option<usize>> {
     let stored = |s: &Storage| match *s {
         Storage::Stored { device, .. } => Some(device),
         Storage::Input | Storage::Computed => None,
     };
     let mut homes = task.storage().iter().map(stored).collect::<Vec<_>>();
     for (node, at) in task.graph().nodes().iter().zip(assigned) {
-        if let Some((slot, _)) = task.written(node) {
+        if let Some((slot, _)) = task.write_range(node) {
             homes[slot as usize].get_or_insert(at.device);
         }
     }
@@ -64,7 +64,7 @@ fn homes(task: &Task, assigned: &[Assigned]) -> Vec<Option<usize>> {
 
 /// Bytes from elsewhere that nodes of the current split read.
 #[derive(Clone, Debug)]
-struct Need {
+struct RemoteRead {
     slot: u32,
     range: Range<usize>,
     /// The numbers of the experts to bring, where they are all that is read.
@@ -73,17 +73,17 @@ struct Need {
     last: usize,
 }
 
-struct Pass<'a> {
+struct SplitPass<'a> {
     task: &'a Task,
     /// By slot: whether any node writes it.
     written: Vec<bool>,
     /// By slot: replicas made since it was last written, which have all of their bytes.
     live: Vec<Vec<u32>>,
-    needs: Vec<Need>,
-    cut: Cut,
+    needs: Vec<RemoteRead>,
+    cut: SplitGraph,
 }
 
-impl Pass<'_> {
+impl SplitPass<'_> {
     /// Whether a node reads stored memory of another device which no node writes.
     fn is_weight_elsewhere(&self, slot: u32, device: usize) -> bool {
         let at = slot as usize;
@@ -92,9 +92,9 @@ impl Pass<'_> {
     }
 
     /// Whether a node reads such memory that its device has not got so far.
-    fn brings_weight(&self, node: &Node, device: usize) -> bool {
+    fn needs_weight_copy(&self, node: &Node, device: usize) -> bool {
         self.task.reads(node).any(|(_, slot, range)| {
-            let here = |need: &Need| need.slot == slot && need.experts.is_none() && holds(&need.range, &range);
+            let here = |need: &RemoteRead| need.slot == slot && need.experts.is_none() && contains(&need.range, &range);
             self.is_weight_elsewhere(slot, device)
                 && self.replica(slot, device, &range).is_none()
                 && !self.needs.iter().any(here)
@@ -105,25 +105,25 @@ impl Pass<'_> {
     fn replica(&self, slot: u32, device: usize, range: &Range<usize>) -> Option<u32> {
         let replica = |&&i: &&u32| {
             let replica = &self.cut.replicas[i as usize];
-            replica.device == device && replica.holds(slot, range)
+            replica.device == device && replica.covers(slot, range)
         };
         self.live[slot as usize].iter().find(replica).copied()
     }
 
     /// Notes what a node of the current split reads from elsewhere.
-    fn need(&mut self, last: usize, node: &Node, device: usize) {
+    fn note_reads(&mut self, last: usize, node: &Node, device: usize) {
         for (id, slot, range) in self.task.reads(node) {
             if self.cut.homes[slot as usize] != Some(device) {
                 let chosen = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
-                let apart = chosen && self.is_weight_elsewhere(slot, device) && self.experts_apart(id);
+                let apart = chosen && self.is_weight_elsewhere(slot, device) && self.experts_are_contiguous(id);
                 let experts = node.srcs[2].filter(|_| apart);
-                self.needs.push(Need { slot, range, experts, last });
+                self.needs.push(RemoteRead { slot, range, experts, last });
             }
         }
     }
 
     /// Whether each expert's bytes lie together, before those of the next one: a permuted tensor's may not.
-    fn experts_apart(&self, id: TensorId) -> bool {
+    fn experts_are_contiguous(&self, id: TensorId) -> bool {
         let Some(Tensor { desc, .. }) = self.task.graph().tensor(id) else { return false };
         let (ne, nb) = (desc.ne(), desc.nb());
         let row = TensorDesc::default_strides(desc.dtype(), ne).map_or(usize::MAX, |packed| packed[1]);
@@ -131,12 +131,12 @@ impl Pass<'_> {
     }
 
     /// Ends the current split: finds or makes its replicas, then lets its nodes write.
-    fn close(&mut self, nodes: Range<usize>, device: usize) {
+    fn close_split(&mut self, nodes: Range<usize>, device: usize) {
         let mut needs = std::mem::take(&mut self.needs);
         // A replica that serves may reach into another need, or into a replica that serves that one: then one has to have
         // both.
         loop {
-            merge(&mut needs);
+            merge_overlapping(&mut needs);
             let mut grown = false;
             for need in &mut needs {
                 if let Some(found) = self.replica(need.slot, device, &need.range) {
@@ -151,26 +151,33 @@ impl Pass<'_> {
             }
         }
         let mut reads = Vec::with_capacity(needs.len());
-        for Need { slot, range, experts, last } in needs.drain(..) {
+        for RemoteRead { slot, range, experts, last } in needs.drain(..) {
             let number = self.replica(slot, device, &range).unwrap_or_else(|| {
                 let number = self.cut.replicas.len() as u32;
                 let origin = match (self.cut.homes[slot as usize], experts) {
-                    (None, _) => Origin::Host,
-                    (Some(home), None) => Origin::Device(home),
-                    (Some(home), Some(ids)) => Origin::Experts { home, ids },
+                    (None, _) => ReplicaOrigin::Host,
+                    (Some(home), None) => ReplicaOrigin::Device(home),
+                    (Some(home), Some(ids)) => ReplicaOrigin::Experts { home, ids },
                 };
                 if experts.is_none() {
                     self.live[slot as usize].push(number);
                 }
-                self.cut.replicas.push(Replica { device, slot, range, origin, split: self.cut.splits.len(), last });
+                self.cut.replicas.push(Replica {
+                    device,
+                    slot,
+                    range,
+                    origin,
+                    first_split: self.cut.splits.len(),
+                    last_node: last,
+                });
                 number
             });
-            self.cut.replicas[number as usize].last = last;
+            self.cut.replicas[number as usize].last_node = last;
             reads.push(number);
         }
         self.needs = needs;
         for node in &self.task.graph().nodes()[nodes.clone()] {
-            if let Some((slot, _)) = self.task.written(node) {
+            if let Some((slot, _)) = self.task.write_range(node) {
                 self.live[slot as usize].clear();
             }
         }
@@ -178,12 +185,12 @@ impl Pass<'_> {
     }
 }
 
-fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+fn contains(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// Sorts needs by slot and range, and makes one of those that overlap.
-fn merge(needs: &mut Vec<Need>) {
+fn merge_overlapping(needs: &mut Vec<RemoteRead>) {
     needs.sort_by_key(|need| (need.slot, need.range.start));
     needs.dedup_by(|next, need| {
         let overlap = next.slot == need.slot && next.range.start < need.range.end;

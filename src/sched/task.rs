@@ -2,7 +2,7 @@
 
 use crate::device::Region;
 use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
-use crate::ops::{MAX_SRC, Op, Out};
+use crate::ops::{MAX_SRC, Op, OutputSpec};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,7 +55,7 @@ impl Task {
     }
 
     /// The same graph with everything that is stored on device 0, in these regions by slot, and no pins.
-    pub(crate) fn stored_in(&self, regions: &BTreeMap<u32, Region>) -> Task {
+    pub(crate) fn moved_to_device_0(&self, regions: &BTreeMap<u32, Region>) -> Task {
         let mut copy = Task { pins: BTreeMap::new(), ..self.clone() };
         for (slot, storage) in (0..).zip(&mut copy.storage) {
             if let Storage::Stored { .. } = storage {
@@ -76,7 +76,7 @@ impl Task {
     }
 
     /// The tensor that a slot was made for.
-    pub fn owner(&self, slot: u32) -> Option<TensorId> {
+    pub fn slot_tensor(&self, slot: u32) -> Option<TensorId> {
         let owns = |t: &Tensor| t.view_of.is_none() && t.place.is_some_and(|p| p.slot == slot && p.offset == 0);
         // Slots are made in the order of their tensors.
         let tensors = self.graph.tensors();
@@ -86,7 +86,7 @@ impl Task {
 
     /// The name of the tensor that a slot was made for, or empty.
     pub(crate) fn slot_name(&self, slot: u32) -> &str {
-        self.owner(slot).map_or("", |id| self.name(id))
+        self.slot_tensor(slot).map_or("", |id| self.name(id))
     }
 
     /// The slot and the bytes of it that a tensor spans.
@@ -105,7 +105,7 @@ impl Task {
     }
 
     /// What a node writes.
-    pub(crate) fn written(&self, node: &Node) -> Option<(u32, Range<usize>)> {
+    pub(crate) fn write_range(&self, node: &Node) -> Option<(u32, Range<usize>)> {
         self.span(node.dst)
     }
 }
@@ -124,7 +124,7 @@ pub struct TaskBuilder {
 impl TaskBuilder {
     /// An empty task.
     pub fn new() -> TaskBuilder {
-        TaskBuilder { inner: Builder::apart(), ..TaskBuilder::default() }
+        TaskBuilder { inner: Builder::with_separate_slots(), ..TaskBuilder::default() }
     }
 
     /// A tensor that lies on a device from run to run: a weight, a cache. Without a region the task can be planned, not
@@ -142,7 +142,7 @@ impl TaskBuilder {
         if region.as_ref().is_some_and(|region| region.bytes() < desc.extent() as u64) {
             return Err(BuildError::Tensor("a stored tensor is larger than its region"));
         }
-        self.own(name, desc, Storage::Stored { device, region })
+        self.add_leaf(name, desc, Storage::Stored { device, region })
     }
 
     /// A packed tensor that the host writes before each run.
@@ -150,7 +150,7 @@ impl TaskBuilder {
     /// # Errors
     /// [`BuildError::Desc`] when the shape makes no tensor.
     pub fn input(&mut self, name: impl Into<String>, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
-        self.own(name, TensorDesc::contiguous(dtype, ne)?, Storage::Input)
+        self.add_leaf(name, TensorDesc::contiguous(dtype, ne)?, Storage::Input)
     }
 
     /// A tensor made so far.
@@ -172,20 +172,25 @@ impl TaskBuilder {
     /// [`BuildError::Shape`] when the sources do not fit the op.
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
         let op = op.into();
-        self.onto_its_own(&op, srcs, None)?;
+        self.check_sources(&op, srcs, None)?;
         let dst = self.inner.node(op, srcs)?;
-        Ok(self.computed(dst))
+        Ok(self.count_node(dst))
     }
 
     /// A node with a destination of the given type and shape, packed.
     ///
     /// # Errors
     /// As [`TaskBuilder::node`].
-    pub fn node_as(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>], out: Out) -> Result<TensorId, BuildError> {
+    pub fn node_as(
+        &mut self,
+        op: impl Into<Op>,
+        srcs: &[Option<TensorId>],
+        out: OutputSpec,
+    ) -> Result<TensorId, BuildError> {
         let op = op.into();
-        self.onto_its_own(&op, srcs, None)?;
-        let dst = self.inner.node_as(op, srcs, out)?;
-        Ok(self.computed(dst))
+        self.check_sources(&op, srcs, None)?;
+        let dst = self.inner.node_with_output(op, srcs, out)?;
+        Ok(self.count_node(dst))
     }
 
     /// A node that writes into a tensor that is there: rows of a cache, a view of a computed one.
@@ -203,12 +208,12 @@ impl TaskBuilder {
             return Err(BuildError::Tensor("a node writes onto an input, which is the host's to write"));
         }
         let op = op.into();
-        self.onto_its_own(&op, srcs, slot)?;
+        self.check_sources(&op, srcs, slot)?;
         // The memory of what a node writes is described by a tensor of the node's own.
         let desc = self.desc(dst)?;
         let own = self.inner.view(dst, desc, 0)?;
-        self.inner.node_onto(op, srcs, own)?;
-        Ok(self.computed(own))
+        self.inner.node_into(op, srcs, own)?;
+        Ok(self.count_node(own))
     }
 
     /// Another description of a tensor's memory, `offset` bytes from its first byte.
@@ -275,7 +280,7 @@ impl TaskBuilder {
     /// # Errors
     /// [`BuildError::Graph`] when a node breaks a rule; [`BuildError::Tensor`] when two stored tensors share memory.
     pub fn build(self) -> Result<Task, BuildError> {
-        apart(&self.storage)?;
+        check_disjoint(&self.storage)?;
         let mut outputs = vec![false; self.storage.len()];
         let mut seen = Vec::new();
         for id in self.outputs {
@@ -284,13 +289,13 @@ impl TaskBuilder {
                 seen.push(id);
             }
         }
-        let graph = self.inner.build_counted(&seen)?;
+        let graph = self.inner.build_with_use_counts(&seen)?;
         Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
     }
 
     /// That sources are this task's, and that one which only names the memory to write names that of the destination.
     /// Whatever fails later leaves no tensor behind.
-    fn onto_its_own(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
+    fn check_sources(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
         if srcs.len() > MAX_SRC {
             return Err(BuildError::Tensor("a node has at most 10 sources"));
         }
@@ -304,15 +309,20 @@ impl TaskBuilder {
         if other { Err(error) } else { Ok(()) }
     }
 
-    fn own(&mut self, name: impl Into<String>, desc: TensorDesc, storage: Storage) -> Result<TensorId, BuildError> {
-        let id = self.inner.leaf_of(desc)?;
+    fn add_leaf(
+        &mut self,
+        name: impl Into<String>,
+        desc: TensorDesc,
+        storage: Storage,
+    ) -> Result<TensorId, BuildError> {
+        let id = self.inner.leaf_with_desc(desc)?;
         self.storage.push(storage);
         self.name(id, name);
         Ok(id)
     }
 
     /// Counts a node that was just made, and its slot where it has a new one.
-    fn computed(&mut self, dst: TensorId) -> TensorId {
+    fn count_node(&mut self, dst: TensorId) -> TensorId {
         self.nodes += 1;
         let slot = self.tensor(dst).and_then(|t| t.place).map_or(0, |p| p.slot as usize);
         if slot == self.storage.len() {
@@ -323,7 +333,7 @@ impl TaskBuilder {
 }
 
 /// That no two stored tensors share memory: the scheduler orders accesses slot by slot.
-fn apart(storage: &[Storage]) -> Result<(), BuildError> {
+fn check_disjoint(storage: &[Storage]) -> Result<(), BuildError> {
     let mut regions: Vec<_> = storage
         .iter()
         .filter_map(|s| match s {

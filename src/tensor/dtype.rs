@@ -125,7 +125,7 @@ impl DType {
     }
 
     /// The types that fanout can do this with, in order of their rows.
-    pub fn all_that_can(what: Capability) -> impl Iterator<Item = DType> + Clone {
+    pub fn with_capability(what: Capability) -> impl Iterator<Item = DType> + Clone {
         DType::ALL.iter().copied().filter(move |dtype| dtype.can(what))
     }
 

@@ -3,10 +3,10 @@
 pub mod blocks;
 mod desc;
 mod dtype;
-mod loops;
+mod loop_nest;
 pub mod quant;
 pub(crate) mod table;
 
 pub use desc::{DIMS, DescError, TensorDesc};
 pub use dtype::{Capability, DType};
-pub(crate) use loops::{Loop, common_loops};
+pub(crate) use loop_nest::{CopyLoop, common_loop_nest};

@@ -3,13 +3,13 @@
 use crate::rig::{Rig, whole};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
+use fanout::ops::copy::CopyOp;
 use fanout::ops::glu::{self, Glu};
 use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::softmax::SoftMax;
-use fanout::ops::unary::{Kind, Unary};
-use fanout::ops::{Op, Out};
+use fanout::ops::unary::{Unary, UnaryKind};
+use fanout::ops::{Op, OutputSpec};
 use fanout::tensor::DType::{F16, F32, I32};
 use serde_json::Value;
 
@@ -31,11 +31,11 @@ fn one(b: &mut Builder, row: usize, op: impl Into<Op>) -> TensorId {
 
 /// By name: the graph, and the lengths of its rows.
 const CASES: &[(&str, Build, &[usize])] = &[
-    ("unary", |b, row| one(b, row, Unary::Kind(Kind::Silu)), &[4096]),
+    ("unary", |b, row| one(b, row, Unary::Kind(UnaryKind::Silu)), &[4096]),
     ("norm", |b, row| one(b, row, Norm::Norm { eps: 1e-5 }), &[4096, 8192]),
     ("rms_norm", |b, row| one(b, row, Norm::RmsNorm { eps: 1e-5 }), &[512, 4096, 8192]),
     ("softmax", |b, row| one(b, row, SoftMax { scale: 1.0, max_bias: 0.0 }), &[512, 4096, 8192]),
-    ("glu", |b, row| one(b, row, Glu { kind: glu::Kind::Swiglu, swapped: false }), &[8192]),
+    ("glu", |b, row| one(b, row, Glu { kind: glu::GluKind::Swiglu, swapped: false }), &[8192]),
     (
         "binary",
         |b, row| {
@@ -56,11 +56,11 @@ const CASES: &[(&str, Build, &[usize])] = &[
         "cpy to f16",
         |b, row| {
             let x = leaf(b, row);
-            b.node_as(Copy::Cpy, &[Some(x)], Out { dtype: F16, ne: [row, N / row, 1, 1] }).unwrap()
+            b.node_with_output(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: F16, ne: [row, N / row, 1, 1] }).unwrap()
         },
         &[4096],
     ),
-    ("cont", |b, row| one(b, row, Copy::Cont), &[8192]),
+    ("cont", |b, row| one(b, row, CopyOp::Cont), &[8192]),
     (
         "rope",
         |b, row| {
@@ -82,7 +82,7 @@ fn memory_bound_kernels_move_each_byte_once_in_whole_sectors() {
             let mut b = Builder::new();
             build(&mut b, row);
             let graph = std::sync::Arc::new(b.build().unwrap());
-            let (buffer, mut queue) = (rig.buffer(0, graph.slots()[0] as u64), rig.queue(0));
+            let (buffer, mut queue) = (rig.buffer(0, graph.slot_sizes()[0] as u64), rig.queue(0));
             queue.run(&rig.program(0, &graph), &whole(&buffer)).unwrap();
             queue.mark().wait(crate::rig::soon()).unwrap();
             check(&format!("{name}, rows of {row}"), &rig.emulator.counts_json());
@@ -98,9 +98,9 @@ fn fill_reads_nothing() {
             let rig = Rig::new("CUDAEMU_COUNTS=on");
             let mut b = Builder::new();
             let x = b.leaf(F32, ne).unwrap();
-            b.node_as(Unary::Fill { value: 1.0 }, &[Some(x)], Out { dtype: to, ne }).unwrap();
+            b.node_with_output(Unary::Fill { value: 1.0 }, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap();
             let graph = std::sync::Arc::new(b.build().unwrap());
-            let (buffer, mut queue) = (rig.buffer(0, graph.slots()[0] as u64), rig.queue(0));
+            let (buffer, mut queue) = (rig.buffer(0, graph.slot_sizes()[0] as u64), rig.queue(0));
             queue.run(&rig.program(0, &graph), &whole(&buffer)).unwrap();
             queue.mark().wait(crate::rig::soon()).unwrap();
             let counts: Value = serde_json::from_str(&rig.emulator.counts_json()).unwrap();

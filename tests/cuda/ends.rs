@@ -52,7 +52,7 @@ fn a_failure_reaches_the_queues_that_waited() {
     let id = rows.tensor(ids).unwrap().place.unwrap().offset as u64;
     for links in ["all", "none"] {
         let rig = Rig::new(&format!("CUDAEMU_DEVICES=3\nCUDAEMU_PEERS={links}"));
-        let buffers = [0, 1, 2].map(|device| rig.buffer(device, rows.slots()[0] as u64));
+        let buffers = [0, 1, 2].map(|device| rig.buffer(device, rows.slot_sizes()[0] as u64));
         let mut queues = [0, 1, 2].map(|device| rig.queue(device));
         let program = rig.program(0, &rows);
         for (round, bad) in [(0, 0u8), (1, 3), (2, 4)] {

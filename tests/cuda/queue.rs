@@ -344,7 +344,7 @@ fn a_fault_poisons_one_device() {
     let x = b.leaf(DType::F32, [1 << 20, 1, 1, 1]).unwrap();
     b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
     let endless = Arc::new(b.build().unwrap());
-    let long = rig.buffer(0, endless.slots()[0] as u64);
+    let long = rig.buffer(0, endless.slot_sizes()[0] as u64);
     let (a, b) = (rig.buffer(0, 256), rig.buffer(1, 256));
     let (mut bad, mut bystander, mut good) = (rig.queue(0), rig.queue(0), rig.queue(1));
     for (queue, buffer, device) in [(&mut bad, &a, 0), (&mut good, &b, 1)] {

@@ -4,7 +4,7 @@ use cudaemu::test::Session;
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Buffer, Device, DeviceError, Program, Queue, Region, Source};
 use fanout::graph::{Builder, Graph};
-use fanout::ops::unary::{Kind, Unary};
+use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::tensor::DType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ impl Rig {
     /// all of them did.
     pub fn end(&mut self) -> bool {
         self.devices.clear();
-        self.emulator.contexts_released(Duration::from_secs(5))
+        self.emulator.wait_contexts_released(Duration::from_secs(5))
     }
 }
 
@@ -74,14 +74,14 @@ pub fn chain(n: usize, ops: &[Unary]) -> Arc<Graph> {
     let mut last = x;
     for &op in ops {
         let onto = b.view(x, desc, 0).unwrap();
-        last = b.node_onto(op, &[Some(last)], onto).unwrap();
+        last = b.node_into(op, &[Some(last)], onto).unwrap();
     }
     Arc::new(b.build().unwrap())
 }
 
 pub const DOUBLE: Unary = Unary::Scale { scale: 2.0, bias: 0.0 };
 pub const INCREMENT: Unary = Unary::Scale { scale: 1.0, bias: 1.0 };
-pub const COSTLY: Unary = Unary::Kind(Kind::GeluErf);
+pub const COSTLY: Unary = Unary::Kind(UnaryKind::GeluErf);
 
 pub fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(60))

@@ -4,7 +4,7 @@ use crate::rig::{COSTLY, DOUBLE, INCREMENT, Rig, floats, soon};
 use fanout::device::Device;
 use fanout::graph::TensorId;
 use fanout::ops::unary::Unary;
-use fanout::sched::{Options, Prepared, Scheduler, TaskBuilder};
+use fanout::sched::{Options, PreparedPlan, Scheduler, TaskBuilder};
 use fanout::tensor::DType;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const N: usize = 300;
 
 struct Stages {
     scheduler: Scheduler,
-    prepared: Prepared,
+    prepared: PreparedPlan,
     x: TensorId,
     y: TensorId,
     // Last: it ends the session.

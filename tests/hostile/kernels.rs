@@ -9,7 +9,7 @@ use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Account, Device, DeviceError, Source};
 use fanout::fallback::Fallback;
-use fanout::graph::validate::foreign;
+use fanout::graph::validate::import_untrusted;
 use fanout::graph::{Graph, Tensor};
 use fanout::ops::OpCode;
 use fanout::tensor::DType;
@@ -65,7 +65,7 @@ fn graphs_that_pass_the_door_run_and_touch_nothing_else() {
             mutate(&mut script, &mut rng);
         }
         let count = counts.entry(op).or_default();
-        let graph = match foreign(&script.listed, &script.records, vec![script.size; SLOTS]) {
+        let graph = match import_untrusted(&script.listed, &script.records, vec![script.size; SLOTS]) {
             Ok(graph) => Arc::new(graph),
             Err(e) => {
                 assert!(!e.to_string().is_empty());
@@ -289,7 +289,7 @@ fn disjoint(graph: &Graph, wrong: &dyn Fn(&str)) {
     for node in graph.nodes() {
         let dst = graph.tensor(node.dst).expect("a destination");
         let size = dst.desc.dtype().block_bytes();
-        let mut written: Vec<_> = graph.slots().iter().map(|&n| vec![false; n]).collect();
+        let mut written: Vec<_> = graph.slot_sizes().iter().map(|&n| vec![false; n]).collect();
         let mut blocks = Vec::new();
         each_block(dst, |slot, at| {
             for byte in &mut written[slot][at..at + size] {

@@ -1,7 +1,7 @@
 //! What a careless or hostile peer does to a plausible graph.
 
 use crate::maker::{SLOTS, Script};
-use fanout::graph::Place;
+use fanout::graph::SlotOffset;
 use fastrand::Rng;
 
 /// Counts and strides at which arithmetic breaks.
@@ -38,7 +38,7 @@ pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
             script.records[node].params[rng.usize(..16)] =
                 [0, 1, 2, 3, -1, i32::MAX, i32::MIN, f32::NAN.to_bits() as i32, rng.i32(..)][rng.usize(..9)];
         }
-        10 => record.place = Some(Place { slot: rng.u32(..SLOTS as u32 + 1), offset: rng.usize(..=size) }),
+        10 => record.place = Some(SlotOffset { slot: rng.u32(..SLOTS as u32 + 1), offset: rng.usize(..=size) }),
         11 => {
             if let Some(place) = &mut record.place {
                 place.offset = place.offset.wrapping_add_signed(rng.isize(-9..=9));
@@ -48,9 +48,9 @@ pub(crate) fn mutate(script: &mut Script, rng: &mut Rng) {
             // Where another tensor lies, or nearly.
             let other = script.records[rng.usize(..at + 1)].place;
             script.records[at].place =
-                other.map(|p| Place { offset: p.offset.wrapping_add(rng.usize(..2) * rng.usize(..200)), ..p });
+                other.map(|p| SlotOffset { offset: p.offset.wrapping_add(rng.usize(..2) * rng.usize(..200)), ..p });
         }
-        13 => record.place = if rng.bool() { None } else { Some(Place { slot: rng.u32(..), offset: usize::MAX }) },
+        13 => record.place = if rng.bool() { None } else { Some(SlotOffset { slot: rng.u32(..), offset: usize::MAX }) },
         14 => {
             let slot = rng.usize(..10);
             script.records[node].srcs[slot] = rng.u64(..ids);

@@ -65,7 +65,7 @@ fn the_steps_for_a_type_are_those_of_the_table() {
             Some("cuda") => Capability::Cuda,
             Some(other) => panic!("no capability is called {other}"),
         };
-        for dtype in DType::all_that_can(what).filter(|t| t.is_block()) {
+        for dtype in DType::with_capability(what).filter(|t| t.is_block()) {
             let row = table.lines().find(|line| line.trim_start().starts_with(&format!("{dtype} "))).unwrap();
             let block = row.split_once("codec ").and_then(|(_, rest)| rest.split(' ').next()).unwrap();
             let there = texts.iter().any(|text| words(text).contains(dtype.name()) || words(text).contains(block));
@@ -83,7 +83,7 @@ fn no_other_file_lists_the_types() {
     named.extend(lists(section(&contributing, "Add a type")).into_iter().flatten().flat_map(|step| step.paths));
     // Bounds and blocks worked out by hand.
     named.insert("src/tensor/quant/tests/mod.rs".to_owned());
-    let types: Vec<_> = DType::all_that_can(Capability::Convert).filter(|t| t.is_block()).map(DType::name).collect();
+    let types: Vec<_> = DType::with_capability(Capability::Convert).filter(|t| t.is_block()).map(DType::name).collect();
     for dir in ["src", "bin", "bench", "tests", "scripts", "kernels"] {
         let mut folders = vec![root().join(dir)];
         while let Some(folder) = folders.pop() {
@@ -162,7 +162,7 @@ fn readme(first: &str) -> String {
 fn the_readme_lists_the_types_and_the_ops() {
     let (types, ops) = (readme("weight types"), readme("ops"));
     let listed: BTreeSet<_> = types.split(", ").collect();
-    assert_eq!(listed, DType::all_that_can(Capability::Convert).map(DType::name).collect(), "weight types");
+    assert_eq!(listed, DType::with_capability(Capability::Convert).map(DType::name).collect(), "weight types");
     // What follows the list is about other ops.
     let list = ops.split(". ").next().unwrap();
     let upper = |word: &&str| word.len() > 1 && word.chars().all(|c| !c.is_ascii_lowercase());

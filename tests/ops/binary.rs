@@ -68,7 +68,8 @@ fn types() {
             let mut case = Case::new();
             let a = case.leaf(ta, ne, &normal(3, 330));
             let b = case.leaf(tb, ne, &uniform(4, 330, 0.5, 2.0));
-            let dst = case.b.node_as(op, &[Some(a), Some(b)], fanout::ops::Out { dtype: td, ne }).unwrap();
+            let dst =
+                case.b.node_with_output(op, &[Some(a), Some(b)], fanout::ops::OutputSpec { dtype: td, ne }).unwrap();
             let case = case.build();
             let want = oracle(f, &case.values(a), ne, &case.values(b), ne);
             for on in devices() {
@@ -93,14 +94,14 @@ fn layouts() {
                 continue; // the destination's rows must be dense
             }
             let mut case = Case::new();
-            let (a, b) = (case.leaf_of(da, &normal(5, 144)), case.leaf_of(db, &normal(6, 144)));
+            let (a, b) = (case.leaf_with_desc(da, &normal(5, 144)), case.leaf_with_desc(db, &normal(6, 144)));
             let srcs: [Option<TensorId>; 2] = [Some(a), Some(b)];
             let dst = match onto {
                 None => case.b.node(Binary::Sub, &srcs).unwrap(),
                 Some(i) => {
                     let (parent, desc) = ([a, b][i], [da, db][i]);
                     let view = case.b.view(parent, desc, 0).unwrap();
-                    case.b.node_onto(Binary::Sub, &srcs, view).unwrap()
+                    case.b.node_into(Binary::Sub, &srcs, view).unwrap()
                 }
             };
             let case = case.build();
@@ -146,7 +147,7 @@ fn add_id_refuses_an_expert_that_is_not_there() {
         let case = case.build();
         for on in devices() {
             let error = case.try_run(on).err();
-            assert!(on.found_bad(&error, OpCode::AddId), "{bad}: {error:?}");
+            assert!(on.reported_bad_data(&error, OpCode::AddId), "{bad}: {error:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::concat::Concat;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::inputs::{at, index};
 use fanout_testing::op_case::Case;
@@ -91,7 +91,7 @@ fn repeat_of_every_type() {
                 let mut case = Case::new();
                 let a = noise(&mut case, layout(dtype, elements(an), kind), 5);
                 let dst = noise(&mut case, layout(dtype, elements(ne), 2 - kind), 6);
-                case.b.node_onto(Concat::Repeat, &[Some(a)], dst).unwrap();
+                case.b.node_into(Concat::Repeat, &[Some(a)], dst).unwrap();
                 let case = case.build();
                 let (av, size) = (case.bytes(a), dtype.block_bytes());
                 let want = blocks(ne, |i| &av[at(an, std::array::from_fn(|d| i[d] % an[d])) * size..][..size]);
@@ -109,12 +109,12 @@ fn rules() {
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op));
     }
     for dim in [-1, 4, i32::MIN, i32::MAX] {
-        assert!(Op::decode(OpCode::Concat, &Words::default().with_int(0, dim)).is_err(), "{dim}");
+        assert!(Op::decode(OpCode::Concat, &OpParams::default().with_int(0, dim)).is_err(), "{dim}");
     }
     let built = |op: Concat, srcs: &[(DType, [usize; 4])], dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let ids: Vec<_> = srcs.iter().map(|&(dtype, ne)| case.b.leaf(dtype, ne).ok()).collect();
-        case.b.node_as(op, &ids, Out { dtype: dst.0, ne: dst.1 }).unwrap();
+        case.b.node_with_output(op, &ids, OutputSpec { dtype: dst.0, ne: dst.1 }).unwrap();
         case.b.build().is_ok()
     };
     let along = |dim| Concat::Concat { dim };
@@ -132,7 +132,7 @@ fn rules() {
     // A sum that fits no count.
     let mut case = Case::new();
     let huge = [1, usize::MAX, 0, 1];
-    let (a, b) = (case.b.leaf_of(empty(huge)).unwrap(), case.b.leaf_of(empty(huge)).unwrap());
+    let (a, b) = (case.b.leaf_with_desc(empty(huge)).unwrap(), case.b.leaf_with_desc(empty(huge)).unwrap());
     assert!(case.b.node(along(1), &[Some(a), Some(b)]).is_err());
 }
 

@@ -1,14 +1,14 @@
 use crate::devices::devices;
 use fanout::graph::TensorId;
-use fanout::ops::copy::Copy;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::copy::CopyOp;
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
 
-const COPIES: [Copy; 3] = [Copy::Dup, Copy::Cpy, Copy::Cont];
+const COPIES: [CopyOp; 3] = [CopyOp::Dup, CopyOp::Cpy, CopyOp::Cont];
 
 /// A leaf of any type and layout with random bytes.
 fn noise(case: &mut Case, desc: TensorDesc) -> TensorId {
@@ -42,7 +42,7 @@ fn every_type_keeps_its_bytes() {
                 let mut case = Case::new();
                 let src = noise(&mut case, permuted(dtype, ne, order, gap));
                 let dst = noise(&mut case, permuted(dtype, ne, to, 1));
-                case.b.node_onto(copy, &[Some(src)], dst).unwrap();
+                case.b.node_into(copy, &[Some(src)], dst).unwrap();
                 let case = case.build();
                 for on in devices() {
                     assert!(
@@ -65,7 +65,7 @@ fn tiles_cover_everything() {
             for order in [[0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3], [3, 1, 2, 0]] {
                 let mut case = Case::new();
                 let src = noise(&mut case, permuted(dtype, ne, order, 0));
-                let dst = case.b.node(Copy::Cont, &[Some(src)]).unwrap();
+                let dst = case.b.node(CopyOp::Cont, &[Some(src)]).unwrap();
                 let case = case.build();
                 for on in devices() {
                     assert!(case.run(on).bytes(dst) == case.bytes(src), "{ne:?} {dtype} {order:?} {}", on.name);
@@ -93,11 +93,11 @@ fn shapes_may_differ() {
             for gap in [0, 1] {
                 let mut case = Case::new();
                 let src = noise(&mut case, permuted(dtype, from, order, gap));
-                let packed = case.b.node_as(Copy::Cont, &[Some(src)], Out { dtype, ne: to }).unwrap();
+                let packed = case.b.node_with_output(CopyOp::Cont, &[Some(src)], OutputSpec { dtype, ne: to }).unwrap();
                 let desc = permuted(dtype, to, [[0, 2, 1, 3], [1, 0, 2, 3]][i % 2], gap);
                 let target = noise(&mut case, desc);
                 let dst = case.b.view(target, desc, 0).unwrap();
-                case.b.node_onto(Copy::Cpy, &[Some(src), Some(target)], dst).unwrap();
+                case.b.node_into(CopyOp::Cpy, &[Some(src), Some(target)], dst).unwrap();
                 let case = case.build();
                 for on in devices() {
                     let outcome = case.run(on);
@@ -124,8 +124,9 @@ fn floats_and_integers_convert() {
                 [([0, 1, 2, 3], [35, 111, 2, 1]), ([1, 0, 2, 3], ne), ([0, 2, 1, 3], [37, 210, 1, 1])]
             {
                 let mut case = Case::new();
-                let src = case.leaf_of(permuted(from, ne, order, 1), &values);
-                let dst = case.b.node_as(Copy::Cpy, &[Some(src)], Out { dtype: to, ne: dst_ne }).unwrap();
+                let src = case.leaf_with_desc(permuted(from, ne, order, 1), &values);
+                let dst =
+                    case.b.node_with_output(CopyOp::Cpy, &[Some(src)], OutputSpec { dtype: to, ne: dst_ne }).unwrap();
                 let case = case.build();
                 let mut want = case.values(src);
                 if to == I32 {
@@ -145,7 +146,8 @@ fn floats_and_integers_convert() {
 fn integers_saturate() {
     let mut case = Case::new();
     let src = case.leaf(DType::F32, [5, 1, 1, 1], &[f32::NAN, f32::INFINITY, -1e30, -0.9, 1.9]);
-    let dst = case.b.node_as(Copy::Cpy, &[Some(src)], Out { dtype: DType::I32, ne: [5, 1, 1, 1] }).unwrap();
+    let dst =
+        case.b.node_with_output(CopyOp::Cpy, &[Some(src)], OutputSpec { dtype: DType::I32, ne: [5, 1, 1, 1] }).unwrap();
     let case = case.build();
     for on in devices() {
         let want = [0.0, f64::from(i32::MAX), f64::from(i32::MIN), 0.0, 1.0];
@@ -172,8 +174,8 @@ fn blocks_convert_from_and_to_floats() {
                 let what = format!("{dtype} {float} {from:?} {to:?} {order:?}");
                 if let Some(quantise) = quantiser(dtype) {
                     let mut case = Case::new();
-                    let src = case.leaf_of(permuted(float, from, order, 1), &values);
-                    let dst = case.b.node_as(Copy::Cpy, &[Some(src)], Out { dtype, ne: to }).unwrap();
+                    let src = case.leaf_with_desc(permuted(float, from, order, 1), &values);
+                    let dst = case.b.node_with_output(CopyOp::Cpy, &[Some(src)], OutputSpec { dtype, ne: to }).unwrap();
                     let case = case.build();
                     let packed: Vec<f32> = case.values(src).iter().map(|&v| v as f32).collect();
                     let mut want = vec![0; 30 * dtype.block_bytes()];
@@ -184,8 +186,11 @@ fn blocks_convert_from_and_to_floats() {
                 }
                 if dequantiser(dtype).is_some() && quantiser(dtype).is_some() {
                     let mut case = Case::new();
-                    let src = case.leaf_of(permuted(dtype, from, order, 1), &values);
-                    let dst = case.b.node_as(Copy::Cpy, &[Some(src)], Out { dtype: float, ne: to }).unwrap();
+                    let src = case.leaf_with_desc(permuted(dtype, from, order, 1), &values);
+                    let dst = case
+                        .b
+                        .node_with_output(CopyOp::Cpy, &[Some(src)], OutputSpec { dtype: float, ne: to })
+                        .unwrap();
                     let case = case.build();
                     let tolerance = if float == DType::F32 { 0.0 } else { rounding(float) };
                     for on in devices() {
@@ -203,9 +208,16 @@ fn contiguous_floats_need_no_whole_blocks_in_a_row() {
     let values = normal(3, 192);
     let mut case = Case::new();
     let floats = case.leaf(DType::F32, [48, 4, 1, 1], &values);
-    let blocks = case.b.node_as(Copy::Cpy, &[Some(floats)], Out { dtype: DType::F16, ne: [12, 16, 1, 1] }).unwrap();
-    let q = case.b.node_as(Copy::Cpy, &[Some(blocks)], Out { dtype: DType::Q8_0, ne: [64, 3, 1, 1] }).unwrap();
-    let back = case.b.node_as(Copy::Cpy, &[Some(q)], Out { dtype: DType::F32, ne: [48, 4, 1, 1] }).unwrap();
+    let blocks = case
+        .b
+        .node_with_output(CopyOp::Cpy, &[Some(floats)], OutputSpec { dtype: DType::F16, ne: [12, 16, 1, 1] })
+        .unwrap();
+    let q = case
+        .b
+        .node_with_output(CopyOp::Cpy, &[Some(blocks)], OutputSpec { dtype: DType::Q8_0, ne: [64, 3, 1, 1] })
+        .unwrap();
+    let back =
+        case.b.node_with_output(CopyOp::Cpy, &[Some(q)], OutputSpec { dtype: DType::F32, ne: [48, 4, 1, 1] }).unwrap();
     let case = case.build();
     let want: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
     for on in devices() {
@@ -219,7 +231,7 @@ fn in_place_changes_nothing() {
         let mut case = Case::new();
         let src = noise(&mut case, permuted(DType::Q4_0, [64, 300, 2, 1], [1, 0, 2, 3], 1));
         let dst = case.b.view(src, permuted(DType::Q4_0, [64, 300, 2, 1], [1, 0, 2, 3], 1), 0).unwrap();
-        case.b.node_onto(copy, &[Some(src)], dst).unwrap();
+        case.b.node_into(copy, &[Some(src)], dst).unwrap();
         let case = case.build();
         for on in devices() {
             assert!(case.run(on).bytes(dst) == case.bytes(src), "{copy:?} {}", on.name);
@@ -233,7 +245,7 @@ fn a_broadcast_source_is_spread_out() {
     let desc = TensorDesc::strided(DType::F32, [4, 3, 5, 1], [0, 4, 12, 60]).unwrap();
     let memory = case.leaf(DType::F32, [60, 1, 1, 1], &normal(4, 60));
     let src = case.b.view(memory, desc, 0).unwrap();
-    let dst = case.b.node(Copy::Cont, &[Some(src)]).unwrap();
+    let dst = case.b.node(CopyOp::Cont, &[Some(src)]).unwrap();
     let case = case.build();
     for on in devices() {
         assert!(case.run(on).bytes(dst) == case.bytes(src), "{}", on.name);
@@ -244,37 +256,37 @@ fn a_broadcast_source_is_spread_out() {
 fn rules() {
     use DType::{F16, F32, IQ1_S, Q4_0, Q8_0};
     for code in [OpCode::Dup, OpCode::Cpy, OpCode::Cont] {
-        let op = Op::decode(code, &Words::default()).unwrap().unwrap();
-        assert_eq!((op.code(), op.encode()), (code, Words::default()));
+        let op = Op::decode(code, &OpParams::default()).unwrap().unwrap();
+        assert_eq!((op.code(), op.encode()), (code, OpParams::default()));
     }
     let strided = |dtype, ne: [usize; 4], nb1| TensorDesc::strided(dtype, ne, [4, nb1, nb1 * ne[1], 1 << 20]).unwrap();
     let packed = |dtype, ne| TensorDesc::contiguous(dtype, ne).unwrap();
     let refused = [
-        (Copy::Dup, packed(F32, [6, 4, 1, 1]), packed(F32, [4, 6, 1, 1])),
-        (Copy::Dup, packed(F32, [6, 4, 1, 1]), packed(F16, [6, 4, 1, 1])),
-        (Copy::Cont, packed(F32, [6, 4, 1, 1]), packed(F16, [6, 4, 1, 1])),
-        (Copy::Cont, packed(F32, [6, 4, 1, 1]), packed(F32, [6, 4, 2, 1])),
-        (Copy::Cpy, packed(F32, [6, 4, 1, 1]), packed(F32, [5, 5, 1, 1])),
-        (Copy::Cpy, strided(F32, [48, 4, 1, 1], 200), packed(Q8_0, [64, 3, 1, 1])),
-        (Copy::Cpy, packed(Q8_0, [64, 3, 1, 1]), strided(F32, [48, 4, 1, 1], 200)),
+        (CopyOp::Dup, packed(F32, [6, 4, 1, 1]), packed(F32, [4, 6, 1, 1])),
+        (CopyOp::Dup, packed(F32, [6, 4, 1, 1]), packed(F16, [6, 4, 1, 1])),
+        (CopyOp::Cont, packed(F32, [6, 4, 1, 1]), packed(F16, [6, 4, 1, 1])),
+        (CopyOp::Cont, packed(F32, [6, 4, 1, 1]), packed(F32, [6, 4, 2, 1])),
+        (CopyOp::Cpy, packed(F32, [6, 4, 1, 1]), packed(F32, [5, 5, 1, 1])),
+        (CopyOp::Cpy, strided(F32, [48, 4, 1, 1], 200), packed(Q8_0, [64, 3, 1, 1])),
+        (CopyOp::Cpy, packed(Q8_0, [64, 3, 1, 1]), strided(F32, [48, 4, 1, 1], 200)),
     ];
     for (copy, src, dst) in refused {
         let mut case = Case::new();
-        let (s, d) = (case.b.leaf_of(src).unwrap(), case.b.leaf_of(dst).unwrap());
-        case.b.node_onto(copy, &[Some(s)], d).unwrap();
+        let (s, d) = (case.b.leaf_with_desc(src).unwrap(), case.b.leaf_with_desc(dst).unwrap());
+        case.b.node_into(copy, &[Some(s)], d).unwrap();
         assert!(case.b.build().is_err(), "{copy:?} {src:?} {dst:?}");
     }
     // A target that is not the destination.
     let mut case = Case::new();
     let (s, t) = (case.b.leaf(F32, [6, 4, 1, 1]).unwrap(), case.b.leaf(F32, [4, 6, 1, 1]).unwrap());
-    case.b.node_as(Copy::Cpy, &[Some(s), Some(t)], Out { dtype: F32, ne: [6, 4, 1, 1] }).unwrap();
+    case.b.node_with_output(CopyOp::Cpy, &[Some(s), Some(t)], OutputSpec { dtype: F32, ne: [6, 4, 1, 1] }).unwrap();
     assert!(case.b.build().is_err());
     // Types without a conversion are the device's to refuse.
     let ne = [256, 1, 1, 1];
     for (from, to) in [(F32, IQ1_S), (Q4_0, Q8_0), (DType::I64, F32), (DType::I32, F16)] {
         let mut case = Case::new();
         let s = case.b.leaf(from, ne).unwrap();
-        case.b.node_as(Copy::Cpy, &[Some(s)], Out { dtype: to, ne }).unwrap();
+        case.b.node_with_output(CopyOp::Cpy, &[Some(s)], OutputSpec { dtype: to, ne }).unwrap();
         let case = case.build();
         for on in devices() {
             assert!(case.try_run(on).is_err(), "{from} {to} {}", on.name);

@@ -51,7 +51,7 @@ fn remote(name: &'static str, device: Arc<dyn Device>) -> Subject {
 /// A device behind a server, over protocol 7.0: there a graph that fails ends the connection.
 fn remote_plain(name: &'static str, device: Arc<dyn Device>) -> Subject {
     let addr = serve(device);
-    Subject::remote(name, move || connect(ProtocolRelay::start(addr, true).addr), false).that_hangs_up()
+    Subject::remote(name, move || connect(ProtocolRelay::start(addr, true).addr), false).that_drops_connections()
 }
 
 /// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.

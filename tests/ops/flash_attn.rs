@@ -2,7 +2,7 @@ use crate::devices::devices;
 use crate::softmax::slope;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::flash_attn::FlashAttn;
-use fanout::ops::{Family, Op, OpCode, Words};
+use fanout::ops::{Op, OpCode, OpFamily, OpParams};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, nmse};
@@ -192,7 +192,7 @@ fn views_of_a_cache() {
     let k = case.b.view(cache, desc(DType::F16, s.k(), nb), 0).unwrap();
     let v = case.b.view(cache, desc(DType::F16, s.v(), nb), 16).unwrap();
     let q = desc(DType::F32, s.q(), [4, 32 * 6 * 4, 32 * 4, 32 * 6 * 4 * 4]);
-    let q = case.leaf_of(q, &normal(2, q.elements()));
+    let q = case.leaf_with_desc(q, &normal(2, q.elements()));
     let dst = case.b.node(PLAIN, &[Some(q), Some(k), Some(v)]).unwrap();
     let case = case.build();
     let (qv, kv, vv) = (case.values(q), case.values(k), case.values(v));
@@ -253,7 +253,8 @@ fn parameters_survive_the_wire() {
     let words = op.encode();
     assert_eq!((words.float(0), words.float(2), words.int(3), words.int(4)), (0.1, 50.0, 10, 77));
     assert_eq!(Op::decode(OpCode::FlashAttnExt, &words), Ok(Some(op.into())));
-    let bad: [(Words, usize); 3] = [(words.with_int(3, 1), 3), (words.with_int(3, 20), 3), (words.with_int(4, -1), 4)];
+    let bad: [(OpParams, usize); 3] =
+        [(words.with_int(3, 1), 3), (words.with_int(3, 20), 3), (words.with_int(4, -1), 4)];
     for (words, word) in bad {
         assert_eq!(Op::decode(OpCode::FlashAttnExt, &words).err().map(|e| e.word), Some(word));
     }

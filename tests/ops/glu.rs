@@ -1,25 +1,25 @@
 use crate::devices::devices;
 use crate::unary::kind_oracle;
 use fanout::graph::TensorId;
-use fanout::ops::glu::{Glu, Kind};
-use fanout::ops::{Op, OpCode, Out, Words, unary};
+use fanout::ops::glu::{Glu, GluKind};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec, unary};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{at, index, normal};
 use fanout_testing::op_case::Case;
 
-const KINDS: [Kind; 8] = [
-    Kind::Reglu,
-    Kind::Geglu,
-    Kind::Swiglu,
-    Kind::SwigluOai { alpha: 1.702, limit: 1.25 },
-    Kind::GegluErf,
-    Kind::GegluQuick,
-    Kind::SwigluClamp { limit: 0.75 },
-    Kind::SwigluClamp { limit: -0.5 },
+const KINDS: [GluKind; 8] = [
+    GluKind::Reglu,
+    GluKind::Geglu,
+    GluKind::Swiglu,
+    GluKind::SwigluOai { alpha: 1.702, limit: 1.25 },
+    GluKind::GegluErf,
+    GluKind::GegluQuick,
+    GluKind::SwigluClamp { limit: 0.75 },
+    GluKind::SwigluClamp { limit: -0.5 },
 ];
 
-fn oracle(kind: Kind, x: f64, g: f64) -> f64 {
+fn oracle(kind: GluKind, x: f64, g: f64) -> f64 {
     let of = |kind| kind_oracle(kind, x) * g;
     let clamped = |limit: f32| {
         let limit = f64::from(limit);
@@ -27,16 +27,16 @@ fn oracle(kind: Kind, x: f64, g: f64) -> f64 {
         (x.min(limit), if g < -limit { -limit } else { g })
     };
     match kind {
-        Kind::Reglu => of(unary::Kind::Relu),
-        Kind::Geglu => of(unary::Kind::Gelu),
-        Kind::Swiglu => of(unary::Kind::Silu),
-        Kind::GegluErf => of(unary::Kind::GeluErf),
-        Kind::GegluQuick => of(unary::Kind::GeluQuick),
-        Kind::SwigluOai { alpha, limit } => {
+        GluKind::Reglu => of(unary::UnaryKind::Relu),
+        GluKind::Geglu => of(unary::UnaryKind::Gelu),
+        GluKind::Swiglu => of(unary::UnaryKind::Silu),
+        GluKind::GegluErf => of(unary::UnaryKind::GeluErf),
+        GluKind::GegluQuick => of(unary::UnaryKind::GeluQuick),
+        GluKind::SwigluOai { alpha, limit } => {
             let (x, g) = clamped(limit);
             x / (1.0 + (-f64::from(alpha) * x).exp()) * (g + 1.0)
         }
-        Kind::SwigluClamp { limit } => {
+        GluKind::SwigluClamp { limit } => {
             let (x, g) = clamped(limit);
             x / (1.0 + (-x).exp()) * g
         }
@@ -46,11 +46,11 @@ fn oracle(kind: Kind, x: f64, g: f64) -> f64 {
 /// One source of twice the row length (`b` is `None`) or two, against the oracle.
 fn compare(glu: Glu, a: (TensorDesc, u64), b: Option<(TensorDesc, u64)>, dst: TensorDesc) {
     let mut case = Case::new();
-    let mut leaf = |(desc, seed): (TensorDesc, u64)| case.leaf_of(desc, &normal(seed, desc.elements()));
+    let mut leaf = |(desc, seed): (TensorDesc, u64)| case.leaf_with_desc(desc, &normal(seed, desc.elements()));
     let (a_id, b_id) = (leaf(a), b.map(&mut leaf));
-    let y = case.b.leaf_of(dst).unwrap();
+    let y = case.b.leaf_with_desc(dst).unwrap();
     let srcs: [Option<TensorId>; 2] = [Some(a_id), b_id];
-    case.b.node_onto(glu, &srcs[..1 + usize::from(b.is_some())], y).unwrap();
+    case.b.node_into(glu, &srcs[..1 + usize::from(b.is_some())], y).unwrap();
     let case = case.build();
     let (ne, ane) = (dst.ne(), a.0.ne());
     let (av, bv) = (case.values(a_id), b_id.map(|b| case.values(b)));
@@ -113,7 +113,7 @@ fn types_and_layouts() {
     let (ne, double) = ([6, 4, 3, 2], [12, 4, 3, 2]);
     let (padded, permuted) = (desc(ne, [4, 40, 200, 800]), desc(ne, [4, 72, 24, 288]));
     let wide = desc(double, [4, 64, 300, 1000]);
-    let glu = Glu { kind: Kind::Swiglu, swapped: false };
+    let glu = Glu { kind: GluKind::Swiglu, swapped: false };
     compare(glu, (padded, 7), Some((permuted, 8)), padded);
     compare(glu, (permuted, 7), Some((padded, 8)), packed(F32, ne));
     compare(glu, (wide, 7), None, padded);
@@ -128,11 +128,11 @@ fn parameters() {
             assert_eq!(Op::decode(OpCode::Glu, &op.encode()), Ok(Some(op)));
         }
     }
-    let oai = Words::default().with_int(0, 3).with_int(1, 1).with_float(2, 1.702).with_float(3, 7.0);
-    let want = Glu { kind: Kind::SwigluOai { alpha: 1.702, limit: 7.0 }, swapped: true };
+    let oai = OpParams::default().with_int(0, 3).with_int(1, 1).with_float(2, 1.702).with_float(3, 7.0);
+    let want = Glu { kind: GluKind::SwigluOai { alpha: 1.702, limit: 7.0 }, swapped: true };
     assert_eq!(Op::decode(OpCode::Glu, &oai), Ok(Some(want.into())));
     for (word, name, value) in [(0, "kind", -1), (0, "kind", 7), (1, "swapped", 2), (1, "swapped", -1)] {
-        let error = Op::decode(OpCode::Glu, &Words::default().with_int(word, value)).unwrap_err();
+        let error = Op::decode(OpCode::Glu, &OpParams::default().with_int(word, value)).unwrap_err();
         assert_eq!((error.word, error.name, error.got), (word, name, value.to_string()));
     }
 }
@@ -143,8 +143,8 @@ fn rules() {
         let mut case = Case::new();
         let a = case.leaf(DType::F32, ane, &normal(9, ane.iter().product()));
         let b = bne.map(|bne| case.leaf(DType::F32, bne, &normal(9, bne.iter().product())));
-        let out = Out { dtype: DType::F32, ne };
-        case.b.node_as(Glu { kind: Kind::Swiglu, swapped }, &[Some(a), b], out).unwrap();
+        let out = OutputSpec { dtype: DType::F32, ne };
+        case.b.node_with_output(Glu { kind: GluKind::Swiglu, swapped }, &[Some(a), b], out).unwrap();
         case.b.build().is_err()
     };
     let (n, half) = ([8, 3, 1, 1], [4, 3, 1, 1]);

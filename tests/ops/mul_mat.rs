@@ -1,13 +1,13 @@
 use crate::devices::devices;
 use fanout::graph::TensorId;
-use fanout::ops::mul_mat::{Hint, MulMat, Precision};
-use fanout::ops::unary::{Kind, Unary};
-use fanout::ops::{Family, Op, OpCode, Words};
+use fanout::ops::mul_mat::{MulMat, MulMatHint, Precision};
+use fanout::ops::unary::{Unary, UnaryKind};
+use fanout::ops::{Op, OpCode, OpFamily, OpParams};
 use fanout::tensor::DType::{self, BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::compare::nmse;
 use fanout_testing::inputs::{at, index, normal};
-use fanout_testing::op_case::{Built, Case, Subject};
+use fanout_testing::op_case::{BuiltCase, Case, Subject};
 
 /// The plain float types.
 fn floats() -> impl Iterator<Item = DType> {
@@ -16,7 +16,7 @@ fn floats() -> impl Iterator<Item = DType> {
 
 /// The block types that convert to f32.
 fn blocks() -> impl Iterator<Item = DType> {
-    DType::all_that_can(Capability::Convert).filter(|t| t.is_block())
+    DType::with_capability(Capability::Convert).filter(|t| t.is_block())
 }
 
 /// MUL_MAT by its formula.
@@ -44,7 +44,7 @@ fn bound(on: &Subject, a: DType) -> f64 {
 }
 
 #[track_caller]
-fn check(case: &Built, dst: TensorId, want: &[f64], a: DType, what: &str) {
+fn check(case: &BuiltCase, dst: TensorId, want: &[f64], a: DType, what: &str) {
     for on in devices() {
         let error = nmse(&case.run(on).values(dst), want);
         assert!(error <= bound(on, a), "{what}, {a}, {}: NMSE {error:e}", on.name);
@@ -124,7 +124,7 @@ fn neighbours_with_the_same_source() {
     let product = |case: &mut Case, a, y| (a, case.b.node(MulMat::PLAIN, &[Some(a), Some(y)]).unwrap());
     let before = [a, b, c, b].map(|a| product(&mut case, a, y));
     let turned = case.b.view(y, TensorDesc::contiguous(F32, [k, n, 1, 1]).unwrap(), 0).unwrap();
-    case.b.node_onto(Unary::Kind(Kind::Neg), &[Some(y)], turned).unwrap();
+    case.b.node_into(Unary::Kind(UnaryKind::Neg), &[Some(y)], turned).unwrap();
     let after = [b, a, c].map(|a| product(&mut case, a, turned));
     let case = case.build();
     let (values, bn) = (case.values(y), [k, n, 1, 1]);
@@ -161,7 +161,7 @@ fn planes_are_shared_by_division() {
 
 /// A leaf of these strides.
 fn strided(case: &mut Case, dtype: DType, ne: [usize; 4], nb: [usize; 4], seed: u64) -> TensorId {
-    case.leaf_of(TensorDesc::strided(dtype, ne, nb).unwrap(), &normal(seed, ne.iter().product()))
+    case.leaf_with_desc(TensorDesc::strided(dtype, ne, nb).unwrap(), &normal(seed, ne.iter().product()))
 }
 
 /// Caches and heads as attention permutes them: nb2 < nb1; rows with gaps; rows of blocks at odd addresses.
@@ -185,7 +185,7 @@ fn layouts() {
             let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
             let odd = (desc.extent() < 9000).then(|| case.b.view(bytes, desc, 1).unwrap());
             if let Some(odd) = odd {
-                case.b.node_onto(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
+                case.b.node_into(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
             }
             let case = case.build();
             let want = oracle(&case.values(a), an, &case.values(b), bn);
@@ -271,7 +271,7 @@ fn an_expert_that_is_not_there_is_refused() {
         let case = case.build();
         for on in devices() {
             let error = case.try_run(on).err();
-            assert!(on.found_bad(&error, OpCode::MulMatId), "{bad}: {error:?}");
+            assert!(on.reported_bad_data(&error, OpCode::MulMatId), "{bad}: {error:?}");
         }
     }
 }
@@ -301,10 +301,10 @@ fn what_is_not_finite_stays_visible() {
 fn parameters_survive_and_others_are_refused() {
     use Precision::{Any, Bf16, F16, F32, Q4, Q8};
     for (by_id, accumulate, hint, round) in [
-        (false, Any, Hint::None, Any),
-        (false, F32, Hint::Hadamard, Q8),
-        (false, Bf16, Hint::None, F16),
-        (true, Q4, Hint::None, Bf16),
+        (false, Any, MulMatHint::None, Any),
+        (false, F32, MulMatHint::Hadamard, Q8),
+        (false, Bf16, MulMatHint::None, F16),
+        (true, Q4, MulMatHint::None, Bf16),
     ] {
         let op = MulMat { by_id, accumulate, hint, round };
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op.into()));
@@ -316,7 +316,7 @@ fn parameters_survive_and_others_are_refused() {
         (OpCode::MulMatId, 1, 1),
         (OpCode::MulMat, 3, 11),
     ] {
-        let error = Op::decode(code, &Words::default().with_int(word, value)).unwrap_err();
+        let error = Op::decode(code, &OpParams::default().with_int(word, value)).unwrap_err();
         assert_eq!((error.op, error.word), (code, word));
     }
 }

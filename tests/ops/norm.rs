@@ -1,6 +1,6 @@
 use crate::devices::devices;
 use fanout::ops::norm::Norm;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::assert_close;
 use fanout_testing::inputs::normal;
@@ -90,12 +90,12 @@ fn layouts() {
     for (dx, dd) in cases {
         for op in OPS {
             let mut case = Case::new();
-            let x = case.leaf_of(dx, &normal(2, dx.elements()));
+            let x = case.leaf_with_desc(dx, &normal(2, dx.elements()));
             let dst = match dd {
-                Some(dd) => case.b.leaf_of(dd).unwrap(),
+                Some(dd) => case.b.leaf_with_desc(dd).unwrap(),
                 None => case.b.view(x, dx, 0).unwrap(),
             };
-            case.b.node_onto(op, &[Some(x)], dst).unwrap();
+            case.b.node_into(op, &[Some(x)], dst).unwrap();
             let case = case.build();
             let want = oracle(op, &case.values(x), dx.ne());
             for on in devices() {
@@ -132,7 +132,7 @@ fn groups_of_channels() {
         for desc in [TensorDesc::contiguous(DType::F32, ne).unwrap(), padded] {
             let mut case = Case::new();
             let values: Vec<f32> = normal(4, desc.elements()).iter().map(|v| v * 2.0 - 3.0).collect();
-            let x = case.leaf_of(desc, &values);
+            let x = case.leaf_with_desc(desc, &values);
             let ops: Vec<_> = groups.iter().map(|&groups| group_norm(groups)).collect();
             let dsts: Vec<_> = ops.iter().map(|&op| case.b.node(op, &[Some(x)]).unwrap()).collect();
             let case = case.build();
@@ -187,12 +187,12 @@ fn parameters() {
     ];
     for (code, make) in families {
         for eps in [0.0, 1e-6, f32::INFINITY] {
-            let words = Words::default().with_float(0, eps);
+            let words = OpParams::default().with_float(0, eps);
             assert_eq!(Op::decode(code, &words), Ok(Some(make(eps).into())));
             assert_eq!((Op::from(make(eps)).code(), Op::from(make(eps)).encode()), (code, words));
         }
         for eps in [-1e-30, f32::NAN, f32::NEG_INFINITY] {
-            let error = Op::decode(code, &Words::default().with_float(0, eps)).unwrap_err();
+            let error = Op::decode(code, &OpParams::default().with_float(0, eps)).unwrap_err();
             assert_eq!((error.op, error.word, error.name), (code, 0, "eps"));
         }
     }
@@ -200,7 +200,7 @@ fn parameters() {
 
 #[test]
 fn parameters_of_groups() {
-    let words = |groups, eps| Words::default().with_int(0, groups).with_float(1, eps);
+    let words = |groups, eps| OpParams::default().with_int(0, groups).with_float(1, eps);
     for groups in [1, 2, 32, i32::MAX] {
         let op = group_norm(groups as u32);
         assert_eq!(Op::decode(OpCode::GroupNorm, &words(groups, 1e-6)), Ok(Some(op.into())));
@@ -226,7 +226,7 @@ fn rules() {
     let ne = [8, 3, 1, 1];
     let mut case = Case::new();
     let x = case.leaf(DType::F32, ne, &normal(3, 24));
-    case.b.node_as(OPS[0], &[Some(x)], Out { dtype: DType::F32, ne: [8, 2, 1, 1] }).unwrap();
+    case.b.node_with_output(OPS[0], &[Some(x)], OutputSpec { dtype: DType::F32, ne: [8, 2, 1, 1] }).unwrap();
     assert!(case.b.build().is_err(), "another shape");
     for (ne, op) in [(ne, group_norm(1 << 31)), ([8, 3, 0, 1], group_norm(1)), ([0, 3, 2, 1], OPS[0])] {
         let mut case = Case::new();

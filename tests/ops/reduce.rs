@@ -3,7 +3,7 @@ use fanout::device::DeviceKind;
 use fanout::graph::BuildError;
 use fanout::graph::validate::GraphError;
 use fanout::ops::reduce::Reduce;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{normal, uniform};
@@ -67,13 +67,13 @@ fn layouts() {
     let ne = [50, 4, 3, 2];
     for nb in [[4, 216, 1000, 4000], [4, 600, 200, 2400], [16, 4, 800, 2400], [4, 0, 200, 600]] {
         let mut case = Case::new();
-        let x = case.leaf_of(TensorDesc::strided(DType::F32, ne, nb).unwrap(), &normal(3, 1200));
+        let x = case.leaf_with_desc(TensorDesc::strided(DType::F32, ne, nb).unwrap(), &normal(3, 1200));
         // Repeated rows must not hold more elements than the buffer could.
         case.leaf(DType::F32, [1200, 1, 1, 1], &[0.0; 1200]);
         let sum = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
         let rows = TensorDesc::strided(DType::F32, [1, 4, 3, 2], [4, 8, 40, 160]).unwrap();
-        let rows = case.b.leaf_of(rows).unwrap();
-        case.b.node_onto(Reduce::SumRows, &[Some(x)], rows).unwrap();
+        let rows = case.b.leaf_with_desc(rows).unwrap();
+        case.b.node_into(Reduce::SumRows, &[Some(x)], rows).unwrap();
         let case = case.build();
         let want: Vec<f64> = case.values(x).chunks(50).map(|row| row.iter().sum()).collect();
         for on in devices() {
@@ -162,11 +162,11 @@ fn cumsum_layouts() {
     for (dx, dd) in cases {
         let values: Vec<f32> = normal(8, dx.elements()).iter().map(|v| (v * 8.0).round()).collect();
         let mut case = Case::new();
-        let x = case.leaf_of(dx, &values);
+        let x = case.leaf_with_desc(dx, &values);
         // Repeated rows must not hold more elements than the buffer could.
         case.leaf(DType::F32, [dx.elements(), 1, 1, 1], &vec![0.0; dx.elements()]);
-        let dst = case.b.leaf_of(dd).unwrap();
-        case.b.node_onto(Reduce::Cumsum, &[Some(x)], dst).unwrap();
+        let dst = case.b.leaf_with_desc(dd).unwrap();
+        case.b.node_into(Reduce::Cumsum, &[Some(x)], dst).unwrap();
         let case = case.build();
         let want = running_sums(&case.values(x), dx.ne()[0]);
         for on in devices() {
@@ -191,7 +191,7 @@ fn argmax_takes_the_last_of_equals() {
     ];
     let mut case = Case::new();
     let desc = TensorDesc::strided(DType::F32, [5, 8, 1, 1], [4, 28, 224, 224]).unwrap();
-    let x = case.leaf_of(desc, &rows.map(|(row, _)| row).concat());
+    let x = case.leaf_with_desc(desc, &rows.map(|(row, _)| row).concat());
     let dst = case.b.node(Reduce::Argmax, &[Some(x)]).unwrap();
     let case = case.build();
     for on in devices() {
@@ -225,14 +225,14 @@ fn rules() {
         (Reduce::Mean, OpCode::Mean),
         (Reduce::Argmax, OpCode::Argmax),
     ] {
-        assert_eq!(Op::decode(code, &Words::default()), Ok(Some(op.into())));
-        assert_eq!((Op::from(op).code(), Op::from(op).encode()), (code, Words::default()));
+        assert_eq!(Op::decode(code, &OpParams::default()), Ok(Some(op.into())));
+        assert_eq!((Op::from(op).code(), Op::from(op).encode()), (code, OpParams::default()));
     }
     let refused = |op, ne, out: Option<(DType, [usize; 4])>| {
         let mut case = Case::new();
         let x = case.leaf(DType::F32, ne, &normal(5, ne.iter().product()));
         match out {
-            Some((dtype, ne)) => case.b.node_as(op, &[Some(x)], Out { dtype, ne }).unwrap(),
+            Some((dtype, ne)) => case.b.node_with_output(op, &[Some(x)], OutputSpec { dtype, ne }).unwrap(),
             None => case.b.node(op, &[Some(x)]).unwrap(),
         };
         case.b.build().is_err()
@@ -256,7 +256,7 @@ fn cumsum_is_refused() {
     let mut case = Case::new();
     let x = case.leaf(DType::F32, ne, &normal(9, 24));
     let same = case.b.view(x, TensorDesc::contiguous(DType::F32, ne).unwrap(), 0).unwrap();
-    case.b.node_onto(Reduce::Cumsum, &[Some(x)], same).unwrap();
+    case.b.node_into(Reduce::Cumsum, &[Some(x)], same).unwrap();
     let error = case.b.build().unwrap_err();
     assert!(matches!(error, BuildError::Graph(GraphError::Overlap { index: 0, .. })), "in place: {error:?}");
     assert!(Case::new().b.node(Reduce::Cumsum, &[]).is_err(), "no source");

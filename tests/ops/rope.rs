@@ -1,7 +1,7 @@
 use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::rope::{Rope, RopeMode};
-use fanout::ops::{Family, Op, OpCode, Words};
+use fanout::ops::{Op, OpCode, OpFamily, OpParams};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{at, index, normal, uniform};
@@ -75,7 +75,7 @@ fn positions(op: &Rope, tokens: usize) -> Vec<i64> {
 fn check(op: Rope, dtype: DType, x: TensorDesc, onto: bool, with_factors: bool) {
     let ne = x.ne();
     let mut case = Case::new();
-    let input = case.leaf_of(x, &normal(3, x.elements()));
+    let input = case.leaf_with_desc(x, &normal(3, x.elements()));
     let at = positions(&op, ne[2]);
     let p = case.indices(DType::I32, [at.len(), 1, 1, 1], &at);
     let n = op.pairs() + 1;
@@ -83,7 +83,7 @@ fn check(op: Rope, dtype: DType, x: TensorDesc, onto: bool, with_factors: bool) 
     let srcs = [Some(input), Some(p), factors];
     let dst = if onto {
         let view = case.b.view(input, x, 0).unwrap();
-        case.b.node_onto(op, &srcs, view).unwrap()
+        case.b.node_into(op, &srcs, view).unwrap()
     } else {
         case.b.node(op, &srcs).unwrap()
     };
@@ -164,7 +164,7 @@ fn onto_the_factors() {
     let p = case.indices(DType::I32, [1, 1, 1, 1], &[7]);
     let factors = case.leaf(DType::F32, [n, 1, 1, 1], &uniform(6, n, 0.5, 4.0));
     let dst = case.b.view(factors, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap(), 0).unwrap();
-    case.b.node_onto(op, &[Some(x), Some(p), Some(factors)], dst).unwrap();
+    case.b.node_into(op, &[Some(x), Some(p), Some(factors)], dst).unwrap();
     let case = case.build();
     let want = oracle(&op, &case.values(x), [n, 1, 1, 1], &[7], Some(&case.values(factors)));
     for on in devices() {
@@ -214,7 +214,7 @@ fn parameters_survive_the_wire() {
 fn parameters_outside_the_op_are_refused() {
     let good = Rope::new(RopeMode::Mrope([1, 1, 1, 1]), 8).encode();
     assert!(Op::decode(OpCode::Rope, &good).is_ok());
-    let bad: [(&str, Words, usize); 10] = [
+    let bad: [(&str, OpParams, usize); 10] = [
         ("n_dims 0", good.with_int(1, 0), 1),
         ("odd n_dims", good.with_int(1, 7), 1),
         ("negative n_dims", good.with_int(1, -2), 1),

@@ -1,7 +1,7 @@
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::rows::Rows;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::assert_close;
@@ -51,11 +51,12 @@ fn get_rows_of_views() {
     let (n, rows, k, a2) = (33, 40, 700, 3);
     let strided = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
     let mut case = Case::new();
-    let table = case.leaf_of(strided(DType::F32, [n, rows, a2, 1], [4, 140, 6000, 18_000]), &normal(3, n * rows * a2));
+    let table =
+        case.leaf_with_desc(strided(DType::F32, [n, rows, a2, 1], [4, 140, 6000, 18_000]), &normal(3, n * rows * a2));
     let list: Vec<f32> = draw(4, k * a2, rows).into_iter().map(|v| v as f32).collect();
-    let ids = case.leaf_of(strided(DType::I32, [k, a2, 1, 1], [12, 4, 8400, 8400]), &list);
-    let dst = case.b.leaf_of(strided(DType::F32, [n, k, a2, 1], [4, 136, 96_000, 288_000])).unwrap();
-    case.b.node_onto(Rows::GetRows, &[Some(table), Some(ids)], dst).unwrap();
+    let ids = case.leaf_with_desc(strided(DType::I32, [k, a2, 1, 1], [12, 4, 8400, 8400]), &list);
+    let dst = case.b.leaf_with_desc(strided(DType::F32, [n, k, a2, 1], [4, 136, 96_000, 288_000])).unwrap();
+    case.b.node_into(Rows::GetRows, &[Some(table), Some(ids)], dst).unwrap();
     let case = case.build();
     let values = case.values(table);
     let want: Vec<f64> =
@@ -87,7 +88,7 @@ impl Set {
         let cache = case.leaf(dtype, [n, rows, b2, b3], &normal(6, n * rows * b2 * b3));
         let desc = TensorDesc::contiguous(dtype, [n, rows, b2, b3]).unwrap();
         let dst = case.b.view(cache, desc, 0).unwrap();
-        case.b.node_onto(Rows::SetRows, &[Some(b), Some(i), Some(cache)], dst).unwrap();
+        case.b.node_into(Rows::SetRows, &[Some(b), Some(i), Some(cache)], dst).unwrap();
         let case = case.build();
         let (values, mut want, row) = (case.values(b), case.bytes(cache), desc.row_bytes());
         for plane in 0..b2 * b3 {
@@ -149,7 +150,7 @@ fn no_rows_to_set() {
     let cache = case.leaf(DType::F16, [8, 4, 2, 1], &normal(8, 64));
     let desc = TensorDesc::contiguous(DType::F16, [8, 4, 2, 1]).unwrap();
     let dst = case.b.view(cache, desc, 0).unwrap();
-    case.b.node_onto(Rows::SetRows, &[Some(b), Some(ids), Some(cache)], dst).unwrap();
+    case.b.node_into(Rows::SetRows, &[Some(b), Some(ids), Some(cache)], dst).unwrap();
     let case = case.build();
     for on in devices() {
         assert_eq!(case.run(on).bytes(dst), case.bytes(cache), "{}", on.name);
@@ -177,7 +178,7 @@ fn indices_outside_are_refused() {
                 let case = case.build();
                 for on in devices() {
                     let error = case.try_run(on).err();
-                    let named = on.found_bad(&error, Op::from(op).code());
+                    let named = on.reported_bad_data(&error, Op::from(op).code());
                     assert!(named, "{op:?} {bad} {k} {}: {error:?}", on.name);
                 }
             }
@@ -189,13 +190,13 @@ fn indices_outside_are_refused() {
 fn rules() {
     use DType::{F16, F32, I32, I64, Q8_1};
     for code in [OpCode::GetRows, OpCode::SetRows] {
-        let op = Op::decode(code, &Words::default()).unwrap().unwrap();
-        assert_eq!((op.code(), op.encode()), (code, Words::default()));
+        let op = Op::decode(code, &OpParams::default()).unwrap().unwrap();
+        assert_eq!((op.code(), op.encode()), (code, OpParams::default()));
     }
     let get = |table: [usize; 4], ids: (DType, [usize; 4]), dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let srcs = [case.b.leaf(F32, table), case.b.leaf(ids.0, ids.1)].map(|id| Some(id.unwrap()));
-        case.b.node_as(Rows::GetRows, &srcs, Out { dtype: dst.0, ne: dst.1 }).unwrap();
+        case.b.node_with_output(Rows::GetRows, &srcs, OutputSpec { dtype: dst.0, ne: dst.1 }).unwrap();
         case.b.build().is_ok()
     };
     assert!(get([8, 6, 2, 3], (I32, [4, 2, 3, 1]), (F32, [8, 4, 2, 3])));
@@ -211,7 +212,7 @@ fn rules() {
         let (b, ids) = (leaf(&mut case, F32, b), leaf(&mut case, ids.0, ids.1));
         let target = leaf(&mut case, target.0, target.1);
         let srcs = [Some(b), Some(ids), Some(target)];
-        case.b.node_as(Rows::SetRows, &srcs, Out { dtype: F16, ne: dst }).unwrap();
+        case.b.node_with_output(Rows::SetRows, &srcs, OutputSpec { dtype: F16, ne: dst }).unwrap();
         case.b.build().is_ok()
     };
     let a = [8, 6, 4, 3];

@@ -1,7 +1,7 @@
 use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::softmax::SoftMax;
-use fanout::ops::{Family, Op, OpCode, Words};
+use fanout::ops::{Op, OpCode, OpFamily, OpParams};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::assert_close;
 use fanout_testing::inputs::{index, normal, uniform};
@@ -100,7 +100,7 @@ fn in_place() {
         let mask = case.leaf(DType::F32, ne, &mask_values(2, ne));
         let desc = TensorDesc::contiguous(DType::F32, ne).unwrap();
         let dst = case.b.view([x, mask][onto], desc, 0).unwrap();
-        case.b.node_onto(op, &[Some(x), Some(mask)], dst).unwrap();
+        case.b.node_into(op, &[Some(x), Some(mask)], dst).unwrap();
         let case = case.build();
         let want = oracle(op, (&case.values(x), ne), Some((&case.values(mask), ne)), None);
         for on in devices() {
@@ -132,7 +132,7 @@ fn rows_that_are_hidden_entirely() {
 #[test]
 fn parameters_survive_the_wire() {
     let op = SoftMax { scale: 0.125, max_bias: 8.0 };
-    assert_eq!(op.encode(), Words::default().with_float(0, 0.125).with_float(1, 8.0));
+    assert_eq!(op.encode(), OpParams::default().with_float(0, 0.125).with_float(1, 8.0));
     assert_eq!(Op::decode(OpCode::SoftMax, &op.encode()), Ok(Some(op.into())));
 }
 
@@ -156,9 +156,9 @@ fn shapes_that_do_not_fit_are_refused() {
     ];
     for (k, (x, max_bias, mask, sinks)) in cases.into_iter().enumerate() {
         let mut case = Case::new();
-        let x = case.b.leaf_of(x).unwrap();
-        let mask = mask.map(|m| case.b.leaf_of(m).unwrap());
-        let sinks = sinks.map(|s| case.b.leaf_of(s).unwrap());
+        let x = case.b.leaf_with_desc(x).unwrap();
+        let mask = mask.map(|m| case.b.leaf_with_desc(m).unwrap());
+        let sinks = sinks.map(|s| case.b.leaf_with_desc(s).unwrap());
         case.b.node(SoftMax { scale: 1.0, max_bias }, &[Some(x), mask, sinks]).unwrap();
         let error = case.b.build().err();
         assert!(matches!(error, Some(BuildError::Graph(_))), "case {k}: {error:?}");

@@ -1,6 +1,6 @@
 use crate::devices::devices;
 use fanout::ops::sort::Sort;
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
@@ -57,8 +57,8 @@ fn top_k_holds_the_largest() {
             let v = values(ne.iter().product());
             let mut case = Case::new();
             let src = case.leaf(DType::F32, ne, &v);
-            let out = Out { dtype: DType::I32, ne: [k, ne[1], ne[2], ne[3]] };
-            let dst = case.b.node_as(Sort::TopK, &[Some(src)], out).unwrap();
+            let out = OutputSpec { dtype: DType::I32, ne: [k, ne[1], ne[2], ne[3]] };
+            let dst = case.b.node_with_output(Sort::TopK, &[Some(src)], out).unwrap();
             let case = case.build();
             for on in devices() {
                 let got = case.run(on).values(dst);
@@ -83,9 +83,9 @@ fn top_k_holds_the_largest() {
 fn strided_rows() {
     let (ne, v) = ([300, 20, 2, 1], normal(2, 12_000));
     let mut case = Case::new();
-    let src = case.leaf_of(TensorDesc::strided(DType::F32, ne, [80, 4, 24_000, 48_000]).unwrap(), &v);
-    let dst = case.b.leaf_of(TensorDesc::strided(DType::I32, ne, [4, 1204, 30_000, 60_000]).unwrap()).unwrap();
-    case.b.node_onto(Sort::Argsort { descending: false }, &[Some(src)], dst).unwrap();
+    let src = case.leaf_with_desc(TensorDesc::strided(DType::F32, ne, [80, 4, 24_000, 48_000]).unwrap(), &v);
+    let dst = case.b.leaf_with_desc(TensorDesc::strided(DType::I32, ne, [4, 1204, 30_000, 60_000]).unwrap()).unwrap();
+    case.b.node_into(Sort::Argsort { descending: false }, &[Some(src)], dst).unwrap();
     let case = case.build();
     for on in devices() {
         for (row, got) in v.chunks(300).zip(case.run(on).values(dst).chunks(300)) {
@@ -100,12 +100,12 @@ fn rules() {
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op));
     }
     for order in [-1, 2, i32::MIN, i32::MAX] {
-        assert!(Op::decode(OpCode::Argsort, &Words::default().with_int(0, order)).is_err(), "{order}");
+        assert!(Op::decode(OpCode::Argsort, &OpParams::default().with_int(0, order)).is_err(), "{order}");
     }
     let built = |op: Sort, src: [usize; 4], dst: (DType, [usize; 4])| {
         let mut case = Case::new();
         let src = case.b.leaf(DType::F32, src).unwrap();
-        case.b.node_as(op, &[Some(src)], Out { dtype: dst.0, ne: dst.1 }).unwrap();
+        case.b.node_with_output(op, &[Some(src)], OutputSpec { dtype: dst.0, ne: dst.1 }).unwrap();
         case.b.build().is_ok()
     };
     let (ne, up) = ([6, 4, 1, 1], Sort::Argsort { descending: false });

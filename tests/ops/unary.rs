@@ -1,12 +1,12 @@
 use crate::devices::devices;
-use fanout::ops::unary::{Kind, Unary};
-use fanout::ops::{Op, OpCode, Out, Words};
+use fanout::ops::unary::{Unary, UnaryKind};
+use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{normal, uniform};
 use fanout_testing::op_case::Case;
 
-const XIELU: Kind = Kind::Xielu { alpha_n: 0.9, alpha_p: 0.7, beta: 0.5, eps: -1e-6 };
+const XIELU: UnaryKind = UnaryKind::Xielu { alpha_n: 0.9, alpha_p: 0.7, beta: 0.5, eps: -1e-6 };
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -23,38 +23,38 @@ pub fn erf(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * total
 }
 
-pub fn kind_oracle(kind: Kind, x: f64) -> f64 {
+pub fn kind_oracle(kind: UnaryKind, x: f64) -> f64 {
     match kind {
-        Kind::Abs => x.abs(),
-        Kind::Sgn => match x {
+        UnaryKind::Abs => x.abs(),
+        UnaryKind::Sgn => match x {
             x if x > 0.0 => 1.0,
             x if x < 0.0 => -1.0,
             _ => 0.0,
         },
-        Kind::Neg => -x,
-        Kind::Step => f64::from(u8::from(x > 0.0)),
-        Kind::Tanh => x.tanh(),
-        Kind::Elu => x.max(0.0) + x.min(0.0).exp_m1(),
-        Kind::Relu => x.max(0.0),
-        Kind::Sigmoid => sigmoid(x),
-        Kind::Gelu => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * x * (1.0 + 0.044_715 * x * x)).tanh()),
-        Kind::GeluQuick => x * sigmoid(1.702 * x),
-        Kind::Silu => x * sigmoid(x),
-        Kind::HardSwish => x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
-        Kind::HardSigmoid => ((x + 3.0) / 6.0).clamp(0.0, 1.0),
-        Kind::Exp => x.exp(),
-        Kind::Expm1 => x.exp_m1(),
-        Kind::Softplus => x.exp().ln_1p(),
-        Kind::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
-        Kind::Xielu { alpha_n, alpha_p, beta, eps } => {
+        UnaryKind::Neg => -x,
+        UnaryKind::Step => f64::from(u8::from(x > 0.0)),
+        UnaryKind::Tanh => x.tanh(),
+        UnaryKind::Elu => x.max(0.0) + x.min(0.0).exp_m1(),
+        UnaryKind::Relu => x.max(0.0),
+        UnaryKind::Sigmoid => sigmoid(x),
+        UnaryKind::Gelu => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * x * (1.0 + 0.044_715 * x * x)).tanh()),
+        UnaryKind::GeluQuick => x * sigmoid(1.702 * x),
+        UnaryKind::Silu => x * sigmoid(x),
+        UnaryKind::HardSwish => x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+        UnaryKind::HardSigmoid => ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+        UnaryKind::Exp => x.exp(),
+        UnaryKind::Expm1 => x.exp_m1(),
+        UnaryKind::Softplus => x.exp().ln_1p(),
+        UnaryKind::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => {
             let [alpha_n, alpha_p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(f64::from);
             let curve = if x > 0.0 { alpha_p * x * x } else { (x.min(eps).exp() - 1.0 - x) * alpha_n };
             curve + beta * x
         }
-        Kind::Floor => x.floor(),
-        Kind::Ceil => x.ceil(),
-        Kind::Round => x.round(),
-        Kind::Trunc => x.trunc(),
+        UnaryKind::Floor => x.floor(),
+        UnaryKind::Ceil => x.ceil(),
+        UnaryKind::Round => x.round(),
+        UnaryKind::Trunc => x.trunc(),
     }
 }
 
@@ -70,7 +70,7 @@ fn oracle(op: Unary, x: f64) -> f64 {
 }
 
 fn ops() -> Vec<Unary> {
-    let kinds = Kind::ALL.map(|kind| if matches!(kind, Kind::Xielu { .. }) { XIELU } else { kind });
+    let kinds = UnaryKind::ALL.map(|kind| if matches!(kind, UnaryKind::Xielu { .. }) { XIELU } else { kind });
     let mut all = kinds.map(Unary::Kind).to_vec();
     all.extend([
         Unary::Sqr,
@@ -88,10 +88,10 @@ fn ops() -> Vec<Unary> {
 fn compare(dx: TensorDesc, values: &[f32], ops: &[Unary], dst: impl Fn(&TensorDesc) -> TensorDesc, in_place: bool) {
     for &op in ops {
         let mut case = Case::new();
-        let x = case.leaf_of(dx, values);
+        let x = case.leaf_with_desc(dx, values);
         let out = dst(&dx);
-        let y = if in_place { case.b.view(x, dx, 0).unwrap() } else { case.b.leaf_of(out).unwrap() };
-        case.b.node_onto(op, &[Some(x)], y).unwrap();
+        let y = if in_place { case.b.view(x, dx, 0).unwrap() } else { case.b.leaf_with_desc(out).unwrap() };
+        case.b.node_into(op, &[Some(x)], y).unwrap();
         let case = case.build();
         let want: Vec<f64> = case.values(x).into_iter().map(|x| oracle(op, x)).collect();
         for on in devices() {
@@ -118,7 +118,7 @@ fn every_op_over_its_range() {
 
 #[test]
 fn shapes() {
-    let some = [Unary::Sqr, Unary::Kind(Kind::Silu), Unary::Fill { value: 0.5 }];
+    let some = [Unary::Sqr, Unary::Kind(UnaryKind::Silu), Unary::Fill { value: 0.5 }];
     for ne in [[1, 50, 3, 2], [7, 3, 5, 2], [1024, 3, 1, 1], [1025, 2, 2, 1], [5000, 5, 1, 1], [64, 400, 2, 1]] {
         compare(packed(DType::F32, ne), &normal(2, ne.iter().product()), &some, |x| *x, false);
     }
@@ -140,7 +140,7 @@ fn layouts() {
     let desc = |nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
     let (padded, permuted) = (desc([4, 40, 200, 800]), desc([4, 72, 24, 288]));
     let (transposed, repeated) = (desc([16, 4, 96, 288]), desc([4, 0, 24, 72]));
-    let some = [Unary::Sqr, Unary::Kind(Kind::Gelu), Unary::Scale { scale: 2.0, bias: 1.0 }];
+    let some = [Unary::Sqr, Unary::Kind(UnaryKind::Gelu), Unary::Scale { scale: 2.0, bias: 1.0 }];
     let x = normal(4, 144);
     for (from, to) in [(padded, permuted), (permuted, transposed), (transposed, padded), (repeated, padded)] {
         compare(from, &x, &some, |_| to, false);
@@ -160,22 +160,22 @@ fn corners() {
     let finite = [-100.0, -10.5, -2.5, -0.5, -0.0, 0.0, 0.5, 1.5, 20.5, 100.0];
     let ends = [-INF, INF, NAN];
     let cases = [
-        (Unary::Kind(Kind::Round), ends),
-        (Unary::Kind(Kind::Floor), ends),
-        (Unary::Kind(Kind::Ceil), ends),
-        (Unary::Kind(Kind::Trunc), ends),
-        (Unary::Kind(Kind::Abs), [INF, INF, NAN]),
-        (Unary::Kind(Kind::Sgn), [-1.0, 1.0, 0.0]),
-        (Unary::Kind(Kind::Step), [0.0, 1.0, 0.0]),
-        (Unary::Kind(Kind::Relu), [0.0, INF, 0.0]),
-        (Unary::Kind(Kind::Elu), [-1.0, INF, NAN]),
-        (Unary::Kind(Kind::Exp), [0.0, INF, NAN]),
-        (Unary::Kind(Kind::Expm1), [-1.0, INF, NAN]),
-        (Unary::Kind(Kind::Sigmoid), [0.0, 1.0, NAN]),
-        (Unary::Kind(Kind::Softplus), [0.0, INF, NAN]),
-        (Unary::Kind(Kind::Tanh), [-1.0, 1.0, NAN]),
-        (Unary::Kind(Kind::Gelu), [0.0, INF, NAN]),
-        (Unary::Kind(Kind::Silu), [NAN, INF, NAN]),
+        (Unary::Kind(UnaryKind::Round), ends),
+        (Unary::Kind(UnaryKind::Floor), ends),
+        (Unary::Kind(UnaryKind::Ceil), ends),
+        (Unary::Kind(UnaryKind::Trunc), ends),
+        (Unary::Kind(UnaryKind::Abs), [INF, INF, NAN]),
+        (Unary::Kind(UnaryKind::Sgn), [-1.0, 1.0, 0.0]),
+        (Unary::Kind(UnaryKind::Step), [0.0, 1.0, 0.0]),
+        (Unary::Kind(UnaryKind::Relu), [0.0, INF, 0.0]),
+        (Unary::Kind(UnaryKind::Elu), [-1.0, INF, NAN]),
+        (Unary::Kind(UnaryKind::Exp), [0.0, INF, NAN]),
+        (Unary::Kind(UnaryKind::Expm1), [-1.0, INF, NAN]),
+        (Unary::Kind(UnaryKind::Sigmoid), [0.0, 1.0, NAN]),
+        (Unary::Kind(UnaryKind::Softplus), [0.0, INF, NAN]),
+        (Unary::Kind(UnaryKind::Tanh), [-1.0, 1.0, NAN]),
+        (Unary::Kind(UnaryKind::Gelu), [0.0, INF, NAN]),
+        (Unary::Kind(UnaryKind::Silu), [NAN, INF, NAN]),
         (Unary::Clamp { min: -1.0, max: 2.0 }, [-1.0, 2.0, 2.0]),
         (Unary::Scale { scale: 2.0, bias: -1.0 }, ends),
         (Unary::Fill { value: INF }, [INF, INF, INF]),
@@ -200,14 +200,14 @@ fn parameters() {
         let op = Op::from(op);
         assert_eq!(Op::decode(op.code(), &op.encode()), Ok(Some(op)));
     }
-    let words = Words::default().with_int(0, 17).with_float(1, 0.9).with_float(2, 0.7).with_float(3, 0.5);
+    let words = OpParams::default().with_int(0, 17).with_float(1, 0.9).with_float(2, 0.7).with_float(3, 0.5);
     assert_eq!(Op::from(Unary::Kind(XIELU)).encode(), words.with_float(4, -1e-6));
-    for (k, kind) in Kind::ALL.into_iter().enumerate() {
-        let words = Words::default().with_int(0, k as i32);
+    for (k, kind) in UnaryKind::ALL.into_iter().enumerate() {
+        let words = OpParams::default().with_int(0, k as i32);
         assert_eq!(Op::decode(OpCode::Unary, &words), Ok(Some(Unary::Kind(kind).into())));
     }
     for kind in [-1, 22, i32::MAX, i32::MIN] {
-        let error = Op::decode(OpCode::Unary, &Words::default().with_int(0, kind)).unwrap_err();
+        let error = Op::decode(OpCode::Unary, &OpParams::default().with_int(0, kind)).unwrap_err();
         assert_eq!((error.word, error.name, error.got), (0, "kind", kind.to_string()));
     }
 }
@@ -217,17 +217,17 @@ fn rules() {
     let mut case = Case::new();
     assert!(case.b.node(Unary::Sqr, &[]).is_err(), "no source");
     let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
-    case.b.node_as(Unary::Sqr, &[Some(x)], Out { dtype: DType::F32, ne: [24, 1, 1, 1] }).unwrap();
+    case.b.node_with_output(Unary::Sqr, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [24, 1, 1, 1] }).unwrap();
     assert!(case.b.build().is_err(), "another shape");
     let mut case = Case::new();
     let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
     let shifted = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 0).unwrap();
     let onto = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 32).unwrap();
-    case.b.node_onto(Unary::Sqr, &[Some(shifted)], onto).unwrap();
+    case.b.node_into(Unary::Sqr, &[Some(shifted)], onto).unwrap();
     assert!(case.b.build().is_err(), "onto half of the source");
     let mut case = Case::new();
     let x = case.indices(DType::I32, [8, 1, 1, 1], &[0; 8]);
-    case.b.node(Unary::Kind(Kind::Abs), &[Some(x)]).unwrap();
+    case.b.node(Unary::Kind(UnaryKind::Abs), &[Some(x)]).unwrap();
     let case = case.build();
     assert!(devices()[0].device.prepare(case.graph).is_err(), "integers");
 }

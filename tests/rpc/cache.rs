@@ -22,12 +22,12 @@ fn fnv(bytes: &[u8]) -> u64 {
 fn keep(client: &mut Client, tensor: &TensorRecord, data: &[u8]) {
     let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
     client.send(&Request::SetTensor(SetTensor { head, data }));
-    client.alive();
+    client.assert_alive();
 }
 
 /// Whether the server has data of this hash for a tensor.
 fn has(client: &mut Client, tensor: &TensorRecord, offset: u64, hash: u64) -> bool {
-    client.number(&Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset, hash })) == 1
+    client.request_number(&Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset, hash })) == 1
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {

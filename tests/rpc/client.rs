@@ -13,24 +13,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) fn options() -> Options {
-    Options::default().with_connect_timeout(WATCHDOG).with_patience(WATCHDOG)
+    Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(WATCHDOG)
 }
 
 /// How a server is spoken to.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Way {
-    Greeted,
+enum ServerKind {
+    Extended,
     /// In 7.0, through a relay that hides that the server is ours.
-    Plain,
+    Ggml,
 }
 
-const WAYS: [Way; 2] = [Way::Greeted, Way::Plain];
+const SERVER_KINDS: [ServerKind; 2] = [ServerKind::Extended, ServerKind::Ggml];
 
-impl Way {
+impl ServerKind {
     fn connect(self, server: &TestServer) -> Endpoint {
         let addr = match self {
-            Way::Greeted => server.addr,
-            Way::Plain => ProtocolRelay::start(server.addr, true).addr,
+            ServerKind::Extended => server.addr,
+            ServerKind::Ggml => ProtocolRelay::start(server.addr, true).addr,
         };
         Endpoint::connect(&addr.to_string(), &options()).expect("a server")
     }
@@ -44,16 +44,16 @@ pub(crate) fn deadline() -> Option<Instant> {
     Some(Instant::now() + WATCHDOG)
 }
 
-pub(crate) struct Rig {
+pub(crate) struct QueueFixture {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) queue: Box<dyn Queue>,
     pub(crate) buffer: Buffer,
 }
 
-impl Rig {
-    pub(crate) fn new(device: &Arc<dyn Device>, bytes: u64) -> Rig {
+impl QueueFixture {
+    pub(crate) fn new(device: &Arc<dyn Device>, bytes: u64) -> QueueFixture {
         let (queue, buffer) = (device.queue(&account()).unwrap(), device.alloc(bytes, &account()).unwrap());
-        Rig { device: Arc::clone(device), queue, buffer }
+        QueueFixture { device: Arc::clone(device), queue, buffer }
     }
 
     pub(crate) fn bytes(&mut self) -> Vec<u8> {
@@ -67,15 +67,15 @@ impl Rig {
 
 #[test]
 fn devices_are_those_of_the_server() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let server = TestServer::with_devices(3, Config::default());
         let endpoint = way.connect(&server);
         assert_eq!(endpoint.devices().len(), 3);
         for (i, (device, theirs)) in endpoint.devices().iter().zip(&server.devices).enumerate() {
             let info = device.info();
-            let name = if way == Way::Greeted { theirs.info().name.clone() } else { i.to_string() };
+            let name = if way == ServerKind::Extended { theirs.info().name.clone() } else { i.to_string() };
             assert_eq!(info.name, format!("{}/{name}", endpoint.name()));
-            assert_eq!(info.kind, if way == Way::Greeted { DeviceKind::Cpu } else { DeviceKind::Gpu });
+            assert_eq!(info.kind, if way == ServerKind::Extended { DeviceKind::Cpu } else { DeviceKind::Gpu });
             assert_eq!((info.alignment, info.max_buffer), (theirs.info().alignment, theirs.info().max_buffer));
             assert_eq!(device.memory(), theirs.memory());
             assert_eq!(info.domain, endpoint.devices()[0].info().domain);
@@ -88,11 +88,11 @@ fn devices_are_those_of_the_server() {
 
 #[test]
 fn bytes_come_back_as_they_went() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let server = TestServer::start(Config::default());
         let endpoint = way.connect(&server);
         for size in [1, 300, 256 << 10, (256 << 10) + 1, 9_000_001] {
-            let mut rig = Rig::new(&endpoint.devices()[0], size + 7);
+            let mut rig = QueueFixture::new(&endpoint.devices()[0], size + 7);
             assert!(rig.bytes().iter().all(|&b| b == 0), "new memory is zeroed");
             let data = noise(size, size as usize);
             let part = rig.buffer.region(3, size).unwrap();
@@ -117,10 +117,10 @@ fn bytes_come_back_as_they_went() {
 
 #[test]
 fn copies_stay_on_the_server_and_may_overlap() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let server = TestServer::with_devices(2, Config::default());
         let endpoint = way.connect(&server);
-        let [mut a, mut b] = [0, 1].map(|i| Rig::new(&endpoint.devices()[i], 1000));
+        let [mut a, mut b] = [0, 1].map(|i| QueueFixture::new(&endpoint.devices()[i], 1000));
         let data = noise(1, 1000);
         a.upload(&data);
         for _ in 0..3 {
@@ -134,7 +134,7 @@ fn copies_stay_on_the_server_and_may_overlap() {
         let mut moved = data.clone();
         moved.copy_within(0..600, 100);
         assert!(a.bytes() == moved);
-        let elsewhere = Rig::new(&server.devices[0], 1000);
+        let elsewhere = QueueFixture::new(&server.devices[0], 1000);
         assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     }
 }
@@ -142,7 +142,7 @@ fn copies_stay_on_the_server_and_may_overlap() {
 /// Many queues, each a chain of programs of its own, with marks that are waited for in any order.
 #[test]
 fn queues_work_at_the_same_time() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let server = TestServer::with_devices(2, Config::default());
         let endpoint = way.connect(&server);
         std::thread::scope(|scope| {
@@ -152,9 +152,9 @@ fn queues_work_at_the_same_time() {
                     let mut b = Builder::new();
                     let x = b.leaf(DType::F32, [16, 1, 1, 1]).unwrap();
                     let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
-                    b.node_onto(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
+                    b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
                     let graph = Arc::new(b.build().unwrap());
-                    let mut rig = Rig::new(device, graph.slots()[0] as u64);
+                    let mut rig = QueueFixture::new(device, graph.slot_sizes()[0] as u64);
                     let program = rig.device.prepare(graph).unwrap();
                     let mut rng = fastrand::Rng::with_seed(thread);
                     let bindings = Arc::from([rig.buffer.whole()]);
@@ -180,7 +180,7 @@ fn queues_work_at_the_same_time() {
 
 #[test]
 fn buffers_are_freed_when_nothing_needs_them() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let server = TestServer::start(Config::default());
         let endpoint = way.connect(&server);
         let device = &endpoint.devices()[0];
@@ -204,11 +204,11 @@ fn buffers_are_freed_when_nothing_needs_them() {
 
 #[test]
 fn a_server_that_ends_is_named_by_all_that_waits() {
-    for way in WAYS {
+    for way in SERVER_KINDS {
         let mut server = TestServer::start(Config::default());
         let endpoint = way.connect(&server);
         let name = endpoint.name().to_owned();
-        let mut rigs = [0; 3].map(|_| Rig::new(&endpoint.devices()[0], 64));
+        let mut rigs = [0; 3].map(|_| QueueFixture::new(&endpoint.devices()[0], 64));
         let points = rigs.each_mut().map(|rig| {
             rig.upload(&[1; 64]);
             rig.queue.mark()

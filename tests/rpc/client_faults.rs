@@ -96,7 +96,7 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
 
 /// Everything that has a reply; how many replies that takes.
 fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
-    let options = options().with_connect_timeout(patience).with_patience(patience);
+    let options = options().with_connect_timeout(patience).with_silence_timeout(patience);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).map_err(|e| e.to_string())?;
     let device = &endpoint.devices()[0];
     let account = Account::new(1 << 30);

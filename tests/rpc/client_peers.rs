@@ -1,11 +1,11 @@
 //! Copies between two servers by a client of both: the bytes do not come by it.
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
-use crate::client::{Rig, account, deadline, options};
-use crate::client_greeted::row_out_of_range;
+use crate::client::{QueueFixture, account, deadline, options};
+use crate::client_extended::row_out_of_range;
 use crate::greeted_support::Held;
 use crate::peers::dialling;
-use crate::relayed::Commands;
+use crate::recorded_commands::RecordedCommands;
 use crate::support::{TestServer, eventually, noise};
 use fanout::device::{CopyOutcome, Device, DeviceError};
 use fanout::rpc::client::Endpoint;
@@ -20,7 +20,7 @@ fn connect(server: &TestServer) -> Endpoint {
 
 /// The source, which dials any server of this machine, and the destination.
 fn pair(source: Arc<dyn Device>) -> [TestServer; 2] {
-    [TestServer::of(vec![source], dialling(&["127.0.0.0/8"])), TestServer::start(Config::default())]
+    [TestServer::with_device_list(vec![source], dialling(&["127.0.0.0/8"])), TestServer::start(Config::default())]
 }
 
 fn cpu() -> Arc<dyn Device> {
@@ -37,14 +37,14 @@ fn bytes_go_from_server_to_server() {
     assert!(here.copies_from(source.info()) && here.copies_from(here.info()));
     // The destination dials nobody.
     assert!(!source.copies_from(here.info()) && !here.copies_from(servers[0].devices[0].info()));
-    let mut wrong = Rig::new(source, 10);
+    let mut wrong = QueueFixture::new(source, 10);
     assert_eq!(
-        wrong.queue.copy_from(Rig::new(here, 10).buffer.whole(), wrong.buffer.whole(), None),
+        wrong.queue.copy_from(QueueFixture::new(here, 10).buffer.whole(), wrong.buffer.whole(), None),
         Ok(CopyOutcome::Unreachable)
     );
     // The longest takes more tickets than come at once.
     for (seed, len) in [1, 100, 600_000, 70 << 20].into_iter().enumerate() {
-        let [mut a, mut b] = [source, here].map(|device| Rig::new(device, len));
+        let [mut a, mut b] = [source, here].map(|device| QueueFixture::new(device, len));
         let data = noise(seed as u64, len as usize);
         a.upload(&data);
         let links = || [source, here].map(|device| device.link_stats().unwrap());
@@ -72,7 +72,7 @@ fn a_copy_waits_for_its_source_on_the_servers() {
     let relay = ProtocolRelay::start(servers[0].addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
     let to = connect(&servers[1]);
-    let (mut a, mut b) = (Rig::new(&from.devices()[0], 1000), Rig::new(&to.devices()[0], 1000));
+    let (mut a, mut b) = (QueueFixture::new(&from.devices()[0], 1000), QueueFixture::new(&to.devices()[0], 1000));
     assert!(b.device.copies_from(a.device.info()) && b.device.copies_from(a.device.info()));
     let data = noise(1, 1000);
     a.upload(&data);
@@ -96,7 +96,7 @@ fn a_copy_waits_for_its_source_on_the_servers() {
 fn a_source_that_is_lost_fails_those_that_wait_for_its_bytes() {
     let [mut source, destination] = pair(Held::new("CPU0"));
     let [from, to] = [&source, &destination].map(connect);
-    let (a, mut b) = (Rig::new(&from.devices()[0], 100), Rig::new(&to.devices()[0], 100));
+    let (a, mut b) = (QueueFixture::new(&from.devices()[0], 100), QueueFixture::new(&to.devices()[0], 100));
     // The source has not come so far when it ends.
     assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
     let copied = b.queue.mark();
@@ -115,13 +115,13 @@ fn a_long_copy_waits_until_tickets_are_used() {
     let held = Held::new("CPU0");
     // Bytes on their way are charged to the sessions.
     let roomy = |config: Config| config.with_max_memory(Some(1 << 30));
-    let source = TestServer::of(vec![held.clone()], roomy(dialling(&["127.0.0.0/8"])));
+    let source = TestServer::with_device_list(vec![held.clone()], roomy(dialling(&["127.0.0.0/8"])));
     let servers = [source, TestServer::start(roomy(Config::default()))];
     let relay = ProtocolRelay::start(servers[0].addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
     let to = connect(&servers[1]);
     const PART: u64 = 4 << 20;
-    let [mut a, mut b] = [&from, &to].map(|endpoint| Rig::new(&endpoint.devices()[0], 35 * PART));
+    let [mut a, mut b] = [&from, &to].map(|endpoint| QueueFixture::new(&endpoint.devices()[0], 35 * PART));
     for part in 0..35 {
         a.queue.fill(a.buffer.region(part * PART, PART).unwrap(), part as u8 + 1).unwrap();
     }
@@ -150,8 +150,9 @@ fn a_destination_that_is_lost_fails_no_other_copy() {
     let good = TestServer::start(Config::default());
     let relay = ProtocolRelay::start(source.addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
-    let [mut to_lost, mut to_good] = [&lost, &good].map(|server| Rig::new(&connect(server).devices()[0], 1000));
-    let mut a = Rig::new(&from.devices()[0], 1000);
+    let [mut to_lost, mut to_good] =
+        [&lost, &good].map(|server| QueueFixture::new(&connect(server).devices()[0], 1000));
+    let mut a = QueueFixture::new(&from.devices()[0], 1000);
     a.queue.fill(a.buffer.whole(), 7).unwrap();
     let after = a.queue.mark();
     let copied = [&mut to_lost, &mut to_good].map(|b| {
@@ -170,16 +171,17 @@ fn a_destination_that_is_lost_fails_no_other_copy() {
 #[test]
 fn a_copy_neither_waits_nor_fails_for_another() {
     let held = Held::new("CPU1");
-    let source = TestServer::of(vec![cpu(), held.clone()], dialling(&["127.0.0.0/8"]));
+    let source = TestServer::with_device_list(vec![cpu(), held.clone()], dialling(&["127.0.0.0/8"]));
     let servers = [source, TestServer::start(Config::default())];
     let [from, to] = servers.each_ref().map(connect);
-    let [mut a, mut first, mut second] = [&from, &to, &to].map(|endpoint| Rig::new(&endpoint.devices()[0], 1000));
+    let [mut a, mut first, mut second] =
+        [&from, &to, &to].map(|endpoint| QueueFixture::new(&endpoint.devices()[0], 1000));
     assert!(first.device.copies_from(a.device.info()));
     a.upload(&noise(1, 1000));
     a.queue.mark().wait(deadline()).unwrap();
     // A queue that will fail when another one has come so far.
     let mut fails = a.device.queue(&account()).unwrap();
-    let mut slow = Rig::new(&from.devices()[1], 1);
+    let mut slow = QueueFixture::new(&from.devices()[1], 1);
     slow.queue.fill(slow.buffer.whole(), 0).unwrap();
     fails.wait(&slow.queue.mark()).unwrap();
     let (program, bindings) = row_out_of_range(&a.device, &mut *fails);

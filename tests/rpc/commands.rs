@@ -9,10 +9,10 @@ use fanout::tensor::DType;
 fn a_device_is_described() {
     let server = TestServer::with_devices(2, Config::default());
     let mut client = Client::open(&server);
-    assert_eq!(client.number(&Request::DeviceCount(DeviceCount {})), 2);
+    assert_eq!(client.request_number(&Request::DeviceCount(DeviceCount {})), 2);
     for device in 0..2 {
-        assert_eq!(client.number(&Request::GetAlignment(GetAlignment { device })), 64);
-        assert_eq!(client.number(&Request::GetMaxSize(GetMaxSize { device })), MEMORY);
+        assert_eq!(client.request_number(&Request::GetAlignment(GetAlignment { device })), 64);
+        assert_eq!(client.request_number(&Request::GetMaxSize(GetMaxSize { device })), MEMORY);
         client.send(&Request::GetDeviceMemory(GetDeviceMemory { device }));
         let body = client.reply(Command::GetDeviceMemory);
         let want = Response::GetDeviceMemory(DeviceMemoryReply { free: MEMORY, total: MEMORY });
@@ -24,11 +24,11 @@ fn a_device_is_described() {
 fn an_alloc_size_is_the_tensors_whoever_holds_it() {
     let server = TestServer::start(Config::default());
     let mut client = Client::open(&server);
-    let elsewhere = Memory { handle: 0xdead, base: 0xbeef_0000, size: 0 };
+    let elsewhere = ClientBuffer { handle: 0xdead, base: 0xbeef_0000, size: 0 };
     for (dtype, ne, want) in [(DType::F32, [100, 3, 1, 1], 1200), (DType::Q4_0, [96, 2, 2, 1], 216)] {
         let tensor = elsewhere.tensor(9, dtype, ne, 0);
         let srcs = [[0xff; TENSOR_RECORD]; MAX_SRC];
-        let size = client.number(&Request::GetAllocSize(GetAllocSize { device: 0, tensor, srcs: &srcs }));
+        let size = client.request_number(&Request::GetAllocSize(GetAllocSize { device: 0, tensor, srcs: &srcs }));
         assert_eq!(size, want, "{dtype}");
     }
 }
@@ -54,7 +54,7 @@ fn buffers_are_zeroed_apart_and_given_back() {
     assert!(a.base + a.size < b.base || b.base + b.size < a.base);
     assert_eq!(server.used(0), a.size + b.size);
     client.free(&a);
-    client.alive();
+    client.assert_alive();
     assert_eq!(server.used(0), b.size);
     let again = client.alloc(0, 1000);
     assert!(again.handle != a.handle && again.base != a.base, "handles and addresses are used once");
@@ -62,7 +62,7 @@ fn buffers_are_zeroed_apart_and_given_back() {
     assert_eq!(client.get(&nothing.bytes(), 0, 0), [0u8; 0]);
     client.send(&Request::BufferClear(BufferClear { remote_ptr: nothing.handle, value: 1 }));
     client.free(&nothing);
-    client.alive();
+    client.assert_alive();
 }
 
 #[test]
@@ -142,16 +142,16 @@ fn copies_within_and_between_devices() {
         for round in 0..4 {
             let data = noise(round, n as usize);
             client.set(&src, 0, &data);
-            assert_eq!(client.number(&copy(&src, &dst)), 1);
+            assert_eq!(client.request_number(&copy(&src, &dst)), 1);
             // Overwritten at once: the copy must have come first.
             client.set(&src, 0, &noise(99, n as usize));
             assert!(client.get(&dst, 0, n.into()) == data, "{from} to {to}");
         }
     }
     let (few, many) = (memory[0].floats(1, 10, 0), memory[1].floats(2, 11, 0));
-    assert_eq!(client.number(&copy(&few, &many)), 0, "sizes differ");
+    assert_eq!(client.request_number(&copy(&few, &many)), 0, "sizes differ");
     let (none, nothing) = (memory[0].floats(1, 0, 0), memory[1].floats(2, 0, 0));
-    assert_eq!(client.number(&copy(&none, &nothing)), 1);
+    assert_eq!(client.request_number(&copy(&none, &nothing)), 1);
 }
 
 #[test]

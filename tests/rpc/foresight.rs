@@ -36,7 +36,7 @@ fn what_lies_behind_a_large_upload_is_made_ready_once_and_not_changed() {
     let (tell, told) = channel();
     let cpu = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
     let seer = ForwardingDevice::with_queues(cpu, move |queue| Ok(Box::new(SeerQueue(queue, tell.clone()))));
-    let server = TestServer::of(vec![seer], Config::default());
+    let server = TestServer::with_device_list(vec![seer], Config::default());
     let mut client = Client::open(&server);
     let (one, other) = (client.alloc(0, 6 * MIB), client.alloc(0, 4 * MIB));
     let weight = noise(1, 2 << 20);

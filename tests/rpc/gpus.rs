@@ -24,18 +24,18 @@ fn counted(settings: &str, list: &str, memory: &[u64], test: impl FnOnce(&TestSe
     let emulator = cudaemu::test::start(settings).expect("the emulator");
     let options = Options::default().with_threads(Some(2)).with_memory(memory.to_vec());
     let devices = Registry::detect().open(list, &options).expect("devices");
-    let mut server = TestServer::of(devices, Config::default());
+    let mut server = TestServer::with_device_list(devices, Config::default());
     let client = Client::open(&server);
     test(&server, client, &|name| emulator.calls(name));
     server.stop();
     drop(server);
     // The last work of a dropped queue ends on a thread of its own, and its context with it: before the next test's begin.
-    assert!(emulator.contexts_released(Duration::from_secs(20)), "a context is still held");
+    assert!(emulator.wait_contexts_released(Duration::from_secs(20)), "a context is still held");
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
 /// `a + b` on a device whose memory holds both, and the sum behind them.
-fn add(client: &mut Client, device: u32, memory: &Memory, [a, b]: [&[f32]; 2]) -> TensorRecord {
+fn add(client: &mut Client, device: u32, memory: &ClientBuffer, [a, b]: [&[f32]; 2]) -> TensorRecord {
     let n = a.len() as u32;
     let (x, y) = (memory.floats(1, n, 0), memory.floats(2, n, 1 << 18));
     let sum = node(OpCode::Add, memory.floats(3, n, 1 << 19), &[&x, &y]);
@@ -54,7 +54,7 @@ fn each_gpu_of_an_endpoint_computes_and_they_copy_from_each_other() {
         ("CUDAEMU_DEVICES=1", "0,0"),
     ] {
         served(settings, list, &[64 << 20], |_, mut client| {
-            assert_eq!(client.number(&Request::DeviceCount(DeviceCount {})), 2);
+            assert_eq!(client.request_number(&Request::DeviceCount(DeviceCount {})), 2);
             let memory = [client.alloc(0, 1 << 20), client.alloc(1, 1 << 20)];
             for round in 0..4 {
                 let inputs: Vec<_> = (0..4).map(|i| floats(10 * round + i, N)).collect();
@@ -70,7 +70,7 @@ fn each_gpu_of_an_endpoint_computes_and_they_copy_from_each_other() {
                     let (a, b) = (floats(round, N), floats(99, N));
                     let sum = add(&mut client, from, &memory[from as usize], [&a, &b]);
                     let there = memory[to as usize].floats(4, N as u32, 3 << 18);
-                    assert_eq!(client.number(&copy(&sum, &there)), 1);
+                    assert_eq!(client.request_number(&copy(&sum, &there)), 1);
                     // Overwritten at once: the copy must have come first.
                     client.set_floats(&sum, &[0.0; N]);
                     let twice = node(OpCode::Add, memory[to as usize].floats(5, N as u32, 1 << 19), &[&there, &there]);
@@ -118,7 +118,7 @@ fn no_order_of_streams_changes_what_a_client_reads() {
                 // The same places each time: a batch must not overwrite what the one before still needs.
                 let sum = add(&mut client, 0, &memory[0], [&[batch as f32; 300], &[1.0; 300]]);
                 let there = memory[1].floats(4, 300, 3 << 18);
-                assert_eq!(client.number(&copy(&sum, &there)), 1);
+                assert_eq!(client.request_number(&copy(&sum, &there)), 1);
                 let twice = node(OpCode::Add, memory[1].floats(5, 300, 4096 * batch), &[&there, &there]);
                 client.compute(1, &[5], &[there, twice.clone()]);
                 results.push(twice);
@@ -137,11 +137,11 @@ fn bytes_go_between_a_gpu_and_the_cpu() {
         let memory = [0, 1, 2].map(|device| client.alloc(device, 8 << 20));
         for (seed, n) in (0..).zip(sizes) {
             for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2)] {
-                let bytes = |of: &Memory, id, at| of.tensor(id, DType::I8, [n, 1, 1, 1], at);
+                let bytes = |of: &ClientBuffer, id, at| of.tensor(id, DType::I8, [n, 1, 1, 1], at);
                 let (src, dst) = (bytes(&memory[from], 1, 5), bytes(&memory[to], 2, 7));
                 let data = noise(seed, n as usize);
                 client.set(&src, 0, &data);
-                assert_eq!(client.number(&copy(&src, &dst)), 1);
+                assert_eq!(client.request_number(&copy(&src, &dst)), 1);
                 client.set(&src, 0, &noise(99, n as usize));
                 assert!(client.get(&dst, 0, n.into()) == data, "{n} bytes from {from} to {to}");
             }
@@ -151,7 +151,7 @@ fn bytes_go_between_a_gpu_and_the_cpu() {
         for (from, to) in [(0, 1), (1, 0)] {
             let sum = add(&mut client, from, &memory[from as usize], [&a, &b]);
             let there = memory[to as usize].floats(4, 5000, 3 << 18);
-            assert_eq!(client.number(&copy(&sum, &there)), 1);
+            assert_eq!(client.request_number(&copy(&sum, &there)), 1);
             let twice = node(OpCode::Add, memory[to as usize].floats(5, 5000, 1 << 19), &[&there, &there]);
             client.compute(to, &[5], &[there, twice.clone()]);
             let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.0 * (a + b)).collect();
@@ -220,7 +220,7 @@ fn free_memory_is_what_can_be_had() {
         let held = client.alloc(1, 30 * M);
         assert_eq!(memory(&mut client, 1), (70 * M, 100 * M));
         assert_eq!(client.try_alloc(1, 71 * M).remote_ptr, 0);
-        assert_eq!(client.number(&Request::GetMaxSize(GetMaxSize { device: 0 })), 40 * M);
+        assert_eq!(client.request_number(&Request::GetMaxSize(GetMaxSize { device: 0 })), 40 * M);
         client.free(&held);
         assert_eq!(memory(&mut client, 1), (100 * M, 100 * M));
         drop(client);

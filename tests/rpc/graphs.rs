@@ -15,7 +15,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(memory: &Memory, op: OpCode) -> Case {
+    fn new(memory: &ClientBuffer, op: OpCode) -> Case {
         let (a, b) = (memory.floats(0xa, N, 0), memory.floats(0xb, N, 512));
         let c = node(op, memory.floats(0xc, N, 1024), &[&a, &b]);
         Case { a, b, c }
@@ -111,7 +111,7 @@ fn an_empty_graph_is_a_graph() {
     let mut client = Client::open(&server);
     client.compute(0, &[], &[]);
     client.send(&recompute(0));
-    client.alive();
+    client.assert_alive();
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn freeing_a_buffer_ends_its_programs_and_no_others() {
     client.compute(0, &[0xc], &doomed.tensors());
     client.compute(0, &[0xc], &case.tensors());
     client.free(&freed);
-    client.alive();
+    client.assert_alive();
     eventually("the memory is back", || server.used(0) == 2048);
     case.check(&mut client, 1, |c| c.send(&recompute(0)), |a, b| a + b);
     client.compute(0, &[0xc], &doomed.tensors());
@@ -158,5 +158,5 @@ fn data_that_an_op_does_not_allow_ends_only_its_session() {
     client.compute(0, &[4], &[a, b, ids, sum.clone()]);
     client.send(&get(&sum, 0, 16));
     client.expect_refused(&["device: ADD_ID"]);
-    other.alive();
+    other.assert_alive();
 }

@@ -109,9 +109,9 @@ fn a_graph_runs_by_its_number() {
 fn who_does_not_greet_is_served_as_ever() {
     let server = TestServer::start(Config::default());
     let mut old = Client::open(&server);
-    old.alive();
+    old.assert_alive();
     let mut late = Client::open(&server);
-    late.alive();
+    late.assert_alive();
     late.ask(&ExtRequest::Greet(Greet { revision: 1 }));
     late.expect_refused(&["GREET", "right after HELLO"]);
     for (request, reason) in [
@@ -126,13 +126,13 @@ fn who_does_not_greet_is_served_as_ever() {
     let mut client = Client::raw(&server);
     client.ask(&ExtRequest::Greet(Greet { revision: 1 }));
     client.expect_refused(&["GREET"]);
-    old.alive();
+    old.assert_alive();
 }
 
 #[test]
 fn all_of_a_session_is_given_back() {
     let (first, second) = (Held::new("CPU0"), Held::new("CPU1"));
-    let server = TestServer::of(vec![first.clone(), second], Config::default());
+    let server = TestServer::with_device_list(vec![first.clone(), second], Config::default());
     let mut client = Client::with_queues(&server);
     let memory = [client.buffer(0, 4 << 20), client.buffer(1, 4 << 20)];
     for (queue, memory) in [0, 1].into_iter().zip(&memory) {

@@ -11,7 +11,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
 /// A graph that sets the byte at `offset` of a buffer to the sum of two others; its cost.
-fn sum(memory: &Memory, offset: u64, extra: usize) -> (Vec<TensorRecord>, u64) {
+fn sum(memory: &ClientBuffer, offset: u64, extra: usize) -> (Vec<TensorRecord>, u64) {
     let (a, b) = (memory.floats(1, 1, 0), memory.floats(2, 1, 64));
     let mut tensors = vec![a.clone(), b.clone(), node(OpCode::Add, memory.floats(3, 1, offset), &[&a, &b])];
     tensors.extend((0..extra as u64).map(|id| memory.floats(100 + id, 1, 0)));
@@ -23,7 +23,7 @@ fn sum(memory: &Memory, offset: u64, extra: usize) -> (Vec<TensorRecord>, u64) {
 }
 
 /// A session with a buffer in which 1 and 2 wait to be added.
-fn session(server: &TestServer) -> (Client, Memory) {
+fn session(server: &TestServer) -> (Client, ClientBuffer) {
     let mut client = Client::with_queues(server);
     let memory = client.buffer(0, 1 << 20);
     client.write_span(0, memory.span(0, 4), None, &1f32.to_le_bytes());
@@ -87,7 +87,7 @@ fn they_cost_no_more_than_the_budget() {
 #[test]
 fn dropped_graphs_of_a_failed_queue_are_waited_for() {
     let held = Held::new("CPU0");
-    let server = TestServer::of(vec![held.clone()], Config::default());
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut client, _) = Client::greet(&server);
     client.open_queue(0, 0);
     let memory = client.buffer(0, 1 << 10);
@@ -162,7 +162,7 @@ fn support_is_told_of_tensors_that_lie_nowhere() {
             other => panic!("{other:?}"),
         }
     };
-    let nowhere = Memory { handle: 0, base: 0, size: 0 };
+    let nowhere = ClientBuffer { handle: 0, base: 0, size: 0 };
     let float = |id, ne| nowhere.tensor(id, DType::F32, ne, 0);
     let (a, b) = (float(1, [64, 8, 1, 1]), float(2, [64, 1, 1, 1]));
     let add = node(OpCode::Add, float(3, [64, 8, 1, 1]), &[&a, &b]);

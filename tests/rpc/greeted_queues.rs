@@ -13,7 +13,10 @@ use std::sync::Arc;
 /// Two devices that wait for their gates, and a client with a queue on each.
 fn held() -> ([Arc<Held>; 2], TestServer, Client) {
     let devices = [Held::new("CPU0"), Held::new("CPU1")];
-    let server = TestServer::of(devices.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect(), Config::default());
+    let server = TestServer::with_device_list(
+        devices.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect(),
+        Config::default(),
+    );
     let client = Client::with_queues(&server);
     (devices, server, client)
 }
@@ -84,7 +87,7 @@ fn no_order_of_queues_changes_what_a_client_reads() {
     for seed in 0..20 {
         let gate = Gate::among_threads(seed);
         let devices = ["A", "B"].map(|name| gate.device(name).shared());
-        let server = TestServer::of(devices.to_vec(), Config::default());
+        let server = TestServer::with_device_list(devices.to_vec(), Config::default());
         let mut client = Client::with_queues(&server);
         let (from, to) = (client.buffer(0, 256), client.buffer(1, 256));
         for round in 1..6u8 {
@@ -108,7 +111,7 @@ fn no_order_of_queues_changes_what_a_client_reads() {
 fn copies_between_any_two_devices() {
     let gate = Gate::among_threads(1);
     let far = gate.device("B").with_info(|info| info.domain = Domain::named("elsewhere")).shared();
-    let server = TestServer::of(vec![gate.device("A").shared(), far], Config::default());
+    let server = TestServer::with_device_list(vec![gate.device("A").shared(), far], Config::default());
     let mut client = Client::with_queues(&server);
     let n = 3 << 20;
     let memory = [client.buffer(0, n), client.buffer(1, n)];
@@ -287,7 +290,7 @@ fn small_reads_are_no_way_around_the_limit() {
     for (reads, spans) in [(20, 1), (2, 30)] {
         let held = Held::new("CPU0");
         let config = Config::default().with_limits(Config::limits(16, MIN_MESSAGE));
-        let server = TestServer::of(vec![held.clone()], config);
+        let server = TestServer::with_device_list(vec![held.clone()], config);
         let mut client = Client::with_queues(&server);
         let memory = client.buffer(0, 1 << 10);
         let spans: Vec<_> = (0..spans).map(|at| memory.span(at, 1)).collect();

@@ -8,7 +8,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
 /// A mistake of a client with queues 0 and 1 on devices 0 and 1, 4096 bytes on each, and graph 7 on device 0.
-type Mistake = (fn(&mut Client, &[Memory; 2]), &'static [&'static str]);
+type Mistake = (fn(&mut Client, &[ClientBuffer; 2]), &'static [&'static str]);
 
 const MISTAKES: &[Mistake] = &[
     (|c, _| c.open_queue(0, 0), &["OPEN_QUEUE", "queue 0 is open already"]),
@@ -71,7 +71,7 @@ fn header(client: &mut Client, command: ExtCommand, size: u64) {
     client.write(&ExtHeader { command, size }.encode());
 }
 
-fn lying_write(client: &mut Client, memory: &[Memory; 2]) {
+fn lying_write(client: &mut Client, memory: &[ClientBuffer; 2]) {
     let mut bytes = Vec::new();
     let head = ext::WriteHead { queue: 0, span: memory[0].span(0, 8), shape: None };
     ExtRequest::WriteHead(head).encode(&mut bytes);
@@ -79,18 +79,18 @@ fn lying_write(client: &mut Client, memory: &[Memory; 2]) {
     client.write(&bytes);
 }
 
-fn marks_backwards(client: &mut Client, _: &[Memory; 2]) {
+fn marks_backwards(client: &mut Client, _: &[ClientBuffer; 2]) {
     client.mark(0, 4);
     client.mark(0, 4);
 }
 
-fn between_marks(client: &mut Client, _: &[Memory; 2]) {
+fn between_marks(client: &mut Client, _: &[ClientBuffer; 2]) {
     client.mark(0, 1);
     client.mark(0, 3);
     client.ask_for(0, 2);
 }
 
-fn freed(client: &mut Client, memory: &[Memory; 2]) {
+fn freed(client: &mut Client, memory: &[ClientBuffer; 2]) {
     client.free(&memory[0]);
     client.read_spans(0, 1, &[memory[0].all()]);
 }

@@ -177,7 +177,7 @@ impl Client {
     }
 
     /// A buffer of a session that has greeted, with its base address.
-    pub(crate) fn buffer(&mut self, device: u32, size: u64) -> Memory {
+    pub(crate) fn buffer(&mut self, device: u32, size: u64) -> ClientBuffer {
         self.send(&Request::AllocBuffer(AllocBuffer { device, size }));
         let body = self.answered();
         let Ok(Response::AllocBuffer(reply)) = Response::decode(Command::AllocBuffer, &body) else {
@@ -186,7 +186,7 @@ impl Client {
         assert!(reply.remote_ptr != 0, "no memory");
         self.send(&Request::BufferGetBase(BufferGetBase { remote_ptr: reply.remote_ptr }));
         let base = u64::from_le_bytes(*self.answered().first_chunk().expect("8 bytes"));
-        Memory { handle: reply.remote_ptr, base, size }
+        ClientBuffer { handle: reply.remote_ptr, base, size }
     }
 
     /// That the server has said why and closed this connection, with the same words in its log.
@@ -201,7 +201,7 @@ impl Client {
     }
 }
 
-impl Memory {
+impl ClientBuffer {
     /// A part of it.
     pub(crate) fn span(&self, offset: u64, len: u64) -> Span {
         Span { buffer: self.handle, offset, len }

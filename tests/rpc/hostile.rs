@@ -7,7 +7,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
 /// One well-formed request of every command but HELLO.
-fn requests(memory: &Memory) -> Vec<(Command, Vec<u8>)> {
+fn requests(memory: &ClientBuffer) -> Vec<(Command, Vec<u8>)> {
     let tensor = memory.bytes();
     let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
     let srcs = [[0; TENSOR_RECORD]; MAX_SRC];
@@ -42,7 +42,7 @@ fn requests(memory: &Memory) -> Vec<(Command, Vec<u8>)> {
 struct Scene {
     server: TestServer,
     bystander: Client,
-    memory: Memory,
+    memory: ClientBuffer,
     data: Vec<u8>,
 }
 
@@ -55,7 +55,7 @@ impl Scene {
         Scene { server, bystander, memory, data }
     }
 
-    fn attacker(&self) -> (Client, Memory) {
+    fn attacker(&self) -> (Client, ClientBuffer) {
         let mut client = Client::open(&self.server);
         let memory = client.alloc(0, 4096);
         (client, memory)
@@ -70,7 +70,7 @@ impl Scene {
 #[test]
 fn messages_cut_short_at_any_length() {
     let scene = Scene::new();
-    for (command, whole) in requests(&Memory { handle: 1, base: 1, size: 64 }) {
+    for (command, whole) in requests(&ClientBuffer { handle: 1, base: 1, size: 64 }) {
         let n = whole.len();
         for len in [1, 2, 8, 9, 10, n / 2, n - 1] {
             if len >= n {
@@ -134,8 +134,8 @@ fn uploads_past_the_end_are_refused_before_their_data() {
 #[test]
 fn handles_devices_and_ranges_that_are_not_there() {
     let scene = Scene::new();
-    type Attack = fn(&Memory) -> Request<'static>;
-    fn changed(memory: &Memory, change: fn(&mut TensorRecord)) -> TensorRecord {
+    type Attack = fn(&ClientBuffer) -> Request<'static>;
+    fn changed(memory: &ClientBuffer, change: fn(&mut TensorRecord)) -> TensorRecord {
         let mut tensor = memory.bytes();
         change(&mut tensor);
         tensor
@@ -201,7 +201,7 @@ fn handles_devices_and_ranges_that_are_not_there() {
 }
 
 /// `c = a + b` in a buffer of 4096 bytes; ids 1, 2, 3.
-fn sum(memory: &Memory) -> [TensorRecord; 3] {
+fn sum(memory: &ClientBuffer) -> [TensorRecord; 3] {
     let (a, b) = (memory.floats(1, 64, 0), memory.floats(2, 64, 256));
     let c = node(OpCode::Add, memory.floats(3, 64, 512), &[&a, &b]);
     [a, b, c]
@@ -251,7 +251,7 @@ fn graphs_that_no_device_should_see() {
         let (mut client, memory) = scene.attacker();
         let (mut nodes, mut tensors) = (vec![3], sum(&memory).to_vec());
         client.compute(0, &nodes, &tensors);
-        client.alive();
+        client.assert_alive();
         attack(&mut nodes, &mut tensors);
         client.compute(0, &nodes, &tensors);
         client.expect_refused(&["GRAPH_COMPUTE", reason]);

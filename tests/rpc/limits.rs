@@ -9,10 +9,10 @@ fn connections() {
     let server = TestServer::start(Config::default().with_max_connections(3));
     let mut clients: Vec<_> = (0..3).map(|_| Client::open(&server)).collect();
     Client::raw(&server).expect_refused(&["already 3 connections"]);
-    clients.iter_mut().for_each(Client::alive);
+    clients.iter_mut().for_each(Client::assert_alive);
     drop(clients.pop());
     eventually("there is room again", || server.handle.connections() == 2);
-    Client::open(&server).alive();
+    Client::open(&server).assert_alive();
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn memory_of_a_session() {
     client.free(&first);
     client.alloc(0, 1 << 19);
     client.free(&second);
-    client.alive();
+    client.assert_alive();
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn memory_of_the_device() {
     let all = client.alloc(0, MEMORY);
     assert_eq!(other.try_alloc(0, 1).remote_ptr, 0);
     client.free(&all);
-    client.alive();
+    client.assert_alive();
     other.alloc(0, 1);
 }
 
@@ -73,7 +73,7 @@ fn nodes_tensors_and_messages() {
     };
     let mut client = Client::open(&server);
     client.compute(0, &[1, 2, 3], &tensors(5));
-    client.alive();
+    client.assert_alive();
     for (nodes, count, reason) in
         [(4, 4, "n_nodes: 4 is over the limit of 3"), (0, 6, "over the limit of 1516"), (100, 0, "over the limit of")]
     {
@@ -85,7 +85,7 @@ fn nodes_tensors_and_messages() {
     let server = TestServer::start(Config::default().with_limits(limits));
     let mut client = Client::open(&server);
     client.compute(0, &[1], &tensors(13));
-    client.alive();
+    client.assert_alive();
     client.compute(0, &[], &tensors(14));
     client.expect_refused(&["GRAPH_COMPUTE", "over the limit of 4096"]);
 }

@@ -3,9 +3,9 @@
 
 mod cache;
 mod client;
+mod client_extended;
 mod client_faults;
-mod client_greeted;
-mod client_notices;
+mod client_notifications;
 mod client_peers;
 mod commands;
 mod foresight;
@@ -21,12 +21,12 @@ mod hostile;
 mod limits;
 mod models;
 mod models_unseen;
-mod older;
+mod old_servers;
 mod peers;
 mod program;
 #[cfg(target_os = "linux")]
 mod program_ends;
-mod relayed;
+mod recorded_commands;
 mod sessions;
 mod states;
 mod support;

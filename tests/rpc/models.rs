@@ -1,6 +1,6 @@
 //! LOAD: what is found in a folder of models, what is not, and what is wrong there.
 
-use crate::client::{Rig, deadline, options};
+use crate::client::{QueueFixture, deadline, options};
 use crate::greeted_support::*;
 use crate::support::*;
 use fanout::device::{LoadOutcome, TensorDigest};
@@ -288,7 +288,7 @@ fn other_queues_are_done_before_files_are_read() {
     put(&dir.path().join("m.gguf"), &model(&[("w", 1, n)]), 9);
     let held = Held::new("CPU0");
     let devices = vec![held.clone() as std::sync::Arc<dyn fanout::device::Device>];
-    let server = TestServer::of(devices, Config::default().with_models(Some(dir.path().to_owned())));
+    let server = TestServer::with_device_list(devices, Config::default().with_models(Some(dir.path().to_owned())));
     let mut client = Client::with_queues(&server);
     client.open_queue(1, 0);
     let memory = client.buffer(0, n as u64);
@@ -310,7 +310,7 @@ fn a_client_sends_digests_and_no_weights() {
     put(&dir.path().join("m.gguf"), &model(&[("a", 1, n), ("b", 2, n)]), 9);
     let server = serve(dir.path());
     let endpoint = Endpoint::connect(&server.addr.to_string(), &options()).expect("a server");
-    let mut rig = Rig::new(&endpoint.devices()[0], 2 * n as u64);
+    let mut rig = QueueFixture::new(&endpoint.devices()[0], 2 * n as u64);
     assert!(rig.queue.load_by_digest().is_some());
     let halves = [0, n as u64].map(|at| rig.buffer.region(at, n as u64).expect("a half"));
     let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).expect("a tensor");

@@ -49,7 +49,7 @@ impl ForwardQueue for FailingQueue {
 fn with_model(devices: Vec<Arc<dyn Device>>) -> (tempfile::TempDir, TestServer) {
     let dir = tempfile::tempdir().expect("a folder");
     put(&dir.path().join("m.gguf"), &model(&[("w", 1, N)]), 9);
-    let server = TestServer::of(devices, Config::default().with_models(Some(dir.path().to_owned())));
+    let server = TestServer::with_device_list(devices, Config::default().with_models(Some(dir.path().to_owned())));
     (dir, server)
 }
 

@@ -155,7 +155,7 @@ fn graphs_behind_a_busy_device_do_not_pile_up() {
     let handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
     let base = say(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: handle })), 8);
     let base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
-    let memory = Memory { handle, base, size: 4 << 20 };
+    let memory = ClientBuffer { handle, base, size: 4 << 20 };
     let matrix = |id: u64| memory.tensor(id, DType::F32, [512, 512, 1, 1], (id - 1) << 20);
     let (a, b) = (matrix(1), matrix(2));
     let slow: Vec<_> = (3..13)
@@ -219,7 +219,7 @@ fn promises_cost_no_memory() {
                     let mut reply = [0; 16];
                     client.read_exact(&mut reply).expect("a reply");
                     let base = u64::from_le_bytes(*reply[8..].first_chunk().expect("16 bytes"));
-                    let memory = Memory { handle: remote_ptr, base, size: 128 << 20 };
+                    let memory = ClientBuffer { handle: remote_ptr, base, size: 128 << 20 };
                     let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset: 0 };
                     let mut bytes = Vec::new();
                     head.encode(memory.size, &mut bytes).expect("a size");

@@ -43,7 +43,7 @@ impl Running {
 }
 
 fn options() -> Options {
-    Options::default().with_connect_timeout(WATCHDOG).with_patience(Duration::from_secs(1))
+    Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(Duration::from_secs(1))
 }
 
 /// A queue with a buffer, whose upload is done.
@@ -95,7 +95,7 @@ fn a_server_that_is_stopped_is_lost_in_time_and_lives_on() {
     let start = Instant::now();
     server.stop();
     let lost = work.run().unwrap_err().to_string();
-    assert!(start.elapsed() >= options().patience && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
+    assert!(start.elapsed() >= options().silence_timeout && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
     assert!(lost.contains(&server.addr) && lost.contains("said nothing for"), "{lost}");
     assert!(["GET_TENSOR", "READ", "ASK", "PING"].iter().any(|command| lost.contains(command)), "{lost}");
     server.signal("-CONT");

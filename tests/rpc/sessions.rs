@@ -8,7 +8,7 @@ use fanout::tensor::DType;
 use std::time::Duration;
 
 /// The start of an upload of `promised` bytes, with the first of them.
-fn begin_upload(client: &mut Client, memory: &Memory, promised: u64) {
+fn begin_upload(client: &mut Client, memory: &ClientBuffer, promised: u64) {
     let mut bytes = Vec::new();
     let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset: 0 };
     head.encode(promised, &mut bytes).expect("a size");
@@ -56,7 +56,7 @@ fn a_client_killed_in_an_upload_leaves_nothing() {
         client.expect_refused(&["SET_TENSOR", "in the middle of a message"]);
         eventually("the memory is back", || server.used(0) == kept.size);
     }
-    other.alive();
+    other.assert_alive();
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_client_that_stalls_in_a_message_is_closed_and_others_are_not() {
     }
     eventually("the memory is back", || server.used(0) == 0);
     // Silent for several deadlines by now: between messages there is none.
-    idle.alive();
+    idle.assert_alive();
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn the_handshake_has_a_deadline_however_it_drips() {
         let lines = client.warnings();
         assert!(lines.len() == 1 && lines[0].contains("no complete HELLO"), "{lines:?}");
     }
-    known.alive();
+    known.assert_alive();
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn shutdown_closes_every_connection_and_ends() {
     let (mut idle, mut raw, mut busy) = (Client::open(&server), Client::raw(&server), Client::open(&server));
     let memory = busy.alloc(0, 64 << 20);
     begin_upload(&mut busy, &memory, memory.size);
-    idle.alive();
+    idle.assert_alive();
     server.stop();
     for client in [&mut idle, &mut raw, &mut busy] {
         client.expect_closed();

@@ -82,7 +82,7 @@ fn at_most_64_are_turned_away_with_a_word() {
     let mut late = Client::raw(&server);
     late.send(&hello());
     late.expect_refused(&["already 1 connections"]);
-    first.alive();
+    first.assert_alive();
     crowd.into_iter().for_each(|mut client| client.expect_closed());
     assert_eq!(told(&mut Client::raw(&server)), State::Full, "there is room at the door again");
 }

@@ -39,10 +39,10 @@ impl TestServer {
     pub(crate) fn with_devices(count: usize, config: Config) -> TestServer {
         let device =
             |i| CpuDevice::new(&format!("CPU{i}"), 2, Path::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
-        TestServer::of((0..count).map(device).collect(), config)
+        TestServer::with_device_list((0..count).map(device).collect(), config)
     }
 
-    pub(crate) fn of(devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
+    pub(crate) fn with_device_list(devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
         capture_log();
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let (addr, handle) = (server.local_addr(), server.handle());
@@ -135,7 +135,7 @@ impl Client {
     }
 
     /// A request with a reply that is one number.
-    pub(crate) fn number(&mut self, request: &Request<'_>) -> u64 {
+    pub(crate) fn request_number(&mut self, request: &Request<'_>) -> u64 {
         self.send(request);
         let mut bytes = self.reply(request.command());
         bytes.resize(8, 0);
@@ -144,8 +144,8 @@ impl Client {
 
     /// That nothing is wrong on this connection: what came before has been taken, in order.
     #[track_caller]
-    pub(crate) fn alive(&mut self) {
-        assert!(self.number(&Request::DeviceCount(DeviceCount {})) > 0);
+    pub(crate) fn assert_alive(&mut self) {
+        assert!(self.request_number(&Request::DeviceCount(DeviceCount {})) > 0);
     }
 
     pub(crate) fn try_alloc(&mut self, device: u32, size: u64) -> AllocBufferReply {
@@ -158,14 +158,14 @@ impl Client {
     }
 
     /// A buffer with its base address.
-    pub(crate) fn alloc(&mut self, device: u32, size: u64) -> Memory {
+    pub(crate) fn alloc(&mut self, device: u32, size: u64) -> ClientBuffer {
         let reply = self.try_alloc(device, size);
         assert!(reply.remote_ptr != 0 && reply.remote_size >= size, "{reply:?}");
-        let base = self.number(&Request::BufferGetBase(BufferGetBase { remote_ptr: reply.remote_ptr }));
-        Memory { handle: reply.remote_ptr, base, size }
+        let base = self.request_number(&Request::BufferGetBase(BufferGetBase { remote_ptr: reply.remote_ptr }));
+        ClientBuffer { handle: reply.remote_ptr, base, size }
     }
 
-    pub(crate) fn free(&mut self, memory: &Memory) {
+    pub(crate) fn free(&mut self, memory: &ClientBuffer) {
         self.send(&Request::FreeBuffer(FreeBuffer { remote_ptr: memory.handle }));
     }
 
@@ -230,7 +230,7 @@ impl Client {
     /// What the server logged about this client at level warn and worse. Complete once the connection is closed.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let start = format!("{}:", self.addr);
-        let lines = LINES.lock().expect("the log");
+        let lines = LOG_LINES.lock().expect("the log");
         let ours = |(at, line): &&(Instant, String)| *at >= self.since && line.starts_with(&start);
         lines.iter().filter(ours).map(|(_, line)| line.clone()).collect()
     }
@@ -238,13 +238,13 @@ impl Client {
 
 /// A buffer as its client knows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct ClientBuffer {
     pub(crate) handle: u64,
     pub(crate) base: u64,
     pub(crate) size: u64,
 }
 
-impl Memory {
+impl ClientBuffer {
     /// A packed tensor at an offset.
     pub(crate) fn tensor(&self, id: u64, dtype: DType, ne: [u32; 4], offset: u64) -> TensorRecord {
         let desc = TensorDesc::contiguous(dtype, ne.map(|n| n as usize)).expect("a tensor");
@@ -322,7 +322,7 @@ pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.f32() - 0.5).collect()
 }
 
-static LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());
+static LOG_LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());
 
 struct Capture;
 
@@ -333,7 +333,7 @@ impl Log for Capture {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            LINES.lock().expect("the log").push((Instant::now(), record.args().to_string()));
+            LOG_LINES.lock().expect("the log").push((Instant::now(), record.args().to_string()));
         }
     }
 
@@ -350,6 +350,6 @@ fn capture_log() {
 
 /// What the server logged at level warn and worse that holds a text.
 pub(crate) fn logged(text: &str) -> Vec<String> {
-    let lines = LINES.lock().expect("the log");
+    let lines = LOG_LINES.lock().expect("the log");
     lines.iter().filter(|(_, line)| line.contains(text)).map(|(_, line)| line.clone()).collect()
 }

@@ -6,7 +6,7 @@ use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
-use fanout::sched::{Options, Prepared, SchedError, Scheduler, TaskBuilder, Why};
+use fanout::sched::{AssignReason, Options, PreparedPlan, SchedError, Scheduler, TaskBuilder};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::isolated_device::IsolatedDevice;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
 
 struct Experts {
     scheduler: Scheduler,
-    prepared: Prepared,
+    prepared: PreparedPlan,
     inputs: [TensorId; 2],
     y: TensorId,
 }
@@ -83,18 +83,18 @@ fn floats(bytes: Result<Vec<u8>, SchedError>) -> Vec<f32> {
 fn only_the_experts_that_are_used_are_brought() {
     let alone = Options::default().with_offload(false);
     let mut host = Experts::new(devices(false), alone);
-    assert_eq!(host.prepared.plan().device_of(1), Some((1, Why::Stored)));
+    assert_eq!(host.prepared.plan().device_of(1), Some((1, AssignReason::Stored)));
     for same_domain in [true, false] {
         for depth in [1, 3] {
             let options = Options::default().with_depth(depth);
             let mut away = Experts::new(devices(same_domain), options);
-            assert_eq!(away.prepared.plan().device_of(1), Some((0, Why::Offload)));
+            assert_eq!(away.prepared.plan().device_of(1), Some((0, AssignReason::Offload)));
             for (chosen, used) in
                 [([0, 1, 1, 0, 0, 1], 2), ([7, 2, 7, 3, 2, 7], 3), ([5; 6], 1), ([0, 1, 2, 3, 4, 5], 6)]
             {
-                let before = away.scheduler.counts().copied[0];
+                let before = away.scheduler.transfer_counts().copied[0];
                 assert_eq!(floats(away.run(chosen)), floats(host.run(chosen)), "{chosen:?}\n{}", away.prepared.plan());
-                let copied = away.scheduler.counts().copied[0] - before;
+                let copied = away.scheduler.transfer_counts().copied[0] - before;
                 assert_eq!(copied, used * EXPERT_BYTES, "{chosen:?}, one domain: {same_domain}, depth {depth}");
             }
         }

@@ -1,12 +1,12 @@
 //! The scheduler over devices of the tests' own.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
-mod devices;
+mod domains;
 mod experts;
-mod islands;
-mod lost;
-mod mistakes;
-mod order;
+mod interleavings;
+mod invalid_tasks;
 mod pipeline;
-mod relayed;
-mod servers;
+mod rpc_servers;
+mod server_loss;
+mod slow_links;
+mod test_devices;

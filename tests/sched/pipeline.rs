@@ -8,12 +8,12 @@ use fanout_testing::delaying_device::{DelayingDevice, Ticks, VirtualTime};
 use std::sync::Arc;
 
 /// Of each device for its part of a run.
-const SERVICE: Ticks = 1000;
+const SERVICE_TICKS: Ticks = 1000;
 
 /// How long `runs` runs take through `stages` devices, whose results are all read.
 fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     let world = VirtualTime::new();
-    let device = |i| DelayingDevice::new(&world, &format!("S{i}"), SERVICE).with_time_per_byte(1).shared();
+    let device = |i| DelayingDevice::new(&world, &format!("S{i}"), SERVICE_TICKS).with_time_per_byte(1).shared();
     let devices: Vec<Arc<dyn Device>> = (0..stages).map(device).collect();
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, [1, 1, 1, 1]).unwrap();
@@ -34,7 +34,7 @@ fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     let results: Vec<_> = (0..runs).map(run).collect();
     results.into_iter().for_each(|result| assert_eq!(result.wait(None), Ok(vec![0; 4])));
     scheduler.synchronize(None).unwrap();
-    let computed = runs as Ticks * SERVICE;
+    let computed = runs as Ticks * SERVICE_TICKS;
     assert!((0..stages).all(|stage| world.busy(stage).0 == computed), "every device computes its part of each run");
     world.makespan()
 }
@@ -43,7 +43,7 @@ fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
 fn as_long_as_the_pipeline_is() {
     for stages in 2..=8 {
         for runs in 2..=8 {
-            let ideal = (runs + stages - 1) as Ticks * SERVICE;
+            let ideal = (runs + stages - 1) as Ticks * SERVICE_TICKS;
             let took = makespan(stages, runs, 4);
             assert!((ideal..=ideal + ideal / 20).contains(&took), "{stages} stages, {runs} runs: {took}, not {ideal}");
         }
@@ -53,7 +53,7 @@ fn as_long_as_the_pipeline_is() {
 #[test]
 fn one_run_at_a_time_is_serial() {
     for (stages, runs) in [(2, 2), (3, 8), (8, 3)] {
-        let serial = (runs * stages) as Ticks * SERVICE;
+        let serial = (runs * stages) as Ticks * SERVICE_TICKS;
         let took = makespan(stages, runs, 1);
         assert!((serial..=serial + serial / 20).contains(&took), "{stages} stages, {runs} runs: {took}, not {serial}");
     }

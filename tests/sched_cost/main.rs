@@ -1,7 +1,7 @@
 //! What scheduling costs: time to plan, and time and allocations of a repeated run, over devices that are done at once.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
-mod counting;
+mod counting_allocator;
 mod model;
 
 use fanout::sched::{Options, Plan, Scheduler};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[global_allocator]
-static ALLOCATOR: counting::Counting = counting::Counting;
+static ALLOCATOR: counting_allocator::CountingAllocator = counting_allocator::CountingAllocator;
 
 const DEVICES: usize = 8;
 
@@ -40,9 +40,12 @@ fn a_repeated_run_is_cheap_and_allocates_nothing() {
         assert_eq!(prepared.plan().splits(), DEVICES, "each device has its layers in a row");
         // Each copy of the inputs has been used, and the points of all runs that matter are there.
         (0..2 * depth + 2).for_each(|_| scheduler.run(&mut prepared, &inputs).unwrap());
-        let asked = counting::asked(|| (0..100).for_each(|_| scheduler.submit(&mut prepared, &inputs).unwrap()));
+        let asked = counting_allocator::allocations(|| {
+            (0..100).for_each(|_| scheduler.submit(&mut prepared, &inputs).unwrap())
+        });
         assert_eq!(asked, 0, "allocations of 100 runs submitted at depth {depth}");
-        let asked = counting::asked(|| (0..100).for_each(|_| scheduler.run(&mut prepared, &inputs).unwrap()));
+        let asked =
+            counting_allocator::allocations(|| (0..100).for_each(|_| scheduler.run(&mut prepared, &inputs).unwrap()));
         assert_eq!(asked, 0, "allocations of 100 runs at depth {depth}");
         let took = median(1001, || scheduler.run(&mut prepared, &inputs).unwrap());
         println!("a repeated run over {DEVICES} devices at depth {depth}: {took:?}");

@@ -4,8 +4,8 @@ use fanout::device::noop::NoopDevice;
 use fanout::device::{Account, Device, DeviceKind};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
-use fanout::ops::glu::{Glu, Kind};
+use fanout::ops::copy::CopyOp;
+use fanout::ops::glu::{Glu, GluKind};
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
@@ -37,7 +37,7 @@ impl Model {
     }
 }
 
-struct Maker {
+struct ModelBuilder {
     b: TaskBuilder,
     devices: Vec<Arc<dyn Device>>,
     account: Arc<Account>,
@@ -45,7 +45,7 @@ struct Maker {
     on: usize,
 }
 
-impl Maker {
+impl ModelBuilder {
     fn stored(&mut self, ne: [usize; 2]) -> TensorId {
         let desc = TensorDesc::contiguous(DType::F32, [ne[0], ne[1], 1, 1]).unwrap();
         let buffer = self.devices[self.on].alloc(desc.extent() as u64, &self.account).unwrap();
@@ -95,16 +95,16 @@ impl Maker {
         let values = self.heads(values, [1, 2, 0, 3]);
         let scores = self.node(MulMat::PLAIN, &[keys, q]);
         let weights = self.node(SoftMax { scale: 0.25, max_bias: 0.0 }, &[scores, mask]);
-        let values = self.node(Copy::Cont, &[values]);
+        let values = self.node(CopyOp::Cont, &[values]);
         let seen = self.node(MulMat::PLAIN, &[values, weights]);
         let seen = self.b.permute(seen, [0, 2, 1, 3]).unwrap();
-        let seen = self.node(Copy::Cont, &[seen]);
+        let seen = self.node(CopyOp::Cont, &[seen]);
         let seen = self.b.reshape(seen, [WIDTH, TOKENS, 1, 1]).unwrap();
         let seen = self.linear(WIDTH, seen);
         let x = self.node(Binary::Add, &[seen, x]);
         let h = self.norm(x);
         let (gate, up) = (self.linear(INNER, h), self.linear(INNER, h));
-        let both = self.node(Glu { kind: Kind::Swiglu, swapped: false }, &[gate, up]);
+        let both = self.node(Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up]);
         let down = self.linear(WIDTH, both);
         self.node(Binary::Add, &[down, x])
     }
@@ -114,7 +114,7 @@ impl Maker {
 pub fn model(devices: usize) -> Model {
     let device = |i| NoopDevice::new(&format!("N{i}"), DeviceKind::Gpu).shared();
     let devices: Vec<Arc<dyn Device>> = (0..devices).map(device).collect();
-    let mut m = Maker { b: TaskBuilder::new(), devices, account: Account::new(1 << 30), on: 0 };
+    let mut m = ModelBuilder { b: TaskBuilder::new(), devices, account: Account::new(1 << 30), on: 0 };
     let x = m.b.input("x", DType::F32, [WIDTH, TOKENS, 1, 1]).unwrap();
     let positions = m.b.input("positions", DType::I32, [TOKENS, 1, 1, 1]).unwrap();
     let rows = m.b.input("rows", DType::I64, [TOKENS, 1, 1, 1]).unwrap();

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudaemu::bytecode::Code;
+use cudaemu::bytecode::DecodedModule;
 use cudaemu::decode::decode;
-use cudaemu::exec::{self, Launch, Machine};
-use cudaemu::mem::Space;
+use cudaemu::exec::{self, ExecutorConfig, Launch};
+use cudaemu::mem::AddressSpace;
 use cudaemu::ptx;
 
 type Failure = Box<dyn std::error::Error>;
@@ -33,9 +33,15 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Lane instructions of one launch, and the median of its times.
-fn measure(code: &Arc<Code>, kernel: &str, size: usize, threads: usize, rounds: usize) -> Result<(u64, f64), Failure> {
+fn measure(
+    code: &Arc<DecodedModule>,
+    kernel: &str,
+    size: usize,
+    threads: usize,
+    rounds: usize,
+) -> Result<(u64, f64), Failure> {
     let function = code.functions.iter().position(|f| &*f.name == kernel).ok_or("no such kernel")?;
-    let space = Space::new(&[1 << 30])?;
+    let space = AddressSpace::new(&[1 << 30])?;
     let mut random = fastrand::Rng::with_seed(1);
     let weights: Vec<u8> = (0..size * size / 32)
         .flat_map(|_| {
@@ -74,7 +80,7 @@ fn measure(code: &Arc<Code>, kernel: &str, size: usize, threads: usize, rounds: 
         workspace: 0,
         id: 1,
     };
-    let machine = Machine {
+    let machine = ExecutorConfig {
         sms: 108,
         threads,
         max_instructions: u64::MAX,
@@ -88,7 +94,7 @@ fn measure(code: &Arc<Code>, kernel: &str, size: usize, threads: usize, rounds: 
     let mut instructions = 0;
     for _ in 0..rounds {
         let start = Instant::now();
-        let outcome = exec::run(&launch, &space.snapshot(), &machine);
+        let outcome = exec::run_grid(&launch, &space.snapshot(), &machine);
         times.push(start.elapsed().as_secs_f64());
         outcome.result.map_err(|report| report.to_string())?;
         instructions = outcome.profile.total_lanes();

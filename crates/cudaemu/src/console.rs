@@ -6,10 +6,10 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::exec::Sink;
+use crate::exec::PrintSink;
 
 /// Says it on stderr, after the emulator's name.
-pub fn say(message: impl Display) {
+pub fn log_stderr(message: impl Display) {
     // In one write, so that what the program says meanwhile does not come in between. Nobody can be told that stderr is closed.
     let _ = std::io::stderr().write_all(format!("cudaemu: {message}\n").as_bytes());
 }
@@ -22,7 +22,7 @@ pub struct Printer {
 
 impl Printer {
     /// What takes the text. A write that fails loses it, as in C programs that do not look.
-    pub fn sink(&self) -> Sink {
+    pub fn sink(&self) -> PrintSink {
         let printed = self.printed.clone();
         Arc::new(move |text| {
             printed.store(true, Ordering::Relaxed);

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 
-use crate::exec::{Launch, Outcome};
-use crate::exec_context::{Counts, Traffic};
+use crate::exec::{Launch, LaunchOutcome};
+use crate::exec_context::{MemoryCounts, Traffic};
 use crate::isa::{self, Category, Row};
 
 /// What one or more launches of a kernel did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kernel {
+pub struct KernelCounts {
     /// Launches.
     pub launches: u64,
     /// Threads that were started.
@@ -22,14 +22,14 @@ pub struct Kernel {
     /// Instructions of lanes whose guard held, by class.
     pub lanes: BTreeMap<Category, u64>,
     /// Traffic; zeros unless `CUDAEMU_COUNTS` is on.
-    pub memory: Counts,
+    pub memory: MemoryCounts,
     /// Distinct bytes of global memory read, and written, summed over launches; zeros unless `CUDAEMU_COUNTS` is on.
     pub distinct: [u64; 2],
 }
 
-impl Kernel {
+impl KernelCounts {
     /// What a launch did.
-    pub fn of(launch: &Launch, outcome: &Outcome) -> Self {
+    pub fn of(launch: &Launch, outcome: &LaunchOutcome) -> Self {
         let (mut lanes, mut elements) = (BTreeMap::new(), 0);
         for (inst, &count) in launch.code.insts.iter().zip(&outcome.profile.lanes).filter(|(_, count)| **count > 0) {
             let row = isa::table().row(inst.row);
@@ -86,25 +86,25 @@ pub fn count_call(name: &'static str) {
 }
 
 /// The calls so far.
-pub fn calls() -> BTreeMap<&'static str, u64> {
+pub fn call_counts() -> BTreeMap<&'static str, u64> {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Starts afresh.
-pub fn forget_calls() {
+pub fn reset_call_counts() {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 /// Sums since the driver began.
 #[derive(Debug, Default)]
 pub struct Totals {
-    kernels: BTreeMap<String, Kernel>,
+    kernels: BTreeMap<String, KernelCounts>,
     host_bytes: u64,
 }
 
 impl Totals {
     /// Adds what a piece of work counted.
-    pub fn add(&mut self, kernels: Vec<(String, Kernel)>, host_bytes: u64) {
+    pub fn add(&mut self, kernels: Vec<(String, KernelCounts)>, host_bytes: u64) {
         self.host_bytes += host_bytes;
         for (name, kernel) in kernels {
             self.kernels.entry(name).or_default().add(&kernel);
@@ -182,7 +182,7 @@ fn class_name(category: Category) -> String {
     format!("{category:?}").to_lowercase()
 }
 
-impl Kernel {
+impl KernelCounts {
     fn json(&self) -> String {
         let classes: Vec<String> =
             self.lanes.iter().map(|(category, count)| format!("\"{}\": {count}", class_name(*category))).collect();

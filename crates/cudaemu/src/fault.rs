@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What happened. Hardware faults poison the context; the others are found by the checker alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FaultKind {
     /// No allocation there; the text names the nearest one and how far outside of it the access is.
     OutOfBounds(String),
     /// The allocation was freed.
@@ -32,14 +32,14 @@ pub enum Kind {
     /// An instruction got a value that it may not have (barrier number 99, misaligned matrix row, …).
     InvalidValue(String),
     /// The launch ran longer than the limit set by `CUDAEMU_MAX_INSTRUCTIONS`.
-    Endless,
+    InstructionLimit,
     /// The emulator is at fault; please report it.
     Internal(String),
 }
 
-impl Kind {
+impl FaultKind {
     /// Whether real hardware reports it too, so that the context is lost even where checks only warn.
-    pub fn hardware(&self) -> bool {
+    pub fn is_hardware_fault(&self) -> bool {
         !matches!(
             self,
             Self::Uninitialised
@@ -54,7 +54,7 @@ impl Kind {
 /// Memory that an access went to.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemorySpace {
     Global,
     Shared,
     Local,
@@ -66,18 +66,18 @@ pub enum Memory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What happened.
-    pub kind: Kind,
+    pub kind: FaultKind,
     /// The lane, 0 to 31.
     pub lane: u8,
     /// Memory and address (as the thread computed it), for accesses.
-    pub access: Option<Access>,
+    pub access: Option<FaultAccess>,
 }
 
 /// An access that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct FaultAccess {
     /// Which memory.
-    pub memory: Memory,
+    pub memory: MemorySpace,
     /// Address as computed; an offset for shared, local and param memory.
     pub address: u64,
     /// Bytes.
@@ -88,19 +88,19 @@ pub struct Access {
 
 impl Fault {
     /// A fault of one lane that is no memory access.
-    pub fn new(kind: Kind, lane: usize) -> Box<Self> {
+    pub fn new(kind: FaultKind, lane: usize) -> Box<Self> {
         Box::new(Self { kind, lane: lane as u8, access: None })
     }
 
     /// A fault of one lane's access.
-    pub fn access(kind: Kind, lane: usize, access: Access) -> Box<Self> {
+    pub fn access(kind: FaultKind, lane: usize, access: FaultAccess) -> Box<Self> {
         Box::new(Self { kind, lane: lane as u8, access: Some(access) })
     }
 }
 
 /// A fault with its place: what the user reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct FaultReport {
     /// The fault.
     pub fault: Fault,
     /// Name of the kernel.
@@ -115,7 +115,7 @@ pub struct Report {
     pub text: String,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfBounds(text) => write!(f, "access outside an allocation: {text}"),
@@ -131,13 +131,13 @@ impl fmt::Display for Kind {
             Self::Trap(text) => write!(f, "{text}"),
             Self::StackOverflow => write!(f, "stack overflow"),
             Self::InvalidValue(text) => write!(f, "invalid value: {text}"),
-            Self::Endless => write!(f, "the launch does not end (CUDAEMU_MAX_INSTRUCTIONS)"),
+            Self::InstructionLimit => write!(f, "the launch does not end (CUDAEMU_MAX_INSTRUCTIONS)"),
             Self::Internal(text) => write!(f, "the emulator is at fault: {text}"),
         }
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for FaultReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.fault.kind)?;
         if let Some(access) = self.fault.access {

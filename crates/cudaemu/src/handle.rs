@@ -77,18 +77,18 @@ handles! {
 
 /// What the handles of one kind stand for, in the order of their making.
 #[derive(Debug)]
-pub struct Table<H, T> {
+pub struct HandleTable<H, T> {
     items: BTreeMap<u64, T>,
     kind: std::marker::PhantomData<fn() -> H>,
 }
 
-impl<H, T> Default for Table<H, T> {
+impl<H, T> Default for HandleTable<H, T> {
     fn default() -> Self {
         Self { items: BTreeMap::new(), kind: std::marker::PhantomData }
     }
 }
 
-impl<H: Handle, T> Table<H, T> {
+impl<H: Handle, T> HandleTable<H, T> {
     /// A new handle for this.
     pub fn insert(&mut self, item: T) -> H {
         let handle = self.reserve();
@@ -105,7 +105,7 @@ impl<H: Handle, T> Table<H, T> {
     }
 
     /// Puts an item under a handle from [`Table::reserve`].
-    pub fn put(&mut self, handle: H, item: T) {
+    pub fn insert_reserved(&mut self, handle: H, item: T) {
         self.items.insert(handle.raw(), item);
     }
 
@@ -135,7 +135,7 @@ impl<H: Handle, T> Table<H, T> {
     }
 
     /// Ends all handles whose item is not to be kept, and gives what they stood for.
-    pub fn take(&mut self, mut gone: impl FnMut(H, &T) -> bool) -> Vec<(H, T)> {
+    pub fn remove_where(&mut self, mut gone: impl FnMut(H, &T) -> bool) -> Vec<(H, T)> {
         let gone: Vec<u64> = self.iter().filter(|(h, item)| gone(*h, item)).map(|(h, _)| h.raw()).collect();
         gone.into_iter().filter_map(|raw| Some((H::from_raw(raw), self.items.remove(&raw)?))).collect()
     }
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn handles_are_never_used_again_and_know_their_kind() {
-        let mut streams = Table::<StreamId, &str>::default();
-        let mut events = Table::<EventId, &str>::default();
+        let mut streams = HandleTable::<StreamId, &str>::default();
+        let mut events = HandleTable::<EventId, &str>::default();
         let (s, e) = (streams.insert("s"), events.insert("e"));
         assert_ne!(s.raw(), e.raw());
         assert_eq!(streams.get(s), Ok(&"s"));
@@ -156,6 +156,6 @@ mod tests {
         assert_eq!(streams.remove(s), Err(Error::InvalidHandle));
         assert_ne!(streams.insert("t").raw(), s.raw());
         assert_eq!(streams.get(StreamId::from_raw(e.raw())), Err(Error::InvalidHandle));
-        assert_eq!(Table::<ContextId, ()>::default().get(ContextId::from_raw(0)), Err(Error::InvalidContext));
+        assert_eq!(HandleTable::<ContextId, ()>::default().get(ContextId::from_raw(0)), Err(Error::InvalidContext));
     }
 }

@@ -51,7 +51,7 @@ impl Session {
     /// Waits until every primary context that was retained is released, which a program's own threads may do later than the test
     /// that started them ends. False when `limit` passes first.
     #[must_use]
-    pub fn contexts_released(&self, limit: Duration) -> bool {
+    pub fn wait_contexts_released(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") {
             if Instant::now() > until {

@@ -19,10 +19,10 @@ pub type Ticks = u64;
 
 /// The virtual time of devices that work together: the host's time, and when each engine is busy.
 #[derive(Debug, Default)]
-pub struct VirtualTime(Mutex<State>);
+pub struct VirtualTime(Mutex<VirtualTimeState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct VirtualTimeState {
     /// The host's time.
     now: Ticks,
     /// When the last command ends.
@@ -43,7 +43,7 @@ struct Engines {
 #[derive(Debug, Default)]
 struct Engine {
     /// Begin and end of each piece of work, in order of time.
-    taken: Vec<(Ticks, Ticks)>,
+    busy_intervals: Vec<(Ticks, Ticks)>,
 }
 
 impl Engine {
@@ -53,19 +53,19 @@ impl Engine {
             return ready;
         }
         let (mut start, mut at) = (ready, 0);
-        for &(from, to) in &self.taken {
+        for &(from, to) in &self.busy_intervals {
             if start + time <= from {
                 break;
             }
             start = start.max(to);
             at += 1;
         }
-        self.taken.insert(at, (start, start + time));
+        self.busy_intervals.insert(at, (start, start + time));
         start + time
     }
 
     fn busy(&self) -> Ticks {
-        self.taken.iter().map(|(from, to)| to - from).sum()
+        self.busy_intervals.iter().map(|(from, to)| to - from).sum()
     }
 }
 
@@ -99,7 +99,7 @@ impl VirtualTime {
         state.now = state.now.max(until);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, VirtualTimeState> {
         self.0.lock().unwrap()
     }
 }
@@ -187,11 +187,11 @@ impl Device for DelayingDevice {
 #[derive(Debug)]
 struct PointTimes {
     time: Arc<VirtualTime>,
-    list: Mutex<List>,
+    list: Mutex<PointList>,
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct PointList {
     /// Of point 1 and so on.
     times: Vec<Ticks>,
     /// How many of them the host knows to be reached.

@@ -8,12 +8,13 @@
 //! commands it follows, by the order of its queue, by waits, and by the host's own waiting. Two accesses to the same bytes
 //! that nothing orders are a race ([`Gate::races`]), whether or not they did harm this time.
 
-mod work;
+mod command_kind;
 
 #[cfg(test)]
 mod tests;
 
 use crate::races::{Access, Clock, Races};
+use command_kind::CommandKind;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{
     Account, Buffer, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain, MemoryInfo, PeerCopies, Point,
@@ -26,7 +27,6 @@ use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use work::Work;
 
 /// Memory of each device, in bytes.
 const MEMORY: u64 = 1 << 30;
@@ -38,15 +38,15 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Gate {
     /// That of the devices that do not change it.
     domain: Domain,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
 }
 
-struct State {
+struct GateState {
     rng: fastrand::Rng,
     /// Whether points from elsewhere may be reached by other threads while one waits.
-    threads: bool,
+    waits_for_threads: bool,
     /// The gate draws new ranks after one in so many commands, on average.
-    steady: u32,
+    rank_period: u32,
     queues: Vec<QueueState>,
     /// The facts of each device. The devices of the gate and no others copy from one another.
     devices: HashMap<DeviceId, DeviceInfo>,
@@ -61,7 +61,7 @@ struct QueueState {
     device: String,
     /// Runs one command at a time, to its end.
     inner: Box<dyn Queue>,
-    commands: VecDeque<Command>,
+    commands: VecDeque<GatedCommand>,
     submitted: u64,
     done: u64,
     failure: Option<DeviceError>,
@@ -75,11 +75,11 @@ struct QueueState {
     rank: u32,
 }
 
-struct Command {
+struct GatedCommand {
     after: Option<Point>,
     /// The commands that the host knew to be done when it submitted this one.
     host: Clock,
-    work: Work,
+    work: CommandKind,
 }
 
 impl Gate {
@@ -99,10 +99,10 @@ impl Gate {
         let mut rng = fastrand::Rng::with_seed(seed);
         // Rare draws hold queues up for long, frequent ones mix all of them.
         let steady = [1, 4, 32][rng.usize(0..3)];
-        let state = State {
+        let state = GateState {
             rng,
-            threads,
-            steady,
+            waits_for_threads: threads,
+            rank_period: steady,
             queues: Vec::new(),
             devices: HashMap::new(),
             host: Clock::default(),
@@ -132,23 +132,23 @@ impl Gate {
         self.lock().order.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap()
     }
 }
 
-impl State {
+impl GateState {
     /// Runs one command whose waits are over. False when there is none.
-    fn step(&mut self, gate: &Gate) -> bool {
+    fn run_next(&mut self, gate: &Gate) -> bool {
         let heads = self.queues.iter().enumerate().filter_map(|(at, queue)| Some((at, queue.commands.front()?)));
         let reached = heads.map(|(at, head)| (at, head.after.as_ref().map_or(Ok(true), |p| self.reached(gate, p))));
         let ready: Vec<_> = reached.filter(|(_, reached)| *reached != Ok(false)).collect();
-        if self.rng.u32(0..self.steady) == 0 {
+        if self.rng.u32(0..self.rank_period) == 0 {
             self.queues.iter_mut().for_each(|queue| queue.rank = self.rng.u32(..));
         }
         let Some((at, reached)) = ready.into_iter().max_by_key(|(at, _)| self.queues[*at].rank) else { return false };
         self.order.push(at);
-        let done = reached.and_then(|_| self.run(gate, at));
+        let done = reached.and_then(|_| self.run_head(gate, at));
         if let Err(failure) = done {
             self.queues[at].fail(failure);
         }
@@ -163,8 +163,8 @@ impl State {
     }
 
     /// Runs the first command of a queue.
-    fn run(&mut self, gate: &Gate, at: usize) -> Result<(), DeviceError> {
-        let Some(Command { after, host, work }) = self.queues[at].commands.pop_front() else { return Ok(()) };
+    fn run_head(&mut self, gate: &Gate, at: usize) -> Result<(), DeviceError> {
+        let Some(GatedCommand { after, host, work }) = self.queues[at].commands.pop_front() else { return Ok(()) };
         let mut clock = std::mem::take(&mut self.queues[at].clock);
         clock.join(&host);
         if let Some(point) = &after {
@@ -210,16 +210,18 @@ impl State {
 }
 
 impl QueueState {
-    fn process(&mut self, work: Work) -> Result<(), DeviceError> {
+    fn process(&mut self, work: CommandKind) -> Result<(), DeviceError> {
         let inner = &mut self.inner;
         let by = Instant::now() + COMMAND_TIMEOUT;
         match work {
-            Work::Upload { dst, bytes } => inner.upload(dst, None, Source::Borrowed(&bytes))?,
-            Work::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
-            Work::Fill { dst, value } => inner.fill(dst, value)?,
-            Work::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
-            Work::Run { program, bindings } => inner.run_inline_or_submit(&program, &bindings, COMMAND_TIMEOUT)?,
-            Work::Wait => {}
+            CommandKind::Upload { dst, bytes } => inner.upload(dst, None, Source::Borrowed(&bytes))?,
+            CommandKind::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
+            CommandKind::Fill { dst, value } => inner.fill(dst, value)?,
+            CommandKind::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
+            CommandKind::Run { program, bindings } => {
+                inner.run_inline_or_submit(&program, &bindings, COMMAND_TIMEOUT)?
+            }
+            CommandKind::Wait => {}
         }
         inner.mark().wait(Some(by))
     }
@@ -267,8 +269,8 @@ impl Progress for QueueProgress {
             if let Some(failure) = &queue.failure {
                 return timeline.fail(failure.clone());
             }
-            if !state.step(&self.gate) {
-                if state.threads && state.waits_elsewhere(&self.gate) {
+            if !state.run_next(&self.gate) {
+                if state.waits_for_threads && state.waits_elsewhere(&self.gate) {
                     return;
                 }
                 let stuck = state.stuck(&self.gate);
@@ -390,7 +392,7 @@ struct GatedQueue {
 }
 
 impl GatedQueue {
-    fn submit(&mut self, after: Option<&Point>, work: Work) -> Result<(), DeviceError> {
+    fn submit(&mut self, after: Option<&Point>, work: CommandKind) -> Result<(), DeviceError> {
         let mut state = self.gate.lock();
         let host = state.host.clone();
         let queue = &mut state.queues[self.queue];
@@ -398,7 +400,7 @@ impl GatedQueue {
             return Err(failure.clone());
         }
         queue.submitted += 1;
-        queue.commands.push_back(Command { after: after.cloned(), host, work });
+        queue.commands.push_back(GatedCommand { after: after.cloned(), host, work });
         Ok(())
     }
 
@@ -423,13 +425,13 @@ impl Queue for GatedQueue {
                 bytes
             }
         };
-        self.submit(None, Work::Upload { dst, bytes })
+        self.submit(None, CommandKind::Upload { dst, bytes })
     }
 
     fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
         self.check_own(&src)?;
         let to = Arc::default();
-        self.submit(None, Work::Download { src, to: Arc::clone(&to) })?;
+        self.submit(None, CommandKind::Download { src, to: Arc::clone(&to) })?;
         let point = self.mark();
         Ok(Ticket::fetched(move |deadline| {
             point.wait(deadline)?;
@@ -439,7 +441,7 @@ impl Queue for GatedQueue {
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         self.check_own(&dst)?;
-        self.submit(None, Work::Fill { dst, value })
+        self.submit(None, CommandKind::Fill { dst, value })
     }
 
     fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
@@ -451,13 +453,13 @@ impl Queue for GatedQueue {
         if !other.is_some_and(|other| copies(self.copy_rule, &self.info, &other)) {
             return Ok(CopyOutcome::Unreachable);
         }
-        self.submit(after, Work::Copy { src, dst })?;
+        self.submit(after, CommandKind::Copy { src, dst })?;
         Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         bindings.iter().try_for_each(|region| self.check_own(region))?;
-        self.submit(None, Work::Run { program: program.clone(), bindings: Arc::clone(bindings) })
+        self.submit(None, CommandKind::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 
     fn mark(&mut self) -> Point {
@@ -469,7 +471,7 @@ impl Queue for GatedQueue {
     }
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.submit(Some(point), Work::Wait)
+        self.submit(Some(point), CommandKind::Wait)
     }
 }
 

@@ -16,7 +16,7 @@
 //! ```
 
 use fanout::device::{Account, Device, DeviceError, Source};
-use fanout::graph::{Builder, Graph, Place, TensorId};
+use fanout::graph::{Builder, Graph, SlotOffset, TensorId};
 use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
 use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{Capability, DType, TensorDesc};
@@ -41,13 +41,13 @@ pub struct Subject {
     /// no CUDA kernels for them.
     misaligned: Option<Arc<dyn Device>>,
     connect: Option<Box<Connect>>,
-    hangs_up: bool,
+    drops_connections: bool,
 }
 
 impl Subject {
     /// A device of this process.
     pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
-        Subject { name, device, fast, misaligned: None, connect: None, hangs_up: false }
+        Subject { name, device, fast, misaligned: None, connect: None, drops_connections: false }
     }
 
     /// A device behind a server: each run has a connection of its own, which a failed one may end.
@@ -67,24 +67,25 @@ impl Subject {
 
     /// Expects that the connection is lost when an op finds data that it does not allow: in protocol 7.0 a server has no
     /// other way to report a failure.
-    pub fn that_hangs_up(self) -> Subject {
-        Subject { hangs_up: true, ..self }
+    pub fn that_drops_connections(self) -> Subject {
+        Subject { drops_connections: true, ..self }
     }
 
     fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
         if let Some(connect) = &self.connect {
             return connect();
         }
-        let whole = graph.nodes().iter().all(|node| graph.view(node).is_none_or(|node| node.aligned && on_cuda(&node)));
+        let whole =
+            graph.nodes().iter().all(|node| graph.node_view(node).is_none_or(|node| node.aligned && on_cuda(&node)));
         Arc::clone(self.misaligned.as_ref().filter(|_| !whole).unwrap_or(&self.device))
     }
 
     /// Whether a run ended as it must when `op` finds data that it does not allow: with [`DeviceError::Data`] of that op, or
     /// with a lost connection ([`Subject::that_hangs_up`]).
-    pub fn found_bad(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
+    pub fn reported_bad_data(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
         match error {
-            Some(DeviceError::Lost { .. }) => self.hangs_up,
-            Some(DeviceError::Data { op: of, .. }) => *of == op && !self.hangs_up,
+            Some(DeviceError::Lost { .. }) => self.drops_connections,
+            Some(DeviceError::Data { op: of, .. }) => *of == op && !self.drops_connections,
             _ => false,
         }
     }
@@ -124,12 +125,12 @@ impl Case {
     /// values have.
     pub fn leaf(&mut self, dtype: DType, ne: [usize; 4], values: &[f32]) -> TensorId {
         let desc = TensorDesc::contiguous(dtype, ne).expect("a tensor");
-        self.leaf_of(desc, values)
+        self.leaf_with_desc(desc, values)
     }
 
     /// Adds a leaf with strides of its own; `values` in logical order, dimension 0 fastest.
-    pub fn leaf_of(&mut self, desc: TensorDesc, values: &[f32]) -> TensorId {
-        let id = self.b.leaf_of(desc).expect("a leaf");
+    pub fn leaf_with_desc(&mut self, desc: TensorDesc, values: &[f32]) -> TensorId {
+        let id = self.b.leaf_with_desc(desc).expect("a leaf");
         self.inputs.push((id, encode(&desc, values)));
         id
     }
@@ -151,19 +152,19 @@ impl Case {
     }
 
     /// Builds the graph, which must pass validation.
-    pub fn build(self) -> Built {
-        Built { graph: Arc::new(self.b.build().expect("a valid graph")), inputs: self.inputs }
+    pub fn build(self) -> BuiltCase {
+        BuiltCase { graph: Arc::new(self.b.build().expect("a valid graph")), inputs: self.inputs }
     }
 }
 
 /// A finished case, which runs on any device.
-pub struct Built {
+pub struct BuiltCase {
     /// The graph.
     pub graph: Arc<Graph>,
     inputs: Vec<(TensorId, Vec<u8>)>,
 }
 
-impl Built {
+impl BuiltCase {
     /// Runs the graph on a device.
     ///
     /// # Panics
@@ -204,7 +205,7 @@ impl Built {
     }
 
     fn initial(&self) -> Vec<u8> {
-        let mut memory = vec![0xa5; self.graph.slots()[0]];
+        let mut memory = vec![0xa5; self.graph.slot_sizes()[0]];
         for (id, bytes) in &self.inputs {
             let at = self.graph.tensor(*id).and_then(|t| t.place).expect("a placed leaf").offset;
             memory[at..at + bytes.len()].copy_from_slice(bytes);
@@ -235,7 +236,7 @@ impl Outcome {
     }
 }
 
-fn for_each_block(desc: &TensorDesc, place: Place, mut each: impl FnMut(usize)) {
+fn for_each_block(desc: &TensorDesc, place: SlotOffset, mut each: impl FnMut(usize)) {
     let (ne, nb) = (desc.ne(), desc.nb());
     for i3 in 0..ne[3] {
         for i2 in 0..ne[2] {
@@ -279,7 +280,7 @@ fn encode(desc: &TensorDesc, values: &[f32]) -> Vec<u8> {
     assert_eq!(values.len(), desc.elements(), "values for {desc:?}");
     let (dtype, mut bytes) = (desc.dtype(), vec![0x5a; desc.extent()]);
     let mut blocks = values.chunks_exact(dtype.block_len());
-    for_each_block(desc, Place { slot: 0, offset: 0 }, |at| {
+    for_each_block(desc, SlotOffset { slot: 0, offset: 0 }, |at| {
         let values = blocks.next().expect("as many values as elements");
         let bytes = &mut bytes[at..at + dtype.block_bytes()];
         if dtype == DType::I32 {

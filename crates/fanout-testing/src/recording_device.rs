@@ -21,12 +21,12 @@ pub struct RecordingDevice {
     inner: Arc<CpuDevice>,
     refused: Vec<OpCode>,
     /// What was asked for so far.
-    pub record: Arc<Record>,
+    pub record: Arc<CallRecord>,
 }
 
 /// Counters of all queues of a device, and switches that a test sets while it works.
 #[derive(Debug, Default)]
-pub struct Record {
+pub struct CallRecord {
     /// Bytes downloaded.
     pub downloaded: AtomicU64,
     /// Bytes uploaded.
@@ -48,24 +48,24 @@ pub struct Record {
     /// The threads that submitted.
     pub threads: Mutex<HashSet<ThreadId>>,
     /// While set, every program fails with [`DeviceError::Bug`].
-    pub fails: AtomicBool,
+    pub fail_programs: AtomicBool,
     /// A point that every program waits for first.
     pub gate: Mutex<Option<Point>>,
     /// Receives an event for each program that is submitted and each queue that is dropped.
-    pub events: Mutex<Option<mpsc::Sender<Event>>>,
+    pub events: Mutex<Option<mpsc::Sender<QueueEvent>>>,
 }
 
 /// What happened on a queue.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Event {
+pub enum QueueEvent {
     /// A program was submitted.
     Submitted,
     /// The queue was dropped.
     Dropped,
 }
 
-impl Record {
-    fn send(&self, event: Event) {
+impl CallRecord {
+    fn send(&self, event: QueueEvent) {
         if let Some(events) = &*self.events.lock().unwrap() {
             events.send(event).unwrap();
         }
@@ -83,7 +83,7 @@ impl RecordingDevice {
     }
 
     /// Bytes downloaded and uploaded since the last call.
-    pub fn moved(&self) -> (u64, u64) {
+    pub fn take_transferred_bytes(&self) -> (u64, u64) {
         (self.record.downloaded.swap(0, SeqCst), self.record.uploaded.swap(0, SeqCst))
     }
 }
@@ -132,7 +132,7 @@ impl Device for RecordingDevice {
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         for node in graph.nodes() {
-            if let Support::No(no) = self.support(graph.view(node).unwrap()) {
+            if let Support::No(no) = self.support(graph.node_view(node).unwrap()) {
                 return Err(no.into());
             }
         }
@@ -155,7 +155,7 @@ impl PeerCopies for RecordingDevice {
 
 struct RecordingQueue {
     inner: Box<dyn Queue>,
-    record: Arc<Record>,
+    record: Arc<CallRecord>,
 }
 
 impl RecordingQueue {
@@ -165,7 +165,7 @@ impl RecordingQueue {
     }
 
     fn before_program(&mut self) -> Result<(), DeviceError> {
-        if self.record.fails.load(SeqCst) {
+        if self.record.fail_programs.load(SeqCst) {
             return Err(DeviceError::Bug("a recording device was told to fail".to_owned()));
         }
         let gate = self.record.gate.lock().unwrap().clone();
@@ -202,7 +202,7 @@ impl Queue for RecordingQueue {
         self.count(&self.record.runs, 1);
         self.before_program()?;
         self.inner.run(program, bindings)?;
-        self.record.send(Event::Submitted);
+        self.record.send(QueueEvent::Submitted);
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl Queue for RecordingQueue {
 
 impl Drop for RecordingQueue {
     fn drop(&mut self) {
-        self.record.send(Event::Dropped);
+        self.record.send(QueueEvent::Dropped);
     }
 }
 
@@ -260,7 +260,7 @@ impl RunInline for RecordingQueue {
         self.count(&self.record.inline_runs, 1);
         self.before_program()?;
         self.inner.run_inline_or_submit(program, bindings, budget)?;
-        self.record.send(Event::Submitted);
+        self.record.send(QueueEvent::Submitted);
         Ok(())
     }
 }

@@ -26,20 +26,20 @@ pub struct LinkSpeed {
 /// A relay between clients and one server. Dropping it cuts its connections and ends its threads.
 pub struct SlowLink {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<LinkShared>,
     accepts: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct LinkShared {
     to: SocketAddr,
     speed: LinkSpeed,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     /// Notified after every change of the state.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     frozen: bool,
     ended: bool,
     /// Both ends of each connection.
@@ -58,11 +58,11 @@ struct Flow {
     /// Bytes in `pending`.
     bytes: usize,
     /// When the last byte that arrived has passed the bandwidth limit.
-    taken: Option<Instant>,
+    rate_limited_until: Option<Instant>,
     /// The sender has closed its half.
-    over: bool,
+    sender_closed: bool,
     /// The receiver is gone.
-    broken: bool,
+    receiver_gone: bool,
 }
 
 impl SlowLink {
@@ -73,7 +73,7 @@ impl SlowLink {
     pub fn new(to: SocketAddr, speed: LinkSpeed) -> SlowLink {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { to, speed, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(LinkShared { to, speed, state: Mutex::default(), changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         let accepts = std::thread::spawn(move || accepting.accept(&listener));
         SlowLink { addr, shared, accepts: Some(accepts) }
@@ -119,18 +119,18 @@ impl Drop for SlowLink {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl LinkShared {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Option<Instant>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, LinkState>, until: Option<Instant>) -> MutexGuard<'a, LinkState> {
         let Some(until) = until else { return self.changed.wait(state).unwrap_or_else(PoisonError::into_inner) };
         let left = until.saturating_duration_since(Instant::now());
         self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn accept(self: &Arc<Shared>, listener: &TcpListener) {
+    fn accept(self: &Arc<LinkShared>, listener: &TcpListener) {
         for client in listener.incoming() {
             let Ok(client) = client else { continue };
             if self.lock().ended {
@@ -162,8 +162,8 @@ impl Shared {
             let mut state = self.lock();
             let at = &mut state.flows[flow];
             at.passed += read as u64;
-            if read == 0 || at.broken {
-                at.over = true;
+            if read == 0 || at.receiver_gone {
+                at.sender_closed = true;
                 self.changed.notify_all();
                 let _ = from.shutdown(Shutdown::Read);
                 return;
@@ -171,12 +171,12 @@ impl Shared {
             let takes =
                 self.speed.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(read as f64 / rate as f64));
             let now = Instant::now();
-            let taken = at.taken.map_or(now, |last| last.max(now)) + takes;
-            at.taken = Some(taken);
+            let taken = at.rate_limited_until.map_or(now, |last| last.max(now)) + takes;
+            at.rate_limited_until = Some(taken);
             at.pending.push_back((taken + self.speed.delay, buffer[..read].to_vec()));
             at.bytes += read;
             self.changed.notify_all();
-            while state.flows[flow].bytes > WINDOW && !state.flows[flow].broken {
+            while state.flows[flow].bytes > WINDOW && !state.flows[flow].receiver_gone {
                 state = self.wait(state, None);
             }
         }
@@ -192,7 +192,7 @@ impl Shared {
             match due {
                 _ if ended => break,
                 _ if frozen => state = self.wait(state, None),
-                None if at.over => break,
+                None if at.sender_closed => break,
                 None => state = self.wait(state, None),
                 Some(due) if due > Instant::now() => state = self.wait(state, Some(due)),
                 Some(_) => {
@@ -208,7 +208,7 @@ impl Shared {
                 }
             }
         }
-        state.flows[flow].broken = true;
+        state.flows[flow].receiver_gone = true;
         state.flows[flow].pending.clear();
         self.changed.notify_all();
         drop(state);

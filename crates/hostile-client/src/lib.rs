@@ -3,7 +3,7 @@
 //!
 //! The fuzz target `session` (`fuzz/`) and a seeded test (`tests/sessions.rs` of this crate) call [`Target::attack`].
 
-mod greeted;
+mod extended;
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::Device;
@@ -22,7 +22,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// Device memory of a session, and the most that a buffer of the attacker has.
 const SESSION_MEMORY: u64 = 4 << 20;
-const LARGEST: u64 = 1 << 16;
+const MAX_BUFFER_BYTES: u64 = 1 << 16;
 
 /// Where the server's first buffer of a session lies, how buffers are aligned, and what is free behind each.
 const FIRST_BASE: u64 = 1 << 44;
@@ -36,7 +36,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 pub struct Target {
     addr: SocketAddr,
     devices: Vec<Arc<dyn Device>>,
-    bystander: Client,
+    bystander: BystanderClient,
 }
 
 impl Target {
@@ -58,7 +58,7 @@ impl Target {
         let addr = server.local_addr();
         // It serves until the process ends.
         std::thread::spawn(move || server.run());
-        let bystander = Client::open(addr);
+        let bystander = BystanderClient::open(addr);
         Target { addr, devices, bystander }
     }
 
@@ -68,7 +68,7 @@ impl Target {
     /// # Panics
     /// When the server neither replies nor closes the connection, panics, or serves the well-behaved client wrongly.
     pub fn attack(&mut self, bytes: &[u8]) -> usize {
-        let stream = Attacker::new(bytes).stream();
+        let stream = Attacker::new(bytes).message_stream();
         let mut socket = connect(self.addr);
         let mut writer = socket.try_clone().expect("a live socket");
         let total = std::thread::scope(|scope| {
@@ -87,7 +87,7 @@ impl Target {
                 }
             }
         });
-        self.bystander.works();
+        self.bystander.check_results();
         assert!(!PANICKED.load(Ordering::SeqCst), "the server has panicked");
         total
     }
@@ -96,7 +96,7 @@ impl Target {
     ///
     /// # Panics
     /// When some is still in use after the watchdog's time.
-    pub fn end(self) {
+    pub fn wait_until_freed(self) {
         drop(self.bystander);
         let until = Instant::now() + WATCHDOG;
         let used =
@@ -146,34 +146,34 @@ fn node(mut dst: TensorRecord, op: OpCode, srcs: &[u64]) -> TensorRecord {
 }
 
 /// A client that adds two vectors again and again.
-struct Client {
+struct BystanderClient {
     stream: TcpStream,
     handle: u64,
     base: u64,
     round: u32,
 }
 
-impl Client {
-    fn open(addr: SocketAddr) -> Client {
-        let mut client = Client { stream: connect(addr), handle: 0, base: 0, round: 0 };
-        client.say(&hello(), 28);
-        let made = client.say(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: PAGE })), 16);
+impl BystanderClient {
+    fn open(addr: SocketAddr) -> BystanderClient {
+        let mut client = BystanderClient { stream: connect(addr), handle: 0, base: 0, round: 0 };
+        client.request(&hello(), 28);
+        let made = client.request(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: PAGE })), 16);
         client.handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
-        let base = client.say(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: client.handle })), 8);
+        let base = client.request(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: client.handle })), 8);
         client.base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
         assert_eq!((client.handle, client.base), (1, FIRST_BASE), "attackers count on the same");
         client
     }
 
     /// Sends a request; the `n` bytes of its reply.
-    fn say(&mut self, request: &[u8], n: usize) -> Vec<u8> {
+    fn request(&mut self, request: &[u8], n: usize) -> Vec<u8> {
         self.stream.write_all(request).expect("the server reads");
         let mut reply = vec![0; RESPONSE_HEADER + n];
         self.stream.read_exact(&mut reply).expect("the server answers");
         reply.split_off(RESPONSE_HEADER)
     }
 
-    fn works(&mut self) {
+    fn check_results(&mut self) {
         self.round += 1;
         let (x, ne) = (self.round as f32, [16, 1, 1, 1]);
         let tensor = |id: u64| record(id, self.handle, self.base + 64 * id, DType::F32, ne);
@@ -185,7 +185,7 @@ impl Client {
         let bytes = x.to_le_bytes().repeat(16);
         let get = frame(&Request::GetTensor(GetTensor { tensor: c.clone(), offset: 0, size: 64 }));
         let all = [set(&a, &bytes), set(&b, &bytes), graph(0, &[3], &[a, b, c]), get].concat();
-        assert_eq!(self.say(&all, 64), (2.0 * x).to_le_bytes().repeat(16));
+        assert_eq!(self.request(&all, 64), (2.0 * x).to_le_bytes().repeat(16));
     }
 }
 
@@ -230,10 +230,10 @@ struct Attacker<'a> {
     base: u64,
     used: u64,
     /// Messages left in which nothing is wrong, so that what follows meets a session with a history.
-    careful: usize,
+    valid_left: usize,
     /// Whether device 0 has a last graph, as far as the attacker knows.
     computed: bool,
-    greeted: greeted::Greeted,
+    extended: extended::ExtendedState,
 }
 
 impl Attacker<'_> {
@@ -246,34 +246,34 @@ impl Attacker<'_> {
             handles: 0,
             base,
             used: 0,
-            careful,
+            valid_left: careful,
             computed: false,
-            greeted: greeted::Greeted::default(),
+            extended: extended::ExtendedState::default(),
         }
     }
 
     /// Whether something is wrong here: never while careful, else once in `n` times.
-    fn slip(&mut self, n: u8) -> bool {
-        self.careful == 0 && self.choices.one_in(n)
+    fn is_invalid_here(&mut self, n: u8) -> bool {
+        self.valid_left == 0 && self.choices.one_in(n)
     }
 
     /// Everything that this client ever says.
-    fn stream(mut self) -> Vec<u8> {
+    fn message_stream(mut self) -> Vec<u8> {
         let greets = self.choices.one_in(2);
-        let mut stream = if self.slip(16) { Vec::new() } else { hello() };
+        let mut stream = if self.is_invalid_here(16) { Vec::new() } else { hello() };
         if greets {
-            stream.extend(greeted::opening());
+            stream.extend(extended::opening_messages());
         }
         for _ in 0..64 {
             if self.choices.0.is_empty() {
                 break;
             }
-            let mut message = if greets { self.greeted_message() } else { self.message() };
-            if self.slip(12) {
-                self.bend(&mut message);
+            let mut message = if greets { self.extended_message() } else { self.message() };
+            if self.is_invalid_here(12) {
+                self.corrupt(&mut message);
             }
             stream.extend(message);
-            self.careful = self.careful.saturating_sub(1);
+            self.valid_left = self.valid_left.saturating_sub(1);
         }
         stream
     }
@@ -282,20 +282,20 @@ impl Attacker<'_> {
         if self.buffers.is_empty() {
             return self.alloc();
         }
-        let device = if self.slip(24) { self.choices.extreme() as u32 } else { 0 };
+        let device = if self.is_invalid_here(24) { self.choices.extreme() as u32 } else { 0 };
         let remote_ptr = self.buffer().0;
         let (srcs, data) = ([[1; TENSOR_RECORD]; MAX_SRC], [7; 300]);
         match self.choices.below(24) {
             0..2 => self.alloc(),
             2..8 => self.graph(),
-            8 if self.computed || self.slip(4) => frame(&Request::GraphRecompute(GraphRecompute { device })),
+            8 if self.computed || self.is_invalid_here(4) => frame(&Request::GraphRecompute(GraphRecompute { device })),
             9..11 => {
-                let (tensor, offset, n) = (self.tensor(1), self.small(), self.choices.below(300));
+                let (tensor, offset, n) = (self.tensor(1), self.small_number(), self.choices.below(300));
                 let head = SetTensorHead { tensor, cache: self.choices.one_in(2), offset };
                 frame(&Request::SetTensor(SetTensor { head, data: &data[..n] }))
             }
             11..13 => {
-                let (tensor, offset, size) = (self.tensor(1), self.small(), self.small());
+                let (tensor, offset, size) = (self.tensor(1), self.small_number(), self.small_number());
                 frame(&Request::GetTensor(GetTensor { tensor, offset, size }))
             }
             13 => {
@@ -303,7 +303,7 @@ impl Attacker<'_> {
                 frame(&Request::CopyTensor(CopyTensor { src, dst }))
             }
             14 => {
-                let (tensor, offset, size) = (self.tensor(1), self.small(), self.small());
+                let (tensor, offset, size) = (self.tensor(1), self.small_number(), self.small_number());
                 frame(&Request::MemsetTensor(MemsetTensor { tensor, offset, size, value: self.choices.byte() }))
             }
             15 => frame(&Request::BufferClear(BufferClear { remote_ptr, value: self.choices.byte() })),
@@ -315,7 +315,7 @@ impl Attacker<'_> {
             17 => frame(&Request::InitTensor(InitTensor { tensor: self.tensor(1) })),
             18 => frame(&Request::GetAllocSize(GetAllocSize { device, tensor: self.tensor(1), srcs: &srcs })),
             19 => {
-                let (tensor, offset, hash) = (self.tensor(1), self.small(), self.choices.word());
+                let (tensor, offset, hash) = (self.tensor(1), self.small_number(), self.choices.word());
                 frame(&Request::SetTensorHash(SetTensorHash { tensor, offset, hash }))
             }
             20 => frame(&Request::GetDeviceMemory(GetDeviceMemory { device })),
@@ -326,7 +326,7 @@ impl Attacker<'_> {
                 frame(&Request::GetMaxSize(GetMaxSize { device })),
             ]
             .concat(),
-            23 if self.slip(2) => {
+            23 if self.is_invalid_here(2) => {
                 let command = Command::ALL[self.choices.below(Command::ALL.len())];
                 RequestHeader { command, size: self.choices.extreme() }.encode().to_vec()
             }
@@ -335,47 +335,50 @@ impl Attacker<'_> {
     }
 
     fn alloc(&mut self) -> Vec<u8> {
-        let odd = self.slip(3);
+        let odd = self.is_invalid_here(3);
         let size = match self.choices.below(4) {
             0 if odd => self.choices.extreme(),
             1 if odd => self.choices.below(5000) as u64,
             2 if odd => 0,
             k => (2 * PAGE) << k,
         };
-        if size <= LARGEST && self.used + size <= SESSION_MEMORY {
+        if size <= MAX_BUFFER_BYTES && self.used + size <= SESSION_MEMORY {
             self.handles += 1;
             self.buffers.push((self.handles, self.base, size));
             self.used += size;
             self.base = (self.base + size + GUARD).next_multiple_of(PAGE);
         }
-        let device = u32::from(self.slip(16));
-        frame(&Request::AllocBuffer(AllocBuffer { device, size: if size > LARGEST { u64::MAX - size } else { size } }))
+        let device = u32::from(self.is_invalid_here(16));
+        frame(&Request::AllocBuffer(AllocBuffer {
+            device,
+            size: if size > MAX_BUFFER_BYTES { u64::MAX - size } else { size },
+        }))
     }
 
     /// Handle, address and size of a buffer; now and then of none.
     fn buffer(&mut self) -> (u64, u64, u64) {
-        if self.slip(40) {
+        if self.is_invalid_here(40) {
             return (self.choices.extreme(), self.choices.extreme(), PAGE);
         }
         let k = self.choices.below(self.buffers.len());
         self.buffers.get(k).copied().unwrap_or((1, FIRST_BASE, PAGE))
     }
 
-    fn small(&mut self) -> u64 {
-        if self.slip(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
+    fn small_number(&mut self) -> u64 {
+        if self.is_invalid_here(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
     }
 
     /// A tensor that mostly lies in a buffer.
     fn tensor(&mut self, id: u64) -> TensorRecord {
         let (handle, base, size) = self.buffer();
         let types = [DType::F32, DType::F32, DType::F32, DType::F16, DType::I32, DType::Q8_0, DType::Q4_K];
-        let dtype = types[self.choices.below(if self.careful > 0 { 3 } else { types.len() })];
+        let dtype = types[self.choices.below(if self.valid_left > 0 { 3 } else { types.len() })];
         let n = [1, 2, 4, 8][self.choices.below(4)];
         let n = if dtype.is_block() { dtype.block_len() as u32 } else { n };
         let ne = [n, 1 + self.choices.below(3) as u32, 1 + self.choices.below(12) as u32 / 11, 1];
         let offset = 64 * self.choices.below(48) as u64;
         let mut tensor = record(id, handle, base.wrapping_add(offset.min(size)), dtype, ne);
-        if !self.slip(8) {
+        if !self.is_invalid_here(8) {
             return tensor;
         }
         match self.choices.below(6) {
@@ -397,20 +400,21 @@ impl Attacker<'_> {
         let simple = [OpCode::Add, OpCode::Mul, OpCode::Sqr, OpCode::Scale, OpCode::SoftMax, OpCode::Cont];
         let ops: Vec<_> = OpCode::ALL.iter().filter(|op| op.stem().is_some_and(|stem| stem != "view")).collect();
         for id in 2..4 + self.choices.below(4) as u64 {
-            let mut tensor = if self.slip(6) { self.tensor(id) } else { TensorRecord { id, ..like.clone() } };
+            let mut tensor =
+                if self.is_invalid_here(6) { self.tensor(id) } else { TensorRecord { id, ..like.clone() } };
             tensor.data = like.data.wrapping_add(512 * id);
             if self.choices.one_in(3) {
                 tensors.push(tensor);
                 continue;
             }
-            let any = self.slip(4);
+            let any = self.is_invalid_here(4);
             let op = if any { *ops[self.choices.below(ops.len())] } else { simple[self.choices.below(6)] };
             let source = |me: &mut Self| 1 + me.choices.below(id as usize - 1) as u64;
             let srcs = [source(self), source(self), source(self)];
             let two = matches!(op, OpCode::Add | OpCode::Mul);
             let count = if any { self.choices.below(4) } else { 1 + usize::from(two) };
             let mut dst = node(tensor, op, &srcs[..count]);
-            if self.slip(8) {
+            if self.is_invalid_here(8) {
                 dst.op_params[self.choices.below(16)] = self.choices.extreme() as i32;
             }
             tensors.push(dst);
@@ -421,7 +425,7 @@ impl Attacker<'_> {
     }
 
     /// What a broken client, or a clever one, does to a frame.
-    fn bend(&mut self, bytes: &mut Vec<u8>) {
+    fn corrupt(&mut self, bytes: &mut Vec<u8>) {
         if bytes.is_empty() {
             return;
         }

@@ -32,7 +32,7 @@ fn sessions_of_any_bytes_leave_the_server_as_it_was() {
     }
     // Each begins with some messages in which nothing is wrong.
     assert!(served as u64 > 200 * sessions, "{served} bytes of replies: nothing was served");
-    target.end();
+    target.wait_until_freed();
     #[cfg(target_os = "linux")]
     {
         let grown = resident().saturating_sub(before);

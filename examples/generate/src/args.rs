@@ -249,7 +249,7 @@ impl Args {
     ///
     /// # Errors
     /// [`ArgsError`] where it is empty, or has an id that the model has not.
-    pub fn checked(&self, prompt: Vec<u32>, vocab: usize) -> Result<Vec<u32>, ArgsError> {
+    pub fn check_prompt(&self, prompt: Vec<u32>, vocab: usize) -> Result<Vec<u32>, ArgsError> {
         if prompt.is_empty() {
             return Err(ArgsError::NoPrompt);
         }
@@ -383,8 +383,8 @@ mod tests {
         assert_eq!(parse("-p x --split 0,0").unwrap().shares(2), Err(ArgsError::NoShare));
         let error = args.context(10).unwrap_err().to_string();
         assert_eq!(error, "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed");
-        assert_eq!(args.checked(vec![], 8), Err(ArgsError::NoPrompt));
-        assert_eq!(args.checked(vec![7, 8], 8), Err(ArgsError::Token { token: 8, vocab: 8 }));
-        assert_eq!(args.checked(vec![7, 0], 8), Ok(vec![7, 0]));
+        assert_eq!(args.check_prompt(vec![], 8), Err(ArgsError::NoPrompt));
+        assert_eq!(args.check_prompt(vec![7, 8], 8), Err(ArgsError::Token { token: 8, vocab: 8 }));
+        assert_eq!(args.check_prompt(vec![7, 0], 8), Ok(vec![7, 0]));
     }
 }

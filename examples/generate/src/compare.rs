@@ -1,12 +1,12 @@
 //! The devices against a reference, node by node.
 
-use fanout::sched::Seen;
+use fanout::sched::ObservedNode;
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
 use std::io::{self, Write};
 
 /// Nodes that part by more than this are worth a look: quantised products round what they multiply, which costs less.
-const SUSPICIOUS: f64 = 1e-3;
+const SUSPICIOUS_NMSE: f64 = 1e-3;
 
 /// Prints a line for each node, and what is worst.
 pub struct Comparison<'a> {
@@ -27,10 +27,10 @@ impl<'a> Comparison<'a> {
     ///
     /// # Errors
     /// When nobody reads what is printed.
-    pub fn node(&mut self, seen: Seen<'_>, here: &[u8], reference: &[u8]) -> io::Result<()> {
+    pub fn node(&mut self, seen: ObservedNode<'_>, here: &[u8], reference: &[u8]) -> io::Result<()> {
         let device = self.devices.get(seen.device).map_or("", String::as_str);
-        let error = error(seen.desc.dtype(), here, reference);
-        let mark = if error > SUSPICIOUS || error.is_nan() { "  <-" } else { "" };
+        let error = node_error(seen.desc.dtype(), here, reference);
+        let mark = if error > SUSPICIOUS_NMSE || error.is_nan() { "  <-" } else { "" };
         writeln!(
             self.out,
             "{:5}  {device:8} {:16} {:28} {error:9.2e}{mark}",
@@ -57,12 +57,12 @@ impl<'a> Comparison<'a> {
         if let Some((error, name)) = worst {
             writeln!(out, "{nodes} nodes; the largest normalised mean square error is {error:.2e}, of {name:?}")?;
         }
-        writeln!(out, "{suspicious} nodes differ by more than {SUSPICIOUS:e}")
+        writeln!(out, "{suspicious} nodes differ by more than {SUSPICIOUS_NMSE:e}")
     }
 }
 
 /// The normalised mean square error of values; the share of indices that differ.
-fn error(dtype: DType, here: &[u8], reference: &[u8]) -> f64 {
+fn node_error(dtype: DType, here: &[u8], reference: &[u8]) -> f64 {
     if here == reference {
         return 0.0;
     }
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn errors_are_relative() {
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        let nmse = |a: &[f32], b: &[f32]| error(DType::F32, &bytes(a), &bytes(b));
+        let nmse = |a: &[f32], b: &[f32]| node_error(DType::F32, &bytes(a), &bytes(b));
         assert_eq!(nmse(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
         assert_eq!(nmse(&[1.0, 3.0], &[0.0, 2.0]), 0.5);
         assert_eq!(nmse(&[f32::INFINITY, 3.0], &[f32::INFINITY, 2.0]), 0.25);
@@ -107,6 +107,6 @@ mod tests {
         assert_eq!(nmse(&[1.0], &[0.0]), f64::INFINITY);
         assert_eq!(nmse(&[-0.0], &[0.0]), 0.0);
         let ids = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(error(DType::I32, &ids(&[1, 2, 3, 4]), &ids(&[1, 2, 4, 3])), 0.5);
+        assert_eq!(node_error(DType::I32, &ids(&[1, 2, 3, 4]), &ids(&[1, 2, 4, 3])), 0.5);
     }
 }

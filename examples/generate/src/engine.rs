@@ -1,20 +1,20 @@
 //! A model at work: batches in, logits out.
 
-use crate::model::{Batch, Inputs, Model, ModelError, Outputs, PAD, Shape};
-use crate::report::Graph;
+use crate::model::{Batch, GraphShape, Inputs, KV_PAD, Model, ModelError, Outputs};
+use crate::report::GraphStats;
 use fanout::device::{Account, Device, DeviceError, Ticket};
 use fanout::graph::TensorId;
-use fanout::sched::{self, Counts, Options, Plan, Prepared, SchedError, Scheduler, Tell};
+use fanout::sched::{self, CompareReporter, Options, Plan, PreparedPlan, SchedError, Scheduler, TransferCounts};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
 
 /// How many graphs stay ready. A prompt takes three at a time, decoding one.
-const READY: usize = 8;
+const MAX_READY_GRAPHS: usize = 8;
 
 /// Micro-batches of a prompt that share a graph where several are under way at once: going over to another one makes the
 /// devices wait for each other.
-const SHARED: usize = 8;
+const SHARED_UBATCHES: usize = 8;
 
 /// What went wrong while running.
 #[derive(Debug, Error)]
@@ -41,16 +41,16 @@ pub struct Engine {
     ubatch: usize,
     /// Micro-batches under way at once.
     depth: usize,
-    ready: HashMap<Shape, Ready>,
+    ready: HashMap<GraphShape, ReadyGraph>,
     /// Tokens in the cache.
     length: usize,
     /// How the graphs of a full micro-batch and of a single token lie.
-    laid: [Graph; 2],
+    graph_stats: [GraphStats; 2],
 }
 
 /// A graph that can be run again.
-struct Ready {
-    prepared: Prepared,
+struct ReadyGraph {
+    prepared: PreparedPlan,
     inputs: Inputs,
     logits: Option<TensorId>,
 }
@@ -59,19 +59,24 @@ struct Ready {
 ///
 /// # Errors
 /// [`SchedError::Full`] with the numbers of all devices; otherwise as [`Engine::new`].
-pub fn check(model: &Model, devices: &[Arc<dyn Device>], ubatch: usize, depth: usize) -> Result<(), EngineError> {
+pub fn check_memory(
+    model: &Model,
+    devices: &[Arc<dyn Device>],
+    ubatch: usize,
+    depth: usize,
+) -> Result<(), EngineError> {
     let options = Options::default().with_depth(depth);
     // A single token first: what is short of room even then is short of it for the weights.
-    for shape in largest(model, ubatch).into_iter().rev() {
-        Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.fits(devices)?;
+    for shape in largest_shapes(model, ubatch).into_iter().rev() {
+        Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.check_memory(devices)?;
     }
     Ok(())
 }
 
 /// The shapes of the largest micro-batch and of one token at the end of the context.
-fn largest(model: &Model, ubatch: usize) -> [Shape; 2] {
+fn largest_shapes(model: &Model, ubatch: usize) -> [GraphShape; 2] {
     let seen = model.cache_options.context;
-    [ubatch.clamp(1, seen), 1].map(|tokens| Shape { tokens, seen, outputs: Outputs::Last })
+    [ubatch.clamp(1, seen), 1].map(|tokens| GraphShape { tokens, kv_positions: seen, outputs: Outputs::Last })
 }
 
 impl Engine {
@@ -87,14 +92,14 @@ impl Engine {
         depth: usize,
     ) -> Result<Engine, EngineError> {
         let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), account)?;
-        let (ready, laid) = (HashMap::new(), [Graph::default(); 2]);
-        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, laid };
-        for (at, shape) in largest(&engine.model, engine.ubatch).into_iter().enumerate() {
+        let (ready, laid) = (HashMap::new(), [GraphStats::default(); 2]);
+        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats: laid };
+        for (at, shape) in largest_shapes(&engine.model, engine.ubatch).into_iter().enumerate() {
             let task = Arc::new(engine.model.graph(shape)?.task);
             let plan = engine.scheduler.plan(&task)?;
             engine.scheduler.reserve(&plan)?;
             let nodes = task.graph().nodes().len();
-            engine.laid[at] = Graph { nodes, splits: plan.splits(), copies: plan.copies() };
+            engine.graph_stats[at] = GraphStats { nodes, splits: plan.splits(), copies: plan.copies() };
         }
         Ok(engine)
     }
@@ -104,7 +109,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        self.feed(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
+        self.submit_tokens(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
     }
 
     /// As [`Engine::append`] for tokens whose logits are known: the same sums in the same order, so that the cache gets the
@@ -113,13 +118,13 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        self.feed(tokens, Outputs::None).map(drop)
+        self.submit_tokens(tokens, Outputs::None).map(drop)
     }
 
     /// Submits tokens in micro-batches, the last one for `outputs`.
-    fn feed(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
+    fn submit_tokens(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
         let end = self.length + tokens.len();
-        self.model.cache_options.seen(end)?;
+        self.model.cache_options.padded_positions(end)?;
         let mut rest = tokens;
         while rest.len() > self.ubatch {
             let (now, later) = rest.split_at(self.ubatch);
@@ -139,7 +144,7 @@ impl Engine {
         tokens: &[u32],
         reference: &Arc<dyn Device>,
         account: &Arc<Account>,
-        tell: &mut Tell<'_>,
+        tell: &mut CompareReporter<'_>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::NoTokens);
@@ -155,7 +160,7 @@ impl Engine {
         self.prepare(shape)?;
         let Engine { scheduler, ready, .. } = self;
         let Some(ready) = ready.get_mut(&shape) else { return Err(EngineError::NoTokens) };
-        let bytes = ready.inputs.of(&batch, shape.seen, flash_attn);
+        let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
         let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
         sched::compare((scheduler, &mut ready.prepared), reference, account, &inputs, tell)?;
         self.length = start;
@@ -168,18 +173,18 @@ impl Engine {
     }
 
     /// What has been moved so far.
-    pub fn counts(&self) -> &Counts {
-        self.scheduler.counts()
+    pub fn transfer_counts(&self) -> &TransferCounts {
+        self.scheduler.transfer_counts()
     }
 
     /// By device: bytes for what is computed.
     pub fn compute_bytes(&self) -> Vec<u64> {
-        self.scheduler.memory()
+        self.scheduler.arena_bytes()
     }
 
     /// How the graphs of a full micro-batch and of a single token lie.
-    pub fn laid(&self) -> [Graph; 2] {
-        self.laid
+    pub fn graph_stats(&self) -> [GraphStats; 2] {
+        self.graph_stats
     }
 
     /// Submits a batch of a text that ends before position `end`; waits where logits are wanted.
@@ -192,7 +197,7 @@ impl Engine {
         let flash_attn = self.model.cache_options.flash_attn;
         self.prepare(shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(None) };
-        let bytes = ready.inputs.of(&batch, shape.seen, flash_attn);
+        let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
         let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
         let Some(logits) = ready.logits else {
             self.scheduler.submit(&mut ready.prepared, &inputs)?;
@@ -213,28 +218,30 @@ impl Engine {
     }
 
     /// What a batch of a text that ends before position `end` asks of its graph.
-    fn shape(&self, batch: &Batch<'_>, end: usize, outputs: Outputs) -> Result<Shape, EngineError> {
+    fn shape(&self, batch: &Batch<'_>, end: usize, outputs: Outputs) -> Result<GraphShape, EngineError> {
         let tokens = batch.tokens.len();
         let own = batch.start + tokens;
         let shared = match outputs {
-            Outputs::None if self.depth > 1 => own.next_multiple_of((SHARED * self.ubatch).max(PAD)).min(end),
+            Outputs::None if self.depth > 1 => {
+                own.next_multiple_of((SHARED_UBATCHES * self.ubatch).max(KV_PAD)).min(end)
+            }
             _ => own,
         };
-        let seen = self.model.cache_options.seen(shared)?;
-        Ok(Shape { tokens, seen, outputs })
+        let seen = self.model.cache_options.padded_positions(shared)?;
+        Ok(GraphShape { tokens, kv_positions: seen, outputs })
     }
 
-    fn prepare(&mut self, shape: Shape) -> Result<(), EngineError> {
+    fn prepare(&mut self, shape: GraphShape) -> Result<(), EngineError> {
         if self.ready.contains_key(&shape) {
             return Ok(());
         }
-        if self.ready.len() >= READY {
+        if self.ready.len() >= MAX_READY_GRAPHS {
             self.ready.clear();
         }
         let graph = self.model.graph(shape)?;
         let prepared = self.scheduler.build(&Arc::new(graph.task))?;
         log::debug!("a graph for {shape:?}:\n{}", prepared.plan());
-        self.ready.insert(shape, Ready { prepared, inputs: graph.inputs, logits: graph.logits });
+        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits });
         Ok(())
     }
 }

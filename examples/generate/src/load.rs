@@ -1,10 +1,10 @@
 //! A model's tensors on their devices: first where they will lie, then their bytes, all devices at a time.
 
-use crate::hyper::Hyper;
-use crate::model::{CacheOptions, LayerCache, Model, ModelError, Stored};
-use crate::placement::{Placed, Placement};
-use crate::progress::{Loaded, Progress};
-use crate::recall;
+use crate::hparams::HParams;
+use crate::load_by_digest;
+use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor};
+use crate::placement::{PlacedWeight, Placement};
+use crate::progress::{LoadStats, Progress};
 use fanout::device::{Account, Device, DeviceError, Queue, Region, Source, SourceError, TensorMemory};
 use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Bytes that go to a device between two looks at the progress.
-const PIECE: u64 = 8 << 20;
+const COPY_CHUNK_BYTES: u64 = 8 << 20;
 
 /// How long a device may take for what is still on its way at the end.
-const PATIENCE: Duration = Duration::from_secs(600);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Why a model is not on its devices.
 #[derive(Debug, Error)]
@@ -78,13 +78,17 @@ impl Weight<'_> {
 ///
 /// # Errors
 /// [`LoadError::Model`].
-pub fn planned(hyper: &Hyper, cache_options: CacheOptions, placement: &Placement) -> Result<Model, LoadError> {
-    let stored = |desc: TensorDesc, device: usize| Stored { desc, device, region: None };
+pub fn model_without_memory(
+    hyper: &HParams,
+    cache_options: CacheOptions,
+    placement: &Placement,
+) -> Result<Model, LoadError> {
+    let stored = |desc: TensorDesc, device: usize| StoredTensor { desc, device, region: None };
     let weights = placement.weights.iter().map(|placed| (placed.name.clone(), stored(placed.desc, placed.device)));
     let (keys, values) = (cache_options.keys(hyper)?, cache_options.values(hyper)?);
     let block = |&device: &usize| LayerCache { keys: stored(keys, device), values: stored(values, device) };
     Ok(Model {
-        hyper: hyper.clone(),
+        hparams: hyper.clone(),
         weights: weights.collect(),
         cache: placement.blocks.iter().map(block).collect(),
         cache_options,
@@ -100,7 +104,7 @@ pub fn load(
     devices: &[Arc<dyn Device>],
     account: &Arc<Account>,
     progress: &Progress,
-) -> Vec<Result<Loaded, LoadError>> {
+) -> Vec<Result<LoadStats, LoadError>> {
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
     let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
     let jobs = devices.iter().enumerate().map(|at| {
@@ -116,8 +120,8 @@ pub fn load(
     let loaded: Vec<_> = std::thread::scope(|scope| {
         let threads = devices.iter().zip(jobs).map(|(device, jobs)| {
             scope.spawn(move || {
-                let (jobs, Some(queue)) = jobs? else { return Ok(Loaded::default()) };
-                fill(&**device, queue, &jobs, recall::threads(loading), progress)
+                let (jobs, Some(queue)) = jobs? else { return Ok(LoadStats::default()) };
+                load_device_weights(&**device, queue, &jobs, load_by_digest::hash_threads(loading), progress)
                     .map_err(|source| failed(device, source))
             })
         });
@@ -145,11 +149,12 @@ fn allocate<'a>(
     placement: &'a Placement,
     (number, device): (usize, &Arc<dyn Device>),
     account: &Arc<Account>,
-) -> Result<Vec<Job<'a>>, LoadError> {
-    let lacks = |stored: &Stored| stored.device == number && stored.region.is_none();
+) -> Result<Vec<WeightJob<'a>>, LoadError> {
+    let lacks = |stored: &StoredTensor| stored.device == number && stored.region.is_none();
     let placed = placement.weights.iter().filter(|placed| model.weights.get(&placed.name).is_some_and(lacks));
-    let placed: Vec<&Placed> = placed.collect();
-    let mut caches: Vec<&mut Stored> = model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
+    let placed: Vec<&PlacedWeight> = placed.collect();
+    let mut caches: Vec<&mut StoredTensor> =
+        model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
     caches.retain(|stored| lacks(stored));
     if placed.is_empty() && caches.is_empty() {
         return Ok(Vec::new());
@@ -164,7 +169,7 @@ fn allocate<'a>(
     let mut jobs = Vec::with_capacity(placed.len());
     for (placed, region) in placed.iter().zip(of_weights) {
         let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-        jobs.push(Job { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
+        jobs.push(WeightJob { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
         if let Some(stored) = model.weights.get_mut(&placed.name) {
             stored.region = Some(region.clone());
         }
@@ -173,7 +178,7 @@ fn allocate<'a>(
 }
 
 /// A tensor to be brought to its place.
-pub struct Job<'a> {
+pub struct WeightJob<'a> {
     /// Its name in the file.
     pub name: &'a str,
     /// Type and shape.
@@ -188,22 +193,23 @@ pub struct Job<'a> {
 ///
 /// # Errors
 /// Whatever the device says.
-pub fn fill(
+pub fn load_device_weights(
     device: &dyn Device,
     mut queue: Box<dyn Queue>,
-    jobs: &[Job<'_>],
+    jobs: &[WeightJob<'_>],
     threads: usize,
     progress: &Progress,
-) -> Result<Loaded, DeviceError> {
+) -> Result<LoadStats, DeviceError> {
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
     let mut there = Vec::new();
     if let Some(loads) = queue.load_by_digest() {
-        there = recall::recall(loads, jobs, threads, PATIENCE, |bytes| bar.add(bytes))?;
+        there = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, |bytes| bar.add(bytes))?;
     }
     let is_there = |number: usize| there.get(number).copied().unwrap_or(false);
     let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
     let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
-    for (_, Job { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number)) {
+    for (_, WeightJob { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number))
+    {
         // A connection sends the file's pages as they are: nobody waits while they are copied first.
         if device.link_stats().is_some() && weight.bytes.len() as u64 == region.bytes() {
             queue.upload(region.clone(), Some(desc), Source::Borrowed(weight.bytes))?;
@@ -213,7 +219,7 @@ pub fn fill(
         let mut rest = weight.bytes;
         // Straight from the file's pages to where they go.
         let mut write = |to: &mut [u8]| {
-            for piece in to.chunks_mut(PIECE as usize) {
+            for piece in to.chunks_mut(COPY_CHUNK_BYTES as usize) {
                 let (now, later) =
                     rest.split_at_checked(piece.len()).ok_or_else(|| SourceError::new("the file is too short"))?;
                 piece.copy_from_slice(now);
@@ -224,6 +230,6 @@ pub fn fill(
         };
         queue.upload(region.clone(), Some(desc), Source::Writer(&mut write))?;
     }
-    queue.mark().wait(Some(Instant::now() + PATIENCE))?;
-    Ok(Loaded { recalled, ..bar.finish() })
+    queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT))?;
+    Ok(LoadStats { from_server_disk: recalled, ..bar.finish() })
 }

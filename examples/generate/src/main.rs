@@ -8,7 +8,7 @@ use clap::Parser;
 use fanout::device::MappedFile;
 use fanout::gguf::Gguf;
 use generate::args::Args;
-use generate::hyper::Hyper;
+use generate::hparams::HParams;
 use generate::summary::Summary;
 use log::LevelFilter;
 
@@ -51,10 +51,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.model.display().to_string();
     let file = MappedFile::open(&args.model).with_context(|| path.clone())?;
     let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
-    let hyper = Hyper::read(&gguf.metadata).with_context(|| path.clone())?;
+    let hyper = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
         print!("{}", Summary { gguf: &gguf, hyper: &hyper });
         return Ok(());
     }
-    generate::run::run(args, file.bytes(), &gguf, &hyper, &mut io::stdout())
+    generate::run::run_program(args, file.bytes(), &gguf, &hyper, &mut io::stdout())
 }

@@ -1,6 +1,6 @@
 //! Which device each block of a model lies on.
 
-use crate::hyper::Hyper;
+use crate::hparams::HParams;
 use crate::model::{CacheOptions, ModelError, copy_name};
 use fanout::tensor::TensorDesc;
 use thiserror::Error;
@@ -9,14 +9,14 @@ use thiserror::Error;
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// What is read from the file: some tensors go to several devices.
-    pub weights: Vec<Placed>,
+    pub weights: Vec<PlacedWeight>,
     /// By block, the device of its weights and its cache.
     pub blocks: Vec<usize>,
 }
 
 /// A tensor on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Placed {
+pub struct PlacedWeight {
     /// What the model calls it.
     pub name: String,
     /// What the file calls it.
@@ -54,7 +54,7 @@ impl Placement {
     /// [`PlacementError`]. Whether there is room is for a plan to say.
     pub fn new(
         tensors: &[(String, TensorDesc)],
-        hyper: &Hyper,
+        hyper: &HParams,
         cache: &CacheOptions,
         free: &[u64],
         shares: Option<&[f32]>,
@@ -63,21 +63,21 @@ impl Placement {
         let spread = spread(tensors, hyper, kept, free, shares)?;
         let mut weights = Vec::new();
         let mut put = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
-            weights.push(Placed { name: name.to_owned(), source: source.clone(), desc: *desc, device });
+            weights.push(PlacedWeight { name: name.to_owned(), source: source.clone(), desc: *desc, device });
         };
         let tied = !tensors.iter().any(|(name, _)| name == "output.weight");
         for tensor in tensors {
             let name = &tensor.0;
-            match Part::of(name, hyper) {
-                Some(Part::Embedding) => {
+            match ModelPart::of(name, hyper) {
+                Some(ModelPart::Embedding) => {
                     put(name, tensor, spread.first);
                     if tied && spread.last != spread.first {
                         put("output.weight", tensor, spread.last);
                     }
                 }
-                Some(Part::Block(i)) => put(name, tensor, spread.blocks[i]),
-                Some(Part::Output) => put(name, tensor, spread.last),
-                Some(Part::EveryBlock) => {
+                Some(ModelPart::Block(i)) => put(name, tensor, spread.blocks[i]),
+                Some(ModelPart::Output) => put(name, tensor, spread.last),
+                Some(ModelPart::EveryBlock) => {
                     let mut devices = spread.blocks.clone();
                     devices.dedup();
                     devices.into_iter().for_each(|device| put(&copy_name(name, device), tensor, device));
@@ -90,30 +90,30 @@ impl Placement {
 }
 
 /// What a tensor belongs to.
-enum Part {
+enum ModelPart {
     Embedding,
     Block(usize),
     Output,
     EveryBlock,
 }
 
-impl Part {
-    fn of(name: &str, hyper: &Hyper) -> Option<Part> {
+impl ModelPart {
+    fn of(name: &str, hyper: &HParams) -> Option<ModelPart> {
         if let Some(rest) = name.strip_prefix("blk.") {
             let i = rest.split('.').next()?.parse().ok()?;
-            return (i < hyper.layers).then_some(Part::Block(i));
+            return (i < hyper.layers).then_some(ModelPart::Block(i));
         }
         match name {
-            "token_embd.weight" => Some(Part::Embedding),
-            "output_norm.weight" | "output.weight" | "output.bias" => Some(Part::Output),
-            "rope_freqs.weight" => Some(Part::EveryBlock),
+            "token_embd.weight" => Some(ModelPart::Embedding),
+            "output_norm.weight" | "output.weight" | "output.bias" => Some(ModelPart::Output),
+            "rope_freqs.weight" => Some(ModelPart::EveryBlock),
             _ => None,
         }
     }
 }
 
 /// Devices of a model's parts.
-struct Spread {
+struct DeviceSpread {
     first: usize,
     blocks: Vec<usize>,
     last: usize,
@@ -121,11 +121,11 @@ struct Spread {
 
 fn spread(
     tensors: &[(String, TensorDesc)],
-    hyper: &Hyper,
+    hyper: &HParams,
     kept: usize,
     free: &[u64],
     shares: Option<&[f32]>,
-) -> Result<Spread, PlacementError> {
+) -> Result<DeviceSpread, PlacementError> {
     // The size of each part: the embedding, the blocks, the output.
     let mut sizes = vec![0.0; hyper.layers + 2];
     let shares: Vec<f64> = match shares {
@@ -136,10 +136,10 @@ fn spread(
         None => {
             sizes[1..=hyper.layers].fill(kept as f64);
             for (name, desc) in tensors {
-                match Part::of(name, hyper) {
-                    Some(Part::Embedding) => sizes[0] += desc.extent() as f64,
-                    Some(Part::Block(i)) => sizes[i + 1] += desc.extent() as f64,
-                    Some(Part::Output) => sizes[hyper.layers + 1] += desc.extent() as f64,
+                match ModelPart::of(name, hyper) {
+                    Some(ModelPart::Embedding) => sizes[0] += desc.extent() as f64,
+                    Some(ModelPart::Block(i)) => sizes[i + 1] += desc.extent() as f64,
+                    Some(ModelPart::Output) => sizes[hyper.layers + 1] += desc.extent() as f64,
                     _ => {}
                 }
             }
@@ -164,14 +164,14 @@ fn spread(
         before += size;
         device
     });
-    Ok(Spread { first, blocks: blocks.collect(), last })
+    Ok(DeviceSpread { first, blocks: blocks.collect(), last })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a test says what it needs by failing
 mod tests {
     use super::*;
-    use crate::hyper::Arch;
+    use crate::hparams::Arch;
     use fanout::ops::rope::Rope;
     use fanout::tensor::DType;
 
@@ -183,7 +183,7 @@ mod tests {
         shares: Option<&[f32]>,
     ) -> Result<Placement, PlacementError> {
         let arch = Arch::Llama;
-        let hyper = Hyper {
+        let hyper = HParams {
             arch,
             layers,
             width: 8,

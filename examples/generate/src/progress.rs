@@ -17,7 +17,7 @@ impl Progress {
     }
 
     /// A device begins to load so many bytes. Several may load at a time.
-    pub fn device(&self, name: &str, total: u64) -> Bar {
+    pub fn device(&self, name: &str, total: u64) -> DeviceProgress {
         let bar = self.bars.add(ProgressBar::new(total));
         let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let _ = write!(out, "{:.0} MB/s", megabytes_per_second(state.pos(), state.elapsed()).unwrap_or(0.0));
@@ -29,44 +29,44 @@ impl Progress {
             bar.set_style(style.with_key("rate", rate));
         }
         bar.set_prefix(name.to_owned());
-        Bar { bar, start: Instant::now() }
+        DeviceProgress { bar, start: Instant::now() }
     }
 }
 
 /// Progress of one device.
-pub struct Bar {
+pub struct DeviceProgress {
     bar: ProgressBar,
     start: Instant,
 }
 
-impl Bar {
+impl DeviceProgress {
     /// So many more bytes are on the device.
     pub fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
     /// All is loaded: bytes, and how long that took.
-    pub fn finish(self) -> Loaded {
+    pub fn finish(self) -> LoadStats {
         self.bar.finish();
-        Loaded { bytes: self.bar.position(), recalled: 0, time: self.start.elapsed() }
+        LoadStats { bytes: self.bar.position(), from_server_disk: 0, time: self.start.elapsed() }
     }
 }
 
 /// What a device has loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Loaded {
+pub struct LoadStats {
     /// Bytes of weights.
     pub bytes: u64,
     /// Those of them that it found by itself, and was not sent.
-    pub recalled: u64,
+    pub from_server_disk: u64,
     /// From the first byte to the last.
     pub time: Duration,
 }
 
-impl Loaded {
+impl LoadStats {
     /// Bytes that were sent to it.
     pub fn sent(&self) -> u64 {
-        self.bytes.saturating_sub(self.recalled)
+        self.bytes.saturating_sub(self.from_server_disk)
     }
 
     /// Its rate in MB/s, 10^6 bytes; none where there was nothing to measure.
@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn rates_are_of_millions() {
-        let loaded = Loaded { bytes: 3_000_000, recalled: 0, time: Duration::from_millis(500) };
+        let loaded = LoadStats { bytes: 3_000_000, from_server_disk: 0, time: Duration::from_millis(500) };
         assert_eq!(loaded.rate(), Some(6.0));
-        assert_eq!(Loaded::default().rate(), None);
+        assert_eq!(LoadStats::default().rate(), None);
     }
 }

@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// What a run may go on after.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Lost {
+pub enum Loss {
     /// A server.
     #[error("{endpoint}: connection lost: {reason}")]
     Server {
@@ -31,7 +31,7 @@ pub enum Lost {
     },
     /// A server's memory, while it does not know that an earlier connection of ours is lost.
     #[error("{endpoint}: {reason}; it may still hold the memory of the lost connection")]
-    Memory {
+    MemoryHeld {
         /// `host:port`.
         endpoint: String,
         /// What it said.
@@ -39,7 +39,7 @@ pub enum Lost {
     },
     /// Bytes on their way from a server to another one; both are there.
     #[error("{reason}")]
-    Bytes {
+    PeerTransfer {
         /// The server that sent them, `host:port`.
         endpoint: String,
         /// What it said.
@@ -47,11 +47,13 @@ pub enum Lost {
     },
 }
 
-impl Lost {
+impl Loss {
     /// The server whose time it takes, `host:port`.
     pub fn endpoint(&self) -> &str {
         match self {
-            Lost::Server { endpoint, .. } | Lost::Memory { endpoint, .. } | Lost::Bytes { endpoint, .. } => endpoint,
+            Loss::Server { endpoint, .. } | Loss::MemoryHeld { endpoint, .. } | Loss::PeerTransfer { endpoint, .. } => {
+                endpoint
+            }
         }
     }
 }
@@ -68,13 +70,13 @@ fn server(name: &str) -> Option<&str> {
 
 /// What was lost that an error comes from. Where the error does not say, the devices are asked: one server's failure may
 /// only tell that another one did not send. `waits` knows of which servers an earlier connection may still be there.
-pub fn culprit(error: &anyhow::Error, devices: &[Arc<dyn Device>], waits: Option<&Waits>) -> Option<Lost> {
+pub fn find_loss(error: &anyhow::Error, devices: &[Arc<dyn Device>], waits: Option<&RetryBudgets>) -> Option<Loss> {
     let asked = || {
         let remote = devices.iter().filter(|device| endpoint(&***device).is_some());
         remote.filter_map(|device| device.memory().err()).find_map(|error| lost(&error))
     };
-    let short = || error.chain().find_map(|cause| full(cause, waits?));
-    let cut = || error.chain().filter_map(of_device).find_map(|error| unsent(error, devices));
+    let short = || error.chain().find_map(|cause| memory_held(cause, waits?));
+    let cut = || error.chain().filter_map(of_device).find_map(|error| failed_peer_transfer(error, devices));
     error.chain().filter_map(of_device).find_map(lost).or_else(asked).or_else(short).or_else(cut)
 }
 
@@ -91,17 +93,17 @@ fn innermost(error: &DeviceError) -> &DeviceError {
 }
 
 /// A server whose connection is lost.
-fn lost(error: &DeviceError) -> Option<Lost> {
+fn lost(error: &DeviceError) -> Option<Loss> {
     match innermost(error) {
         DeviceError::Lost { endpoint, reason } => {
-            Some(Lost::Server { endpoint: endpoint.clone(), reason: reason.clone() })
+            Some(Loss::Server { endpoint: endpoint.clone(), reason: reason.clone() })
         }
         _ => None,
     }
 }
 
 /// A server without room, that was lost since there was progress.
-fn full(error: &(dyn Error + 'static), waits: &Waits) -> Option<Lost> {
+fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Loss> {
     let loading = || match error.downcast_ref()? {
         LoadError::Device { device, source } => Some((device, source)),
         _ => None,
@@ -111,40 +113,40 @@ fn full(error: &(dyn Error + 'static), waits: &Waits) -> Option<Lost> {
         _ => None,
     };
     let (device, source) = loading().or_else(running)?;
-    let endpoint = server(device).filter(|endpoint| waits.waited.contains_key(*endpoint))?;
+    let endpoint = server(device).filter(|endpoint| waits.spent_by_server.contains_key(*endpoint))?;
     let reason = match innermost(source) {
         full @ DeviceError::OutOfMemory { .. } => full.to_string(),
         _ => return None,
     };
-    Some(Lost::Memory { endpoint: endpoint.to_owned(), reason })
+    Some(Loss::MemoryHeld { endpoint: endpoint.to_owned(), reason })
 }
 
 /// A server that could not send to another one. That is told under a name of its own, and what goes wrong with the work of
 /// a device under the device's: only the first has to do with a connection that is neither's to us.
-fn unsent(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Option<Lost> {
+fn failed_peer_transfer(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Option<Loss> {
     let DeviceError::Remote { device: sender, .. } = error else { return None };
     let mut servers = devices.iter().filter_map(|device| endpoint(&**device));
     let first = servers.next()?;
     servers.clone().find(|other| *other != first)?;
     let sends = |server: &&str| sender.strip_prefix(*server).is_some_and(|rest| rest.starts_with(' '));
     let endpoint = [first].into_iter().chain(servers).find(sends)?.to_owned();
-    Some(Lost::Bytes { endpoint, reason: error.to_string() })
+    Some(Loss::PeerTransfer { endpoint, reason: error.to_string() })
 }
 
 /// A server that did not come back, or not as it was.
 #[derive(Debug, Error)]
-pub enum Unreached {
+pub enum ReconnectError {
     /// All of its time is used up: it came back, and was lost again each time.
-    #[error("{lost}; {}", vain(lost, *limit))]
-    Again {
+    #[error("{lost}; {}", used_up_text(lost, *limit))]
+    RetriesUsedUp {
         /// The last loss.
-        lost: Lost,
+        lost: Loss,
         /// How long it may be waited for.
         limit: Duration,
     },
     /// It cannot be reached.
     #[error("lost, and not back within {limit:?}: {source}")]
-    Away {
+    Unreachable {
         /// How long it may be waited for.
         limit: Duration,
         /// What was seen last.
@@ -156,51 +158,53 @@ pub enum Unreached {
 }
 
 /// What all of a server's time was spent on.
-fn vain(lost: &Lost, limit: Duration) -> String {
+fn used_up_text(lost: &Loss, limit: Duration) -> String {
     match lost {
-        Lost::Server { .. } => format!(
+        Loss::Server { .. } => format!(
             "it has been waited for {limit:?} since the last token, and was back each time only to be lost again"
         ),
-        Lost::Memory { .. } | Lost::Bytes { .. } => format!("that has been so for {limit:?} since the last token"),
+        Loss::MemoryHeld { .. } | Loss::PeerTransfer { .. } => {
+            format!("that has been so for {limit:?} since the last token")
+        }
     }
 }
 
-impl Unreached {
-    fn new(limit: Duration, source: RegistryError) -> Unreached {
+impl ReconnectError {
+    fn new(limit: Duration, source: RegistryError) -> ReconnectError {
         let source = Box::new(source);
         match *source {
             RegistryError::Endpoint(ConnectError::GivenUp { .. } | ConnectError::Host { .. }) => {
-                Unreached::Away { limit, source }
+                ReconnectError::Unreachable { limit, source }
             }
-            _ => Unreached::Changed(source),
+            _ => ReconnectError::Changed(source),
         }
     }
 }
 
 /// Whether a server that could not be opened may be opened later, and whoever has tried does not try again by himself: a name
 /// may be gone as long as its host is, and a GPU's driver may come up after the server.
-fn passes(error: &RegistryError) -> bool {
+fn is_transient(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Unknown { .. } | RegistryError::Endpoint(ConnectError::Host { .. }))
 }
 
 /// How long each server has been waited for since there was progress. A server that comes back and is lost again before
 /// there is any has what is left of its time.
 #[derive(Debug)]
-pub struct Waits {
+pub struct RetryBudgets {
     limit: Duration,
-    waited: HashMap<String, Waited>,
+    spent_by_server: HashMap<String, RetryBudget>,
 }
 
 #[derive(Debug, Default)]
-struct Waited {
+struct RetryBudget {
     spent: Duration,
     pause: Duration,
 }
 
-impl Waits {
+impl RetryBudgets {
     /// At most so long for each server.
-    pub fn new(limit: Duration) -> Waits {
-        Waits { limit, waited: HashMap::new() }
+    pub fn new(limit: Duration) -> RetryBudgets {
+        RetryBudgets { limit, spent_by_server: HashMap::new() }
     }
 
     /// How long that is.
@@ -209,28 +213,28 @@ impl Waits {
     }
 
     /// Every server has all of its time again.
-    pub fn progress(&mut self) {
-        self.waited.clear();
+    pub fn reset(&mut self) {
+        self.spent_by_server.clear();
     }
 
     /// Waits until what was lost may be there again: `open`, which is told for how long to try, opens a server's devices.
     ///
     /// # Errors
     /// [`Unreached`].
-    pub fn reach<T>(
+    pub fn retry<T>(
         &mut self,
-        lost: &Lost,
+        lost: &Loss,
         mut open: impl FnMut(Duration) -> Result<T, RegistryError>,
-    ) -> Result<T, Unreached> {
+    ) -> Result<T, ReconnectError> {
         let limit = self.limit;
-        let waited = self.waited.entry(lost.endpoint().to_owned()).or_default();
+        let waited = self.spent_by_server.entry(lost.endpoint().to_owned()).or_default();
         let mut last = None;
         loop {
             // In whole ms, which errors may show.
             let left = limit.saturating_sub(waited.spent + waited.pause).as_millis() as u64;
             if left == 0 {
-                let again = || Unreached::Again { lost: lost.clone(), limit };
-                return Err(last.map_or_else(again, |source| Unreached::new(limit, source)));
+                let again = || ReconnectError::RetriesUsedUp { lost: lost.clone(), limit };
+                return Err(last.map_or_else(again, |source| ReconnectError::new(limit, source)));
             }
             let start = Instant::now();
             std::thread::sleep(waited.pause);
@@ -239,8 +243,8 @@ impl Waits {
             waited.spent += start.elapsed();
             match opened {
                 Ok(opened) => return Ok(opened),
-                Err(source) if passes(&source) => last = Some(source),
-                Err(source) => return Err(Unreached::new(limit, source)),
+                Err(source) if is_transient(&source) => last = Some(source),
+                Err(source) => return Err(ReconnectError::new(limit, source)),
             }
         }
     }
@@ -256,8 +260,8 @@ mod tests {
     const SERVER: &str = "10.0.0.5:50052";
     const OTHER: &str = "10.0.0.6:50052";
 
-    fn lost() -> Lost {
-        Lost::Server { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
+    fn lost() -> Loss {
+        Loss::Server { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
     }
 
     fn gone() -> DeviceError {
@@ -289,36 +293,36 @@ mod tests {
             RegistryError::Endpoint(ConnectError::Device(gone())).into(),
         ];
         for error in found {
-            assert_eq!(culprit(&error, &[], None), Some(lost()), "{error:#}");
+            assert_eq!(find_loss(&error, &[], None), Some(lost()), "{error:#}");
         }
         for error in [sched(DeviceError::Ended).into(), EngineError::NoTokens.into(), anyhow::anyhow!("no")] {
-            assert_eq!(culprit(&error, &[], None), None, "{error:#}");
+            assert_eq!(find_loss(&error, &[], None), None, "{error:#}");
         }
     }
 
     #[test]
     fn a_server_that_was_lost_may_be_short_of_memory_for_a_while() {
         let short = || DeviceError::OutOfMemory { asked: 9, left: 5, limit: 12 };
-        let mut waits = Waits::new(Duration::from_secs(60));
+        let mut waits = RetryBudgets::new(Duration::from_secs(60));
         let errors = || [load(short()), load(on(short())), sched(short()).into(), sched(on(short())).into()];
         for error in errors() {
-            assert_eq!(culprit(&error, &[], Some(&waits)), None, "it was never lost");
+            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "it was never lost");
         }
-        waits.reach(&lost(), |_| Ok(())).unwrap();
+        waits.retry(&lost(), |_| Ok(())).unwrap();
         for error in errors() {
-            let lost = culprit(&error, &[], Some(&waits)).unwrap();
-            assert!(matches!(&lost, Lost::Memory { endpoint, .. } if endpoint == SERVER), "{lost:?}");
+            let lost = find_loss(&error, &[], Some(&waits)).unwrap();
+            assert!(matches!(&lost, Loss::MemoryHeld { endpoint, .. } if endpoint == SERVER), "{lost:?}");
             let want = "10.0.0.5:50052: out of memory: 9 bytes asked, 5 left of 12; it may still hold the memory of the \
                 lost connection";
             assert_eq!(lost.to_string(), want);
         }
         let elsewhere = LoadError::Device { device: format!("{OTHER}/0"), source: short() };
         for error in [elsewhere.into(), load(DeviceError::Ended)] {
-            assert_eq!(culprit(&error, &[], Some(&waits)), None, "{error:#}");
+            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "{error:#}");
         }
-        waits.progress();
+        waits.reset();
         for error in errors() {
-            assert_eq!(culprit(&error, &[], Some(&waits)), None, "there has been a token since");
+            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "there has been a token since");
         }
     }
 
@@ -330,18 +334,18 @@ mod tests {
         let remote = |device: &str| DeviceError::Remote { device: device.to_owned(), reason: "cannot".to_owned() };
         for server in [SERVER, OTHER] {
             let name = format!("{server} (device 0, sending)");
-            let want = Some(Lost::Bytes { endpoint: server.to_owned(), reason: format!("{name}: cannot") });
+            let want = Some(Loss::PeerTransfer { endpoint: server.to_owned(), reason: format!("{name}: cannot") });
             for error in [remote(&name), on(remote(&name))] {
                 let errors: [anyhow::Error; 2] = [EngineError::Read(error.clone()).into(), sched(error).into()];
                 for error in errors {
-                    assert_eq!(culprit(&error, &both, None), want, "{error:#}");
+                    assert_eq!(find_loss(&error, &both, None), want, "{error:#}");
                     // There is nobody to send to.
-                    assert_eq!(culprit(&error, &both[..2], None), None, "{error:#}");
+                    assert_eq!(find_loss(&error, &both[..2], None), None, "{error:#}");
                 }
             }
         }
         for name in [format!("{SERVER}/CPU"), SERVER.to_owned(), "10.0.0.7:1 (device 0, sending)".to_owned()] {
-            assert_eq!(culprit(&sched(remote(&name)).into(), &both, None), None, "{name}");
+            assert_eq!(find_loss(&sched(remote(&name)).into(), &both, None), None, "{name}");
         }
     }
 
@@ -349,12 +353,12 @@ mod tests {
     fn time_without_progress_adds_up() {
         let limit = Duration::from_millis(200);
         let reason = "10.0.0.5:50052 (device 0, sending): cannot".to_owned();
-        for lost in [lost(), Lost::Bytes { endpoint: SERVER.to_owned(), reason }] {
-            let mut waits = Waits::new(limit);
+        for lost in [lost(), Loss::PeerTransfer { endpoint: SERVER.to_owned(), reason }] {
+            let mut waits = RetryBudgets::new(limit);
             // It is back each time, and lost again at once.
             let (start, mut before) = (Instant::now(), limit);
             let end = loop {
-                let reached = waits.reach(&lost, |left| {
+                let reached = waits.retry(&lost, |left| {
                     assert!(left <= before);
                     before = left;
                     Ok(())
@@ -365,11 +369,11 @@ mod tests {
                 }
             };
             assert!(end.starts_with(&lost.to_string()) && end.contains("200ms"), "{end}");
-            waits.progress();
-            assert!(waits.reach(&lost, |_| Ok(())).is_ok());
+            waits.reset();
+            assert!(waits.retry(&lost, |_| Ok(())).is_ok());
             // Another server's time is its own.
-            let other = Lost::Server { endpoint: OTHER.to_owned(), reason: String::new() };
-            let whole = waits.reach(&other, |left| {
+            let other = Loss::Server { endpoint: OTHER.to_owned(), reason: String::new() };
+            let whole = waits.retry(&other, |left| {
                 assert_eq!(left, limit);
                 Ok(())
             });
@@ -414,7 +418,7 @@ mod tests {
         ];
         for (open, once, start, words) in cases {
             let mut tries = 0;
-            let end = Waits::new(limit).reach(&lost(), |_| {
+            let end = RetryBudgets::new(limit).retry(&lost(), |_| {
                 tries += 1;
                 Err::<(), _>(open())
             });
@@ -428,7 +432,7 @@ mod tests {
     fn a_server_whose_devices_or_name_come_up_late_is_waited_for() {
         for late in [&unknown as &dyn Fn() -> RegistryError, &nameless] {
             let mut tries = 0;
-            let opened = Waits::new(Duration::from_secs(60)).reach(&lost(), |_| {
+            let opened = RetryBudgets::new(Duration::from_secs(60)).retry(&lost(), |_| {
                 tries += 1;
                 if tries < 3 { Err(late()) } else { Ok(tries) }
             });

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::links::{Links, Phase, Server};
-use crate::progress::Loaded;
+use crate::link_traffic::{LinkTraffic, Phase, ServerTraffic};
+use crate::progress::LoadStats;
 
 /// A whole run.
 #[derive(Clone, Debug, Default)]
@@ -30,20 +30,20 @@ pub struct Report {
     /// Micro-batches on their way at a time.
     pub depth: usize,
     /// The graph of a micro-batch of the prompt.
-    pub prompt_graph: Graph,
+    pub prompt_graph: GraphStats,
     /// The graph of a decoded token.
-    pub decode_graph: Graph,
+    pub decode_graph: GraphStats,
     /// The devices, in the order of the list.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceStats>,
     /// What went over connections to servers.
-    pub links: Links,
+    pub links: LinkTraffic,
     /// What was lost, and came back.
-    pub losses: Losses,
+    pub losses: LossStats,
 }
 
 /// Servers that were lost during a run that went on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct LossStats {
     /// How often one was.
     pub servers: usize,
     /// How often the run went on; several servers may have been waited for each time.
@@ -54,7 +54,7 @@ pub struct Losses {
 
 /// How a graph lies on the devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Graph {
+pub struct GraphStats {
     /// Nodes.
     pub nodes: usize,
     /// Runs of nodes on one device.
@@ -65,13 +65,13 @@ pub struct Graph {
 
 /// What a device had to do.
 #[derive(Clone, Debug, Default)]
-pub struct Device {
+pub struct DeviceStats {
     /// Its name in the list.
     pub name: String,
     /// Blocks of the model that it holds.
     pub layers: usize,
     /// Weights, as they were loaded.
-    pub weights: Loaded,
+    pub weights: LoadStats,
     /// Bytes of keys and values.
     pub cache_bytes: u64,
     /// Bytes for what is computed.
@@ -125,8 +125,8 @@ impl Report {
             "depth": self.depth,
             "prompt_graph": self.prompt_graph.json(),
             "gen_graph": self.decode_graph.json(),
-            "devices": self.devices.iter().map(Device::json).collect::<Vec<_>>(),
-            "links": self.links.servers().iter().map(Server::json).collect::<Vec<_>>(),
+            "devices": self.devices.iter().map(DeviceStats::json).collect::<Vec<_>>(),
+            "links": self.links.servers().iter().map(ServerTraffic::json).collect::<Vec<_>>(),
             "losses": self.losses.servers,
             "recoveries": self.losses.recoveries,
             "recovery_s": seconds(self.losses.time),
@@ -134,19 +134,19 @@ impl Report {
     }
 }
 
-impl Graph {
+impl GraphStats {
     fn json(self) -> Value {
         json!({ "nodes": self.nodes, "splits": self.splits, "copies": self.copies })
     }
 }
 
-impl Device {
+impl DeviceStats {
     fn json(&self) -> Value {
         json!({
             "name": self.name,
             "layers": self.layers,
             "weight_bytes": self.weights.bytes,
-            "weight_bytes_from_its_disk": self.weights.recalled,
+            "weight_bytes_from_its_disk": self.weights.from_server_disk,
             "weight_bytes_sent": self.weights.sent(),
             "load_s": seconds(self.weights.time),
             "load_mb_s": self.weights.rate().map(rounded),
@@ -163,10 +163,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
         let loaded: u64 = self.devices.iter().map(|device| device.weights.bytes).sum();
-        let of_all = Loaded { bytes: loaded, recalled: 0, time: self.load };
+        let of_all = LoadStats { bytes: loaded, from_server_disk: 0, time: self.load };
         let load_rate = of_all.rate().map_or(String::new(), |rate| format!(", {rate:.0} MB/s"));
         writeln!(f, "load    {:8.3} s  {:6} MB{load_rate}", self.load.as_secs_f64(), loaded / 1_000_000)?;
-        let line = |f: &mut fmt::Formatter<'_>, name, time: Duration, tokens, per_second, graph: Graph| {
+        let line = |f: &mut fmt::Formatter<'_>, name, time: Duration, tokens, per_second, graph: GraphStats| {
             write!(f, "{name:7} {:8.3} s  {tokens:6} tokens{}", time.as_secs_f64(), rate(per_second))?;
             writeln!(f, "; {} nodes, {} splits, {} copies", graph.nodes, graph.splits, graph.copies)
         };
@@ -181,7 +181,7 @@ impl fmt::Display for Report {
             write!(f, "{}: {:.1} MB sent to load; ", server.endpoint, load.sent as f64 / 1e6)?;
             writeln!(f, "{} bytes sent, {} received for each decoded token", each(decode.sent), each(decode.received))?;
         }
-        let Losses { servers, recoveries, time } = self.losses;
+        let LossStats { servers, recoveries, time } = self.losses;
         if recoveries > 0 {
             let seconds = time.as_secs_f64();
             writeln!(
@@ -193,13 +193,13 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         let rate = self.weights.rate().map_or(String::new(), |rate| format!(" at {rate:.0} MB/s"));
         write!(f, "{}: {} layers, {:.1} MB of weights{rate}", self.name, self.layers, megabytes(self.weights.bytes))?;
-        if self.weights.recalled > 0 {
-            let (recalled, sent) = (megabytes(self.weights.recalled), megabytes(self.weights.sent()));
+        if self.weights.from_server_disk > 0 {
+            let (recalled, sent) = (megabytes(self.weights.from_server_disk), megabytes(self.weights.sent()));
             write!(f, " ({recalled:.1} MB from its own disk, {sent:.1} MB sent)")?;
         }
         write!(f, ", ")?;
@@ -217,10 +217,10 @@ mod tests {
     use super::*;
 
     fn sample() -> Report {
-        let device = Device {
+        let device = DeviceStats {
             name: "CPU0".to_owned(),
             layers: 2,
-            weights: Loaded { bytes: 5_000_000, recalled: 3_000_000, time: Duration::from_millis(500) },
+            weights: LoadStats { bytes: 5_000_000, from_server_disk: 3_000_000, time: Duration::from_millis(500) },
             cache_bytes: 2_000_000,
             compute_bytes: 1_500_000,
             copied_bytes: 4096,
@@ -237,10 +237,10 @@ mod tests {
             decoded: 2,
             ubatch: 512,
             depth: 4,
-            prompt_graph: Graph { nodes: 60, splits: 2, copies: 5 },
-            decode_graph: Graph { nodes: 58, splits: 2, copies: 4 },
+            prompt_graph: GraphStats { nodes: 60, splits: 2, copies: 5 },
+            decode_graph: GraphStats { nodes: 58, splits: 2, copies: 4 },
             devices: vec![device],
-            losses: Losses { servers: 3, recoveries: 2, time: Duration::from_millis(1500) },
+            losses: LossStats { servers: 3, recoveries: 2, time: Duration::from_millis(1500) },
             ..Report::default()
         }
     }

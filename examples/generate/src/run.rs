@@ -2,12 +2,12 @@
 
 use crate::args::Args;
 use crate::compare::Comparison;
-use crate::hyper::Hyper;
-use crate::links::Phase;
+use crate::hparams::HParams;
+use crate::link_traffic::Phase;
 use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
-use crate::tokenizer::{Stream, Tokenizer};
+use crate::tokenizer::{DecodeStream, Tokenizer};
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::Device;
 use fanout::gguf::Gguf;
@@ -22,7 +22,13 @@ const REFERENCE_MEMORY: u64 = 1 << 40;
 ///
 /// # Errors
 /// Whatever is in the way, in words for people.
-pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run_program(
+    args: &Args,
+    file: &[u8],
+    gguf: &Gguf<'_>,
+    hyper: &HParams,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
     let prompt = match &args.tokens {
         Some(tokens) => tokens.clone(),
@@ -31,7 +37,7 @@ pub fn run(args: &Args, file: &[u8], gguf: &Gguf<'_>, hyper: &Hyper, out: &mut d
             tokenizer.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?.encode(text)?
         }
     };
-    let prompt = args.checked(prompt, hyper.vocab)?;
+    let prompt = args.check_prompt(prompt, hyper.vocab)?;
     if let Err(error) = &tokenizer {
         log::warn!("no text, only token ids: {error}");
     }
@@ -60,16 +66,16 @@ fn generate(
 ) -> anyhow::Result<Report> {
     let mut sampler =
         Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
-    let mut text = Text { out, stream: tokenizer.map(Stream::new), silent: args.json };
+    let mut text = TextOutput { out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
     let load = session.load()?;
-    session.begin(Phase::Prompt);
+    session.begin_phase(Phase::Prompt);
     let mut logits = Vec::new();
     let prompt_time = session.timed(|session| {
         logits = session.append(&prompt)?;
         Ok(())
     })?;
-    let prompt_laps = session.lap();
-    session.begin(Phase::Decode);
+    let prompt_laps = session.take_busy_times();
+    session.begin_phase(Phase::Decode);
     let (mut tokens, mut decoded) = (Vec::new(), 0);
     let decode_time = session.timed(|session| {
         while tokens.len() < args.predict {
@@ -87,7 +93,7 @@ fn generate(
         }
         Ok(())
     })?;
-    let decode_laps = session.lap();
+    let decode_laps = session.take_busy_times();
     text.finish()?;
     let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..session.report()? };
     for (device, laps) in report.devices.iter_mut().zip(prompt_laps.into_iter().zip(decode_laps)) {
@@ -97,13 +103,13 @@ fn generate(
 }
 
 /// Tokens as they come: as text, or as ids where there is no tokenizer.
-struct Text<'a> {
+struct TextOutput<'a> {
     out: &'a mut dyn Write,
-    stream: Option<Stream<'a>>,
+    stream: Option<DecodeStream<'a>>,
     silent: bool,
 }
 
-impl Text<'_> {
+impl TextOutput<'_> {
     fn token(&mut self, token: u32) -> io::Result<()> {
         if self.silent {
             return Ok(());
@@ -119,7 +125,7 @@ impl Text<'_> {
         if self.silent {
             return Ok(());
         }
-        writeln!(self.out, "{}", self.stream.map_or("", Stream::finish))
+        writeln!(self.out, "{}", self.stream.map_or("", DecodeStream::finish))
     }
 }
 
@@ -130,7 +136,7 @@ fn compare(session: &mut Session<'_>, prompt: &[u32], out: &mut dyn Write) -> an
     let account = Arc::clone(session.account());
     let mut comparison = Comparison::new(out, names);
     let mut printed = Ok(());
-    session.ready()?.compare(prompt, &reference, &account, &mut |seen, here, there| {
+    session.engine_ready()?.compare(prompt, &reference, &account, &mut |seen, here, there| {
         printed = comparison.node(seen, here, there);
         if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;

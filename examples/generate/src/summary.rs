@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::hyper::Hyper;
+use crate::hparams::HParams;
 use fanout::gguf::Gguf;
 
 /// Prints a file's architecture, sizes and tensors.
@@ -11,12 +11,12 @@ pub struct Summary<'a> {
     /// The file.
     pub gguf: &'a Gguf<'a>,
     /// Its hyperparameters.
-    pub hyper: &'a Hyper,
+    pub hyper: &'a HParams,
 }
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Hyper { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rope, .. } = self.hyper;
+        let HParams { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rope, .. } = self.hyper;
         writeln!(f, "architecture: {arch}, GGUF version {}", self.gguf.version)?;
         writeln!(f, "layers: {layers}, width {width}, {heads} heads of {head_width}, {kv_heads} of keys and values")?;
         match &self.hyper.experts {

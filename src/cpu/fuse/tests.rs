@@ -5,7 +5,7 @@ use crate::cpu::ops::{self, Kernel};
 use crate::cpu::program::Code;
 use crate::cpu::{CpuDevice, Path};
 use crate::device::{Account, Device, Program, Source, Unsupported};
-use crate::graph::fuse::{TABLE, steps};
+use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Builder, Graph, TensorId};
 use crate::ops::NodeView;
 use crate::ops::binary::Binary;
@@ -57,7 +57,7 @@ impl Case {
     }
 
     fn onto(&mut self, op: impl Into<crate::ops::Op>, srcs: &[TensorId], dst: TensorId) -> TensorId {
-        self.b.node_onto(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>(), dst).unwrap()
+        self.b.node_into(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>(), dst).unwrap()
     }
 
     /// Another tensor in the memory of one.
@@ -73,7 +73,7 @@ impl Case {
 
     /// A result that only the next node reads.
     fn pass_on(&mut self, id: TensorId) {
-        self.b.used_only(id, 1).unwrap();
+        self.b.set_use_count(id, 1).unwrap();
         self.passed_on.push(id);
     }
 
@@ -81,12 +81,12 @@ impl Case {
     fn check(mut self, what: &str, want: usize) {
         let graph = Arc::new(std::mem::take(&mut self.b).build().unwrap());
         let mut count = 0;
-        let counted = steps(&graph, TABLE, exact, kernel, |_| {
+        let counted = select_kernels(&graph, FUSION_PATTERNS, exact, kernel, |_| {
             count += 1;
             Ok::<_, Unsupported>(())
         });
         assert_eq!(counted.map(|()| count), Ok(want), "{what}: steps");
-        let mut memory = vec![0xa5; graph.slots()[0]];
+        let mut memory = vec![0xa5; graph.slot_sizes()[0]];
         for (id, bytes) in &self.bytes {
             let at = graph.tensor(*id).unwrap().place.unwrap().offset;
             memory[at..at + bytes.len()].copy_from_slice(bytes);
@@ -225,7 +225,7 @@ fn turned_keys_and_their_rows() {
                 let ids = c.ids(id_type, to);
                 let [_, y, rows] = keys(&mut c, mode, cache, ids, to.len(), factors);
                 c.pass_on(y);
-                c.b.used_only(rows, 1).unwrap();
+                c.b.set_use_count(rows, 1).unwrap();
                 c.check(&format!("ROPE SET_ROWS {dtype} {mode:?} {to:?}"), 1);
             }
         }
@@ -235,7 +235,7 @@ fn turned_keys_and_their_rows() {
     let ids = c.ids(I64, &(0..300).map(|i| i * 2).collect::<Vec<_>>());
     let [_, y, rows] = keys(&mut c, RopeMode::Normal, cache, ids, 300, false);
     c.pass_on(y);
-    c.b.used_only(rows, 1).unwrap();
+    c.b.set_use_count(rows, 1).unwrap();
     c.check("many keys", 1);
 }
 
@@ -250,59 +250,59 @@ fn what_keeps_norms_and_weights_apart() {
             2
         }),
         ("it has two uses", |c, _, y, w| {
-            c.b.used_only(y, 2).unwrap();
+            c.b.set_use_count(y, 2).unwrap();
             c.node(Binary::Mul, &[y, w]);
             2
         }),
         ("another node reads it, whatever was said", |c, _, y, w| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             c.node(Binary::Mul, &[y, w]);
             c.node(Unary::Sqr, &[y]);
             3
         }),
         ("another node reads a view of it", |c, _, y, w| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             c.node(Binary::Mul, &[y, w]);
             let part = c.alias(y, [64, 2, 1, 1], 512);
             c.node(Unary::Sqr, &[part]);
             3
         }),
         ("a node between writes it", |c, x, y, w| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             let over = c.alias(y, [64, 6, 1, 1], 0);
             c.onto(Unary::Sqr, &[x], over);
             c.node(Binary::Mul, &[y, w]);
             3
         }),
         ("a view of a part is multiplied", |c, _, y, w| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             let part = c.alias(y, [64, 3, 1, 1], 256);
-            c.b.used_only(part, 1).unwrap();
+            c.b.set_use_count(part, 1).unwrap();
             c.node(Binary::Mul, &[part, w]);
             2
         }),
         ("a view with other rows is multiplied", |c, _, y, _| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             let rows = c.alias(y, [64, 2, 3, 1], 0);
-            c.b.used_only(rows, 1).unwrap();
+            c.b.set_use_count(rows, 1).unwrap();
             let w = c.leaf([64, 2, 1, 1]);
             c.node(Binary::Mul, &[rows, w]);
             2
         }),
         ("the product lies across x", |c, x, y, w| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             let across = c.alias(x, [64, 6, 1, 1], 256);
             c.onto(Binary::Mul, &[y, w], across);
             2
         }),
         ("the weights repeat within a row", |c, _, y, _| {
-            c.b.used_only(y, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
             let short = c.leaf([16, 1, 1, 1]);
             c.node(Binary::Mul, &[y, short]);
             2
         }),
         ("it multiplies itself", |c, _, y, _| {
-            c.b.used_only(y, 2).unwrap();
+            c.b.set_use_count(y, 2).unwrap();
             c.node(Binary::Mul, &[y, y]);
             2
         }),
@@ -347,7 +347,7 @@ fn what_keeps_sums_and_norms_apart() {
     let (a, b) = (c.leaf(ne), c.leaf(ne));
     let sum = c.node(Binary::Add, &[a, b]);
     let y = c.node(RMS, &[sum]);
-    c.b.used_only(y, 1).unwrap();
+    c.b.set_use_count(y, 1).unwrap();
     let w = c.alias(sum, [64, 1, 1, 1], 256);
     c.node(Binary::Mul, &[y, w]);
     c.check("the weights lie in the sum", 2);
@@ -360,7 +360,7 @@ fn what_keeps_sums_and_norms_apart() {
         let y = c.node(RMS, &[sum]);
         c.pass_on(y);
         let product = c.node(Binary::Mul, &[y, w]);
-        c.b.used_only(product, if residual { 1 } else { 2 }).unwrap();
+        c.b.set_use_count(product, if residual { 1 } else { 2 }).unwrap();
         c.node(Binary::Add, &[product, if residual { sum } else { a }]);
         c.check("the last ADD stays alone", 2);
     }
@@ -378,14 +378,14 @@ fn what_keeps_keys_and_rows_apart() {
     type Spoil = fn(&mut Case, [TensorId; 3]);
     let cases: [(&str, usize, Spoil); 4] = [
         ("nobody says who reads them", 2, |_, _| ()),
-        ("nobody says who reads the view", 2, |c, [_, y, _]| c.b.used_only(y, 1).unwrap()),
+        ("nobody says who reads the view", 2, |c, [_, y, _]| c.b.set_use_count(y, 1).unwrap()),
         ("they have two uses", 2, |c, [_, y, rows]| {
-            c.b.used_only(y, 2).unwrap();
-            c.b.used_only(rows, 1).unwrap();
+            c.b.set_use_count(y, 2).unwrap();
+            c.b.set_use_count(rows, 1).unwrap();
         }),
         ("another node reads them", 3, |c, [_, y, rows]| {
-            c.b.used_only(y, 1).unwrap();
-            c.b.used_only(rows, 1).unwrap();
+            c.b.set_use_count(y, 1).unwrap();
+            c.b.set_use_count(rows, 1).unwrap();
             c.node(Unary::Sqr, &[y]);
         }),
     ];
@@ -406,7 +406,7 @@ fn what_keeps_keys_and_rows_apart() {
     let cache = c.alias(x, [128, 3, 1, 1], 0);
     let target = c.again(cache);
     c.onto(Rows::SetRows, &[rows, ids, cache], target);
-    c.b.used_only(y, 1).unwrap();
-    c.b.used_only(rows, 1).unwrap();
+    c.b.set_use_count(y, 1).unwrap();
+    c.b.set_use_count(rows, 1).unwrap();
     c.check("the cache lies on the keys", 2);
 }

@@ -1,7 +1,7 @@
 //! What a program needs of its memories' layouts: found once, when it is made.
 
 use super::marks::{LEAST, Marks, Span, Strips, moved};
-use crate::graph::Place;
+use crate::graph::SlotOffset;
 use crate::tensor::TensorDesc;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl Uses {
     }
 
     /// Adds a use of a tensor, which lies inside its slot.
-    pub(in crate::cpu) fn add(&mut self, place: Place, desc: &TensorDesc, access: Access) {
+    pub(in crate::cpu) fn add(&mut self, place: SlotOffset, desc: &TensorDesc, access: Access) {
         let span = Span::of(place.offset, desc).filter(|_| access != Access::Plain);
         if let Some(uses) = self.0.get_mut(place.slot as usize)
             && !desc.is_empty()

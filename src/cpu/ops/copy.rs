@@ -7,7 +7,7 @@ use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::tensor::DType::{F32, I32};
 use crate::tensor::quant::{dequantiser, quantiser};
-use crate::tensor::{DIMS, DType, Loop, TensorDesc, common_loops};
+use crate::tensor::{CopyLoop, DIMS, DType, TensorDesc, common_loop_nest};
 
 /// Elements of a tile, as wide as they come, where both tensors are dense along dimension 0.
 const DENSE_TILE: usize = 8 * CHUNK;
@@ -124,13 +124,16 @@ impl Walk {
 /// along which the destination is most dense, then, unless that is the source's too, the one along which the source is. `None` when there is no such
 /// shape. Both have equal block lengths.
 fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
-    let mut loops = common_loops(src, dst)?;
-    loops.sort_by_key(|l| (l.dst, l.src));
-    let mut merged: Vec<Loop> = Vec::with_capacity(loops.len());
+    let mut loops = common_loop_nest(src, dst)?;
+    loops.sort_by_key(|l| (l.dst_stride, l.src_stride));
+    let mut merged: Vec<CopyLoop> = Vec::with_capacity(loops.len());
     for next in loops {
         match merged.last_mut() {
             // A loop of count > 1 spans less than 2^62 bytes, so the step past its end fits.
-            Some(last) if next.src == last.src * last.count && next.dst == last.dst * last.count => {
+            Some(last)
+                if next.src_stride == last.src_stride * last.count
+                    && next.dst_stride == last.dst_stride * last.count =>
+            {
                 last.count *= next.count;
             }
             _ => merged.push(next),
@@ -139,19 +142,19 @@ fn aligned(src: &TensorDesc, dst: &TensorDesc) -> Option<Walk> {
     if merged.len() > DIMS {
         return None;
     }
-    if let Some(densest) = (1..merged.len()).min_by_key(|&k| merged[k].src)
-        && merged[0].src > src.dtype().block_bytes().max(merged[densest].src)
+    if let Some(densest) = (1..merged.len()).min_by_key(|&k| merged[k].src_stride)
+        && merged[0].src_stride > src.dtype().block_bytes().max(merged[densest].src_stride)
     {
         merged[1..=densest].rotate_right(1);
     }
-    let describe = |t: &TensorDesc, step: fn(&Loop) -> usize| {
+    let describe = |t: &TensorDesc, step: fn(&CopyLoop) -> usize| {
         let (mut ne, mut nb) = ([t.dtype().block_len(), 1, 1, 1], [t.dtype().block_bytes(), 0, 0, 0]);
         for (d, l) in merged.iter().enumerate() {
             (ne[d], nb[d]) = (ne[d] * l.count, step(l));
         }
         TensorDesc::strided(t.dtype(), ne, nb).ok()
     };
-    Some(Walk::Tiles(describe(src, |l| l.src)?, describe(dst, |l| l.dst)?))
+    Some(Walk::Tiles(describe(src, |l| l.src_stride)?, describe(dst, |l| l.dst_stride)?))
 }
 
 fn tiles(work: &mut Work<'_>, step: Step, src: &TensorDesc, dst: &TensorDesc) {

@@ -5,7 +5,7 @@ use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
-use crate::ops::glu::{Glu, Kind};
+use crate::ops::glu::{Glu, GluKind};
 
 pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let float = |i| node.srcs.get(i).is_none_or(|s| s.dtype().is_float());
@@ -13,14 +13,14 @@ pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported
         return Err(types(node));
     }
     // An exponential costs about four times a load and a store.
-    let cost = if op.kind == Kind::Reglu { 1 } else { 4 };
+    let cost = if op.kind == GluKind::Reglu { 1 } else { 4 };
     let kernel = Kernel::new(node.dst.elements().saturating_mul(cost), move |w| glu(w, op));
     Ok(kernel.with_local(3 * CHUNK))
 }
 
 /// Values through the unit.
 struct Unit<'a> {
-    kind: Kind,
+    kind: GluKind,
     out: &'a mut [f32],
     x: &'a [f32],
     g: &'a [f32],
@@ -33,16 +33,16 @@ impl Wide for Unit<'_> {
     fn run<L: Level>(self) {
         let Unit { kind, out, x, g } = self;
         match kind {
-            Kind::Reglu => math::zip(out, x, g, |x, g| if x > 0.0 { x * g } else { 0.0 }),
-            Kind::Geglu => math::zip(out, x, g, |x, g| math::gelu(x) * g),
-            Kind::Swiglu => math::zip(out, x, g, |x, g| math::silu(x) * g),
-            Kind::SwigluOai { alpha, limit } => math::zip(out, x, g, |x, g| {
+            GluKind::Reglu => math::zip(out, x, g, |x, g| if x > 0.0 { x * g } else { 0.0 }),
+            GluKind::Geglu => math::zip(out, x, g, |x, g| math::gelu(x) * g),
+            GluKind::Swiglu => math::zip(out, x, g, |x, g| math::silu(x) * g),
+            GluKind::SwigluOai { alpha, limit } => math::zip(out, x, g, |x, g| {
                 let x = below(x, limit);
                 x / (1.0 + math::exp(-alpha * x)) * (within(g, limit) + 1.0)
             }),
-            Kind::GegluErf => math::zip(out, x, g, |x, g| math::gelu_erf(x) * g),
-            Kind::GegluQuick => math::zip(out, x, g, |x, g| math::gelu_quick(x) * g),
-            Kind::SwigluClamp { limit } => {
+            GluKind::GegluErf => math::zip(out, x, g, |x, g| math::gelu_erf(x) * g),
+            GluKind::GegluQuick => math::zip(out, x, g, |x, g| math::gelu_quick(x) * g),
+            GluKind::SwigluClamp { limit } => {
                 math::zip(out, x, g, |x, g| math::silu(below(x, limit)) * within(g, limit));
             }
         }

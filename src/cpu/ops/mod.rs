@@ -151,7 +151,7 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
         Op::Glu(op) => glu::select(*op, node),
         Op::Reduce(op) => reduce::select(*op, node),
         Op::Norm(op) => norm::select(*op, node),
-        Op::Copy(_) => copy::select(node),
+        Op::CopyOp(_) => copy::select(node),
         Op::Rows(op) => rows::select(*op, node),
         Op::Concat(op) => concat::select(*op, node),
         Op::Sort(op) => sort::select(*op, node),

@@ -6,7 +6,7 @@ use crate::cpu::memory::View;
 use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
-use crate::graph::fuse::Around;
+use crate::graph::fuse::NormFusion;
 use crate::ops::NodeView;
 use crate::ops::norm::Norm;
 use crate::tensor::DType::F32;
@@ -21,26 +21,26 @@ pub(super) fn select(op: Norm, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
     match node.srcs.get(0) {
         Some(x) if (x.dtype(), node.dst.dtype()) == (F32, F32) => Ok(match op {
             Norm::GroupNorm { groups, .. } => group_kernel(op, groups, x, node.dst),
-            _ => kernel(op, x, Around::default()),
+            _ => kernel(op, x, NormFusion::default()),
         }),
         _ => Err(types(node)),
     }
 }
 
 /// The kernel for rows like those of `x`. With anything around the norm, rows are at most [`KEPT`] long.
-pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: Around) -> Kernel {
+pub(in crate::cpu) fn kernel(op: Norm, x: &TensorDesc, around: NormFusion) -> Kernel {
     let passes = if matches!(op, Norm::Norm { .. }) { 3 } else { 2 };
-    let passes = passes + [around.add, around.mul, around.plus].into_iter().map(usize::from).sum::<usize>();
+    let passes = passes + [around.residual, around.weight, around.bias].into_iter().map(usize::from).sum::<usize>();
     let local = x.ne()[0].min(KEPT) * 3;
     let kernel = Kernel::new(x.elements().saturating_mul(passes), move |w| rows(w, op, around));
     kernel.with_local(local).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK)))
 }
 
-fn rows(work: &mut Work<'_>, op: Norm, around: Around) {
+fn rows(work: &mut Work<'_>, op: Norm, around: NormFusion) {
     let (dst, src) = (work.dst(), work.src(0));
-    let sum = around.add.then(|| (work.src(1), work.src(2)));
-    let factors = around.mul.then(|| work.src(3));
-    let plus = around.plus.then(|| work.src(4));
+    let sum = around.residual.then(|| (work.src(1), work.src(2)));
+    let factors = around.weight.then(|| work.src(3));
+    let plus = around.bias.then(|| work.src(4));
     let (n, local) = (dst.ne()[0], work.take_local());
     let (x, rest) = local.split_at_mut(n.min(KEPT));
     let (y, out) = rest.split_at_mut(n.min(KEPT));

@@ -110,7 +110,7 @@ impl<'a> Turns<'a> {
                 *at = positions.index([k * tokens + i[1], 0, 0, 0]) as f32;
             }
             self.angles.fill(at, self.factors, self.angle);
-            math::cos_sin(self.angle, self.angles.base.magnitude, self.cos, self.sin);
+            math::cos_sin(self.angle, self.angles.base.mscale, self.cos, self.sin);
             self.token = Some(i[1]);
         }
         let x = work.src(0).fetch([0, i[0], i[1], i[2]], self.row);
@@ -121,7 +121,7 @@ impl<'a> Turns<'a> {
 /// The part of the angles that does not depend on the token.
 struct Angles<'a> {
     op: &'a Rope,
-    base: rope::Angles,
+    base: rope::RopeAngles,
 }
 
 impl<'a> Angles<'a> {
@@ -158,7 +158,7 @@ impl<'a> Angles<'a> {
             }
             *out = self.corrected(j, running[axis] / factor);
             for angle in &mut running {
-                *angle *= self.base.step;
+                *angle *= self.base.theta_scale;
             }
         }
     }
@@ -169,7 +169,7 @@ impl<'a> Angles<'a> {
         if self.op.ext_factor == 0.0 {
             return scaled;
         }
-        let (low, high) = self.base.ramp;
+        let (low, high) = self.base.corr_dims;
         let ramp = 1.0 - ((j as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
         let mix = ramp * self.op.ext_factor;
         scaled * (1.0 - mix) + unscaled * mix

@@ -5,7 +5,7 @@ use crate::cpu::pool::Work;
 use crate::cpu::simd::{Level, Wide, widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
-use crate::ops::unary::{Kind, Unary};
+use crate::ops::unary::{Unary, UnaryKind};
 
 pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let (Some(x), dst) = (node.srcs.get(0), node.dst) else { return Err(types(node)) };
@@ -22,7 +22,7 @@ pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupport
 
 /// What the op costs beside a load and a store.
 fn cost(op: Unary) -> usize {
-    use Kind::{Elu, Exp, Expm1, Gelu, GeluErf, GeluQuick, Sigmoid, Silu, Softplus, Tanh, Xielu};
+    use UnaryKind::{Elu, Exp, Expm1, Gelu, GeluErf, GeluQuick, Sigmoid, Silu, Softplus, Tanh, Xielu};
     match op {
         Unary::Kind(Tanh | Elu | Sigmoid | Gelu | GeluQuick | Silu | Exp | Expm1 | Softplus | GeluErf) => 4,
         Unary::Kind(Xielu { .. }) => 4,
@@ -58,31 +58,31 @@ impl Wide for Map<'_> {
             Unary::Kind(kind) => kind,
         };
         match kind {
-            Kind::Abs => math::update(x, f32::abs),
-            Kind::Sgn => math::update(x, |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0))),
-            Kind::Neg => math::update(x, |x| -x),
-            Kind::Step => math::update(x, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-            Kind::Tanh => math::update(x, math::tanh),
-            Kind::Elu => math::update(x, |x| if x > 0.0 { x } else { x.exp_m1() }),
-            Kind::Relu => math::update(x, |x| if x > 0.0 { x } else { 0.0 }),
-            Kind::Sigmoid => math::update(x, math::sigmoid),
-            Kind::Gelu => math::update(x, math::gelu),
-            Kind::GeluQuick => math::update(x, math::gelu_quick),
-            Kind::Silu => math::update(x, math::silu),
-            Kind::HardSwish => math::update(x, |x| x * hard_sigmoid(x)),
-            Kind::HardSigmoid => math::update(x, hard_sigmoid),
-            Kind::Exp => math::update(x, math::exp),
-            Kind::Expm1 => math::update(x, |x| math::exp(x) - 1.0),
-            Kind::Softplus => math::update(x, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
-            Kind::GeluErf => math::update(x, math::gelu_erf),
-            Kind::Xielu { alpha_n, alpha_p, beta, eps } => math::update(x, |x| {
+            UnaryKind::Abs => math::update(x, f32::abs),
+            UnaryKind::Sgn => math::update(x, |x| f32::from(i8::from(x > 0.0) - i8::from(x < 0.0))),
+            UnaryKind::Neg => math::update(x, |x| -x),
+            UnaryKind::Step => math::update(x, |x| if x > 0.0 { 1.0 } else { 0.0 }),
+            UnaryKind::Tanh => math::update(x, math::tanh),
+            UnaryKind::Elu => math::update(x, |x| if x > 0.0 { x } else { x.exp_m1() }),
+            UnaryKind::Relu => math::update(x, |x| if x > 0.0 { x } else { 0.0 }),
+            UnaryKind::Sigmoid => math::update(x, math::sigmoid),
+            UnaryKind::Gelu => math::update(x, math::gelu),
+            UnaryKind::GeluQuick => math::update(x, math::gelu_quick),
+            UnaryKind::Silu => math::update(x, math::silu),
+            UnaryKind::HardSwish => math::update(x, |x| x * hard_sigmoid(x)),
+            UnaryKind::HardSigmoid => math::update(x, hard_sigmoid),
+            UnaryKind::Exp => math::update(x, math::exp),
+            UnaryKind::Expm1 => math::update(x, |x| math::exp(x) - 1.0),
+            UnaryKind::Softplus => math::update(x, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
+            UnaryKind::GeluErf => math::update(x, math::gelu_erf),
+            UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => math::update(x, |x| {
                 let curve = if x > 0.0 { alpha_p * x * x } else { (x.min(eps).exp_m1() - x) * alpha_n };
                 curve + beta * x
             }),
-            Kind::Floor => math::update(x, f32::floor),
-            Kind::Ceil => math::update(x, f32::ceil),
-            Kind::Round => math::update(x, f32::round),
-            Kind::Trunc => math::update(x, f32::trunc),
+            UnaryKind::Floor => math::update(x, f32::floor),
+            UnaryKind::Ceil => math::update(x, f32::ceil),
+            UnaryKind::Round => math::update(x, f32::round),
+            UnaryKind::Trunc => math::update(x, f32::trunc),
         }
     }
 }

@@ -3,12 +3,12 @@
 
 use super::rows::Ids;
 use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
-use crate::ops::copy::Copy;
+use crate::ops::copy::CopyOp;
 use crate::tensor::DType::{F32, I32};
-use crate::tensor::{Capability, DIMS, DType, Loop, TensorDesc, common_loops};
+use crate::tensor::{Capability, CopyLoop, DIMS, DType, TensorDesc, common_loop_nest};
 use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_: Copy, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(_: CopyOp, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     let (from, to) = (x.dtype(), y.dtype());
     if from == to || converts(from, to) {
@@ -48,14 +48,14 @@ struct Nest {
 
 impl Nest {
     /// `None` when there are more than four loops.
-    fn of(loops: &[Loop]) -> Option<Nest> {
+    fn of(loops: &[CopyLoop]) -> Option<Nest> {
         let mut nest = Nest { count: [1; DIMS], x: [0; DIMS], y: [0; DIMS] };
         if loops.len() > DIMS {
             return None;
         }
         for (d, l) in loops.iter().enumerate() {
             nest.count[d] = i32::try_from(l.count).ok()? as u32;
-            (nest.x[d], nest.y[d]) = (l.src as u64, l.dst as u64);
+            (nest.x[d], nest.y[d]) = (l.src_stride as u64, l.dst_stride as u64);
         }
         Some(nest)
     }
@@ -130,7 +130,7 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
     let types = [x.dtype(), y.dtype()].map(DType::to_wire);
     let raw = x.dtype() == y.dtype();
     let bytes = if raw { size_x as u32 } else { 0 };
-    if let Some(mut loops) = common_loops(x, y) {
+    if let Some(mut loops) = common_loop_nest(x, y) {
         arrange(&mut loops, size_x, size_y);
         if let Some(nest) = crossed(&mut loops, x, y) {
             let tiles = [nest.count[0].div_ceil(SIDE), nest.count[1].div_ceil(SIDE)];
@@ -140,7 +140,7 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
             let tiles = Tiles { nest, tiles, types, bytes, padding: 0 };
             return on.kernel(("copy", "copy_transpose"), grid, &POINTERS, &tiles);
         }
-        let dense = loops.first().filter(|l| (l.src, l.dst) == (size_x, size_y)).map(|l| l.count);
+        let dense = loops.first().filter(|l| (l.src_stride, l.dst_stride) == (size_x, size_y)).map(|l| l.count);
         if dense.is_some() {
             loops.remove(0);
         }
@@ -165,16 +165,17 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
 }
 
 /// Orders loops by how dense they are in the destination, and joins those that are one in both tensors.
-fn arrange(loops: &mut Vec<Loop>, size_x: usize, size_y: usize) {
-    loops.sort_by_key(|l| (l.dst, l.src));
-    let mut merged: Vec<Loop> = Vec::with_capacity(loops.len());
+fn arrange(loops: &mut Vec<CopyLoop>, size_x: usize, size_y: usize) {
+    loops.sort_by_key(|l| (l.dst_stride, l.src_stride));
+    let mut merged: Vec<CopyLoop> = Vec::with_capacity(loops.len());
     for next in loops.drain(..) {
         match merged.last_mut() {
             // Kernels count in 32 bits, except along a run that is dense in both.
             Some(last)
-                if next.src == last.src * last.count
-                    && next.dst == last.dst * last.count
-                    && ((last.src, last.dst) == (size_x, size_y) || last.count * next.count <= i32::MAX as usize) =>
+                if next.src_stride == last.src_stride * last.count
+                    && next.dst_stride == last.dst_stride * last.count
+                    && ((last.src_stride, last.dst_stride) == (size_x, size_y)
+                        || last.count * next.count <= i32::MAX as usize) =>
             {
                 last.count *= next.count;
             }
@@ -186,13 +187,13 @@ fn arrange(loops: &mut Vec<Loop>, size_x: usize, size_y: usize) {
 
 /// The loops with that along which the source is dense in second place, where plain elements are dense along another one in
 /// the destination, and both are long enough for tiles.
-fn crossed(loops: &mut [Loop], x: &TensorDesc, y: &TensorDesc) -> Option<Nest> {
+fn crossed(loops: &mut [CopyLoop], x: &TensorDesc, y: &TensorDesc) -> Option<Nest> {
     let (size_x, size_y) = (x.dtype().block_bytes(), y.dtype().block_bytes());
     let first = loops.first()?;
-    if x.dtype().is_block() || first.dst != size_y || first.count < LEAST_SIDE || loops.len() > DIMS {
+    if x.dtype().is_block() || first.dst_stride != size_y || first.count < LEAST_SIDE || loops.len() > DIMS {
         return None;
     }
-    let dense = loops.iter().position(|l| l.src == size_x).filter(|&k| k > 0 && loops[k].count >= LEAST_SIDE)?;
+    let dense = loops.iter().position(|l| l.src_stride == size_x).filter(|&k| k > 0 && loops[k].count >= LEAST_SIDE)?;
     loops[1..=dense].rotate_right(1);
     Nest::of(loops)
 }

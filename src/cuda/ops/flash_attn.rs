@@ -112,7 +112,7 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
         octets,
         part,
         types: [k, v].map(|t| t.dtype().to_wire()),
-        slope_steps: alibi.map_or(0, |alibi| alibi.steps as u32),
+        slope_steps: alibi.map_or(0, |alibi| alibi.n_head_log2 as u32),
         slope_bases: alibi.map_or([1.0; 2], |alibi| alibi.bases),
         // With a softcap, scores are divided by it first.
         scale: if op.softcap == 0.0 { op.scale } else { op.scale / op.softcap },

@@ -2,7 +2,7 @@
 
 use super::zip::{Zip, ZipAny};
 use super::{Kernel, On, Ptr, Unsupported, suffix};
-use crate::ops::glu::{Glu, Kind};
+use crate::ops::glu::{Glu, GluKind};
 use crate::tensor::DType;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
@@ -59,15 +59,15 @@ pub(super) fn select(op: Glu, on: &On<'_>) -> Result<Kernel, Unsupported> {
 }
 
 /// The kinds' numbers are those of the wire.
-fn unit(kind: Kind) -> Unit {
+fn unit(kind: GluKind) -> Unit {
     let (kind, alpha, limit) = match kind {
-        Kind::Reglu => (0, 0.0, 0.0),
-        Kind::Geglu => (1, 0.0, 0.0),
-        Kind::Swiglu => (2, 0.0, 0.0),
-        Kind::SwigluOai { alpha, limit } => (3, alpha, limit),
-        Kind::GegluErf => (4, 0.0, 0.0),
-        Kind::GegluQuick => (5, 0.0, 0.0),
-        Kind::SwigluClamp { limit } => (6, 0.0, limit),
+        GluKind::Reglu => (0, 0.0, 0.0),
+        GluKind::Geglu => (1, 0.0, 0.0),
+        GluKind::Swiglu => (2, 0.0, 0.0),
+        GluKind::SwigluOai { alpha, limit } => (3, alpha, limit),
+        GluKind::GegluErf => (4, 0.0, 0.0),
+        GluKind::GegluQuick => (5, 0.0, 0.0),
+        GluKind::SwigluClamp { limit } => (6, 0.0, limit),
     };
     Unit { kind, alpha, limit, padding: 0 }
 }

@@ -21,7 +21,7 @@ mod zip;
 use super::driver::Gpu;
 use super::kernel::{Grid, Kernel, Launch, Ptr};
 use crate::device::{Unsupported, unsupported_types};
-use crate::graph::fuse::Fused;
+use crate::graph::fuse::FusedOp;
 use crate::ops::{NodeView, Op, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
@@ -61,11 +61,11 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
 }
 
 /// The kernels for a fused step, where there are some. `view` has the fused operands.
-pub(super) fn fused(fused: &Fused, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
+pub(super) fn fused(fused: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
     let on = On { node: view, gpu };
     match *fused {
-        Fused::Norm { op, around } => norm::fused(op, around, &on),
-        Fused::RopeSetRows { op, row } => rope::fused(op, row, &on),
+        FusedOp::Norm { op, fusion: around } => norm::fused(op, around, &on),
+        FusedOp::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
 }
 

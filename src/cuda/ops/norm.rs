@@ -1,7 +1,7 @@
 //! NORM, RMS_NORM, L2_NORM, GROUP_NORM, and norms of rows with what stands around them: kernels/norm.cu.
 
 use super::{Grid, Kernel, On, Ptr, Shape, Unsupported, blocks};
-use crate::graph::fuse::Around;
+use crate::graph::fuse::NormFusion;
 use crate::ops::norm::Norm;
 use crate::tensor::DType::F32;
 use crate::tensor::{DIMS, TensorDesc};
@@ -86,11 +86,11 @@ pub(super) fn select(op: Norm, on: &On<'_>) -> Result<Kernel, Unsupported> {
 }
 
 /// The kernel for a norm with its neighbours: see [`crate::graph::fuse::Fused::Norm`] for the operands.
-pub(super) fn fused(op: Norm, around: Around, on: &On<'_>) -> Option<Kernel> {
+pub(super) fn fused(op: Norm, around: NormFusion, on: &On<'_>) -> Option<Kernel> {
     let shape = |i: usize, is: bool| if is { on.shape(on.src(i).ok()?).ok().map(Some) } else { Some(None) };
     let (x, y) = (shape(0, true)?, on.shape(on.dst()).ok()?);
-    let (b, sum) = (shape(1, around.add)?, shape(2, around.add)?);
-    let (w, plus) = (shape(3, around.mul)?, shape(4, around.plus)?);
+    let (b, sum) = (shape(1, around.residual)?, shape(2, around.residual)?);
+    let (w, plus) = (shape(3, around.weight)?, shape(4, around.bias)?);
     let fits = on.dst().ne()[0] <= KEPT;
     fits.then(|| kept(op, on, [x, b, sum, w, plus, Some(y)]).ok()).flatten()
 }

@@ -2,7 +2,7 @@
 
 use super::zip::threads;
 use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks};
-use crate::ops::unary::{Kind, Unary};
+use crate::ops::unary::{Unary, UnaryKind};
 use bytemuck::{Pod, Zeroable};
 
 /// Elements of a thread of unary_packed.
@@ -69,10 +69,10 @@ fn params(op: Unary) -> Params {
         Unary::Fill { value } => (36, [value, 0.0, 0.0, 0.0]),
         Unary::Kind(kind) => {
             let p = match kind {
-                Kind::Xielu { alpha_n, alpha_p, beta, eps } => [alpha_n, alpha_p, beta, eps],
+                UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => [alpha_n, alpha_p, beta, eps],
                 _ => [0.0; 4],
             };
-            (kind.number() as u32, p)
+            (kind.wire_number() as u32, p)
         }
     };
     Params { which, p }

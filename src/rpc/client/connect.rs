@@ -14,10 +14,10 @@ use crate::rpc::wire::{
 };
 
 /// The pause after the first attempt to connect; each is twice the one before.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 
 /// The longest of them.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Why there is no connection to a server.
 #[derive(Debug, Error)]
@@ -59,7 +59,7 @@ pub enum ConnectError {
     },
     /// Something takes connections, and does not answer.
     #[error(
-        "{endpoint}: no reply to {command} within {patience:?}; it may be busy with another client, which llama.cpp's servers \
+        "{endpoint}: no reply to {command} within {timeout:?}; it may be busy with another client, which llama.cpp's servers \
          take one at a time"
     )]
     Silent {
@@ -68,7 +68,7 @@ pub enum ConnectError {
         /// What it was asked.
         command: &'static str,
         /// How long it had for it.
-        patience: Duration,
+        timeout: Duration,
     },
     /// Something takes connections, and closes them.
     #[error("{endpoint} closed the connection on {tried}; its log says why")]
@@ -87,7 +87,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// A server of another version.
-    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {SERVED}: update {}", older(*.theirs))]
+    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {SERVED}: update {}", side_to_update(*.theirs))]
     Version {
         /// As it was given.
         endpoint: String,
@@ -112,7 +112,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// What it means that a server's answer to `command` could not be had.
-    pub(super) fn unheard(
+    pub(super) fn no_reply(
         endpoint: &str,
         command: &'static str,
         patience: Duration,
@@ -120,14 +120,14 @@ impl ConnectError {
     ) -> ConnectError {
         let endpoint = endpoint.to_owned();
         match e {
-            TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, patience },
+            TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, timeout: patience },
             TransportError::Closed | TransportError::Reset(_) => ConnectError::Closed { endpoint, tried: command },
             TransportError::Io(e) => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
         }
     }
 
     /// Whether it may be another time, with everything as it is.
-    fn passes(&self) -> bool {
+    fn is_transient(&self) -> bool {
         use ConnectError::{Closed, Connect, Device, Draining, Full, Host, Silent};
         match self {
             // Where containers come and go, a name is away while its server is.
@@ -139,7 +139,7 @@ impl ConnectError {
     }
 }
 
-fn older(theirs: Version) -> &'static str {
+fn side_to_update(theirs: Version) -> &'static str {
     if (theirs.major, theirs.minor) > (PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor) {
         "this client"
     } else {
@@ -148,16 +148,16 @@ fn older(theirs: Version) -> &'static str {
 }
 
 /// Makes attempts until one succeeds, or fails for good, or `retry` has passed: then with the last one's reason.
-pub(super) fn again<T>(
+pub(super) fn retry_with_backoff<T>(
     retry: Duration,
     mut attempt: impl FnMut() -> Result<T, ConnectError>,
 ) -> Result<T, ConnectError> {
     let start = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_BACKOFF;
     let mut attempts = 1;
     loop {
         let last = match attempt() {
-            Err(e) if e.passes() && !retry.is_zero() => e,
+            Err(e) if e.is_transient() && !retry.is_zero() => e,
             done => return done,
         };
         // Clients that a server has lost all at once do not come back all at once.
@@ -169,19 +169,19 @@ pub(super) fn again<T>(
         }
         log::debug!("{last}; trying again in {next:.1?}");
         std::thread::sleep(next.min(left));
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(MAX_BACKOFF);
         attempts += 1;
     }
 }
 
 /// A server that accepts this client, before GREET.
-pub(super) struct Met {
+pub(super) struct AcceptedHandshake {
     pub(super) handshake: Handshake,
     pub(super) server: ServerHello,
 }
 
 /// Connects and shakes hands, once.
-pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectError> {
+pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHandshake, ConnectError> {
     let deadline = Deadline::after(options.connect_timeout);
     let named = || endpoint.to_owned();
     let targets = resolve(endpoint).map_err(|e| match e {
@@ -190,12 +190,17 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<Met, ConnectE
     })?;
     let (addr, connection) =
         dial(&targets, &deadline).map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
-    meet(endpoint, addr, Handshake::new(connection), &deadline)
+    negotiate_version(endpoint, addr, Handshake::new(connection), &deadline)
 }
 
 /// Finds out how the server speaks. It closes the connection on what its version does not know: then there is another one,
 /// to say the same as the versions before did.
-fn meet(endpoint: &str, addr: Address, mut handshake: Handshake, deadline: &Deadline) -> Result<Met, ConnectError> {
+fn negotiate_version(
+    endpoint: &str,
+    addr: Address,
+    mut handshake: Handshake,
+    deadline: &Deadline,
+) -> Result<AcceptedHandshake, ConnectError> {
     let forms = [
         (HelloForm::Caps, "HELLO, and takes no other"),
         (HelloForm::Empty, "HELLO, with its body and without, and takes no other"),
@@ -211,7 +216,7 @@ fn meet(endpoint: &str, addr: Address, mut handshake: Handshake, deadline: &Dead
                 closed_on = "HELLO";
                 break;
             }
-            Ok(server) => return Ok(Met { handshake, server }),
+            Ok(server) => return Ok(AcceptedHandshake { handshake, server }),
         }
         if form != HelloForm::Absent {
             let Ok((_, next)) = dial(std::slice::from_ref(&addr), deadline) else { break };
@@ -230,7 +235,7 @@ fn hello(
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
     let wrong = |e: HandshakeError| match e {
-        HandshakeError::Transport(e) => ConnectError::unheard(endpoint, "HELLO", deadline.given(), &e),
+        HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, "HELLO", deadline.given(), &e),
         HandshakeError::Version(theirs) => ConnectError::Version { endpoint: named(), theirs },
         HandshakeError::Full => ConnectError::Full { endpoint: named() },
         HandshakeError::Draining => ConnectError::Draining { endpoint: named() },
@@ -257,7 +262,7 @@ mod tests {
     fn what_passes_is_tried_again_and_what_does_not_is_not() {
         let endpoint = || "a:1".to_owned();
         let mut left = 3;
-        let done = again(Duration::from_secs(30), || {
+        let done = retry_with_backoff(Duration::from_secs(30), || {
             left -= 1;
             if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), tried: "HELLO" }) }
         });
@@ -266,7 +271,7 @@ mod tests {
         let unknown = |endpoint| ConnectError::Host { endpoint, source: io::ErrorKind::NotFound.into() };
         let mut fail = |retry: u64, error: fn(String) -> ConnectError| {
             attempts = 0;
-            let done: Result<(), _> = again(Duration::from_millis(retry), || {
+            let done: Result<(), _> = retry_with_backoff(Duration::from_millis(retry), || {
                 attempts += 1;
                 Err(error(endpoint()))
             });

@@ -1,11 +1,11 @@
 //! The one connection of an endpoint: requests go out in order, one writer at a time.
 
-mod turn;
+mod write_guard;
 
 #[cfg(test)]
 mod tests;
 
-pub(super) use turn::Turn;
+pub(super) use write_guard::WriteGuard;
 
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
@@ -13,58 +13,58 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::greeted::{Kept, Session};
-use super::proof::{Lane, Needs, Proofs};
+use super::completion_probe::{CompletionTracker, DeviceWriteState, RequiredMessages};
+use super::extended::{ClientSession, RemoteGraphCache};
 use super::reader;
 use crate::device::{DeviceError, Domain, LinkStats, Ticket, TicketSender};
 use crate::rpc::adaptive_spin::AdaptiveSpin;
-pub(super) use crate::rpc::connection::JOINED;
+pub(super) use crate::rpc::connection::MAX_COALESCED_BYTES;
 use crate::rpc::connection::{DueReplies, Handshake, MessageWriter, Poisoned, WriteSlot};
 use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::GreetReply;
 use crate::rpc::wire::{Dialect, Request};
 
 /// Bytes of a long message that are written at a time: so it is seen that the server takes them.
-const TAKEN: usize = 1 << 20;
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
 /// How long a writer that finds the connection closed waits for the reader to find out why.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const CLOSE_REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A wait for an answer that takes longer is worth a sleep.
-const SHORT: Duration = Duration::from_millis(1);
+const SPIN_LIMIT: Duration = Duration::from_millis(1);
 
 /// Counts the connections of this process.
-static NUMBER: AtomicU64 = AtomicU64::new(0);
+static NEXT_CONNECTION_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A connection, ended when dropped.
 #[derive(Debug)]
-pub(super) struct Connection(Arc<Shared>);
+pub(super) struct Connection(Arc<ConnectionShared>);
 
 /// What whoever writes, and the thread that reads, have in common.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ConnectionShared {
     endpoint: String,
-    number: u64,
+    id: u64,
     domain: Domain,
     aborter: Aborter,
     /// The version that the server speaks.
     pub(super) dialect: &'static Dialect,
-    pub(super) patience: Duration,
+    pub(super) silence_timeout: Duration,
     /// The longest that it may owe a reply, whatever else it says.
-    pub(super) longest: Duration,
+    pub(super) reply_timeout: Duration,
     /// When the server last took more of a long message.
-    taken: Mutex<Instant>,
+    write_progress: Mutex<Instant>,
     /// One thread has it at a time; what is in it changes in the order of the messages.
-    writer: WriteSlot<Writer>,
+    writer: WriteSlot<WriterState>,
     /// What is due from the server, and why no more comes.
-    pub(super) replies: DueReplies<To, DeviceError>,
-    errands: Mutex<Errands>,
+    pub(super) replies: DueReplies<ReplySink, DeviceError>,
+    deferred: Mutex<DeferredSends>,
     traffic: Traffic,
     pub(super) spin: AdaptiveSpin,
     /// What is known to be done, where the server speaks 7.0.
-    pub(super) proofs: Arc<Proofs>,
+    pub(super) completions: Arc<CompletionTracker>,
     /// What is under way, where it has greeted.
-    pub(super) session: Option<Session>,
+    pub(super) session: Option<ClientSession>,
 }
 
 /// What has gone over it.
@@ -76,43 +76,43 @@ struct Traffic {
 }
 
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct WriterState {
     out: MessageWriter,
     /// In 7.0, what is known of each device.
-    pub(super) lanes: Vec<Lane>,
+    pub(super) devices: Vec<DeviceWriteState>,
     /// The graphs that a server which has greeted keeps.
-    pub(super) kept: Kept,
+    pub(super) graph_cache: RemoteGraphCache,
 }
 
 /// Who gets a reply.
-pub(super) enum To {
+pub(super) enum ReplySink {
     /// Whoever waits for its bytes.
-    Ticket(TicketSender),
+    Waiter(TicketSender),
     /// Called with its bytes, or why there will be none; returns what is wrong with them.
-    Told(Told),
+    Callback(ReplyCallback),
     /// Nobody: that it came is all.
-    Nobody,
+    Discard,
 }
 
-type Told = Box<dyn FnOnce(Result<Vec<u8>, DeviceError>) -> Result<(), String> + Send>;
+type ReplyCallback = Box<dyn FnOnce(Result<Vec<u8>, DeviceError>) -> Result<(), String> + Send>;
 
-impl fmt::Debug for To {
+impl fmt::Debug for ReplySink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            To::Ticket(_) => "a ticket",
-            To::Told(_) => "someone",
-            To::Nobody => "nobody",
+            ReplySink::Waiter(_) => "a ticket",
+            ReplySink::Callback(_) => "someone",
+            ReplySink::Discard => "nobody",
         })
     }
 }
 
-impl To {
+impl ReplySink {
     /// Hands a reply over. `Err` is what is wrong with it.
-    pub(super) fn give(self, bytes: Result<Vec<u8>, DeviceError>) -> Result<(), String> {
+    pub(super) fn deliver(self, bytes: Result<Vec<u8>, DeviceError>) -> Result<(), String> {
         match self {
-            To::Ticket(to) => to.send(bytes),
-            To::Told(told) => return told(bytes),
-            To::Nobody => {}
+            ReplySink::Waiter(to) => to.send(bytes),
+            ReplySink::Callback(told) => return told(bytes),
+            ReplySink::Discard => {}
         }
         Ok(())
     }
@@ -120,25 +120,25 @@ impl To {
 
 /// What somebody wants to be sent, and need not wait for: done by whoever writes next, or is just writing.
 #[derive(Default)]
-struct Errands {
-    freed: Vec<u64>,
+struct DeferredSends {
+    freed_buffers: Vec<u64>,
     /// Devices and messages to be proved.
-    wanted: Needs,
-    said: Vec<Errand>,
+    probes: RequiredMessages,
+    sends: Vec<DeferredSend>,
 }
 
-type Errand = Box<dyn FnOnce(&mut Turn<'_>) -> Result<(), DeviceError> + Send>;
+type DeferredSend = Box<dyn FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceError> + Send>;
 
-impl fmt::Debug for Errands {
+impl fmt::Debug for DeferredSends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "freed {:?}, wanted {:?}, {} more", self.freed, self.wanted, self.said.len())
+        write!(f, "freed {:?}, wanted {:?}, {} more", self.freed_buffers, self.probes, self.sends.len())
     }
 }
 
 impl Deref for Connection {
-    type Target = Arc<Shared>;
+    type Target = Arc<ConnectionShared>;
 
-    fn deref(&self) -> &Arc<Shared> {
+    fn deref(&self) -> &Arc<ConnectionShared> {
         &self.0
     }
 }
@@ -165,41 +165,41 @@ impl Connection {
         let patience = patience.max(Duration::from_millis(1));
         let Handshake { aborter, receiver, sender, sent, received } = handshake;
         let out = MessageWriter::new(sender, patience);
-        let kept = greeted.as_ref().map_or_else(Kept::default, Kept::new);
-        let shared = Arc::new(Shared {
+        let kept = greeted.as_ref().map_or_else(RemoteGraphCache::default, RemoteGraphCache::new);
+        let shared = Arc::new(ConnectionShared {
             endpoint: endpoint.to_owned(),
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            id: NEXT_CONNECTION_ID.fetch_add(1, Ordering::Relaxed),
             domain: Domain::unique(endpoint),
             aborter,
             dialect,
-            patience,
-            longest,
-            taken: Mutex::new(Instant::now()),
-            writer: WriteSlot::new(Writer { out, lanes: Vec::new(), kept }),
+            silence_timeout: patience,
+            reply_timeout: longest,
+            write_progress: Mutex::new(Instant::now()),
+            writer: WriteSlot::new(WriterState { out, devices: Vec::new(), graph_cache: kept }),
             replies: DueReplies::new(),
-            errands: Mutex::default(),
-            spin: AdaptiveSpin::new(SHORT),
+            deferred: Mutex::default(),
+            spin: AdaptiveSpin::new(SPIN_LIMIT),
             traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
-            proofs: Arc::default(),
-            session: greeted.map(Session::new),
+            completions: Arc::default(),
+            session: greeted.map(ClientSession::new),
         });
         reader::start(Arc::clone(&shared), receiver)?;
         let connection = Arc::new(Connection(shared));
         if connection.session.is_some() {
-            super::greeted::enlist(&connection);
+            super::extended::register_connection(&connection);
         }
         Ok(connection)
     }
 }
 
-impl Shared {
+impl ConnectionShared {
     pub(super) fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
     /// A number that no other connection of this process has.
-    pub(super) fn number(&self) -> u64 {
-        self.number
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Devices of one connection reach each other's memory, those of two connections to one server do not.
@@ -207,7 +207,7 @@ impl Shared {
         self.domain.clone()
     }
 
-    pub(super) fn link(&self) -> LinkStats {
+    pub(super) fn link_stats(&self) -> LinkStats {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Traffic { sent, received, waits } = &self.traffic;
         LinkStats { endpoint: self.endpoint.clone(), sent: count(sent), received: count(received), waits: count(waits) }
@@ -217,32 +217,38 @@ impl Shared {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn count(&self, bytes: usize) {
+    pub(super) fn add_received(&self, bytes: usize) {
         self.traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Writes messages while nobody else does.
-    pub(super) fn turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        let done = self.take_turn(work);
+    pub(super) fn with_writer<T>(
+        &self,
+        work: impl FnOnce(&mut WriteGuard<'_>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let done = self.with_writer_inner(work);
         // Also when nothing was said: on a connection that is lost they are dropped, with what they hold.
-        self.run_errands();
+        self.run_deferred_sends();
         done
     }
 
-    fn take_turn<T>(&self, work: impl FnOnce(&mut Turn<'_>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    fn with_writer_inner<T>(
+        &self,
+        work: impl FnOnce(&mut WriteGuard<'_>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         let done = self.writer.with(|writer| {
-            self.unbroken()?;
-            let mut turn = Turn { shared: self, writer };
-            turn.run_errands()?;
+            self.check_alive()?;
+            let mut turn = WriteGuard { shared: self, writer };
+            turn.run_deferred_sends()?;
             work(&mut turn)
         });
-        done.unwrap_or_else(|Poisoned| Err(self.torn()))
+        done.unwrap_or_else(|Poisoned| Err(self.fail_poisoned()))
     }
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
     pub(super) fn call(&self, request: &Request<'_>, len: u64) -> Result<Vec<u8>, DeviceError> {
         let (to, ticket) = Ticket::new();
-        self.turn(|turn| turn.request(request, len, To::Ticket(to)))?;
+        self.with_writer(|turn| turn.request(request, len, ReplySink::Waiter(to)))?;
         self.count_wait();
         // The reader ends every wait.
         ticket.wait(None)
@@ -256,58 +262,61 @@ impl Shared {
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<u8>, DeviceError> {
         let (to, ticket) = Ticket::new();
-        self.turn(|turn| turn.ask(command, len, To::Ticket(to), encode))?;
+        self.with_writer(|turn| turn.request_encoded(command, len, ReplySink::Waiter(to), encode))?;
         self.count_wait();
         // The reader ends every wait.
         ticket.wait(None)
     }
 
     /// Has a buffer freed, after all that was sent so far. Waits for nobody.
-    pub(super) fn free(&self, handle: u64) {
-        lock(&self.errands).freed.push(handle);
-        self.run_errands();
+    pub(super) fn defer_free(&self, handle: u64) {
+        lock(&self.deferred).freed_buffers.push(handle);
+        self.run_deferred_sends();
     }
 
     /// Has it proved that devices have come so far. Waits for nobody.
-    pub(super) fn prove(&self, needs: &Needs) {
-        lock(&self.errands).wanted.merge(needs);
-        self.run_errands();
+    pub(super) fn defer_probe(&self, needs: &RequiredMessages) {
+        lock(&self.deferred).probes.merge(needs);
+        self.run_deferred_sends();
     }
 
     /// Has something said, in a turn of whoever writes. Waits for nobody.
-    pub(super) fn later(&self, errand: impl FnOnce(&mut Turn<'_>) -> Result<(), DeviceError> + Send + 'static) {
-        lock(&self.errands).said.push(Box::new(errand));
-        self.run_errands();
+    pub(super) fn defer_send(
+        &self,
+        errand: impl FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceError> + Send + 'static,
+    ) {
+        lock(&self.deferred).sends.push(Box::new(errand));
+        self.run_deferred_sends();
     }
 
     /// Whoever is writing looks for errands when it is done: there is always someone to run them.
-    fn run_errands(&self) {
-        while !lock(&self.errands).is_empty() {
+    fn run_deferred_sends(&self) {
+        while !lock(&self.deferred).is_empty() {
             let ran = self.writer.try_with(|writer| {
-                let mut turn = Turn { shared: self, writer };
+                let mut turn = WriteGuard { shared: self, writer };
                 // When this fails, it has failed everything that could be told of it.
-                if self.unbroken().and_then(|()| turn.run_errands()).is_err() {
-                    self.drop_errands();
+                if self.check_alive().and_then(|()| turn.run_deferred_sends()).is_err() {
+                    self.drop_deferred_sends();
                 }
             });
             match ran {
                 Some(Ok(())) => {}
                 None => return,
                 Some(Err(Poisoned)) => {
-                    self.torn();
-                    self.drop_errands();
+                    self.fail_poisoned();
+                    self.drop_deferred_sends();
                     return;
                 }
             }
         }
     }
 
-    fn drop_errands(&self) {
-        let left = std::mem::take(&mut *lock(&self.errands));
+    fn drop_deferred_sends(&self) {
+        let left = std::mem::take(&mut *lock(&self.deferred));
         drop(left);
     }
 
-    pub(super) fn unbroken(&self) -> Result<(), DeviceError> {
+    pub(super) fn check_alive(&self) -> Result<(), DeviceError> {
         self.replies.failure().map_or(Ok(()), Err)
     }
 
@@ -322,41 +331,41 @@ impl Shared {
         self.aborter.abort();
         for reply in due {
             // There is nothing that could be wrong with no bytes.
-            let _ = reply.to.give(Err(failure.clone()));
+            let _ = reply.sink.deliver(Err(failure.clone()));
         }
-        self.proofs.fail(&failure);
+        self.completions.fail(&failure);
         if let Some(session) = &self.session {
-            session.fail(&failure);
+            session.fail_all(&failure);
         }
         failure
     }
 
     /// A writer that panicked may have left a part of a message.
-    fn torn(&self) -> DeviceError {
+    fn fail_poisoned(&self) -> DeviceError {
         self.fail("a thread of this process ended in the middle of a message")
     }
 
     /// Why the connection ends, if the reader finds that out soon: the server may have said it.
-    fn last_words(&self) -> Option<DeviceError> {
-        self.replies.wait_failure(LAST_WORDS)
+    fn wait_close_reason(&self) -> Option<DeviceError> {
+        self.replies.wait_failure(CLOSE_REASON_TIMEOUT)
     }
 
     /// When the server last took more of a long message: whoever takes what is sent is there.
-    pub(super) fn taken(&self) -> Instant {
-        *lock(&self.taken)
+    pub(super) fn last_write_progress(&self) -> Instant {
+        *lock(&self.write_progress)
     }
 
     /// What has been due for longest, and since when.
     pub(super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
-        let reply = self.replies.next().map(|(command, _, since)| (command, since));
-        let notice = self.session.as_ref().and_then(Session::oldest);
+        let reply = self.replies.front().map(|(command, _, since)| (command, since));
+        let notice = self.session.as_ref().and_then(ClientSession::oldest_due);
         reply.into_iter().chain(notice).min_by_key(|(_, since)| *since)
     }
 }
 
-impl Errands {
+impl DeferredSends {
     fn is_empty(&self) -> bool {
-        self.freed.is_empty() && self.wanted.is_empty() && self.said.is_empty()
+        self.freed_buffers.is_empty() && self.probes.is_empty() && self.sends.is_empty()
     }
 }
 

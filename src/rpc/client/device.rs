@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::completion_probe::{DeviceProgress, DeviceWriteState};
 use super::connection::{Connection, lock};
-use super::graph::{Code, describe, fits, unsayable};
-use super::plain::{Plain, RANGE};
-use super::proof::{Lane, Progress};
+use super::ggml_protocol::{GgmlProtocol, MAX_RECORD_BYTES};
+use super::graph_messages::{RemoteProgram, fits_wire, not_expressible, tensor_record};
 use super::queue::RemoteQueue;
 use crate::device::{
     Account, Buffer, Caps, Charge, Device, DeviceError, DeviceInfo, DeviceKind, LinkStats, MemoryInfo, Program, Queue,
@@ -28,35 +28,35 @@ const MAX_DEVICES: u32 = 4096;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
 /// Bytes of the buffer that is read to prove a device's work.
-const PROBE: u64 = 64;
+const PROBE_BUFFER_BYTES: u64 = 64;
 
 /// Rows of quantised tensors that are no multiple of this have padding on some devices.
-const PADDED_ROW: usize = 512;
+const PADDED_ROW_ELEMENTS: usize = 512;
 
 /// Type, shape and strides of a tensor.
-type Layout = (DType, [usize; 4], [usize; 4]);
+type TensorLayout = (DType, [usize; 4], [usize; 4]);
 
 /// A device behind an endpoint.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct RemoteDevice {
     pub(super) connection: Arc<Connection>,
     pub(super) index: u32,
     pub(super) info: DeviceInfo,
-    sizes: Mutex<HashMap<Layout, u64>>,
+    sizes: Mutex<HashMap<TensorLayout, u64>>,
 }
 
 /// What the contract knows of a device whose server speaks 7.0.
 #[derive(Debug)]
-struct PlainDevice {
-    remote: Arc<Remote>,
-    progress: Arc<Progress>,
+struct GgmlDevice {
+    remote: Arc<RemoteDevice>,
+    progress: Arc<DeviceProgress>,
     /// Whether there is a byte to read for proofs: made for the first queue, and there as long as the connection.
-    probed: Mutex<bool>,
+    has_probe_buffer: Mutex<bool>,
 }
 
 /// A buffer of a server, freed when dropped.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct RemoteBuffer {
     pub(super) connection: Arc<Connection>,
     pub(super) device: u32,
     pub(super) handle: u64,
@@ -64,27 +64,27 @@ pub(super) struct Memory {
     pub(super) base: u64,
 }
 
-impl Drop for Memory {
+impl Drop for RemoteBuffer {
     fn drop(&mut self) {
-        self.connection.free(self.handle);
+        self.connection.defer_free(self.handle);
     }
 }
 
-impl Memory {
-    pub(super) fn is_of(&self, connection: &Arc<Connection>) -> bool {
+impl RemoteBuffer {
+    pub(super) fn belongs_to(&self, connection: &Arc<Connection>) -> bool {
         Arc::ptr_eq(&self.connection, connection)
     }
 }
 
 /// The memory of a region.
-pub(super) fn memory(region: &Region) -> Result<&Memory, DeviceError> {
+pub(super) fn remote_buffer(region: &Region) -> Result<&RemoteBuffer, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
 /// The devices of a server.
 pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     if connection.dialect.number(Command::DeviceCount).is_none() {
-        return Ok(vec![open(connection, 0)?]);
+        return Ok(vec![open_device(connection, 0)?]);
     }
     let reply = connection.call(&Request::DeviceCount(DeviceCount {}), 4)?;
     let count = match Response::decode(Command::DeviceCount, &reply) {
@@ -92,20 +92,20 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
         Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
         other => return Err(connection.fail(format!("the server answered DEVICE_COUNT with {other:?}"))),
     };
-    let until = Instant::now() + connection.longest;
+    let until = Instant::now() + connection.reply_timeout;
     let told = |index| {
         if Instant::now() < until {
-            return open(connection, index);
+            return open_device(connection, index);
         }
-        let within = connection.longest;
+        let within = connection.reply_timeout;
         Err(connection.fail(format!("the server told of {index} of its {count} devices within {within:?}")))
     };
     (0..count).map(told).collect()
 }
 
-fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
-    let alignment = number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
-    let max_buffer = number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
+fn open_device(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
+    let alignment = request_number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
+    let max_buffer = request_number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
     let dialect = connection.dialect;
     let older = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
     let info = DeviceInfo {
@@ -117,17 +117,17 @@ fn open(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, Dev
         // Servers do not say what it is; it is not the host's memory.
         ..DeviceInfo::new(format!("{}/{index}", connection.endpoint()), DeviceKind::Gpu)
     };
-    let progress = connection.proofs.add_device();
-    connection.turn(|turn| {
-        turn.writer.lanes.push(Lane::default());
+    let progress = connection.completions.add_device();
+    connection.with_writer(|turn| {
+        turn.writer.devices.push(DeviceWriteState::default());
         Ok(())
     })?;
-    let remote = Remote::new(connection, index, info)?;
-    Ok(Arc::new(PlainDevice { remote: Arc::new(remote), progress, probed: Mutex::default() }))
+    let remote = RemoteDevice::new(connection, index, info)?;
+    Ok(Arc::new(GgmlDevice { remote: Arc::new(remote), progress, has_probe_buffer: Mutex::default() }))
 }
 
 /// The answer to a request for one number.
-fn number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceError> {
+fn request_number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceError> {
     let reply = connection.call(request, 8)?;
     match Response::decode(request.command(), &reply) {
         Ok(
@@ -140,9 +140,13 @@ fn number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceE
     }
 }
 
-impl Remote {
+impl RemoteDevice {
     /// Checks what the server says of a device.
-    pub(super) fn new(connection: &Arc<Connection>, index: u32, mut info: DeviceInfo) -> Result<Remote, DeviceError> {
+    pub(super) fn new(
+        connection: &Arc<Connection>,
+        index: u32,
+        mut info: DeviceInfo,
+    ) -> Result<RemoteDevice, DeviceError> {
         let DeviceInfo { alignment, max_buffer, .. } = info;
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
             return Err(connection.fail(format!("the server says that device {index} aligns to {alignment} bytes")));
@@ -151,12 +155,12 @@ impl Remote {
             return Err(connection.fail(format!("the server says that device {index} has no buffers")));
         }
         info.max_buffer = max_buffer.min(i64::MAX as u64);
-        Ok(Remote { connection: Arc::clone(connection), index, info, sizes: Mutex::default() })
+        Ok(RemoteDevice { connection: Arc::clone(connection), index, info, sizes: Mutex::default() })
     }
 
     /// Whether the server copies from the memory of another connection by itself.
-    pub(super) fn fetches_from(&self, source: &Connection) -> bool {
-        source.reaches(&self.connection)
+    pub(super) fn can_receive_from(&self, source: &Connection) -> bool {
+        source.can_send_to(&self.connection)
     }
 
     pub(super) fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -181,7 +185,7 @@ impl Remote {
             return Err(DeviceError::OutOfMemory { asked: bytes, left: free, limit: total });
         }
         let base = Request::BufferGetBase(BufferGetBase { remote_ptr: made.remote_ptr });
-        let base = number(&self.connection, &base)?;
+        let base = request_number(&self.connection, &base)?;
         if made.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
             let size = made.remote_size;
             let reason = format!("the server made a buffer of {size} bytes at {base:#x}, {bytes} were asked for");
@@ -191,23 +195,23 @@ impl Remote {
     }
 
     /// A buffer with whatever is in it, which the charge pays for.
-    pub(super) fn buffer(&self, bytes: u64, charge: Charge) -> Result<Buffer, DeviceError> {
+    pub(super) fn alloc_buffer(&self, bytes: u64, charge: Charge) -> Result<Buffer, DeviceError> {
         // Not every server has buffers of nothing.
         let (handle, base) = self.allocate(bytes.max(1))?;
-        let memory = Memory { connection: Arc::clone(&self.connection), device: self.index, handle, base };
+        let memory = RemoteBuffer { connection: Arc::clone(&self.connection), device: self.index, handle, base };
         Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charge)))
     }
 
     /// Asked only for tensors that a server may pad, once for each kind of them.
     pub(super) fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
         let extent = tensor.extent() as u64;
-        if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW) || !fits(tensor) {
+        if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW_ELEMENTS) || !fits_wire(tensor) {
             return extent;
         }
         let dialect = self.connection.dialect;
         if dialect.number(Command::GetAllocSize).is_none() || !dialect.has_type(tensor.dtype()) {
             // What devices that pad add: the rest of the last row.
-            let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW) - tensor.ne()[0];
+            let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW_ELEMENTS) - tensor.ne()[0];
             return extent + (tensor.dtype().blocks(missing) * tensor.dtype().block_bytes()) as u64;
         }
         let key = (tensor.dtype(), tensor.ne(), tensor.nb());
@@ -215,10 +219,10 @@ impl Remote {
             return size;
         }
         let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
-        let tensor = TensorRecord { id: 1, ..describe(tensor) };
+        let tensor = TensorRecord { id: 1, ..tensor_record(tensor) };
         let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
         // A connection that is lost says so to whoever allocates.
-        let size = number(&self.connection, &request).map_or(extent, |size| size.max(extent));
+        let size = request_number(&self.connection, &request).map_or(extent, |size| size.max(extent));
         // Padding is no buffer of its own.
         if size > extent.saturating_add(self.info.max_buffer) {
             let told = format!("the server says that a tensor of {extent} bytes needs {size}");
@@ -230,23 +234,23 @@ impl Remote {
     }
 
     pub(super) fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        self.connection.unbroken()?;
-        let code = Code::new(&graph, self)?;
+        self.connection.check_alive()?;
+        let code = RemoteProgram::new(&graph, self)?;
         Ok(Program::new(graph, Box::new(code)))
     }
 }
 
 /// Whether a region is all of one contiguous tensor, whose shape the wire can say.
-pub(super) fn whole(tensor: &TensorDesc, region: &Region) -> bool {
-    fits(tensor) && tensor.is_contiguous() && tensor.extent() as u64 == region.bytes()
+pub(super) fn is_whole_tensor(tensor: &TensorDesc, region: &Region) -> bool {
+    fits_wire(tensor) && tensor.is_contiguous() && tensor.extent() as u64 == region.bytes()
 }
 
 /// A part of a buffer as a row of bytes; `len` is below 2^32.
-pub(super) fn bytes(memory: &Memory, offset: u64, len: u64) -> TensorRecord {
-    row(memory.handle, memory.base + offset, len)
+pub(super) fn byte_range_record(memory: &RemoteBuffer, offset: u64, len: u64) -> TensorRecord {
+    byte_row_record(memory.handle, memory.base + offset, len)
 }
 
-fn row(buffer: u64, data: u64, len: u64) -> TensorRecord {
+fn byte_row_record(buffer: u64, data: u64, len: u64) -> TensorRecord {
     let mut record = TensorRecord { buffer, data, ..TensorRecord::decode(&[0; TENSOR_RECORD]) };
     let len = len as u32;
     record.dtype = DType::I8.to_wire();
@@ -254,13 +258,13 @@ fn row(buffer: u64, data: u64, len: u64) -> TensorRecord {
     record
 }
 
-impl Device for PlainDevice {
+impl Device for GgmlDevice {
     fn info(&self) -> &DeviceInfo {
         &self.remote.info
     }
 
     fn link_stats(&self) -> Option<LinkStats> {
-        Some(self.remote.connection.link())
+        Some(self.remote.connection.link_stats())
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
@@ -268,13 +272,13 @@ impl Device for PlainDevice {
     }
 
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let buffer = self.remote.buffer(bytes, account.charge(bytes)?)?;
-        let handle = memory(&buffer.whole())?.handle;
+        let buffer = self.remote.alloc_buffer(bytes, account.charge(bytes)?)?;
+        let handle = remote_buffer(&buffer.whole())?.handle;
         // Not every server gives memory that is zeroed.
         let clear = Request::BufferClear(BufferClear { remote_ptr: handle, value: 0 });
-        self.remote.connection.turn(|turn| {
-            turn.number(&self.progress);
-            turn.tell(&clear)
+        self.remote.connection.with_writer(|turn| {
+            turn.next_message_number(&self.progress);
+            turn.send(&clear)
         })?;
         Ok(buffer)
     }
@@ -286,7 +290,7 @@ impl Device for PlainDevice {
     /// A server of 7.0 does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do
     /// not.
     fn support(&self, node: NodeView<'_>) -> Support {
-        unsayable(&node, self.remote.connection.dialect).map_or(Support::Yes, Support::No)
+        not_expressible(&node, self.remote.connection.dialect).map_or(Support::Yes, Support::No)
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
@@ -294,20 +298,20 @@ impl Device for PlainDevice {
     }
 
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        self.probe()?;
-        let (speaker, timeline) = Plain::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
-        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, RANGE)?))
+        self.ensure_probe_buffer()?;
+        let (speaker, timeline) = GgmlProtocol::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
+        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, MAX_RECORD_BYTES)?))
     }
 }
 
-impl PlainDevice {
+impl GgmlDevice {
     /// Makes sure that there is a byte to read.
-    fn probe(&self) -> Result<(), DeviceError> {
-        let mut probed = lock(&self.probed);
+    fn ensure_probe_buffer(&self) -> Result<(), DeviceError> {
+        let mut probed = lock(&self.has_probe_buffer);
         if !*probed {
-            let (handle, base) = self.remote.allocate(PROBE)?;
-            self.remote.connection.turn(|turn| {
-                turn.lane(self.remote.index)?.probe = Some(row(handle, base, 1));
+            let (handle, base) = self.remote.allocate(PROBE_BUFFER_BYTES)?;
+            self.remote.connection.with_writer(|turn| {
+                turn.device_state(self.remote.index)?.probe = Some(byte_row_record(handle, base, 1));
                 Ok(())
             })?;
             *probed = true;

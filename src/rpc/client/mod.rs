@@ -33,15 +33,15 @@
 //!   for, its devices do not run.
 //! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
 
+mod completion_probe;
 mod connect;
 mod connection;
 mod device;
-mod fate;
-mod graph;
-mod greeted;
-mod plain;
-mod proof;
+mod extended;
+mod ggml_protocol;
+mod graph_messages;
 mod queue;
+mod queue_failure;
 mod reader;
 
 pub use crate::rpc::transport::DialError;
@@ -51,9 +51,9 @@ use crate::device::{Device, PATIENCE};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::GreetReply;
 use crate::setters::setters;
-use connect::Met;
+use connect::AcceptedHandshake;
 use connection::Connection;
-use greeted::Session;
+use extended::ClientSession;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,18 +70,22 @@ pub struct Options {
     /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
     /// before a read counts: a server must be able to do it in this time. One that greets answers in between, and must do so
     /// also when it has nothing to do: it is asked after a third of this.
-    pub patience: Duration,
+    pub silence_timeout: Duration,
 }
 
 setters!(Options {
     with_connect_timeout connect_timeout: Duration,
     with_retry retry: Duration,
-    with_patience patience: Duration,
+    with_silence_timeout silence_timeout: Duration,
 });
 
 impl Default for Options {
     fn default() -> Options {
-        Options { connect_timeout: Duration::from_secs(10), retry: Duration::ZERO, patience: Duration::from_secs(60) }
+        Options {
+            connect_timeout: Duration::from_secs(10),
+            retry: Duration::ZERO,
+            silence_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -102,17 +106,17 @@ impl Endpoint {
     /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer,
     /// takes nobody now, or speaks another version.
     pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        connect::again(options.retry, || Endpoint::attempt(endpoint, options))
+        connect::retry_with_backoff(options.retry, || Endpoint::attempt(endpoint, options))
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
-        let Met { mut handshake, server } = connect::connect(endpoint, options)?;
-        let greet = || greeted::greet(endpoint, &mut handshake, options.connect_timeout);
-        let greeted = server.speaks_extensions().then(greet).transpose()?;
-        let patience = (options.patience, PATIENCE.max(options.patience));
+        let AcceptedHandshake { mut handshake, server } = connect::connect(endpoint, options)?;
+        let greet = || extended::hello_ext(endpoint, &mut handshake, options.connect_timeout);
+        let greeted = server.supports_extensions().then(greet).transpose()?;
+        let patience = (options.silence_timeout, PATIENCE.max(options.silence_timeout));
         let connection = Connection::start(endpoint, handshake, server.dialect, patience, greeted)?;
         let devices = match &connection.session {
-            Some(_) => greeted::enumerate(&connection)?,
+            Some(_) => extended::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
         };
         Ok(Endpoint { connection, version: server.version, devices })
@@ -135,7 +139,7 @@ impl Endpoint {
 
     /// What a server of fanout's said of itself when it was connected to; `None` from others.
     pub fn server(&self) -> Option<&GreetReply> {
-        self.connection.session.as_ref().map(Session::server)
+        self.connection.session.as_ref().map(ClientSession::server)
     }
 }
 
@@ -147,7 +151,7 @@ mod tests {
     use std::time::Duration;
 
     /// A connection before its handshake.
-    pub(super) fn dialled(addr: SocketAddr) -> Handshake {
+    pub(super) fn dial_handshake(addr: SocketAddr) -> Handshake {
         Handshake::new(dial(&[Address::Tcp(addr)], &Deadline::after(Duration::from_secs(30))).unwrap().1)
     }
 }

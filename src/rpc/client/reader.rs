@@ -4,96 +4,96 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connection::{Shared, To};
-use super::greeted;
+use super::connection::{ConnectionShared, ReplySink};
+use super::extended;
 use crate::device::DeviceError;
 use crate::rpc::connection::{DueReplies, ReadError, ReplyReader, Requester, Timeouts};
 use crate::rpc::transport::{Receiver, TransportError};
 use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 
-pub(super) type Reader = ReplyReader<Shared>;
+pub(super) type ConnectionReader = ReplyReader<ConnectionShared>;
 
 /// # Errors
 /// [`DeviceError::Exhausted`] without a thread.
-pub(super) fn start(shared: Arc<Shared>, receiver: Receiver) -> Result<(), DeviceError> {
-    let reader = Reader::new(Arc::clone(&shared), receiver);
-    let ends = Ends(shared);
+pub(super) fn start(shared: Arc<ConnectionShared>, receiver: Receiver) -> Result<(), DeviceError> {
+    let reader = ConnectionReader::new(Arc::clone(&shared), receiver);
+    let ends = FailOnExit(shared);
     let thread = std::thread::Builder::new().name("rpc-replies".to_owned());
-    let started = thread.spawn(move || serve(reader, &ends));
+    let started = thread.spawn(move || read_replies(reader, &ends));
     started.map(drop).map_err(|e| DeviceError::no_thread("that reads replies", &e))
 }
 
 /// However the thread ends: nobody waits for replies that nobody reads.
-struct Ends(Arc<Shared>);
+struct FailOnExit(Arc<ConnectionShared>);
 
-impl Deref for Ends {
-    type Target = Shared;
+impl Deref for FailOnExit {
+    type Target = ConnectionShared;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &ConnectionShared {
         &self.0
     }
 }
 
-impl Drop for Ends {
+impl Drop for FailOnExit {
     fn drop(&mut self) {
         self.0.fail("nobody reads its replies any more");
     }
 }
 
-fn serve(mut reader: Reader, shared: &Ends) {
-    let next = if shared.session.is_some() { greeted::notice } else { response };
+fn read_replies(mut reader: ConnectionReader, shared: &FailOnExit) {
+    let next = if shared.session.is_some() { extended::read_notification } else { read_response };
     loop {
         if let Err(e) = next(&mut reader).and_then(|()| reader.check_overdue()) {
-            shared.fail(shared.reason(e));
+            shared.fail(shared.loss_reason(e));
             return;
         }
     }
 }
 
 /// Reads one response of 7.0.
-fn response(reader: &mut Reader) -> Result<(), ReadError> {
+fn read_response(reader: &mut ConnectionReader) -> Result<(), ReadError> {
     let mut header = [0; RESPONSE_HEADER];
     reader.read_exact(&mut header)?;
-    reader.reply(ResponseHeader::decode(&header).size)
+    reader.read_reply(ResponseHeader::decode(&header).size)
 }
 
-impl Requester for Shared {
-    type To = To;
+impl Requester for ConnectionShared {
+    type Sink = ReplySink;
     type Failure = DeviceError;
 
-    fn replies(&self) -> &DueReplies<To, DeviceError> {
+    fn replies(&self) -> &DueReplies<ReplySink, DeviceError> {
         &self.replies
     }
 
     fn timeouts(&self) -> Timeouts {
-        let heartbeat = self.session.is_some().then_some(self.patience / 3);
-        Timeouts { silence: self.patience, reply: self.longest, heartbeat }
+        let heartbeat = self.session.is_some().then_some(self.silence_timeout / 3);
+        Timeouts { silence: self.silence_timeout, reply: self.reply_timeout, heartbeat }
     }
 
-    fn give(&self, to: To, body: Vec<u8>) -> Result<(), String> {
-        to.give(Ok(body))
+    fn deliver(&self, to: ReplySink, body: Vec<u8>) -> Result<(), String> {
+        to.deliver(Ok(body))
     }
 
-    fn oldest(&self) -> Option<(&'static str, Instant)> {
+    fn oldest_request_due(&self) -> Option<(&'static str, Instant)> {
         self.oldest_due()
     }
 
-    fn last_taken(&self) -> Option<Instant> {
-        Some(self.taken())
+    fn last_write_time(&self) -> Option<Instant> {
+        Some(self.last_write_progress())
     }
 
-    fn ping(&self) {
+    fn send_heartbeat(&self) {
         self.send_ping();
     }
 
     fn count_received(&self, bytes: usize) {
-        self.count(bytes);
+        self.add_received(bytes);
     }
 }
 
-impl Shared {
+impl ConnectionShared {
     /// Why the connection ends, for whoever uses it.
-    fn reason(&self, e: ReadError) -> String {
+    fn loss_reason(&self, e: ReadError) -> String {
         match e {
             ReadError::Ended | ReadError::Lost(TransportError::Reset(_) | TransportError::Closed) => {
                 match self.oldest_due() {
@@ -109,15 +109,17 @@ impl Shared {
                 format!("the server said nothing for {after:?} while {command} was due")
             }
             ReadError::Overdue { command, after } => format!("the server did not answer {command} within {after:?}"),
-            ReadError::Unasked => "the server sent a reply that nothing had asked for".to_owned(),
+            ReadError::Unexpected => "the server sent a reply that nothing had asked for".to_owned(),
             ReadError::Length { command, size, len } => {
                 let (least, most) = len.into_inner();
                 let asked = if least == most { least.to_string() } else { format!("{least} to {most}") };
                 format!("the server answered {command} with {size} bytes, {asked} were asked for")
             }
-            ReadError::Reply { command, reason } => format!("the server answered {command} with nonsense: {reason}"),
+            ReadError::InvalidReply { command, reason } => {
+                format!("the server answered {command} with nonsense: {reason}")
+            }
             e @ ReadError::Memory { .. } => e.to_string(),
-            ReadError::Notice(reason) => reason,
+            ReadError::Notification(reason) => reason,
         }
     }
 }

@@ -13,26 +13,29 @@ pub(in crate::rpc) struct DueReply<T> {
     pub(in crate::rpc) len: RangeInclusive<u64>,
     pub(in crate::rpc) since: Instant,
     /// Where it goes.
-    pub(in crate::rpc) to: T,
+    pub(in crate::rpc) sink: T,
 }
 
 /// The replies that are due, in the order of their requests, until the connection fails: `T` is where a reply goes, `F` why there
 /// will be none.
 #[derive(Debug)]
 pub(in crate::rpc) struct DueReplies<T, F> {
-    state: Mutex<State<T, F>>,
+    state: Mutex<DueRepliesState<T, F>>,
     failed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T, F> {
+struct DueRepliesState<T, F> {
     due: VecDeque<DueReply<T>>,
     failure: Option<F>,
 }
 
 impl<T, F: Clone> DueReplies<T, F> {
     pub(in crate::rpc) fn new() -> DueReplies<T, F> {
-        DueReplies { state: Mutex::new(State { due: VecDeque::new(), failure: None }), failed: Condvar::new() }
+        DueReplies {
+            state: Mutex::new(DueRepliesState { due: VecDeque::new(), failure: None }),
+            failed: Condvar::new(),
+        }
     }
 
     /// A reply is due. Called before its request leaves, by the thread that has the writer: so replies are expected in the order
@@ -45,17 +48,17 @@ impl<T, F: Clone> DueReplies<T, F> {
         if let Some(failure) = state.failure.clone() {
             return Err((failure, to));
         }
-        state.due.push_back(DueReply { command, len, since: Instant::now(), to });
+        state.due.push_back(DueReply { command, len, since: Instant::now(), sink: to });
         Ok(())
     }
 
     /// The reply that comes next: its command, the bytes that it may have, and since when it is due.
-    pub(in crate::rpc) fn next(&self) -> Option<(&'static str, RangeInclusive<u64>, Instant)> {
+    pub(in crate::rpc) fn front(&self) -> Option<(&'static str, RangeInclusive<u64>, Instant)> {
         self.lock().due.front().map(|reply| (reply.command, reply.len.clone(), reply.since))
     }
 
     /// The reply that has come.
-    pub(in crate::rpc) fn take(&self) -> Option<DueReply<T>> {
+    pub(in crate::rpc) fn pop(&self) -> Option<DueReply<T>> {
         self.lock().due.pop_front()
     }
 
@@ -86,7 +89,7 @@ impl<T, F: Clone> DueReplies<T, F> {
         Ok(due)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T, F>> {
+    fn lock(&self) -> MutexGuard<'_, DueRepliesState<T, F>> {
         // Whole between any two statements: a panic elsewhere cannot have left it torn.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

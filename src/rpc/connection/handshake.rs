@@ -10,10 +10,10 @@ use crate::rpc::wire::{
 };
 
 /// The longest reply to a HELLO: version, padding and capabilities.
-const HELLO_REPLY: u64 = 28;
+const MAX_HELLO_REPLY_BYTES: u64 = 28;
 
 /// The longest reply to a GREET: far more than the devices of one server need.
-const GREET_REPLY: u64 = 1 << 20;
+const MAX_HELLO_EXT_REPLY_BYTES: u64 = 1 << 20;
 
 /// Why a handshake failed.
 #[derive(Debug, Error)]
@@ -70,7 +70,7 @@ impl ServerHello {
     }
 
     /// Whether the server takes GREET, and behind it the extensions of this crate's revision.
-    pub(in crate::rpc) fn speaks_extensions(&self) -> bool {
+    pub(in crate::rpc) fn supports_extensions(&self) -> bool {
         self.revision == Some(REVISION)
     }
 }
@@ -112,11 +112,11 @@ impl Handshake {
     }
 
     /// GREET, which introduces this end to a server that speaks the extensions. Its reply is the last one in a frame of 7.0.
-    pub(in crate::rpc) fn greet(&mut self, deadline: &Deadline) -> Result<GreetReply, HandshakeError> {
+    pub(in crate::rpc) fn hello_ext(&mut self, deadline: &Deadline) -> Result<GreetReply, HandshakeError> {
         let mut out = Vec::new();
         ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
         let allowed = |size| {
-            let limit = GREET_REPLY;
+            let limit = MAX_HELLO_EXT_REPLY_BYTES;
             if size <= limit { Ok(size as usize) } else { Err(HandshakeError::TooLong { size, limit }) }
         };
         let body = self.exchange(&out, allowed, deadline)?;
@@ -133,7 +133,7 @@ impl Handshake {
         command: Command,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, HandshakeError> {
-        self.exchange(encoded, |size| Ok(command.response_size(size, HELLO_REPLY)?), deadline)
+        self.exchange(encoded, |size| Ok(command.response_size(size, MAX_HELLO_REPLY_BYTES)?), deadline)
     }
 
     /// Sends a request and reads the body of its reply, of a length that is `allowed`.
@@ -169,9 +169,9 @@ mod tests {
             ServerHello::check(&HelloReply { version, conn_caps, greeting }, true)
         };
         let hello = check(PROTOCOL_VERSION, caps, ready).unwrap();
-        assert!(hello.dialect.is_current() && hello.speaks_extensions());
+        assert!(hello.dialect.is_current() && hello.supports_extensions());
         for other in [0, ready + 1] {
-            assert!(!check(PROTOCOL_VERSION, caps, other).unwrap().speaks_extensions());
+            assert!(!check(PROTOCOL_VERSION, caps, other).unwrap().supports_extensions());
         }
         for state in [State::Ready, State::Full, State::Draining] {
             let hello = check(version(5, 1), caps, greeting(state)).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::rpc::transport::{Deadline, Sender, TransportError};
 
 /// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
-pub(in crate::rpc) const JOINED: usize = 64 << 10;
+pub(in crate::rpc) const MAX_COALESCED_BYTES: usize = 64 << 10;
 
 /// The sending half of a connection with the messages that have yet to leave.
 #[derive(Debug)]
@@ -15,13 +15,13 @@ pub(in crate::rpc) struct MessageWriter {
     stall: Duration,
     buffer: Vec<u8>,
     /// A message was cut off: nothing that came after it could be understood.
-    cut: bool,
+    broken: bool,
 }
 
 impl MessageWriter {
     /// Writes to a peer that takes something at least every `stall`.
     pub(in crate::rpc) fn new(sender: Sender, stall: Duration) -> MessageWriter {
-        MessageWriter { sender, stall, buffer: Vec::new(), cut: false }
+        MessageWriter { sender, stall, buffer: Vec::new(), broken: false }
     }
 
     /// Messages that leave with the next flush: encode further ones behind them.
@@ -38,7 +38,7 @@ impl MessageWriter {
     pub(in crate::rpc) fn flush_with(&mut self, parts: &[impl AsRef<[u8]>]) -> Result<(), TransportError> {
         let bytes: usize = parts.iter().map(|part| part.as_ref().len()).sum();
         let mut buffer = std::mem::take(&mut self.buffer);
-        let sent = if bytes <= JOINED {
+        let sent = if bytes <= MAX_COALESCED_BYTES {
             parts.iter().for_each(|part| buffer.extend_from_slice(part.as_ref()));
             self.send(&[&buffer])
         } else {
@@ -46,7 +46,7 @@ impl MessageWriter {
             self.send(&all)
         };
         buffer.clear();
-        buffer.shrink_to(2 * JOINED);
+        buffer.shrink_to(2 * MAX_COALESCED_BYTES);
         self.buffer = buffer;
         sent
     }
@@ -65,18 +65,18 @@ impl MessageWriter {
 
     /// Nothing more is sent, and the peer sees the end behind what was, if there is room for it by the deadline.
     pub(in crate::rpc) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
-        self.cut = true;
+        self.broken = true;
         self.sender.finish(deadline)
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), TransportError> {
-        if self.cut {
+        if self.broken {
             return Err(TransportError::cut());
         }
         // Also where a panic ends this.
-        self.cut = true;
+        self.broken = true;
         self.sender.write_all(parts, self.stall)?;
-        self.cut = false;
+        self.broken = false;
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ mod write_slot;
 
 pub(in crate::rpc) use due_replies::{DueReplies, DueReply};
 pub(in crate::rpc) use handshake::{Handshake, HandshakeError, ServerHello};
-pub(in crate::rpc) use message_writer::{JOINED, MessageWriter};
-pub(in crate::rpc) use read_ahead::{ReadAhead, Source};
+pub(in crate::rpc) use message_writer::{MAX_COALESCED_BYTES, MessageWriter};
+pub(in crate::rpc) use read_ahead::{ByteSource, ReadAhead};
 pub(in crate::rpc) use reply_reader::{ReadError, ReplyReader, Requester, Timeouts};
 pub(in crate::rpc) use write_slot::{Poisoned, WriteSlot};

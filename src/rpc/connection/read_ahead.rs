@@ -1,10 +1,10 @@
 //! A buffer between a receiver and those that parse what it receives.
 
 /// Bytes read ahead: a header with a small body, or many of them, cost one read.
-const BUFFER: usize = 16 << 10;
+const BUFFER_BYTES: usize = 16 << 10;
 
 /// How an end of a connection receives: each has its own deadlines, and its own way to wait.
-pub(in crate::rpc) trait Source {
+pub(in crate::rpc) trait ByteSource {
     type Error;
 
     /// Receives at least one byte into `dst`; 0: the peer sends no more.
@@ -26,7 +26,7 @@ pub(in crate::rpc) struct ReadAhead {
 
 impl ReadAhead {
     pub(in crate::rpc) fn new() -> ReadAhead {
-        ReadAhead { buffer: vec![0; BUFFER].into(), start: 0, end: 0 }
+        ReadAhead { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
     }
 
     pub(in crate::rpc) fn is_empty(&self) -> bool {
@@ -34,7 +34,7 @@ impl ReadAhead {
     }
 
     /// Receives into the empty buffer. `false`: the peer sends no more.
-    pub(in crate::rpc) fn fill<S: Source>(&mut self, source: &mut S) -> Result<bool, S::Error> {
+    pub(in crate::rpc) fn fill<S: ByteSource>(&mut self, source: &mut S) -> Result<bool, S::Error> {
         let got = source.receive_ahead(&mut self.buffer);
         (self.start, self.end) = (0, *got.as_ref().unwrap_or(&0));
         got.map(|n| n > 0)
@@ -42,7 +42,7 @@ impl ReadAhead {
 
     /// Fills `dst` with the next bytes. Where more is missing than the buffer holds, it is received straight into `dst`. `false`:
     /// the peer sends no more.
-    pub(in crate::rpc) fn read_exact<S: Source>(
+    pub(in crate::rpc) fn read_exact<S: ByteSource>(
         &mut self,
         mut dst: &mut [u8],
         source: &mut S,
@@ -54,7 +54,7 @@ impl ReadAhead {
             dst = &mut dst[n..];
             let more = match dst.len() {
                 0 => return Ok(true),
-                1..BUFFER => self.fill(source)?,
+                1..BUFFER_BYTES => self.fill(source)?,
                 _ => {
                     let got = source.receive(dst)?;
                     dst = &mut dst[got..];
@@ -68,7 +68,7 @@ impl ReadAhead {
     }
 
     /// Drops the next `len` bytes. `false`: the peer sends no more.
-    pub(in crate::rpc) fn skip<S: Source>(&mut self, mut len: u64, source: &mut S) -> Result<bool, S::Error> {
+    pub(in crate::rpc) fn skip<S: ByteSource>(&mut self, mut len: u64, source: &mut S) -> Result<bool, S::Error> {
         while len > 0 {
             if self.is_empty() && !self.fill(source)? {
                 return Ok(false);
@@ -90,7 +90,7 @@ mod tests {
     /// Gives bytes in pieces of random lengths.
     struct Split<'a>(&'a [u8], fastrand::Rng);
 
-    impl Source for Split<'_> {
+    impl ByteSource for Split<'_> {
         type Error = Infallible;
 
         fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Infallible> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::{DueReplies, ReadAhead, Source};
+use super::{ByteSource, DueReplies, ReadAhead};
 use crate::rpc::transport::{Deadline, Receiver, TransportError};
 
 /// How long a server may take.
@@ -23,7 +23,7 @@ pub(in crate::rpc) struct Timeouts {
 
 impl Timeouts {
     /// How long the server may be silent before it is looked after.
-    fn pause(&self) -> Duration {
+    fn idle_check_interval(&self) -> Duration {
         self.heartbeat.unwrap_or(self.silence)
     }
 }
@@ -31,29 +31,29 @@ impl Timeouts {
 /// The end of a connection that sends the requests.
 pub(in crate::rpc) trait Requester {
     /// Where a reply goes.
-    type To;
+    type Sink;
     /// Why there are no more replies.
     type Failure: Clone;
 
-    fn replies(&self) -> &DueReplies<Self::To, Self::Failure>;
+    fn replies(&self) -> &DueReplies<Self::Sink, Self::Failure>;
 
     fn timeouts(&self) -> Timeouts;
 
     /// Hands a reply over. `Err` is what is wrong with it.
-    fn give(&self, to: Self::To, body: Vec<u8>) -> Result<(), String>;
+    fn deliver(&self, to: Self::Sink, body: Vec<u8>) -> Result<(), String>;
 
     /// What has been due for longest, and since when.
-    fn oldest(&self) -> Option<(&'static str, Instant)> {
-        self.replies().next().map(|(command, _, since)| (command, since))
+    fn oldest_request_due(&self) -> Option<(&'static str, Instant)> {
+        self.replies().front().map(|(command, _, since)| (command, since))
     }
 
     /// When the server last took more of a long message: a server that takes what is sent is there.
-    fn last_taken(&self) -> Option<Instant> {
+    fn last_write_time(&self) -> Option<Instant> {
         None
     }
 
     /// Sends the heartbeat.
-    fn ping(&self) {}
+    fn send_heartbeat(&self) {}
 
     /// Whether all that the server sends here is short, so that a reply that is overdue is so in the middle of a message too.
     fn takes_short_messages_only(&self) -> bool {
@@ -76,43 +76,50 @@ pub(in crate::rpc) enum ReadError {
     #[error("no reply to {command} within {after:?}")]
     Overdue { command: &'static str, after: Duration },
     #[error("a reply that nothing had asked for")]
-    Unasked,
+    Unexpected,
     #[error("{size} bytes for {command}, {len:?} are possible")]
     Length { command: &'static str, size: u64, len: RangeInclusive<u64> },
     #[error("no memory for the {len} bytes of a reply to {command}")]
     Memory { command: &'static str, len: u64 },
     #[error("{command}: {reason}")]
-    Reply { command: &'static str, reason: String },
+    InvalidReply { command: &'static str, reason: String },
     /// What the server sent unasked makes no sense, or says that it ends the connection.
     #[error("{0}")]
-    Notice(String),
+    Notification(String),
 }
 
 /// The reading side of a connection, for one thread.
 pub(in crate::rpc) struct ReplyReader<R> {
     requester: Arc<R>,
-    incoming: Incoming<R>,
+    incoming: IncomingBytes<R>,
     ahead: ReadAhead,
 }
 
 /// What the server sends, and how long it may be silent.
-struct Incoming<R> {
+struct IncomingBytes<R> {
     requester: Arc<R>,
     receiver: Receiver,
     timeouts: Timeouts,
     /// When the server last sent anything.
-    heard: Instant,
+    last_received: Instant,
     /// When the server last brought what it was asked for.
-    answered: Instant,
+    last_answered: Instant,
     /// Whether it was sent a heartbeat since.
-    pinged: bool,
+    heartbeat_sent: bool,
 }
 
 impl<R: Requester> ReplyReader<R> {
     pub(in crate::rpc) fn new(requester: Arc<R>, receiver: Receiver) -> ReplyReader<R> {
         let (now, timeouts) = (Instant::now(), requester.timeouts());
         let own = Arc::clone(&requester);
-        let incoming = Incoming { requester: own, receiver, timeouts, heard: now, answered: now, pinged: false };
+        let incoming = IncomingBytes {
+            requester: own,
+            receiver,
+            timeouts,
+            last_received: now,
+            last_answered: now,
+            heartbeat_sent: false,
+        };
         ReplyReader { requester, incoming, ahead: ReadAhead::new() }
     }
 
@@ -121,21 +128,21 @@ impl<R: Requester> ReplyReader<R> {
     }
 
     /// Reads the body of the reply that comes next, and hands it over.
-    pub(in crate::rpc) fn reply(&mut self, size: u64) -> Result<(), ReadError> {
-        let (command, len, _) = self.requester.replies().next().ok_or(ReadError::Unasked)?;
+    pub(in crate::rpc) fn read_reply(&mut self, size: u64) -> Result<(), ReadError> {
+        let (command, len, _) = self.requester.replies().front().ok_or(ReadError::Unexpected)?;
         if !len.contains(&size) {
             return Err(ReadError::Length { command, size, len });
         }
-        let body = self.bytes(size, command)?;
-        self.answered();
+        let body = self.read_bytes(size, command)?;
+        self.record_answer();
         // Nothing is due where another thread has failed the connection meanwhile.
-        let Some(reply) = self.requester.replies().take() else { return Ok(()) };
-        self.requester.give(reply.to, body).map_err(|reason| ReadError::Reply { command, reason })
+        let Some(reply) = self.requester.replies().pop() else { return Ok(()) };
+        self.requester.deliver(reply.sink, body).map_err(|reason| ReadError::InvalidReply { command, reason })
     }
 
     /// The server has brought what it was asked for.
-    pub(in crate::rpc) fn answered(&mut self) {
-        self.incoming.answered = self.incoming.heard;
+    pub(in crate::rpc) fn record_answer(&mut self) {
+        self.incoming.last_answered = self.incoming.last_received;
     }
 
     /// A server that sends other things all the while is not silent, but a reply that is due has a deadline too.
@@ -144,7 +151,7 @@ impl<R: Requester> ReplyReader<R> {
     }
 
     /// The next bytes: no more than a request of this process asked for, which has room for them.
-    pub(in crate::rpc) fn bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, ReadError> {
+    pub(in crate::rpc) fn read_bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, ReadError> {
         let too_long = |_| ReadError::Memory { command, len };
         let mut body = Vec::new();
         let room = usize::try_from(len).map_err(too_long)?;
@@ -166,37 +173,37 @@ impl<R: Requester> ReplyReader<R> {
     }
 }
 
-impl<R: Requester> Source for Incoming<R> {
+impl<R: Requester> ByteSource for IncomingBytes<R> {
     type Error = ReadError;
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, ReadError> {
-        let mut wait = self.timeouts.pause();
+        let mut wait = self.timeouts.idle_check_interval();
         loop {
             match self.receiver.read_into(dst, &Deadline::after(wait)) {
                 Ok(n) => {
-                    self.heard = Instant::now();
-                    self.pinged = false;
+                    self.last_received = Instant::now();
+                    self.heartbeat_sent = false;
                     self.requester.count_received(n);
                     if self.requester.takes_short_messages_only() {
                         self.check_overdue()?;
                     }
                     return Ok(n);
                 }
-                Err(TransportError::TimedOut { .. }) => wait = self.silence()?,
+                Err(TransportError::TimedOut { .. }) => wait = self.handle_silence()?,
                 Err(e) => return Err(e.into()),
             }
         }
     }
 }
 
-impl<R: Requester> Incoming<R> {
+impl<R: Requester> IncomingBytes<R> {
     fn check_overdue(&self) -> Result<(), ReadError> {
-        let (heard, after) = (self.heard, self.timeouts.reply);
-        if heard.duration_since(self.answered) < after {
+        let (heard, after) = (self.last_received, self.timeouts.reply);
+        if heard.duration_since(self.last_answered) < after {
             return Ok(());
         }
-        match self.requester.replies().next() {
-            Some((command, _, since)) if heard.duration_since(since.max(self.answered)) >= after => {
+        match self.requester.replies().front() {
+            Some((command, _, since)) if heard.duration_since(since.max(self.last_answered)) >= after => {
                 Err(ReadError::Overdue { command, after })
             }
             _ => Ok(()),
@@ -204,10 +211,10 @@ impl<R: Requester> Incoming<R> {
     }
 
     /// The server has sent nothing for a while: how long it may go on so. `Err` when that was too long.
-    fn silence(&mut self) -> Result<Duration, ReadError> {
-        let (after, pause) = (self.timeouts.silence, self.timeouts.pause());
-        let oldest = self.requester.oldest();
-        let alive = self.requester.last_taken().map_or(self.heard, |taken| taken.max(self.heard));
+    fn handle_silence(&mut self) -> Result<Duration, ReadError> {
+        let (after, pause) = (self.timeouts.silence, self.timeouts.idle_check_interval());
+        let oldest = self.requester.oldest_request_due();
+        let alive = self.requester.last_write_time().map_or(self.last_received, |taken| taken.max(self.last_received));
         let silent = oldest.map_or(alive, |(_, since)| since.max(alive)).elapsed();
         if let Some((command, _)) = oldest.filter(|_| silent >= after) {
             return Err(ReadError::Silent { command, after });
@@ -216,8 +223,8 @@ impl<R: Requester> Incoming<R> {
             return Ok(pause - silent);
         }
         // Also where nothing is due: its work may be what another server waits for, and nobody else asks this one.
-        if !std::mem::replace(&mut self.pinged, true) {
-            self.requester.ping();
+        if !std::mem::replace(&mut self.heartbeat_sent, true) {
+            self.requester.send_heartbeat();
         }
         Ok(if oldest.is_some() { after - silent } else { pause })
     }
@@ -235,7 +242,7 @@ mod tests {
     }
 
     impl Requester for Impatient {
-        type To = ();
+        type Sink = ();
         type Failure = String;
 
         fn replies(&self) -> &DueReplies<(), String> {
@@ -246,7 +253,7 @@ mod tests {
             Timeouts { silence: Duration::from_secs(30), reply: Duration::ZERO, heartbeat: None }
         }
 
-        fn give(&self, (): (), _: Vec<u8>) -> Result<(), String> {
+        fn deliver(&self, (): (), _: Vec<u8>) -> Result<(), String> {
             Ok(())
         }
 

@@ -7,18 +7,18 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// or the end of the connection.
 #[derive(Debug)]
 pub(in crate::rpc) struct WriteSlot<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<WriteSlotState<T>>,
     returned: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct WriteSlotState<T> {
     /// `None` while it is lent, or lost.
     value: Option<T>,
     /// Threads that wait for it: a notification costs a system call also where nobody waits.
     waiting: usize,
     /// A thread has panicked that had the value.
-    lost: bool,
+    poisoned: bool,
 }
 
 /// A thread has panicked in the middle of a message: the value is lost.
@@ -27,14 +27,17 @@ pub(in crate::rpc) struct Poisoned;
 
 impl<T> WriteSlot<T> {
     pub(in crate::rpc) fn new(value: T) -> WriteSlot<T> {
-        WriteSlot { state: Mutex::new(State { value: Some(value), waiting: 0, lost: false }), returned: Condvar::new() }
+        WriteSlot {
+            state: Mutex::new(WriteSlotState { value: Some(value), waiting: 0, poisoned: false }),
+            returned: Condvar::new(),
+        }
     }
 
     /// Does `work` with the value once no other thread has it.
     pub(in crate::rpc) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R, Poisoned> {
         let mut state = self.lock();
         loop {
-            if state.lost {
+            if state.poisoned {
                 return Err(Poisoned);
             }
             if let Some(value) = state.value.take() {
@@ -50,7 +53,7 @@ impl<T> WriteSlot<T> {
     /// Does `work` with the value, unless another thread has it: then `None`.
     pub(in crate::rpc) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<Result<R, Poisoned>> {
         let mut state = self.lock();
-        if state.lost {
+        if state.poisoned {
             return Some(Err(Poisoned));
         }
         let value = state.value.take()?;
@@ -59,7 +62,7 @@ impl<T> WriteSlot<T> {
     }
 
     fn lend<R>(&self, mut value: T, work: impl FnOnce(&mut T) -> R) -> R {
-        let panics = Lost(self);
+        let panics = PoisonOnPanic(self);
         let done = work(&mut value);
         std::mem::forget(panics);
         let mut state = self.lock();
@@ -72,18 +75,18 @@ impl<T> WriteSlot<T> {
         done
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, WriteSlotState<T>> {
         // Held for single assignments: no panic leaves them torn.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Dropped by a panic of the thread that has the value.
-struct Lost<'a, T>(&'a WriteSlot<T>);
+struct PoisonOnPanic<'a, T>(&'a WriteSlot<T>);
 
-impl<T> Drop for Lost<'_, T> {
+impl<T> Drop for PoisonOnPanic<'_, T> {
     fn drop(&mut self) {
-        self.0.lock().lost = true;
+        self.0.lock().poisoned = true;
         self.0.returned.notify_all();
     }
 }

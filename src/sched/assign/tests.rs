@@ -4,7 +4,7 @@ use crate::device::noop::NoopDevice;
 use crate::device::{Device, Support};
 use crate::graph::TensorId;
 use crate::ops::binary::Binary;
-use crate::ops::copy::Copy;
+use crate::ops::copy::CopyOp;
 use crate::ops::mul_mat::MulMat;
 use crate::ops::norm::Norm;
 use crate::ops::rows::Rows;
@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Small tasks: vectors of 8 floats, and matrices of some rows of 8.
 #[derive(Default)]
-pub(in crate::sched) struct Net(pub(in crate::sched) TaskBuilder);
+pub(in crate::sched) struct SmallTask(pub(in crate::sched) TaskBuilder);
 
-impl Net {
-    pub(in crate::sched) fn new() -> Net {
-        Net(TaskBuilder::new())
+impl SmallTask {
+    pub(in crate::sched) fn new() -> SmallTask {
+        SmallTask(TaskBuilder::new())
     }
 
     pub(in crate::sched) fn input(&mut self, name: &str, rows: usize) -> TensorId {
@@ -78,16 +78,16 @@ fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
 }
 
 /// One word for each node: its device, and the first letter of what decided.
-fn show(assigned: &[Assigned]) -> String {
-    let word = |a: &Assigned| format!("{}{}", a.device, format!("{:?}", a.why)[..1].to_lowercase());
+fn show(assigned: &[Assignment]) -> String {
+    let word = |a: &Assignment| format!("{}{}", a.device, format!("{:?}", a.reason)[..1].to_lowercase());
     assigned.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
-type Case = (&'static str, &'static str, &'static [(usize, OpCode)], fn(&mut Net), &'static str);
+type Case = (&'static str, &'static str, &'static [(usize, OpCode)], fn(&mut SmallTask), &'static str);
 
 /// The places of the nodes, or the error.
-fn run(kinds: &str, refused: &[(usize, OpCode)], build: fn(&mut Net), options: &Options) -> String {
-    let mut net = Net::new();
+fn run(kinds: &str, refused: &[(usize, OpCode)], build: fn(&mut SmallTask), options: &Options) -> String {
+    let mut net = SmallTask::new();
     build(&mut net);
     match assign(&net.0.build().unwrap(), &devices(kinds, refused), options) {
         Ok(assigned) => show(&assigned),
@@ -101,18 +101,18 @@ fn all(cases: &[Case]) {
     }
 }
 
-fn one_dot(net: &mut Net, device: usize) {
+fn one_dot(net: &mut SmallTask, device: usize) {
     let (x, w) = (net.input("x", 1), net.stored(device, "w", 8));
     net.dot(w, x);
 }
 
-fn two_dots(net: &mut Net) {
+fn two_dots(net: &mut SmallTask) {
     let (x, a, b) = (net.input("x", 1), net.stored(0, "a", 8), net.stored(1, "b", 8));
     let y = net.dot(a, x);
     net.dot(b, y);
 }
 
-fn dot_sqr_dot(net: &mut Net) {
+fn dot_sqr_dot(net: &mut SmallTask) {
     let (x, a, b) = (net.input("x", 1), net.stored(0, "a", 8), net.stored(1, "b", 8));
     let y = net.dot(a, x);
     let y = net.sqr(y);
@@ -120,7 +120,7 @@ fn dot_sqr_dot(net: &mut Net) {
 }
 
 /// SQR and products with a matrix of the given devices in turn; `.` is SQR.
-fn chain(net: &mut Net, devices: &str) {
+fn chain(net: &mut SmallTask, devices: &str) {
     let mut y = net.input("x", 1);
     for c in devices.chars() {
         y = match c.to_digit(10) {
@@ -229,7 +229,7 @@ fn what_is_left_goes_where_its_sources_are() {
     ]);
 }
 
-fn written_cache(net: &mut Net) {
+fn written_cache(net: &mut SmallTask) {
     let (x, ids, w) = (net.input("x", 1), net.ids(1), net.stored(0, "w", 8));
     let cache = net.stored(1, "cache", 64);
     let k = net.dot(w, x);
@@ -237,21 +237,21 @@ fn written_cache(net: &mut Net) {
 }
 
 /// A computed matrix of 2 rows, the second of which another device's product is copied to.
-fn written_view(net: &mut Net) {
+fn written_view(net: &mut SmallTask) {
     let (x, a, b) = (net.input("x", 2), net.stored(0, "a", 8), net.stored(1, "b", 8));
     let y = net.dot(a, x);
     let first = net.rows(y, 0..1);
     let z = net.dot(b, first);
     let second = net.rows(y, 1..2);
-    net.onto(Copy::Cpy, &[z], second);
+    net.onto(CopyOp::Cpy, &[z], second);
 }
 
 /// The same without stored tensors, the copy pinned.
-fn pinned_view(net: &mut Net) {
+fn pinned_view(net: &mut SmallTask) {
     let x = net.input("x", 2);
     let y = net.sqr(x);
     let (from, to) = (net.rows(x, 0..1), net.rows(y, 1..2));
-    net.onto(Copy::Cpy, &[from], to);
+    net.onto(CopyOp::Cpy, &[from], to);
     net.0.pin(1).unwrap();
 }
 
@@ -279,7 +279,7 @@ fn destinations_decide() {
                 let (x, a) = (n.input("x", 2), n.stored(0, "a", 8));
                 let y = n.dot(a, x);
                 let (from, to) = (n.rows(x, 0..1), n.rows(y, 1..2));
-                n.onto(Copy::Cpy, &[from], to);
+                n.onto(CopyOp::Cpy, &[from], to);
             },
             "MUL_MAT (tensor 2) runs nowhere: on GPU0, CPY is not supported: refused; on GPU1, MUL_MAT is not \
              supported: refused",
@@ -331,7 +331,7 @@ fn pins_decide() {
                 let y = n.sqr(x);
                 n.0.pin(0).unwrap();
                 n.0.name(y, "y");
-                let y = n.onto(Copy::Cpy, &[x], y);
+                let y = n.onto(CopyOp::Cpy, &[x], y);
                 n.0.name(y, "y again");
                 n.0.pin(1).unwrap();
             },
@@ -371,7 +371,7 @@ fn pins_decide() {
 #[test]
 fn weights_in_the_hosts_memory_may_be_brought() {
     const DOT: OpCode = OpCode::MulMat;
-    let on_the_last: fn(&mut Net) = |n| one_dot(n, 2);
+    let on_the_last: fn(&mut SmallTask) = |n| one_dot(n, 2);
     let cases: &[(Case, &str)] = &[
         (("by the first that wants them", "OOC", &[], on_the_last, "0o"), "2s"),
         (("by the next, where that cannot", "OOC", &[(0, DOT)], on_the_last, "1o"), "2s"),
@@ -400,7 +400,7 @@ fn weights_in_the_hosts_memory_may_be_brought() {
                 |n| {
                     let (x, w) = (n.input("x", 1), n.stored(1, "w", 8));
                     let y = n.dot(w, x);
-                    n.onto(Copy::Cpy, &[x], y);
+                    n.onto(CopyOp::Cpy, &[x], y);
                 },
                 "1s 1d",
             ),
@@ -429,7 +429,7 @@ fn what_runs_nowhere_says_what_each_device_lacks() {
 
 /// A decoder of blocks of 20 nodes each, evenly over some devices, with caches beside the weights.
 pub(in crate::sched) fn decoder(blocks: usize, devices: usize) -> Task {
-    let mut net = Net::new();
+    let mut net = SmallTask::new();
     let (mut x, ids, mask) = (net.input("x", 1), net.ids(1), net.0.input("mask", DType::F32, [16, 1, 1, 1]).unwrap());
     for block in 0..blocks {
         let device = block * devices / blocks;
@@ -444,7 +444,7 @@ pub(in crate::sched) fn decoder(blocks: usize, devices: usize) -> Task {
         let scores = net.dot(keys, q);
         let scores = net.op(Binary::Add, &[scores, mask]);
         let columns = net.0.permute(values, [1, 0, 2, 3]).unwrap();
-        let columns = net.op(Copy::Cont, &[columns]);
+        let columns = net.op(CopyOp::Cont, &[columns]);
         let seen = net.dot(columns, scores);
         let out = net.dot(o, seen);
         x = net.op(Binary::Add, &[x, out]);

@@ -1,25 +1,25 @@
 //! Plans at work: queues, memory, and the points of the last runs.
 
-mod lanes;
-mod observe;
-mod porter;
+mod arenas;
+mod host_staging_queue;
+mod observer;
 mod programs;
-mod rooms;
-mod run;
+mod queues;
+mod submit;
 
-use super::{Devices, Lane, LaneKind, Options, Plan, Reach, SchedError, Storage, Task};
+use super::{CopyPaths, Devices, Options, Plan, QueueId, QueueRole, SchedError, Storage, Task};
 use crate::device::{Account, Device, PATIENCE, Point, Region, Ticket};
 use crate::graph::TensorId;
-use lanes::Lanes;
-pub use observe::{Observer, Seen};
-use programs::Programs;
-use rooms::Rooms;
+use arenas::Arenas;
+pub use observer::{ObservedNode, Observer};
+use programs::SplitPrograms;
+use queues::QueueSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a waiting host looks whether it should stop.
-const GLANCE: Duration = Duration::from_millis(5);
+const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs tasks over several devices. One scheduler's runs follow each other in the order they are submitted; up to
 /// [`depth`](field@Options::depth) of them are under way at once.
@@ -28,35 +28,35 @@ pub struct Scheduler {
     /// Tells its prepared plans from those of others.
     id: u64,
     devices: Vec<Arc<dyn Device>>,
-    reach: Reach,
+    copy_paths: CopyPaths,
     options: Options,
     account: Arc<Account>,
-    rooms: Rooms,
-    lanes: Lanes,
+    arenas: Arenas,
+    queues: QueueSet,
     /// Runs submitted so far.
     runs: u64,
     /// The plan whose lanes and history these are.
-    current: u64,
+    current_plan: u64,
     /// The plan whose outputs the last run leaves behind.
-    finished: u64,
+    readable_plan: u64,
     /// Whether a run ended before all of its steps were submitted: marks that later ones would wait for were never made.
-    torn: bool,
+    incomplete: bool,
     /// By mark, for each of the last runs of the current plan: run `i` is at `i % (depth + 1)`.
     history: Vec<Vec<Option<Point>>>,
     /// The last moments on each lane of the last runs, of whatever plan, in a ring; that of the device that computes first
     /// comes first.
-    under_way: Vec<Vec<(usize, Point)>>,
+    in_flight: Vec<Vec<(usize, Point)>>,
     /// By lane of the current plan: its number among the lanes.
-    numbers: Vec<usize>,
+    queue_numbers: Vec<usize>,
     /// Bytes on their way through the host.
-    fetched: Vec<Fetched>,
+    staged: Vec<StagedDownload>,
     abort: Arc<AtomicBool>,
-    counts: Counts,
+    counts: TransferCounts,
 }
 
 /// Bytes of a replica that have left its home.
 #[derive(Debug)]
-struct Fetched {
+struct StagedDownload {
     replica: u32,
     ticket: Ticket,
     /// When they have.
@@ -65,7 +65,7 @@ struct Fetched {
 
 /// What a scheduler has moved.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Counts {
+pub struct TransferCounts {
     /// Runs submitted.
     pub runs: u64,
     /// By device: bytes that the host wrote to it.
@@ -78,15 +78,15 @@ pub struct Counts {
 
 /// A plan made ready to run many times.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedPlan {
     id: u64,
     /// The scheduler's number.
     owner: u64,
     plan: Arc<Plan>,
-    programs: Programs,
+    programs: SplitPrograms,
 }
 
-impl Prepared {
+impl PreparedPlan {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -111,24 +111,29 @@ impl Scheduler {
             return Err(SchedError::NoDevices);
         }
         let (none, depth) = (vec![0; devices.len()], options.depth());
-        let reach = Reach::new(&devices);
+        let reach = CopyPaths::new(&devices);
         Ok(Scheduler {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            lanes: Lanes::new(account, &reach),
-            reach,
+            queues: QueueSet::new(account, &reach),
+            copy_paths: reach,
             options: Options { depth, ..options },
             account: Arc::clone(account),
-            rooms: Rooms::default(),
+            arenas: Arenas::default(),
             runs: 0,
-            current: 0,
-            finished: 0,
-            torn: false,
+            current_plan: 0,
+            readable_plan: 0,
+            incomplete: false,
             history: Vec::new(),
-            under_way: vec![Vec::new(); if depth > 1 { depth * devices.len() } else { 1 }],
-            numbers: Vec::new(),
-            fetched: Vec::new(),
+            in_flight: vec![Vec::new(); if depth > 1 { depth * devices.len() } else { 1 }],
+            queue_numbers: Vec::new(),
+            staged: Vec::new(),
             abort: Arc::default(),
-            counts: Counts { uploaded: none.clone(), copied: none.clone(), downloaded: none, ..Counts::default() },
+            counts: TransferCounts {
+                uploaded: none.clone(),
+                copied: none.clone(),
+                downloaded: none,
+                ..TransferCounts::default()
+            },
             devices,
         })
     }
@@ -143,7 +148,7 @@ impl Scheduler {
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
     pub fn plan(&self, task: &Arc<Task>) -> Result<Plan, SchedError> {
-        Plan::over(Arc::clone(task), &self.devices, &self.reach, &self.options)
+        Plan::with_copy_paths(Arc::clone(task), &self.devices, &self.copy_paths, &self.options)
     }
 
     /// Makes room for a plan's tensors, so that running it and any smaller one allocates nothing. Waits for what runs where
@@ -153,19 +158,19 @@ impl Scheduler {
     /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs; [`SchedError::Foreign`] for a plan
     /// over other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
-        let same = self.devices.iter().map(|device| &device.info().id).eq(&plan.ids);
-        if !same || plan.reach != self.reach {
-            return Err(SchedError::Foreign);
+        let same = self.devices.iter().map(|device| &device.info().id).eq(&plan.device_ids);
+        if !same || plan.copy_paths != self.copy_paths {
+            return Err(SchedError::ForeignPlan);
         }
-        self.make_room(plan)
+        self.ensure_arenas(plan)
     }
 
     /// As [`Scheduler::reserve`], for a plan over these devices.
-    fn make_room(&mut self, plan: &Plan) -> Result<(), SchedError> {
-        if !self.rooms.hold(&plan.layout.rooms, plan.depth) {
+    fn ensure_arenas(&mut self, plan: &Plan) -> Result<(), SchedError> {
+        if !self.arenas.are_large_enough(&plan.layout.arenas, plan.depth) {
             self.synchronize(None)?;
-            self.finished = 0;
-            self.rooms.grow(&self.devices, &self.account, &plan.layout.rooms, plan.depth)?;
+            self.readable_plan = 0;
+            self.arenas.grow(&self.devices, &self.account, &plan.layout.arenas, plan.depth)?;
         }
         Ok(())
     }
@@ -175,16 +180,16 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::reserve`]; [`SchedError::Unplaced`] for a stored tensor without a region, [`SchedError::Elsewhere`]
     /// for one whose region is not on its device.
-    pub fn prepare(&mut self, plan: Plan) -> Result<Prepared, SchedError> {
-        self.at_home(&plan)?;
+    pub fn prepare(&mut self, plan: Plan) -> Result<PreparedPlan, SchedError> {
+        self.check_stored_regions(&plan)?;
         self.reserve(&plan)?;
         let plan = Arc::new(plan);
-        let programs = Programs::new(&plan, &self.devices, &self.rooms)?;
-        Ok(Prepared { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
+        let programs = SplitPrograms::new(&plan, &self.devices, &self.arenas)?;
+        Ok(PreparedPlan { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
     }
 
     /// That stored tensors lie where their task says.
-    fn at_home(&self, plan: &Plan) -> Result<(), SchedError> {
+    fn check_stored_regions(&self, plan: &Plan) -> Result<(), SchedError> {
         for (slot, storage) in (0..).zip(plan.task.storage()) {
             if let Storage::Stored { device, region: Some(region) } = storage
                 && let Some(device) = self.devices.get(*device)
@@ -192,7 +197,7 @@ impl Scheduler {
             {
                 let name = plan.task.slot_name(slot).to_owned();
                 let (device, owner) = (device.info().name.clone(), region.buffer().device_name().to_owned());
-                return Err(SchedError::Elsewhere { name, device, owner });
+                return Err(SchedError::RegionOnOtherDevice { name, device, owner });
             }
         }
         Ok(())
@@ -202,7 +207,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Scheduler::plan`] and [`Scheduler::prepare`].
-    pub fn build(&mut self, task: &Arc<Task>) -> Result<Prepared, SchedError> {
+    pub fn build(&mut self, task: &Arc<Task>) -> Result<PreparedPlan, SchedError> {
         let plan = self.plan(task)?;
         self.prepare(plan)
     }
@@ -213,39 +218,39 @@ impl Scheduler {
     /// # Errors
     /// [`SchedError::NoOutput`] for a tensor that nobody said would be read; [`SchedError::Gone`] for one that the last run
     /// did not leave behind, or that made way for a larger plan.
-    pub fn read(&mut self, prepared: &Prepared, id: TensorId) -> Result<Ticket, SchedError> {
-        self.own(prepared)?;
+    pub fn read(&mut self, prepared: &PreparedPlan, id: TensorId) -> Result<Ticket, SchedError> {
+        self.check_owner(prepared)?;
         let plan = &*prepared.plan;
-        let no = || SchedError::NoOutput { name: plan.task.name(id).to_owned() };
+        let no = || SchedError::NotAnOutput { name: plan.task.name(id).to_owned() };
         let (slot, range) = plan.task.span(id).ok_or_else(no)?;
         let stored = matches!(plan.task.storage().get(slot as usize), Some(Storage::Stored { .. }));
         let home = plan.home(slot).filter(|_| stored || plan.task.is_output(slot)).ok_or_else(no)?;
-        if !stored && self.finished != prepared.id {
-            return Err(SchedError::Gone { name: plan.task.name(id).to_owned() });
+        if !stored && self.readable_plan != prepared.id {
+            return Err(SchedError::OutputExpired { name: plan.task.name(id).to_owned() });
         }
-        let at = plan.at_home(slot, &range).ok_or_else(no)?;
+        let at = plan.home_range(slot, &range).ok_or_else(no)?;
         let copy = self.runs.saturating_sub(1) as usize % plan.depth;
-        let region = self.rooms.region(plan, &at, copy)?;
+        let region = self.arenas.region(plan, &at, copy)?;
         self.counts.downloaded[home] += region.bytes();
         self.download(home, region)
     }
 
     /// Bytes of a device, in order with what it computes.
     fn download(&mut self, device: usize, region: Region) -> Result<Ticket, SchedError> {
-        let lane = self.lanes.get(&self.devices, Lane { device, kind: LaneKind::Compute })?;
-        lane.queue().download(region).map_err(|e| SchedError::of(&self.devices[device].info().name, e))
+        let lane = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?;
+        lane.queue().download(region).map_err(|e| SchedError::from_device(&self.devices[device].info().name, e))
     }
 
     /// As [`Scheduler::download`], waited for.
-    pub(crate) fn fetch(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
+    pub(crate) fn download_blocking(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
         let ticket = self.download(device, region)?;
-        let done = self.lanes.get(&self.devices, Lane { device, kind: LaneKind::Compute })?.queue().mark();
-        take(ticket, &done, &self.abort, &self.devices[device].info().name)
+        let done = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?.queue().mark();
+        wait_for_bytes(ticket, &done, &self.abort, &self.devices[device].info().name)
     }
 
     /// That a plan was prepared by this scheduler.
-    pub(super) fn own(&self, prepared: &Prepared) -> Result<(), SchedError> {
-        if prepared.owner == self.id { Ok(()) } else { Err(SchedError::Foreign) }
+    pub(super) fn check_owner(&self, prepared: &PreparedPlan) -> Result<(), SchedError> {
+        if prepared.owner == self.id { Ok(()) } else { Err(SchedError::ForeignPlan) }
     }
 
     /// Waits until everything submitted so far is done; without a deadline, for ten minutes at most.
@@ -254,9 +259,9 @@ impl Scheduler {
     /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when that passes.
     pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
         let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
-        for (lane, end) in self.lanes.ends() {
+        for (lane, end) in self.queues.last_points() {
             let name = &self.devices[lane.device].info().name;
-            wait(end, deadline, &self.abort, name)?;
+            wait_or_abort(end, deadline, &self.abort, name)?;
         }
         Ok(())
     }
@@ -269,42 +274,42 @@ impl Scheduler {
     /// Forgets all runs and gives all memory back, after a failure or an abort too. What is stored stays as it is; what was
     /// running may have written some of it. Programs made before stay good.
     pub fn reset(&mut self) {
-        self.lanes.clear();
-        self.rooms.clear();
+        self.queues.clear();
+        self.arenas.clear();
         self.history.clear();
-        self.under_way.iter_mut().for_each(Vec::clear);
-        self.fetched.clear();
-        (self.current, self.finished, self.torn) = (0, 0, false);
+        self.in_flight.iter_mut().for_each(Vec::clear);
+        self.staged.clear();
+        (self.current_plan, self.readable_plan, self.incomplete) = (0, 0, false);
     }
 
     /// What has been moved so far.
-    pub fn counts(&self) -> &Counts {
+    pub fn transfer_counts(&self) -> &TransferCounts {
         &self.counts
     }
 
     /// Bytes of memory that it holds on each device for tensors of its runs.
-    pub fn memory(&self) -> Vec<u64> {
-        let mut bytes = self.rooms.bytes();
+    pub fn arena_bytes(&self) -> Vec<u64> {
+        let mut bytes = self.arenas.bytes();
         bytes.resize(self.devices.len(), 0);
         bytes
     }
 }
 
 /// Waits for bytes, which are there at a moment of their device's queue, and looks now and then whether to stop.
-fn take(ticket: Ticket, there: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
+fn wait_for_bytes(ticket: Ticket, there: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
     let deadline = Instant::now() + PATIENCE;
-    wait(there, deadline, abort, device)?;
-    ticket.wait(Some(deadline)).map_err(|e| SchedError::of(device, e))
+    wait_or_abort(there, deadline, abort, device)?;
+    ticket.wait(Some(deadline)).map_err(|e| SchedError::from_device(device, e))
 }
 
 /// Waits for a point, and looks now and then whether to stop.
-fn wait(point: &Point, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
+fn wait_or_abort(point: &Point, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
     use crate::device::DeviceError::Deadline;
     loop {
-        let glance = deadline.min(Instant::now() + GLANCE);
+        let glance = deadline.min(Instant::now() + ABORT_POLL_INTERVAL);
         match point.wait(Some(glance)) {
             Err(Deadline(_)) if glance < deadline => {}
-            done => return done.map_err(|e| SchedError::of(device, e)),
+            done => return done.map_err(|e| SchedError::from_device(device, e)),
         }
         if abort.load(Ordering::Relaxed) {
             return Err(SchedError::Aborted);

@@ -4,65 +4,70 @@ mod pack;
 #[cfg(test)]
 mod tests;
 
-use super::{Area, Cut, Devices, Layout, Origin, Reach, Room, SchedError, Spot, Storage, Task};
+use super::{
+    Allocation, ArenaKind, ArenaSizes, CopyPaths, Devices, MemoryLayout, ReplicaOrigin, SchedError, SplitGraph,
+    Storage, Task,
+};
 use crate::device::Device;
 use crate::graph::{Node, TensorId};
-use pack::Item;
+use pack::PackItem;
 use std::sync::Arc;
 
 /// Larger than any buffer there is; sums of so many bytes stay far from the end of `u64`.
-const LARGEST: u64 = 1 << 44;
+const MAX_BUFFER_BYTES: u64 = 1 << 44;
 
 /// Places computed slots and replicas. With a `depth` above 1 replicas lie in the ring, and live for ever; so do slots that
 /// devices of other domains copy from, whose device need not wait then until it knows that they have.
 ///
 /// # Errors
 /// [`SchedError::TooLarge`] for a tensor larger than its device's largest buffer.
-pub(crate) fn place(
+pub(crate) fn place_tensors(
     task: &Task,
     devices: &Devices,
-    reach: &Reach,
-    cut: &Cut,
+    reach: &CopyPaths,
+    cut: &SplitGraph,
     depth: usize,
-) -> Result<Layout, SchedError> {
-    let mut lives = Lives::new(task, devices, cut);
+) -> Result<MemoryLayout, SchedError> {
+    let mut lives = Lifetimes::new(task, devices, cut);
     if depth > 1 {
-        lives.keep_apart(cut, reach);
+        lives.mark_exclusive(cut, reach);
     }
-    lives.share(task, cut);
-    let mut layout = Layout {
-        rooms: vec![Room::default(); devices.len()],
+    lives.reuse_in_place(task, cut);
+    let mut layout = MemoryLayout {
+        arenas: vec![ArenaSizes::default(); devices.len()],
         slots: vec![None; lives.slots.len()],
-        replicas: vec![Spot { area: Area::Arena, chunk: 0, offset: 0, bytes: 0 }; cut.replicas.len()],
+        replicas: vec![Allocation { kind: ArenaKind::Arena, buffer: 0, offset: 0, bytes: 0 }; cut.replicas.len()],
     };
     let (ringed, in_arena): (Vec<usize>, Vec<usize>) = (0..cut.replicas.len()).partition(|_| depth > 1);
     for (number, device) in devices.iter().enumerate() {
         let here = |replica: &usize| cut.replicas[*replica].device == number;
         let slots = (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && cut.homes[slot] == Some(number));
         let (apart, residents): (Vec<Resident>, Vec<Resident>) =
-            slots.map(Resident::Slot).partition(|of| matches!(of, Resident::Slot(slot) if lives.apart[*slot]));
+            slots.map(Resident::Slot).partition(|of| matches!(of, Resident::Slot(slot) if lives.exclusive[*slot]));
         let brought = |of: &[usize]| of.iter().copied().filter(here).map(Resident::Replica).collect::<Vec<_>>();
         let arena = [residents, brought(&in_arena)].concat();
         let ring = [brought(&ringed), apart].concat();
-        for (area, residents) in [(Area::Arena, arena), (Area::Ring, ring)] {
-            let walls = Walls::new(device);
+        for (area, residents) in [(ArenaKind::Arena, arena), (ArenaKind::Ring, ring)] {
+            let walls = BufferLimits::new(device);
             let items = residents.iter().map(|of| walls.item(task, cut, lives.of(*of), *of));
-            let items = items.collect::<Result<Vec<Item>, SchedError>>()?;
+            let items = items.collect::<Result<Vec<PackItem>, SchedError>>()?;
             let packed = match area {
-                Area::Arena => pack::pack(&items, walls.wall),
-                Area::Ring => pack::side_by_side(&items, walls.wall),
+                ArenaKind::Arena => pack::pack(&items, walls.buffer_bytes),
+                ArenaKind::Ring => pack::pack_disjoint(&items, walls.buffer_bytes),
             };
-            for ((of, item), (chunk, offset)) in residents.iter().zip(&items).zip(packed.spots(walls.wall)) {
-                let spot = Spot { area, chunk, offset, bytes: item.bytes };
+            for ((of, item), (chunk, offset)) in
+                residents.iter().zip(&items).zip(packed.allocations(walls.buffer_bytes))
+            {
+                let spot = Allocation { kind: area, buffer: chunk, offset, bytes: item.bytes };
                 match *of {
                     Resident::Slot(slot) => layout.slots[slot] = Some(spot),
                     Resident::Replica(replica) => layout.replicas[replica] = spot,
                 }
             }
-            let chunks = packed.chunks(&items, walls.wall);
+            let chunks = packed.buffer_sizes(&items, walls.buffer_bytes);
             match area {
-                Area::Arena => layout.rooms[number].arena = chunks,
-                Area::Ring => layout.rooms[number].ring = chunks,
+                ArenaKind::Arena => layout.arenas[number].arena = chunks,
+                ArenaKind::Ring => layout.arenas[number].ring = chunks,
             }
         }
     }
@@ -81,57 +86,57 @@ enum Resident {
 
 /// Nodes between which something is in use, both included, and the bytes it takes.
 #[derive(Clone, Copy, Default)]
-struct Life {
+struct Lifetime {
     start: usize,
     end: usize,
     bytes: u64,
 }
 
-struct Lives {
+struct Lifetimes {
     /// By slot: computed ones that some node touches.
-    slots: Vec<Option<Life>>,
+    slots: Vec<Option<Lifetime>>,
     /// By slot: the first one of those whose memory it takes over.
-    over: Vec<Option<usize>>,
+    reuses: Vec<Option<usize>>,
     /// By slot: whether it shares memory with no other, nor with itself in the next runs.
-    apart: Vec<bool>,
+    exclusive: Vec<bool>,
     /// By replica.
-    replicas: Vec<Life>,
+    replicas: Vec<Lifetime>,
 }
 
-impl Lives {
-    fn new(task: &Task, devices: &Devices, cut: &Cut) -> Lives {
-        let (graph, sizes) = (task.graph(), task.graph().slots());
-        let lives = cut.replicas.iter().map(|r| Life {
+impl Lifetimes {
+    fn new(task: &Task, devices: &Devices, cut: &SplitGraph) -> Lifetimes {
+        let (graph, sizes) = (task.graph(), task.graph().slot_sizes());
+        let lives = cut.replicas.iter().map(|r| Lifetime {
             // What the host writes is there before anything runs.
-            start: if r.origin == Origin::Host { 0 } else { cut.splits[r.split].nodes.start },
-            end: r.last,
+            start: if r.origin == ReplicaOrigin::Host { 0 } else { cut.splits[r.first_split].nodes.start },
+            end: r.last_node,
             bytes: r.range.len() as u64,
         });
-        let mut lives = Lives {
+        let mut lives = Lifetimes {
             slots: vec![None; sizes.len()],
-            over: vec![None; sizes.len()],
-            apart: vec![false; sizes.len()],
+            reuses: vec![None; sizes.len()],
+            exclusive: vec![false; sizes.len()],
             replicas: lives.collect(),
         };
         for split in &cut.splits {
             let device = &devices[split.device];
             for at in split.nodes.clone() {
                 let node = &graph.nodes()[at];
-                let written = task.written(node).map(|(slot, range)| (node.dst, slot, range));
+                let written = task.write_range(node).map(|(slot, range)| (node.dst, slot, range));
                 for (id, slot, range) in task.reads(node).chain(written) {
                     let slot = slot as usize;
                     let wanted = graph.tensor(id).map_or(0, |tensor| device.alloc_size(&tensor.desc));
                     if cut.homes[slot] != Some(split.device) {
-                        let holds = |r: &&u32| cut.replicas[**r as usize].holds(slot as u32, &range);
+                        let holds = |r: &&u32| cut.replicas[**r as usize].covers(slot as u32, &range);
                         if let Some(&replica) = split.reads.iter().find(holds) {
                             let skipped = range.start - cut.replicas[replica as usize].range.start;
-                            lives.replicas[replica as usize].fit(skipped, wanted);
+                            lives.replicas[replica as usize].grow_to(skipped, wanted);
                         }
                     } else if matches!(task.storage()[slot], Storage::Computed) {
-                        let life = lives.slots[slot].get_or_insert(Life { start: at, end: at, bytes: 0 });
+                        let life = lives.slots[slot].get_or_insert(Lifetime { start: at, end: at, bytes: 0 });
                         life.end = at;
-                        life.fit(0, sizes[slot] as u64);
-                        life.fit(range.start, wanted);
+                        life.grow_to(0, sizes[slot] as u64);
+                        life.grow_to(range.start, wanted);
                     }
                 }
             }
@@ -139,7 +144,7 @@ impl Lives {
         // A copy reads its source when the split that needs it begins.
         for replica in &cut.replicas {
             if let Some(life) = &mut lives.slots[replica.slot as usize] {
-                life.end = life.end.max(cut.splits[replica.split].nodes.start);
+                life.end = life.end.max(cut.splits[replica.first_split].nodes.start);
             }
         }
         for (slot, life) in lives.slots.iter_mut().enumerate() {
@@ -151,39 +156,39 @@ impl Lives {
     }
 
     /// Slots that devices of other domains copy from share memory with no other.
-    fn keep_apart(&mut self, cut: &Cut, reach: &Reach) {
+    fn mark_exclusive(&mut self, cut: &SplitGraph, reach: &CopyPaths) {
         for replica in &cut.replicas {
-            if let Origin::Device(home) = replica.origin
-                && reach.copies_from_far(replica.device, home)
+            if let ReplicaOrigin::Device(home) = replica.origin
+                && reach.crosses_domains(replica.device, home)
             {
-                self.apart[replica.slot as usize] = true;
+                self.exclusive[replica.slot as usize] = true;
             }
         }
     }
 
     /// Gives destinations the memory of sources that die there, where the op allows it.
-    fn share(&mut self, task: &Task, cut: &Cut) {
+    fn reuse_in_place(&mut self, task: &Task, cut: &SplitGraph) {
         let nodes = task.graph().nodes();
         for at in cut.splits.iter().flat_map(|split| split.nodes.clone()) {
-            let Some(new) = self.fresh(task, &nodes[at], at) else { continue };
-            let taken = (0..nodes[at].srcs.len()).find_map(|i| self.dying(task, cut, at, i, new));
+            let Some(new) = self.new_destination(task, &nodes[at], at) else { continue };
+            let taken = (0..nodes[at].srcs.len()).find_map(|i| self.reusable_source(task, cut, at, i, new));
             let Some(base) = taken else { continue };
             let (Some(dst), Some(src)) = (self.slots[new], self.slots[base]) else { continue };
-            self.over[new] = Some(base);
-            self.slots[base] = Some(Life { end: dst.end, bytes: dst.bytes.max(src.bytes), ..src });
+            self.reuses[new] = Some(base);
+            self.slots[base] = Some(Lifetime { end: dst.end, bytes: dst.bytes.max(src.bytes), ..src });
         }
     }
 
     /// The slot of a node's destination, where that is all of it and this node is the first to touch it.
-    fn fresh(&self, task: &Task, node: &Node, at: usize) -> Option<usize> {
-        let (slot, range) = task.written(node)?;
+    fn new_destination(&self, task: &Task, node: &Node, at: usize) -> Option<usize> {
+        let (slot, range) = task.write_range(node)?;
         let life = self.slots[slot as usize]?;
-        let whole = range.start == 0 && range.end == task.graph().slots()[slot as usize];
-        (whole && life.start == at && !self.apart[slot as usize]).then_some(slot as usize)
+        let whole = range.start == 0 && range.end == task.graph().slot_sizes()[slot as usize];
+        (whole && life.start == at && !self.exclusive[slot as usize]).then_some(slot as usize)
     }
 
     /// The slot whose memory a node's source has, where that dies there and can become the destination.
-    fn dying(&self, task: &Task, cut: &Cut, at: usize, source: usize, new: usize) -> Option<usize> {
+    fn reusable_source(&self, task: &Task, cut: &SplitGraph, at: usize, source: usize, new: usize) -> Option<usize> {
         let (graph, node) = (task.graph(), &task.graph().nodes()[at]);
         let dst = graph.tensor(node.dst)?;
         // Whether it lies on all of the slot, as the destination will.
@@ -194,9 +199,9 @@ impl Lives {
         let (old, range) = task.span(node.srcs[source]?)?;
         let base = self.base(old as usize);
         let dies = base != self.base(new)
-            && !self.apart[base]
+            && !self.exclusive[base]
             && cut.homes[old as usize] == cut.homes[new]
-            && range.len() == graph.slots()[old as usize]
+            && range.len() == graph.slot_sizes()[old as usize]
             // Only the last that took over a memory still lives there.
             && self.slots[old as usize].is_some_and(|life| self.is_last(base, life, at));
         // The same memory under another description could be read after it was overwritten.
@@ -210,20 +215,20 @@ impl Lives {
     }
 
     /// Whether what lies in the memory of `base` ends with `life`, at a node.
-    fn is_last(&self, base: usize, life: Life, at: usize) -> bool {
+    fn is_last(&self, base: usize, life: Lifetime, at: usize) -> bool {
         life.end == at && self.slots[base].is_some_and(|whole| whole.end == at)
     }
 
     /// The slot whose memory a slot has: its own, or the first of those taken over.
     fn base(&self, slot: usize) -> usize {
-        self.over[slot].unwrap_or(slot)
+        self.reuses[slot].unwrap_or(slot)
     }
 
     fn is_base(&self, slot: usize) -> bool {
-        self.slots[slot].is_some() && self.over[slot].is_none()
+        self.slots[slot].is_some() && self.reuses[slot].is_none()
     }
 
-    fn of(&self, resident: Resident) -> Life {
+    fn of(&self, resident: Resident) -> Lifetime {
         match resident {
             Resident::Slot(slot) => self.slots[slot].unwrap_or_default(),
             Resident::Replica(replica) => self.replicas[replica],
@@ -231,45 +236,45 @@ impl Lives {
     }
 }
 
-impl Life {
+impl Lifetime {
     /// Grows to hold `bytes` from `start` on.
-    fn fit(&mut self, start: usize, bytes: u64) {
+    fn grow_to(&mut self, start: usize, bytes: u64) {
         self.bytes = self.bytes.max((start as u64).saturating_add(bytes));
     }
 }
 
 /// Where tensors may begin on a device, and which bytes none may straddle.
-struct Walls<'a> {
+struct BufferLimits<'a> {
     device: &'a Arc<dyn Device>,
     alignment: u64,
     /// Buffers end at multiples of this.
-    wall: u64,
+    buffer_bytes: u64,
 }
 
-impl<'a> Walls<'a> {
-    fn new(device: &'a Arc<dyn Device>) -> Walls<'a> {
+impl<'a> BufferLimits<'a> {
+    fn new(device: &'a Arc<dyn Device>) -> BufferLimits<'a> {
         let alignment = device.info().alignment.max(1);
-        let largest = device.info().max_buffer.min(LARGEST);
-        Walls { device, alignment, wall: (largest - largest % alignment).max(alignment) }
+        let largest = device.info().max_buffer.min(MAX_BUFFER_BYTES);
+        BufferLimits { device, alignment, buffer_bytes: (largest - largest % alignment).max(alignment) }
     }
 
-    fn item(&self, task: &Task, cut: &Cut, life: Life, of: Resident) -> Result<Item, SchedError> {
+    fn item(&self, task: &Task, cut: &SplitGraph, life: Lifetime, of: Resident) -> Result<PackItem, SchedError> {
         // Nothing is so small that it lies in no buffer.
         let bytes = life.bytes.max(1).checked_next_multiple_of(self.alignment);
-        if let Some(bytes) = bytes.filter(|&bytes| bytes <= self.wall.min(self.device.info().max_buffer)) {
-            return Ok(Item { start: life.start, end: life.end, bytes });
+        if let Some(bytes) = bytes.filter(|&bytes| bytes <= self.buffer_bytes.min(self.device.info().max_buffer)) {
+            return Ok(PackItem { start: life.start, end: life.end, bytes });
         }
         let slot = match of {
             Resident::Slot(slot) => slot as u32,
             Resident::Replica(replica) => cut.replicas[replica].slot,
         };
-        let name = task.owner(slot).map_or("", |id| task.name(id));
+        let name = task.slot_tensor(slot).map_or("", |id| task.name(id));
         let info = self.device.info();
-        Err(SchedError::TooLarge {
+        Err(SchedError::TensorTooLarge {
             tensor: if name.is_empty() { format!("the tensor of slot {slot}") } else { name.to_owned() },
             device: info.name.clone(),
             bytes: life.bytes,
-            limit: self.wall.min(info.max_buffer),
+            limit: self.buffer_bytes.min(info.max_buffer),
         })
     }
 }

@@ -5,36 +5,36 @@
 
 /// Something that needs bytes from one moment to another, both included.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Item {
+pub(super) struct PackItem {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) bytes: u64,
 }
 
-impl Item {
-    fn meets(&self, other: &Item) -> bool {
+impl PackItem {
+    fn overlaps(&self, other: &PackItem) -> bool {
         self.start <= other.end && other.start <= self.end
     }
 }
 
 /// Offsets of items, by item, as if buffers lay one after another.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Packed {
+pub(super) struct Packing {
     pub(super) offsets: Vec<u64>,
     /// One past the last byte.
     pub(super) end: u64,
 }
 
-impl Packed {
+impl Packing {
     /// Buffer and offset of each item, where buffers are `wall` bytes large.
-    pub(super) fn spots(&self, wall: u64) -> impl Iterator<Item = (u32, u64)> {
+    pub(super) fn allocations(&self, wall: u64) -> impl Iterator<Item = (u32, u64)> {
         self.offsets.iter().map(move |offset| ((offset / wall) as u32, offset % wall))
     }
 
     /// What is used of each buffer.
-    pub(super) fn chunks(&self, items: &[Item], wall: u64) -> Vec<u64> {
+    pub(super) fn buffer_sizes(&self, items: &[PackItem], wall: u64) -> Vec<u64> {
         let mut chunks = Vec::new();
-        for ((chunk, offset), item) in self.spots(wall).zip(items) {
+        for ((chunk, offset), item) in self.allocations(wall).zip(items) {
             let chunk = chunk as usize;
             chunks.resize(chunks.len().max(chunk + 1), 0);
             chunks[chunk] = (offset + item.bytes).max(chunks[chunk]);
@@ -44,35 +44,35 @@ impl Packed {
 }
 
 /// How much more than the least is good enough not to look further: one part in so many.
-const GOOD: u64 = 32;
+const GOOD_ENOUGH_FRACTION: u64 = 32;
 
 /// Comparisons of two items that may be spent on each kind of first order.
-const PATIENCE: usize = 1 << 22;
+const MAX_COMPARISONS: usize = 1 << 22;
 
 /// How often an order is changed at most.
-const TRIES: usize = 12;
+const MAX_ROUNDS: usize = 12;
 
 /// Packs items so that none straddles a multiple of `wall`.
-pub(super) fn pack(items: &[Item], wall: u64) -> Packed {
-    let least = largest_set(items);
-    let good = least + least / GOOD;
+pub(super) fn pack(items: &[PackItem], wall: u64) -> Packing {
+    let least = peak_bytes(items);
+    let good = least + least / GOOD_ENOUGH_FRACTION;
     let mut by_start: Vec<usize> = (0..items.len()).collect();
     by_start.sort_by_key(|&i| (items[i].start, std::cmp::Reverse(items[i].bytes)));
-    let mut best = one_by_one(items, &by_start, wall, Gap::Smallest, true);
-    let rounds = PATIENCE / (items.len() * items.len()).max(1);
+    let mut best = place_in_order(items, &by_start, wall, FitRule::BestFit, true);
+    let rounds = MAX_COMPARISONS / (items.len() * items.len()).max(1);
     // From large ones first to those first that take much room for long.
     for power in [0.0, 1.0, 0.5, 0.25, 2.0] {
         let weight =
             |i: usize| (items[i].bytes as f64).ln() + power * ((items[i].end - items[i].start + 1) as f64).ln();
         let mut by_weight: Vec<usize> = (0..items.len()).collect();
         by_weight.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(items[a].start.cmp(&items[b].start)));
-        for gap in [Gap::First, Gap::Smallest] {
+        for gap in [FitRule::FirstFit, FitRule::BestFit] {
             let mut order = by_weight.clone();
-            for _ in 0..rounds.min(TRIES) {
+            for _ in 0..rounds.min(MAX_ROUNDS) {
                 if best.end <= good {
                     return best;
                 }
-                let found = one_by_one(items, &order, wall, gap, false);
+                let found = place_in_order(items, &order, wall, gap, false);
                 // What came out on top is placed earlier the next time.
                 order.sort_by_key(|&i| found.offsets[i] + items[i].bytes <= good);
                 if found.end < best.end {
@@ -85,8 +85,8 @@ pub(super) fn pack(items: &[Item], wall: u64) -> Packed {
 }
 
 /// Places each item beside all others, also those that live at another time.
-pub(super) fn side_by_side(items: &[Item], wall: u64) -> Packed {
-    let mut packed = Packed { offsets: vec![0; items.len()], end: 0 };
+pub(super) fn pack_disjoint(items: &[PackItem], wall: u64) -> Packing {
+    let mut packed = Packing { offsets: vec![0; items.len()], end: 0 };
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(items[i].bytes));
     // One past the last byte used of each buffer.
@@ -104,7 +104,7 @@ pub(super) fn side_by_side(items: &[Item], wall: u64) -> Packed {
 }
 
 /// The most bytes that live at one moment.
-pub(super) fn largest_set(items: &[Item]) -> u64 {
+pub(super) fn peak_bytes(items: &[PackItem]) -> u64 {
     let starts = items.iter().map(|item| (item.start, true, item.bytes));
     let mut moments: Vec<_> = starts.chain(items.iter().map(|item| (item.end + 1, false, item.bytes))).collect();
     moments.sort_unstable();
@@ -118,22 +118,22 @@ pub(super) fn largest_set(items: &[Item]) -> u64 {
 
 /// Which of the gaps that are large enough an item gets.
 #[derive(Clone, Copy)]
-enum Gap {
-    First,
-    Smallest,
+enum FitRule {
+    FirstFit,
+    BestFit,
 }
 
 /// An item that has its place.
 struct Placed {
     from: u64,
     to: u64,
-    item: Item,
+    item: PackItem,
 }
 
 /// Gives each item in turn a gap between those that were placed before and live at the same time. Where items come in order
 /// of their starts, those that have ended need not be looked at again.
-fn one_by_one(items: &[Item], order: &[usize], wall: u64, gap: Gap, in_time: bool) -> Packed {
-    let mut packed = Packed { offsets: vec![0; items.len()], end: 0 };
+fn place_in_order(items: &[PackItem], order: &[usize], wall: u64, gap: FitRule, in_time: bool) -> Packing {
+    let mut packed = Packing { offsets: vec![0; items.len()], end: 0 };
     let mut placed: Vec<Placed> = Vec::with_capacity(items.len());
     for &i in order {
         let item = items[i];
@@ -141,20 +141,20 @@ fn one_by_one(items: &[Item], order: &[usize], wall: u64, gap: Gap, in_time: boo
             placed.retain(|other| other.item.end >= item.start);
         }
         let (mut free, mut found) = (0, None);
-        for other in placed.iter().filter(|other| other.item.meets(&item)) {
+        for other in placed.iter().filter(|other| other.item.overlaps(&item)) {
             if other.from > free {
-                let at = beside(free, item.bytes, wall);
+                let at = next_fit_in_buffer(free, item.bytes, wall);
                 let left = (other.from - free).checked_sub(item.bytes).filter(|_| at + item.bytes <= other.from);
                 if let Some(left) = left.filter(|left| found.is_none_or(|(least, _)| *left < least)) {
                     found = Some((left, at));
-                    if matches!(gap, Gap::First) {
+                    if matches!(gap, FitRule::FirstFit) {
                         break;
                     }
                 }
             }
             free = free.max(other.to);
         }
-        let from = found.map_or_else(|| beside(free, item.bytes, wall), |(_, at)| at);
+        let from = found.map_or_else(|| next_fit_in_buffer(free, item.bytes, wall), |(_, at)| at);
         let to = from + item.bytes;
         packed.offsets[i] = from;
         packed.end = packed.end.max(to);
@@ -164,7 +164,7 @@ fn one_by_one(items: &[Item], order: &[usize], wall: u64, gap: Gap, in_time: boo
 }
 
 /// The first offset from `free` on where an item lies in one buffer.
-fn beside(free: u64, bytes: u64, wall: u64) -> u64 {
+fn next_fit_in_buffer(free: u64, bytes: u64, wall: u64) -> u64 {
     if free % wall + bytes <= wall { free } else { free.next_multiple_of(wall) }
 }
 
@@ -173,17 +173,17 @@ mod tests {
     use super::*;
     use fastrand::Rng;
 
-    type Make = fn(&mut Rng, usize) -> Vec<Item>;
+    type Make = fn(&mut Rng, usize) -> Vec<PackItem>;
 
     /// Any lifetimes and sizes; lifetimes of all lengths and sizes that are powers of two; as graphs of networks have them.
     const KINDS: [Make; 3] = [
         |rng, n| {
             let item =
-                |start: usize, rng: &mut Rng| Item { start, end: start + rng.usize(0..8), bytes: rng.u64(1..100) };
+                |start: usize, rng: &mut Rng| PackItem { start, end: start + rng.usize(0..8), bytes: rng.u64(1..100) };
             (0..n).map(|_| item(rng.usize(0..n), rng)).collect()
         },
         |rng, n| {
-            let item = |start: usize, life: usize, rng: &mut Rng| Item {
+            let item = |start: usize, life: usize, rng: &mut Rng| PackItem {
                 start,
                 end: start + rng.usize(0..life),
                 bytes: 1 << rng.u32(0..10),
@@ -192,7 +192,7 @@ mod tests {
         },
         |rng, n| {
             let life = |rng: &mut Rng| if rng.u8(0..8) == 0 { rng.usize(0..40) } else { rng.usize(0..3) };
-            let item = |(start, rng): (usize, &mut Rng)| Item {
+            let item = |(start, rng): (usize, &mut Rng)| PackItem {
                 start,
                 end: start + life(rng),
                 bytes: [1, 4, 4, 4, 12, 32][rng.usize(0..6)],
@@ -201,10 +201,10 @@ mod tests {
         },
     ];
 
-    fn check(items: &[Item], packed: &Packed, wall: u64, apart: impl Fn(&Item, &Item) -> bool) {
-        let chunks = packed.chunks(items, wall);
+    fn check(items: &[PackItem], packed: &Packing, wall: u64, apart: impl Fn(&PackItem, &PackItem) -> bool) {
+        let chunks = packed.buffer_sizes(items, wall);
         assert!(chunks.iter().all(|&bytes| bytes <= wall));
-        let spots: Vec<(u32, u64)> = packed.spots(wall).collect();
+        let spots: Vec<(u32, u64)> = packed.allocations(wall).collect();
         assert_eq!(spots.len(), items.len());
         for (i, (a, (chunk, from))) in items.iter().zip(&spots).enumerate() {
             assert!(from + a.bytes <= chunks[*chunk as usize], "{a:?} reaches past its buffer");
@@ -223,8 +223,8 @@ mod tests {
                 let items = make(&mut rng, 1 + round);
                 let largest = items.iter().map(|item| item.bytes).max().unwrap();
                 for wall in [1 << 40, largest, 2 * largest] {
-                    check(&items, &pack(&items, wall), wall, |a, b| !a.meets(b));
-                    check(&items, &side_by_side(&items, wall), wall, |_, _| false);
+                    check(&items, &pack(&items, wall), wall, |a, b| !a.overlaps(b));
+                    check(&items, &pack_disjoint(&items, wall), wall, |_, _| false);
                 }
             }
         }
@@ -240,7 +240,7 @@ mod tests {
                 for _ in 0..rounds {
                     let items = make(&mut rng, n);
                     // Sometimes nothing can be as small as the largest set.
-                    let (least, end) = (largest_set(&items), pack(&items, 1 << 40).end);
+                    let (least, end) = (peak_bytes(&items), pack(&items, 1 << 40).end);
                     assert!(end >= least && end * 20 <= least * 23, "{end} bytes for {least}: {items:?}");
                     over += usize::from(end * 10 > least * 11);
                 }

@@ -1,10 +1,10 @@
 use super::*;
 use crate::device::DeviceKind;
 use crate::device::noop::NoopDevice;
-use crate::ops::Out;
+use crate::ops::OutputSpec;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
-use crate::ops::copy::Copy;
+use crate::ops::copy::CopyOp;
 use crate::ops::softmax::SoftMax;
 use crate::ops::unary::Unary;
 use crate::sched::tests::graphs;
@@ -13,9 +13,9 @@ use crate::sched::{Options, Plan, TaskBuilder};
 use crate::tensor::{DType, TensorDesc};
 use fastrand::Rng;
 
-fn layout(task: &Arc<Task>, devices: &Devices, depth: usize) -> Result<(Plan, Layout), SchedError> {
+fn layout(task: &Arc<Task>, devices: &Devices, depth: usize) -> Result<(Plan, MemoryLayout), SchedError> {
     let plan = Plan::new(Arc::clone(task), devices, &Options { depth, ..Options::default() })?;
-    let layout = place(task, devices, &plan.reach, &plan.cut, depth)?;
+    let layout = place_tensors(task, devices, &plan.copy_paths, &plan.split_graph, depth)?;
     Ok((plan, layout))
 }
 
@@ -24,7 +24,7 @@ fn gpu() -> Vec<Arc<dyn Device>> {
 }
 
 /// Which of the tensors lie in the memory of which: by tensor, the first one with its spot.
-fn shared(ids: &[TensorId], task: &Task, layout: &Layout) -> Vec<usize> {
+fn shared(ids: &[TensorId], task: &Task, layout: &MemoryLayout) -> Vec<usize> {
     let spot = |id: TensorId| task.span(id).and_then(|(slot, _)| layout.slots[slot as usize]).unwrap();
     ids.iter().map(|&id| ids.iter().position(|&other| spot(other) == spot(id)).unwrap()).collect()
 }
@@ -68,7 +68,7 @@ fn destinations_take_over_what_dies_where_the_op_allows_it() {
             |b, x| {
                 let square = b.reshape(x, [16, 16, 1, 1]).unwrap();
                 let turned = b.permute(square, [1, 0, 2, 3]).unwrap();
-                let copied = b.node(Copy::Cont, &[Some(turned)]).unwrap();
+                let copied = b.node(CopyOp::Cont, &[Some(turned)]).unwrap();
                 vec![x, copied]
             },
             &[0, 1],
@@ -76,8 +76,8 @@ fn destinations_take_over_what_dies_where_the_op_allows_it() {
         (
             "a destination of another shape",
             |b, x| {
-                let out = Out { dtype: DType::F32, ne: [16, 16, 1, 1] };
-                vec![x, b.node_as(Copy::Cont, &[Some(x)], out).unwrap()]
+                let out = OutputSpec { dtype: DType::F32, ne: [16, 16, 1, 1] };
+                vec![x, b.node_as(CopyOp::Cont, &[Some(x)], out).unwrap()]
             },
             &[0, 1],
         ),
@@ -123,7 +123,7 @@ fn no_buffer_is_larger_than_the_device_allows() {
     let task = wide(7);
     for (limit, arena) in [(u64::MAX, vec![8192]), (8192, vec![8192]), (3000, vec![2048; 4]), (1024, vec![1024; 8])] {
         let (_, layout) = layout(&task, &limited(limit), 1).unwrap();
-        assert_eq!(layout.rooms[0].arena, arena, "buffers of at most {limit}");
+        assert_eq!(layout.arenas[0].arena, arena, "buffers of at most {limit}");
     }
     let refused = layout(&task, &limited(1023), 1).unwrap_err().to_string();
     assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960");
@@ -143,13 +143,16 @@ fn devices_get_the_bytes_and_the_alignment_that_they_want() {
 
 #[test]
 fn what_comes_from_elsewhere_has_room_for_itself_where_runs_overlap() {
-    let task = Arc::new(graphs::Model { devices: 2, layers: 2, ..graphs::Model::default() }.build().unwrap());
-    for (depth, area) in [(1, Area::Arena), (2, Area::Ring), (4, Area::Ring)] {
+    let task = Arc::new(
+        graphs::TransformerTask { devices: 2, layers: 2, ..graphs::TransformerTask::default() }.build().unwrap(),
+    );
+    for (depth, area) in [(1, ArenaKind::Arena), (2, ArenaKind::Ring), (4, ArenaKind::Ring)] {
         let (plan, layout) = layout(&task, &graphs::devices(2, true), depth).unwrap();
-        assert!(layout.replicas.iter().all(|spot| spot.area == area));
-        assert!(layout.slots.iter().flatten().all(|spot| spot.area == Area::Arena));
-        for (number, room) in layout.rooms.iter().enumerate().filter(|_| depth > 1) {
-            let here = plan.cut.replicas.iter().zip(&layout.replicas).filter(|(replica, _)| replica.device == number);
+        assert!(layout.replicas.iter().all(|spot| spot.kind == area));
+        assert!(layout.slots.iter().flatten().all(|spot| spot.kind == ArenaKind::Arena));
+        for (number, room) in layout.arenas.iter().enumerate().filter(|_| depth > 1) {
+            let here =
+                plan.split_graph.replicas.iter().zip(&layout.replicas).filter(|(replica, _)| replica.device == number);
             assert_eq!(room.ring, [here.map(|(_, spot)| spot.bytes).sum::<u64>()]);
         }
     }
@@ -189,18 +192,20 @@ fn random(rng: &mut Rng, nodes: usize) -> Arc<Task> {
 fn check_arenas(name: &str, task: &Arc<Task>, devices: &Devices, depth: usize) {
     let (plan, layout) = layout(task, devices, depth).unwrap();
     verify(&plan, devices).unwrap_or_else(|fault| panic!("{name}: {fault}"));
-    let mut lives = Lives::new(task, devices, &plan.cut);
-    lives.share(task, &plan.cut);
-    for (number, room) in layout.rooms.iter().enumerate() {
-        let slots = (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && plan.cut.homes[slot] == Some(number));
-        let mut alive: Vec<Life> = slots.filter_map(|slot| lives.slots[slot]).collect();
-        let here = plan.cut.replicas.iter().zip(&lives.replicas).filter(|(of, _)| depth == 1 && of.device == number);
+    let mut lives = Lifetimes::new(task, devices, &plan.split_graph);
+    lives.reuse_in_place(task, &plan.split_graph);
+    for (number, room) in layout.arenas.iter().enumerate() {
+        let slots =
+            (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && plan.split_graph.homes[slot] == Some(number));
+        let mut alive: Vec<Lifetime> = slots.filter_map(|slot| lives.slots[slot]).collect();
+        let here =
+            plan.split_graph.replicas.iter().zip(&lives.replicas).filter(|(of, _)| depth == 1 && of.device == number);
         alive.extend(here.map(|(_, life)| *life));
-        let items: Vec<Item> = alive
+        let items: Vec<PackItem> = alive
             .iter()
-            .map(|life| Item { start: life.start, end: life.end, bytes: life.bytes.next_multiple_of(64) })
+            .map(|life| PackItem { start: life.start, end: life.end, bytes: life.bytes.next_multiple_of(64) })
             .collect();
-        let (least, used) = (pack::largest_set(&items), room.arena.iter().sum::<u64>());
+        let (least, used) = (pack::peak_bytes(&items), room.arena.iter().sum::<u64>());
         assert!(used >= least && used * 10 <= least * 11, "{name}, device {number}: {used} bytes for {least}");
     }
 }
@@ -218,7 +223,7 @@ fn arenas_are_hardly_larger_than_what_is_alive_at_once() {
             check_arenas(&format!("{name} on {count}"), &task, &graphs::devices(count, true), depth);
         }
     }
-    let model = graphs::Model { devices: 2, layers: 12, experts: true, ..graphs::Model::default() };
+    let model = graphs::TransformerTask { devices: 2, layers: 12, experts: true, ..graphs::TransformerTask::default() };
     check_arenas("a model", &Arc::new(model.build().unwrap()), &graphs::devices(2, true), 1);
 }
 
@@ -230,20 +235,21 @@ fn what_far_devices_copy_from_has_memory_of_its_own_for_each_run() {
                 let task = Arc::new(make(3).unwrap());
                 let (plan, layout) = layout(&task, &devices, depth).unwrap();
                 let far_slot = |slot: u32| {
-                    let mut copies = plan.cut.replicas.iter().filter(|replica| replica.slot == slot);
+                    let mut copies = plan.split_graph.replicas.iter().filter(|replica| replica.slot == slot);
                     copies.any(|replica| match replica.origin {
-                        Origin::Device(home) => plan.reach.copies(replica.device, home),
-                        Origin::Host | Origin::Experts { .. } => false,
+                        ReplicaOrigin::Device(home) => plan.copy_paths.can_copy(replica.device, home),
+                        ReplicaOrigin::Host | ReplicaOrigin::Experts { .. } => false,
                     })
                 };
                 for (slot, spot) in (0..).zip(&layout.slots).filter(|(_, spot)| spot.is_some()) {
                     let apart = far && depth > 1 && far_slot(slot);
                     assert_eq!(
-                        spot.is_some_and(|spot| spot.area == Area::Ring),
+                        spot.is_some_and(|spot| spot.kind == ArenaKind::Ring),
                         apart,
                         "{name}, depth {depth}: {slot}"
                     );
-                    let same = |(other, at): &(u32, &Option<Spot>)| *at == spot && plan.home(*other) == plan.home(slot);
+                    let same =
+                        |(other, at): &(u32, &Option<Allocation>)| *at == spot && plan.home(*other) == plan.home(slot);
                     let sharing = (0..).zip(&layout.slots).filter(same).count();
                     assert!(!apart || sharing == 1, "{name}, depth {depth}: {slot}");
                 }

@@ -1,11 +1,11 @@
 use super::super::assign::assign;
-use super::super::assign::tests::Net;
-use super::super::{Devices, Options, Why};
+use super::super::assign::tests::SmallTask;
+use super::super::{AssignReason, Devices, Options};
 use super::*;
 use crate::device::noop::NoopDevice;
 use crate::device::{DeviceKind, Support, Unsupported};
 use crate::ops::binary::Binary;
-use crate::ops::copy::Copy;
+use crate::ops::copy::CopyOp;
 use crate::ops::mul_mat::MulMat;
 use crate::ops::unary::Unary;
 use crate::tensor::{DType, TensorDesc};
@@ -14,21 +14,22 @@ use std::collections::BTreeSet;
 
 /// A split each: its device and nodes; then what it reads of others, new ones with `+`, where they come from and their last
 /// reader.
-fn show(task: &Task, cut: &Cut) -> Vec<String> {
-    let name = |slot: u32| match task.owner(slot).map(|id| task.name(id)) {
+fn show(task: &Task, cut: &SplitGraph) -> Vec<String> {
+    let name = |slot: u32| match task.slot_tensor(slot).map(|id| task.name(id)) {
         Some(name) if !name.is_empty() => name.to_owned(),
         _ => format!("slot {slot}"),
     };
     let read = |split: usize, number: u32| {
-        let Replica { slot, range, origin, split: first, last, device } = &cut.replicas[number as usize];
+        let Replica { slot, range, origin, first_split: first, last_node: last, device } =
+            &cut.replicas[number as usize];
         assert_eq!(*device, cut.splits[split].device);
         if *first != split {
             return format!(" ={number}");
         }
         let from = match origin {
-            Origin::Host => "host".to_owned(),
-            Origin::Device(home) => home.to_string(),
-            Origin::Experts { home, ids } => format!("{home} by {:?}", task.name(*ids)),
+            ReplicaOrigin::Host => "host".to_owned(),
+            ReplicaOrigin::Device(home) => home.to_string(),
+            ReplicaOrigin::Experts { home, ids } => format!("{home} by {:?}", task.name(*ids)),
         };
         format!(" +{number} {}[{range:?}]<{from}..{last}", name(*slot))
     };
@@ -40,24 +41,24 @@ fn show(task: &Task, cut: &Cut) -> Vec<String> {
 }
 
 /// The cut of a task whose nodes are on these devices, by digit.
-fn cut(devices: &str, build: impl FnOnce(&mut Net)) -> Vec<String> {
-    let mut net = Net::new();
+fn cut(devices: &str, build: impl FnOnce(&mut SmallTask)) -> Vec<String> {
+    let mut net = SmallTask::new();
     build(&mut net);
     let task = net.0.build().unwrap();
-    let on = |c: char| Assigned { device: c.to_digit(10).unwrap() as usize, why: Why::Pinned };
+    let on = |c: char| Assignment { device: c.to_digit(10).unwrap() as usize, reason: AssignReason::Pinned };
     let assigned = devices.chars().map(on).collect::<Vec<_>>();
     assert_eq!(assigned.len(), task.graph().nodes().len());
     show(&task, &split(&task, &assigned))
 }
 
-fn add(net: &mut Net, a: TensorId, b: TensorId) -> TensorId {
+fn add(net: &mut SmallTask, a: TensorId, b: TensorId) -> TensorId {
     net.op(Binary::Add, &[a, b])
 }
 
 #[test]
 fn splits_end_where_the_device_changes() {
     assert!(cut("", |_| ()).is_empty());
-    let chain = |net: &mut Net| {
+    let chain = |net: &mut SmallTask| {
         let mut x = net.input("x", 1);
         for _ in 0..5 {
             x = net.sqr(x);
@@ -72,7 +73,7 @@ fn splits_end_where_the_device_changes() {
 fn replicas_are_used_again_until_their_slot_is_written() {
     // y on 0 is read on 1 twice, with something on 0 in between.
     let twice = |written: bool| {
-        move |net: &mut Net| {
+        move |net: &mut SmallTask| {
             let x = net.input("x", 1);
             let y = net.sqr(x);
             net.sqr(y);
@@ -93,7 +94,7 @@ fn replicas_are_used_again_until_their_slot_is_written() {
 
 #[test]
 fn an_input_is_replicated_on_each_device_that_reads_it() {
-    let build = |net: &mut Net| {
+    let build = |net: &mut SmallTask| {
         let x = net.input("x", 1);
         let (a, b) = (net.sqr(x), net.sqr(x));
         let c = add(net, x, a);
@@ -156,7 +157,7 @@ fn ranges_that_overlap_are_one_replica() {
 #[test]
 fn weights_from_elsewhere_begin_a_split() {
     // Each is brought just before it is used.
-    let build = |net: &mut Net| {
+    let build = |net: &mut SmallTask| {
         let (x, a, b) = (net.stored(1, "x", 1), net.stored(0, "a", 8), net.stored(0, "b", 8));
         let y = net.sqr(x);
         let y = net.dot(a, y);
@@ -170,10 +171,10 @@ fn weights_from_elsewhere_begin_a_split() {
     let want = ["1: 0..1 +0 m[0..64]<0..0", "1: 1..3 +1 m[96..192]<0..2"];
     assert_eq!(reads_of(true, &[Some(0..2), Some(3..6), Some(4..5)]), want);
     // A cache is no weight: its nodes stay together, and only what is read of it is copied.
-    let build = |net: &mut Net| {
+    let build = |net: &mut SmallTask| {
         let (x, cache) = (net.input("x", 1), net.stored(0, "cache", 16));
         let to = net.rows(cache, 3..4);
-        net.onto(Copy::Cpy, &[x], to);
+        net.onto(CopyOp::Cpy, &[x], to);
         let y = net.sqr(x);
         let seen = net.rows(cache, 0..4);
         net.dot(seen, y);
@@ -183,19 +184,19 @@ fn weights_from_elsewhere_begin_a_split() {
 }
 
 /// A matrix of 8 x 8 for each of 4 experts.
-fn experts(net: &mut Net, device: usize) -> TensorId {
+fn experts(net: &mut SmallTask, device: usize) -> TensorId {
     net.0.stored("experts", TensorDesc::contiguous(DType::F32, [8, 8, 4, 1]).unwrap(), device, None).unwrap()
 }
 
 #[test]
 fn experts_from_elsewhere_come_as_their_ids_say() {
-    let by_ids = |net: &mut Net, w, x, name: &str| {
+    let by_ids = |net: &mut SmallTask, w, x, name: &str| {
         let ids = net.ids(1);
         net.0.name(ids, name);
         net.op(MulMat::BY_ID, &[w, x, ids])
     };
     // The bytes depend on the ids: nobody else may use them.
-    let twice = |net: &mut Net| {
+    let twice = |net: &mut SmallTask| {
         let (w, x) = (experts(net, 0), net.stored(1, "x", 1));
         let y = by_ids(net, w, x, "i");
         let y = net.sqr(y);
@@ -209,7 +210,7 @@ fn experts_from_elsewhere_come_as_their_ids_say() {
     assert_eq!(cut("000", twice), ["0: 0..3 +0 x[0..32]<1..0 +1 i[0..4]<host..0 +2 j[0..4]<host..2"], "at home");
     // One of them is read as a matrix too: all come, and then all are there.
     let also_whole = |whole_first: bool| {
-        move |net: &mut Net| {
+        move |net: &mut SmallTask| {
             let (w, x) = (experts(net, 0), net.stored(1, "x", 1));
             if whole_first {
                 net.sqr(w);
@@ -224,7 +225,7 @@ fn experts_from_elsewhere_come_as_their_ids_say() {
     let want = ["1: 0..1 +0 experts[0..1024]<0 by \"i\"..0 +1 i[0..4]<host..0", "1: 1..2 +2 experts[0..1024]<0..1"];
     assert_eq!(cut("11", also_whole(false)), want);
     // Experts that a node writes are no weights.
-    let written = |net: &mut Net| {
+    let written = |net: &mut SmallTask| {
         let (w, x) = (experts(net, 0), net.stored(1, "x", 1));
         net.onto(Unary::Sqr, &[w], w);
         by_ids(net, w, x, "i");
@@ -234,7 +235,7 @@ fn experts_from_elsewhere_come_as_their_ids_say() {
 
 /// Tensors of 4 rows of 8 floats, stored, computed and given, read whole and in parts and written again.
 fn random(rng: &mut Rng, devices: usize) -> Task {
-    let mut net = Net::new();
+    let mut net = SmallTask::new();
     let mut all = vec![net.input("x", 4)];
     let experts = (0..2).map(|_| experts(&mut net, rng.usize(0..devices))).collect::<Vec<_>>();
     let ids = (0..2).map(|_| net.ids(4)).collect::<Vec<_>>();
@@ -256,7 +257,7 @@ fn random(rng: &mut Rng, devices: usize) -> Task {
         let rows = rows..rng.usize(rows + 1..=4);
         let (sa, sb, so) = (rows.clone(), net.rows(b, rows.clone()), net.rows(onto, rows.clone()));
         let sa = net.rows(a, sa);
-        let memory = |net: &Net, id| net.0.tensor(id).and_then(|t| t.place).map(|p| p.slot);
+        let memory = |net: &SmallTask, id| net.0.tensor(id).and_then(|t| t.place).map(|p| p.slot);
         let writable = all.iter().position(|&id| id == onto).is_some_and(|at| at >= 1 && (at >= fixed || at % 2 == 0));
         let made = match rng.usize(..7) {
             0 => net.sqr(a),
@@ -303,7 +304,7 @@ fn random_devices(rng: &mut Rng, count: usize) -> Vec<std::sync::Arc<dyn crate::
 
 /// Follows the splits in order: every node runs where it can, and finds each of its sources as it is by then, at home or in
 /// exactly one replica.
-fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
+fn check(task: &Task, devices: &Devices, assigned: &[Assignment], cut: &SplitGraph) {
     let nodes = task.graph().nodes();
     assert_eq!(assigned.len(), nodes.len());
     let slots = task.storage().len();
@@ -315,14 +316,14 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
         assert_eq!(split.nodes.start, next);
         assert!(!split.nodes.is_empty());
         next = split.nodes.end;
-        for (number, replica) in cut.replicas.iter().enumerate().filter(|(_, r)| r.split == s) {
+        for (number, replica) in cut.replicas.iter().enumerate().filter(|(_, r)| r.first_split == s) {
             let earlier = |i: usize| {
                 let other: &Replica = &cut.replicas[i];
-                let whole = !matches!(other.origin, Origin::Experts { .. });
+                let whole = !matches!(other.origin, ReplicaOrigin::Experts { .. });
                 whole
                     && other.device == replica.device
                     && other.slot == replica.slot
-                    && holds(&other.range, &replica.range)
+                    && contains(&other.range, &replica.range)
             };
             let now = Some(content[replica.slot as usize]);
             assert!(!(0..number).any(|i| earlier(i) && brought[i] == now), "{replica:?} is there already");
@@ -335,11 +336,11 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
                 .windows(2)
                 .all(|w| w[0].slot < w[1].slot || (w[0].slot == w[1].slot && w[0].range.end <= w[1].range.start))
         );
-        assert!(reads.iter().all(|r| r.device == split.device && r.split <= s));
+        assert!(reads.iter().all(|r| r.device == split.device && r.first_split <= s));
         for at in split.nodes.clone() {
             let (node, device) = (&nodes[at], assigned[at].device);
             assert_eq!(device, split.device);
-            assert!(devices[device].support(task.graph().view(node).unwrap()).runs());
+            assert!(devices[device].support(task.graph().node_view(node).unwrap()).runs());
             let mut weight = false;
             for (id, slot, range) in task.reads(node) {
                 let home = match task.storage()[slot as usize] {
@@ -349,7 +350,7 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
                 };
                 assert_eq!(home, cut.homes[slot as usize]);
                 let is_here = |&&i: &&u32| {
-                    cut.replicas[i as usize].slot == slot && holds(&cut.replicas[i as usize].range, &range)
+                    cut.replicas[i as usize].slot == slot && contains(&cut.replicas[i as usize].range, &range)
                 };
                 let here = split.reads.iter().filter(is_here).collect::<Vec<_>>();
                 if home == Some(device) {
@@ -359,11 +360,11 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
                 assert_eq!(here.len(), 1, "node {at} reads {range:?} of slot {slot}");
                 let number = *here[0] as usize;
                 assert_eq!(brought[number], Some(content[slot as usize]), "node {at} reads slot {slot} of old");
-                weight |= cut.replicas[number].split == s;
+                weight |= cut.replicas[number].first_split == s;
                 match (cut.replicas[number].origin, home) {
-                    (Origin::Host, None) => (),
-                    (Origin::Device(from), Some(home)) => assert_eq!(from, home),
-                    (Origin::Experts { home: from, ids }, Some(home)) => {
+                    (ReplicaOrigin::Host, None) => (),
+                    (ReplicaOrigin::Device(from), Some(home)) => assert_eq!(from, home),
+                    (ReplicaOrigin::Experts { home: from, ids }, Some(home)) => {
                         assert_eq!((from, node.op.code(), node.srcs[0]), (home, OpCode::MulMatId, Some(id)));
                         assert_eq!(
                             (node.srcs[2], at, &cut.replicas[number].range),
@@ -377,7 +378,7 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
             }
             // What begins a split on the device of the last one brings something.
             assert!(at > split.nodes.start || at == 0 || assigned[at - 1].device != device || weight);
-            if let Some((slot, _)) = task.written(node) {
+            if let Some((slot, _)) = task.write_range(node) {
                 content[slot as usize] += 1;
                 let made = *makers[slot as usize].get_or_insert(device);
                 let home =
@@ -388,7 +389,7 @@ fn check(task: &Task, devices: &Devices, assigned: &[Assigned], cut: &Cut) {
     }
     assert_eq!(next, nodes.len());
     for (replica, last) in cut.replicas.iter().zip(last) {
-        assert_eq!(Some(replica.last), last);
+        assert_eq!(Some(replica.last_node), last);
     }
 }
 
@@ -404,7 +405,7 @@ fn random_tasks_find_all_they_read() {
         let cut = split(&task, &assigned);
         check(&task, &devices, &assigned, &cut);
         placed += 1;
-        seen.extend(assigned.iter().map(|a| format!("{:?}", a.why)));
+        seen.extend(assigned.iter().map(|a| format!("{:?}", a.reason)));
         seen.extend(cut.replicas.iter().map(|r| format!("{:?}", r.origin)[..4].to_owned()));
     }
     assert!(placed > 250, "{placed}");

@@ -5,8 +5,8 @@ use crate::device::{Device, DeviceInfo, DeviceKind, Domain, Support};
 use crate::graph::TensorId;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
-use crate::ops::copy::Copy;
-use crate::ops::glu::{Glu, Kind};
+use crate::ops::copy::CopyOp;
+use crate::ops::glu::{Glu, GluKind};
 use crate::ops::mul_mat::MulMat;
 use crate::ops::norm::Norm;
 use crate::ops::rope::{Rope, RopeMode};
@@ -14,7 +14,7 @@ use crate::ops::rows::Rows;
 use crate::ops::softmax::SoftMax;
 use crate::ops::sort::Sort;
 use crate::ops::unary::Unary;
-use crate::ops::{OpCode, Out};
+use crate::ops::{OpCode, OutputSpec};
 use crate::sched::{Task, TaskBuilder};
 use crate::tensor::{DType, TensorDesc};
 use std::sync::Arc;
@@ -22,16 +22,22 @@ use std::sync::Arc;
 type Built = Result<Task, crate::graph::BuildError>;
 
 /// Makes a task for so many devices.
-pub(crate) type Maker = fn(usize) -> Built;
+pub(crate) type TaskMaker = fn(usize) -> Built;
 
 /// All of them, by name.
-pub(crate) const ALL: [(&str, Maker); 14] = [
+pub(crate) const ALL: [(&str, TaskMaker); 14] = [
     ("chain", chain),
     ("diamond", diamond),
-    ("transformer", |devices| Model { devices, layers: 2, ..Model::default() }.build()),
-    ("cache-on-last", |devices| Model { devices, layers: 2, cache_on_last: true, ..Model::default() }.build()),
-    ("layers-as-outputs", |devices| Model { devices, layers: 2, outputs: true, ..Model::default() }.build()),
-    ("experts-on-last", |devices| Model { devices, layers: 2, experts: true, ..Model::default() }.build()),
+    ("transformer", |devices| TransformerTask { devices, layers: 2, ..TransformerTask::default() }.build()),
+    ("cache-on-last", |devices| {
+        TransformerTask { devices, layers: 2, cache_on_last: true, ..TransformerTask::default() }.build()
+    }),
+    ("layers-as-outputs", |devices| {
+        TransformerTask { devices, layers: 2, outputs: true, ..TransformerTask::default() }.build()
+    }),
+    ("experts-on-last", |devices| {
+        TransformerTask { devices, layers: 2, experts: true, ..TransformerTask::default() }.build()
+    }),
     ("ping-pong", ping_pong),
     ("in-place", in_place),
     ("written-views", written_views),
@@ -45,15 +51,15 @@ pub(crate) const ALL: [(&str, Maker); 14] = [
 /// `count` devices: GPUs, which take experts from the host, and last, where there are several, a CPU; of one domain or each
 /// of its own.
 pub(crate) fn devices(count: usize, together: bool) -> Vec<Arc<dyn Device>> {
-    reaching(count, together, |_, _, _| false)
+    devices_copying(count, together, |_, _, _| false)
 }
 
 /// As [`devices`], of domains of their own: each copies from those before it, and the first from the last.
 pub(crate) fn one_way(count: usize) -> Vec<Arc<dyn Device>> {
-    reaching(count, false, |count, to, from| from < to || (to == 0 && from + 1 == count))
+    devices_copying(count, false, |count, to, from| from < to || (to == 0 && from + 1 == count))
 }
 
-fn reaching(count: usize, together: bool, copies: fn(usize, usize, usize) -> bool) -> Vec<Arc<dyn Device>> {
+fn devices_copying(count: usize, together: bool, copies: fn(usize, usize, usize) -> bool) -> Vec<Arc<dyn Device>> {
     let is_cpu = move |at: usize| at > 0 && at + 1 == count;
     let named = move |at: usize| if is_cpu(at) { "CPU".to_owned() } else { format!("GPU{at}") };
     let device = |at: usize| {
@@ -104,7 +110,7 @@ fn diamond(devices: usize) -> Built {
 
 /// A language model of the usual kind, of some tokens at once, its layers spread over the devices.
 #[derive(Clone, Copy)]
-pub(crate) struct Model {
+pub(crate) struct TransformerTask {
     pub(crate) devices: usize,
     pub(crate) layers: usize,
     /// Caches of keys and values on the last device, whatever the layer's.
@@ -115,9 +121,9 @@ pub(crate) struct Model {
     pub(crate) outputs: bool,
 }
 
-impl Default for Model {
-    fn default() -> Model {
-        Model { devices: 1, layers: 1, cache_on_last: false, experts: false, outputs: false }
+impl Default for TransformerTask {
+    fn default() -> TransformerTask {
+        TransformerTask { devices: 1, layers: 1, cache_on_last: false, experts: false, outputs: false }
     }
 }
 
@@ -138,7 +144,7 @@ struct Inputs {
     mask: TensorId,
 }
 
-impl Model {
+impl TransformerTask {
     pub(crate) fn build(self) -> Built {
         let mut b = TaskBuilder::new();
         let tokens = b.input("tokens", DType::I32, [TOKENS, 1, 1, 1])?;
@@ -182,7 +188,7 @@ impl Model {
         } else {
             let gate = product(b, &name("gate"), normal, HIDDEN, device)?;
             let up = product(b, &name("up"), normal, HIDDEN, device)?;
-            let hidden = b.node(Glu { kind: Kind::Swiglu, swapped: false }, &[Some(gate), Some(up)])?;
+            let hidden = b.node(Glu { kind: GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)])?;
             product(b, &name("down"), hidden, WIDTH, device)?
         };
         let x = b.node(Binary::Add, &[Some(fed), Some(x)])?;
@@ -223,10 +229,10 @@ impl Model {
         let weights = b.node(soft, &[Some(scores), Some(inputs.mask)])?;
         // Packed, with the context first.
         let values = b.permute(cached[1], [1, 0, 2, 3])?;
-        let packed = b.node(Copy::Cont, &[Some(values)])?;
+        let packed = b.node(CopyOp::Cont, &[Some(values)])?;
         let mixed = b.node(MulMat::PLAIN, &[Some(packed), Some(weights)])?;
         let mixed = b.permute(mixed, [0, 2, 1, 3])?;
-        let mixed = b.node(Copy::Cont, &[Some(mixed)])?;
+        let mixed = b.node(CopyOp::Cont, &[Some(mixed)])?;
         b.reshape(mixed, [WIDTH, TOKENS, 1, 1])
     }
 
@@ -235,14 +241,15 @@ impl Model {
         let name = |part: &str| format!("{layer}.{part}");
         let logits = product(b, &name("router"), x, EXPERTS, device)?;
         let shares = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(logits)])?;
-        let chosen = b.node_as(Sort::TopK, &[Some(shares)], Out { dtype: DType::I32, ne: [USED, TOKENS, 1, 1] })?;
+        let chosen =
+            b.node_as(Sort::TopK, &[Some(shares)], OutputSpec { dtype: DType::I32, ne: [USED, TOKENS, 1, 1] })?;
         let x = b.reshape(x, [WIDTH, 1, TOKENS, 1])?;
         let mut hidden = Vec::new();
         for part in ["gates", "ups"] {
             let experts = weight(b, &name(part), [WIDTH, HIDDEN, EXPERTS, 1], self.devices - 1)?;
             hidden.push(b.node(MulMat::BY_ID, &[Some(experts), Some(x), Some(chosen)])?);
         }
-        let hidden = b.node(Glu { kind: Kind::Swiglu, swapped: false }, &[Some(hidden[0]), Some(hidden[1])])?;
+        let hidden = b.node(Glu { kind: GluKind::Swiglu, swapped: false }, &[Some(hidden[0]), Some(hidden[1])])?;
         let experts = weight(b, &name("downs"), [HIDDEN, WIDTH, EXPERTS, 1], self.devices - 1)?;
         let down = b.node(MulMat::BY_ID, &[Some(experts), Some(hidden), Some(chosen)])?;
         let row = WIDTH * 4;
@@ -308,10 +315,10 @@ fn in_place(devices: usize) -> Built {
     let again = b.node(Unary::Sqr, &[Some(chain)])?;
     b.pin(0)?;
     // The elements in another order: what is overwritten would be read later.
-    let square = b.node_as(Copy::Cont, &[Some(again)], Out { dtype: DType::F32, ne: [16, 16, 1, 1] })?;
+    let square = b.node_as(CopyOp::Cont, &[Some(again)], OutputSpec { dtype: DType::F32, ne: [16, 16, 1, 1] })?;
     b.pin(0)?;
     let turned = b.permute(square, [1, 0, 2, 3])?;
-    let turned = b.node(Copy::Cont, &[Some(turned)])?;
+    let turned = b.node(CopyOp::Cont, &[Some(turned)])?;
     b.pin(0)?;
     let sum = b.node(Binary::Add, &[Some(square), Some(turned)])?;
     b.pin(0)?;
@@ -334,7 +341,7 @@ fn written_views(devices: usize) -> Built {
         let part = b.view(whole, half, at)?;
         let scaled = b.node(Unary::Scale { scale, bias: 0.0 }, &[Some(x)])?;
         b.pin(0)?;
-        let written = b.node_onto(Copy::Cpy, &[Some(scaled), Some(part)], part)?;
+        let written = b.node_onto(CopyOp::Cpy, &[Some(scaled), Some(part)], part)?;
         b.pin(0)?;
         let read = b.node(Unary::Sqr, &[Some(written)])?;
         b.pin(1 % devices)?;
@@ -357,9 +364,9 @@ fn columns(devices: usize) -> Built {
     let middle = b.view(whole, few, 64)?;
     let away = b.node(Unary::Sqrt, &[Some(whole)])?;
     b.pin(1 % devices)?;
-    let written = b.node_onto(Copy::Cpy, &[Some(source), Some(middle)], middle)?;
+    let written = b.node_onto(CopyOp::Cpy, &[Some(source), Some(middle)], middle)?;
     b.pin(0)?;
-    let packed = b.node(Copy::Cont, &[Some(written)])?;
+    let packed = b.node(CopyOp::Cont, &[Some(written)])?;
     b.pin(0)?;
     let sum = b.node(Binary::Add, &[Some(away), Some(whole)])?;
     b.pin(1 % devices)?;
@@ -393,7 +400,7 @@ fn rewritten_part(devices: usize) -> Built {
     b.pin(1 % devices)?;
     let part = b.node(Unary::Sqrt, &[Some(second)])?;
     b.pin(2 % devices)?;
-    b.node_onto(Copy::Cpy, &[Some(last), Some(second)], second)?;
+    b.node_onto(CopyOp::Cpy, &[Some(last), Some(second)], second)?;
     b.pin(0)?;
     let late = b.node(Binary::Sub, &[Some(whole), Some(early)])?;
     b.pin(1 % devices)?;
@@ -413,7 +420,7 @@ fn state(devices: usize) -> Built {
     b.pin(1 % devices)?;
     let next = b.node(Binary::Mul, &[Some(before), Some(x)])?;
     b.pin(2 % devices)?;
-    let written = b.node_onto(Copy::Cpy, &[Some(next), Some(state)], state)?;
+    let written = b.node_onto(CopyOp::Cpy, &[Some(next), Some(state)], state)?;
     let after = b.node(Binary::Sub, &[Some(written), Some(before)])?;
     b.pin(1 % devices)?;
     b.output(after)?;

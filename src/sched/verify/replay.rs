@@ -1,22 +1,22 @@
 //! Runs of a plan, one after another, on marks in the place of bytes.
 
-use super::bytes::Bytes;
-use super::{At, Fault, Memory, slot_name, step_name};
+use super::byte_map::ByteMap;
+use super::{ByteLocation, PlanFault, ReplayMemory, slot_name, step_name};
 use crate::graph::Node;
 use crate::ops::OpCode;
-use crate::sched::{Area, LaneKind, Origin, Plan, Storage, Work, node_name};
+use crate::sched::{ArenaKind, Plan, QueueRole, ReplicaOrigin, StepAction, Storage, node_name};
 use std::ops::Range;
 
 /// Replays a plan whose parts fit together.
-pub(super) fn replay(plan: &Plan, runs: usize) -> Result<(), Fault> {
+pub(super) fn replay(plan: &Plan, runs: usize) -> Result<(), PlanFault> {
     let reads = Reads::new(plan);
     let mut replay = Replay::new(plan, &reads);
     for run in 0..runs {
-        replay.expect(run);
+        replay.run_reference(run);
         for step in 0..plan.steps.len() {
             replay.step(run, step)?;
         }
-        replay.end(run)?;
+        replay.check_outputs(run)?;
     }
     Ok(())
 }
@@ -25,7 +25,7 @@ pub(super) fn replay(plan: &Plan, runs: usize) -> Result<(), Fault> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
     /// Nobody, or nobody in this run.
-    Nobody,
+    Unwritten,
     /// It was there before the first run.
     Stored {
         slot: u32,
@@ -43,7 +43,7 @@ enum Writer {
 
 /// What a byte holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Value {
+struct ByteValue {
     writer: Writer,
     /// How far in memory it lies after its place in its slot.
     shift: i64,
@@ -51,25 +51,25 @@ struct Value {
 
 /// A step of some run: the `count`-th on its lane, from 1 on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Event {
+struct StepEvent {
     lane: usize,
     count: u32,
 }
 
 /// A byte of a memory: what it holds, and the last ones to touch it.
 #[derive(Clone, Debug)]
-struct Byte {
-    value: Value,
-    written: Option<Event>,
+struct ByteState {
+    value: ByteValue,
+    written: Option<StepEvent>,
     /// Since then, the last one of each lane.
-    read: Vec<Event>,
+    read: Vec<StepEvent>,
 }
 
 /// Bytes and what they hold.
-type Pieces = Vec<(Range<u64>, Value)>;
+type ByteValues = Vec<(Range<u64>, ByteValue)>;
 
 /// By lane, how many of its steps have passed.
-type Clock = Vec<u32>;
+type VectorClock = Vec<u32>;
 
 /// A slot's bytes that something reads, and its number among all reads of a run.
 struct Read {
@@ -102,9 +102,9 @@ impl Reads {
         let mut written = vec![false; storage.len()];
         for (at, node) in graph.nodes().iter().enumerate() {
             let sources = plan.task.reads(node).map(|(_, slot, range)| (slot, range));
-            let onto = plan.task.written(node).filter(|_| keeps_rest(plan, node));
+            let onto = plan.task.write_range(node).filter(|_| keeps_rest(plan, node));
             nodes.push(sources.chain(onto).map(|of| read(Some(at), of)).collect());
-            if let Some((slot, _)) = plan.task.written(node) {
+            if let Some((slot, _)) = plan.task.write_range(node) {
                 written[slot as usize] = true;
             }
         }
@@ -113,7 +113,7 @@ impl Reads {
             written[slot as usize] && (stored || plan.task.is_output(slot))
         };
         let outputs = (0..storage.len() as u32).filter(seen);
-        let outputs = outputs.map(|slot| read(None, (slot, 0..graph.slots()[slot as usize]))).collect();
+        let outputs = outputs.map(|slot| read(None, (slot, 0..graph.slot_sizes()[slot as usize]))).collect();
         Reads { nodes, outputs, count }
     }
 }
@@ -122,23 +122,23 @@ struct Replay<'a> {
     plan: &'a Plan,
     reads: &'a Reads,
     /// By slot: what running one node after another leaves there.
-    slots: Vec<Bytes<Writer>>,
+    slots: Vec<ByteMap<Writer>>,
     /// By read: what it has to find in the present run, as a range of `values`.
     expected: Vec<Range<usize>>,
     values: Vec<(Range<u64>, Writer)>,
-    memories: Vec<Bytes<Byte>>,
+    memories: Vec<ByteMap<ByteState>>,
     /// By device: the first of its memories; of the ring, all copies of a buffer lie together.
     arenas: Vec<usize>,
     rings: Vec<usize>,
     /// By slot, where stored.
     stored: Vec<Option<usize>>,
     /// By lane: what it knows, and its steps.
-    clocks: Vec<Clock>,
+    clocks: Vec<VectorClock>,
     steps: Vec<Vec<usize>>,
     /// By run and mark: what its lane knew.
-    marks: Vec<Vec<Option<Clock>>>,
+    marks: Vec<Vec<Option<VectorClock>>>,
     /// By replica: what was fetched for it in this run, and what the lane knew.
-    fetched: Vec<Option<(Clock, Pieces)>>,
+    fetched: Vec<Option<(VectorClock, ByteValues)>>,
 }
 
 impl<'a> Replay<'a> {
@@ -146,27 +146,27 @@ impl<'a> Replay<'a> {
         let (graph, storage) = (plan.task.graph(), plan.task.storage());
         let start = |slot: usize| match storage[slot] {
             Storage::Stored { .. } => Writer::Stored { slot: slot as u32 },
-            Storage::Input | Storage::Computed => Writer::Nobody,
+            Storage::Input | Storage::Computed => Writer::Unwritten,
         };
-        let slots = graph.slots().iter().enumerate();
-        let slots = slots.map(|(slot, &bytes)| Bytes::new(bytes as u64, start(slot))).collect();
-        let byte = |writer| Byte { value: Value { writer, shift: 0 }, written: None, read: Vec::new() };
-        let mut memories: Vec<Bytes<Byte>> = Vec::new();
+        let slots = graph.slot_sizes().iter().enumerate();
+        let slots = slots.map(|(slot, &bytes)| ByteMap::new(bytes as u64, start(slot))).collect();
+        let byte = |writer| ByteState { value: ByteValue { writer, shift: 0 }, written: None, read: Vec::new() };
+        let mut memories: Vec<ByteMap<ByteState>> = Vec::new();
         let (mut arenas, mut rings) = (Vec::new(), Vec::new());
-        for room in &plan.layout.rooms {
+        for room in &plan.layout.arenas {
             arenas.push(memories.len());
-            memories.extend(room.arena.iter().map(|&bytes| Bytes::new(bytes, byte(Writer::Nobody))));
+            memories.extend(room.arena.iter().map(|&bytes| ByteMap::new(bytes, byte(Writer::Unwritten))));
             rings.push(memories.len());
             let copies = room.ring.iter().flat_map(|&bytes| std::iter::repeat_n(bytes, plan.depth));
-            memories.extend(copies.map(|bytes| Bytes::new(bytes, byte(Writer::Nobody))));
+            memories.extend(copies.map(|bytes| ByteMap::new(bytes, byte(Writer::Unwritten))));
         }
         let mut stored = vec![None; storage.len()];
         for (slot, _) in storage.iter().enumerate().filter(|(_, s)| matches!(s, Storage::Stored { .. })) {
             stored[slot] = Some(memories.len());
-            memories.push(Bytes::new(graph.slots()[slot] as u64, byte(start(slot))));
+            memories.push(ByteMap::new(graph.slot_sizes()[slot] as u64, byte(start(slot))));
         }
-        let mut steps = vec![Vec::new(); plan.lanes.len()];
-        plan.steps.iter().enumerate().for_each(|(at, step)| steps[step.lane].push(at));
+        let mut steps = vec![Vec::new(); plan.queues.len()];
+        plan.steps.iter().enumerate().for_each(|(at, step)| steps[step.queue].push(at));
         Replay {
             plan,
             reads,
@@ -177,30 +177,30 @@ impl<'a> Replay<'a> {
             arenas,
             rings,
             stored,
-            clocks: vec![vec![0; plan.lanes.len()]; plan.lanes.len()],
+            clocks: vec![vec![0; plan.queues.len()]; plan.queues.len()],
             steps,
             marks: Vec::new(),
-            fetched: vec![None; plan.cut.replicas.len()],
+            fetched: vec![None; plan.split_graph.replicas.len()],
         }
     }
 
     /// Runs all nodes, one after another, each slot on memory of its own, and notes what they read.
-    fn expect(&mut self, run: usize) {
+    fn run_reference(&mut self, run: usize) {
         let (graph, storage) = (self.plan.task.graph(), self.plan.task.storage());
         self.values.clear();
         for (slot, bytes) in self.slots.iter_mut().enumerate() {
-            let all = 0..graph.slots()[slot] as u64;
+            let all = 0..graph.slot_sizes()[slot] as u64;
             match storage[slot] {
                 Storage::Input => bytes.set(all, Writer::Host { slot: slot as u32, run }),
-                Storage::Computed => bytes.set(all, Writer::Nobody),
+                Storage::Computed => bytes.set(all, Writer::Unwritten),
                 Storage::Stored { .. } => {}
             }
         }
         let reads = self.reads;
         for (at, node) in graph.nodes().iter().enumerate() {
             reads.nodes[at].iter().for_each(|read| self.note(read));
-            if let Some((slot, range)) = self.plan.task.written(node) {
-                self.slots[slot as usize].set(wide(&range), Writer::Node { node: at, run });
+            if let Some((slot, range)) = self.plan.task.write_range(node) {
+                self.slots[slot as usize].set(to_u64(&range), Writer::Node { node: at, run });
             }
         }
         reads.outputs.iter().for_each(|read| self.note(read));
@@ -210,83 +210,83 @@ impl<'a> Replay<'a> {
 
     fn note(&mut self, read: &Read) {
         let first = self.values.len();
-        let pieces = self.slots[read.slot as usize].over(wide(&read.range));
+        let pieces = self.slots[read.slot as usize].pieces_in(to_u64(&read.range));
         self.values.extend(pieces.map(|(piece, writer)| (piece, *writer)));
         self.expected[read.number] = first..self.values.len();
     }
 
-    fn step(&mut self, run: usize, number: usize) -> Result<(), Fault> {
+    fn step(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
         let step = &self.plan.steps[number];
         for wait in &step.waits {
-            let Some(of) = run.checked_sub(wait.ago as usize) else { continue };
+            let Some(of) = run.checked_sub(wait.runs_ago as usize) else { continue };
             let Some(clock) = &self.marks[of][wait.mark as usize] else {
-                return Err(Fault::Wait { step: step_name(self.plan, number), mark: wait.mark });
+                return Err(PlanFault::Wait { step: step_name(self.plan, number), mark: wait.mark });
             };
-            learn(&mut self.clocks[step.lane], clock);
+            merge_clock(&mut self.clocks[step.queue], clock);
         }
-        if let Work::Deliver(replica) = step.work
+        if let StepAction::UploadStaged(replica) = step.action
             && let Some((clock, _)) = &self.fetched[replica as usize]
         {
-            learn(&mut self.clocks[step.lane], clock);
+            merge_clock(&mut self.clocks[step.queue], clock);
         }
-        self.clocks[step.lane][step.lane] += 1;
+        self.clocks[step.queue][step.queue] += 1;
         self.work(run, number)?;
         if let Some(mark) = step.mark {
-            self.marks[run][mark as usize] = Some(self.clocks[step.lane].clone());
+            self.marks[run][mark as usize] = Some(self.clocks[step.queue].clone());
         }
         Ok(())
     }
 
-    fn work(&mut self, run: usize, number: usize) -> Result<(), Fault> {
+    fn work(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
         let (plan, step) = (self.plan, &self.plan.steps[number]);
-        match step.work {
-            Work::Run(split) => self.split(run, number, split as usize),
-            Work::Upload(replica) => {
-                let Range { start, end } = wide(&plan.cut.replicas[replica as usize].range);
-                let slot = plan.cut.replicas[replica as usize].slot;
-                let host = Value { writer: Writer::Host { slot, run }, shift: 0 };
-                self.fill(run, number, replica, &[(start..end, host)])
+        match step.action {
+            StepAction::RunSplit(split) => self.split(run, number, split as usize),
+            StepAction::UploadInput(replica) => {
+                let Range { start, end } = to_u64(&plan.split_graph.replicas[replica as usize].range);
+                let slot = plan.split_graph.replicas[replica as usize].slot;
+                let host = ByteValue { writer: Writer::Host { slot, run }, shift: 0 };
+                self.write_replica(run, number, replica, &[(start..end, host)])
             }
-            Work::Copy(replica) => {
-                let values = self.take(run, number, replica)?;
-                self.fill(run, number, replica, &values)
+            StepAction::DeviceCopy(replica) => {
+                let values = self.read_home(run, number, replica)?;
+                self.write_replica(run, number, replica, &values)
             }
-            Work::Experts(replica) => {
+            StepAction::CopyExperts(replica) => {
                 self.experts(run, number, replica)?;
-                let values = self.take(run, number, replica)?;
-                self.fill(run, number, replica, &values)
+                let values = self.read_home(run, number, replica)?;
+                self.write_replica(run, number, replica, &values)
             }
-            Work::Fetch(replica) => {
-                let values = self.take(run, number, replica)?;
-                self.fetched[replica as usize] = Some((self.clocks[step.lane].clone(), values));
+            StepAction::Download(replica) => {
+                let values = self.read_home(run, number, replica)?;
+                self.fetched[replica as usize] = Some((self.clocks[step.queue].clone(), values));
                 Ok(())
             }
-            Work::Deliver(replica) => {
+            StepAction::UploadStaged(replica) => {
                 let Some((_, values)) = self.fetched[replica as usize].take() else {
-                    return Err(Fault::Shape {
+                    return Err(PlanFault::Structure {
                         what: step_name(plan, number),
                         expected: "a fetch before it".to_owned(),
                         found: "none so far".to_owned(),
                     });
                 };
-                self.fill(run, number, replica, &values)
+                self.write_replica(run, number, replica, &values)
             }
         }
     }
 
     /// The nodes of a split, one after another.
-    fn split(&mut self, run: usize, number: usize, split: usize) -> Result<(), Fault> {
+    fn split(&mut self, run: usize, number: usize, split: usize) -> Result<(), PlanFault> {
         let plan = self.plan;
-        for at in plan.cut.splits[split].nodes.clone() {
+        for at in plan.split_graph.splits[split].nodes.clone() {
             for read in &self.reads.nodes[at] {
-                if let Some(from) = At::in_split(plan, split, read.slot, &read.range) {
-                    self.find(run, number, read, from)?;
+                if let Some(from) = ByteLocation::in_split(plan, split, read.slot, &read.range) {
+                    self.read_expected(run, number, read, from)?;
                 }
             }
-            let Some((slot, range)) = plan.task.written(&plan.task.graph().nodes()[at]) else { continue };
-            if let Some(to) = At::at_home(plan, slot, &range) {
+            let Some((slot, range)) = plan.task.write_range(&plan.task.graph().nodes()[at]) else { continue };
+            if let Some(to) = ByteLocation::at_home(plan, slot, &range) {
                 let value =
-                    Value { writer: Writer::Node { node: at, run }, shift: to.start as i64 - range.start as i64 };
+                    ByteValue { writer: Writer::Node { node: at, run }, shift: to.start as i64 - range.start as i64 };
                 self.write(run, number, to.memory, to.start..to.start + range.len() as u64, value)?;
             }
         }
@@ -294,46 +294,56 @@ impl<'a> Replay<'a> {
     }
 
     /// The numbers of the experts to bring have to be those that the nodes read which use them.
-    fn experts(&mut self, run: usize, number: usize, replica: u32) -> Result<(), Fault> {
+    fn experts(&mut self, run: usize, number: usize, replica: u32) -> Result<(), PlanFault> {
         let plan = self.plan;
-        let Origin::Experts { ids, .. } = plan.cut.replicas[replica as usize].origin else { return Ok(()) };
-        let (split, of) = (plan.cut.replicas[replica as usize].split, plan.cut.replicas[replica as usize].slot);
+        let ReplicaOrigin::Experts { ids, .. } = plan.split_graph.replicas[replica as usize].origin else {
+            return Ok(());
+        };
+        let (split, of) =
+            (plan.split_graph.replicas[replica as usize].first_split, plan.split_graph.replicas[replica as usize].slot);
         let Some((slot, range)) = plan.task.span(ids) else { return Ok(()) };
         let reads = self.reads;
-        let found = plan.cut.splits[split].nodes.clone().find_map(|at| {
+        let found = plan.split_graph.splits[split].nodes.clone().find_map(|at| {
             let uses = reads.nodes[at].iter().any(|read| read.slot == of);
             reads.nodes[at].iter().find(|read| uses && read.slot == slot && read.range == range)
         });
-        let (Some(read), Some(from)) = (found, At::in_split(plan, split, slot, &range)) else {
-            return Err(Fault::Shape {
+        let (Some(read), Some(from)) = (found, ByteLocation::in_split(plan, split, slot, &range)) else {
+            return Err(PlanFault::Structure {
                 what: step_name(plan, number),
                 expected: format!("a node that reads the experts' numbers, {}", slot_name(plan, slot)),
                 found: format!("none in split {split}"),
             });
         };
-        self.find(run, number, read, from)
+        self.read_expected(run, number, read, from)
     }
 
     /// What a replica's bytes hold at home, by bytes of the slot.
-    fn take(&mut self, run: usize, number: usize, replica: u32) -> Result<Pieces, Fault> {
+    fn read_home(&mut self, run: usize, number: usize, replica: u32) -> Result<ByteValues, PlanFault> {
         let plan = self.plan;
-        let (slot, range) = (plan.cut.replicas[replica as usize].slot, &plan.cut.replicas[replica as usize].range);
-        let Some(home) = At::at_home(plan, slot, range) else { return Ok(Vec::new()) };
+        let (slot, range) =
+            (plan.split_graph.replicas[replica as usize].slot, &plan.split_graph.replicas[replica as usize].range);
+        let Some(home) = ByteLocation::at_home(plan, slot, range) else { return Ok(Vec::new()) };
         let pieces = self.read(run, number, home.memory, home.start..home.start + range.len() as u64)?;
         let shift = home.start as i64 - range.start as i64;
         let in_slot = |at: u64| at - home.start + range.start as u64;
-        let moved = |(piece, value): (Range<u64>, Value)| {
-            (in_slot(piece.start)..in_slot(piece.end), Value { shift: value.shift - shift, ..value })
+        let moved = |(piece, value): (Range<u64>, ByteValue)| {
+            (in_slot(piece.start)..in_slot(piece.end), ByteValue { shift: value.shift - shift, ..value })
         };
         Ok(pieces.into_iter().map(moved).collect())
     }
 
     /// Writes a replica.
-    fn fill(&mut self, run: usize, number: usize, replica: u32, of: &[(Range<u64>, Value)]) -> Result<(), Fault> {
-        let at = At::replica(self.plan, replica);
-        let from = self.plan.cut.replicas[replica as usize].range.start as u64;
+    fn write_replica(
+        &mut self,
+        run: usize,
+        number: usize,
+        replica: u32,
+        of: &[(Range<u64>, ByteValue)],
+    ) -> Result<(), PlanFault> {
+        let at = ByteLocation::of_replica(self.plan, replica);
+        let from = self.plan.split_graph.replicas[replica as usize].range.start as u64;
         for (piece, value) in of {
-            let value = Value { shift: value.shift + at.start as i64 - from as i64, ..*value };
+            let value = ByteValue { shift: value.shift + at.start as i64 - from as i64, ..*value };
             let place = |byte: u64| byte - from + at.start;
             self.write(run, number, at.memory, place(piece.start)..place(piece.end), value)?;
         }
@@ -341,21 +351,21 @@ impl<'a> Replay<'a> {
     }
 
     /// What is left after a run, as the home's computing lane sees it when the host reads it then.
-    fn end(&mut self, run: usize) -> Result<(), Fault> {
+    fn check_outputs(&mut self, run: usize) -> Result<(), PlanFault> {
         let plan = self.plan;
         for output in &self.reads.outputs {
-            let home = plan.cut.homes[output.slot as usize];
-            let lane = plan.lanes.iter().position(|l| Some(l.device) == home && l.kind == LaneKind::Compute);
+            let home = plan.split_graph.homes[output.slot as usize];
+            let lane = plan.queues.iter().position(|l| Some(l.device) == home && l.role == QueueRole::Compute);
             let last = lane.and_then(|lane| self.steps[lane].last().copied());
-            if let (Some(step), Some(from)) = (last, At::at_home(plan, output.slot, &output.range)) {
-                self.find(run, step, output, from)?;
+            if let (Some(step), Some(from)) = (last, ByteLocation::at_home(plan, output.slot, &output.range)) {
+                self.read_expected(run, step, output, from)?;
             }
         }
         Ok(())
     }
 
     /// Reads bytes that have to hold what is expected.
-    fn find(&mut self, run: usize, number: usize, read: &Read, from: At) -> Result<(), Fault> {
+    fn read_expected(&mut self, run: usize, number: usize, read: &Read, from: ByteLocation) -> Result<(), PlanFault> {
         let end = from.start + read.range.len() as u64;
         let found = self.read(run, number, from.memory, from.start..end)?;
         let shift = from.start as i64 - read.range.start as i64;
@@ -367,19 +377,19 @@ impl<'a> Replay<'a> {
             while at < range.end {
                 let Some((bytes, value)) = &piece else { break };
                 let end = to_slot(bytes.end).min(range.end);
-                let right = *value == Value { writer: *writer, shift };
-                if !right && *writer != Writer::Nobody {
+                let right = *value == ByteValue { writer: *writer, shift };
+                if !right && *writer != Writer::Unwritten {
                     let reader = match read.node {
                         Some(node) => node_name(&self.plan.task, node),
                         None => "whoever wants it after the run".to_owned(),
                     };
                     let moved = value.shift - shift;
                     let astray = if moved == 0 { String::new() } else { format!(", {moved} bytes astray") };
-                    return Err(Fault::Value {
+                    return Err(PlanFault::Value {
                         read: format!("{reader} reads bytes {at}..{end} of {}", slot_name(self.plan, read.slot)),
                         step: format!("run {run}'s {}", step_name(self.plan, number)),
-                        expected: self.say(*writer),
-                        found: self.say(value.writer) + &astray,
+                        expected: self.describe_writer(*writer),
+                        found: self.describe_writer(value.writer) + &astray,
                     });
                 }
                 at = end;
@@ -391,13 +401,19 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    fn read(&mut self, run: usize, number: usize, memory: Memory, range: Range<u64>) -> Result<Pieces, Fault> {
-        let lane = self.plan.steps[number].lane;
+    fn read(
+        &mut self,
+        run: usize,
+        number: usize,
+        memory: ReplayMemory,
+        range: Range<u64>,
+    ) -> Result<ByteValues, PlanFault> {
+        let lane = self.plan.steps[number].queue;
         let clock = &self.clocks[lane];
-        let now = Event { lane, count: clock[lane] };
+        let now = StepEvent { lane, count: clock[lane] };
         let (mut found, mut clash) = (Vec::new(), None);
         let index = self.index(memory, run);
-        for (piece, byte) in self.memories[index].over(range) {
+        for (piece, byte) in self.memories[index].pieces_in(range) {
             if let Some(before) = byte.written.filter(|before| unordered(*before, now, clock)) {
                 clash = Some((before, piece));
                 break;
@@ -415,58 +431,58 @@ impl<'a> Replay<'a> {
         &mut self,
         run: usize,
         number: usize,
-        memory: Memory,
+        memory: ReplayMemory,
         range: Range<u64>,
-        value: Value,
-    ) -> Result<(), Fault> {
-        let lane = self.plan.steps[number].lane;
+        value: ByteValue,
+    ) -> Result<(), PlanFault> {
+        let lane = self.plan.steps[number].queue;
         let clock = &self.clocks[lane];
-        let now = Event { lane, count: clock[lane] };
+        let now = StepEvent { lane, count: clock[lane] };
         let index = self.index(memory, run);
-        let clash = self.memories[index].over(range.clone()).find_map(|(piece, byte)| {
+        let clash = self.memories[index].pieces_in(range.clone()).find_map(|(piece, byte)| {
             let mut before = byte.written.iter().chain(&byte.read);
             before.find(|before| unordered(**before, now, clock)).map(|before| (*before, piece))
         });
         if let Some((before, piece)) = clash {
             return Err(self.race(before, now, memory, piece));
         }
-        self.memories[index].set(range, Byte { value, written: Some(now), read: Vec::new() });
+        self.memories[index].set(range, ByteState { value, written: Some(now), read: Vec::new() });
         Ok(())
     }
 
-    fn index(&self, memory: Memory, run: usize) -> usize {
+    fn index(&self, memory: ReplayMemory, run: usize) -> usize {
         let depth = self.plan.depth;
         match memory {
-            Memory::Room { device, area: Area::Arena, chunk } => self.arenas[device] + chunk as usize,
-            Memory::Room { device, area: Area::Ring, chunk } => {
+            ReplayMemory::Arena { device, area: ArenaKind::Arena, chunk } => self.arenas[device] + chunk as usize,
+            ReplayMemory::Arena { device, area: ArenaKind::Ring, chunk } => {
                 self.rings[device] + chunk as usize * depth + run % depth
             }
             // Only stored slots are found there.
-            Memory::Stored { slot } => self.stored[slot as usize].unwrap_or_default(),
+            ReplayMemory::Stored { slot } => self.stored[slot as usize].unwrap_or_default(),
         }
     }
 
-    fn race(&self, first: Event, second: Event, memory: Memory, bytes: Range<u64>) -> Fault {
-        let name = |event: Event| {
+    fn race(&self, first: StepEvent, second: StepEvent, memory: ReplayMemory, bytes: Range<u64>) -> PlanFault {
+        let name = |event: StepEvent| {
             let steps = &self.steps[event.lane];
             let nth = event.count as usize - 1;
             format!("run {}'s {}", nth / steps.len(), step_name(self.plan, steps[nth % steps.len()]))
         };
         let memory = match memory {
-            Memory::Room { device, area: Area::Arena, chunk } => {
+            ReplayMemory::Arena { device, area: ArenaKind::Arena, chunk } => {
                 format!("the arena of {}, buffer {chunk}", self.plan.devices[device])
             }
-            Memory::Room { device, area: Area::Ring, chunk } => {
+            ReplayMemory::Arena { device, area: ArenaKind::Ring, chunk } => {
                 format!("the ring of {}, buffer {chunk}", self.plan.devices[device])
             }
-            Memory::Stored { slot } => format!("stored {}", slot_name(self.plan, slot)),
+            ReplayMemory::Stored { slot } => format!("stored {}", slot_name(self.plan, slot)),
         };
-        Fault::Race { first: name(first), second: name(second), memory, bytes }
+        PlanFault::Race { first: name(first), second: name(second), memory, bytes }
     }
 
-    fn say(&self, writer: Writer) -> String {
+    fn describe_writer(&self, writer: Writer) -> String {
         match writer {
-            Writer::Nobody => "what nobody wrote".to_owned(),
+            Writer::Unwritten => "what nobody wrote".to_owned(),
             Writer::Stored { slot } => format!("what {} held before run 0", slot_name(self.plan, slot)),
             Writer::Host { slot, run } => format!("run {run}'s input {}", slot_name(self.plan, slot)),
             Writer::Node { node, run } => format!("what run {run}'s {} wrote", node_name(&self.plan.task, node)),
@@ -475,15 +491,15 @@ impl<'a> Replay<'a> {
 }
 
 /// Whether an event may happen after `now`, for all that its lane knows.
-fn unordered(before: Event, now: Event, clock: &Clock) -> bool {
+fn unordered(before: StepEvent, now: StepEvent, clock: &VectorClock) -> bool {
     before.lane != now.lane && clock[before.lane] < before.count
 }
 
-fn learn(clock: &mut Clock, more: &Clock) {
+fn merge_clock(clock: &mut VectorClock, more: &VectorClock) {
     clock.iter_mut().zip(more).for_each(|(known, more)| *known = (*known).max(*more));
 }
 
-fn wide(range: &Range<usize>) -> Range<u64> {
+fn to_u64(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 

@@ -1,10 +1,10 @@
 use super::*;
-use crate::sched::tests::graphs::{self, Maker};
-use crate::sched::{Options, Origin, Spot, Wait};
+use crate::sched::tests::graphs::{self, TaskMaker};
+use crate::sched::{Allocation, Options, ReplicaOrigin, StepWait};
 use std::sync::Arc;
 use std::time::Instant;
 
-fn plan_of(make: Maker, count: usize, together: bool, depth: usize) -> (Plan, Vec<Arc<dyn crate::device::Device>>) {
+fn plan_of(make: TaskMaker, count: usize, together: bool, depth: usize) -> (Plan, Vec<Arc<dyn crate::device::Device>>) {
     let devices = graphs::devices(count, together);
     let task = Arc::new(make(count).unwrap());
     let plan = Plan::new(task, &devices, &Options { depth, ..Options::default() }).unwrap();
@@ -22,17 +22,17 @@ fn faults_say_what_was_expected_and_what_was_found() {
     type Change = fn(&mut Plan);
     let cases: [(Change, &str); 9] = [
         (
-            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Spot { offset: 32, bytes: 64, ..spot }),
+            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Allocation { offset: 32, bytes: 64, ..spot }),
             "slot 2 on GPU0: expected a multiple of 64, \
              found Spot { area: Arena, chunk: 0, offset: 32, bytes: 64 }",
         ),
         (
-            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Spot { bytes: 960, ..spot }),
+            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Allocation { bytes: 960, ..spot }),
             "slot 2 on GPU0: expected at least 1024 bytes, \
              found Spot { area: Arena, chunk: 0, offset: 0, bytes: 960 }",
         ),
         (
-            |plan| plan.layout.rooms[0].ring[0] -= 64,
+            |plan| plan.layout.arenas[0].ring[0] -= 64,
             "replica 2 of slot 4 on GPU0: expected a place inside 1984 bytes, \
              found Spot { area: Ring, chunk: 0, offset: 1024, bytes: 1024 }",
         ),
@@ -53,12 +53,12 @@ fn faults_say_what_was_expected_and_what_was_found() {
             "step 2 (split 1, computing lane 3 of CPU) waits for mark 2, which this run has not made yet",
         ),
         (
-            |plan| plan.steps[0].waits.push(Wait { mark: 7, ago: 0 }),
+            |plan| plan.steps[0].waits.push(StepWait { mark: 7, runs_ago: 0 }),
             "step 0 (upload of replica 0 of \"x\" (slot 0), bringing lane 0 of GPU0) waits for mark 7, which this run has \
              not made yet",
         ),
         (
-            |plan| plan.cut.replicas[0].origin = Origin::Device(1),
+            |plan| plan.split_graph.replicas[0].origin = ReplicaOrigin::Device(1),
             "replica 0 of \"x\" (slot 0): expected home None, found Some(1)",
         ),
         (|plan| plan.steps[0].mark = None, "marks: expected each made by a step, found one that is not"),
@@ -73,7 +73,7 @@ fn faults_say_what_was_expected_and_what_was_found() {
 #[test]
 fn large_plans_are_checked_in_little_time() {
     let (plan, devices) =
-        plan_of(|devices| graphs::Model { devices, layers: 66, ..Default::default() }.build(), 8, true, 4);
+        plan_of(|devices| graphs::TransformerTask { devices, layers: 66, ..Default::default() }.build(), 8, true, 4);
     let nodes = plan.task.graph().nodes().len();
     assert!(nodes >= 1500, "{nodes} nodes");
     let start = Instant::now();

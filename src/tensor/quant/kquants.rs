@@ -1,7 +1,7 @@
 //! K types: blocks of 256 in sub-blocks of 16 or 32, whose scales are themselves quantised.
 
 use super::Codec;
-use super::fit::{Affine, Symmetric};
+use super::kquant_fit::{AffineFit, SymmetricFit};
 use crate::tensor::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::tensor::blocks::{F16Bits, pack_scales_mins, unpack_scales_mins};
 
@@ -109,7 +109,7 @@ impl Codec<N> for BlockQ2K {
     }
 
     fn pack(values: &Values) -> Self {
-        let fit = Affine::<16, 16>::of(values, 3, 15);
+        let fit = AffineFit::<16, 16>::fit(values, 3, 15);
         let scales = std::array::from_fn(|s| fit.scales[s] | fit.mins[s] << 4);
         BlockQ2K { scales, qs: pack_bit_pairs(&bytemuck::cast(fit.codes), 0), d: fit.d, dmin: fit.dmin }
     }
@@ -125,7 +125,7 @@ impl Codec<N> for BlockQ3K {
     }
 
     fn pack(values: &Values) -> Self {
-        let fit = Symmetric::of(values, 4, 32);
+        let fit = SymmetricFit::fit(values, 4, 32);
         let codes = bytemuck::cast(fit.codes);
         let scales = BlockQ3K::pack_scales(&fit.scales);
         BlockQ3K { hmask: pack_bits(&codes, 2), qs: pack_bit_pairs(&codes, 0), scales, d: fit.d }
@@ -138,7 +138,7 @@ impl Codec<N> for BlockQ4K {
     }
 
     fn pack(values: &Values) -> Self {
-        let fit = Affine::<8, 32>::of(values, 15, 63);
+        let fit = AffineFit::<8, 32>::fit(values, 15, 63);
         let scales = pack_scales_mins(&fit.scales, &fit.mins);
         BlockQ4K { d: fit.d, dmin: fit.dmin, scales, qs: PAIRED.pack(&fit.codes) }
     }
@@ -152,7 +152,7 @@ impl Codec<N> for BlockQ5K {
     }
 
     fn pack(values: &Values) -> Self {
-        let fit = Affine::<8, 32>::of(values, 31, 63);
+        let fit = AffineFit::<8, 32>::fit(values, 31, 63);
         let scales = pack_scales_mins(&fit.scales, &fit.mins);
         BlockQ5K { d: fit.d, dmin: fit.dmin, scales, qh: pack_bits(&fit.codes, 4), qs: PAIRED.pack(&fit.codes) }
     }
@@ -167,7 +167,7 @@ impl Codec<N> for BlockQ6K {
     }
 
     fn pack(values: &Values) -> Self {
-        let fit = Symmetric::of(values, 32, 128);
+        let fit = SymmetricFit::fit(values, 32, 128);
         let codes = bytemuck::cast(fit.codes);
         BlockQ6K { ql: CROSSED.pack(&codes), qh: pack_bit_pairs(&codes, 4), scales: fit.scales, d: fit.d }
     }

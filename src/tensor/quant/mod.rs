@@ -3,7 +3,7 @@
 //! The formulas are those of ggml (ggml-quants.c). Dequantisation: the value of an element is the formula's, rounded once to f32.
 //! Quantisation: codes and scales are the formula's; for the K types a least-squares fit of our own.
 
-mod fit;
+mod kquant_fit;
 mod kquants;
 mod legacy;
 mod plain;

@@ -1,6 +1,6 @@
 use super::Sweep;
 use fanout::graph::TensorId;
-use fanout::ops::Out;
+use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
 use fanout::tensor::DType::{self, BF16, F16, F32};
 use fanout::tensor::TensorDesc;
@@ -61,7 +61,7 @@ fn one(sweep: &Sweep, op: Binary, [a, b, d]: [DType; 3], ane: [usize; 4], bne: [
     let mut case = Case::new();
     let x = case.leaf(a, ane, &normal(1, ane.iter().product()));
     let y = case.leaf(b, bne, &uniform(2, bne.iter().product(), 0.5, 2.0));
-    let dst = case.b.node_as(op, &[Some(x), Some(y)], Out { dtype: d, ne: ane }).unwrap();
+    let dst = case.b.node_with_output(op, &[Some(x), Some(y)], OutputSpec { dtype: d, ne: ane }).unwrap();
     sweep.same(&case.build(), &[dst], &format!("{op:?} {a} {b} {d} {ane:?} {bne:?}"));
 }
 
@@ -84,7 +84,7 @@ fn layouts(sweep: &Sweep) {
                 let (x, y) = (view(&mut case, a, at, 3), view(&mut case, b, at, 4));
                 let onto = case.b.node(Binary::Add, &[Some(x), Some(y)]).unwrap();
                 let place = case.b.view(x, a, 0).unwrap();
-                let first = case.b.node_onto(Binary::Sub, &[Some(x), Some(y)], place).unwrap();
+                let first = case.b.node_into(Binary::Sub, &[Some(x), Some(y)], place).unwrap();
                 sweep.same(&case.build(), &[onto, first], &format!("{dtype} at {offset}, {a:?} {b:?}"));
             }
         }

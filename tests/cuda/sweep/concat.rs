@@ -66,6 +66,6 @@ fn repeat(sweep: &Sweep, dtype: DType, ne: [usize; 4], times: [usize; 4], paddin
     let mut case = Case::new();
     let a = noise(&mut case, dtype, ne, padding, 3);
     let dst = noise(&mut case, dtype, std::array::from_fn(|d| ne[d] * times[d]), padding, 4);
-    let dst = case.b.node_onto(Concat::Repeat, &[Some(a)], dst).unwrap();
+    let dst = case.b.node_into(Concat::Repeat, &[Some(a)], dst).unwrap();
     sweep.same(&case.build(), &[dst], &format!("{dtype} {ne:?}, {times:?} times, {padding} between rows"));
 }

@@ -1,7 +1,7 @@
 use super::Sweep;
 use fanout::graph::TensorId;
-use fanout::ops::Out;
-use fanout::ops::copy::Copy;
+use fanout::ops::OutputSpec;
+use fanout::ops::copy::CopyOp;
 use fanout::tensor::DType::{self, BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::normal;
@@ -9,7 +9,7 @@ use fanout_testing::op_case::Case;
 
 /// The block types that kernels make and read.
 pub fn block_types() -> impl Iterator<Item = DType> {
-    DType::all_that_can(Capability::Cuda).filter(|t| t.is_block())
+    DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
 /// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each row
@@ -48,7 +48,7 @@ fn raw(sweep: &Sweep, src: (TensorDesc, usize), dst: (TensorDesc, usize)) {
     let mut case = Case::new();
     let x = noise(&mut case, src.0, src.1);
     let y = noise(&mut case, dst.0, dst.1);
-    case.b.node_onto(Copy::Cpy, &[Some(x)], y).unwrap();
+    case.b.node_into(CopyOp::Cpy, &[Some(x)], y).unwrap();
     sweep.same(&case.build(), &[y], &format!("{src:?} -> {dst:?}"));
 }
 
@@ -78,14 +78,14 @@ fn runs(sweep: &Sweep) {
 fn convert(sweep: &Sweep, src: TensorDesc, to: DType, ne: [usize; 4], dst: Option<TensorDesc>) {
     let mut case = Case::new();
     let values: Vec<f32> = normal(3, src.elements()).into_iter().map(|v| 100.0 * v).collect();
-    let x = case.leaf_of(src, &values);
+    let x = case.leaf_with_desc(src, &values);
     let y = match dst {
         Some(desc) => {
             let y = noise(&mut case, desc, 0);
-            case.b.node_onto(Copy::Cpy, &[Some(x)], y).unwrap();
+            case.b.node_into(CopyOp::Cpy, &[Some(x)], y).unwrap();
             y
         }
-        None => case.b.node_as(Copy::Cpy, &[Some(x)], Out { dtype: to, ne }).unwrap(),
+        None => case.b.node_with_output(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap(),
     };
     sweep.same(&case.build(), &[y], &format!("{src:?} -> {to} {ne:?} {dst:?}"));
 }

@@ -10,8 +10,8 @@ const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f3
 /// Pairs of k and v: each type that has an entry of its own, then all types two by two, which share one entry. The last of
 /// an odd number goes with itself.
 fn types() -> Vec<(DType, DType)> {
-    let mut types: Vec<_> = DType::all_that_can(Capability::Cache).map(|t| (t, t)).collect();
-    let all: Vec<_> = DType::all_that_can(Capability::Cuda).collect();
+    let mut types: Vec<_> = DType::with_capability(Capability::Cache).map(|t| (t, t)).collect();
+    let all: Vec<_> = DType::with_capability(Capability::Cuda).collect();
     types.extend(all.chunks(2).map(|pair| (pair[0], pair[pair.len() - 1])));
     types
 }
@@ -122,7 +122,7 @@ fn one(sweep: &Sweep, s: Setting) {
         let row = q.nb()[1];
         q = TensorDesc::strided(F32, q.ne(), [4, s.heads * row, row, q.nb()[3]]).unwrap();
     }
-    let q = case.leaf_of(q, &normal(1, q.elements()));
+    let q = case.leaf_with_desc(q, &normal(1, q.elements()));
     let [k, v] =
         [(s.types.0, s.dk, s.k_heads, 2), (s.types.1, s.dv, s.v_heads, 3)].map(|(dtype, wide, heads, seed)| {
             let ne = [wide, s.kv, heads, s.batches];
@@ -132,7 +132,7 @@ fn one(sweep: &Sweep, s: Setting) {
             let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
             let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
             let desc = if s.layout == Layout::Packed { packed } else { cache };
-            case.leaf_of(desc, &normal(seed, ne.iter().product()))
+            case.leaf_with_desc(desc, &normal(seed, ne.iter().product()))
         });
     let ne = [
         s.kv,

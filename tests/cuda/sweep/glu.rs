@@ -1,7 +1,7 @@
 use super::Sweep;
 use fanout::graph::TensorId;
-use fanout::ops::Out;
-use fanout::ops::glu::{Glu, Kind};
+use fanout::ops::OutputSpec;
+use fanout::ops::glu::{Glu, GluKind};
 use fanout::tensor::DType::{self, BF16, F16, F32};
 use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
@@ -9,15 +9,15 @@ use fanout_testing::op_case::Case;
 
 const TYPES: [DType; 3] = [F32, F16, BF16];
 
-const KINDS: [Kind; 8] = [
-    Kind::Reglu,
-    Kind::Geglu,
-    Kind::Swiglu,
-    Kind::SwigluOai { alpha: 1.702, limit: 1.25 },
-    Kind::GegluErf,
-    Kind::GegluQuick,
-    Kind::SwigluClamp { limit: 0.75 },
-    Kind::SwigluClamp { limit: -0.5 },
+const KINDS: [GluKind; 8] = [
+    GluKind::Reglu,
+    GluKind::Geglu,
+    GluKind::Swiglu,
+    GluKind::SwigluOai { alpha: 1.702, limit: 1.25 },
+    GluKind::GegluErf,
+    GluKind::GegluQuick,
+    GluKind::SwigluClamp { limit: 0.75 },
+    GluKind::SwigluClamp { limit: -0.5 },
 ];
 
 /// One source and two, of every kind; every choice of types; rows that fill vectors and blocks of threads, and that do not.
@@ -32,10 +32,10 @@ pub fn run(sweep: &Sweep) {
             }
         }
     }
-    half(sweep, Glu { kind: Kind::Swiglu, swapped: false }, [F32, F32], 257);
+    half(sweep, Glu { kind: GluKind::Swiglu, swapped: false }, [F32, F32], 257);
     for a in TYPES {
         for b in TYPES {
-            let glu = Glu { kind: Kind::Swiglu, swapped: false };
+            let glu = Glu { kind: GluKind::Swiglu, swapped: false };
             half(sweep, Glu { swapped: true, ..glu }, [a, b], 64);
             for d in TYPES {
                 one(sweep, glu, [a, b, d], [40, 3, 2, 2]);
@@ -56,7 +56,7 @@ fn check(sweep: &Sweep, case: Case, dst: TensorId, dtype: DType, what: &str) {
 fn one(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
     let (mut case, n) = (Case::new(), ne.iter().product());
     let (x, g) = (case.leaf(a, ne, &normal(1, n)), case.leaf(b, ne, &normal(2, n)));
-    let y = case.b.node_as(glu, &[Some(x), Some(g)], Out { dtype: d, ne }).unwrap();
+    let y = case.b.node_with_output(glu, &[Some(x), Some(g)], OutputSpec { dtype: d, ne }).unwrap();
     check(sweep, case, y, d, &format!("{glu:?} {a} {b} {d} {ne:?}"));
 }
 
@@ -64,12 +64,12 @@ fn one(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
 fn half(sweep: &Sweep, glu: Glu, [a, d]: [DType; 2], n: usize) {
     let mut case = Case::new();
     let x = case.leaf(a, [n, 3, 1, 1], &normal(3, 3 * n));
-    let y = case.b.node_as(glu, &[Some(x)], Out { dtype: d, ne: [n / 2, 3, 1, 1] }).unwrap();
+    let y = case.b.node_with_output(glu, &[Some(x)], OutputSpec { dtype: d, ne: [n / 2, 3, 1, 1] }).unwrap();
     check(sweep, case, y, d, &format!("{glu:?} {a} {d} of rows of {n}"));
 }
 
 fn layouts(sweep: &Sweep) {
-    let glu = Glu { kind: Kind::Geglu, swapped: false };
+    let glu = Glu { kind: GluKind::Geglu, swapped: false };
     for dtype in TYPES {
         let size = dtype.block_bytes();
         let desc = |n: usize, nb: [usize; 3]| {
@@ -78,14 +78,14 @@ fn layouts(sweep: &Sweep) {
         let (padded, permuted, stepped) = (desc(40, [1, 48, 320]), desc(40, [1, 120, 40]), desc(40, [3, 120, 720]));
         for (x, g) in [(padded, permuted), (permuted, padded), (stepped, padded)] {
             let mut case = Case::new();
-            let mut leaf = |t: TensorDesc, seed| case.leaf_of(t, &normal(seed, t.elements()));
+            let mut leaf = |t: TensorDesc, seed| case.leaf_with_desc(t, &normal(seed, t.elements()));
             let srcs = [Some(leaf(x, 4)), Some(leaf(g, 5))];
             let y = case.b.node(glu, &srcs).unwrap();
             check(sweep, case, y, dtype, &format!("{dtype} {x:?} {g:?}"));
         }
         for x in [desc(80, [1, 88, 600]), desc(80, [2, 160, 960])] {
             let mut case = Case::new();
-            let a = case.leaf_of(x, &normal(6, x.elements()));
+            let a = case.leaf_with_desc(x, &normal(6, x.elements()));
             let y = case.b.node(glu, &[Some(a)]).unwrap();
             check(sweep, case, y, dtype, &format!("{dtype} {x:?}"));
         }

@@ -20,7 +20,7 @@ use fanout::cpu::{CpuDevice, Path};
 use fanout::cuda::{self, CudaDevice};
 use fanout::graph::TensorId;
 use fanout_testing::compare::nmse;
-use fanout_testing::op_case::{Built, Subject};
+use fanout_testing::op_case::{BuiltCase, Subject};
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -53,7 +53,7 @@ pub struct Sweep {
 impl Sweep {
     /// Runs a graph on both devices: the results `dsts` must agree within an NMSE, and nothing else may be written.
     #[track_caller]
-    pub fn check(&self, case: &Built, dsts: &[TensorId], bound: f64, what: &str) {
+    pub fn check(&self, case: &BuiltCase, dsts: &[TensorId], bound: f64, what: &str) {
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
             let error = nmse(&got.values(dst), &want.values(dst));
@@ -63,7 +63,7 @@ impl Sweep {
 
     /// As [`Sweep::check`], for results that must agree bit for bit.
     #[track_caller]
-    pub fn same(&self, case: &Built, dsts: &[TensorId], what: &str) {
+    pub fn same(&self, case: &BuiltCase, dsts: &[TensorId], what: &str) {
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
             assert!(got.bytes(dst) == want.bytes(dst), "{what}: other bytes than the CPU's");

@@ -6,7 +6,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q6_K};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::normal;
-use fanout_testing::op_case::{Built, Case};
+use fanout_testing::op_case::{BuiltCase, Case};
 
 /// The plain float types.
 fn floats() -> impl Iterator<Item = DType> {
@@ -15,7 +15,7 @@ fn floats() -> impl Iterator<Item = DType> {
 
 /// The block types that CUDA has kernels for.
 fn blocks() -> impl Iterator<Item = DType> {
-    DType::all_that_can(Capability::Cuda).filter(|t| t.is_block())
+    DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
 /// The error of sums in f32, and that of tensor cores: three products are as good, one rounds to tf32.
@@ -101,7 +101,7 @@ fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
     let a = case.leaf(t, [an[0], an[1], an[2], 1], &normal(3, an.iter().product()));
     let (row, plane) = (4 * bn[0] * bn[2], 4 * bn[0]);
     let desc = TensorDesc::strided(F32, [bn[0], bn[1], bn[2], 1], [4, row, plane, row * bn[1]]).unwrap();
-    let b = case.leaf_of(desc, &activations(t, 4, bn.iter().product()));
+    let b = case.leaf_with_desc(desc, &activations(t, 4, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
     // Rounded rows are packed: planes that share one of a become columns of it.
     let n = if t.is_block() { bn[1] * bn[2] / an[2] } else { bn[1] };
@@ -117,18 +117,18 @@ fn at_odd_places(sweep: &Sweep, t: DType) {
         let stride = row.next_multiple_of(if gap == 48 { 16 } else { 1 }) + gap;
         let mut case = Case::new();
         let desc = TensorDesc::strided(t, [k, m, 1, 1], [t.block_bytes(), stride, stride * m, stride * m]).unwrap();
-        let a = case.leaf_of(desc, &normal(5, k * m));
+        let a = case.leaf_with_desc(desc, &normal(5, k * m));
         let b = case.leaf(F32, [k, n, 1, 1], &activations(t, 6, k * n));
         let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
         let room = case.b.leaf(DType::I8, [4 * m * n + 8, 1, 1, 1]).unwrap();
         let odd = case.b.view(room, TensorDesc::contiguous(F32, [m, n, 1, 1]).unwrap(), 3).unwrap();
-        case.b.node_onto(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
+        case.b.node_into(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
         sweep.check(&case.build(), &[dst, odd], bound(t, n), &format!("{t}, rows of {row} bytes, a gap of {gap}"));
     }
 }
 
 /// Products by id: a matrix of `m` rows for each of five experts, `used` of them for each token, as `ids` says.
-fn by_id(t: DType, [k, m, nb]: [usize; 3], used: usize, ids: &[i64]) -> (Built, TensorId) {
+fn by_id(t: DType, [k, m, nb]: [usize; 3], used: usize, ids: &[i64]) -> (BuiltCase, TensorId) {
     let tokens = ids.len() / used;
     let mut case = Case::new();
     let a = case.leaf(t, [k, m, 5, 1], &normal(7, k * m * 5));

@@ -6,7 +6,7 @@ use fanout::ops::norm::Norm;
 use fanout::ops::unary::Unary;
 use fanout::tensor::{DType::F32, TensorDesc};
 use fanout_testing::inputs::normal;
-use fanout_testing::op_case::{Built, Case};
+use fanout_testing::op_case::{BuiltCase, Case};
 use std::num::NonZeroU32;
 
 const ROWS: [Norm; 3] = [Norm::Norm { eps: 1e-5 }, Norm::RmsNorm { eps: 1e-6 }, Norm::L2Norm { eps: 1e-12 }];
@@ -70,16 +70,16 @@ fn one(sweep: &Sweep, op: Norm, desc: TensorDesc, offset: usize) {
     let mut case = Case::new();
     let values: Vec<f32> = normal(5, desc.elements() + 4).iter().map(|v| v * 2.0 + 1.0).collect();
     let x = if offset == 0 {
-        case.leaf_of(desc, &values[4..])
+        case.leaf_with_desc(desc, &values[4..])
     } else {
         let room = case.leaf(F32, [values.len(), 1, 1, 1], &values);
         case.b.view(room, desc, offset).unwrap()
     };
     let y = case.b.node(op, &[Some(x)]).unwrap();
-    let onto = case.b.leaf_of(desc).unwrap();
-    case.b.node_onto(op, &[Some(x)], onto).unwrap();
+    let onto = case.b.leaf_with_desc(desc).unwrap();
+    case.b.node_into(op, &[Some(x)], onto).unwrap();
     let again = case.b.view(x, desc, 0).unwrap();
-    case.b.node_onto(op, &[Some(x)], again).unwrap();
+    case.b.node_into(op, &[Some(x)], again).unwrap();
     sweep.check(&case.build(), &[y, onto, again], 1e-12, &format!("{op:?} {desc:?} at {offset}"));
 }
 
@@ -119,7 +119,7 @@ fn neighbours(
     repeated: [usize; 4],
     [add, mul, plus]: [bool; 3],
     passed_on: bool,
-) -> (Built, Vec<TensorId>) {
+) -> (BuiltCase, Vec<TensorId>) {
     let mut case = Case::new();
     let leaf = |case: &mut Case, seed, ne: [usize; 4]| case.leaf(F32, ne, &normal(seed, ne.iter().product()));
     let (a, b) = (leaf(&mut case, 1, ne), leaf(&mut case, 2, ne));
@@ -128,7 +128,7 @@ fn neighbours(
     let mut node = |op: Op, srcs: &[TensorId], only| {
         let dst = case.b.node(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>()).unwrap();
         if only && passed_on {
-            case.b.used_only(dst, 1).unwrap();
+            case.b.set_use_count(dst, 1).unwrap();
         }
         if !only {
             dsts.push(dst);

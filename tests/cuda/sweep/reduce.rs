@@ -36,7 +36,7 @@ pub fn run(sweep: &Sweep) {
         let size = from.block_bytes();
         let gaps = TensorDesc::strided(from, [20, 5, 3, 2], [2 * size, 50 * size, 300 * size, 900 * size]).unwrap();
         let mut case = Case::new();
-        let x = case.leaf_of(gaps, &quarters(3, 600));
+        let x = case.leaf_with_desc(gaps, &quarters(3, 600));
         let y = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
         sweep.same(&case.build(), &[y], &format!("SUM of strided {from}"));
     }
@@ -66,7 +66,7 @@ fn rows(sweep: &Sweep, desc: TensorDesc, offset: usize) {
     let mut case = Case::new();
     let values = quarters(8, desc.elements() + 4);
     let x = if offset == 0 {
-        case.leaf_of(desc, &values[4..])
+        case.leaf_with_desc(desc, &values[4..])
     } else {
         let room = case.leaf(F32, [values.len(), 1, 1, 1], &values);
         case.b.view(room, desc, offset).unwrap()
@@ -79,14 +79,14 @@ fn rows(sweep: &Sweep, desc: TensorDesc, offset: usize) {
         let n0 = if op == Reduce::Cumsum { n0 } else { 1 };
         let row = 4 * n0 + 8;
         let gaps = TensorDesc::strided(F32, [n0, n1, n2, n3], [4, row, row * n1, row * n1 * n2]).unwrap();
-        let onto = case.b.leaf_of(gaps).unwrap();
-        dsts.push(case.b.node_onto(op, &[Some(x)], onto).unwrap());
+        let onto = case.b.leaf_with_desc(gaps).unwrap();
+        dsts.push(case.b.node_into(op, &[Some(x)], onto).unwrap());
     }
     if n2 * n3 == 1 {
         dsts.push(case.b.node(Reduce::Argmax, &[Some(x)]).unwrap());
         let gaps = TensorDesc::strided(I32, [n1, 1, 1, 1], [12, 12 * n1, 12 * n1, 12 * n1]).unwrap();
-        let onto = case.b.leaf_of(gaps).unwrap();
-        dsts.push(case.b.node_onto(Reduce::Argmax, &[Some(x)], onto).unwrap());
+        let onto = case.b.leaf_with_desc(gaps).unwrap();
+        dsts.push(case.b.node_into(Reduce::Argmax, &[Some(x)], onto).unwrap());
     }
     sweep.same(&case.build(), &dsts, &format!("rows of {desc:?} at {offset}"));
 }

@@ -89,11 +89,11 @@ fn strided(sweep: &Sweep) {
             for onto in [false, true] {
                 let desc = TensorDesc::strided(dtype, [32, 3, 3, 2], nb).unwrap();
                 let mut case = Case::new();
-                let x = case.leaf_of(desc, &normal(3, desc.elements()));
+                let x = case.leaf_with_desc(desc, &normal(3, desc.elements()));
                 let p = case.indices(I32, [3, 1, 1, 1], &[5, 1000, 77]);
                 let srcs = [Some(x), Some(p)];
-                let y = if onto { case.b.view(x, desc, 0).unwrap() } else { case.b.leaf_of(desc).unwrap() };
-                let y = case.b.node_onto(Rope::new(mode, 24), &srcs, y).unwrap();
+                let y = if onto { case.b.view(x, desc, 0).unwrap() } else { case.b.leaf_with_desc(desc).unwrap() };
+                let y = case.b.node_into(Rope::new(mode, 24), &srcs, y).unwrap();
                 sweep.check(&case.build(), &[y], bound(dtype), &format!("{mode:?} {desc:?} onto {onto}"));
             }
         }
@@ -103,7 +103,7 @@ fn strided(sweep: &Sweep) {
     let p = case.indices(I32, [1, 1, 1, 1], &[7]);
     let factors = case.leaf(F32, [n, 1, 1, 1], &uniform(6, n, 0.5, 4.0));
     let y = case.b.view(factors, TensorDesc::contiguous(F32, [n, 1, 1, 1]).unwrap(), 0).unwrap();
-    let y = case.b.node_onto(Rope::new(RopeMode::Normal, n as u32), &[Some(x), Some(p), Some(factors)], y).unwrap();
+    let y = case.b.node_into(Rope::new(RopeMode::Normal, n as u32), &[Some(x), Some(p), Some(factors)], y).unwrap();
     sweep.check(&case.build(), &[y], bound(F32), "onto the factors");
 }
 
@@ -126,10 +126,10 @@ fn keys(op: Rope, d: usize, heads: usize, cache: DType, ids: DType, to: &[i64], 
     let turned = case.b.node(op, &[Some(x), Some(p), Some(factors)]).unwrap();
     let rows = case.b.view(turned, TensorDesc::contiguous(F32, [row, tokens, 1, 1]).unwrap(), 0).unwrap();
     let cache = case.b.view(before, TensorDesc::contiguous(cache, [row, 20, 1, 1]).unwrap(), 0).unwrap();
-    let cache = case.b.node_onto(Rows::SetRows, &[Some(rows), Some(ids), Some(before)], cache).unwrap();
+    let cache = case.b.node_into(Rows::SetRows, &[Some(rows), Some(ids), Some(before)], cache).unwrap();
     if fused {
-        case.b.used_only(turned, 1).unwrap();
-        case.b.used_only(rows, 1).unwrap();
+        case.b.set_use_count(turned, 1).unwrap();
+        case.b.set_use_count(rows, 1).unwrap();
     }
     Keys { case, turned, cache }
 }

@@ -42,11 +42,11 @@ fn draw(seed: u64, n: usize, below: usize) -> Vec<i64> {
 #[track_caller]
 fn get(sweep: &Sweep, table: TensorDesc, k: usize, gap: usize) {
     let (mut case, [n, rows, a2, a3]) = (Case::new(), table.ne());
-    let t = case.leaf_of(table, &normal(1, table.elements()));
+    let t = case.leaf_with_desc(table, &normal(1, table.elements()));
     let ids = case.indices(I32, [k, a2, a3, 1], &draw(2, k * a2 * a3, rows));
     let dtype = if table.dtype() == I32 { I32 } else { F32 };
     let dst = noise(&mut case, permuted(dtype, [n, k, a2, a3], [0, 1, 2, 3], gap), 0);
-    case.b.node_onto(Rows::GetRows, &[Some(t), Some(ids)], dst).unwrap();
+    case.b.node_into(Rows::GetRows, &[Some(t), Some(ids)], dst).unwrap();
     sweep.same(&case.build(), &[dst], &format!("{k} rows of {table:?}, gap {gap}"));
 }
 
@@ -64,11 +64,11 @@ fn set(
     gap: usize,
 ) {
     let mut case = Case::new();
-    let x = case.leaf_of(permuted(src, b, order, gap), &normal(3, b.iter().product()));
+    let x = case.leaf_with_desc(permuted(src, b, order, gap), &normal(3, b.iter().product()));
     let list = case.indices(ids, [b[1], lists[0], lists[1], 1], &draw(4, b[1] * lists[0] * lists[1], rows));
     let desc = permuted(dtype, [b[0], rows, b[2], b[3]], [0, 1, 2, 3], gap);
-    let cache = case.leaf_of(desc, &normal(5, desc.elements()));
+    let cache = case.leaf_with_desc(desc, &normal(5, desc.elements()));
     let dst = case.b.view(cache, desc, 0).unwrap();
-    case.b.node_onto(Rows::SetRows, &[Some(x), Some(list), Some(cache)], dst).unwrap();
+    case.b.node_into(Rows::SetRows, &[Some(x), Some(list), Some(cache)], dst).unwrap();
     sweep.same(&case.build(), &[dst], &format!("{b:?} {src} {dtype} {ids} {rows} {lists:?} {order:?} {gap}"));
 }

@@ -1,5 +1,5 @@
 use super::Sweep;
-use fanout::ops::Out;
+use fanout::ops::OutputSpec;
 use fanout::ops::sort::Sort;
 use fanout::tensor::DType::{F32, I32};
 use fanout::tensor::TensorDesc;
@@ -45,7 +45,7 @@ fn values(n: usize) -> Vec<f32> {
 fn one(sweep: &Sweep, op: Sort, ne: [usize; 4], k: usize) {
     let mut case = Case::new();
     let x = case.leaf(F32, ne, &values(ne.iter().product()));
-    let y = case.b.node_as(op, &[Some(x)], Out { dtype: I32, ne: [k, ne[1], ne[2], ne[3]] }).unwrap();
+    let y = case.b.node_with_output(op, &[Some(x)], OutputSpec { dtype: I32, ne: [k, ne[1], ne[2], ne[3]] }).unwrap();
     let (case, what) = (case.build(), format!("{op:?} {ne:?} {k}"));
     if op != Sort::TopK {
         return sweep.same(&case, &[y], &what);
@@ -66,9 +66,9 @@ fn strided(sweep: &Sweep, ne: [usize; 4]) {
     let [n, m, l, _] = ne;
     let mut case = Case::new();
     let x = TensorDesc::strided(F32, ne, [4 * m, 4, 4 * n * m, 4 * n * m * l]).unwrap();
-    let x = case.leaf_of(x, &values(n * m * l));
+    let x = case.leaf_with_desc(x, &values(n * m * l));
     let y = TensorDesc::strided(I32, ne, [4, 4 * n + 12, (4 * n + 12) * m, (4 * n + 12) * m * l]).unwrap();
-    let y = case.b.leaf_of(y).unwrap();
-    let y = case.b.node_onto(Sort::Argsort { descending: true }, &[Some(x)], y).unwrap();
+    let y = case.b.leaf_with_desc(y).unwrap();
+    let y = case.b.node_into(Sort::Argsort { descending: true }, &[Some(x)], y).unwrap();
     sweep.same(&case.build(), &[y], &format!("strided {ne:?}"));
 }

@@ -1,7 +1,7 @@
 use super::Sweep;
 use fanout::device::Support;
-use fanout::ops::unary::{Kind, Unary};
-use fanout::ops::{NodeView, Op, Out, Sources};
+use fanout::ops::unary::{Unary, UnaryKind};
+use fanout::ops::{NodeView, Op, OutputSpec, Sources};
 use fanout::tensor::DType::{BF16, F16, F32};
 use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
@@ -9,8 +9,8 @@ use fanout_testing::op_case::Case;
 
 /// Every op, packed, of each type, with a length that is no multiple of a thread's share; and every pair of types.
 pub fn run(sweep: &Sweep) {
-    let xielu = Kind::Xielu { alpha_n: 0.5, alpha_p: 0.7, beta: 0.3, eps: -1e-6 };
-    let kinds = Kind::ALL.map(|kind| if matches!(kind, Kind::Xielu { .. }) { xielu } else { kind });
+    let xielu = UnaryKind::Xielu { alpha_n: 0.5, alpha_p: 0.7, beta: 0.3, eps: -1e-6 };
+    let kinds = UnaryKind::ALL.map(|kind| if matches!(kind, UnaryKind::Xielu { .. }) { xielu } else { kind });
     let ops = kinds.into_iter().map(Unary::Kind).chain([
         Unary::Sqr,
         Unary::Scale { scale: 0.5, bias: -1.0 },
@@ -24,8 +24,8 @@ pub fn run(sweep: &Sweep) {
     }
     for from in [F32, F16, BF16] {
         for to in [F32, F16, BF16] {
-            one(sweep, Unary::Kind(Kind::Silu), from, to, [300, 2, 3, 2]);
-            one(sweep, Unary::Kind(Kind::Silu), from, to, [3, 170, 2, 2]);
+            one(sweep, Unary::Kind(UnaryKind::Silu), from, to, [300, 2, 3, 2]);
+            one(sweep, Unary::Kind(UnaryKind::Silu), from, to, [3, 170, 2, 2]);
             one(sweep, Unary::Fill { value: 3.0 }, from, to, [3, 5, 1, 1]);
         }
     }
@@ -43,10 +43,10 @@ fn layouts(sweep: &Sweep) {
     for (ne, nb) in [([7, 90, 3, 1], [4, 40, 3600, 10_800]), ([300, 5, 1, 2], [8, 2400, 12_000, 12_000])] {
         let (desc, n) = (TensorDesc::strided(F32, ne, nb).unwrap(), ne.iter().product());
         let mut case = Case::new();
-        let (x, y) = (case.leaf_of(desc, &normal(8, n)), case.leaf_of(desc, &normal(9, n)));
-        let packed = case.b.node(Unary::Kind(Kind::Gelu), &[Some(x)]).unwrap();
+        let (x, y) = (case.leaf_with_desc(desc, &normal(8, n)), case.leaf_with_desc(desc, &normal(9, n)));
+        let packed = case.b.node(Unary::Kind(UnaryKind::Gelu), &[Some(x)]).unwrap();
         let onto = case.b.view(y, desc, 0).unwrap();
-        case.b.node_onto(Unary::Kind(Kind::Tanh), &[Some(y)], onto).unwrap();
+        case.b.node_into(Unary::Kind(UnaryKind::Tanh), &[Some(y)], onto).unwrap();
         sweep.check(&case.build(), &[packed, onto], 1e-12, &format!("{ne:?} / {nb:?}"));
     }
 }
@@ -55,7 +55,7 @@ fn layouts(sweep: &Sweep) {
 fn one(sweep: &Sweep, op: Unary, from: fanout::tensor::DType, to: fanout::tensor::DType, ne: [usize; 4]) {
     let mut case = Case::new();
     let x = case.leaf(from, ne, &normal(7, ne.iter().product()));
-    let y = case.b.node_as(op, &[Some(x)], Out { dtype: to, ne }).unwrap();
+    let y = case.b.node_with_output(op, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap();
     // A value next to a border between two roundings may fall on the other side.
     let bound = if to == F32 { 1e-12 } else { 1e-6 };
     sweep.check(&case.build(), &[y], bound, &format!("{op:?} {from} -> {to}"));

@@ -2,8 +2,8 @@
 
 mod drafts;
 
-use fanout::graph::Place;
-use fanout::graph::validate::ForeignTensor;
+use fanout::graph::SlotOffset;
+use fanout::graph::validate::UntrustedTensor;
 use fanout::ops::OpCode;
 use fanout::tensor::{Capability, DType, TensorDesc};
 use fastrand::Rng;
@@ -26,7 +26,7 @@ pub(crate) struct Script {
     /// Bytes of each slot.
     pub(crate) size: usize,
     pub(crate) listed: Vec<u64>,
-    pub(crate) records: Vec<ForeignTensor>,
+    pub(crate) records: Vec<UntrustedTensor>,
     /// Records that hold indices, and how many things there are to index.
     pub(crate) indices: Vec<(usize, usize)>,
 }
@@ -138,7 +138,7 @@ impl Maker<'_> {
     fn weight(&mut self) -> DType {
         // The usual ones twice.
         let types: Vec<_> =
-            [F32, F16, DType::Q8_0].into_iter().chain(DType::all_that_can(Capability::Convert)).collect();
+            [F32, F16, DType::Q8_0].into_iter().chain(DType::with_capability(Capability::Convert)).collect();
         self.pick(&types)
     }
 
@@ -174,7 +174,7 @@ impl Maker<'_> {
     }
 
     fn layout(&mut self, dtype: DType, ne: [usize; 4], packed: bool) -> usize {
-        let fits = |t: &ForeignTensor| t.dtype == dtype.to_wire() && t.ne.map(|n| n as usize) == ne;
+        let fits = |t: &UntrustedTensor| t.dtype == dtype.to_wire() && t.ne.map(|n| n as usize) == ne;
         if self.rng.bool()
             && let Some(found) = self.script.records.iter().rposition(fits)
         {
@@ -188,29 +188,29 @@ impl Maker<'_> {
     }
 
     /// Where `extent` bytes are free, at any alignment; somewhere when they are free nowhere.
-    fn place(&mut self, extent: usize) -> Place {
+    fn place(&mut self, extent: usize) -> SlotOffset {
         let align = self.pick(&[64, 64, 64, 64, 4, 2, 1]);
         let slot = self.rng.usize(..SLOTS);
         if self.one_in(8) && self.free[slot] + extent <= self.script.size {
             // Nothing behind it.
             let offset = self.script.size - extent;
             self.free[slot] = self.script.size;
-            return Place { slot: slot as u32, offset };
+            return SlotOffset { slot: slot as u32, offset };
         }
         for slot in [slot, (slot + 1) % SLOTS] {
             let offset =
                 self.free[slot].next_multiple_of(align) + if align < 64 { self.rng.usize(..2) * align } else { 0 };
             if offset + extent <= self.script.size {
                 self.free[slot] = offset + extent;
-                return Place { slot: slot as u32, offset };
+                return SlotOffset { slot: slot as u32, offset };
             }
         }
-        Place { slot: slot as u32, offset: self.rng.usize(..self.script.size) }
+        SlotOffset { slot: slot as u32, offset: self.rng.usize(..self.script.size) }
     }
 
-    fn record(&mut self, dtype: DType, ne: [usize; 4], nb: [usize; 4], place: Place) -> usize {
+    fn record(&mut self, dtype: DType, ne: [usize; 4], nb: [usize; 4], place: SlotOffset) -> usize {
         let id = self.script.records.len() as u64 + 1;
-        self.script.records.push(ForeignTensor {
+        self.script.records.push(UntrustedTensor {
             id,
             dtype: dtype.to_wire(),
             ne: ne.map(|n| n as u32),
@@ -219,7 +219,7 @@ impl Maker<'_> {
             params: [0; 16],
             flags: 0,
             srcs: [0; 10],
-            uses: 0,
+            use_count: 0,
             place: Some(place),
         });
         id as usize - 1
@@ -241,7 +241,7 @@ impl Maker<'_> {
 
     fn node(&mut self, op: OpCode) {
         let draft = self.draft(op);
-        let same = |t: &ForeignTensor| t.dtype == draft.dtype.to_wire() && t.ne.map(|n| n as usize) == draft.ne;
+        let same = |t: &UntrustedTensor| t.dtype == draft.dtype.to_wire() && t.ne.map(|n| n as usize) == draft.ne;
         let fitting: Vec<_> = draft.srcs.iter().flatten().copied().filter(|&s| same(&self.script.records[s])).collect();
         let dst = if let Some(onto) = draft.onto {
             let target = self.script.records[onto].clone();
@@ -266,6 +266,6 @@ impl Maker<'_> {
     }
 }
 
-fn nowhere() -> Place {
-    Place { slot: 0, offset: 0 }
+fn nowhere() -> SlotOffset {
+    SlotOffset { slot: 0, offset: 0 }
 }

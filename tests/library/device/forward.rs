@@ -234,10 +234,10 @@ fn exercise(device: &dyn Device) {
     let graph = Arc::new(b.build().unwrap());
     assert!(!device.features().is_empty());
     device.memory().unwrap();
-    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
     assert_eq!(buffer.device(), device.info().id);
     device.alloc_size(&graph.tensor(x).unwrap().desc);
-    assert_eq!(device.support(graph.view(&graph.nodes()[0]).unwrap()), Support::Yes);
+    assert_eq!(device.support(graph.node_view(&graph.nodes()[0]).unwrap()), Support::Yes);
     let _ = device.link_stats();
     device.copies_from(cpu(1).info());
     if let Some(import) = device.import_host() {

@@ -97,8 +97,8 @@ fn a_file_that_was_shortened_is_not_mapped_again() {
 
 /// y = a · x, each in a slot of its own.
 fn product(a: &TensorDesc) -> Arc<Graph> {
-    let mut b = Builder::apart();
-    let (a, x) = (b.leaf_of(*a).unwrap(), b.leaf(DType::F32, [a.ne()[0], 3, 1, 1]).unwrap());
+    let mut b = Builder::with_separate_slots();
+    let (a, x) = (b.leaf_with_desc(*a).unwrap(), b.leaf(DType::F32, [a.ne()[0], 3, 1, 1]).unwrap());
     b.node(MulMat::PLAIN, &[Some(a), Some(x)]).unwrap();
     Arc::new(b.build().unwrap())
 }
@@ -112,7 +112,7 @@ fn values(n: usize) -> Vec<f32> {
 fn multiply(device: &CpuDevice, queue: &mut dyn Queue, a: &TensorDesc, buffer: &Buffer, offset: u64) -> Vec<u8> {
     let (graph, account) = (product(a), Account::new(MEMORY));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let [x, y] = [1, 2].map(|slot| device.alloc(graph.slots()[slot] as u64, &account).unwrap());
+    let [x, y] = [1, 2].map(|slot| device.alloc(graph.slot_sizes()[slot] as u64, &account).unwrap());
     let columns: Vec<u8> = values(3 * a.ne()[0]).iter().flat_map(|v| v.to_le_bytes()).collect();
     queue.upload(x.whole(), None, Source::Borrowed(&columns)).unwrap();
     let weight = buffer.region(offset, a.extent() as u64).unwrap();
@@ -124,7 +124,7 @@ fn multiply(device: &CpuDevice, queue: &mut dyn Queue, a: &TensorDesc, buffer: &
 /// want that: results are those of uploaded weights, and the file stays as it was.
 #[test]
 fn weights_are_used_as_they_lie_in_a_file() {
-    for (i, dtype) in DType::all_that_can(Capability::Convert).enumerate() {
+    for (i, dtype) in DType::with_capability(Capability::Convert).enumerate() {
         let a = TensorDesc::contiguous(dtype, [512, 528, 1, 1]).unwrap();
         let mut weights = vec![0; a.extent()];
         quantiser(dtype).unwrap()(&values(512 * 528), &mut weights);

@@ -30,7 +30,7 @@ fn doubling(n: usize) -> Arc<Graph> {
     let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
     let desc = b.tensor(x).unwrap().desc;
     let onto = b.view(x, desc, 0).unwrap();
-    b.node_onto(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
+    b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
     Arc::new(b.build().unwrap())
 }
 
@@ -42,7 +42,7 @@ fn counting(n: usize, nodes: usize) -> Arc<Graph> {
     let mut last = x;
     for _ in 0..nodes {
         let onto = b.view(x, desc, 0).unwrap();
-        last = b.node_onto(Binary::Add, &[Some(last), Some(y)], onto).unwrap();
+        last = b.node_into(Binary::Add, &[Some(last), Some(y)], onto).unwrap();
     }
     Arc::new(b.build().unwrap())
 }
@@ -74,7 +74,7 @@ fn work_runs_in_the_order_submitted() {
     let (device, account) = (device(3), Account::new(MEMORY));
     let graph = doubling(40_000);
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
     let mut queue = device.queue(&account).unwrap();
     upload(&mut *queue, &buffer, &[1.0; 40_000]);
     for _ in 0..10 {
@@ -92,7 +92,7 @@ fn a_failure_sticks_and_spares_other_queues() {
     let (device, account) = (device(2), Account::new(MEMORY));
     let graph = failing();
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
     let (mut bad, mut good) = (device.queue(&account).unwrap(), device.queue(&account).unwrap());
     bad.fill(buffer.whole(), 0xff).unwrap(); // ids of -1
     bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
@@ -269,11 +269,11 @@ fn a_program_goes_on_where_its_caller_left_it() {
     let (n, nodes) = (64_000, 100);
     let (device, account, graph) = (device(3), Account::new(MEMORY), counting(n, nodes));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
     let bindings = Arc::from([buffer.whole()]);
     let mut queue = device.queue(&account).unwrap();
     for patience in [0, 10, 20, 50, 100, 200, 500, 1000, 5000] {
-        upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
+        upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
         queue.run_inline_or_submit(&program, &bindings, Duration::from_micros(patience)).unwrap();
         let got = floats(&queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap());
         assert!(got.iter().all(|&v| v == (1 + nodes) as f32), "after {patience} us");
@@ -317,10 +317,10 @@ fn sessions_share_the_pool_in_turn() {
         let graph = Arc::clone(&graphs[usize::from(seed % 2)]);
         std::thread::spawn(move || {
             let program = device.prepare(Arc::clone(&graph)).unwrap();
-            let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+            let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
             let bindings = Arc::from([buffer.whole()]);
             let mut queue = device.queue(&account).unwrap();
-            upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
+            upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
             upload(&mut *queue, &buffer, &vec![f32::from(seed); n]);
             for round in 0..20 {
                 // Here, or on the queue's thread after what is there already.

@@ -53,7 +53,7 @@ fn programs_run_with_more_and_fewer_threads_than_they_were_made_for() {
     for path in [Path::Exact, Path::Fast] {
         let (device, account) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), Account::new(MEMORY));
         let program = device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
         let mut queue = device.queue(&account).unwrap();
         let region = |id| {
             let tensor = graph.tensor(id).unwrap();
@@ -92,9 +92,9 @@ fn the_number_changes_while_queues_run() {
         for start in [1.0, 1000.0] {
             let (tx, device, account, graph, program) = (tx.clone(), &device, &account, &graph, &program);
             scope.spawn(move || {
-                let buffer = device.alloc(graph.slots()[0] as u64, account).unwrap();
+                let buffer = device.alloc(graph.slot_sizes()[0] as u64, account).unwrap();
                 let mut queue = device.queue(account).unwrap();
-                upload(&mut *queue, &buffer, &vec![1.0; graph.slots()[0] / 4]);
+                upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
                 upload(&mut *queue, &buffer, &vec![start; n]);
                 runs(&mut *queue, program, &Arc::from([buffer.whole()]), rounds);
                 let got = queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap();

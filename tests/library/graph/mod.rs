@@ -1,6 +1,6 @@
 //! The door from outside into a graph: what it lets through, and every way to be refused.
-use fanout::graph::validate::{ForeignTensor, GraphError, foreign, widen};
-use fanout::graph::{Graph, Place};
+use fanout::graph::validate::{GraphError, UntrustedTensor, import_untrusted, widen_strides};
+use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::OpCode;
 use fanout::tensor::DType;
 
@@ -8,9 +8,9 @@ const COMPUTE: i32 = 16;
 const SLOT: usize = 1 << 16;
 
 /// A packed F32 tensor at an offset of slot 0; a leaf until `op` says otherwise.
-fn tensor(id: u64, ne: [u32; 4], offset: usize) -> ForeignTensor {
+fn tensor(id: u64, ne: [u32; 4], offset: usize) -> UntrustedTensor {
     let nb = [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]];
-    ForeignTensor {
+    UntrustedTensor {
         id,
         dtype: 0,
         ne,
@@ -19,12 +19,12 @@ fn tensor(id: u64, ne: [u32; 4], offset: usize) -> ForeignTensor {
         params: [0; 16],
         flags: 0,
         srcs: [0; 10],
-        uses: 0,
-        place: Some(Place { slot: 0, offset }),
+        use_count: 0,
+        place: Some(SlotOffset { slot: 0, offset }),
     }
 }
 
-fn node(id: u64, op: OpCode, srcs: &[u64], ne: [u32; 4], offset: usize) -> ForeignTensor {
+fn node(id: u64, op: OpCode, srcs: &[u64], ne: [u32; 4], offset: usize) -> UntrustedTensor {
     let mut t = tensor(id, ne, offset);
     t.op = op.to_wire();
     t.flags = COMPUTE;
@@ -33,13 +33,13 @@ fn node(id: u64, op: OpCode, srcs: &[u64], ne: [u32; 4], offset: usize) -> Forei
 }
 
 /// c = a + b, each `[8, 4]`, at 0, 256 and 512.
-fn addition() -> Vec<ForeignTensor> {
+fn addition() -> Vec<UntrustedTensor> {
     let ne = [8, 4, 1, 1];
     vec![tensor(1, ne, 0), tensor(2, ne, 256), node(3, OpCode::Add, &[1, 2], ne, 512)]
 }
 
-fn validate(listed: &[u64], records: &[ForeignTensor]) -> Result<Graph, GraphError> {
-    foreign(listed, records, vec![SLOT])
+fn validate(listed: &[u64], records: &[UntrustedTensor]) -> Result<Graph, GraphError> {
+    import_untrusted(listed, records, vec![SLOT])
 }
 
 #[test]
@@ -74,24 +74,24 @@ fn what_computes_nothing_is_dropped_and_not_judged() {
 fn uses_and_what_a_view_shows_are_carried() {
     let ne = [8, 4, 1, 1];
     // c = a + b; two views, the second of the first; d = sqr(the second).
-    let build = |change: fn(&mut [ForeignTensor])| {
+    let build = |change: fn(&mut [UntrustedTensor])| {
         let mut records = addition();
         records.push(node(4, OpCode::Reshape, &[3], [32, 1, 1, 1], 512));
         records.push(node(5, OpCode::View, &[4], ne, 512));
         records.push(node(6, OpCode::Sqr, &[5], ne, 1024));
-        records.iter_mut().for_each(|t| t.uses = 1);
+        records.iter_mut().for_each(|t| t.use_count = 1);
         change(&mut records);
         let graph = validate(&[3, 4, 5, 6], &records).unwrap();
         let (sum, sqr) = (graph.nodes()[0].dst, &graph.nodes()[1]);
         let read = graph.tensor(sqr.srcs[0].unwrap()).unwrap();
-        (graph.tensor(sum).unwrap().uses, read.uses, read.view_of == Some(sum))
+        (graph.tensor(sum).unwrap().use_count, read.use_count, read.view_of == Some(sum))
     };
     assert_eq!(build(|_| ()), (Some(1), Some(1), true));
-    assert_eq!(build(|t| t[2].uses = 0), (None, Some(1), true), "unknown");
-    assert_eq!(build(|t| t[2].uses = -1), (None, Some(1), true), "nonsense");
+    assert_eq!(build(|t| t[2].use_count = 0), (None, Some(1), true), "unknown");
+    assert_eq!(build(|t| t[2].use_count = -1), (None, Some(1), true), "nonsense");
     assert_eq!(build(|t| t[2].flags |= 2), (None, Some(1), true), "an output");
-    assert_eq!(build(|t| t[2].uses = 3), (Some(3), Some(1), true));
-    assert_eq!(build(|t| t[3].uses = 2), (Some(1), Some(1), false), "another reads the first view");
+    assert_eq!(build(|t| t[2].use_count = 3), (Some(3), Some(1), true));
+    assert_eq!(build(|t| t[3].use_count = 2), (Some(1), Some(1), false), "another reads the first view");
     assert_eq!(build(|t| t[4].flags |= 2), (Some(1), None, true), "the view is an output");
     // Views that name each other.
     assert_eq!(build(|t| t[3].srcs[0] = 5), (Some(1), Some(1), false));
@@ -102,14 +102,14 @@ fn strides_are_widened_to_the_packed_ones() {
     // 5 GiB of F32: nb[2] and nb[3] do not fit 32 bits.
     let ne = [1 << 15, 5 << 13, 3, 1];
     let packed = [4, 4 << 15, 5 << 30, 15 << 30];
-    assert_eq!(widen(DType::F32, ne, packed.map(|n: usize| n as u32)), packed);
+    assert_eq!(widen_strides(DType::F32, ne, packed.map(|n: usize| n as u32)), packed);
     // A view's own strides stay.
-    assert_eq!(widen(DType::F32, [8, 4, 2, 1], [4, 64, 4096, 7]), [4, 64, 4096, 7]);
+    assert_eq!(widen_strides(DType::F32, [8, 4, 2, 1], [4, 64, 4096, 7]), [4, 64, 4096, 7]);
 }
 
 #[test]
 fn refusals() {
-    type Change = fn(&mut Vec<ForeignTensor>);
+    type Change = fn(&mut Vec<UntrustedTensor>);
     type Expected = fn(&GraphError) -> bool;
     let cases: &[(&str, Change, Expected)] = &[
         ("a duplicate id", |r| r[1].id = 1, |e| matches!(e, GraphError::DuplicateTensor(1))),
@@ -119,7 +119,7 @@ fn refusals() {
             |e| matches!(e, GraphError::UnknownTensor { what: "source", id: 9 }),
         ),
         ("a missing source", |r| r[2].srcs[1] = 0, |e| matches!(e, GraphError::Shape(_))),
-        ("itself as a source", |r| r[2].srcs[1] = 3, |e| matches!(e, GraphError::Order { index: 1, .. })),
+        ("itself as a source", |r| r[2].srcs[1] = 3, |e| matches!(e, GraphError::UseBeforeDefinition { index: 1, .. })),
         ("an op beyond the table", |r| r[2].op = 101, |e| matches!(e, GraphError::UnknownOp(101))),
         ("an op we do not run", |r| r[2].op = 77, |e| matches!(e, GraphError::UnsupportedOp(OpCode::SsmScan))),
         ("a client's function", |r| r[2].op = 92, |e| matches!(e, GraphError::UnsupportedOp(OpCode::MapCustom1))),
@@ -142,17 +142,17 @@ fn refusals() {
         ("a destination on no buffer", |r| r[2].place = None, |e| matches!(e, GraphError::Unplaced { .. })),
         (
             "a slot that is not there",
-            |r| r[1].place = Some(Place { slot: 1, offset: 0 }),
+            |r| r[1].place = Some(SlotOffset { slot: 1, offset: 0 }),
             |e| matches!(e, GraphError::OutOfBuffer { size: 0, .. }),
         ),
         (
             "a tensor past the end",
-            |r| r[2].place = Some(Place { slot: 0, offset: SLOT - 127 }),
+            |r| r[2].place = Some(SlotOffset { slot: 0, offset: SLOT - 127 }),
             |e| matches!(e, GraphError::OutOfBuffer { extent: 128, .. }),
         ),
         (
             "an offset that overflows",
-            |r| r[0].place = Some(Place { slot: 0, offset: usize::MAX }),
+            |r| r[0].place = Some(SlotOffset { slot: 0, offset: usize::MAX }),
             |e| matches!(e, GraphError::OutOfBuffer { .. }),
         ),
         ("a stride past the end", |r| r[0].nb[1] = 1 << 20, |e| matches!(e, GraphError::OutOfBuffer { .. })),
@@ -163,7 +163,7 @@ fn refusals() {
         ),
         (
             "a destination across a source",
-            |r| r[2].place = Some(Place { slot: 0, offset: 4 }),
+            |r| r[2].place = Some(SlotOffset { slot: 0, offset: 4 }),
             |e| matches!(e, GraphError::Overlap { index: 0, .. }),
         ),
     ];
@@ -208,7 +208,7 @@ fn a_source_cannot_repeat_more_than_its_buffer_holds() {
     a.ne[1] = 1 << 28;
     a.nb = [4, 0, 0, 0];
     let records = [a, node(2, OpCode::Sum, &[1], [1, 1, 1, 1], 512)];
-    assert!(matches!(validate(&[2], &records), Err(GraphError::Inflated { op: OpCode::Sum, index: 0, .. })));
+    assert!(matches!(validate(&[2], &records), Err(GraphError::BroadcastTooLarge { op: OpCode::Sum, index: 0, .. })));
 }
 
 #[test]
@@ -217,13 +217,13 @@ fn nodes_run_in_the_order_listed() {
     let mut records = addition();
     records.push(node(4, OpCode::Mul, &[3, 1], ne, 1024));
     assert_eq!(validate(&[3, 4], &records).unwrap().nodes().len(), 2);
-    assert!(matches!(validate(&[4, 3], &records), Err(GraphError::Order { op: OpCode::Mul, index: 0 })));
+    assert!(matches!(validate(&[4, 3], &records), Err(GraphError::UseBeforeDefinition { op: OpCode::Mul, index: 0 })));
     assert!(matches!(validate(&[3, 3], &records), Err(GraphError::DuplicateNode(3))));
     assert!(matches!(validate(&[3, 5], &records), Err(GraphError::UnknownTensor { what: "node", id: 5 })));
     // Two nodes that wait for each other.
     records[2].srcs[1] = 4;
     for order in [[3, 4], [4, 3]] {
-        assert!(matches!(validate(&order, &records), Err(GraphError::Order { .. })));
+        assert!(matches!(validate(&order, &records), Err(GraphError::UseBeforeDefinition { .. })));
     }
 }
 
@@ -247,7 +247,7 @@ fn mutated_graphs_never_panic() {
                 4 => t.params[rng.usize(0..16)] = value as i32,
                 5 => t.srcs[rng.usize(0..10)] = rng.u64(0..6),
                 6 => t.flags = value as i32,
-                _ => t.place = Some(Place { slot: rng.u32(0..2), offset: value as usize }),
+                _ => t.place = Some(SlotOffset { slot: rng.u32(0..2), offset: value as usize }),
             }
         }
         if let Ok(graph) = validate(&[3, 4], &records) {

@@ -45,7 +45,7 @@ const Y: [f32; N] = [0.5, 1.5, -1.0, 2.0, 0.0, 3.0, -2.0, 1.0];
 fn computed(device: &dyn Device, square: bool) -> Vec<f32> {
     let (account, (graph, [x, y, z])) = (Account::new(MEMORY), graph(square));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let buffer = device.alloc(graph.slots()[0] as u64, &account).unwrap();
+    let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
     let mut queue = device.queue(&account).unwrap();
     upload(&mut *queue, region(&graph, &buffer, x), X);
     upload(&mut *queue, region(&graph, &buffer, y), Y);
@@ -79,7 +79,7 @@ fn bare_it_refuses_what_it_does_not_run() {
         let (graph, _) = graph(true);
         for (list, fallback, runs) in [("Abacus", true, true), ("Abacus,CPU", false, false), ("0", false, true)] {
             let device = registry.open(list, &small().with_fallback(fallback)).unwrap().swap_remove(0);
-            let supported = graph.nodes().iter().all(|node| device.support(graph.view(node).unwrap()).runs());
+            let supported = graph.nodes().iter().all(|node| device.support(graph.node_view(node).unwrap()).runs());
             let prepared = device.prepare(Arc::clone(&graph));
             assert_eq!((supported, prepared.is_ok()), (runs, runs), "{list}");
             if let Err(e) = prepared {
@@ -88,7 +88,7 @@ fn bare_it_refuses_what_it_does_not_run() {
             }
         }
         let refused =
-            graph.nodes().iter().map(|node| graph.view(node).unwrap()).find(|node| node.op.code() == OpCode::Sqr);
+            graph.nodes().iter().map(|node| graph.node_view(node).unwrap()).find(|node| node.op.code() == OpCode::Sqr);
         assert!(matches!(MinimalDevice::new("Bare").support(refused.unwrap()), Support::No(_)));
     });
 }

@@ -5,7 +5,7 @@ use fanout::device::{
     Account, Buffer, Caps, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, Feature, MemoryInfo,
     Point, Program, Progress, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
 };
-use fanout::graph::{Graph, Place};
+use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::binary::Binary;
 use fanout::ops::{NodeView, Op};
 use fanout::tensor::{DType, TensorDesc};
@@ -43,8 +43,8 @@ type Code = Vec<Step>;
 
 struct Step {
     op: Binary,
-    dst: Place,
-    srcs: [Place; 2],
+    dst: SlotOffset,
+    srcs: [SlotOffset; 2],
     bytes: usize,
 }
 
@@ -92,7 +92,7 @@ impl Device for MinimalDevice {
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         let mut code = Code::new();
         for node in graph.nodes() {
-            let view = graph.view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
+            let view = graph.node_view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let op = select(&view)?;
             let place = |id: Option<_>| {
                 let place = id.and_then(|id| graph.tensor(id)?.place);
@@ -154,7 +154,7 @@ impl Work {
             Command::Read(src, to) => *to.lock().unwrap() = Some(read(src, 0, src.bytes() as usize)?),
             Command::Run(program, bindings) => {
                 for step in program.code::<Code>().ok_or(DeviceError::Misuse("a program of another device"))? {
-                    let source = |place: &Place| read(&bindings[place.slot as usize], place.offset, step.bytes);
+                    let source = |place: &SlotOffset| read(&bindings[place.slot as usize], place.offset, step.bytes);
                     let [a, b] = [source(&step.srcs[0])?, source(&step.srcs[1])?].map(|bytes| super::floats(&bytes));
                     let values = a.iter().zip(&b).map(|(a, b)| if step.op == Binary::Add { a + b } else { a * b });
                     let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
@@ -256,7 +256,7 @@ impl Queue for MinimalQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        let slots = program.graph().slots();
+        let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));

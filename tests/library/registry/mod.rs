@@ -31,7 +31,7 @@ fn small() -> Options {
 fn emulated(settings: &str, test: impl FnOnce(Registry)) {
     let emulator = cudaemu::test::start(settings).unwrap();
     test(Registry::detect());
-    assert!(emulator.contexts_released(Duration::from_secs(20)), "a context is still held");
+    assert!(emulator.wait_contexts_released(Duration::from_secs(20)), "a context is still held");
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 

@@ -4,7 +4,7 @@ use super::{emulated, small};
 use fanout::device::Support;
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
+use fanout::ops::copy::CopyOp;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::rope::{Rope, RopeMode};
@@ -66,11 +66,11 @@ const NEVER: [(&str, Make); 5] = [
             (leaf(b, F32, [K, n, 1, 1]), leaf(b, I64, [n, 1, 1, 1]), b.leaf(F16, [K, 512, 1, 1]).unwrap());
         let desc = b.tensor(cache).unwrap().desc;
         let onto = b.view(cache, desc, 0).unwrap();
-        b.node_onto(Rows::SetRows, &[x, ids, Some(cache)], onto).unwrap();
+        b.node_into(Rows::SetRows, &[x, ids, Some(cache)], onto).unwrap();
     }),
     ("CONT", |b, n| {
         let x = leaf(b, F32, [K, n, 1, 1]);
-        b.node(Copy::Cont, &[x]).unwrap();
+        b.node(CopyOp::Cont, &[x]).unwrap();
     }),
     ("MUL_MAT of few columns in a batch", |b, n| product(b, F16, [2, n])),
     ("MUL_MAT_ID of many experts and few tokens", |b, n| by_id(b, n.min(4), 2)),
@@ -88,7 +88,7 @@ fn large_batches_bring_weights_to_the_gpu() {
                 let mut b = Builder::new();
                 make(&mut b, n);
                 let graph = b.build().unwrap();
-                let node = graph.view(graph.nodes().last().unwrap()).unwrap();
+                let node = graph.node_view(graph.nodes().last().unwrap()).unwrap();
                 let want = if by_batch && n >= 32 { Support::Offload } else { Support::Yes };
                 for device in &devices {
                     assert_eq!(device.support(node), want, "{name} of {n}");
@@ -109,7 +109,7 @@ fn what_falls_back_is_not_offloaded() {
         let odd = b.view(x, desc, 2).unwrap();
         b.node(Norm::RmsNorm { eps: 1e-6 }, &[Some(odd)]).unwrap();
         let graph = b.build().unwrap();
-        let node = graph.view(&graph.nodes()[0]).unwrap();
+        let node = graph.node_view(&graph.nodes()[0]).unwrap();
         for (fallback, runs) in [(true, true), (false, false)] {
             let device = registry.entries()[0].open(&small().with_fallback(fallback)).unwrap();
             let support = device.support(node);

@@ -64,7 +64,7 @@ fn a_queue_goes_on_when_its_bytes_are_there() {
 #[test]
 fn nobody_waits_for_a_device_to_bring_its_bytes() {
     let held = Held::new("CPU0");
-    let server = TestServer::of(vec![held.clone()], Config::default());
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
     let len = 100 * PIECE + 1;
     let span = dst.span(len);
@@ -79,7 +79,7 @@ fn nobody_waits_for_a_device_to_bring_its_bytes() {
     assert!(dst.bytes_told() == noise(3, len)[..1 << 20]);
     // One that fails takes what waits for it along.
     let held = Held::new("CPU0");
-    let server = TestServer::of(vec![held.clone()], Config::default());
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
     let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
     let span = dst.span(2 * PIECE);
     let tickets = dst.tickets(2);
@@ -186,7 +186,7 @@ fn bytes_for_a_queue_that_has_ended_are_dropped() {
     for (what, case) in cases {
         let (open, held) = (Held::new("CPU0"), Held::new("CPU1"));
         open.open();
-        let server = TestServer::of(vec![open, held.clone()], Config::default());
+        let server = TestServer::with_device_list(vec![open, held.clone()], Config::default());
         let (mut dst, mut src) = (Client::with_queues(&server), Client::with_queues(&server));
         let (span, lost) = (dst.span(100), dst.buffer(1, 100).all());
         let tickets = dst.tickets(2);

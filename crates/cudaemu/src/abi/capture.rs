@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 use std::thread;
 
-use super::door::{In, InOut, Out, api, locked};
+use super::ffi_guard::{In, InOut, Out, api, with_state};
 use crate::driver::driver;
 use crate::engine::CaptureMode;
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use crate::handle::{GraphId, Handle, NodeId, StreamId};
 
 api! {
     fn cuStreamBeginCapture_v2(stream: StreamId, mode: c_uint) {
-        locked(|_, state| state.begin_capture(stream, mode, None))
+        with_state(|_, state| state.begin_capture(stream, mode, None))
     }
 
     fn cuStreamBeginCaptureToGraph(
@@ -22,19 +22,19 @@ api! {
         count: usize,
         mode: c_uint,
     ) {
-        let nodes = nodes.all(count)?;
-        locked(|_, state| state.begin_capture(stream, mode, Some((graph, nodes))))
+        let nodes = nodes.read_array(count)?;
+        with_state(|_, state| state.begin_capture(stream, mode, Some((graph, nodes))))
     }
 
     fn cuStreamEndCapture(stream: StreamId, graph: Out<GraphId>) {
-        graph.given()?;
+        graph.check_not_null()?;
         let ended = driver()?.end_capture(stream);
         graph.set(*ended.as_ref().unwrap_or(&GraphId::default()));
         ended.map(drop)
     }
 
     fn cuStreamIsCapturing(stream: StreamId, status: Out<c_uint>) {
-        status.answer(|| locked(|_, state| state.capture_info(stream).map(|info| info.status)))
+        status.write_with(|| with_state(|_, state| state.capture_info(stream).map(|info| info.status)))
     }
 
     fn cuStreamGetCaptureInfo(stream: StreamId, status: Out<c_uint>, id: Out<u64>) {
@@ -83,7 +83,7 @@ api! {
     fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_uint>) {
         mode.exchange(|mode| {
             let mode = CaptureMode::new(mode)?;
-            locked(|_, state| Ok(state.captures.exchange(thread::current().id(), mode).raw()))
+            with_state(|_, state| Ok(state.captures.exchange(thread::current().id(), mode).raw()))
         })
     }
 }
@@ -96,8 +96,8 @@ fn info(
     nodes: Out<u64>,
     count: Out<usize>,
 ) -> Result<()> {
-    status.given()?;
-    let info = locked(|_, state| state.capture_info(stream))?;
+    status.check_not_null()?;
+    let info = with_state(|_, state| state.capture_info(stream))?;
     status.set(info.status);
     // Of a capture that is lost there is nothing else to tell.
     if info.status == 1 {
@@ -112,10 +112,10 @@ fn info(
 }
 
 fn update(stream: StreamId, nodes: In<NodeId>, count: usize, flags: c_uint) -> Result<()> {
-    let nodes = nodes.all(count)?;
+    let nodes = nodes.read_array(count)?;
     // Flags: add (0) or set (1).
     if flags > 1 {
         return Err(Error::InvalidValue);
     }
-    locked(|_, state| state.update_capture(stream, &nodes, flags == 1))
+    with_state(|_, state| state.update_capture(stream, &nodes, flags == 1))
 }

@@ -2,16 +2,16 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::door::{In, Opaque, Out, api, locked};
-use crate::driver::context::top;
+use super::ffi_guard::{In, Opaque, Out, api, with_state};
+use crate::driver::context::current_handle;
 use crate::driver::driver;
-use crate::engine::HIGHEST;
+use crate::engine::HIGHEST_PRIORITY;
 use crate::error::{Error, Result};
 use crate::handle::ContextId;
 
 api! {
     fn cuDevicePrimaryCtxRetain(context: Out<ContextId>, device: c_int) {
-        context.answer(|| locked(|driver, state| state.retain_primary(driver.device(device)?)))
+        context.write_with(|| with_state(|driver, state| state.retain_primary(driver.device(device)?)))
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
@@ -25,13 +25,13 @@ api! {
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) {
-        locked(|driver, state| state.set_primary_flags(driver.device(device)?, flags))
+        with_state(|driver, state| state.set_primary_flags(driver.device(device)?, flags))
     }
 
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) {
-        flags.given()?;
-        active.given()?;
-        locked(|driver, state| {
+        flags.check_not_null()?;
+        active.check_not_null()?;
+        with_state(|driver, state| {
             let device = &state.devices[driver.device(device)?];
             flags.set(device.primary_flags);
             active.set(c_int::from(device.primary.is_some()));
@@ -71,49 +71,49 @@ api! {
     }
 
     fn cuCtxPushCurrent_v2(context: ContextId) {
-        locked(|_, state| state.push(context))
+        with_state(|_, state| state.push(context))
     }
 
     fn cuCtxPopCurrent_v2(context: Out<ContextId>) {
-        let popped = locked(|_, state| state.pop())?;
+        let popped = with_state(|_, state| state.pop())?;
         context.set(popped);
         Ok(())
     }
 
     fn cuCtxSetCurrent(context: ContextId) {
-        locked(|_, state| state.set_current(context))
+        with_state(|_, state| state.set_current(context))
     }
 
     fn cuCtxGetCurrent(context: Out<ContextId>) {
-        context.answer(|| {
+        context.write_with(|| {
             driver()?;
-            Ok(top().unwrap_or_default())
+            Ok(current_handle().unwrap_or_default())
         })
     }
 
     fn cuCtxGetDevice(device: Out<c_int>) {
-        device.answer(|| locked(|_, state| Ok(state.contexts.get(state.current_any()?)?.device as c_int)))
+        device.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.current_even_lost()?)?.device as c_int)))
     }
 
     fn cuCtxGetDevice_v2(device: Out<c_int>, context: ContextId) {
-        device.answer(|| locked(|_, state| Ok(state.contexts.get(state.context_or_current(context)?)?.device as c_int)))
+        device.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.context_or_current(context)?)?.device as c_int)))
     }
 
     fn cuCtxGetFlags(flags: Out<c_uint>) {
-        flags.answer(|| locked(|_, state| Ok(state.contexts.get(state.current()?)?.flags)))
+        flags.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.current()?)?.flags)))
     }
 
     fn cuCtxSetFlags(flags: c_uint) {
-        locked(|_, state| state.set_flags(flags))
+        with_state(|_, state| state.set_flags(flags))
     }
 
     fn cuCtxGetId(context: ContextId, id: Out<u64>) {
-        id.answer(|| locked(|_, state| Ok(state.contexts.get(state.context_or_current(context)?)?.id)))
+        id.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.context_or_current(context)?)?.id)))
     }
 
     fn cuCtxGetApiVersion(context: ContextId, version: Out<c_uint>) {
-        version.answer(|| {
-            locked(|_, state| {
+        version.write_with(|| {
+            with_state(|_, state| {
                 let context = state.context_or_current(context)?;
                 state.contexts.get(context).map(|_| 3020)
             })
@@ -129,23 +129,23 @@ api! {
     }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) {
-        value.answer(|| locked(|_, state| state.limit(limit).map(|value| value as usize)))
+        value.write_with(|| with_state(|_, state| state.limit(limit).map(|value| value as usize)))
     }
 
     fn cuCtxSetLimit(limit: c_uint, value: usize) {
-        locked(|_, state| state.set_limit(limit, value as u64))
+        with_state(|_, state| state.set_limit(limit, value as u64))
     }
 
     fn cuCtxResetPersistingL2Cache() {
-        locked(|_, state| state.current().map(drop))
+        with_state(|_, state| state.current().map(drop))
     }
 
     fn cuCtxGetCacheConfig(config: Out<c_uint>) {
-        config.answer(|| locked(|_, state| Ok(state.contexts.get(state.current()?)?.cache)))
+        config.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.current()?)?.cache)))
     }
 
     fn cuCtxSetCacheConfig(config: c_uint) {
-        locked(|_, state| {
+        with_state(|_, state| {
             let context = state.current()?;
             if config > 3 {
                 return Err(Error::InvalidValue);
@@ -156,18 +156,18 @@ api! {
     }
 
     fn cuCtxGetSharedMemConfig(config: Out<c_uint>) {
-        config.answer(|| locked(|_, state| Ok(state.contexts.get(state.current()?)?.shared)))
+        config.write_with(|| with_state(|_, state| Ok(state.contexts.get(state.current()?)?.shared)))
     }
 
     fn cuCtxSetSharedMemConfig(config: c_uint) {
         // Banks are 4 bytes wide on every device that is emulated: the wish is accepted and changes nothing, as there.
-        locked(|_, state| state.current().and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
+        with_state(|_, state| state.current().and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
     }
 
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
-        locked(|_, state| state.current())?;
+        with_state(|_, state| state.current())?;
         least.set(0);
-        greatest.set(HIGHEST);
+        greatest.set(HIGHEST_PRIORITY);
         Ok(())
     }
 
@@ -176,7 +176,7 @@ api! {
     }
 
     fn cuCtxEnablePeerAccess(peer: ContextId, flags: c_uint) {
-        locked(|driver, state| state.enable_peer(driver, peer, flags))
+        with_state(|driver, state| state.enable_peer(driver, peer, flags))
     }
 
     fn cuCtxDisablePeerAccess(peer: ContextId) {
@@ -193,22 +193,22 @@ api! {
     }
 
     fn cuProfilerStart() {
-        locked(|_, state| state.current().map(drop))
+        with_state(|_, state| state.current().map(drop))
     }
 
     fn cuProfilerStop() {
-        locked(|_, state| state.current().map(drop))
+        with_state(|_, state| state.current().map(drop))
     }
 }
 
 fn create(context: Out<ContextId>, flags: c_uint, device: c_int) -> Result<()> {
-    context.answer(|| locked(|driver, state| state.create_context(driver.device(device)?, flags)))
+    context.write_with(|| with_state(|driver, state| state.create_context(driver.device(device)?, flags)))
 }
 
 fn synchronize(context: ContextId) -> Result<()> {
     let driver = driver()?;
     let mut state = driver.lock();
     let context = state.context_or_current(context)?;
-    state.host_asks_context(context)?;
+    state.check_host_wait_context(context)?;
     driver.synchronize_context(state, context).1
 }

@@ -2,11 +2,11 @@
 
 use std::ffi::c_uint;
 
-use super::door::{In, api};
-use crate::driver::copy::{End, Extent, Pitch, When};
+use super::ffi_guard::{In, api};
+use crate::driver::copy::{CallMode, CopyPointer, Extent, Pitch};
 use crate::driver::driver;
 use crate::driver::graph::CopyRequest;
-use crate::engine::Fill;
+use crate::engine::Memset;
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, StreamId};
 use crate::mem::HostMemory;
@@ -62,39 +62,39 @@ struct Volume {
 
 api! {
     fn cuMemcpy(to: HostMemory, from: HostMemory, bytes: usize) {
-        linear(End::Unified(to), End::Unified(from), bytes, When::Sync)
+        linear(CopyPointer::Unified(to), CopyPointer::Unified(from), bytes, CallMode::Sync)
     }
 
     fn cuMemcpyAsync(to: HostMemory, from: HostMemory, bytes: usize, stream: StreamId) {
-        linear(End::Unified(to), End::Unified(from), bytes, When::Async(stream))
+        linear(CopyPointer::Unified(to), CopyPointer::Unified(from), bytes, CallMode::Async(stream))
     }
 
     fn cuMemcpyHtoD_v2(to: u64, from: HostMemory, bytes: usize) {
-        linear(End::Device(to), End::Host(from), bytes, When::Sync)
+        linear(CopyPointer::Device(to), CopyPointer::Host(from), bytes, CallMode::Sync)
     }
 
     fn cuMemcpyHtoDAsync_v2(to: u64, from: HostMemory, bytes: usize, stream: StreamId) {
-        linear(End::Device(to), End::Host(from), bytes, When::Async(stream))
+        linear(CopyPointer::Device(to), CopyPointer::Host(from), bytes, CallMode::Async(stream))
     }
 
     fn cuMemcpyDtoH_v2(to: HostMemory, from: u64, bytes: usize) {
-        linear(End::Host(to), End::Device(from), bytes, When::Sync)
+        linear(CopyPointer::Host(to), CopyPointer::Device(from), bytes, CallMode::Sync)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: HostMemory, from: u64, bytes: usize, stream: StreamId) {
-        linear(End::Host(to), End::Device(from), bytes, When::Async(stream))
+        linear(CopyPointer::Host(to), CopyPointer::Device(from), bytes, CallMode::Async(stream))
     }
 
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        linear(End::Device(to), End::Device(from), bytes, When::Sync)
+        linear(CopyPointer::Device(to), CopyPointer::Device(from), bytes, CallMode::Sync)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: StreamId) {
-        linear(End::Device(to), End::Device(from), bytes, When::Async(stream))
+        linear(CopyPointer::Device(to), CopyPointer::Device(from), bytes, CallMode::Async(stream))
     }
 
     fn cuMemcpyPeer(to: u64, to_context: ContextId, from: u64, from_context: ContextId, bytes: usize) {
-        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, When::Sync)
+        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, CallMode::Sync)
     }
 
     fn cuMemcpyPeerAsync(
@@ -105,98 +105,98 @@ api! {
         bytes: usize,
         stream: StreamId,
     ) {
-        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, When::Async(stream))
+        driver()?.copy_peer((to, to_context), (from, from_context), bytes as u64, CallMode::Async(stream))
     }
 
     fn cuMemcpy2D_v2(copy: In<Copy2D>) {
-        plane(copy, When::Sync)
+        plane(copy, CallMode::Sync)
     }
 
     fn cuMemcpy2DUnaligned_v2(copy: In<Copy2D>) {
-        plane(copy, When::Sync)
+        plane(copy, CallMode::Sync)
     }
 
     fn cuMemcpy2DAsync_v2(copy: In<Copy2D>, stream: StreamId) {
-        plane(copy, When::Async(stream))
+        plane(copy, CallMode::Async(stream))
     }
 
     fn cuMemcpy3D_v2(copy: In<Copy3D>) {
-        volume(copy, When::Sync)
+        volume(copy, CallMode::Sync)
     }
 
     fn cuMemcpy3DAsync_v2(copy: In<Copy3D>, stream: StreamId) {
-        volume(copy, When::Async(stream))
+        volume(copy, CallMode::Async(stream))
     }
 
     fn cuMemcpy3DPeer(copy: In<Copy3D>) {
-        volume(copy, When::Sync)
+        volume(copy, CallMode::Sync)
     }
 
     fn cuMemcpy3DPeerAsync(copy: In<Copy3D>, stream: StreamId) {
-        volume(copy, When::Async(stream))
+        volume(copy, CallMode::Async(stream))
     }
 
     fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
-        fill(address, 0, value.into(), 1, [count, 1], When::Sync)
+        fill(address, 0, value.into(), 1, [count, 1], CallMode::Sync)
     }
 
     fn cuMemsetD16_v2(address: u64, value: u16, count: usize) {
-        fill(address, 0, value.into(), 2, [count, 1], When::Sync)
+        fill(address, 0, value.into(), 2, [count, 1], CallMode::Sync)
     }
 
     fn cuMemsetD32_v2(address: u64, value: u32, count: usize) {
-        fill(address, 0, value, 4, [count, 1], When::Sync)
+        fill(address, 0, value, 4, [count, 1], CallMode::Sync)
     }
 
     fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: StreamId) {
-        fill(address, 0, value.into(), 1, [count, 1], When::Async(stream))
+        fill(address, 0, value.into(), 1, [count, 1], CallMode::Async(stream))
     }
 
     fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: StreamId) {
-        fill(address, 0, value.into(), 2, [count, 1], When::Async(stream))
+        fill(address, 0, value.into(), 2, [count, 1], CallMode::Async(stream))
     }
 
     fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: StreamId) {
-        fill(address, 0, value, 4, [count, 1], When::Async(stream))
+        fill(address, 0, value, 4, [count, 1], CallMode::Async(stream))
     }
 
     fn cuMemsetD2D8_v2(address: u64, pitch: usize, value: u8, width: usize, height: usize) {
-        fill(address, pitch, value.into(), 1, [width, height], When::Sync)
+        fill(address, pitch, value.into(), 1, [width, height], CallMode::Sync)
     }
 
     fn cuMemsetD2D16_v2(address: u64, pitch: usize, value: u16, width: usize, height: usize) {
-        fill(address, pitch, value.into(), 2, [width, height], When::Sync)
+        fill(address, pitch, value.into(), 2, [width, height], CallMode::Sync)
     }
 
     fn cuMemsetD2D32_v2(address: u64, pitch: usize, value: u32, width: usize, height: usize) {
-        fill(address, pitch, value, 4, [width, height], When::Sync)
+        fill(address, pitch, value, 4, [width, height], CallMode::Sync)
     }
 
     fn cuMemsetD2D8Async(address: u64, pitch: usize, value: u8, width: usize, height: usize, stream: StreamId) {
-        fill(address, pitch, value.into(), 1, [width, height], When::Async(stream))
+        fill(address, pitch, value.into(), 1, [width, height], CallMode::Async(stream))
     }
 
     fn cuMemsetD2D16Async(address: u64, pitch: usize, value: u16, width: usize, height: usize, stream: StreamId) {
-        fill(address, pitch, value.into(), 2, [width, height], When::Async(stream))
+        fill(address, pitch, value.into(), 2, [width, height], CallMode::Async(stream))
     }
 
     fn cuMemsetD2D32Async(address: u64, pitch: usize, value: u32, width: usize, height: usize, stream: StreamId) {
-        fill(address, pitch, value, 4, [width, height], When::Async(stream))
+        fill(address, pitch, value, 4, [width, height], CallMode::Async(stream))
     }
 }
 
-fn linear(to: End, from: End, bytes: usize, when: When) -> Result<()> {
+fn linear(to: CopyPointer, from: CopyPointer, bytes: usize, when: CallMode) -> Result<()> {
     driver()?.copy(to, Pitch::default(), from, Pitch::default(), Extent::row(bytes as u64), when)
 }
 
-fn fill(address: u64, pitch: usize, value: u32, bytes: u8, [width, height]: [usize; 2], when: When) -> Result<()> {
+fn fill(address: u64, pitch: usize, value: u32, bytes: u8, [width, height]: [usize; 2], when: CallMode) -> Result<()> {
     let (width, height) = (width as u64, height as u64);
-    driver()?.fill(Fill { address, pitch: pitch as u64, value, bytes, width, height }, when)
+    driver()?.memset(Memset { address, pitch: pitch as u64, value, bytes, width, height }, when)
 }
 
 impl Volume {
     /// Where the copied part starts, and how rows and slices lie. A pitch of 0 means that rows follow each other.
-    fn end(self, width: usize, height: usize) -> Result<(End, Pitch)> {
+    fn end(self, width: usize, height: usize) -> Result<(CopyPointer, Pitch)> {
         let row = if self.pitch == 0 { width } else { self.pitch };
         let rows = if self.height == 0 { height } else { self.height };
         let slice = row.checked_mul(rows);
@@ -206,11 +206,11 @@ impl Volume {
         });
         let (Some(slice), Some(offset)) = (slice, offset) else { return Err(Error::InvalidValue) };
         let end = match self.kind {
-            1 => End::Host(self.host.offset(offset as u64).ok_or(Error::InvalidValue)?),
-            2 => End::Device(self.device.checked_add(offset as u64).ok_or(Error::InvalidValue)?),
+            1 => CopyPointer::Host(self.host.offset(offset as u64).ok_or(Error::InvalidValue)?),
+            2 => CopyPointer::Device(self.device.checked_add(offset as u64).ok_or(Error::InvalidValue)?),
             // Arrays are for textures, which are not emulated.
             3 => return Err(Error::NotSupported),
-            4 => End::Unified(HostMemory::at(self.device).offset(offset as u64).ok_or(Error::InvalidValue)?),
+            4 => CopyPointer::Unified(HostMemory::at(self.device).offset(offset as u64).ok_or(Error::InvalidValue)?),
             _ => return Err(Error::InvalidValue),
         };
         if self.level != 0 {
@@ -220,7 +220,7 @@ impl Volume {
     }
 }
 
-fn plane(copy: In<Copy2D>, when: When) -> Result<()> {
+fn plane(copy: In<Copy2D>, when: CallMode) -> Result<()> {
     let Copy2D { from, to, width, height } = copy.get()?;
     let volume = |plane: Plane| Volume {
         x: plane.x,
@@ -238,11 +238,11 @@ fn plane(copy: In<Copy2D>, when: When) -> Result<()> {
     boxes(Copy3D { from: volume(from), to: volume(to), width, height, depth: 1 }, when)
 }
 
-fn volume(copy: In<Copy3D>, when: When) -> Result<()> {
+fn volume(copy: In<Copy3D>, when: CallMode) -> Result<()> {
     boxes(copy.get()?, when)
 }
 
-fn boxes(copy: Copy3D, when: When) -> Result<()> {
+fn boxes(copy: Copy3D, when: CallMode) -> Result<()> {
     let CopyRequest { to, to_pitch, from, from_pitch, extent } = copy.request()?;
     driver()?.copy(to, to_pitch, from, from_pitch, extent, when)
 }
@@ -260,12 +260,12 @@ impl Copy3D {
     /// The description of a copy, with all offsets in the addresses.
     pub(super) fn of(request: &CopyRequest) -> Self {
         let CopyRequest { to, to_pitch, from, from_pitch, extent } = *request;
-        let volume = |end: End, pitch: Pitch| {
+        let volume = |end: CopyPointer, pitch: Pitch| {
             let none = HostMemory::at(0);
             let (kind, host, device) = match end {
-                End::Host(memory) => (1, memory, 0),
-                End::Device(address) => (2, none, address),
-                End::Unified(memory) => (4, none, memory.address()),
+                CopyPointer::Host(memory) => (1, memory, 0),
+                CopyPointer::Device(address) => (2, none, address),
+                CopyPointer::Unified(memory) => (4, none, memory.address()),
             };
             let height = pitch.slice.checked_div(pitch.row).unwrap_or(0) as usize;
             let row = pitch.row as usize;

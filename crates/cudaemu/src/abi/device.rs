@@ -2,10 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::door::{Buffer, In, Out, Text, api, locked};
 use super::extension::at_exit;
+use super::ffi_guard::{Buffer, In, Out, Text, api, with_state};
 use crate::config::Pci;
-use crate::config::spec::{self, MAX_BLOCK, MAX_GRID, MAX_THREADS, REGISTERS, SHARED_DEFAULT, WARP};
+use crate::config::spec::{
+    self, DEFAULT_SHARED_PER_BLOCK, MAX_BLOCK, MAX_GRID, MAX_THREADS_PER_BLOCK, REGISTERS_PER_SM, WARP_SIZE,
+};
 use crate::driver::{driver, init};
 use crate::error::Error;
 use crate::handle::PoolId;
@@ -19,7 +21,7 @@ api! {
 
     fn cuDriverGetVersion(version: Out<c_int>) {
         // The one call that works before cuInit.
-        version.answer(|| Ok(driver().map_or(12090, |driver| driver.config.driver_version) as c_int))
+        version.write_with(|| Ok(driver().map_or(12090, |driver| driver.config.driver_version) as c_int))
     }
 
     fn cuGetErrorName(error: c_uint, text: Out<*const c_char>) {
@@ -31,11 +33,11 @@ api! {
     }
 
     fn cuDeviceGetCount(count: Out<c_int>) {
-        count.answer(|| Ok(driver()?.config.devices.len() as c_int))
+        count.write_with(|| Ok(driver()?.config.devices.len() as c_int))
     }
 
     fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
-        device.answer(|| Ok(driver()?.device(ordinal)? as c_int))
+        device.write_with(|| Ok(driver()?.device(ordinal)? as c_int))
     }
 
     fn cuDeviceGetName(name: Buffer, room: c_int, device: c_int) {
@@ -53,34 +55,34 @@ api! {
     }
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
-        bytes.answer(|| {
+        bytes.write_with(|| {
             let driver = driver()?;
             Ok(driver.config.devices[driver.device(device)?].memory as usize)
         })
     }
 
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, device: c_int) {
-        value.answer(|| {
+        value.write_with(|| {
             let driver = driver()?;
-            spec::attribute(&driver.config.devices[driver.device(device)?], attribute)
+            spec::device_attribute(&driver.config.devices[driver.device(device)?], attribute)
         })
     }
 
     fn cuDeviceGetProperties(properties: Out<[c_int; 14]>, device: c_int) {
-        properties.answer(|| {
+        properties.write_with(|| {
             let driver = driver()?;
             let clock = driver.config.devices[driver.device(device)?].spec.clock;
             let [bx, by, bz] = MAX_BLOCK;
             let [gx, gy, gz] = MAX_GRID;
             let most = i32::MAX as u32;
-            let values = [MAX_THREADS, bx, by, bz, gx, gy, gz, SHARED_DEFAULT, spec::CONSTANT, WARP, most, REGISTERS, clock, 512];
+            let values = [MAX_THREADS_PER_BLOCK, bx, by, bz, gx, gy, gz, DEFAULT_SHARED_PER_BLOCK, spec::CONSTANT_BYTES, WARP_SIZE, most, REGISTERS_PER_SM, clock, 512];
             Ok(values.map(|value| value as c_int))
         })
     }
 
     fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: c_int) {
-        major.given()?;
-        minor.given()?;
+        major.check_not_null()?;
+        minor.check_not_null()?;
         let driver = driver()?;
         let capability = driver.config.devices[driver.device(device)?].spec.capability;
         major.set(capability.0 as c_int);
@@ -95,7 +97,7 @@ api! {
     }
 
     fn cuDeviceGetByPCIBusId(device: Out<c_int>, text: Text) {
-        device.answer(|| {
+        device.write_with(|| {
             let driver = driver()?;
             let pci = Pci::parse(&text.read()?).ok_or(Error::InvalidValue)?;
             let found = driver.config.devices.iter().position(|device| device.pci == pci);
@@ -104,11 +106,11 @@ api! {
     }
 
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
-        can.answer(|| can_access(device, peer).map(c_int::from))
+        can.write_with(|| can_access(device, peer).map(c_int::from))
     }
 
     fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_uint, from: c_int, to: c_int) {
-        value.answer(|| {
+        value.write_with(|| {
             let can = can_access(from, to)?;
             match attribute {
                 // The link's rank: all are alike.
@@ -121,11 +123,11 @@ api! {
     }
 
     fn cuDeviceGetDefaultMemPool(pool: Out<PoolId>, device: c_int) {
-        pool.answer(|| locked(|driver, state| Ok(state.devices[driver.device(device)?].default_pool)))
+        pool.write_with(|| with_state(|driver, state| Ok(state.devices[driver.device(device)?].default_pool)))
     }
 
     fn cuDeviceGetMemPool(pool: Out<PoolId>, device: c_int) {
-        pool.answer(|| locked(|driver, state| Ok(state.devices[driver.device(device)?].pool)))
+        pool.write_with(|| with_state(|driver, state| Ok(state.devices[driver.device(device)?].pool)))
     }
 
     fn cuDeviceSetMemPool(device: c_int, pool: PoolId) {
@@ -134,16 +136,16 @@ api! {
     }
 
     fn cuMemGetDefaultMemPool(pool: Out<PoolId>, location: In<[c_int; 2]>, kind: c_uint) {
-        pool.answer(|| {
+        pool.write_with(|| {
             let device = pool_location(location, kind)?;
-            locked(|driver, state| Ok(state.devices[driver.device(device)?].default_pool))
+            with_state(|driver, state| Ok(state.devices[driver.device(device)?].default_pool))
         })
     }
 
     fn cuMemGetMemPool(pool: Out<PoolId>, location: In<[c_int; 2]>, kind: c_uint) {
-        pool.answer(|| {
+        pool.write_with(|| {
             let device = pool_location(location, kind)?;
-            locked(|driver, state| Ok(state.devices[driver.device(device)?].pool))
+            with_state(|driver, state| Ok(state.devices[driver.device(device)?].pool))
         })
     }
 
@@ -153,7 +155,7 @@ api! {
     }
 
     fn cuDeviceGetExecAffinitySupport(value: Out<c_int>, kind: c_uint, device: c_int) {
-        value.answer(|| {
+        value.write_with(|| {
             driver()?.device(device)?;
             if kind == 0 { Ok(0) } else { Err(Error::InvalidValue) }
         })
@@ -173,14 +175,14 @@ fn error_text(
     text: Out<*const c_char>,
     which: fn((&'static str, &'static str)) -> &'static str,
 ) -> Result<(), Error> {
-    text.given()?;
+    text.check_not_null()?;
     let texts = Error::texts(error);
     text.set(texts.map_or(std::ptr::null(), |texts| which(texts).as_ptr().cast()));
     texts.map(drop).ok_or(Error::InvalidValue)
 }
 
 fn device_uuid(uuid: Out<[u8; 16]>, device: c_int) -> Result<(), Error> {
-    uuid.answer(|| {
+    uuid.write_with(|| {
         let driver = driver()?;
         Ok(driver.config.devices[driver.device(device)?].uuid())
     })

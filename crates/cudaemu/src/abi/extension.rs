@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
-use super::door::{Buffer, Text, api};
-use crate::counts::calls;
+use super::ffi_guard::{Buffer, Text, api};
+use crate::counts::call_counts;
 use crate::driver::{Driver, configure, driver, reset};
 
 // SAFETY of the names: they begin with the emulator's own.
@@ -38,7 +38,7 @@ extern "C" fn cudaemu_counts_json(text: Buffer, room: usize) -> usize {
     fill(text, room, || {
         let json = |driver: Arc<Driver>| {
             let state = driver.lock();
-            state.counts.json(&calls(), state.streams.time.end())
+            state.counts.json(&call_counts(), state.streams.time.end())
         };
         driver().map_or_else(|_| String::new(), json)
     })
@@ -46,7 +46,7 @@ extern "C" fn cudaemu_counts_json(text: Buffer, room: usize) -> usize {
 
 fn fill(buffer: Buffer, room: usize, text: impl FnOnce() -> String) -> usize {
     let mut needed = 0;
-    super::door::door("a function of the emulator", || {
+    super::ffi_guard::guard_call("a function of the emulator", || {
         let text = text();
         needed = text.len() + 1;
         if buffer.is_given() && room > 0 { buffer.write(&text, room) } else { Ok(()) }
@@ -67,7 +67,7 @@ pub(super) fn at_exit() {
 extern "C" fn summary() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
-        super::door::door("the summary", || {
+        super::ffi_guard::guard_call("the summary", || {
             driver()?.summary();
             Ok(())
         });

@@ -2,9 +2,9 @@
 
 use std::ffi::c_uint;
 
-use super::door::{Buffer, In, InOut, Text};
-use crate::console::say;
-use crate::driver::module::{Image, Refused};
+use super::ffi_guard::{Buffer, In, InOut, Text};
+use crate::console::log_stderr;
+use crate::driver::module::{LoadError, ModuleImage};
 use crate::error::{Error, Result};
 
 /// The options of a load that mean something here: where the log goes. Others tune code that is not made.
@@ -28,7 +28,7 @@ impl Options {
     /// Reads them; information logs are left empty.
     pub(super) fn read(count: c_uint, options: In<c_uint>, values: InOut<u64>) -> Result<Self> {
         let count = count as usize;
-        let options = options.all(count)?;
+        let options = options.read_array(count)?;
         let at = |wanted: u32| options.iter().position(|&option| option == wanted);
         let log = match (at(LOG[0]), at(LOG[1])) {
             (Some(buffer), Some(size)) => Some((Buffer::at(values.at(buffer)?), values.at(size)? as u32 as usize)),
@@ -45,7 +45,7 @@ impl Options {
     }
 
     /// Loads; a refusal goes to the program's log and to stderr.
-    pub(super) fn load<T>(self, load: impl FnOnce() -> std::result::Result<T, Refused>) -> Result<T> {
+    pub(super) fn load<T>(self, load: impl FnOnce() -> std::result::Result<T, LoadError>) -> Result<T> {
         let loaded = load();
         let text = loaded.as_ref().err().map_or("", |refused| refused.log.as_str());
         let mut written = 0;
@@ -58,7 +58,7 @@ impl Options {
         }
         loaded.map_err(|refused| {
             if !refused.log.is_empty() {
-                say(format_args!("a module is refused: {}", refused.log));
+                log_stderr(format_args!("a module is refused: {}", refused.log));
             }
             refused.error
         })
@@ -66,34 +66,34 @@ impl Options {
 }
 
 /// Data of unknown length: text up to its zero, or the start of something binary.
-pub(super) fn image(data: In<u8>) -> Result<Image> {
+pub(super) fn image(data: In<u8>) -> Result<ModuleImage> {
     let mut text = Vec::new();
     loop {
         match data.at(text.len())? {
-            0 => return Ok(Image::Text(text)),
+            0 => return Ok(ModuleImage::Text(text)),
             byte => text.push(byte),
         }
         if text.len() == 4
             && let Some(what) = binary(&text)
         {
-            return Ok(Image::Binary(what));
+            return Ok(ModuleImage::Binary(what));
         }
     }
 }
 
 /// The content of a file.
-pub(super) fn file(path: Text) -> Result<Image> {
+pub(super) fn file(path: Text) -> Result<ModuleImage> {
     let path = path.bytes()?;
     let path = std::path::Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&path));
     let mut data = std::fs::read(path).map_err(|error| {
-        say(format_args!("{} cannot be read: {error}", path.display()));
+        log_stderr(format_args!("{} cannot be read: {error}", path.display()));
         Error::FileNotFound
     })?;
     if let Some(what) = binary(&data) {
-        return Ok(Image::Binary(what));
+        return Ok(ModuleImage::Binary(what));
     }
     data.truncate(data.iter().position(|&byte| byte == 0).unwrap_or(data.len()));
-    Ok(Image::Text(data))
+    Ok(ModuleImage::Text(data))
 }
 
 /// What binary formats begin with.

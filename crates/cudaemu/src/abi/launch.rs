@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::door::{In, api};
+use super::ffi_guard::{In, api};
 use crate::bytecode;
 use crate::driver::driver;
-use crate::driver::launch::Request;
+use crate::driver::launch::LaunchRequest;
 use crate::error::{Error, Result};
 use crate::handle::{EventId, FunctionId, Handle, StreamId};
 use crate::mem::HostMemory;
@@ -46,7 +46,7 @@ api! {
         extra: In<u64>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let request = Request { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
+        let request = LaunchRequest { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
         driver()?.launch(request, |kernel| parameters(kernel, params, extra))
     }
 
@@ -63,15 +63,15 @@ api! {
         params: In<HostMemory>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let request = Request { function, grid, block, shared, stream, cooperative: true, cluster: [1; 3] };
+        let request = LaunchRequest { function, grid, block, shared, stream, cooperative: true, cluster: [1; 3] };
         driver()?.launch(request, |kernel| parameters(kernel, params, In::null()))
     }
 
     fn cuLaunchKernelEx(config: In<Config>, function: FunctionId, params: In<HostMemory>, extra: In<u64>) {
         let Config { grid, block, shared, stream, attributes, count } = config.get()?;
-        let mut request = Request { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
+        let mut request = LaunchRequest { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
         let mut events = Vec::new();
-        for Attribute { id, value, .. } in attributes.all(count as usize)? {
+        for Attribute { id, value, .. } in attributes.read_array(count as usize)? {
             match id {
                 // Hints, and the leave to start before the work in front has ended, which need not be taken.
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 11 | 14 => {}

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::door::{In, InOut, Out, Text, api, locked};
+use super::ffi_guard::{In, InOut, Out, Text, api, with_state};
 use super::jit::{Options, file, image};
 use super::module::set_attribute;
 use crate::driver::driver;
@@ -20,7 +20,7 @@ api! {
         _library_values: In<u64>,
         _library_count: c_uint,
     ) {
-        library.answer(|| {
+        library.write_with(|| {
             let driver = driver()?;
             let image = image(data)?;
             Options::read(count, options, values)?.load(|| driver.load_library(&image))
@@ -37,7 +37,7 @@ api! {
         _library_values: In<u64>,
         _library_count: c_uint,
     ) {
-        library.answer(|| {
+        library.write_with(|| {
             let driver = driver()?;
             let image = file(path)?;
             Options::read(count, options, values)?.load(|| driver.load_library(&image))
@@ -49,16 +49,16 @@ api! {
     }
 
     fn cuLibraryGetKernel(kernel: Out<KernelId>, library: LibraryId, name: Text) {
-        kernel.answer(|| locked(|_, state| state.find_kernel(library, &name.read()?)))
+        kernel.write_with(|| with_state(|_, state| state.find_kernel(library, &name.read()?)))
     }
 
     fn cuLibraryGetKernelCount(count: Out<c_uint>, library: LibraryId) {
-        count.answer(|| locked(|_, state| Ok(state.library_kernels(library)?.len() as c_uint)))
+        count.write_with(|| with_state(|_, state| Ok(state.library_kernels(library)?.len() as c_uint)))
     }
 
     fn cuLibraryEnumerateKernels(kernels: Out<KernelId>, count: c_uint, library: LibraryId) {
-        kernels.given()?;
-        locked(|_, state| {
+        kernels.check_not_null()?;
+        with_state(|_, state| {
             let all = state.library_kernels(library)?;
             all.iter().take(count as usize).enumerate().for_each(|(index, &kernel)| kernels.set_at(index, kernel));
             Ok(())
@@ -66,11 +66,11 @@ api! {
     }
 
     fn cuLibraryGetModule(module: Out<ModuleId>, library: LibraryId) {
-        module.answer(|| locked(|driver, state| state.library_module(driver, library)))
+        module.write_with(|| with_state(|driver, state| state.library_module(driver, library)))
     }
 
     fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<usize>, library: LibraryId, name: Text) {
-        let (found, size) = locked(|driver, state| {
+        let (found, size) = with_state(|driver, state| {
             let module = state.library_module(driver, library)?;
             state.find_global(module, &name.read()?)
         })?;
@@ -81,25 +81,25 @@ api! {
 
     fn cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<usize>, library: LibraryId, _name: Text) {
         // PTX declares managed variables by an attribute that is refused when it is loaded: there are none.
-        locked(|_, state| state.library_kernels(library).map(drop))?;
+        with_state(|_, state| state.library_kernels(library).map(drop))?;
         Err(Error::NotFound)
     }
 
     fn cuKernelGetFunction(function: Out<FunctionId>, kernel: KernelId) {
-        function.answer(|| locked(|driver, state| state.kernel_function(driver, kernel)))
+        function.write_with(|| with_state(|driver, state| state.kernel_function(driver, kernel)))
     }
 
     fn cuKernelGetLibrary(library: Out<LibraryId>, kernel: KernelId) {
-        library.answer(|| locked(|_, state| Ok(state.kernels.get(kernel)?.library)))
+        library.write_with(|| with_state(|_, state| Ok(state.kernels.get(kernel)?.library)))
     }
 
     fn cuKernelGetName(name: Out<*const c_char>, kernel: KernelId) {
         // The name lives as long as the library.
-        name.answer(|| locked(|_, state| Ok(state.kernels.get(kernel)?.name.as_ptr())))
+        name.write_with(|| with_state(|_, state| Ok(state.kernels.get(kernel)?.name.as_ptr())))
     }
 
     fn cuKernelGetAttribute(value: Out<c_int>, attribute: c_uint, kernel: KernelId, _device: c_int) {
-        value.answer(|| locked(|driver, state| {
+        value.write_with(|| with_state(|driver, state| {
             let function = state.kernel_function(driver, kernel)?;
             let (function, spec) = state.function(driver, function)?;
             function.attribute(attribute, spec)
@@ -111,7 +111,7 @@ api! {
     }
 
     fn cuKernelSetCacheConfig(kernel: KernelId, config: c_uint, _device: c_int) {
-        locked(|driver, state| {
+        with_state(|driver, state| {
             let function = state.kernel_function(driver, kernel)?;
             if config > 3 {
                 return Err(Error::InvalidValue);
@@ -122,8 +122,8 @@ api! {
     }
 
     fn cuKernelGetParamInfo(kernel: KernelId, index: usize, offset: Out<usize>, bytes: Out<usize>) {
-        offset.given()?;
-        locked(|driver, state| {
+        offset.check_not_null()?;
+        with_state(|driver, state| {
             let function = state.kernel_function(driver, kernel)?;
             let param = state.functions.get(function)?.kernel().params.get(index).ok_or(Error::InvalidValue)?;
             offset.set(param.offset as usize);
@@ -133,7 +133,7 @@ api! {
     }
 
     fn cuKernelGetParamCount(kernel: KernelId, count: Out<usize>) {
-        count.answer(|| locked(|driver, state| {
+        count.write_with(|| with_state(|driver, state| {
             let function = state.kernel_function(driver, kernel)?;
             Ok(state.functions.get(function)?.kernel().params.len())
         }))

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::door::{In, Opaque, Out, api, locked};
+use super::ffi_guard::{In, Opaque, Out, api, with_state};
 use crate::driver::driver;
-use crate::driver::memory::{HOST_FLAGS, How, Kind, PointerValue, on_host};
-use crate::engine::Work;
+use crate::driver::memory::{AllocationOrigin, HOST_FLAGS, MemoryKind, PointerValue, is_host_memory};
+use crate::engine::StreamOp;
 use crate::error::{Error, Result};
 use crate::handle::StreamId;
 
@@ -14,7 +14,7 @@ const PITCH: usize = 512;
 
 api! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        locked(|driver, state| {
+        with_state(|driver, state| {
             let (_, device) = state.current_device()?;
             let (limit, used) = (driver.space().limit(device as u32), driver.space().used(device as u32));
             free.set(limit.saturating_sub(used) as usize);
@@ -24,26 +24,26 @@ api! {
     }
 
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
-        address.answer(|| driver()?.allocate(bytes as u64, Kind::Device, "cuMemAlloc"))
+        address.write_with(|| driver()?.allocate(bytes as u64, MemoryKind::Device, "cuMemAlloc"))
     }
 
     fn cuMemAllocPitch_v2(address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) {
-        pitch.given()?;
+        pitch.check_not_null()?;
         if ![4, 8, 16].contains(&element) {
             return Err(Error::InvalidValue);
         }
         let row = width.checked_next_multiple_of(PITCH).ok_or(Error::InvalidValue)?;
-        address.answer(|| {
+        address.write_with(|| {
             let bytes = row.checked_mul(height).ok_or(Error::InvalidValue)?;
-            driver()?.allocate(bytes as u64, Kind::Device, "cuMemAllocPitch")
+            driver()?.allocate(bytes as u64, MemoryKind::Device, "cuMemAllocPitch")
         })?;
         pitch.set(row);
         Ok(())
     }
 
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: c_uint) {
-        address.answer(|| match flags {
-            1 | 2 => driver()?.allocate(bytes as u64, Kind::Managed, "cuMemAllocManaged"),
+        address.write_with(|| match flags {
+            1 | 2 => driver()?.allocate(bytes as u64, MemoryKind::Managed, "cuMemAllocManaged"),
             _ => Err(Error::InvalidValue),
         })
     }
@@ -52,16 +52,16 @@ api! {
         if address == 0 {
             return driver().map(drop);
         }
-        driver()?.free(address, |how| matches!(how, How::Plain | How::Pool(_)), Error::InvalidValue)
+        driver()?.free(address, |how| matches!(how, AllocationOrigin::Plain | AllocationOrigin::Pool(_)), Error::InvalidValue)
     }
 
     fn cuMemAllocHost_v2(pointer: Out<u64>, bytes: usize) {
-        pointer.answer(|| driver()?.allocate(bytes as u64, Kind::Host(0), "cuMemAllocHost"))
+        pointer.write_with(|| driver()?.allocate(bytes as u64, MemoryKind::Host(0), "cuMemAllocHost"))
     }
 
     fn cuMemHostAlloc(pointer: Out<u64>, bytes: usize, flags: c_uint) {
-        pointer.answer(|| match flags & !HOST_FLAGS {
-            0 => driver()?.allocate(bytes as u64, Kind::Host(flags), "cuMemHostAlloc"),
+        pointer.write_with(|| match flags & !HOST_FLAGS {
+            0 => driver()?.allocate(bytes as u64, MemoryKind::Host(flags), "cuMemHostAlloc"),
             _ => Err(Error::InvalidValue),
         })
     }
@@ -70,7 +70,7 @@ api! {
         if pointer == 0 {
             return driver().map(drop);
         }
-        driver()?.free(pointer, |how| matches!(how, How::Host(_)), Error::InvalidValue)
+        driver()?.free(pointer, |how| matches!(how, AllocationOrigin::Host(_)), Error::InvalidValue)
     }
 
     fn cuMemHostRegister_v2(pointer: Opaque, bytes: usize, flags: c_uint) {
@@ -86,23 +86,23 @@ api! {
     }
 
     fn cuMemHostUnregister(pointer: u64) {
-        driver()?.free(pointer, |how| matches!(how, How::Registered(_)), Error::HostMemoryNotRegistered)
+        driver()?.free(pointer, |how| matches!(how, AllocationOrigin::Registered(_)), Error::HostMemoryNotRegistered)
     }
 
     fn cuMemHostGetDevicePointer_v2(address: Out<u64>, pointer: u64, flags: c_uint) {
-        address.answer(|| {
+        address.write_with(|| {
             let driver = driver()?;
             let known = driver.find(pointer)?;
-            if flags != 0 || !on_host(&known) { Err(Error::InvalidValue) } else { Ok(pointer) }
+            if flags != 0 || !is_host_memory(&known) { Err(Error::InvalidValue) } else { Ok(pointer) }
         })
     }
 
     fn cuMemHostGetFlags(flags: Out<c_uint>, pointer: u64) {
-        flags.answer(|| locked(|driver, state| {
+        flags.write_with(|| with_state(|driver, state| {
             let known = driver.find(pointer)?;
-            match state.memory.get(known.base()).map(|owner| owner.how) {
+            match state.memory.get(known.base()).map(|owner| owner.origin) {
                 // All host memory is mapped where addresses are unified.
-                Some(How::Host(flags)) => Ok(flags | 2),
+                Some(AllocationOrigin::Host(flags)) => Ok(flags | 2),
                 _ => Err(Error::InvalidValue),
             }
         }))
@@ -117,16 +117,16 @@ api! {
     }
 
     fn cuPointerGetAttribute(value: Out<u8>, attribute: c_uint, address: u64) {
-        value.given()?;
+        value.check_not_null()?;
         put(value, driver()?.pointer_attribute(attribute, address)?);
         Ok(())
     }
 
     fn cuPointerGetAttributes(count: c_uint, attributes: In<c_uint>, values: In<Out<u8>>, address: u64) {
         let driver = driver()?;
-        let values = values.all(count as usize)?;
-        for (attribute, value) in attributes.all(count as usize)?.into_iter().zip(values) {
-            value.given()?;
+        let values = values.read_array(count as usize)?;
+        for (attribute, value) in attributes.read_array(count as usize)?.into_iter().zip(values) {
+            value.check_not_null()?;
             // Of memory that is not known every attribute is zero, and the device -2.
             match driver.pointer_attribute(attribute, address) {
                 Ok(found) => put(value, found),
@@ -160,7 +160,7 @@ api! {
     }
 
     fn cuMemRangeGetAttribute(value: Out<c_int>, bytes: usize, attribute: c_uint, address: u64, _count: usize) {
-        value.given()?;
+        value.check_not_null()?;
         driver()?.find(address)?;
         match (attribute, bytes) {
             (1, 4) => value.set(0),
@@ -175,12 +175,12 @@ api! {
     fn cuStreamAttachMemAsync(stream: StreamId, address: u64, _bytes: usize, flags: c_uint) {
         let driver = driver()?;
         let mut state = driver.lock();
-        let stream = state.stream(stream)?;
+        let stream = state.resolve_stream(stream)?;
         driver.find(address)?;
         if ![1, 2, 4].contains(&flags) {
             return Err(Error::InvalidValue);
         }
-        driver.submit(state, stream, Work::Wait)
+        driver.submit(state, stream, StreamOp::Wait)
     }
 }
 
@@ -222,8 +222,8 @@ fn prefetch(address: u64, bytes: usize, device: Option<c_int>, stream: StreamId)
     }
     managed(address, bytes)?;
     let mut state = driver.lock();
-    let stream = state.stream(stream)?;
-    driver.submit(state, stream, Work::Wait)
+    let stream = state.resolve_stream(stream)?;
+    driver.submit(state, stream, StreamOp::Wait)
 }
 
 fn managed(address: u64, bytes: usize) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::door::{In, InOut, Out, Text, api, locked};
+use super::ffi_guard::{In, InOut, Out, Text, api, with_state};
 use super::jit::{Options, file, image};
 use crate::driver::driver;
 use crate::driver::occupancy::{available_shared, best_block, blocks_per_sm};
@@ -14,7 +14,7 @@ type SharedOfBlock = Option<extern "C" fn(c_int) -> usize>;
 
 api! {
     fn cuModuleLoad(module: Out<ModuleId>, path: Text) {
-        module.answer(|| {
+        module.write_with(|| {
             let driver = driver()?;
             let image = file(path)?;
             Options::none().load(|| driver.load_module(&image))
@@ -22,7 +22,7 @@ api! {
     }
 
     fn cuModuleLoadData(module: Out<ModuleId>, data: In<u8>) {
-        module.answer(|| {
+        module.write_with(|| {
             let driver = driver()?;
             let image = image(data)?;
             Options::none().load(|| driver.load_module(&image))
@@ -30,7 +30,7 @@ api! {
     }
 
     fn cuModuleLoadDataEx(module: Out<ModuleId>, data: In<u8>, count: c_uint, options: In<c_uint>, values: InOut<u64>) {
-        module.answer(|| {
+        module.write_with(|| {
             let driver = driver()?;
             let image = image(data)?;
             Options::read(count, options, values)?.load(|| driver.load_module(&image))
@@ -38,7 +38,7 @@ api! {
     }
 
     fn cuModuleLoadFatBinary(module: Out<ModuleId>, data: In<u8>) {
-        module.answer(|| {
+        module.write_with(|| {
             let driver = driver()?;
             let image = image(data)?;
             Options::none().load(|| driver.load_module(&image))
@@ -51,20 +51,20 @@ api! {
 
     fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
         // Eager: all functions are there when the module is.
-        mode.answer(|| driver().map(|_| 1))
+        mode.write_with(|| driver().map(|_| 1))
     }
 
     fn cuModuleGetFunction(function: Out<FunctionId>, module: ModuleId, name: Text) {
-        function.answer(|| locked(|_, state| state.find_function(module, &name.read()?)))
+        function.write_with(|| with_state(|_, state| state.find_function(module, &name.read()?)))
     }
 
     fn cuModuleGetFunctionCount(count: Out<c_uint>, module: ModuleId) {
-        count.answer(|| locked(|_, state| Ok(state.modules.get(module)?.functions.len() as c_uint)))
+        count.write_with(|| with_state(|_, state| Ok(state.modules.get(module)?.functions.len() as c_uint)))
     }
 
     fn cuModuleEnumerateFunctions(functions: Out<FunctionId>, count: c_uint, module: ModuleId) {
-        functions.given()?;
-        locked(|_, state| {
+        functions.check_not_null()?;
+        with_state(|_, state| {
             let all = &state.modules.get(module)?.functions;
             all.iter().take(count as usize).enumerate().for_each(|(index, &function)| functions.set_at(index, function));
             Ok(())
@@ -72,15 +72,15 @@ api! {
     }
 
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: ModuleId, name: Text) {
-        let (found, size) = locked(|_, state| state.find_global(module, &name.read()?))?;
+        let (found, size) = with_state(|_, state| state.find_global(module, &name.read()?))?;
         address.set(found);
         bytes.set(size as usize);
         Ok(())
     }
 
     fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: FunctionId) {
-        value.answer(|| locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        value.write_with(|| with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             let (function, spec) = state.function(driver, function)?;
             function.attribute(attribute, spec)
         }))
@@ -91,8 +91,8 @@ api! {
     }
 
     fn cuFuncSetCacheConfig(function: FunctionId, config: c_uint) {
-        locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             if config > 3 {
                 return Err(Error::InvalidValue);
             }
@@ -103,28 +103,28 @@ api! {
 
     fn cuFuncSetSharedMemConfig(function: FunctionId, config: c_uint) {
         // See cuCtxSetSharedMemConfig.
-        locked(|driver, state| state.any_function(driver, function).and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
+        with_state(|driver, state| state.resolve_function(driver, function).and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
     }
 
     fn cuFuncGetModule(module: Out<ModuleId>, function: FunctionId) {
-        module.answer(|| locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        module.write_with(|| with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             Ok(state.functions.get(function)?.module)
         }))
     }
 
     fn cuFuncGetName(name: Out<*const c_char>, function: FunctionId) {
-        name.answer(|| locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        name.write_with(|| with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             // The name lives as long as the module.
             Ok(state.functions.get(function)?.name.as_ptr())
         }))
     }
 
     fn cuFuncGetParamInfo(function: FunctionId, index: usize, offset: Out<usize>, bytes: Out<usize>) {
-        offset.given()?;
-        locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        offset.check_not_null()?;
+        with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             let param = state.functions.get(function)?.kernel().params.get(index).ok_or(Error::InvalidValue)?;
             offset.set(param.offset as usize);
             bytes.set(param.bytes as usize);
@@ -133,18 +133,18 @@ api! {
     }
 
     fn cuFuncGetParamCount(function: FunctionId, count: Out<usize>) {
-        count.answer(|| locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        count.write_with(|| with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             Ok(state.functions.get(function)?.kernel().params.len())
         }))
     }
 
     fn cuFuncIsLoaded(loaded: Out<c_uint>, function: FunctionId) {
-        loaded.answer(|| locked(|driver, state| state.any_function(driver, function).map(|_| 1)))
+        loaded.write_with(|| with_state(|driver, state| state.resolve_function(driver, function).map(|_| 1)))
     }
 
     fn cuFuncLoad(function: FunctionId) {
-        locked(|driver, state| state.any_function(driver, function).map(drop))
+        with_state(|driver, state| state.resolve_function(driver, function).map(drop))
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<c_int>, function: FunctionId, threads: c_int, shared: usize) {
@@ -185,33 +185,33 @@ api! {
     }
 
     fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: FunctionId, blocks: c_int, threads: c_int) {
-        bytes.answer(|| locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+        bytes.write_with(|| with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             let (function, spec) = state.function(driver, function)?;
             let [blocks, threads] = [blocks, threads].map(u32::try_from);
             let (Ok(blocks), Ok(threads)) = (blocks, threads) else { return Err(Error::InvalidValue) };
-            Ok(available_shared(function.needs(), blocks, threads, spec)? as usize)
+            Ok(available_shared(function.block_resources(), blocks, threads, spec)? as usize)
         }))
     }
 }
 
 /// `cuFuncSetAttribute` and `cuKernelSetAttribute`.
 pub(super) fn set_attribute(function: FunctionId, attribute: c_uint, value: c_int) -> Result<()> {
-    locked(|driver, state| {
-        let id = state.any_function(driver, function)?;
+    with_state(|driver, state| {
+        let id = state.resolve_function(driver, function)?;
         let spec = state.function(driver, id)?.1.clone();
         state.functions.get_mut(id)?.set_attribute(attribute, value, &spec)
     })
 }
 
 fn active_blocks(blocks: Out<c_int>, function: FunctionId, threads: c_int, shared: usize, flags: c_uint) -> Result<()> {
-    blocks.answer(|| {
-        locked(|driver, state| {
-            let function = state.any_function(driver, function)?;
+    blocks.write_with(|| {
+        with_state(|driver, state| {
+            let function = state.resolve_function(driver, function)?;
             let (function, spec) = state.function(driver, function)?;
             match u32::try_from(threads) {
                 Ok(threads) if flags <= 1 => {
-                    Ok(blocks_per_sm(function.needs(), threads, shared as u64, spec)? as c_int)
+                    Ok(blocks_per_sm(function.block_resources(), threads, shared as u64, spec)? as c_int)
                 }
                 _ => Err(Error::InvalidValue),
             }
@@ -228,17 +228,17 @@ fn potential(
     most: c_int,
     flags: c_uint,
 ) -> Result<()> {
-    grid.given()?;
-    block.given()?;
+    grid.check_not_null()?;
+    block.check_not_null()?;
     let most = u32::try_from(most).map_err(|_| Error::InvalidValue)?;
     if flags > 1 {
         return Err(Error::InvalidValue);
     }
     // The program's function runs without the lock.
-    let (needs, spec) = locked(|driver, state| {
-        let function = state.any_function(driver, function)?;
+    let (needs, spec) = with_state(|driver, state| {
+        let function = state.resolve_function(driver, function)?;
         let (function, spec) = state.function(driver, function)?;
-        Ok((function.needs(), spec.clone()))
+        Ok((function.block_resources(), spec.clone()))
     })?;
     let shared = |threads: u32| shared_of.map_or(shared, |shared_of| shared_of(threads as c_int)) as u64;
     let (blocks, threads) = best_block(needs, shared, most, &spec)?;

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::door::{In, Out, api};
+use super::ffi_guard::{In, Out, api};
 use crate::driver::driver;
 use crate::error::{Error, Result};
 use crate::handle::PhysicalId;
@@ -33,21 +33,21 @@ impl Properties {
 /// `CUmemAccessDesc`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct AccessOf {
+pub(super) struct AccessDesc {
     pub(super) location: [c_int; 2],
     pub(super) flags: c_uint,
 }
 
 api! {
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, option: c_uint) {
-        bytes.answer(|| match option {
+        bytes.write_with(|| match option {
             0 | 1 => Ok(driver()?.granularity(properties.get()?.device()?)? as usize),
             _ => Err(Error::InvalidValue),
         })
     }
 
     fn cuMemCreate(handle: Out<PhysicalId>, bytes: usize, properties: In<Properties>, flags: u64) {
-        handle.answer(|| match flags {
+        handle.write_with(|| match flags {
             0 => driver()?.create_physical(bytes as u64, properties.get()?.device()?),
             _ => Err(Error::InvalidValue),
         })
@@ -58,18 +58,18 @@ api! {
     }
 
     fn cuMemRetainAllocationHandle(handle: Out<PhysicalId>, address: u64) {
-        handle.answer(|| driver()?.retain_physical(address))
+        handle.write_with(|| driver()?.retain_physical(address))
     }
 
     fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: PhysicalId) {
-        properties.answer(|| {
+        properties.write_with(|| {
             let device = driver()?.physical_device(handle)? as c_int;
             Ok(Properties { kind: 1, handles: 0, location: [1, device], windows: 0, flags: [0; 8] })
         })
     }
 
     fn cuMemAddressReserve(address: Out<u64>, bytes: usize, align: usize, _wish: u64, flags: u64) {
-        address.answer(|| match flags {
+        address.write_with(|| match flags {
             0 => driver()?.reserve(bytes as u64, align as u64),
             _ => Err(Error::InvalidValue),
         })
@@ -90,9 +90,9 @@ api! {
         driver()?.unmap(address, bytes as u64)
     }
 
-    fn cuMemSetAccess(address: u64, bytes: usize, access: In<AccessOf>, count: usize) {
+    fn cuMemSetAccess(address: u64, bytes: usize, access: In<AccessDesc>, count: usize) {
         let driver = driver()?;
-        for access in access.all(count)? {
+        for access in access.read_array(count)? {
             match access.location {
                 [1, device] => driver.set_access(address, bytes as u64, device, access.flags)?,
                 [2..=4, _] => return Err(Error::NotSupported),

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::door::{In, Out, api};
-use super::physical::AccessOf;
+use super::ffi_guard::{In, Out, api};
+use super::physical::AccessDesc;
 use crate::driver::driver;
 use crate::driver::pool::PoolValue;
 use crate::error::{Error, Result};
@@ -23,11 +23,11 @@ struct Properties {
 
 api! {
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, stream: StreamId) {
-        address.answer(|| driver()?.allocate_async(bytes as u64, None, stream))
+        address.write_with(|| driver()?.allocate_async(bytes as u64, None, stream))
     }
 
     fn cuMemAllocFromPoolAsync(address: Out<u64>, bytes: usize, pool: PoolId, stream: StreamId) {
-        address.answer(|| driver()?.allocate_async(bytes as u64, Some(pool), stream))
+        address.write_with(|| driver()?.allocate_async(bytes as u64, Some(pool), stream))
     }
 
     fn cuMemFreeAsync(address: u64, stream: StreamId) {
@@ -35,7 +35,7 @@ api! {
     }
 
     fn cuMemPoolCreate(pool: Out<PoolId>, properties: In<Properties>) {
-        pool.answer(|| {
+        pool.write_with(|| {
             let properties = properties.get()?;
             match (properties.kind, properties.handles, properties.location) {
                 (1, 0, [1, device]) => driver()?.create_pool(device, properties.most as u64),
@@ -54,7 +54,7 @@ api! {
     }
 
     fn cuMemPoolGetAttribute(pool: PoolId, attribute: c_uint, value: Out<u32>) {
-        value.given()?;
+        value.check_not_null()?;
         match driver()?.pool_attribute(pool, attribute)? {
             PoolValue::Int(found) => value.set(found),
             PoolValue::Long(found) => {
@@ -71,16 +71,16 @@ api! {
         driver()?.set_pool_attribute(pool, attribute, value)
     }
 
-    fn cuMemPoolSetAccess(pool: PoolId, access: In<AccessOf>, count: usize) {
+    fn cuMemPoolSetAccess(pool: PoolId, access: In<AccessDesc>, count: usize) {
         let driver = driver()?;
-        for access in access.all(count)? {
+        for access in access.read_array(count)? {
             driver.set_pool_access(pool, device(access.location)?, access.flags)?;
         }
         Ok(())
     }
 
     fn cuMemPoolGetAccess(flags: Out<c_uint>, pool: PoolId, location: In<[c_int; 2]>) {
-        flags.answer(|| driver()?.pool_access(pool, device(location.get()?)?))
+        flags.write_with(|| driver()?.pool_access(pool, device(location.get()?)?))
     }
 }
 

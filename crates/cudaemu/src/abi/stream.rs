@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use super::door::{In, Opaque, Out, api, locked};
+use super::ffi_guard::{In, Opaque, Out, api, with_state};
 use crate::driver::driver;
-use crate::engine::{Call, WaitCondition, Work};
+use crate::engine::{HostCall, StreamOp, WaitCondition};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, StreamId};
 
@@ -16,11 +16,11 @@ type Callback = Option<extern "C" fn(StreamId, c_uint, Opaque)>;
 
 api! {
     fn cuStreamCreate(stream: Out<StreamId>, flags: c_uint) {
-        stream.answer(|| locked(|_, state| state.create_stream(flags, 0)))
+        stream.write_with(|| with_state(|_, state| state.create_stream(flags, 0)))
     }
 
     fn cuStreamCreateWithPriority(stream: Out<StreamId>, flags: c_uint, priority: c_int) {
-        stream.answer(|| locked(|_, state| state.create_stream(flags, priority)))
+        stream.write_with(|| with_state(|_, state| state.create_stream(flags, priority)))
     }
 
     fn cuStreamDestroy_v2(stream: StreamId) {
@@ -40,50 +40,50 @@ api! {
     }
 
     fn cuStreamGetPriority(stream: StreamId, priority: Out<c_int>) {
-        priority.answer(|| locked(|_, state| {
-            let stream = state.stream(stream)?;
+        priority.write_with(|| with_state(|_, state| {
+            let stream = state.resolve_stream(stream)?;
             Ok(state.streams.get(stream)?.priority)
         }))
     }
 
     fn cuStreamGetFlags(stream: StreamId, flags: Out<c_uint>) {
-        flags.answer(|| locked(|_, state| {
-            let stream = state.stream(stream)?;
+        flags.write_with(|| with_state(|_, state| {
+            let stream = state.resolve_stream(stream)?;
             Ok(state.streams.get(stream)?.flags())
         }))
     }
 
     fn cuStreamGetId(stream: StreamId, id: Out<u64>) {
-        id.answer(|| locked(|_, state| {
-            let stream = state.stream(stream)?;
+        id.write_with(|| with_state(|_, state| {
+            let stream = state.resolve_stream(stream)?;
             Ok(state.streams.get(stream)?.id)
         }))
     }
 
     fn cuStreamGetCtx(stream: StreamId, context: Out<ContextId>) {
-        context.answer(|| locked(|_, state| state.stream_context(stream)))
+        context.write_with(|| with_state(|_, state| state.stream_context(stream)))
     }
 
     fn cuStreamGetCtx_v2(stream: StreamId, context: Out<ContextId>, green: Out<u64>) {
-        context.answer(|| locked(|_, state| state.stream_context(stream)))?;
+        context.write_with(|| with_state(|_, state| state.stream_context(stream)))?;
         green.set(0);
         Ok(())
     }
 
     fn cuStreamGetDevice(stream: StreamId, device: Out<c_int>) {
-        device.answer(|| locked(|_, state| {
+        device.write_with(|| with_state(|_, state| {
             let context = state.stream_context(stream)?;
             Ok(state.contexts.get(context)?.device as c_int)
         }))
     }
 
     fn cuStreamCopyAttributes(to: StreamId, from: StreamId) {
-        locked(|_, state| state.stream(to).and(state.stream(from)).map(drop))
+        with_state(|_, state| state.resolve_stream(to).and(state.resolve_stream(from)).map(drop))
     }
 
     fn cuStreamGetAttribute(stream: StreamId, attribute: c_uint, value: Out<[u8; 64]>) {
-        value.answer(|| locked(|_, state| {
-            let stream = state.stream(stream)?;
+        value.write_with(|| with_state(|_, state| {
+            let stream = state.resolve_stream(stream)?;
             let mut bytes = [0; 64];
             match attribute {
                 // Access policy window, synchronisation policy, memory domains: as they are from the start.
@@ -98,7 +98,7 @@ api! {
     fn cuStreamSetAttribute(stream: StreamId, attribute: c_uint, value: In<[u8; 64]>) {
         // Hints to caches and schedulers: accepted, and without effect.
         value.get()?;
-        locked(|_, state| state.stream(stream))?;
+        with_state(|_, state| state.resolve_stream(stream))?;
         if [1, 3, 8, 9, 10].contains(&attribute) { Ok(()) } else { Err(Error::InvalidValue) }
     }
 
@@ -117,9 +117,9 @@ api! {
         }
         let driver = driver()?;
         let mut state = driver.lock();
-        let target = state.stream(stream)?;
+        let target = state.resolve_stream(stream)?;
         let run = move |lost: Option<Error>| callback(stream, lost.map_or(0, Error::code), data);
-        driver.submit(state, target, Work::Call(Call { run: Arc::new(run), even_lost: true, raw: [0; 2] }))
+        driver.submit(state, target, StreamOp::Call(HostCall { run: Arc::new(run), run_after_error: true, raw: [0; 2] }))
     }
 
     fn cuStreamWriteValue32_v2(stream: StreamId, address: u64, value: u32, flags: c_uint) {
@@ -163,11 +163,11 @@ api! {
     }
 
     fn cuEventCreate(event: Out<EventId>, flags: c_uint) {
-        event.answer(|| locked(|_, state| state.create_event(flags)))
+        event.write_with(|| with_state(|_, state| state.create_event(flags)))
     }
 
     fn cuEventDestroy_v2(event: EventId) {
-        locked(|_, state| state.destroy_event(event))
+        with_state(|_, state| state.destroy_event(event))
     }
 
     fn cuEventRecord(event: EventId, stream: StreamId) {
@@ -187,11 +187,11 @@ api! {
     }
 
     fn cuEventElapsedTime(milliseconds: Out<f32>, from: EventId, to: EventId) {
-        milliseconds.answer(|| locked(|_, state| state.elapsed(from, to)))
+        milliseconds.write_with(|| with_state(|_, state| state.elapsed(from, to)))
     }
 
     fn cuEventElapsedTime_v2(milliseconds: Out<f32>, from: EventId, to: EventId) {
-        milliseconds.answer(|| locked(|_, state| state.elapsed(from, to)))
+        milliseconds.write_with(|| with_state(|_, state| state.elapsed(from, to)))
     }
 }
 
@@ -200,17 +200,17 @@ fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Resu
     let raw = [function as usize as u64, data.address()];
     let driver = driver()?;
     let mut state = driver.lock();
-    let stream = state.stream(stream)?;
-    let call = Call { run: Arc::new(move |_| function(data)), even_lost: false, raw };
-    driver.submit(state, stream, Work::Call(call))
+    let stream = state.resolve_stream(stream)?;
+    let call = HostCall { run: Arc::new(move |_| function(data)), run_after_error: false, raw };
+    driver.submit(state, stream, StreamOp::Call(call))
 }
 
-fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {
+fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
     // 1: without a barrier before it, which changes nothing where work is done in order.
-    if flags > 1 { Err(Error::InvalidValue) } else { Ok(Work::WriteValue(address, value, bytes)) }
+    if flags > 1 { Err(Error::InvalidValue) } else { Ok(StreamOp::WriteValue(address, value, bytes)) }
 }
 
-fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {
+fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
     let condition = match flags & !(1 << 30) {
         0 => WaitCondition::Geq,
         1 => WaitCondition::Eq,
@@ -218,7 +218,7 @@ fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<Work> {
         3 => WaitCondition::Nor,
         _ => return Err(Error::InvalidValue),
     };
-    Ok(Work::WaitValue(address, value, bytes, condition))
+    Ok(StreamOp::WaitValue(address, value, bytes, condition))
 }
 
 fn write(stream: StreamId, address: u64, value: u64, bytes: u32, flags: u32) -> Result<()> {
@@ -235,7 +235,7 @@ fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> 
         return Err(Error::InvalidValue);
     }
     let mut works = Vec::new();
-    for [operation, address, value, flags, ..] in operations.all(count as usize)? {
+    for [operation, address, value, flags, ..] in operations.read_array(count as usize)? {
         let (operation, flags) = (operation as u32, flags as u32);
         let bytes = if operation >= 4 { 8 } else { 4 };
         let value = if bytes == 4 { value & u64::from(u32::MAX) } else { value };
@@ -246,7 +246,7 @@ fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> 
                 1 | 4 => wait_work(address, value, bytes, flags)?,
                 2 | 5 => write_work(address, value, bytes, flags)?,
                 // Flush of remote writes, barrier: nothing to do where work is done in order.
-                3 | 6 => Work::Wait,
+                3 | 6 => StreamOp::Wait,
                 _ => return Err(Error::InvalidValue),
             },
         ));

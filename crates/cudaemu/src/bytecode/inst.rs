@@ -1,24 +1,24 @@
 //! Instructions: what each does, and to which operands.
 
 use super::{Function, Param};
-use crate::exec_context::{Cx, Registers};
+use crate::exec_context::{ExecContext, Registers};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
 
 /// Work on registers alone; it cannot fail. The mask holds the lanes whose result counts (active and not predicated
 /// off): every lane may be computed, only those may be written.
-pub type Compute = fn(&mut Registers, &Args, u32);
+pub type ComputeFn = fn(&mut Registers, &Args, u32);
 
 /// Work that touches memory, other lanes or the machine.
-pub type Access = fn(&mut Cx<'_>, &Args, u32) -> Result<(), Box<Fault>>;
+pub type AccessFn = fn(&mut ExecContext<'_>, &Args, u32) -> Result<(), Box<Fault>>;
 
 /// What an instruction does.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Registers only.
-    Compute(Compute),
+    Compute(ComputeFn),
     /// Memory, other lanes, the machine.
-    Access(Access),
+    Access(AccessFn),
     /// Changes what is executed next; the warp's loop does it.
     Control(Control),
 }
@@ -79,9 +79,9 @@ pub struct CallSite {
     /// Whom.
     pub callee: Callee,
     /// Arguments, in order: where the caller has them.
-    pub args: Box<[Passed]>,
+    pub args: Box<[ArgLocation]>,
     /// Results, in order: where the caller wants them.
-    pub returns: Box<[Passed]>,
+    pub returns: Box<[ArgLocation]>,
     /// Of a call by address: what the callee must take and give.
     pub prototype: Option<Prototype>,
 }
@@ -122,7 +122,7 @@ pub enum Callee {
 
 /// One argument or result at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passed {
+pub enum ArgLocation {
     /// In a register.
     Register(Slot),
     /// In the caller's `.param` variable, at this offset of its frame.
@@ -136,7 +136,7 @@ pub enum Passed {
 
 /// Which lanes must execute an instruction together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gather {
+pub enum Convergence {
     /// Each lane for itself.
     #[default]
     None,
@@ -146,7 +146,7 @@ pub enum Gather {
     All,
 }
 
-impl Gather {
+impl Convergence {
     /// Who must be there, by the opcode's canonical name: `.aligned` means all, else the last operand of a `.sync` names them.
     pub(crate) fn of(name: &str, action: &Action, args: &Args) -> Self {
         let aligned = matches!(action, Action::Control(Control::Barrier(Barrier { aligned: true, .. })));
@@ -172,7 +172,7 @@ pub struct Inst {
     /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
     pub guard: Slot,
     /// Lanes that must execute it together.
-    pub gather: Gather,
+    pub convergence: Convergence,
     /// Line of the PTX text.
     pub line: u32,
     /// Index of its row in the instruction table.

@@ -6,7 +6,8 @@
 mod inst;
 
 pub use inst::{
-    Access, Action, Barrier, BarrierKind, CallSite, Callee, Compute, Control, Gather, Inst, Passed, Prototype,
+    AccessFn, Action, ArgLocation, Barrier, BarrierKind, CallSite, Callee, ComputeFn, Control, Convergence, Inst,
+    Prototype,
 };
 
 use crate::operands::{RegisterCounts, Slot};
@@ -17,7 +18,7 @@ pub const FUNCTION_ADDRESS: u64 = 0x0008_0000_0000_0000;
 
 /// A decoded module: code of all its functions in one array, and what it wants of memory.
 #[derive(Clone, Debug, Default)]
-pub struct Code {
+pub struct DecodedModule {
     /// Instructions of all functions, one after another.
     pub insts: Vec<Inst>,
     /// Functions and kernels.
@@ -60,7 +61,7 @@ pub struct Function {
     /// Of a kernel: what constant slots hold when a warp starts, its own and those of all it may reach.
     pub constants: Vec<(Slot, Constant)>,
     /// The registers that belong to this function alone, by class: saved and restored around recursion.
-    pub own: Vec<Slot>,
+    pub own_registers: Vec<Slot>,
     /// It may be active more than once in a thread: calls save `own` first.
     pub recursive: bool,
     /// It is no kernel, and something holds its address: calls by address may reach it, and no other function.
@@ -96,13 +97,13 @@ pub enum Constant {
     /// Offset into dynamic shared memory: its start plus this.
     DynamicShared(i64),
     /// A special register that does not change while a warp runs.
-    Special(Special),
+    Special(SpecialRegister),
 }
 
 /// Special registers that are constant for a thread.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Special {
+pub enum SpecialRegister {
     Tid(u8),
     Ntid(u8),
     Ctaid(u8),

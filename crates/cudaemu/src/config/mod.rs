@@ -3,12 +3,12 @@
 //! A value that cannot be understood is a message on stderr, and `cuInit` answers CUDA_ERROR_INVALID_VALUE. Lists are separated
 //! by commas, one value per device; a single value counts for all. [`SETTINGS`] is the whole of it.
 
-mod read;
+mod parse_values;
 pub mod spec;
 
 use std::path::PathBuf;
 
-use read::{amount, bytes, choice, driver_version, list, number, pci, peers, put};
+use parse_values::{bytes, choice, driver_version, list, number, pci, peers, positive_float, store_parsed};
 use spec::Spec;
 
 /// One setting: its name, what it says (with default), and how its text is read.
@@ -25,57 +25,57 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "CUDAEMU_DEVICES",
         help: "number of devices, 0 to 64 (1)",
-        read: |raw, text| put(&mut raw.devices, number(text, 0, 64)),
+        read: |raw, text| store_parsed(&mut raw.devices, number(text, 0, 64)),
     },
     Setting {
         name: "CUDAEMU_CAPABILITY",
         help: "compute capability, per device: 7.5, 8.0, 8.6, 8.9 or 9.0 (8.0); it decides all limits",
-        read: |raw, text| put(&mut raw.capability, list(text, Spec::parse_capability)),
+        read: |raw, text| store_parsed(&mut raw.capability, list(text, Spec::parse_capability)),
     },
     Setting {
         name: "CUDAEMU_NAME",
         help: "name, per device (\"CUDA emulator sm_80\")",
-        read: |raw, text| put(&mut raw.name, list(text, |name| Ok(name.to_owned()))),
+        read: |raw, text| store_parsed(&mut raw.name, list(text, |name| Ok(name.to_owned()))),
     },
     Setting {
         name: "CUDAEMU_MEMORY",
         help: "bytes of memory, per device, with K, M or G (8G)",
-        read: |raw, text| put(&mut raw.memory, list(text, bytes)),
+        read: |raw, text| store_parsed(&mut raw.memory, list(text, bytes)),
     },
     Setting {
         name: "CUDAEMU_SMS",
         help: "multiprocessors, per device, 1 to 1024 (as the real one of the capability: 108 for 8.0)",
-        read: |raw, text| put(&mut raw.sms, list(text, |text| number(text, 1, 1024).map(|n| n as u32))),
+        read: |raw, text| store_parsed(&mut raw.sms, list(text, |text| number(text, 1, 1024).map(|n| n as u32))),
     },
     Setting {
         name: "CUDAEMU_PCI",
         help: "PCI address domain:bus:device, hexadecimal, per device (0000:01:00, 0000:02:00, …)",
-        read: |raw, text| put(&mut raw.pci, list(text, pci)),
+        read: |raw, text| store_parsed(&mut raw.pci, list(text, pci)),
     },
     Setting {
         name: "CUDAEMU_PEERS",
         help: "pairs of devices that can access each other: all, none, or a list such as 0-1,2-3 (all)",
-        read: |raw, text| put(&mut raw.peers, peers(text)),
+        read: |raw, text| store_parsed(&mut raw.peers, peers(text)),
     },
     Setting {
         name: "CUDAEMU_SEED",
         help: "chooses among the legal orders of streams (0)",
-        read: |raw, text| put(&mut raw.seed, number(text, 0, u64::MAX)),
+        read: |raw, text| store_parsed(&mut raw.seed, number(text, 0, u64::MAX)),
     },
     Setting {
         name: "CUDAEMU_CHECK",
         help: "what a fault does that only the checker sees: stop (the launch fails) or report (stderr only) (stop)",
-        read: |raw, text| put(&mut raw.report_only, choice(text, &[("stop", false), ("report", true)])),
+        read: |raw, text| store_parsed(&mut raw.report_only, choice(text, &[("stop", false), ("report", true)])),
     },
     Setting {
         name: "CUDAEMU_COUNTS",
         help: "memory traffic is counted, and counts per kernel are shown when the process ends: table (stderr), a file (JSON), on (not shown) (off)",
         read: |raw, text| {
             raw.counts = Some(match text {
-                "" | "off" => Counts::Off,
-                "on" => Counts::On,
-                "table" => Counts::Table,
-                path => Counts::File(path.into()),
+                "" | "off" => CountsOutput::Off,
+                "on" => CountsOutput::On,
+                "table" => CountsOutput::Table,
+                path => CountsOutput::File(path.into()),
             });
             Ok(())
         },
@@ -83,22 +83,22 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "CUDAEMU_MAX_INSTRUCTIONS",
         help: "warp instructions of one block after which a launch counts as endless, with K, M or G (4G)",
-        read: |raw, text| put(&mut raw.max_instructions, bytes(text)),
+        read: |raw, text| store_parsed(&mut raw.max_instructions, bytes(text)),
     },
     Setting {
         name: "CUDAEMU_THREADS",
         help: "threads that execute a kernel's blocks, 1 to 1024 (one per core)",
-        read: |raw, text| put(&mut raw.threads, number(text, 1, 1024)),
+        read: |raw, text| store_parsed(&mut raw.threads, number(text, 1, 1024)),
     },
     Setting {
         name: "CUDAEMU_DRIVER_VERSION",
         help: "what cuDriverGetVersion answers: 12090 or 12.9 (12.9)",
-        read: |raw, text| put(&mut raw.driver_version, driver_version(text)),
+        read: |raw, text| store_parsed(&mut raw.driver_version, driver_version(text)),
     },
     Setting {
         name: "CUDAEMU_KERNEL_US",
         help: "simulated time: microseconds a kernel takes (off)",
-        read: |raw, text| put(&mut raw.time.kernel_us, amount(text)),
+        read: |raw, text| store_parsed(&mut raw.time.kernel_us, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_KERNELS_AT_ONCE",
@@ -111,22 +111,22 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "CUDAEMU_LAUNCH_US",
         help: "simulated time: microseconds that the launch of a kernel or graph takes the calling thread, before it can start (off)",
-        read: |raw, text| put(&mut raw.time.launch_us, amount(text)),
+        read: |raw, text| store_parsed(&mut raw.time.launch_us, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_HOST_GBPS",
         help: "simulated time: gigabytes a second between host and device (off)",
-        read: |raw, text| put(&mut raw.time.host_gbps, amount(text)),
+        read: |raw, text| store_parsed(&mut raw.time.host_gbps, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_PEER_GBPS",
         help: "simulated time: gigabytes a second between two devices (off)",
-        read: |raw, text| put(&mut raw.time.peer_gbps, amount(text)),
+        read: |raw, text| store_parsed(&mut raw.time.peer_gbps, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_DEVICE_GBPS",
         help: "simulated time: gigabytes a second of copies and fills within a device (off)",
-        read: |raw, text| put(&mut raw.time.device_gbps, amount(text)),
+        read: |raw, text| store_parsed(&mut raw.time.device_gbps, positive_float(text)),
     },
     Setting {
         name: "CUDA_VISIBLE_DEVICES",
@@ -140,7 +140,7 @@ pub const SETTINGS: &[Setting] = &[
 
 /// Where counts go when the process ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Counts {
+pub enum CountsOutput {
     /// Nowhere.
     #[default]
     Off,
@@ -154,7 +154,7 @@ pub enum Counts {
 
 /// Simulated time: what is `None` takes none. With all `None` events report the time that really passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Time {
+pub struct SimulatedRates {
     /// Microseconds a kernel takes.
     pub kernel_us: Option<f64>,
     /// Microseconds that a launch takes the calling thread.
@@ -181,11 +181,11 @@ struct Raw {
     peers: Option<Peers>,
     seed: Option<u64>,
     report_only: Option<bool>,
-    counts: Option<Counts>,
+    counts: Option<CountsOutput>,
     max_instructions: Option<u64>,
     threads: Option<u64>,
     driver_version: Option<u32>,
-    time: Time,
+    time: SimulatedRates,
     visible: Option<String>,
 }
 
@@ -234,7 +234,7 @@ pub struct Config {
     /// Faults that only the checker sees do not stop a launch.
     pub report_only: bool,
     /// Where counts go at the end.
-    pub counts: Counts,
+    pub counts: CountsOutput,
     /// Limit of a warp's instructions in one launch.
     pub max_instructions: u64,
     /// Threads that execute blocks.
@@ -242,12 +242,12 @@ pub struct Config {
     /// As `cuDriverGetVersion` gives it: 1000 × major + 10 × minor.
     pub driver_version: u32,
     /// Simulated time.
-    pub time: Time,
+    pub time: SimulatedRates,
 }
 
 impl Config {
     /// Reads settings: name and text of each. Later ones win. The error says what is wrong with which.
-    pub fn read(settings: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
+    pub fn from_settings(settings: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
         let mut raw = Raw::default();
         for (name, text) in settings {
             let Some(setting) = SETTINGS.iter().find(|setting| setting.name == name) else {
@@ -402,7 +402,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Config, String> {
         let pair = |setting: &str| setting.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned()));
-        Config::read(text.split_whitespace().filter_map(pair))
+        Config::from_settings(text.split_whitespace().filter_map(pair))
     }
 
     #[test]

@@ -24,21 +24,21 @@ pub struct Spec {
 }
 
 /// Threads of a block.
-pub const MAX_THREADS: u32 = 1024;
+pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
 /// Extents of a block.
 pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Extents of a grid.
 pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 /// Shared memory of a block that asks for nothing.
-pub const SHARED_DEFAULT: u32 = 48 << 10;
+pub const DEFAULT_SHARED_PER_BLOCK: u32 = 48 << 10;
 /// 32-bit registers of a multiprocessor, and of a block.
-pub const REGISTERS: u32 = 65536;
+pub const REGISTERS_PER_SM: u32 = 65536;
 /// Registers are given to warps in units of this many.
-pub const REGISTER_UNIT: u32 = 256;
+pub const REGISTER_ALLOC_UNIT: u32 = 256;
 /// Threads of a warp.
-pub const WARP: u32 = 32;
+pub const WARP_SIZE: u32 = 32;
 /// Bytes of `.const` memory.
-pub const CONSTANT: u32 = 65536;
+pub const CONSTANT_BYTES: u32 = 65536;
 
 impl Spec {
     /// `8.0` → (8, 0), if there is such a device.
@@ -87,18 +87,18 @@ impl Spec {
 }
 
 /// The answer to `cuDeviceGetAttribute`. Numbers are `CUdevice_attribute`; a number that is none is a wrong value.
-pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
+pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
     let spec = &device.spec;
     let since = |major: u32| u32::from(spec.capability.0 >= major);
     let value = match attribute {
-        1 => MAX_THREADS,
+        1 => MAX_THREADS_PER_BLOCK,
         2..=4 => MAX_BLOCK[attribute as usize - 2],
         5..=7 => MAX_GRID[attribute as usize - 5],
-        8 => SHARED_DEFAULT,
-        9 => CONSTANT,
-        10 => WARP,
+        8 => DEFAULT_SHARED_PER_BLOCK,
+        9 => CONSTANT_BYTES,
+        10 => WARP_SIZE,
         11 => i32::MAX as u32, // pitch
-        12 => REGISTERS,
+        12 => REGISTERS_PER_SM,
         13 => spec.clock,
         14 => 512, // alignment of textures
         15 => 1,   // copies and kernels overlap
@@ -156,7 +156,7 @@ pub fn attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         76 => spec.capability.1,
         78..=80 => 1, // stream priorities, L1 caches
         81 => spec.shared_per_sm,
-        82 => REGISTERS,
+        82 => REGISTERS_PER_SM,
         83 => 1, // managed memory
         84 => 0, // one device a board
         85 => device.index as u32,
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn attributes_of_two_capabilities() {
         let settings = [("CUDAEMU_DEVICES", "2"), ("CUDAEMU_CAPABILITY", "8.0,9.0")];
-        let config = Config::read(settings.map(|(a, b)| (a.to_owned(), b.to_owned()))).unwrap();
+        let config = Config::from_settings(settings.map(|(a, b)| (a.to_owned(), b.to_owned()))).unwrap();
         for (number, on_80, on_90) in [
             (1, 1024, 1024),
             (4, 64, 64),
@@ -247,14 +247,14 @@ mod tests {
             (111, 1024, 1024),
             (120, 0, 1),
         ] {
-            let [a, b] = [0, 1].map(|device| attribute(&config.devices[device], number));
+            let [a, b] = [0, 1].map(|device| device_attribute(&config.devices[device], number));
             assert_eq!((a, b), (Ok(on_80), Ok(on_90)), "attribute {number}");
         }
         for number in (1..=158).filter(|n| ![159, 160].contains(n)) {
-            assert!(attribute(&config.devices[0], number).is_ok(), "attribute {number}");
+            assert!(device_attribute(&config.devices[0], number).is_ok(), "attribute {number}");
         }
         for number in [0, 159, 160, 162, 100_000, u32::MAX] {
-            assert_eq!(attribute(&config.devices[0], number), Err(Error::InvalidValue));
+            assert_eq!(device_attribute(&config.devices[0], number), Err(Error::InvalidValue));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Operands: from syntax to slots, by the kinds that the row asks for.
 
 use super::Error;
+use super::diagnostics::{describe, register, register_from, source_kind, space_name, wrong_count};
 use super::function::FunctionDecoder;
-use super::names::{COMPONENTS, Entity, bits, special, split_part};
-use super::state::Pending;
-use super::words::{describe, register, register_from, source_kind, space_name, wrong_count};
+use super::names::{COMPONENTS, Entity, bits, special_register, split_part};
+use super::state::UnlinkedConstant;
 use crate::bytecode::{Constant, FUNCTION_ADDRESS};
 use crate::isa::{Operand as Kind, Row, Value};
 use crate::operands::{Args, Base, Class, Slot};
@@ -12,7 +12,7 @@ use crate::ptx::ast::{Name, Operand, Space};
 
 /// An instruction's operands, bound.
 #[derive(Debug, Default)]
-pub(super) struct Bound {
+pub(super) struct BoundOperands {
     pub(super) args: Args,
     /// Which flattened operands are destinations.
     pub(super) dests: u64,
@@ -22,14 +22,14 @@ pub(super) struct Bound {
 
 /// What is being bound, for messages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At<'a> {
+pub(super) struct OperandSite<'a> {
     pub(super) opcode: &'a str,
     pub(super) line: u32,
     /// Place of the operand in the text, from 1.
     pub(super) place: usize,
 }
 
-impl At<'_> {
+impl OperandSite<'_> {
     fn expected(&self, what: impl std::fmt::Display, came: impl std::fmt::Display) -> Error {
         let Self { opcode, line, place } = self;
         Error::new(*line, format!("operand {place} of `{opcode}` must be {what}, not {came}"))
@@ -41,7 +41,7 @@ impl At<'_> {
 struct Flat {
     slots: Vec<Slot>,
     imm: Vec<i64>,
-    bound: Bound,
+    bound: BoundOperands,
     addresses: usize,
     parts: u32,
 }
@@ -72,12 +72,18 @@ impl Flat {
 
 impl FunctionDecoder<'_, '_> {
     /// Binds operands to a row's kinds.
-    pub(super) fn bind(&mut self, opcode: &str, line: u32, row: &Row, operands: &[Operand]) -> Result<Bound, Error> {
+    pub(super) fn bind(
+        &mut self,
+        opcode: &str,
+        line: u32,
+        row: &Row,
+        operands: &[Operand],
+    ) -> Result<BoundOperands, Error> {
         let mut flat = Flat::default();
         let mut rest = operands.iter();
         for kind in &row.operands {
             let place = operands.len() - rest.len() + 1;
-            let at = At { opcode, line, place };
+            let at = OperandSite { opcode, line, place };
             match (rest.next(), kind) {
                 (Some(operand), _) => self.operand(at, row, kind, operand, &mut flat)?,
                 (None, Kind::OptIn(_)) => flat.slots.push(Slot::NONE),
@@ -106,7 +112,14 @@ impl FunctionDecoder<'_, '_> {
         Ok(bound)
     }
 
-    fn operand(&mut self, at: At<'_>, row: &Row, kind: &Kind, operand: &Operand, flat: &mut Flat) -> Result<(), Error> {
+    fn operand(
+        &mut self,
+        at: OperandSite<'_>,
+        row: &Row,
+        kind: &Kind,
+        operand: &Operand,
+        flat: &mut Flat,
+    ) -> Result<(), Error> {
         match *kind {
             Kind::Out(value) => flat.dest(self.dest(at, operand, value, false)?),
             Kind::OutWide(value) => flat.dest(self.dest(at, operand, value, true)?),
@@ -177,7 +190,7 @@ impl FunctionDecoder<'_, '_> {
                 let (slot, offset) = match self.address(at, base.as_ref(), *offset, space)? {
                     (Base::None, offset, None) => (Slot::NONE, offset),
                     (Base::None, offset, Some(id)) => {
-                        (self.constant(Class::B32, Pending::Shared(id, offset), at.line)?, 0)
+                        (self.constant(Class::B32, UnlinkedConstant::Shared(id, offset), at.line)?, 0)
                     }
                     (Base::Wide(slot) | Base::Narrow(slot), offset, _) => (slot, offset),
                     (Base::Frame | Base::Param, ..) => {
@@ -197,7 +210,7 @@ impl FunctionDecoder<'_, '_> {
     /// The elements of `{a, b}`; braces may be absent around one.
     fn vector(
         &mut self,
-        at: At<'_>,
+        at: OperandSite<'_>,
         operand: &Operand,
         count: u8,
         flat: &mut Flat,
@@ -224,7 +237,13 @@ impl FunctionDecoder<'_, '_> {
     }
 
     /// A destination register, or no slot for `_`.
-    pub(super) fn dest(&mut self, at: At<'_>, operand: &Operand, value: Value, wide: bool) -> Result<Slot, Error> {
+    pub(super) fn dest(
+        &mut self,
+        at: OperandSite<'_>,
+        operand: &Operand,
+        value: Value,
+        wide: bool,
+    ) -> Result<Slot, Error> {
         let what = || if wide { register_from(value) } else { register(value.class()) };
         match operand {
             Operand::Sink => Ok(Slot::NONE),
@@ -241,23 +260,36 @@ impl FunctionDecoder<'_, '_> {
     }
 
     /// A source: a register, or a constant slot for whatever is known before the kernel runs.
-    pub(super) fn source(&mut self, at: At<'_>, operand: &Operand, value: Value, wide: bool) -> Result<Slot, Error> {
+    pub(super) fn source(
+        &mut self,
+        at: OperandSite<'_>,
+        operand: &Operand,
+        value: Value,
+        wide: bool,
+    ) -> Result<Slot, Error> {
         match operand {
             Operand::Name(name) => self.named_source(at, name, 0, value, wide),
             Operand::Offset(name, offset) => self.named_source(at, name, *offset, value, wide),
             _ => match immediate(operand, value) {
-                Some(bits) => self.constant(value.class(), Pending::Known(Constant::Bits(bits)), at.line),
+                Some(bits) => self.constant(value.class(), UnlinkedConstant::Known(Constant::Bits(bits)), at.line),
                 None => Err(at.expected(source_kind(value, wide), describe(operand))),
             },
         }
     }
 
-    fn named_source(&mut self, at: At<'_>, name: &Name, offset: i64, value: Value, wide: bool) -> Result<Slot, Error> {
+    fn named_source(
+        &mut self,
+        at: OperandSite<'_>,
+        name: &Name,
+        offset: i64,
+        value: Value,
+        wide: bool,
+    ) -> Result<Slot, Error> {
         let class = value.class();
         let Some(entity) = self.look_up(name) else {
-            return match special(name) {
+            return match special_register(name) {
                 Some((special, width)) if width == class && offset == 0 => {
-                    self.constant(class, Pending::Known(Constant::Special(special)), at.line)
+                    self.constant(class, UnlinkedConstant::Known(Constant::Special(special)), at.line)
                 }
                 Some((_, width)) => {
                     Err(at.expected(source_kind(value, wide), format!("`{name}`, which has {} bits", bits(width))))
@@ -276,22 +308,22 @@ impl FunctionDecoder<'_, '_> {
             Entity::Declared | Entity::Undefined => return Err(undefined(name, at.line)),
             _ if !matches!(class, Class::B32 | Class::B64) => return refuse("an address"),
             Entity::Global { .. } | Entity::Function(_) if class != Class::B64 => return refuse("a 64-bit address"),
-            Entity::Global { index, .. } => Pending::Known(Constant::Global(index, offset)),
+            Entity::Global { index, .. } => UnlinkedConstant::Known(Constant::Global(index, offset)),
             Entity::Function(index) => {
                 self.module.address_taken.insert(index);
                 let address = FUNCTION_ADDRESS.wrapping_add(u64::from(index)).wrapping_add(offset as u64);
-                Pending::Known(Constant::Bits(address))
+                UnlinkedConstant::Known(Constant::Bits(address))
             }
             Entity::Shared(id) => {
                 self.body.shared.insert(id);
-                Pending::Shared(id, offset)
+                UnlinkedConstant::Shared(id, offset)
             }
             Entity::DynamicShared(align) => {
                 self.body.dynamic_align = self.body.dynamic_align.max(align);
-                Pending::Known(Constant::DynamicShared(offset))
+                UnlinkedConstant::Known(Constant::DynamicShared(offset))
             }
             Entity::KernelParam(start) => {
-                Pending::Known(Constant::Bits(truncate(i128::from(start) + i128::from(offset), bits(class))))
+                UnlinkedConstant::Known(Constant::Bits(truncate(i128::from(start) + i128::from(offset), bits(class))))
             }
             // Where the frame lies is not known before the call: the address is computed into a register first.
             Entity::Frame { .. } => {
@@ -304,7 +336,7 @@ impl FunctionDecoder<'_, '_> {
     }
 
     /// The slot that holds a constant when the warp starts.
-    pub(super) fn constant(&mut self, class: Class, value: Pending, line: u32) -> Result<Slot, Error> {
+    pub(super) fn constant(&mut self, class: Class, value: UnlinkedConstant, line: u32) -> Result<Slot, Error> {
         if let Some(&slot) = self.constants.get(&(class, value)) {
             return Ok(slot);
         }
@@ -317,7 +349,7 @@ impl FunctionDecoder<'_, '_> {
     /// Base and offset of an address operand, and the static shared variable it names.
     fn address(
         &mut self,
-        at: At<'_>,
+        at: OperandSite<'_>,
         base: Option<&Name>,
         offset: i64,
         space: Option<Space>,
@@ -373,12 +405,12 @@ impl FunctionDecoder<'_, '_> {
             Entity::DynamicShared(align) => {
                 in_space(Space::Shared)?;
                 self.body.dynamic_align = self.body.dynamic_align.max(align);
-                let start = Pending::Known(Constant::DynamicShared(0));
+                let start = UnlinkedConstant::Known(Constant::DynamicShared(0));
                 (Base::Narrow(self.constant(Class::B32, start, at.line)?), offset, None)
             }
             Entity::Global { index, space } => {
                 in_space(space)?;
-                let start = Pending::Known(Constant::Global(index, 0));
+                let start = UnlinkedConstant::Known(Constant::Global(index, 0));
                 (Base::Wide(self.constant(Class::B64, start, at.line)?), offset, None)
             }
             Entity::Declared | Entity::Undefined => return Err(undefined(name, at.line)),
@@ -388,7 +420,7 @@ impl FunctionDecoder<'_, '_> {
         })
     }
 
-    fn unknown(&self, at: At<'_>, name: &str) -> Error {
+    fn unknown(&self, at: OperandSite<'_>, name: &str) -> Error {
         let what =
             if name.starts_with('%') { "register or special register" } else { "register, variable or function" };
         Error::new(at.line, format!("operand {} of `{}`: no {what} `{name}` is declared here", at.place, at.opcode))

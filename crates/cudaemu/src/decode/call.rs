@@ -1,13 +1,13 @@
 //! `call`: whom, with what (PTX ISA, "Control Flow Instructions: call").
 
 use super::Error;
-use super::bind::{At, Bound, integer};
+use super::bind::{BoundOperands, OperandSite, integer};
+use super::diagnostics::describe;
 use super::function::FunctionDecoder;
-use super::layout::Size;
+use super::layout::ParamSize;
 use super::names::{Entity, bits};
-use super::state::Pending;
-use super::words::describe;
-use crate::bytecode::{Action, CallSite, Callee, Constant, Control, Passed, Prototype};
+use super::state::UnlinkedConstant;
+use crate::bytecode::{Action, ArgLocation, CallSite, Callee, Constant, Control, Prototype};
 use crate::isa::Value;
 use crate::operands::{Class, Slot};
 use crate::ptx::ast::{Instruction, Name, Operand, Space};
@@ -31,7 +31,7 @@ struct Parts<'a> {
 impl FunctionDecoder<'_, '_> {
     pub(super) fn call(&mut self, instruction: &Instruction, guard: Slot, row: u32) -> Result<(), Error> {
         let line = instruction.line;
-        let at = At { opcode: &instruction.opcode, line, place: 1 };
+        let at = OperandSite { opcode: &instruction.opcode, line, place: 1 };
         let Parts { returns, callee: name, args, prototype } = parts(instruction)?;
         let (callee, params, results) = match self.look_up(name) {
             Some(Entity::Function(index)) => {
@@ -62,8 +62,8 @@ impl FunctionDecoder<'_, '_> {
             }
             Some(Entity::Declared) => match SUPPLIED.iter().find(|supplied| supplied.0 == &**name) {
                 Some((_, callee, params, results)) => {
-                    let sizes = |list: &[u32]| -> Vec<Size> {
-                        list.iter().map(|&bytes| Size { bytes, align: bytes, register: None }).collect()
+                    let sizes = |list: &[u32]| -> Vec<ParamSize> {
+                        list.iter().map(|&bytes| ParamSize { bytes, align: bytes, register: None }).collect()
                     };
                     (callee.clone(), sizes(params), sizes(results))
                 }
@@ -104,16 +104,23 @@ impl FunctionDecoder<'_, '_> {
         let args = args.collect::<Result<Box<[_]>, _>>()?;
         let returns = returns.iter().zip(&results).map(|(result, size)| self.passed(at, name, result, *size, false));
         let returns = returns.collect::<Result<Box<[_]>, _>>()?;
-        let bytes = |sizes: &[Size]| sizes.iter().map(|size| size.bytes).collect();
+        let bytes = |sizes: &[ParamSize]| sizes.iter().map(|size| size.bytes).collect();
         let prototype = matches!(callee, Callee::Indirect(_))
             .then(|| Prototype { params: bytes(&params), returns: bytes(&results) });
         let site = Box::new(CallSite { callee, args, returns, prototype });
-        self.push(Action::Control(Control::Call(site)), Bound::default(), guard, line, row);
+        self.push(Action::Control(Control::Call(site)), BoundOperands::default(), guard, line, row);
         Ok(())
     }
 
     /// An argument or result: a `.param` variable of the caller, a register, or (arguments only) a number.
-    fn passed(&mut self, at: At<'_>, callee: &str, operand: &Operand, size: Size, arg: bool) -> Result<Passed, Error> {
+    fn passed(
+        &mut self,
+        at: OperandSite<'_>,
+        callee: &str,
+        operand: &Operand,
+        size: ParamSize,
+        arg: bool,
+    ) -> Result<ArgLocation, Error> {
         let role = if arg { "argument" } else { "result" };
         let fail = |came: String| {
             let bytes = size.bytes;
@@ -122,7 +129,7 @@ impl FunctionDecoder<'_, '_> {
         if let Operand::Name(name) = operand {
             match self.look_up(name) {
                 Some(Entity::Frame { space: Space::Param, offset, bytes }) if bytes == size.bytes => {
-                    return Ok(Passed::Param { offset, bytes });
+                    return Ok(ArgLocation::Param { offset, bytes });
                 }
                 Some(Entity::Frame { space: Space::Param, bytes, .. }) => {
                     return fail(format!("`{name}`, which has {bytes}"));
@@ -130,7 +137,7 @@ impl FunctionDecoder<'_, '_> {
                 Some(Entity::Slot(slot)) => {
                     let bytes = bits(slot.class()).div_ceil(8);
                     return match bytes == size.bytes {
-                        true => Ok(Passed::Register(slot)),
+                        true => Ok(ArgLocation::Register(slot)),
                         false => fail(format!("the register `{name}`, which has {bytes}")),
                     };
                 }
@@ -146,7 +153,7 @@ impl FunctionDecoder<'_, '_> {
         match (operand, integer(operand)) {
             (_, Some(number)) if arg => {
                 let slot = self.source(at, &Operand::Int(number), value, false)?;
-                Ok(Passed::Register(slot))
+                Ok(ArgLocation::Register(slot))
             }
             (&Operand::F32(single), _) if arg && size.bytes == 4 => self.bits(at, Class::B32, u64::from(single)),
             (&Operand::F64(double), _) if arg && size.bytes == 8 => self.bits(at, Class::B64, double),
@@ -154,8 +161,8 @@ impl FunctionDecoder<'_, '_> {
         }
     }
 
-    fn bits(&mut self, at: At<'_>, class: Class, bits: u64) -> Result<Passed, Error> {
-        Ok(Passed::Register(self.constant(class, Pending::Known(Constant::Bits(bits)), at.line)?))
+    fn bits(&mut self, at: OperandSite<'_>, class: Class, bits: u64) -> Result<ArgLocation, Error> {
+        Ok(ArgLocation::Register(self.constant(class, UnlinkedConstant::Known(Constant::Bits(bits)), at.line)?))
     }
 }
 

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use super::Error;
-use super::bind::{At, Bound, too_many};
-use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, Size, align_up, param_size, sized};
-use super::names::{COMPONENTS, Entity, Prototype, Range, Scopes, Used, class_of};
-use super::state::{Body, ModuleState, Pending};
-use crate::bytecode::{Action, Control, Gather, Inst, Param};
+use super::bind::{BoundOperands, OperandSite, too_many};
+use super::layout::{MAX_FRAME, MAX_PARAMS, MAX_PARAMS_8_1, ParamSize, align_up, param_size, sized};
+use super::names::{COMPONENTS, Entity, Prototype, RegisterRange, Scopes, SlotAllocator, class_of};
+use super::state::{ModuleState, UnlinkedConstant, UnlinkedFunction};
+use crate::bytecode::{Action, Control, Convergence, Inst, Param};
 use crate::isa::{Decode, Row, Value};
 use crate::operands::{Args, Class, Slot};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
@@ -20,9 +20,9 @@ const MAX_DEPTH: usize = 64;
 pub(super) struct FunctionDecoder<'a, 'm> {
     pub(super) module: &'a mut ModuleState<'m>,
     pub(super) scopes: Scopes,
-    pub(super) used: Used,
-    pub(super) constants: HashMap<(Class, Pending), Slot>,
-    pub(super) body: Body,
+    pub(super) used: SlotAllocator,
+    pub(super) constants: HashMap<(Class, UnlinkedConstant), Slot>,
+    pub(super) body: UnlinkedFunction,
     /// Where labels lie, by number; `None` until reached.
     labels: Vec<Option<u32>>,
     frame: u64,
@@ -33,13 +33,16 @@ pub(super) struct FunctionDecoder<'a, 'm> {
 }
 
 /// Decodes a function's body; targets, slots and shared offsets count from its own start.
-pub(super) fn decode_function(module: &mut ModuleState<'_>, function: &ast::Function) -> Result<Body, Error> {
+pub(super) fn decode_function(
+    module: &mut ModuleState<'_>,
+    function: &ast::Function,
+) -> Result<UnlinkedFunction, Error> {
     let mut decoder = FunctionDecoder {
         module,
         scopes: Scopes::default(),
-        used: Used::default(),
+        used: SlotAllocator::default(),
         constants: HashMap::new(),
-        body: Body::default(),
+        body: UnlinkedFunction::default(),
         labels: Vec::new(),
         frame: 0,
         used_bytes: None,
@@ -101,7 +104,7 @@ impl FunctionDecoder<'_, '_> {
     fn function_params(&mut self, params: &[Variable]) -> Result<Vec<Param>, Error> {
         let mut placed = Vec::with_capacity(params.len());
         for param in params {
-            let Size { bytes, align, register } = param_size(param)?;
+            let ParamSize { bytes, align, register } = param_size(param)?;
             placed.push(match register {
                 Some(class) => {
                     let slot = self.used.register(class).ok_or_else(|| too_many(param.line))?;
@@ -245,7 +248,7 @@ impl FunctionDecoder<'_, '_> {
                 self.declare(&format!("{name}.{component}").into(), Entity::Register(class), line)
             });
         };
-        match self.scopes.innermost().declare_range(name, Range { class, count, vector: vector.max(1) }) {
+        match self.scopes.innermost().declare_range(name, RegisterRange { class, count, vector: vector.max(1) }) {
             true => Ok(()),
             false => Err(Error::new(line, format!("`{name}<…>` is declared twice in one scope"))),
         }
@@ -256,7 +259,7 @@ impl FunctionDecoder<'_, '_> {
             Space::Reg => self.registers(variable.ty, variable.vector, &variable.name, None, variable.line),
             Space::Local | Space::Param => self.frame_variable(variable, variable.space).map(drop),
             Space::Global | Space::Const | Space::Shared => {
-                let entity = self.module.place(variable)?;
+                let entity = self.module.place_variable(variable)?;
                 self.module.initialise(&entity, variable)?;
                 self.declare(&variable.name, entity, variable.line)
             }
@@ -283,7 +286,7 @@ impl FunctionDecoder<'_, '_> {
                     return Err(Error::new(line, format!("`{opcode}` takes one operand, the label it goes to")));
                 };
                 let target = self.label(label, line)? as u32;
-                self.push(Action::Control(Control::Branch(target)), Bound::default(), guard, line, index);
+                self.push(Action::Control(Control::Branch(target)), BoundOperands::default(), guard, line, index);
                 Ok(())
             }
             Decode::BranchIndexed => self.branch_indexed(instruction, guard, index),
@@ -342,14 +345,14 @@ impl FunctionDecoder<'_, '_> {
             .find(|scope| scope.targets.get(list))
             .ok_or_else(|| Error::new(line, format!("no .branchtargets `{list}` in this scope of the function")))?;
         let targets: Box<[u32]> = targets.iter().map(|&label| label as u32).collect();
-        let mut bound = Bound::default();
-        bound.args.s[0] = self.source(At { opcode, line, place: 1 }, selector, Value::B32, false)?;
+        let mut bound = BoundOperands::default();
+        bound.args.s[0] = self.source(OperandSite { opcode, line, place: 1 }, selector, Value::B32, false)?;
         self.push(Action::Control(Control::BranchIndexed(targets)), bound, guard, line, index);
         Ok(())
     }
 
     /// Appends an instruction; branch targets still are numbers of labels.
-    pub(super) fn push(&mut self, action: Action, mut bound: Bound, guard: Slot, line: u32, row: u32) {
+    pub(super) fn push(&mut self, action: Action, mut bound: BoundOperands, guard: Slot, line: u32, row: u32) {
         let name = self.module.table.row(row).map_or("", |row| &row.name);
         let used_bytes = self.used_bytes.take();
         if name.starts_with("ld.") || name.starts_with("ldu.") {
@@ -358,12 +361,12 @@ impl FunctionDecoder<'_, '_> {
         if let Some(shared) = bound.shared {
             self.body.shared_addresses.push((self.body.insts.len(), shared));
         }
-        let gather = Gather::of(name, &action, &bound.args);
-        self.body.insts.push(Inst { action, args: bound.args, guard, gather, line, row });
+        let gather = Convergence::of(name, &action, &bound.args);
+        self.body.insts.push(Inst { action, args: bound.args, guard, convergence: gather, line, row });
         self.body.dests.push(bound.dests);
     }
 
-    fn finish(mut self, function: &ast::Function) -> Result<Body, Error> {
+    fn finish(mut self, function: &ast::Function) -> Result<UnlinkedFunction, Error> {
         self.scopes.leave();
         let end = self.body.insts.len() as u32;
         let ends = self.body.insts.last().is_some_and(|last| {
@@ -376,7 +379,7 @@ impl FunctionDecoder<'_, '_> {
                 action: Action::Control(Control::Return),
                 args: Args::default(),
                 guard: Slot::NONE,
-                gather: Gather::None,
+                convergence: Convergence::None,
                 line,
                 row,
             });

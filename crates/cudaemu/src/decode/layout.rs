@@ -1,9 +1,9 @@
 //! Sizes, alignments and initial bytes of variables.
 
 use super::Error;
+use super::diagnostics::space_name;
 use super::names::{Entity, class_of};
 use super::state::{ModuleState, SharedVariable};
-use super::words::space_name;
 use crate::bytecode::{Global, Relocation, Symbol};
 use crate::operands::Class;
 use crate::ptx::ast::{Init, Linkage, Space, Type, Variable};
@@ -22,7 +22,7 @@ const MAX_ALIGN: u32 = 1 << 16;
 
 /// Size of a parameter, and its register's class if it is declared `.reg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Size {
+pub(super) struct ParamSize {
     pub(super) bytes: u32,
     pub(super) align: u32,
     pub(super) register: Option<Class>,
@@ -63,14 +63,14 @@ pub(super) fn sized(variable: &Variable, limit: u64) -> Result<(u32, u32), Error
 }
 
 /// Size of a parameter or result of a function.
-pub(super) fn param_size(variable: &Variable) -> Result<Size, Error> {
+pub(super) fn param_size(variable: &Variable) -> Result<ParamSize, Error> {
     if variable.space == Space::Reg {
         let class = class_of(variable.ty);
         let bytes = variable.ty.bytes().max(1);
-        return Ok(Size { bytes, align: bytes, register: Some(class) });
+        return Ok(ParamSize { bytes, align: bytes, register: Some(class) });
     }
     let (bytes, align) = sized(variable, MAX_FRAME)?;
-    Ok(Size { bytes, align, register: None })
+    Ok(ParamSize { bytes, align, register: None })
 }
 
 /// The next multiple of a power of two.
@@ -81,7 +81,7 @@ pub(super) fn align_up(offset: u64, align: u32) -> u64 {
 impl ModuleState<'_> {
     /// Makes room for a variable that is not on a function's frame, and says what its name means from now on. Its initialiser
     /// comes later ([`ModuleState::initialise`]), when all names are known.
-    pub(super) fn place(&mut self, variable: &Variable) -> Result<Entity, Error> {
+    pub(super) fn place_variable(&mut self, variable: &Variable) -> Result<Entity, Error> {
         let fail = |message: String| Err(Error::new(variable.line, message));
         let name = &variable.name;
         match variable.space {

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 
 use super::Error;
-use super::graph::Graph;
+use super::call_graph::CallGraph;
 use super::layout::{MAX_STATIC_SHARED, align_up};
 use super::liveness;
-use super::state::{Body, ModuleState, Pending};
-use crate::bytecode::{Action, Callee, Code, Constant, Control, Function, Inst, Passed};
+use super::state::{ModuleState, UnlinkedConstant, UnlinkedFunction};
+use crate::bytecode::{Action, ArgLocation, Callee, Constant, Control, DecodedModule, Function, Inst};
 use crate::operands::{Base, Class, RegisterCounts, Slot};
 use crate::ptx::ast;
 
@@ -30,16 +30,16 @@ const BLOCK_REGISTERS: u32 = 64 << 10;
 pub(super) fn link(
     module: ModuleState<'_>,
     functions: &[&ast::Function],
-    bodies: Vec<Body>,
-    code: &mut Code,
+    bodies: Vec<UnlinkedFunction>,
+    code: &mut DecodedModule,
 ) -> Result<(), Error> {
     // Kernels cannot be called, by address no more than by name.
     let callable = |function: u32| functions.get(function as usize).is_some_and(|function| !function.entry);
-    let graph = Graph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
-    let weight = |body: &Body| 1 + body.constants.len() + body.shared.len();
+    let graph = CallGraph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
+    let weight = |body: &UnlinkedFunction| 1 + body.constants.len() + body.shared.len();
     let weights: Vec<usize> = bodies.iter().map(weight).collect();
     let kernels = (0..bodies.len()).filter(|&function| functions[function].entry);
-    let reached = graph.reached(kernels, &weights, MAX_REACHED).map_err(|kernel| {
+    let reached = graph.reachable_functions(kernels, &weights, MAX_REACHED).map_err(|kernel| {
         let ast::Function { name, line, .. } = functions[kernel];
         let text = format!(
             "the kernels up to `{name}` reach more than {MAX_REACHED} functions, calls, constants and shared variables in all: \
@@ -50,7 +50,7 @@ pub(super) fn link(
     let recursive = graph.recursive();
     let registers = place_registers(functions, &bodies, &reached);
     let shared = place_shared(&module, functions, &bodies, &reached)?;
-    let live: Vec<u32> = bodies.iter().map(liveness::most_live).collect();
+    let live: Vec<u32> = bodies.iter().map(liveness::max_live_registers).collect();
     let mut constants: Vec<Vec<(Slot, Constant)>> = Vec::with_capacity(bodies.len());
     let aligns: Vec<u32> = bodies.iter().map(|body| body.dynamic_align).collect();
 
@@ -74,8 +74,8 @@ pub(super) fn link(
         let mut own_constants = Vec::with_capacity(body.constants.len());
         for (slot, pending) in body.constants {
             let value = match pending {
-                Pending::Known(constant) => constant,
-                Pending::Shared(id, offset) => Constant::Bits(offset.wrapping_add(offset_of(id)) as u64),
+                UnlinkedConstant::Known(constant) => constant,
+                UnlinkedConstant::Shared(id, offset) => Constant::Bits(offset.wrapping_add(offset_of(id)) as u64),
             };
             own_constants.push((placed.slot(slot)?, value));
         }
@@ -102,7 +102,7 @@ pub(super) fn link(
             dynamic_shared_align: align.max(1),
             registers: registers.counts[index],
             constants: Vec::new(),
-            own: body.own.into_iter().map(|slot| placed.slot(slot)).collect::<Result<_, _>>()?,
+            own_registers: body.own.into_iter().map(|slot| placed.slot(slot)).collect::<Result<_, _>>()?,
             recursive: recursive[index],
             address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
             max_threads: source.max_threads,
@@ -143,7 +143,11 @@ struct RegisterPlaces {
     counts: Vec<RegisterCounts>,
 }
 
-fn place_registers(functions: &[&ast::Function], bodies: &[Body], reached: &[Vec<usize>]) -> RegisterPlaces {
+fn place_registers(
+    functions: &[&ast::Function],
+    bodies: &[UnlinkedFunction],
+    reached: &[Vec<usize>],
+) -> RegisterPlaces {
     let mut base = vec![RegisterCounts::default(); bodies.len()];
     let mut counts = vec![RegisterCounts::default(); bodies.len()];
     let kernels = kernels_of(functions, reached);
@@ -186,7 +190,7 @@ struct SharedPlaces {
 fn place_shared(
     module: &ModuleState<'_>,
     functions: &[&ast::Function],
-    bodies: &[Body],
+    bodies: &[UnlinkedFunction],
     reached: &[Vec<usize>],
 ) -> Result<SharedPlaces, Error> {
     let kernels = kernels_of(functions, reached);
@@ -269,7 +273,7 @@ impl Placed {
                     self.update(slot)?;
                 }
                 for passed in site.args.iter_mut().chain(&mut site.returns) {
-                    if let Passed::Register(slot) = passed {
+                    if let ArgLocation::Register(slot) = passed {
                         self.update(slot)?;
                     }
                 }

@@ -1,15 +1,15 @@
 //! How many registers a function needs: the most that are live at once.
 
 use super::names::bits;
-use super::state::Body;
-use crate::bytecode::{Action, Callee, Control, Inst, Passed};
+use super::state::UnlinkedFunction;
+use crate::bytecode::{Action, ArgLocation, Callee, Control, Inst};
 use crate::operands::{Base, Class, Slot};
 
 /// Beyond this many words of bit sets a function counts as needing as many registers as there are.
 const MAX_WORDS: usize = 4 << 20;
 
 /// The largest sum of 32-bit units that are live at once. Predicates have a file of their own and count nothing.
-pub(super) fn most_live(body: &Body) -> u32 {
+pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
     let numbers = Numbers::new(body);
     let blocks = Blocks::new(&body.insts);
     let words = numbers.total.div_ceil(64);
@@ -63,7 +63,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn new(body: &Body) -> Self {
+    fn new(body: &UnlinkedFunction) -> Self {
         let mut starts = [0; 5];
         let mut total = 0;
         for (start, class) in starts.iter_mut().zip([Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128]) {
@@ -134,7 +134,7 @@ fn operands(inst: &Inst, dests: u64, mut each: impl FnMut(Slot, bool)) {
         let passed =
             site.args.iter().map(|passed| (passed, false)).chain(site.returns.iter().map(|passed| (passed, true)));
         for (passed, dest) in passed {
-            if let Passed::Register(slot) = *passed {
+            if let ArgLocation::Register(slot) = *passed {
                 each(slot, dest);
             }
         }

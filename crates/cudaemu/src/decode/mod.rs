@@ -6,9 +6,10 @@
 
 mod bind;
 mod call;
+mod call_graph;
+mod diagnostics;
 mod error;
 mod function;
-mod graph;
 mod layout;
 mod link;
 mod liveness;
@@ -18,7 +19,6 @@ mod names;
 mod state;
 #[cfg(test)]
 mod tests;
-mod words;
 
 pub use error::Error;
 pub use module::decode;

@@ -9,19 +9,23 @@ use super::layout::param_size;
 use super::link::link;
 use super::names::Entity;
 use super::state::{ModuleState, Signature};
-use crate::bytecode::Code;
-use crate::isa::{Table, table};
+use crate::bytecode::DecodedModule;
+use crate::isa::{InstructionTable, table};
 use crate::ptx::ast::{self, Name, Variable};
 
 /// Decodes a module. `source` is the text it was parsed from, which reports quote.
-pub fn decode(module: &ast::Module, source: &str) -> Result<Code, Error> {
+pub fn decode(module: &ast::Module, source: &str) -> Result<DecodedModule, Error> {
     decode_with(module, source, table())
 }
 
 /// The same with an instruction table of one's own.
-pub(crate) fn decode_with(module: &ast::Module, source: &str, table: &Table) -> Result<Code, Error> {
+pub(crate) fn decode_with(
+    module: &ast::Module,
+    source: &str,
+    table: &InstructionTable,
+) -> Result<DecodedModule, Error> {
     let lines: Vec<Arc<str>> = source.lines().map(Arc::from).collect();
-    let mut code = Code { target: module.target, ..Code::default() };
+    let mut code = DecodedModule { target: module.target, ..DecodedModule::default() };
     match decode_module(module, table, &mut code) {
         Ok(()) => {
             code.lines = lines;
@@ -31,7 +35,7 @@ pub(crate) fn decode_with(module: &ast::Module, source: &str, table: &Table) -> 
     }
 }
 
-fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result<(), Error> {
+fn decode_module(module: &ast::Module, table: &InstructionTable, code: &mut DecodedModule) -> Result<(), Error> {
     if module.address_size != 64 {
         return Err(Error::new(0, format!(".address_size must be 64, not {}", module.address_size)));
     }
@@ -72,7 +76,7 @@ fn decode_module(module: &ast::Module, table: &Table, code: &mut Code) -> Result
         state.names.entry(function.name.clone()).or_insert(Entity::Declared);
     }
     for variable in &module.variables {
-        let entity = state.place(variable)?;
+        let entity = state.place_variable(variable)?;
         // A declaration says nothing that the definition does not say.
         if matches!(entity, Entity::Undefined) {
             state.names.entry(variable.name.clone()).or_insert(entity);

@@ -1,9 +1,9 @@
 //! `mov`: registers, numbers, special registers, addresses; packing and unpacking.
 
 use super::Error;
-use super::bind::{At, Bound};
+use super::bind::{BoundOperands, OperandSite};
 use super::function::FunctionDecoder;
-use super::names::{Entity, bits, special};
+use super::names::{Entity, bits, special_register};
 use crate::isa::moves::copy;
 use crate::isa::{Decode, Row, Value};
 use crate::operands::{Base, Class, Slot};
@@ -34,24 +34,24 @@ impl FunctionDecoder<'_, '_> {
         if let Some(name) = name {
             match self.look_up(name) {
                 Some(Entity::Frame { .. }) if matches!(class, Class::B32 | Class::B64) => {
-                    let slot = self.dest(At { opcode, line, place: 1 }, to, value, false)?;
+                    let slot = self.dest(OperandSite { opcode, line, place: 1 }, to, value, false)?;
                     return self.frame_address(line, guard, slot, name, offset);
                 }
                 // A special register that changes while the warp runs is an instruction of its own.
-                None if name.starts_with('%') && special(name).is_none() => {
+                None if name.starts_with('%') && special_register(name).is_none() => {
                     let form = format!("mov.u{}.{name}", bits(class));
                     if let [index, ..] = *self.module.table.candidates(&form) {
-                        let mut bound = Bound { dests: 1, ..Bound::default() };
-                        bound.args.s[0] = self.dest(At { opcode, line, place: 1 }, to, value, false)?;
+                        let mut bound = BoundOperands { dests: 1, ..BoundOperands::default() };
+                        bound.args.s[0] = self.dest(OperandSite { opcode, line, place: 1 }, to, value, false)?;
                         return self.push_row(index, bound, guard, line);
                     }
                 }
                 _ => {}
             }
         }
-        let mut bound = Bound { dests: 1, ..Bound::default() };
-        bound.args.s[0] = self.dest(At { opcode, line, place: 1 }, to, value, false)?;
-        bound.args.s[1] = self.source(At { opcode, line, place: 2 }, from, value, false)?;
+        let mut bound = BoundOperands { dests: 1, ..BoundOperands::default() };
+        bound.args.s[0] = self.dest(OperandSite { opcode, line, place: 1 }, to, value, false)?;
+        bound.args.s[1] = self.source(OperandSite { opcode, line, place: 2 }, from, value, false)?;
         self.push(copy(value), bound, guard, line, row);
         Ok(())
     }
@@ -82,7 +82,7 @@ impl FunctionDecoder<'_, '_> {
         };
         let form = if to.class() == Class::B32 { "mov.u32.frame" } else { "mov.u64.frame" };
         let [index, ..] = *self.module.table.candidates(form) else { return Err(self.no_instruction(form, line)) };
-        let mut bound = Bound { dests: 1, ..Bound::default() };
+        let mut bound = BoundOperands { dests: 1, ..BoundOperands::default() };
         bound.args.s[0] = to;
         bound.args.base = Base::Frame;
         bound.args.offset = offset
@@ -92,7 +92,7 @@ impl FunctionDecoder<'_, '_> {
     }
 
     /// Appends what a row does with operands that are bound already.
-    fn push_row(&mut self, index: u32, mut bound: Bound, guard: Slot, line: u32) -> Result<(), Error> {
+    fn push_row(&mut self, index: u32, mut bound: BoundOperands, guard: Slot, line: u32) -> Result<(), Error> {
         let Some(Row { decode: Decode::Plain(action), k, .. }) = self.module.table.row(index) else {
             return Err(Error::new(line, "the emulator is at fault: a form of mov is no plain row"));
         };

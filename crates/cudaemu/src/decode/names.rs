@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::layout::Size;
-use crate::bytecode::Special;
+use super::layout::ParamSize;
+use crate::bytecode::SpecialRegister;
 use crate::operands::{Class, RegisterCounts, Slot};
 use crate::ptx::ast::{Name, Operand, Space, Type};
 
@@ -57,8 +57,8 @@ pub(super) fn bits(class: Class) -> u32 {
 /// The parameters that a `.callprototype` describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prototype {
-    pub(super) returns: Vec<Size>,
-    pub(super) params: Vec<Size>,
+    pub(super) returns: Vec<ParamSize>,
+    pub(super) params: Vec<ParamSize>,
 }
 
 /// Names of a vector register's components.
@@ -66,7 +66,7 @@ pub(super) const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 
 /// Registers declared together: `.reg .v2 .b32 %v<7>`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
+pub(super) struct RegisterRange {
     pub(super) class: Class,
     pub(super) count: u32,
     /// Components of each; 1: no vector.
@@ -78,7 +78,7 @@ pub(super) struct Range {
 pub(super) struct Scope {
     names: HashMap<Name, Entity>,
     /// `%r<10>`, by prefix.
-    ranges: HashMap<Name, Range>,
+    ranges: HashMap<Name, RegisterRange>,
     /// Numbers of the labels, which are known before they are reached.
     pub(super) labels: HashMap<Name, usize>,
     /// `.branchtargets`: the labels' numbers.
@@ -94,13 +94,13 @@ impl Scope {
     }
 
     /// Declares `prefix<count>`; `false` if the scope has that prefix already.
-    pub(super) fn declare_range(&mut self, prefix: &Name, range: Range) -> bool {
+    pub(super) fn declare_range(&mut self, prefix: &Name, range: RegisterRange) -> bool {
         self.ranges.insert(prefix.clone(), range).is_none()
     }
 
     /// What a name means in this scope alone. A register gets its slot when it is first asked for, so that declared but
     /// unused ones take no room in the register file.
-    fn look_up(&mut self, name: &Name, used: &mut Used) -> Option<Entity> {
+    fn look_up(&mut self, name: &Name, used: &mut SlotAllocator) -> Option<Entity> {
         match self.names.get_mut(name) {
             Some(entity) => {
                 if let Entity::Register(class) = *entity {
@@ -126,7 +126,7 @@ impl Scope {
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         (1..=digits.min(10)).find_map(|length| {
             let (prefix, number) = name.split_at(name.len() - length);
-            let Range { class, count, vector } = *self.ranges.get(prefix)?;
+            let RegisterRange { class, count, vector } = *self.ranges.get(prefix)?;
             let leading_zero = length > 1 && number.starts_with('0');
             let component_fits = component.map_or(vector == 1, |component| vector > 1 && component < vector as usize);
             let number_fits = !leading_zero && number.parse::<u32>().is_ok_and(|number| number < count);
@@ -162,7 +162,7 @@ impl Scopes {
     }
 
     /// What a name means, if the function declares it.
-    pub(super) fn look_up(&mut self, name: &Name, used: &mut Used) -> Option<Entity> {
+    pub(super) fn look_up(&mut self, name: &Name, used: &mut SlotAllocator) -> Option<Entity> {
         self.0.iter_mut().rev().find_map(|scope| scope.look_up(name, used))
     }
 
@@ -174,13 +174,13 @@ impl Scopes {
 
 /// Slots a function uses, counted from 0; the linker moves them to where the kernel's register file has room.
 #[derive(Debug, Default)]
-pub(super) struct Used {
+pub(super) struct SlotAllocator {
     pub(super) counts: RegisterCounts,
     /// Its registers, without constants.
     pub(super) own: Vec<Slot>,
 }
 
-impl Used {
+impl SlotAllocator {
     /// A new slot; `None` when a class has 2^28 of them.
     pub(super) fn slot(&mut self, class: Class) -> Option<Slot> {
         let count = self.counts.of_mut(class);
@@ -198,7 +198,7 @@ impl Used {
 }
 
 /// A special register that is constant for a thread, and its class (PTX ISA, "Special Registers").
-pub(super) fn special(name: &str) -> Option<(Special, Class)> {
+pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Class)> {
     let name = name.strip_prefix('%')?;
     if let Some((name, axis)) = name.split_once('.') {
         let axis = match axis {
@@ -208,39 +208,39 @@ pub(super) fn special(name: &str) -> Option<(Special, Class)> {
             _ => return None,
         };
         let special = match name {
-            "tid" => Special::Tid(axis),
-            "ntid" => Special::Ntid(axis),
-            "ctaid" => Special::Ctaid(axis),
-            "nctaid" => Special::Nctaid(axis),
-            "clusterid" => Special::ClusterId(axis),
-            "nclusterid" => Special::NclusterId(axis),
-            "cluster_ctaid" => Special::ClusterCtaid(axis),
-            "cluster_nctaid" => Special::ClusterNctaid(axis),
+            "tid" => SpecialRegister::Tid(axis),
+            "ntid" => SpecialRegister::Ntid(axis),
+            "ctaid" => SpecialRegister::Ctaid(axis),
+            "nctaid" => SpecialRegister::Nctaid(axis),
+            "clusterid" => SpecialRegister::ClusterId(axis),
+            "nclusterid" => SpecialRegister::NclusterId(axis),
+            "cluster_ctaid" => SpecialRegister::ClusterCtaid(axis),
+            "cluster_nctaid" => SpecialRegister::ClusterNctaid(axis),
             _ => return None,
         };
         return Some((special, Class::B32));
     }
     let special = match name {
-        "laneid" => Special::LaneId,
-        "warpid" => Special::WarpId,
-        "nwarpid" => Special::NwarpId,
-        "smid" => Special::SmId,
-        "nsmid" => Special::NsmId,
-        "gridid" => return Some((Special::GridId, Class::B64)),
-        "lanemask_eq" => Special::LanemaskEq,
-        "lanemask_lt" => Special::LanemaskLt,
-        "lanemask_le" => Special::LanemaskLe,
-        "lanemask_gt" => Special::LanemaskGt,
-        "lanemask_ge" => Special::LanemaskGe,
-        "dynamic_smem_size" => Special::DynamicSmemSize,
-        "total_smem_size" => Special::TotalSmemSize,
-        "aggr_smem_size" => Special::AggrSmemSize,
-        "cluster_ctarank" => Special::ClusterCtarank,
-        "cluster_nctarank" => Special::ClusterNctarank,
-        "is_explicit_cluster" => return Some((Special::IsExplicitCluster, Class::Pred)),
+        "laneid" => SpecialRegister::LaneId,
+        "warpid" => SpecialRegister::WarpId,
+        "nwarpid" => SpecialRegister::NwarpId,
+        "smid" => SpecialRegister::SmId,
+        "nsmid" => SpecialRegister::NsmId,
+        "gridid" => return Some((SpecialRegister::GridId, Class::B64)),
+        "lanemask_eq" => SpecialRegister::LanemaskEq,
+        "lanemask_lt" => SpecialRegister::LanemaskLt,
+        "lanemask_le" => SpecialRegister::LanemaskLe,
+        "lanemask_gt" => SpecialRegister::LanemaskGt,
+        "lanemask_ge" => SpecialRegister::LanemaskGe,
+        "dynamic_smem_size" => SpecialRegister::DynamicSmemSize,
+        "total_smem_size" => SpecialRegister::TotalSmemSize,
+        "aggr_smem_size" => SpecialRegister::AggrSmemSize,
+        "cluster_ctarank" => SpecialRegister::ClusterCtarank,
+        "cluster_nctarank" => SpecialRegister::ClusterNctarank,
+        "is_explicit_cluster" => return Some((SpecialRegister::IsExplicitCluster, Class::Pred)),
         _ => {
             let number: u8 = name.strip_prefix("envreg")?.parse().ok()?;
-            return (number < 32).then_some((Special::Envreg(number), Class::B32));
+            return (number < 32).then_some((SpecialRegister::Envreg(number), Class::B32));
         }
     };
     Some((special, Class::B32))

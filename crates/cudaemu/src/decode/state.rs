@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::layout::Size;
+use super::layout::ParamSize;
 use super::names::Entity;
 use crate::bytecode::{Constant, Global, Inst, Param};
-use crate::isa::Table;
+use crate::isa::InstructionTable;
 use crate::operands::{RegisterCounts, Slot};
 use crate::ptx::ast::Name;
 
@@ -19,15 +19,15 @@ pub(super) struct SharedVariable {
 /// Parameters and results of a function that has a body.
 #[derive(Clone, Debug)]
 pub(super) struct Signature {
-    pub(super) returns: Vec<Size>,
-    pub(super) params: Vec<Size>,
+    pub(super) returns: Vec<ParamSize>,
+    pub(super) params: Vec<ParamSize>,
     pub(super) entry: bool,
 }
 
 /// The module while its functions are decoded.
 #[derive(Debug)]
 pub(super) struct ModuleState<'a> {
-    pub(super) table: &'a Table,
+    pub(super) table: &'a InstructionTable,
     /// `.version`
     pub(super) version: (u32, u32),
     /// `.target`
@@ -46,7 +46,7 @@ pub(super) struct ModuleState<'a> {
 
 /// A constant before shared memory is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Pending {
+pub(super) enum UnlinkedConstant {
     Known(Constant),
     /// Offset of a static shared variable plus this.
     Shared(usize, i64),
@@ -54,14 +54,14 @@ pub(super) enum Pending {
 
 /// A decoded function before it is linked: slots, shared offsets and targets count from its own start.
 #[derive(Debug, Default)]
-pub(super) struct Body {
+pub(super) struct UnlinkedFunction {
     pub(super) insts: Vec<Inst>,
     /// Which of an instruction's flattened operands are destinations, one bit each.
     pub(super) dests: Vec<u64>,
     pub(super) counts: RegisterCounts,
     /// Registers without constants.
     pub(super) own: Vec<Slot>,
-    pub(super) constants: Vec<(Slot, Pending)>,
+    pub(super) constants: Vec<(Slot, UnlinkedConstant)>,
     /// Static shared variables it names.
     pub(super) shared: BTreeSet<usize>,
     /// Instructions whose address operand is a static shared variable: its offset is still to be added.

@@ -2,11 +2,11 @@
 
 use std::thread;
 
-use super::graph::{CopyRequest, Node};
-use super::launch::Request;
-use super::{Driver, Guard, State};
+use super::graph::{CopyRequest, GraphNode};
+use super::launch::LaunchRequest;
+use super::{Driver, DriverState, StateGuard};
 use crate::bytecode;
-use crate::engine::{CaptureMode, StreamKind, Work};
+use crate::engine::{CaptureMode, StreamKind, StreamOp};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphId, NodeId, StreamId};
 
@@ -25,10 +25,10 @@ pub struct CaptureInfo {
     pub count: usize,
 }
 
-impl State {
+impl DriverState {
     /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and nodes that the first one waits for.
     pub fn begin_capture(&mut self, stream: StreamId, mode: u32, given: Option<(GraphId, Vec<NodeId>)>) -> Result<()> {
-        let stream = self.stream(stream)?;
+        let stream = self.resolve_stream(stream)?;
         let mode = CaptureMode::new(mode)?;
         if self.streams.get(stream)?.kind == StreamKind::Legacy {
             return Err(Error::StreamCaptureUnsupported);
@@ -49,7 +49,7 @@ impl State {
 
     /// What `cuStreamIsCapturing` and `cuStreamGetCaptureInfo` tell.
     pub fn capture_info(&mut self, stream: StreamId) -> Result<CaptureInfo> {
-        let id = match crate::engine::special(stream) {
+        let id = match crate::engine::default_stream_kind(stream) {
             Some(kind) => {
                 let context = self.current()?;
                 self.streams.default_of(context, kind)
@@ -63,15 +63,15 @@ impl State {
         }
         let Some(capture) = self.captures.of(id) else { return Ok(CaptureInfo::default()) };
         let (status, number) = (capture.status(), capture.id);
-        let (graph, nodes) = self.captures.next(id).unwrap_or_default();
+        let (graph, nodes) = self.captures.frontier(id).unwrap_or_default();
         let (nodes, count) = (nodes.as_ptr().expose_provenance() as u64, nodes.len());
         Ok(CaptureInfo { status, id: number, graph, nodes, count })
     }
 
     /// `cuStreamUpdateCaptureDependencies`
     pub fn update_capture(&mut self, stream: StreamId, nodes: &[NodeId], replace: bool) -> Result<()> {
-        let stream = self.stream(stream)?;
-        let (graph, _) = self.captures.next(stream)?;
+        let stream = self.resolve_stream(stream)?;
+        let (graph, _) = self.captures.frontier(stream)?;
         let graph = self.graphs.get(graph)?;
         nodes.iter().try_for_each(|&node| graph.payload(node).map(drop))?;
         self.captures.update(stream, nodes, replace)
@@ -79,7 +79,7 @@ impl State {
 
     /// Capturing streams of a context that the legacy default stream would have to wait for.
     fn implicated(&self, context: ContextId) -> Vec<StreamId> {
-        if self.captures.none() {
+        if self.captures.is_empty() {
             return Vec::new();
         }
         let streams = self.streams.of_context(context).filter(|(id, stream)| {
@@ -95,31 +95,31 @@ impl State {
             return Ok(());
         }
         let implicated = self.implicated(own.context);
-        self.captures.touch(implicated, Error::StreamCaptureImplicit)
+        self.captures.invalidate_streams(implicated, Error::StreamCaptureImplicit)
     }
 
     /// The host asks about a stream's work, or waits for it.
-    pub(super) fn host_asks(&mut self, stream: StreamId) -> Result<()> {
-        self.captures.touch([stream], Error::StreamCaptureUnsupported)
+    pub(super) fn check_host_wait(&mut self, stream: StreamId) -> Result<()> {
+        self.captures.invalidate_streams([stream], Error::StreamCaptureUnsupported)
     }
 
     /// The host waits for all of a context.
-    pub fn host_asks_context(&mut self, context: ContextId) -> Result<()> {
-        if self.captures.none() {
+    pub fn check_host_wait_context(&mut self, context: ContextId) -> Result<()> {
+        if self.captures.is_empty() {
             return Ok(());
         }
         let streams: Vec<StreamId> = self.streams.of_context(context).map(|(id, _)| id).collect();
-        self.captures.touch(streams, Error::StreamCaptureUnsupported)
+        self.captures.invalidate_streams(streams, Error::StreamCaptureUnsupported)
     }
 
     /// A call that is unsafe while something is captured.
-    pub(super) fn unsafe_call(&mut self) -> Result<()> {
-        self.captures.unsafe_call(thread::current().id())
+    pub(super) fn check_unsafe_call(&mut self) -> Result<()> {
+        self.captures.check_unsafe_call(thread::current().id())
     }
 
     /// Appends a node to a capturing stream.
-    pub(super) fn append(&mut self, stream: StreamId, node: Node) -> Result<NodeId> {
-        let (graph, after) = self.captures.next(stream)?;
+    pub(super) fn append(&mut self, stream: StreamId, node: GraphNode) -> Result<NodeId> {
+        let (graph, after) = self.captures.frontier(stream)?;
         let after = after.to_vec();
         let node = self.graphs.add(graph, &after, node)?;
         self.captures.advance(stream, node);
@@ -127,7 +127,7 @@ impl State {
     }
 
     /// Appends a stream's work to what is captured; fails, and ends what can come of the capture, for work that no node does.
-    pub(super) fn capture(&mut self, stream: StreamId, work: Work) -> Result<()> {
+    pub(super) fn capture(&mut self, stream: StreamId, work: StreamOp) -> Result<()> {
         let context = self.streams.get(stream)?.context;
         match self.node_of(work, context) {
             Ok(node) => self.append(stream, node).map(drop),
@@ -144,8 +144,8 @@ impl Driver {
     /// `cuStreamEndCapture`: the graph.
     pub fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
-        let State { captures, graphs, .. } = &mut *state;
+        let stream = state.resolve_stream(stream)?;
+        let DriverState { captures, graphs, .. } = &mut *state;
         let ended = captures.end(stream, thread::current().id(), |graph, nodes| {
             graphs.get(graph).map(|graph| graph.ancestors(nodes)).unwrap_or_default()
         })?;
@@ -164,8 +164,8 @@ impl Driver {
     /// A launch into a capturing stream.
     pub(super) fn capture_launch(
         &self,
-        mut state: Guard<'_>,
-        request: Request,
+        mut state: StateGuard<'_>,
+        request: LaunchRequest,
         stream: StreamId,
         params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
     ) -> Result<()> {
@@ -177,7 +177,7 @@ impl Driver {
     }
 
     /// A copy into a capturing stream.
-    pub(super) fn capture_copy(&self, mut state: Guard<'_>, request: CopyRequest, stream: StreamId) -> Result<()> {
+    pub(super) fn capture_copy(&self, mut state: StateGuard<'_>, request: CopyRequest, stream: StreamId) -> Result<()> {
         let context = state.streams.get(stream)?.context;
         let node = self.copy_node(request, context)?;
         state.append(stream, node).map(drop)

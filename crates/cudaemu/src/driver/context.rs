@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use super::{Driver, Guard, State};
+use super::{Driver, DriverState, StateGuard};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle};
 
@@ -55,7 +55,7 @@ thread_local! {
 }
 
 /// The thread's current context, alive or not.
-pub fn top() -> Option<ContextId> {
+pub fn current_handle() -> Option<ContextId> {
     stack(|stack| stack.last().copied()).ok().flatten().filter(|context| !context.is_null())
 }
 
@@ -64,23 +64,23 @@ fn stack<R>(body: impl FnOnce(&mut Vec<ContextId>) -> R) -> Result<R> {
     STACK.try_with(|stack| body(&mut stack.borrow_mut())).map_err(|_| Error::InvalidContext)
 }
 
-impl State {
+impl DriverState {
     /// The thread's current context, whether lost or not.
-    pub fn current_any(&self) -> Result<ContextId> {
-        let context = top().ok_or(Error::InvalidContext)?;
+    pub fn current_even_lost(&self) -> Result<ContextId> {
+        let context = current_handle().ok_or(Error::InvalidContext)?;
         self.contexts.get(context).map_err(|_| Error::ContextIsDestroyed)?;
         Ok(context)
     }
 
     /// The thread's current context, if it works.
     pub fn current(&self) -> Result<ContextId> {
-        let context = self.current_any()?;
-        self.alive(context)?;
+        let context = self.current_even_lost()?;
+        self.check_alive(context)?;
         Ok(context)
     }
 
     /// The error that the context was lost to.
-    pub fn alive(&self, context: ContextId) -> Result<()> {
+    pub fn check_alive(&self, context: ContextId) -> Result<()> {
         match self.contexts.get(context)?.failed {
             Some(error) => Err(error),
             None => Ok(()),
@@ -98,13 +98,13 @@ impl State {
         if context.is_null() {
             return self.current();
         }
-        self.alive(context)?;
+        self.check_alive(context)?;
         Ok(context)
     }
 
     fn new_context(&mut self, device: usize, primary: bool, flags: u32) -> ContextId {
         let id = self.contexts.reserve();
-        self.contexts.put(
+        self.contexts.insert_reserved(
             id,
             Context {
                 device,
@@ -215,7 +215,7 @@ impl State {
     }
 
     /// Devices whose memory a context's kernels may touch: one bit each.
-    pub fn reach(&self, context: ContextId) -> Result<u64> {
+    pub fn accessible_devices(&self, context: ContextId) -> Result<u64> {
         let own = self.contexts.get(context)?;
         let peers = own.peers.iter().filter_map(|&peer| self.contexts.get(peer).ok()).map(|peer| peer.device as u32);
         let pools =
@@ -256,7 +256,7 @@ impl State {
             other.peers.remove(&id);
         }
         let streams = self.streams.drop_context(id).len();
-        let events = self.events.take(|_, event| event.context == id).len();
+        let events = self.events.remove_where(|_, event| event.context == id).len();
         let modules = self.drop_modules(driver, id);
         let memory = self.drop_memory(driver, id);
         // After a fault the program had no way to give anything back.
@@ -283,19 +283,23 @@ impl State {
 
 impl Driver {
     /// `cuCtxSynchronize`: runs all work of the context. Its own fault is the answer, if it met one.
-    pub fn synchronize_context<'a>(&'a self, state: Guard<'a>, context: ContextId) -> (Guard<'a>, Result<()>) {
-        let ends = state.streams.ends_of(context);
-        let state = self.run_to(state, &ends);
-        let result = state.alive(context);
+    pub fn synchronize_context<'a>(
+        &'a self,
+        state: StateGuard<'a>,
+        context: ContextId,
+    ) -> (StateGuard<'a>, Result<()>) {
+        let ends = state.streams.context_tails(context);
+        let state = self.run_until_reached(state, &ends);
+        let result = state.check_alive(context);
         (state, result)
     }
 
     /// The same before the context ends. Other threads may have begun more of its work meanwhile, which uses its memory and the
     /// program's: that is waited for too. What they only queued goes with the context.
-    fn still_context<'a>(&'a self, state: Guard<'a>, context: ContextId) -> Guard<'a> {
+    fn still_context<'a>(&'a self, state: StateGuard<'a>, context: ContextId) -> StateGuard<'a> {
         let (state, _) = self.synchronize_context(state, context);
         let all = state.memory.registered_by(context);
-        self.until_still(state, |running| all || running == context)
+        self.wait_quiescent(state, |running| all || running == context)
     }
 
     /// `cuDevicePrimaryCtxRelease`
@@ -315,7 +319,7 @@ impl Driver {
     }
 
     /// Ends a primary context, if it is still to be when its work is done: others may retain or end it meanwhile.
-    fn end_primary(&self, state: Guard<'_>, device: usize, still: fn(&Primary) -> bool) -> Result<()> {
+    fn end_primary(&self, state: StateGuard<'_>, device: usize, still: fn(&Primary) -> bool) -> Result<()> {
         let Some(Primary { context, .. }) = state.devices[device].primary else { return Ok(()) };
         let mut state = self.still_context(state, context);
         if state.devices[device].primary.is_some_and(|primary| primary.context == context && still(&primary)) {
@@ -333,7 +337,7 @@ impl Driver {
         }
         let mut state = self.still_context(state, context);
         state.end_context(self, context);
-        if top() == Some(context) {
+        if current_handle() == Some(context) {
             stack(Vec::pop)?;
         }
         Ok(())

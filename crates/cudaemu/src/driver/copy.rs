@@ -4,16 +4,16 @@
 //! pageable: bytes to the device are taken when the call is made, and calls that bring bytes to the host return after the copy.
 
 use super::graph::CopyRequest;
-use super::memory::on_host;
-use super::{Driver, Guard};
-use crate::engine::{Copy, Fill, Side, Work};
+use super::memory::is_host_memory;
+use super::{Driver, StateGuard};
+use crate::engine::{CopyEndpoint, Memcpy, Memset, StreamOp};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, StreamId};
 use crate::mem::HostMemory;
 
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum CallMode {
     /// When it is done; it runs in the legacy default stream.
     Sync,
     /// When it is submitted to this stream.
@@ -22,7 +22,7 @@ pub enum When {
 
 /// One side of a copy, as the call names it.
 #[derive(Clone, Copy, Debug)]
-pub enum End {
+pub enum CopyPointer {
     /// A host pointer.
     Host(HostMemory),
     /// A device pointer.
@@ -75,39 +75,39 @@ impl Extent {
 
 impl Driver {
     /// The stream that a call works in.
-    fn stream_of(&self, state: &mut Guard<'_>, when: When) -> Result<StreamId> {
+    fn stream_of(&self, state: &mut StateGuard<'_>, when: CallMode) -> Result<StreamId> {
         match when {
-            When::Sync => state.stream(StreamId::default()),
-            When::Async(stream) => state.stream(stream),
+            CallMode::Sync => state.resolve_stream(StreamId::default()),
+            CallMode::Async(stream) => state.resolve_stream(stream),
         }
     }
 
     /// Any copy. Empty ones are done at once.
     pub fn copy(
         &self,
-        to: End,
+        to: CopyPointer,
         to_pitch: Pitch,
-        from: End,
+        from: CopyPointer,
         from_pitch: Pitch,
         extent: Extent,
-        when: When,
+        when: CallMode,
     ) -> Result<()> {
         let mut state = self.lock();
         let stream = self.stream_of(&mut state, when)?;
         if extent.is_empty() {
             return Ok(());
         }
-        if when == When::Sync {
-            state.unsafe_call()?;
+        if when == CallMode::Sync {
+            state.check_unsafe_call()?;
         }
-        if state.captures.records(stream)? {
+        if state.captures.is_capturing(stream)? {
             return self.capture_copy(state, CopyRequest { to, to_pitch, from, from_pitch, extent }, stream);
         }
         let span = |pitch| extent.span(pitch).ok_or(Error::InvalidValue);
         let (to_span, from_span) = (span(to_pitch)?, span(from_pitch)?);
-        let to = self.side(to, to_pitch, to_span)?;
-        let mut from = self.side(from, from_pitch, from_span)?;
-        if let Side::Host { memory, .. } = &from {
+        let to = self.resolve_endpoint(to, to_pitch, to_span)?;
+        let mut from = self.resolve_endpoint(from, from_pitch, from_span)?;
+        if let CopyEndpoint::Host { memory, .. } = &from {
             // The bytes are taken now: the program may change them as soon as the call returns.
             let mut bytes = Vec::with_capacity((extent.width * extent.height * extent.depth) as usize);
             for slice in 0..extent.depth {
@@ -115,13 +115,18 @@ impl Driver {
                     bytes.extend(memory.read(slice * from_pitch.slice + row * from_pitch.row, extent.width as usize));
                 }
             }
-            from = Side::Staged(bytes.into());
+            from = CopyEndpoint::Staged(bytes.into());
         }
         // Between device memory even the call named synchronous returns before it is done.
-        let wait =
-            matches!(to, Side::Host { .. }) || (when == When::Sync && !(self.on_device(&to) && self.on_device(&from)));
-        let work =
-            Work::Copy(Box::new(Copy { from, to, width: extent.width, height: extent.height, depth: extent.depth }));
+        let wait = matches!(to, CopyEndpoint::Host { .. })
+            || (when == CallMode::Sync && !(self.on_device(&to) && self.on_device(&from)));
+        let work = StreamOp::Memcpy(Box::new(Memcpy {
+            from,
+            to,
+            width: extent.width,
+            height: extent.height,
+            depth: extent.depth,
+        }));
         match wait {
             true => self.submit_and_wait(state, stream, work),
             false => self.submit(state, stream, work),
@@ -129,10 +134,10 @@ impl Driver {
     }
 
     /// What an end is, with all its bytes inside of one allocation if the driver knows it.
-    pub(super) fn side(&self, end: End, pitch: Pitch, span: u64) -> Result<Side> {
+    pub(super) fn resolve_endpoint(&self, end: CopyPointer, pitch: Pitch, span: u64) -> Result<CopyEndpoint> {
         let (address, memory, must_be_known) = match end {
-            End::Device(address) => (address, None, true),
-            End::Host(memory) | End::Unified(memory) => (memory.address(), Some(memory), false),
+            CopyPointer::Device(address) => (address, None, true),
+            CopyPointer::Host(memory) | CopyPointer::Unified(memory) => (memory.address(), Some(memory), false),
         };
         if address == 0 {
             return Err(Error::InvalidValue);
@@ -140,17 +145,17 @@ impl Driver {
         let Pitch { row: pitch, slice } = pitch;
         match self.space().find(address) {
             Some(allocation) => {
-                if matches!(end, End::Host(_))
-                    && !on_host(&allocation)
+                if matches!(end, CopyPointer::Host(_))
+                    && !is_host_memory(&allocation)
                     && allocation.kind() != crate::mem::AllocationKind::Managed
                 {
                     return Err(Error::InvalidValue);
                 }
                 self.within(address, span)?;
-                Ok(Side::Known { address, pitch, slice })
+                Ok(CopyEndpoint::Known { address, pitch, slice })
             }
             None => match memory {
-                Some(memory) if !must_be_known => Ok(Side::Host { memory, pitch, slice }),
+                Some(memory) if !must_be_known => Ok(CopyEndpoint::Host { memory, pitch, slice }),
                 _ => Err(Error::InvalidValue),
             },
         }
@@ -163,8 +168,8 @@ impl Driver {
         })
     }
 
-    fn on_device(&self, side: &Side) -> bool {
-        matches!(side, Side::Known { address, .. } if self.is_device(*address))
+    fn on_device(&self, side: &CopyEndpoint) -> bool {
+        matches!(side, CopyEndpoint::Known { address, .. } if self.is_device(*address))
     }
 
     /// All bytes from an address on are memory that the driver knows.
@@ -173,36 +178,43 @@ impl Driver {
     }
 
     /// `cuMemcpyPeer`: the contexts are only looked up; unified addresses say where the memory is.
-    pub fn copy_peer(&self, to: (u64, ContextId), from: (u64, ContextId), bytes: u64, when: When) -> Result<()> {
+    pub fn copy_peer(&self, to: (u64, ContextId), from: (u64, ContextId), bytes: u64, when: CallMode) -> Result<()> {
         let state = self.lock();
         for (_, context) in [to, from] {
             state.context_or_current(context)?;
         }
         drop(state);
-        self.copy(End::Device(to.0), Pitch::default(), End::Device(from.0), Pitch::default(), Extent::row(bytes), when)
+        self.copy(
+            CopyPointer::Device(to.0),
+            Pitch::default(),
+            CopyPointer::Device(from.0),
+            Pitch::default(),
+            Extent::row(bytes),
+            when,
+        )
     }
 
     /// Any memset: `height` rows of `width` elements of `bytes` bytes.
-    pub fn fill(&self, fill: Fill, when: When) -> Result<()> {
+    pub fn memset(&self, fill: Memset, when: CallMode) -> Result<()> {
         let mut state = self.lock();
         let stream = self.stream_of(&mut state, when)?;
         if fill.width == 0 || fill.height == 0 {
             return Ok(());
         }
-        if when == When::Sync {
-            state.unsafe_call()?;
+        if when == CallMode::Sync {
+            state.check_unsafe_call()?;
         }
-        self.check_fill(&fill)?;
+        self.check_memset(&fill)?;
         // Whatever the call is named: a memset of device memory returns before it is done.
-        let wait = when == When::Sync && !self.is_device(fill.address);
+        let wait = when == CallMode::Sync && !self.is_device(fill.address);
         match wait {
-            true => self.submit_and_wait(state, stream, Work::Fill(fill)),
-            false => self.submit(state, stream, Work::Fill(fill)),
+            true => self.submit_and_wait(state, stream, StreamOp::Memset(fill)),
+            false => self.submit(state, stream, StreamOp::Memset(fill)),
         }
     }
 
     /// Fails for a memset that is not aligned, or whose bytes are not all of one allocation.
-    pub(super) fn check_fill(&self, fill: &Fill) -> Result<()> {
+    pub(super) fn check_memset(&self, fill: &Memset) -> Result<()> {
         let bytes = u64::from(fill.bytes);
         let width = fill.width.checked_mul(bytes).ok_or(Error::InvalidValue)?;
         let extent = Extent { width, height: fill.height, depth: 1 };
@@ -214,17 +226,17 @@ impl Driver {
     }
 
     /// `cuStreamWriteValue` and `cuStreamWaitValue`: 4 or 8 bytes of device memory, aligned.
-    pub fn value_work(&self, stream: StreamId, address: u64, bytes: u32, work: Work) -> Result<()> {
+    pub fn value_work(&self, stream: StreamId, address: u64, bytes: u32, work: StreamOp) -> Result<()> {
         self.value_batch(stream, vec![(address, bytes, work)])
     }
 
     /// `cuStreamBatchMemOp`: operations in order, each with its address and bytes.
-    pub fn value_batch(&self, stream: StreamId, works: Vec<(u64, u32, Work)>) -> Result<()> {
+    pub fn value_batch(&self, stream: StreamId, works: Vec<(u64, u32, StreamOp)>) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
+        let stream = state.resolve_stream(stream)?;
         let mut batch = Vec::new();
         for (address, bytes, work) in works {
-            if !matches!(work, Work::Wait) {
+            if !matches!(work, StreamOp::Wait) {
                 if !address.is_multiple_of(u64::from(bytes)) {
                     return Err(Error::InvalidValue);
                 }
@@ -232,7 +244,7 @@ impl Driver {
             }
             batch.push(work);
         }
-        self.submit(state, stream, Work::Batch(batch))
+        self.submit(state, stream, StreamOp::Batch(batch))
     }
 }
 

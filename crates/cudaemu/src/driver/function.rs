@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Driver, State};
-use crate::bytecode::{self, Code};
-use crate::config::spec::{MAX_THREADS, REGISTER_UNIT, REGISTERS, SHARED_DEFAULT, Spec, WARP};
+use super::{Driver, DriverState};
+use crate::bytecode::{self, DecodedModule};
+use crate::config::spec::{
+    DEFAULT_SHARED_PER_BLOCK, MAX_THREADS_PER_BLOCK, REGISTER_ALLOC_UNIT, REGISTERS_PER_SM, Spec, WARP_SIZE,
+};
 use crate::error::{Error, Result};
 use crate::handle::{FunctionId, ModuleId};
 
@@ -14,18 +16,18 @@ pub struct Function {
     /// Its module.
     pub module: ModuleId,
     /// The module's code.
-    pub code: Arc<Code>,
+    pub code: Arc<DecodedModule>,
     /// Index in [`Code::functions`].
     pub index: usize,
     /// Zero-terminated name, whose address programs keep.
     pub name: Arc<std::ffi::CStr>,
     /// What can be set of it.
-    pub settings: Settings,
+    pub settings: FunctionSettings,
 }
 
 /// Attributes of a function that can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct FunctionSettings {
     /// Bytes of dynamic shared memory that a launch may ask for.
     pub max_dynamic_shared: u32,
     /// Preferred share of shared memory in percent, or -1.
@@ -38,7 +40,7 @@ pub struct Settings {
 
 /// What a block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct BlockResources {
     /// Registers of a thread.
     pub registers: u32,
     /// Static shared memory.
@@ -54,9 +56,9 @@ impl Function {
     }
 
     /// As it is after loading.
-    pub fn settings(kernel: &bytecode::Function) -> Settings {
-        Settings {
-            max_dynamic_shared: SHARED_DEFAULT.saturating_sub(kernel.shared_bytes),
+    pub fn settings(kernel: &bytecode::Function) -> FunctionSettings {
+        FunctionSettings {
+            max_dynamic_shared: DEFAULT_SHARED_PER_BLOCK.saturating_sub(kernel.shared_bytes),
             carveout: -1,
             cluster: [0; 6],
             cache: 0,
@@ -64,23 +66,24 @@ impl Function {
     }
 
     /// What a block needs.
-    pub fn needs(&self) -> Needs {
+    pub fn block_resources(&self) -> BlockResources {
         let kernel = self.kernel();
         let registers = kernel.reported_registers.clamp(8, 255);
-        let by_registers = REGISTERS / registers_of_warp(registers) * WARP;
-        let declared =
-            kernel.max_threads.map_or(MAX_THREADS, |threads| threads.into_iter().fold(1, u32::saturating_mul));
-        Needs {
+        let by_registers = REGISTERS_PER_SM / registers_per_warp(registers) * WARP_SIZE;
+        let declared = kernel
+            .max_threads
+            .map_or(MAX_THREADS_PER_BLOCK, |threads| threads.into_iter().fold(1, u32::saturating_mul));
+        BlockResources {
             registers,
             static_shared: kernel.shared_bytes,
-            max_threads: declared.min(by_registers).min(MAX_THREADS),
+            max_threads: declared.min(by_registers).min(MAX_THREADS_PER_BLOCK),
         }
     }
 
     /// `cuFuncGetAttribute`
     pub fn attribute(&self, attribute: u32, spec: &Spec) -> Result<i32> {
         let kernel = self.kernel();
-        let needs = self.needs();
+        let needs = self.block_resources();
         let constant =
             self.code.globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum::<u64>();
         Ok(match attribute {
@@ -114,16 +117,16 @@ impl Function {
 }
 
 /// Registers that a warp takes, by the unit in which they are given.
-pub fn registers_of_warp(registers: u32) -> u32 {
-    (registers * WARP).next_multiple_of(REGISTER_UNIT)
+pub fn registers_per_warp(registers: u32) -> u32 {
+    (registers * WARP_SIZE).next_multiple_of(REGISTER_ALLOC_UNIT)
 }
 
-impl State {
+impl DriverState {
     /// A function, with the limits of its device.
     pub fn function<'a>(&'a self, driver: &'a Driver, id: FunctionId) -> Result<(&'a Function, &'a Spec)> {
         let function = self.functions.get(id)?;
         let module = self.modules.get(function.module)?;
-        self.alive(module.context)?;
+        self.check_alive(module.context)?;
         let device = self.contexts.get(module.context)?.device;
         Ok((function, &driver.config.devices[device].spec))
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::memory::{How, refused};
+use super::memory::{AllocationOrigin, memory_error};
 use super::occupancy::blocks_per_sm;
-use super::{Driver, Guard};
+use super::{Driver, StateGuard};
 use crate::bytecode;
-use crate::config::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
-use crate::engine::{Launch, Work};
+use crate::config::spec::{MAX_BLOCK, MAX_GRID, MAX_THREADS_PER_BLOCK};
+use crate::engine::{KernelLaunch, StreamOp};
 use crate::error::{Error, Result};
 use crate::exec;
 use crate::handle::{ContextId, FunctionId, StreamId};
@@ -17,7 +17,7 @@ const MAX_LOCAL: u64 = 512 << 10;
 
 /// A launch as the call asks for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct LaunchRequest {
     /// The function, or a library's kernel.
     pub function: FunctionId,
     /// Blocks.
@@ -36,27 +36,31 @@ pub struct Request {
 
 impl Driver {
     /// Any launch. `params` reads the parameter block once the kernel is known.
-    pub fn launch(&self, request: Request, params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>) -> Result<()> {
+    pub fn launch(
+        &self,
+        request: LaunchRequest,
+        params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
+    ) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(request.stream)?;
-        if state.captures.records(stream)? {
+        let stream = state.resolve_stream(request.stream)?;
+        if state.captures.is_capturing(stream)? {
             return self.capture_launch(state, request, stream, params);
         }
         let (launch, context) = self.checked_launch(&mut state, request, params)?;
         if state.streams.get(stream)?.context != context {
             return Err(Error::InvalidHandle);
         }
-        self.submit(state, stream, Work::Launch(Box::new(launch)))
+        self.submit(state, stream, StreamOp::Launch(Box::new(launch)))
     }
 
     /// Checks a launch against the limits of device and kernel; the context is the kernel's.
     pub fn checked_launch(
         &self,
-        state: &mut Guard<'_>,
-        request: Request,
+        state: &mut StateGuard<'_>,
+        request: LaunchRequest,
         params: impl FnOnce(&bytecode::Function) -> Result<Vec<u8>>,
-    ) -> Result<(Launch, ContextId)> {
-        let id = state.any_function(self, request.function)?;
+    ) -> Result<(KernelLaunch, ContextId)> {
+        let id = state.resolve_function(self, request.function)?;
         let context = state.modules.get(state.function(self, id)?.0.module)?.context;
         let workspace = if request.cooperative { self.workspace(state, context)? } else { 0 };
         let (function, spec) = state.function(self, id)?;
@@ -64,7 +68,7 @@ impl Driver {
         let within =
             |extents: [u32; 3], most: [u32; 3]| extents.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
         let threads = request.block.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
-        let threads = threads.filter(|&threads| threads <= MAX_THREADS).ok_or(Error::InvalidValue)?;
+        let threads = threads.filter(|&threads| threads <= MAX_THREADS_PER_BLOCK).ok_or(Error::InvalidValue)?;
         if !within(request.grid, MAX_GRID) || !within(request.block, MAX_BLOCK) {
             return Err(Error::InvalidValue);
         }
@@ -72,7 +76,7 @@ impl Driver {
         if kernel.required_threads && kernel.max_threads != Some(request.block) {
             return Err(Error::InvalidValue);
         }
-        let needs = function.needs();
+        let needs = function.block_resources();
         if request.shared > function.settings.max_dynamic_shared {
             return Err(Error::InvalidValue);
         }
@@ -103,25 +107,25 @@ impl Driver {
             globals: module.globals.clone(),
             cooperative: request.cooperative,
             device: owner.device as u32,
-            peers: state.reach(context)?,
+            peers: state.accessible_devices(context)?,
             workspace,
             id: owner.launches,
         };
         state.contexts.get_mut(context)?.launches += 1;
-        Ok((Launch { launch, local_bytes }, context))
+        Ok((KernelLaunch { launch, local_bytes }, context))
     }
 
     /// The memory that the cooperative launches of a context meet through. It goes with the context. One is enough: the engine runs
     /// cooperative kernels one at a time ([`crate::engine::Machinery`]).
-    fn workspace(&self, state: &mut Guard<'_>, context: ContextId) -> Result<u64> {
+    fn workspace(&self, state: &mut StateGuard<'_>, context: ContextId) -> Result<u64> {
         let owner = state.contexts.get(context)?;
         if owner.workspace != 0 {
             return Ok(owner.workspace);
         }
         let made = self.space().alloc(owner.device as u32, 8, "cooperative launches");
-        let allocation = made.map_err(|error| refused(&error))?;
+        let allocation = made.map_err(|error| memory_error(&error))?;
         self.space().snapshot().write(allocation.base(), &[0; 8]).map_err(|_| Error::Unknown)?;
-        state.memory.add(&allocation, context, How::Global);
+        state.memory.add(&allocation, context, AllocationOrigin::Global);
         state.contexts.get_mut(context)?.workspace = allocation.base();
         Ok(allocation.base())
     }
@@ -133,7 +137,7 @@ const PARAMETERS: u64 = 8;
 /// Local memory of a thread: the frames of all that the kernel may call, and for recursion what the context grants (`stack`, from
 /// `CU_LIMIT_STACK_SIZE`) several times over, as far as there is room for it: parameters, which lie in our frames, are in registers
 /// on hardware.
-fn local_bytes(code: &bytecode::Code, kernel: &bytecode::Function, stack: u64) -> Result<u32> {
+fn local_bytes(code: &bytecode::DecodedModule, kernel: &bytecode::Function, stack: u64) -> Result<u32> {
     let needed = kernel.stack_bytes;
     if needed > MAX_LOCAL {
         return Err(Error::LaunchOutOfResources);
@@ -162,7 +166,10 @@ mod tests {
             ((512 << 10) + 16, false, 0, Err(Error::LaunchOutOfResources)),
             (u64::MAX, true, u64::MAX, Err(Error::LaunchOutOfResources)),
         ] {
-            let code = bytecode::Code { functions: vec![function(16, recursive)], ..bytecode::Code::default() };
+            let code = bytecode::DecodedModule {
+                functions: vec![function(16, recursive)],
+                ..bytecode::DecodedModule::default()
+            };
             assert_eq!(local_bytes(&code, &function(needed, false), stack), bytes, "{needed} {recursive} {stack}");
         }
     }

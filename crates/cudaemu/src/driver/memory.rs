@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Driver, Guard, State};
-use crate::engine::Work;
+use super::{Driver, DriverState, StateGuard};
+use crate::engine::StreamOp;
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle, PoolId, StreamId};
 use crate::mem::{self, Allocation, AllocationKind};
 
 /// How memory came to be, which decides how it may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum AllocationOrigin {
     /// `cuMemAlloc`, `cuMemAllocPitch`, `cuMemAllocManaged`
     Plain,
     /// `cuMemAllocAsync` and its kin.
@@ -28,65 +28,71 @@ pub enum How {
 
 /// An allocation's owner.
 #[derive(Clone, Debug)]
-pub struct Owner {
+pub struct AllocationRecord {
     /// The context it was made in.
     pub context: ContextId,
     /// How it was made.
-    pub how: How,
+    pub origin: AllocationOrigin,
     /// Its number: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub id: u64,
     /// Its bytes.
     pub bytes: u64,
     /// It was given back in stream order, and the stream is not there yet.
-    pub leaving: bool,
+    pub free_pending: bool,
 }
 
 /// All allocations but those that programs map themselves, by address.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    owners: BTreeMap<u64, Owner>,
+    owners: BTreeMap<u64, AllocationRecord>,
     made: u64,
 }
 
 impl Ledger {
     /// The allocation that starts here.
-    pub fn get(&self, address: u64) -> Option<&Owner> {
+    pub fn get(&self, address: u64) -> Option<&AllocationRecord> {
         self.owners.get(&address)
     }
 
     /// Notes an allocation.
-    pub fn add(&mut self, allocation: &Allocation, context: ContextId, how: How) {
+    pub fn add(&mut self, allocation: &Allocation, context: ContextId, how: AllocationOrigin) {
         self.made += 1;
-        let owner = Owner { context, how, id: self.made, bytes: allocation.bytes(), leaving: false };
+        let owner =
+            AllocationRecord { context, origin: how, id: self.made, bytes: allocation.bytes(), free_pending: false };
         self.owners.insert(allocation.base(), owner);
     }
 
     /// It is gone; whether it was still there.
-    pub fn forget(&mut self, address: u64) -> bool {
+    pub fn remove(&mut self, address: u64) -> bool {
         self.owners.remove(&address).is_some()
     }
 
     /// What the program has not given back.
-    pub fn left(&self) -> Option<String> {
-        let mine =
-            || self.owners.values().filter(|owner| !matches!(owner.how, How::Global | How::Graph) && !owner.leaving);
+    pub fn leak_summary(&self) -> Option<String> {
+        let mine = || {
+            self.owners.values().filter(|owner| {
+                !matches!(owner.origin, AllocationOrigin::Global | AllocationOrigin::Graph) && !owner.free_pending
+            })
+        };
         let bytes: u64 = mine().map(|owner| owner.bytes).sum();
         (bytes > 0).then(|| format!("{bytes} bytes of memory in {} allocations", mine().count()))
     }
 
     /// Whether a context has registered memory of the program.
     pub fn registered_by(&self, context: ContextId) -> bool {
-        self.owners.values().any(|owner| owner.context == context && matches!(owner.how, How::Registered(_)))
+        self.owners
+            .values()
+            .any(|owner| owner.context == context && matches!(owner.origin, AllocationOrigin::Registered(_)))
     }
 
     /// Bytes that a pool's allocations hold.
     pub fn pool_bytes(&self, pool: PoolId) -> u64 {
-        self.owners.values().filter(|owner| owner.how == How::Pool(pool)).map(|owner| owner.bytes).sum()
+        self.owners.values().filter(|owner| owner.origin == AllocationOrigin::Pool(pool)).map(|owner| owner.bytes).sum()
     }
 }
 
 /// The code for memory that could not be had.
-pub fn refused(error: &mem::Error) -> Error {
+pub fn memory_error(error: &mem::Error) -> Error {
     match error {
         mem::Error::OutOfMemory { .. } | mem::Error::AddressSpace { .. } => Error::OutOfMemory,
         mem::Error::Device { .. } => Error::InvalidDevice,
@@ -96,7 +102,7 @@ pub fn refused(error: &mem::Error) -> Error {
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Memory of the device.
     Device,
     /// Memory that the host may touch too.
@@ -112,39 +118,39 @@ pub const REGISTER_FLAGS: u32 = 15;
 
 impl Driver {
     /// `cuMemAlloc` and its kin; the address.
-    pub fn allocate(&self, bytes: u64, kind: Kind, origin: &'static str) -> Result<u64> {
+    pub fn allocate(&self, bytes: u64, kind: MemoryKind, origin: &'static str) -> Result<u64> {
         let mut state = self.lock();
         let (context, device) = state.current_device()?;
-        state.unsafe_call()?;
+        state.check_unsafe_call()?;
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
         let device = device as u32;
         let make = || match kind {
-            Kind::Device => self.space().alloc(device, bytes, origin),
-            Kind::Managed => self.space().alloc_managed(device, bytes, origin),
-            Kind::Host(_) => self.space().alloc_host(device, bytes, origin),
+            MemoryKind::Device => self.space().alloc(device, bytes, origin),
+            MemoryKind::Managed => self.space().alloc_managed(device, bytes, origin),
+            MemoryKind::Host(_) => self.space().alloc_host(device, bytes, origin),
         };
-        let (mut state, made) = self.retry(state, make);
-        let allocation = made.map_err(|error| refused(&error))?;
+        let (mut state, made) = self.alloc_with_retry(state, make);
+        let allocation = made.map_err(|error| memory_error(&error))?;
         let how = match kind {
-            Kind::Host(flags) => How::Host(flags),
-            Kind::Device | Kind::Managed => How::Plain,
+            MemoryKind::Host(flags) => AllocationOrigin::Host(flags),
+            MemoryKind::Device | MemoryKind::Managed => AllocationOrigin::Plain,
         };
         state.memory.add(&allocation, context, how);
         Ok(allocation.base())
     }
 
     /// Memory that was given back in stream order is waited for before there is none.
-    pub(super) fn retry<'a>(
+    pub(super) fn alloc_with_retry<'a>(
         &'a self,
-        state: Guard<'a>,
+        state: StateGuard<'a>,
         make: impl Fn() -> std::result::Result<Arc<Allocation>, mem::Error>,
-    ) -> (Guard<'a>, std::result::Result<Arc<Allocation>, mem::Error>) {
+    ) -> (StateGuard<'a>, std::result::Result<Arc<Allocation>, mem::Error>) {
         match make() {
-            Err(mem::Error::OutOfMemory { .. }) if state.memory.owners.values().any(|owner| owner.leaving) => {
-                let ends = state.streams.ends_of_all();
-                let state = self.run_to(state, &ends);
+            Err(mem::Error::OutOfMemory { .. }) if state.memory.owners.values().any(|owner| owner.free_pending) => {
+                let ends = state.streams.all_tails();
+                let state = self.run_until_reached(state, &ends);
                 (state, make())
             }
             made => (state, made),
@@ -153,37 +159,37 @@ impl Driver {
 
     /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` says whether the call is for memory of this kind; the
     /// error is the call's answer if it is not. Waits for the context's work, as the driver does, but not for pools' memory.
-    pub fn free(&self, address: u64, fits: fn(How) -> bool, wrong: Error) -> Result<()> {
+    pub fn free(&self, address: u64, fits: fn(AllocationOrigin) -> bool, wrong: Error) -> Result<()> {
         let mut state = self.lock();
         state.current()?;
-        state.unsafe_call()?;
-        if let Some(last) = state.graphs.free_by_program(address) {
+        state.check_unsafe_call()?;
+        if let Some(last) = state.graphs.free_from_host(address) {
             let context = state.current()?;
             let (mut state, result) = self.synchronize_context(state, context);
             if last {
-                state.memory.forget(address);
-                self.space().free(address).map_err(|error| refused(&error))?;
+                state.memory.remove(address);
+                self.space().free(address).map_err(|error| memory_error(&error))?;
             }
             return result;
         }
-        let owner = state.memory.get(address).filter(|owner| fits(owner.how) && !owner.leaving).ok_or(wrong)?;
-        let (context, how) = (owner.context, owner.how);
+        let owner = state.memory.get(address).filter(|owner| fits(owner.origin) && !owner.free_pending).ok_or(wrong)?;
+        let (context, how) = (owner.context, owner.origin);
         let mut state = match how {
-            How::Pool(_) => state,
+            AllocationOrigin::Pool(_) => state,
             // All contexts may use it, and afterwards the program may do with it what it likes.
-            How::Registered(_) => {
-                let ends = state.streams.ends_of_all();
-                let state = self.run_to(state, &ends);
-                self.until_still(state, |_| true)
+            AllocationOrigin::Registered(_) => {
+                let ends = state.streams.all_tails();
+                let state = self.run_until_reached(state, &ends);
+                self.wait_quiescent(state, |_| true)
             }
             _ => self.synchronize_context(state, context).0,
         };
         // Another thread may have been faster while work ran.
-        if state.memory.get(address).is_none_or(|owner| owner.leaving) {
+        if state.memory.get(address).is_none_or(|owner| owner.free_pending) {
             return Err(wrong);
         }
-        state.memory.forget(address);
-        self.space().free(address).map_err(|error| refused(&error))?;
+        state.memory.remove(address);
+        self.space().free(address).map_err(|error| memory_error(&error))?;
         drop(state);
         Ok(())
     }
@@ -191,19 +197,19 @@ impl Driver {
     /// `cuMemFreeAsync`
     pub fn free_async(&self, address: u64, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
-        if state.captures.records(stream)? {
-            return state.capture(stream, Work::Free(address));
+        let stream = state.resolve_stream(stream)?;
+        if state.captures.is_capturing(stream)? {
+            return state.capture(stream, StreamOp::Free(address));
         }
-        if let Some(last) = state.graphs.free_by_program(address) {
-            return self.submit(state, stream, if last { Work::Free(address) } else { Work::Wait });
+        if let Some(last) = state.graphs.free_from_host(address) {
+            return self.submit(state, stream, if last { StreamOp::Free(address) } else { StreamOp::Wait });
         }
         let owner = state.memory.owners.get_mut(&address).ok_or(Error::InvalidValue)?;
-        if !matches!(owner.how, How::Pool(_) | How::Plain) || owner.leaving {
+        if !matches!(owner.origin, AllocationOrigin::Pool(_) | AllocationOrigin::Plain) || owner.free_pending {
             return Err(Error::InvalidValue);
         }
-        owner.leaving = true;
-        self.submit(state, stream, Work::Free(address))
+        owner.free_pending = true;
+        self.submit(state, stream, StreamOp::Free(address))
     }
 
     /// Notes memory of the program that is now known to the driver.
@@ -221,9 +227,9 @@ impl Driver {
         let allocation = make(device as u32).map_err(|error| match error {
             // Overlap with memory that is known already.
             mem::Error::Invalid(_) => Error::HostMemoryAlreadyRegistered,
-            other => refused(&other),
+            other => memory_error(&other),
         })?;
-        state.memory.add(&allocation, context, How::Registered(flags));
+        state.memory.add(&allocation, context, AllocationOrigin::Registered(flags));
         Ok(())
     }
 
@@ -233,7 +239,7 @@ impl Driver {
     }
 }
 
-impl State {
+impl DriverState {
     /// Takes back all memory of a context, and says what of it the program had left.
     pub(super) fn drop_memory(&mut self, driver: &Driver, context: ContextId) -> Option<String> {
         let gone: Vec<u64> =
@@ -242,7 +248,7 @@ impl State {
         for address in gone {
             let Some(owner) = self.memory.owners.remove(&address) else { continue };
             let Ok(allocation) = driver.space().free(address) else { continue };
-            if !matches!(owner.how, How::Global | How::Graph) && !owner.leaving {
+            if !matches!(owner.origin, AllocationOrigin::Global | AllocationOrigin::Graph) && !owner.free_pending {
                 bytes += owner.bytes;
                 *places.entry(allocation.origin()).or_default() += 1;
             }
@@ -253,7 +259,7 @@ impl State {
 }
 
 /// Whether an allocation is memory of the host.
-pub fn on_host(allocation: &Allocation) -> bool {
+pub fn is_host_memory(allocation: &Allocation) -> bool {
     matches!(allocation.kind(), AllocationKind::PinnedHost | AllocationKind::RegisteredHost)
 }
 
@@ -283,9 +289,9 @@ impl Driver {
         let managed = allocation.kind() == AllocationKind::Managed;
         Ok(match attribute {
             1 => Long(Handle::raw(owner.ok_or(Error::InvalidValue)?.context)),
-            2 => Int(if on_host(&allocation) { 1 } else { 2 }),
+            2 => Int(if is_host_memory(&allocation) { 1 } else { 2 }),
             3 => Long(address),
-            4 if on_host(&allocation) || managed => Long(address),
+            4 if is_host_memory(&allocation) || managed => Long(address),
             5 | 4 => return Err(Error::InvalidValue),
             6 => Int(0),
             7 => Long(owner.map_or(allocation.base(), |owner| owner.id)),
@@ -298,8 +304,8 @@ impl Driver {
             14 => Long(0),
             15 => Bool(false),
             16 => Int(3),
-            17 => match owner.map(|owner| owner.how) {
-                Some(How::Pool(pool)) => Long(Handle::raw(pool)),
+            17 => match owner.map(|owner| owner.origin) {
+                Some(AllocationOrigin::Pool(pool)) => Long(Handle::raw(pool)),
                 _ => Long(0),
             },
             18 => Long(allocation.bytes()),

@@ -4,12 +4,12 @@
 //! handles, checks, and either answers or submits work to the engine. Calls that wait run the engine meanwhile
 //! ([`Driver::run_until`]), with the lock released while work is done.
 
-mod calls;
 pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod function;
 pub mod graph;
+mod host_callbacks;
 pub mod launch;
 pub mod memory;
 pub mod module;
@@ -24,12 +24,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::config::{self, Config};
-use crate::engine::{Captures, Event, Machinery, Order, Performed, Point, Progress, Runner, Streams, Timeline, Work};
+use crate::engine::{
+    Captures, Event, IdleRunner, OpExecutor, OpOutcome, ScheduleRng, StepProgress, StreamOp, StreamPoint, Streams,
+    Timeline,
+};
 use crate::error::{Error, Result};
 use crate::handle::{
-    ContextId, EventId, FunctionId, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId, Table,
+    ContextId, EventId, FunctionId, HandleTable, KernelId, LibraryId, ModuleId, PhysicalId, PoolId, StreamId,
 };
-use crate::mem::Space;
+use crate::mem::AddressSpace;
 use crate::{console, counts};
 use context::{Context, Primary};
 
@@ -39,29 +42,29 @@ pub struct Driver {
     /// The settings.
     pub config: Config,
     /// What work needs.
-    pub machinery: Machinery,
-    state: Mutex<State>,
+    pub machinery: OpExecutor,
+    state: Mutex<DriverState>,
     changed: Condvar,
-    caller: calls::Caller,
-    runner: Runner,
+    caller: host_callbacks::CallbackThread,
+    runner: IdleRunner,
     me: Weak<Driver>,
 }
 
 /// All that changes.
 #[derive(Debug)]
-pub struct State {
+pub struct DriverState {
     /// The devices' primary contexts and pools.
     pub devices: Vec<Device>,
     /// Contexts.
-    pub contexts: Table<ContextId, Context>,
+    pub contexts: HandleTable<ContextId, Context>,
     /// Modules.
-    pub modules: Table<ModuleId, module::Module>,
+    pub modules: HandleTable<ModuleId, module::Module>,
     /// Functions of modules.
-    pub functions: Table<FunctionId, function::Function>,
+    pub functions: HandleTable<FunctionId, function::Function>,
     /// Libraries.
-    pub libraries: Table<LibraryId, module::Library>,
+    pub libraries: HandleTable<LibraryId, module::Library>,
     /// Kernels of libraries.
-    pub kernels: Table<KernelId, module::Kernel>,
+    pub kernels: HandleTable<KernelId, module::LibraryKernel>,
     /// Streams and their work.
     pub streams: Streams,
     /// What is being captured.
@@ -69,11 +72,11 @@ pub struct State {
     /// Graphs.
     pub graphs: graph::Graphs,
     /// Events.
-    pub events: Table<EventId, Event>,
+    pub events: HandleTable<EventId, Event>,
     /// Memory pools.
-    pub pools: Table<PoolId, pool::Pool>,
+    pub pools: HandleTable<PoolId, pool::Pool>,
     /// Physical memory that programs map themselves.
-    pub physical: Table<PhysicalId, Arc<crate::mem::Physical>>,
+    pub physical: HandleTable<PhysicalId, Arc<crate::mem::PhysicalMemory>>,
     /// Who allocated what.
     pub memory: memory::Ledger,
     /// What the checker found, oldest first.
@@ -82,7 +85,7 @@ pub struct State {
     pub counts: counts::Totals,
     /// Contexts whose work some thread does at the moment, outside of the lock; once for each piece of work.
     performing: Vec<ContextId>,
-    order: Order,
+    order: ScheduleRng,
 }
 
 /// What changes of a device.
@@ -99,7 +102,7 @@ pub struct Device {
 }
 
 /// The state, locked.
-pub type Guard<'a> = MutexGuard<'a, State>;
+pub type StateGuard<'a> = MutexGuard<'a, DriverState>;
 
 /// The driver of the process. `None` before `cuInit`.
 static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
@@ -118,8 +121,8 @@ pub fn init(flags: u32) -> Result<()> {
         return Ok(());
     }
     let overrides = OVERRIDES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let config = Config::read(Config::environment().chain(overrides)).map_err(|message| {
-        console::say(message);
+    let config = Config::from_settings(Config::environment().chain(overrides)).map_err(|message| {
+        console::log_stderr(message);
         Error::InvalidValue
     })?;
     if config.devices.is_empty() {
@@ -131,7 +134,7 @@ pub fn init(flags: u32) -> Result<()> {
 
 /// The driver, once `cuInit` was called. Functions that streams call may not use it.
 pub fn driver() -> Result<Arc<Driver>> {
-    if calls::calling() {
+    if host_callbacks::in_host_callback() {
         return Err(Error::NotPermitted);
     }
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::NotInitialized)
@@ -145,7 +148,7 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
         let (name, value) = line.split_once('=').ok_or_else(|| format!("{line:?} is no NAME=value"))?;
         settings.push((name.trim().to_owned(), value.trim().to_owned()));
     }
-    Config::read(Config::environment().chain(settings.iter().cloned()))?;
+    Config::from_settings(Config::environment().chain(settings.iter().cloned()))?;
     *OVERRIDES.lock().unwrap_or_else(PoisonError::into_inner) = settings;
     reset();
     Ok(())
@@ -155,87 +158,87 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
 pub fn reset() {
     let gone = DRIVER.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(gone);
-    counts::forget_calls();
+    counts::reset_call_counts();
 }
 
 impl Driver {
     fn new(config: Config) -> Result<Arc<Self>> {
         let limits: Vec<u64> = config.devices.iter().map(|device| device.memory).collect();
-        let space = Space::new(&limits).map_err(|error| {
-            console::say(error);
+        let space = AddressSpace::new(&limits).map_err(|error| {
+            console::log_stderr(error);
             Error::OutOfMemory
         })?;
-        let mut pools = Table::default();
+        let mut pools = HandleTable::default();
         let devices = (0..limits.len()).map(|device| {
             let pool = pools.insert(pool::Pool::new(device as u32, true));
             Device { primary: None, primary_flags: 0, default_pool: pool, pool }
         });
-        let state = State {
+        let state = DriverState {
             devices: devices.collect(),
-            contexts: Table::default(),
-            modules: Table::default(),
-            functions: Table::default(),
-            libraries: Table::default(),
-            kernels: Table::default(),
+            contexts: HandleTable::default(),
+            modules: HandleTable::default(),
+            functions: HandleTable::default(),
+            libraries: HandleTable::default(),
+            kernels: HandleTable::default(),
             streams: Streams::new(Timeline::new(config.time)),
             captures: Captures::default(),
             graphs: graph::Graphs::default(),
-            events: Table::default(),
+            events: HandleTable::default(),
             pools,
-            physical: Table::default(),
+            physical: HandleTable::default(),
             memory: memory::Ledger::default(),
             reports: Vec::new(),
             counts: counts::Totals::default(),
             performing: Vec::new(),
-            order: Order::new(config.seed),
+            order: ScheduleRng::new(config.seed),
         };
-        let machinery = Machinery {
+        let machinery = OpExecutor {
             space: Arc::new(space),
             sms: config.devices.iter().map(|device| device.spec.sms).collect(),
             threads: config.threads,
             max_instructions: config.max_instructions,
             report_only: config.report_only,
-            counting: config.counts != config::Counts::Off,
+            counting: config.counts != config::CountsOutput::Off,
             cooperative: Mutex::new(()),
             began: Instant::now(),
         };
-        let (state, changed, caller) = (Mutex::new(state), Condvar::new(), calls::Caller::default());
-        let runner = Runner::default();
+        let (state, changed, caller) = (Mutex::new(state), Condvar::new(), host_callbacks::CallbackThread::default());
+        let runner = IdleRunner::default();
         Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, runner, me: me.clone() }))
     }
 
     /// Takes the lock for a call.
-    pub fn lock(&self) -> Guard<'_> {
-        self.runner.tick();
+    pub fn lock(&self) -> StateGuard<'_> {
+        self.runner.note_call();
         self.state()
     }
 
     /// Takes the lock, but not for a call.
-    fn state(&self) -> Guard<'_> {
+    fn state(&self) -> StateGuard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Something was submitted: it runs at the latest when no call came for a while.
     fn wake_runner(&self) {
         let this = self.me.clone();
-        self.runner.submitted(QUIET, || {
+        self.runner.notify_submitted(QUIET, || {
             move || match this.upgrade() {
                 Some(driver) => driver.idle_step(),
-                None => Progress::Gone,
+                None => StepProgress::Gone,
             }
         });
     }
 
-    fn idle_step(&self) -> Progress {
-        match self.step(self.state()) {
-            (_, true) => Progress::Moved,
-            (state, false) if state.streams.any_queued() => Progress::Blocked,
-            _ => Progress::Idle,
+    fn idle_step(&self) -> StepProgress {
+        match self.run_one_op(self.state()) {
+            (_, true) => StepProgress::Moved,
+            (state, false) if state.streams.any_queued() => StepProgress::Blocked,
+            _ => StepProgress::Idle,
         }
     }
 
     /// All memory.
-    pub fn space(&self) -> &Space {
+    pub fn space(&self) -> &AddressSpace {
         &self.machinery.space
     }
 
@@ -245,10 +248,10 @@ impl Driver {
     }
 
     /// Runs work, in an order that the seed chooses, until the goal is reached.
-    pub fn run_until<'a>(&'a self, mut state: Guard<'a>, goal: impl Fn(&State) -> bool) -> Guard<'a> {
+    pub fn run_until<'a>(&'a self, mut state: StateGuard<'a>, goal: impl Fn(&DriverState) -> bool) -> StateGuard<'a> {
         while !goal(&state) {
             let moved;
-            (state, moved) = self.step(state);
+            (state, moved) = self.run_one_op(state);
             if !moved {
                 // Others do the work, or a value is awaited that anyone may write.
                 let waited = self.changed.wait_timeout(state, Duration::from_micros(200));
@@ -259,14 +262,14 @@ impl Driver {
     }
 
     /// Runs work until the points are reached.
-    pub fn run_to<'a>(&'a self, state: Guard<'a>, points: &[Point]) -> Guard<'a> {
-        let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.reached(point)));
-        state.streams.waited(points);
+    pub fn run_until_reached<'a>(&'a self, state: StateGuard<'a>, points: &[StreamPoint]) -> StateGuard<'a> {
+        let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.is_reached(point)));
+        state.streams.host_waited(points);
         state
     }
 
     /// Waits until no thread does work of these contexts. Nothing is begun for it, and what is queued stays so.
-    pub fn until_still<'a>(&'a self, mut state: Guard<'a>, of: impl Fn(ContextId) -> bool) -> Guard<'a> {
+    pub fn wait_quiescent<'a>(&'a self, mut state: StateGuard<'a>, of: impl Fn(ContextId) -> bool) -> StateGuard<'a> {
         while state.performing.iter().any(|&context| of(context)) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -274,7 +277,7 @@ impl Driver {
     }
 
     /// Does one piece of work, if some is ready; whether something came of it.
-    pub fn step<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
+    pub fn run_one_op<'a>(&'a self, mut state: StateGuard<'a>) -> (StateGuard<'a>, bool) {
         let ready = state.streams.ready();
         if ready.is_empty() {
             return (state, false);
@@ -283,36 +286,36 @@ impl Driver {
         let Some((context, work)) = state.streams.begin(stream) else { return (state, false) };
         let lost = state.contexts.get(context).map_or_else(Some, |context| context.failed);
         let event = match &work {
-            Work::Record(event) => Some(*event),
+            StreamOp::Record(event) => Some(*event),
             _ => None,
         };
         let done = match work {
-            Work::Call(call) if lost.is_none() || call.even_lost => {
+            StreamOp::Call(call) if lost.is_none() || call.run_after_error => {
                 if let Some(me) = self.me.upgrade() {
                     self.caller.call(me, context, stream, call, lost);
                 }
                 return (state, true);
             }
             // A lost context's work comes to nothing; memory goes with the context.
-            _ if lost.is_some() => Performed::default(),
+            _ if lost.is_some() => OpOutcome::default(),
             // It went with its context, which ended while the stream of another one still held this.
-            Work::Free(address) if !state.memory.forget(address) => Performed::default(),
+            StreamOp::Free(address) if !state.memory.remove(address) => OpOutcome::default(),
             work => {
                 state.performing.push(context);
                 drop(state);
-                let done = catch_unwind(AssertUnwindSafe(|| self.machinery.perform(work)));
+                let done = catch_unwind(AssertUnwindSafe(|| self.machinery.execute(work)));
                 state = self.state();
                 if let Some(at) = state.performing.iter().position(|&performing| performing == context) {
                     state.performing.swap_remove(at);
                 }
-                done.unwrap_or_else(|_| Performed {
+                done.unwrap_or_else(|_| OpOutcome {
                     error: Some(Error::Unknown),
                     reports: vec!["a piece of work panicked: the emulator is at fault, please report it".to_owned()],
-                    ..Performed::default()
+                    ..OpOutcome::default()
                 })
             }
         };
-        let moved = done.again.is_none();
+        let moved = done.retry.is_none();
         if let Some(event) = event {
             self.reached(&mut state, event, stream);
         }
@@ -325,29 +328,30 @@ impl Driver {
     pub fn summary(&self) {
         // A thread that is killed inside of a call holds the lock for good.
         let Ok(state) = self.state.try_lock() else { return };
-        let left = state.memory.left();
+        let left = state.memory.leak_summary();
         if !state.reports.is_empty() {
             let s = if state.reports.len() == 1 { "" } else { "s" };
-            console::say(format_args!("{} report{s} in all", state.reports.len()));
+            console::log_stderr(format_args!("{} report{s} in all", state.reports.len()));
         }
         if let Some(left) = left {
-            console::say(format_args!("when the process ended, there were left: {left}"));
+            console::log_stderr(format_args!("when the process ended, there were left: {left}"));
         }
         match &self.config.counts {
-            config::Counts::Off | config::Counts::On => {}
-            config::Counts::Table => console::say(state.counts.table().trim_end()),
-            config::Counts::File(path) => {
-                if let Err(error) = std::fs::write(path, state.counts.json(&counts::calls(), state.streams.time.end()))
+            config::CountsOutput::Off | config::CountsOutput::On => {}
+            config::CountsOutput::Table => console::log_stderr(state.counts.table().trim_end()),
+            config::CountsOutput::File(path) => {
+                if let Err(error) =
+                    std::fs::write(path, state.counts.json(&counts::call_counts(), state.streams.time.end()))
                 {
-                    console::say(format_args!("the counts cannot be written to {}: {error}", path.display()));
+                    console::log_stderr(format_args!("the counts cannot be written to {}: {error}", path.display()));
                 }
             }
         }
     }
 
-    fn reached(&self, state: &mut State, event: EventId, stream: StreamId) {
+    fn reached(&self, state: &mut DriverState, event: EventId, stream: StreamId) {
         let index = state.streams.running_index(stream);
-        let simulated = state.streams.time.on();
+        let simulated = state.streams.time.is_enabled();
         if let Ok(event) = state.events.get_mut(event)
             && let Some(point) = event.recorded
             && (point.stream, point.index) == (stream, index)
@@ -357,8 +361,8 @@ impl Driver {
     }
 }
 
-impl State {
-    fn finish(&mut self, context: ContextId, stream: StreamId, done: Performed) {
+impl DriverState {
+    fn finish(&mut self, context: ContextId, stream: StreamId, done: OpOutcome) {
         for report in &done.reports {
             self.report(report.clone());
         }
@@ -366,15 +370,15 @@ impl State {
         if let (Some(error), Ok(context)) = (done.error, self.contexts.get_mut(context)) {
             context.failed.get_or_insert(error);
         }
-        match done.again {
-            Some(work) => self.streams.put_back(stream, work),
+        match done.retry {
+            Some(work) => self.streams.requeue(stream, work),
             None => self.streams.finish(stream),
         }
     }
 
     /// Tells the user, and keeps it for `cudaemu_reports` of [`crate::abi`].
     pub fn report(&mut self, report: String) {
-        console::say(&report);
+        console::log_stderr(&report);
         self.reports.push(report);
     }
 }

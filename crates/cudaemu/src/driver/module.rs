@@ -5,14 +5,14 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use super::function::Function;
-use super::memory::{How, refused};
-use super::{Driver, State};
-use crate::bytecode::{Code, FUNCTION_ADDRESS, Global, Symbol};
+use super::memory::{AllocationOrigin, memory_error};
+use super::{Driver, DriverState};
+use crate::bytecode::{DecodedModule, FUNCTION_ADDRESS, Global, Symbol};
 use crate::decode;
 use crate::error::{Error, Result};
-use crate::fault::Kind;
+use crate::fault::FaultKind;
 use crate::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId};
-use crate::mem::View;
+use crate::mem::MemorySnapshot;
 use crate::ptx;
 
 /// A module in a context.
@@ -21,7 +21,7 @@ pub struct Module {
     /// The context it was loaded into.
     pub context: ContextId,
     /// Its code.
-    pub code: Arc<Code>,
+    pub code: Arc<DecodedModule>,
     /// Device addresses of its variables.
     pub globals: Arc<[u64]>,
     /// Its kernels, in the order of the text.
@@ -33,14 +33,14 @@ pub struct Module {
 /// A library: code that is loaded into each context that asks for one of its kernels.
 #[derive(Debug)]
 pub struct Library {
-    code: Arc<Code>,
+    code: Arc<DecodedModule>,
     kernels: Vec<KernelId>,
     modules: BTreeMap<ContextId, ModuleId>,
 }
 
 /// A kernel of a library.
 #[derive(Debug)]
-pub struct Kernel {
+pub struct LibraryKernel {
     /// Its library.
     pub library: LibraryId,
     /// Its name.
@@ -49,7 +49,7 @@ pub struct Kernel {
 
 /// What a program gave to be loaded.
 #[derive(Clone, Debug)]
-pub enum Image {
+pub enum ModuleImage {
     /// Text, as bytes up to the first zero.
     Text(Vec<u8>),
     /// Machine code or a container of it.
@@ -58,20 +58,20 @@ pub enum Image {
 
 /// Why a module was refused: the answer of the call, and what goes into the program's error log.
 #[derive(Debug)]
-pub struct Refused {
+pub struct LoadError {
     /// The answer.
     pub error: Error,
     /// The text.
     pub log: String,
 }
 
-impl From<Error> for Refused {
+impl From<Error> for LoadError {
     fn from(error: Error) -> Self {
         Self { error, log: String::new() }
     }
 }
 
-impl Refused {
+impl LoadError {
     fn new(error: Error, log: impl Into<String>) -> Self {
         Self { error, log: log.into() }
     }
@@ -91,55 +91,55 @@ fn newest_ptx(driver_version: u32) -> (u32, u32) {
 
 impl Driver {
     /// Text → code, for a device of this sm (80 for sm_80), or any for `None`.
-    fn translate(&self, image: &Image, sm: Option<u32>) -> std::result::Result<Arc<Code>, Refused> {
+    fn translate(&self, image: &ModuleImage, sm: Option<u32>) -> std::result::Result<Arc<DecodedModule>, LoadError> {
         let text = match image {
-            Image::Text(text) => text,
-            Image::Binary(what) => {
+            ModuleImage::Text(text) => text,
+            ModuleImage::Binary(what) => {
                 let log = format!("{what} cannot be run: the emulator executes PTX text, compile to that (nvcc -ptx)");
-                return Err(Refused::new(Error::NoBinaryForGpu, log));
+                return Err(LoadError::new(Error::NoBinaryForGpu, log));
             }
         };
         let text = std::str::from_utf8(text)
-            .map_err(|error| Refused::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
-        let tree = ptx::parse(text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
+            .map_err(|error| LoadError::new(Error::InvalidPtx, format!("the text is no PTX: {error}")))?;
+        let tree = ptx::parse(text).map_err(|error| LoadError::new(Error::InvalidPtx, error.to_string()))?;
         let newest = newest_ptx(self.config.driver_version);
         if tree.version > newest {
             let log = format!(
                 "the PTX is of version {}.{}, but driver {} knows none newer than {}.{}",
                 tree.version.0, tree.version.1, self.config.driver_version, newest.0, newest.1
             );
-            return Err(Refused::new(Error::UnsupportedPtxVersion, log));
+            return Err(LoadError::new(Error::UnsupportedPtxVersion, log));
         }
         if let Some(sm) = sm {
             let fits = if tree.target_suffix.is_empty() { tree.target <= sm } else { tree.target == sm };
             if !fits {
                 let log = format!("the PTX is for sm_{}{}, the device is sm_{sm}", tree.target, tree.target_suffix);
-                return Err(Refused::new(Error::InvalidPtx, log));
+                return Err(LoadError::new(Error::InvalidPtx, log));
             }
         }
-        let code = decode::decode(&tree, text).map_err(|error| Refused::new(Error::InvalidPtx, error.to_string()))?;
+        let code = decode::decode(&tree, text).map_err(|error| LoadError::new(Error::InvalidPtx, error.to_string()))?;
         Ok(Arc::new(code))
     }
 
     /// `cuModuleLoad` and its kin.
-    pub fn load_module(&self, image: &Image) -> std::result::Result<ModuleId, Refused> {
+    pub fn load_module(&self, image: &ModuleImage) -> std::result::Result<ModuleId, LoadError> {
         let (context, device) = self.lock().current_device()?;
         let code = self.translate(image, Some(self.config.devices[device].spec.sm()))?;
         let mut state = self.lock();
-        state.alive(context)?;
+        state.check_alive(context)?;
         Ok(state.place(self, context, code, None)?)
     }
 
     /// `cuLibraryLoadData`
-    pub fn load_library(&self, image: &Image) -> std::result::Result<LibraryId, Refused> {
+    pub fn load_library(&self, image: &ModuleImage) -> std::result::Result<LibraryId, LoadError> {
         let code = self.translate(image, None)?;
         let mut state = self.lock();
         let id = state.libraries.reserve();
         let mut kernels = Vec::new();
         for function in code.functions.iter().filter(|function| function.entry) {
-            kernels.push(state.kernels.insert(Kernel { library: id, name: c_name(&function.name)? }));
+            kernels.push(state.kernels.insert(LibraryKernel { library: id, name: c_name(&function.name)? }));
         }
-        state.libraries.put(id, Library { code, kernels, modules: BTreeMap::new() });
+        state.libraries.insert_reserved(id, Library { code, kernels, modules: BTreeMap::new() });
         Ok(id)
     }
 
@@ -151,7 +151,7 @@ impl Driver {
             return Err(Error::NotPermitted);
         }
         let context = module.context;
-        state.alive(context)?;
+        state.check_alive(context)?;
         let (mut state, _) = self.synchronize_context(state, context);
         state.drop_module(self, id)
     }
@@ -160,8 +160,8 @@ impl Driver {
     pub fn unload_library(&self, id: LibraryId) -> Result<()> {
         let state = self.lock();
         state.libraries.get(id)?;
-        let ends = state.streams.ends_of_all();
-        let mut state = self.run_to(state, &ends);
+        let ends = state.streams.all_tails();
+        let mut state = self.run_until_reached(state, &ends);
         let library = state.libraries.remove(id)?;
         for kernel in library.kernels {
             // Kernels live as long as their library.
@@ -175,13 +175,13 @@ impl Driver {
     }
 }
 
-impl State {
+impl DriverState {
     /// Gives a module's variables memory, and its kernels handles.
     fn place(
         &mut self,
         driver: &Driver,
         context: ContextId,
-        code: Arc<Code>,
+        code: Arc<DecodedModule>,
         library: Option<LibraryId>,
     ) -> Result<ModuleId> {
         let device = self.contexts.get(context)?.device as u32;
@@ -195,13 +195,13 @@ impl State {
             match made {
                 Ok(allocation) => {
                     // CUDA zeroes what has no initialiser, and so is new memory.
-                    allocation.physical().mark(0, allocation.physical().bytes());
-                    self.memory.add(&allocation, context, How::Global);
+                    allocation.physical().mark_written(0, allocation.physical().bytes());
+                    self.memory.add(&allocation, context, AllocationOrigin::Global);
                     globals.push(allocation.base());
                 }
                 Err(error) => {
                     self.free_globals(driver, &globals);
-                    return Err(refused(&error));
+                    return Err(memory_error(&error));
                 }
             }
         }
@@ -223,13 +223,13 @@ impl State {
                 settings: Function::settings(kernel),
             }));
         }
-        self.modules.put(id, Module { context, code, globals: globals.into(), functions, library });
+        self.modules.insert_reserved(id, Module { context, code, globals: globals.into(), functions, library });
         Ok(id)
     }
 
     fn free_globals(&mut self, driver: &Driver, globals: &[u64]) {
         for &address in globals {
-            self.memory.forget(address);
+            self.memory.remove(address);
             // It was just allocated, or the context took it already.
             let _ = driver.space().free(address);
         }
@@ -267,7 +267,7 @@ impl State {
     /// `cuModuleGetFunction`
     pub fn find_function(&self, module: ModuleId, name: &str) -> Result<FunctionId> {
         let module = self.modules.get(module)?;
-        self.alive(module.context)?;
+        self.check_alive(module.context)?;
         let named = |id: &&FunctionId| self.functions.get(**id).is_ok_and(|function| &*function.kernel().name == name);
         module.functions.iter().find(named).copied().ok_or(Error::NotFound)
     }
@@ -275,7 +275,7 @@ impl State {
     /// `cuModuleGetGlobal`: address and bytes.
     pub fn find_global(&self, module: ModuleId, name: &str) -> Result<(u64, u64)> {
         let module = self.modules.get(module)?;
-        self.alive(module.context)?;
+        self.check_alive(module.context)?;
         let at = module.code.globals.iter().position(|global| &*global.name == name).ok_or(Error::NotFound)?;
         Ok((module.globals[at], module.code.globals[at].bytes))
     }
@@ -298,14 +298,14 @@ impl State {
 
     /// `cuKernelGetFunction`: the kernel in the current context.
     pub fn kernel_function(&mut self, driver: &Driver, kernel: KernelId) -> Result<FunctionId> {
-        let Kernel { library, name } = self.kernels.get(kernel)?;
+        let LibraryKernel { library, name } = self.kernels.get(kernel)?;
         let (library, name) = (*library, name.clone());
         let module = self.library_module(driver, library)?;
         self.find_function(module, name.to_str().map_err(|_| Error::NotFound)?)
     }
 
     /// A function handle, which may be a library's kernel too.
-    pub fn any_function(&mut self, driver: &Driver, function: FunctionId) -> Result<FunctionId> {
+    pub fn resolve_function(&mut self, driver: &Driver, function: FunctionId) -> Result<FunctionId> {
         if self.functions.get(function).is_ok() {
             return Ok(function);
         }
@@ -329,7 +329,12 @@ impl State {
 }
 
 /// Writes what a variable holds when the module is loaded; the rest of it is zero already.
-fn initialise(view: &View, address: u64, global: &Global, addresses: &[u64]) -> std::result::Result<(), Kind> {
+fn initialise(
+    view: &MemorySnapshot,
+    address: u64,
+    global: &Global,
+    addresses: &[u64],
+) -> std::result::Result<(), FaultKind> {
     if let Some(init) = &global.init {
         view.write(address, &init[..init.len().min(global.bytes as usize)])?;
     }

@@ -1,23 +1,23 @@
 //! How many blocks fit on a multiprocessor (CUDA C++ Programming Guide, "Hardware Multithreading").
 
-use super::function::{Needs, registers_of_warp};
-use crate::config::spec::{REGISTERS, Spec, WARP};
+use super::function::{BlockResources, registers_per_warp};
+use crate::config::spec::{REGISTERS_PER_SM, Spec, WARP_SIZE};
 use crate::error::{Error, Result};
 
 /// Shared memory is given to blocks in units of this many bytes.
 const SHARED_UNIT: u32 = 128;
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`
-pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spec) -> Result<u32> {
+pub fn blocks_per_sm(needs: BlockResources, threads: u32, dynamic_shared: u64, spec: &Spec) -> Result<u32> {
     if threads == 0 {
         return Err(Error::InvalidValue);
     }
     if threads > needs.max_threads {
         return Ok(0);
     }
-    let warps = threads.div_ceil(WARP);
-    let by_warps = spec.threads_per_sm / WARP / warps;
-    let by_registers = REGISTERS / registers_of_warp(needs.registers) / warps;
+    let warps = threads.div_ceil(WARP_SIZE);
+    let by_warps = spec.threads_per_sm / WARP_SIZE / warps;
+    let by_registers = REGISTERS_PER_SM / registers_per_warp(needs.registers) / warps;
     let shared = u64::from(needs.static_shared).saturating_add(dynamic_shared);
     if shared > u64::from(spec.shared_optin) {
         return Ok(0);
@@ -29,7 +29,12 @@ pub fn blocks_per_sm(needs: Needs, threads: u32, dynamic_shared: u64, spec: &Spe
 
 /// `cuOccupancyMaxPotentialBlockSize`: the block with the most threads active, the larger one where two have as many; with the
 /// blocks that fill the device. `dynamic_shared` tells the bytes that a block of a size needs; `most` (0: no limit) bounds the size.
-pub fn best_block(needs: Needs, dynamic_shared: impl Fn(u32) -> u64, most: u32, spec: &Spec) -> Result<(u32, u32)> {
+pub fn best_block(
+    needs: BlockResources,
+    dynamic_shared: impl Fn(u32) -> u64,
+    most: u32,
+    spec: &Spec,
+) -> Result<(u32, u32)> {
     let most = if most == 0 { needs.max_threads } else { most.min(needs.max_threads) };
     let mut best = (0, 0, 0);
     let mut threads = most;
@@ -38,13 +43,13 @@ pub fn best_block(needs: Needs, dynamic_shared: impl Fn(u32) -> u64, most: u32, 
         if blocks * threads > best.0 {
             best = (blocks * threads, blocks, threads);
         }
-        threads = if threads % WARP == 0 { threads - WARP } else { threads - threads % WARP };
+        threads = if threads % WARP_SIZE == 0 { threads - WARP_SIZE } else { threads - threads % WARP_SIZE };
     }
     Ok((best.1 * spec.sms, best.2))
 }
 
 /// `cuOccupancyAvailableDynamicSMemPerBlock`: the most that leaves room for so many blocks.
-pub fn available_shared(needs: Needs, blocks: u32, threads: u32, spec: &Spec) -> Result<u64> {
+pub fn available_shared(needs: BlockResources, blocks: u32, threads: u32, spec: &Spec) -> Result<u64> {
     if blocks == 0 || blocks_per_sm(needs, threads, 0, spec)? < blocks {
         return Err(Error::InvalidValue);
     }
@@ -62,7 +67,7 @@ mod tests {
         let a100 = Spec::of((8, 0)).unwrap();
         let h100 = Spec::of((9, 0)).unwrap();
         let t4 = Spec::of((7, 5)).unwrap();
-        let needs = |registers, static_shared| Needs { registers, static_shared, max_threads: 1024 };
+        let needs = |registers, static_shared| BlockResources { registers, static_shared, max_threads: 1024 };
         for (needs, threads, dynamic, spec, blocks) in [
             (needs(16, 0), 256, 0, &a100, 8),       // threads
             (needs(16, 0), 32, 0, &a100, 32),       // blocks
@@ -75,7 +80,7 @@ mod tests {
             (needs(16, 1), 128, u64::MAX, &a100, 0),
             (needs(16, 0), 128, 232_448, &h100, 1),
             (needs(16, 0), 1024, 0, &t4, 1),
-            (Needs { max_threads: 128, ..needs(16, 0) }, 256, 0, &a100, 0),
+            (BlockResources { max_threads: 128, ..needs(16, 0) }, 256, 0, &a100, 0),
         ] {
             assert_eq!(blocks_per_sm(needs, threads, dynamic, spec), Ok(blocks), "{needs:?} {threads} {dynamic}");
         }
@@ -85,7 +90,7 @@ mod tests {
     #[test]
     fn the_best_block_and_what_is_left() {
         let a100 = Spec::of((8, 0)).unwrap();
-        let needs = Needs { registers: 32, static_shared: 0, max_threads: 1024 };
+        let needs = BlockResources { registers: 32, static_shared: 0, max_threads: 1024 };
         assert_eq!(best_block(needs, |_| 0, 0, &a100), Ok((216, 1024)));
         assert_eq!(best_block(needs, |_| 0, 200, &a100), Ok((108 * 16, 128)));
         assert_eq!(best_block(needs, |threads| u64::from(threads) * 1024, 0, &a100).map(|(_, b)| b), Ok(160));

@@ -1,10 +1,10 @@
 //! Virtual memory management: address ranges, physical memory, mappings.
 
 use super::Driver;
-use super::memory::refused;
+use super::memory::memory_error;
 use crate::error::{Error, Result};
 use crate::handle::PhysicalId;
-use crate::mem::{Access, GRANULARITY};
+use crate::mem::{AccessRights, GRANULARITY};
 
 impl Driver {
     /// `cuMemGetAllocationGranularity`: the same whether the least or the best is asked for.
@@ -19,7 +19,7 @@ impl Driver {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Error::InvalidValue);
         }
-        let physical = self.space().create(device, bytes, "cuMemCreate").map_err(|error| refused(&error))?;
+        let physical = self.space().create(device, bytes, "cuMemCreate").map_err(|error| memory_error(&error))?;
         Ok(self.lock().physical.insert(physical))
     }
 
@@ -33,39 +33,39 @@ impl Driver {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || (align != 0 && !align.is_power_of_two()) {
             return Err(Error::InvalidValue);
         }
-        self.space().reserve(bytes, align.max(GRANULARITY)).map_err(|error| refused(&error))
+        self.space().reserve(bytes, align.max(GRANULARITY)).map_err(|error| memory_error(&error))
     }
 
     /// `cuMemAddressFree`
     pub fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.space().release(address, bytes).map_err(|error| refused(&error))
+        self.space().release(address, bytes).map_err(|error| memory_error(&error))
     }
 
     /// `cuMemMap`
     pub fn map(&self, address: u64, bytes: u64, offset: u64, id: PhysicalId) -> Result<()> {
         let state = self.lock();
         let physical = state.physical.get(id)?;
-        self.space().map(address, bytes, physical, offset).map_err(|error| refused(&error))
+        self.space().map(address, bytes, physical, offset).map_err(|error| memory_error(&error))
     }
 
     /// `cuMemUnmap`: waits for all work first, as the driver does.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         let state = self.lock();
-        let ends = state.streams.ends_of_all();
-        drop(self.run_to(state, &ends));
-        self.space().unmap(address, bytes).map_err(|error| refused(&error))
+        let ends = state.streams.all_tails();
+        drop(self.run_until_reached(state, &ends));
+        self.space().unmap(address, bytes).map_err(|error| memory_error(&error))
     }
 
     /// `cuMemSetAccess` for one device.
     pub fn set_access(&self, address: u64, bytes: u64, device: i32, access: u32) -> Result<()> {
         let device = self.device(device)? as u32;
         let access = match access {
-            0 => Access::None,
-            1 => Access::Read,
-            3 => Access::ReadWrite,
+            0 => AccessRights::None,
+            1 => AccessRights::Read,
+            3 => AccessRights::ReadWrite,
             _ => return Err(Error::InvalidValue),
         };
-        self.space().set_access(address, bytes, device, access).map_err(|error| refused(&error))
+        self.space().set_access(address, bytes, device, access).map_err(|error| memory_error(&error))
     }
 
     /// The handle of the memory behind an address, for `cuMemRetainAllocationHandle`: a new handle to the same memory.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Driver;
-use super::memory::{How, refused};
+use super::memory::{AllocationOrigin, memory_error};
 use crate::error::{Error, Result};
 use crate::handle::{PoolId, StreamId};
 
@@ -102,14 +102,14 @@ impl Driver {
     /// `cuMemAllocAsync` (no pool named: the current one of the stream's device) and `cuMemAllocFromPoolAsync`.
     pub fn allocate_async(&self, bytes: u64, pool: Option<PoolId>, stream: StreamId) -> Result<u64> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
+        let stream = state.resolve_stream(stream)?;
         let context = state.streams.get(stream)?.context;
         let device = state.contexts.get(context)?.device;
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
-        if state.captures.records(stream)? {
-            let (graph, after) = state.captures.next(stream)?;
+        if state.captures.is_capturing(stream)? {
+            let (graph, after) = state.captures.frontier(stream)?;
             let after = after.to_vec();
             let made = self.add_alloc_node(state, graph, &after, device as u32, bytes, context);
             let (node, address, mut state) = made?;
@@ -123,9 +123,9 @@ impl Driver {
             return Err(Error::OutOfMemory);
         }
         let make = || self.space().alloc(device, bytes, "cuMemAllocAsync");
-        let (mut state, made) = self.retry(state, make);
-        let allocation = made.map_err(|error| refused(&error))?;
-        state.memory.add(&allocation, context, How::Pool(id));
+        let (mut state, made) = self.alloc_with_retry(state, make);
+        let allocation = made.map_err(|error| memory_error(&error))?;
+        state.memory.add(&allocation, context, AllocationOrigin::Pool(id));
         let used = state.memory.pool_bytes(id);
         if let Ok(pool) = state.pools.get_mut(id) {
             pool.high = pool.high.max(used);

@@ -1,8 +1,8 @@
 //! Streams and events: submitting, waiting, asking.
 
-use super::graph::Node;
-use super::{Driver, Guard, State};
-use crate::engine::{Event, Point, StreamKind, Waited, Work};
+use super::graph::GraphNode;
+use super::{Driver, DriverState, StateGuard};
+use crate::engine::{Event, EventWait, StreamKind, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, GraphId, StreamId};
 
@@ -13,11 +13,11 @@ const EVENT_NO_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`
 const EVENT_INTERPROCESS: u32 = 4;
 
-impl State {
+impl DriverState {
     /// The stream that a handle names: 0 and 1 are the legacy default stream of the current context, 2 is the thread's own.
     /// Fails with the fault of a lost context.
-    pub fn stream(&mut self, stream: StreamId) -> Result<StreamId> {
-        let id = match crate::engine::special(stream) {
+    pub fn resolve_stream(&mut self, stream: StreamId) -> Result<StreamId> {
+        let id = match crate::engine::default_stream_kind(stream) {
             Some(kind) => {
                 let context = self.current()?;
                 self.streams.default_of(context, kind)
@@ -25,14 +25,14 @@ impl State {
             None => stream,
         };
         let context = self.streams.get(id)?.context;
-        self.alive(context)?;
+        self.check_alive(context)?;
         self.check_legacy(id)?;
         Ok(id)
     }
 
     /// The context of a stream.
     pub fn stream_context(&mut self, stream: StreamId) -> Result<ContextId> {
-        let stream = self.stream(stream)?;
+        let stream = self.resolve_stream(stream)?;
         Ok(self.streams.get(stream)?.context)
     }
 
@@ -50,7 +50,7 @@ impl State {
     /// `cuStreamDestroy`: default streams cannot be destroyed; what is queued still runs.
     /// The graph, if there is one, that a capture which began in it has recorded for nothing.
     pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
-        if crate::engine::special(stream).is_some() {
+        if crate::engine::default_stream_kind(stream).is_some() {
             return Err(Error::InvalidHandle);
         }
         self.streams.destroy(stream)?;
@@ -76,10 +76,10 @@ impl State {
     pub fn elapsed(&self, from: EventId, to: EventId) -> Result<f32> {
         let times = [from, to].map(|id| {
             let event = self.events.get(id)?;
-            self.alive(event.context)?;
+            self.check_alive(event.context)?;
             let point = event.recorded.filter(|_| event.timing).ok_or(Error::InvalidHandle)?;
             match event.time {
-                Some(time) if self.streams.reached(point) => Ok(time),
+                Some(time) if self.streams.is_reached(point) => Ok(time),
                 _ => Err(Error::NotReady),
             }
         });
@@ -97,22 +97,22 @@ impl Driver {
 
     /// Appends work to a stream. Whether some of the work that waits is done at once is the seed's choice too: CUDA allows a
     /// stream to begin as soon as it likes.
-    pub fn submit<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
-        if state.captures.records(stream)? {
+    pub fn submit<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
+        if state.captures.is_capturing(stream)? {
             return state.capture(stream, work);
         }
         self.enqueue(&mut state, stream, work)?;
-        self.perhaps_run(state);
+        self.maybe_run_ops(state);
         Ok(())
     }
 
     /// In one submission of four, up to four pieces of work run.
-    pub(super) fn perhaps_run<'a>(&'a self, mut state: Guard<'a>) {
+    pub(super) fn maybe_run_ops<'a>(&'a self, mut state: StateGuard<'a>) {
         self.wake_runner();
         if state.order.choose(4) == 0 {
             for _ in 0..=state.order.choose(4) {
                 let moved;
-                (state, moved) = self.step(state);
+                (state, moved) = self.run_one_op(state);
                 if !moved {
                     break;
                 }
@@ -121,40 +121,40 @@ impl Driver {
     }
 
     /// Appends work and waits for it: a call that is synchronous with the host.
-    pub fn submit_and_wait<'a>(&'a self, mut state: Guard<'a>, stream: StreamId, work: Work) -> Result<()> {
-        state.host_asks(stream)?;
+    pub fn submit_and_wait<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
+        state.check_host_wait(stream)?;
         let point = self.enqueue(&mut state, stream, work)?;
         let context = state.streams.get(stream)?.context;
-        let state = self.run_to(state, &[point]);
-        state.alive(context)
+        let state = self.run_until_reached(state, &[point]);
+        state.check_alive(context)
     }
 
     /// `cuStreamSynchronize`
     pub fn synchronize_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
-        state.host_asks(stream)?;
+        let stream = state.resolve_stream(stream)?;
+        state.check_host_wait(stream)?;
         let context = state.streams.get(stream)?.context;
-        let ends = state.streams.ends(stream);
-        let state = self.run_to(state, &ends);
-        state.alive(context)
+        let ends = state.streams.sync_points(stream);
+        let state = self.run_until_reached(state, &ends);
+        state.check_alive(context)
     }
 
     /// `cuStreamQuery`: asking lets some work run, so that a program that asks until it is done gets there.
     pub fn query_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
-        state.host_asks(stream)?;
+        let stream = state.resolve_stream(stream)?;
+        state.check_host_wait(stream)?;
         let context = state.streams.get(stream)?.context;
-        let ends = state.streams.ends(stream);
+        let ends = state.streams.sync_points(stream);
         self.query(state, context, &ends)
     }
 
-    fn query<'a>(&'a self, state: Guard<'a>, context: ContextId, points: &[Point]) -> Result<()> {
-        let reached = |state: &State| points.iter().all(|&point| state.streams.reached(point));
-        let mut state = if reached(&state) { state } else { self.step(state).0 };
-        state.alive(context)?;
-        if reached(&state) && state.streams.asked(points) { Ok(()) } else { Err(Error::NotReady) }
+    fn query<'a>(&'a self, state: StateGuard<'a>, context: ContextId, points: &[StreamPoint]) -> Result<()> {
+        let reached = |state: &DriverState| points.iter().all(|&point| state.streams.is_reached(point));
+        let mut state = if reached(&state) { state } else { self.run_one_op(state).0 };
+        state.check_alive(context)?;
+        if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }
 
     /// `cuStreamWaitEvent`: an event that was never recorded is no wait. With flag 1 a captured wait becomes a node that waits when the
@@ -164,13 +164,13 @@ impl Driver {
             return Err(Error::InvalidValue);
         }
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
+        let stream = state.resolve_stream(stream)?;
         let recorded = state.events.get(event)?.recorded;
-        if flags == 1 && state.captures.records(stream)? {
-            return state.append(stream, Node::Wait(event)).map(drop);
+        if flags == 1 && state.captures.is_capturing(stream)? {
+            return state.append(stream, GraphNode::Wait(event)).map(drop);
         }
         match (state.captures.wait(stream, event, recorded.is_some())?, recorded) {
-            (Waited::Plainly, Some(point)) => state.streams.wait(stream, point),
+            (EventWait::Uncaptured, Some(point)) => state.streams.wait(stream, point),
             _ => Ok(()),
         }
     }
@@ -182,20 +182,20 @@ impl Driver {
             return Err(Error::InvalidValue);
         }
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
+        let stream = state.resolve_stream(stream)?;
         if state.events.get(event)?.context != state.streams.get(stream)?.context {
             return Err(Error::InvalidHandle);
         }
-        if flags == 1 && state.captures.records(stream)? {
-            return state.append(stream, Node::Record(event)).map(drop);
+        if flags == 1 && state.captures.is_capturing(stream)? {
+            return state.append(stream, GraphNode::Record(event)).map(drop);
         }
         if state.captures.record(event, stream)? {
             return Ok(());
         }
-        let point = state.streams.submit(stream, Work::Record(event))?;
+        let point = state.streams.submit(stream, StreamOp::Record(event))?;
         let event = state.events.get_mut(event)?;
         (event.recorded, event.time) = (Some(point), None);
-        self.perhaps_run(state);
+        self.maybe_run_ops(state);
         Ok(())
     }
 
@@ -204,11 +204,11 @@ impl Driver {
         let mut state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
-        state.alive(context)?;
-        state.captures.host_asks(event)?;
-        state.unsafe_call()?;
-        let state = self.run_to(state, point.as_slice());
-        state.alive(context)
+        state.check_alive(context)?;
+        state.captures.check_host_wait(event)?;
+        state.check_unsafe_call()?;
+        let state = self.run_until_reached(state, point.as_slice());
+        state.check_alive(context)
     }
 
     /// `cuEventQuery`
@@ -216,9 +216,9 @@ impl Driver {
         let mut state = self.lock();
         let found = state.events.get(event)?;
         let (context, point) = (found.context, found.recorded);
-        state.alive(context)?;
-        state.captures.host_asks(event)?;
-        state.unsafe_call()?;
+        state.check_alive(context)?;
+        state.captures.check_host_wait(event)?;
+        state.check_unsafe_call()?;
         self.query(state, context, point.as_slice())
     }
 }

@@ -1,6 +1,6 @@
 //! Events: points of streams, with the time when they were reached.
 
-use super::Point;
+use super::StreamPoint;
 use crate::handle::ContextId;
 
 /// An event.
@@ -11,7 +11,7 @@ pub struct Event {
     /// Its time counts (not `CU_EVENT_DISABLE_TIMING`).
     pub timing: bool,
     /// Where it was last recorded.
-    pub recorded: Option<Point>,
+    pub recorded: Option<StreamPoint>,
     /// When that was reached, in microseconds since the driver began.
     pub time: Option<f64>,
 }

@@ -13,20 +13,20 @@
 
 mod capture;
 mod event;
+mod execute;
 mod graph;
-mod order;
-mod run;
-mod runner;
+mod idle_runner;
+mod schedule_rng;
+mod simulated_time;
 mod stream;
-mod time;
-mod work;
+mod stream_op;
 
-pub use capture::{Capture, CaptureMode, Captures, Ended, Waited};
+pub use capture::{Capture, CaptureMode, Captures, EndedCapture, EventWait};
 pub use event::Event;
-pub use graph::{Edge, Graph, Mismatch, Payload, Plan, Step};
-pub use order::Order;
-pub use run::{Machinery, Performed};
-pub use runner::{Progress, Runner};
-pub use stream::{HIGHEST, Point, Stream, StreamKind, Streams, special};
-pub use time::{Cost, Picos, Timeline};
-pub use work::{Call, Copy, Fill, Launch, Side, WaitCondition, Work};
+pub use execute::{OpExecutor, OpOutcome};
+pub use graph::{Edge, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};
+pub use idle_runner::{IdleRunner, StepProgress};
+pub use schedule_rng::ScheduleRng;
+pub use simulated_time::{OpCost, Picos, Timeline};
+pub use stream::{HIGHEST_PRIORITY, Stream, StreamKind, StreamPoint, Streams, default_stream_kind};
+pub use stream_op::{CopyEndpoint, HostCall, KernelLaunch, Memcpy, Memset, StreamOp, WaitCondition};

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::thread::{self, ThreadId};
 
-use super::Work;
-use super::time::{Cost, Picos, Timeline};
+use super::StreamOp;
+use super::simulated_time::{OpCost, Picos, Timeline};
 use crate::error::{Error, Result};
-use crate::handle::{ContextId, Handle, StreamId, Table};
+use crate::handle::{ContextId, Handle, HandleTable, StreamId};
 
 /// How a stream stands to the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum StreamKind {
 
 /// A point of a stream: the end of its `index`-th work, from 1. Index 0 is always reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct StreamPoint {
     /// The stream.
     pub stream: StreamId,
     /// How much of its work has to be done.
@@ -36,9 +36,9 @@ pub struct Point {
 #[derive(Debug)]
 struct Item {
     /// What to do.
-    work: Work,
+    work: StreamOp,
     /// Points of other streams that must be reached first.
-    after: Vec<Point>,
+    after: Vec<StreamPoint>,
 }
 
 /// A stream.
@@ -55,7 +55,7 @@ pub struct Stream {
     /// Work that has not begun.
     queue: VecDeque<Item>,
     /// Points that the next work has to wait for.
-    pending: Vec<Point>,
+    pending: Vec<StreamPoint>,
     submitted: u64,
     done: u64,
     /// Simulated end of all that was submitted.
@@ -69,7 +69,7 @@ pub struct Stream {
 /// All streams.
 #[derive(Debug, Default)]
 pub struct Streams {
-    table: Table<StreamId, Stream>,
+    table: HandleTable<StreamId, Stream>,
     made: u64,
     /// Simulated time.
     pub time: Timeline,
@@ -89,7 +89,7 @@ impl Streams {
         self.table.insert(Stream {
             context,
             kind,
-            priority: priority.clamp(super::stream::HIGHEST, 0),
+            priority: priority.clamp(super::stream::HIGHEST_PRIORITY, 0),
             id: self.made,
             queue: VecDeque::new(),
             pending: Vec::new(),
@@ -102,7 +102,7 @@ impl Streams {
     }
 
     /// A stream of the driver's own: programs cannot name it, nothing waits for it implicitly, and it goes when its work is done.
-    pub fn create_hidden(&mut self, context: ContextId) -> StreamId {
+    pub fn create_internal(&mut self, context: ContextId) -> StreamId {
         let id = self.create(context, StreamKind::NonBlocking, 0);
         if let Ok(stream) = self.table.get_mut(id) {
             stream.destroyed = true;
@@ -125,35 +125,41 @@ impl Streams {
     }
 
     /// Appends work that takes no simulated time.
-    pub fn submit(&mut self, stream: StreamId, work: Work) -> Result<Point> {
-        self.submit_costing(stream, work, Vec::new(), Cost::Nothing)
+    pub fn submit(&mut self, stream: StreamId, work: StreamOp) -> Result<StreamPoint> {
+        self.submit_costing(stream, work, Vec::new(), OpCost::Nothing)
     }
 
     /// The same for work that also waits for points.
-    pub fn submit_after(&mut self, stream: StreamId, work: Work, after: Vec<Point>) -> Result<Point> {
-        self.submit_costing(stream, work, after, Cost::Nothing)
+    pub fn submit_after(&mut self, stream: StreamId, work: StreamOp, after: Vec<StreamPoint>) -> Result<StreamPoint> {
+        self.submit_costing(stream, work, after, OpCost::Nothing)
     }
 
     /// Appends work that waits for points. A blocking stream's work waits for what the legacy stream has by now, and the other way
     /// round.
-    pub fn submit_costing(&mut self, stream: StreamId, work: Work, mut after: Vec<Point>, cost: Cost) -> Result<Point> {
+    pub fn submit_costing(
+        &mut self,
+        stream: StreamId,
+        work: StreamOp,
+        mut after: Vec<StreamPoint>,
+        cost: OpCost,
+    ) -> Result<StreamPoint> {
         let implied = self.implied(stream)?;
         after.append(&mut self.table.get_mut(stream)?.pending);
         let ready = self.start(stream, after.iter().chain(&implied))?;
-        self.time.busy_again(thread::current().id());
-        let time = if self.time.on() { self.time.place(cost, ready) } else { 0 };
+        self.time.reset_polling(thread::current().id());
+        let time = if self.time.is_enabled() { self.time.schedule(cost, ready) } else { 0 };
         after.extend(implied);
-        after.retain(|&point| point.stream != stream && !self.reached(point));
+        after.retain(|&point| point.stream != stream && !self.is_reached(point));
         let target = self.table.get_mut(stream)?;
         target.queue.push_back(Item { work, after });
         target.submitted += 1;
         target.time = time;
-        Ok(Point { stream, index: target.submitted, time })
+        Ok(StreamPoint { stream, index: target.submitted, time })
     }
 
     /// When work that is submitted now could begin in simulated time.
-    fn start<'a>(&self, stream: StreamId, after: impl Iterator<Item = &'a Point>) -> Result<Picos> {
-        if !self.time.on() {
+    fn start<'a>(&self, stream: StreamId, after: impl Iterator<Item = &'a StreamPoint>) -> Result<Picos> {
+        if !self.time.is_enabled() {
             return Ok(0);
         }
         let own = self.table.get(stream)?;
@@ -166,42 +172,42 @@ impl Streams {
     }
 
     /// The thread launches a kernel or a graph, which keeps it busy for a while.
-    pub fn launched(&mut self) {
+    pub fn host_launched(&mut self) {
         self.time.launch(thread::current().id());
     }
 
     /// The thread asks for points that are reached: whether they are by its clock too.
-    pub fn asked(&mut self, points: &[Point]) -> bool {
+    pub fn host_queried(&mut self, points: &[StreamPoint]) -> bool {
         let latest = points.iter().map(|point| point.time).max();
-        self.time.ask(thread::current().id(), latest.unwrap_or(0))
+        self.time.poll(thread::current().id(), latest.unwrap_or(0))
     }
 
     /// The thread has waited for points.
-    pub fn waited(&mut self, points: &[Point]) {
+    pub fn host_waited(&mut self, points: &[StreamPoint]) {
         let latest = points.iter().map(|point| point.time).max();
-        self.time.waited(thread::current().id(), latest.unwrap_or(0));
+        self.time.advance_to(thread::current().id(), latest.unwrap_or(0));
     }
 
     /// All later work of the stream waits for the point.
-    pub fn wait(&mut self, stream: StreamId, point: Point) -> Result<()> {
+    pub fn wait(&mut self, stream: StreamId, point: StreamPoint) -> Result<()> {
         self.get(stream)?;
-        if point.stream != stream && (self.time.on() || !self.reached(point)) {
+        if point.stream != stream && (self.time.is_enabled() || !self.is_reached(point)) {
             self.table.get_mut(stream)?.pending.push(point);
             // The wait takes a place in the queue: what the default streams imply must see it.
-            self.submit(stream, Work::Wait)?;
+            self.submit(stream, StreamOp::Wait)?;
         }
         Ok(())
     }
 
     /// The end of all that the stream has by now.
-    pub fn end(&self, stream: StreamId) -> Point {
+    pub fn tail(&self, stream: StreamId) -> StreamPoint {
         let (index, time) = self.table.get(stream).map_or((0, 0), |stream| (stream.submitted, stream.time));
-        Point { stream, index, time }
+        StreamPoint { stream, index, time }
     }
 
     /// What a synchronisation with the stream waits for: with the legacy stream, that is all blocking streams too.
-    pub fn ends(&self, stream: StreamId) -> Vec<Point> {
-        let mut points = vec![self.end(stream)];
+    pub fn sync_points(&self, stream: StreamId) -> Vec<StreamPoint> {
+        let mut points = vec![self.tail(stream)];
         if self.table.get(stream).is_ok_and(|stream| stream.kind == StreamKind::Legacy) {
             points.extend(self.implied(stream).unwrap_or_default());
         }
@@ -209,17 +215,17 @@ impl Streams {
     }
 
     /// The ends of all streams of a context.
-    pub fn ends_of(&self, context: ContextId) -> Vec<Point> {
-        self.table.iter().filter(|(_, stream)| stream.context == context).map(|(id, _)| self.end(id)).collect()
+    pub fn context_tails(&self, context: ContextId) -> Vec<StreamPoint> {
+        self.table.iter().filter(|(_, stream)| stream.context == context).map(|(id, _)| self.tail(id)).collect()
     }
 
     /// The ends of all streams.
-    pub fn ends_of_all(&self) -> Vec<Point> {
-        self.table.iter().map(|(id, _)| self.end(id)).collect()
+    pub fn all_tails(&self) -> Vec<StreamPoint> {
+        self.table.iter().map(|(id, _)| self.tail(id)).collect()
     }
 
     /// Whether the point is reached. The streams that are gone have done all they had.
-    pub fn reached(&self, point: Point) -> bool {
+    pub fn is_reached(&self, point: StreamPoint) -> bool {
         self.table.get(point.stream).map_or(true, |stream| stream.done >= point.index)
     }
 
@@ -227,7 +233,7 @@ impl Streams {
     pub fn ready(&self) -> Vec<StreamId> {
         let ready = |stream: &Stream| {
             let first = stream.queue.front();
-            !stream.running && first.is_some_and(|item| item.after.iter().all(|&point| self.reached(point)))
+            !stream.running && first.is_some_and(|item| item.after.iter().all(|&point| self.is_reached(point)))
         };
         self.table.iter().filter(|(_, stream)| ready(stream)).map(|(id, _)| id).collect()
     }
@@ -248,7 +254,7 @@ impl Streams {
     }
 
     /// Takes the first work of a stream, to be done now.
-    pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, Work)> {
+    pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, StreamOp)> {
         let stream = self.table.get_mut(stream).ok()?;
         let item = stream.queue.pop_front()?;
         stream.running = true;
@@ -256,7 +262,7 @@ impl Streams {
     }
 
     /// Puts work back that cannot be done yet (a value that has not come).
-    pub fn put_back(&mut self, stream: StreamId, work: Work) {
+    pub fn requeue(&mut self, stream: StreamId, work: StreamOp) {
         if let Ok(stream) = self.table.get_mut(stream) {
             stream.running = false;
             stream.queue.push_front(Item { work, after: Vec::new() });
@@ -280,7 +286,7 @@ impl Streams {
     /// Ends the handle; what is queued still runs.
     pub fn destroy(&mut self, stream: StreamId) -> Result<()> {
         let (context, kind, time) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.time))?;
-        if kind != StreamKind::NonBlocking && self.time.on() {
+        if kind != StreamKind::NonBlocking && self.time.is_enabled() {
             // When the stream itself goes depends on the order of execution; what waits for it must not.
             let past = self.past.entry(context).or_default();
             *past = time.max(*past);
@@ -293,7 +299,7 @@ impl Streams {
     /// Ends all streams of a context at once, with what is queued, and gives those that the program left.
     pub fn drop_context(&mut self, context: ContextId) -> Vec<StreamId> {
         self.past.remove(&context);
-        let gone = self.table.take(|_, stream| stream.context == context);
+        let gone = self.table.remove_where(|_, stream| stream.context == context);
         let left = |stream: &Stream| {
             !stream.destroyed && matches!(stream.kind, StreamKind::Blocking | StreamKind::NonBlocking)
         };
@@ -309,11 +315,14 @@ impl Streams {
     }
 
     /// Points that work of this stream waits for because of the default stream's rules.
-    fn implied(&self, stream: StreamId) -> Result<Vec<Point>> {
+    fn implied(&self, stream: StreamId) -> Result<Vec<StreamPoint>> {
         let own = self.table.get(stream)?;
         let others = |wanted: fn(StreamKind) -> bool| {
             let others = self.table.iter().filter(move |(_, other)| other.context == own.context && wanted(other.kind));
-            others.map(|(id, _)| self.end(id)).filter(|&point| self.time.on() || !self.reached(point)).collect()
+            others
+                .map(|(id, _)| self.tail(id))
+                .filter(|&point| self.time.is_enabled() || !self.is_reached(point))
+                .collect()
         };
         Ok(match own.kind {
             StreamKind::NonBlocking => Vec::new(),
@@ -324,7 +333,7 @@ impl Streams {
 }
 
 /// The highest priority.
-pub const HIGHEST: i32 = -5;
+pub const HIGHEST_PRIORITY: i32 = -5;
 
 impl Stream {
     /// Whether all its work is done.
@@ -339,7 +348,7 @@ impl Stream {
 }
 
 /// The null handle and the two special ones.
-pub fn special(stream: StreamId) -> Option<StreamKind> {
+pub fn default_stream_kind(stream: StreamId) -> Option<StreamKind> {
     match stream.raw() {
         0 | 1 => Some(StreamKind::Legacy),
         2 => Some(StreamKind::PerThread(std::thread::current().id())),
@@ -359,9 +368,9 @@ mod tests {
         let free = streams.create(context, StreamKind::NonBlocking, -99);
         let legacy = streams.default_of(context, StreamKind::Legacy);
         assert_eq!(streams.default_of(context, StreamKind::Legacy), legacy);
-        assert_eq!(streams.get(free).map(|stream| stream.priority), Ok(HIGHEST));
+        assert_eq!(streams.get(free).map(|stream| stream.priority), Ok(HIGHEST_PRIORITY));
         for stream in [blocking, legacy, blocking, free] {
-            assert!(streams.submit(stream, Work::Wait).is_ok());
+            assert!(streams.submit(stream, StreamOp::Wait).is_ok());
         }
         let mut order = Vec::new();
         while let Some(&stream) = streams.ready().first() {
@@ -379,15 +388,15 @@ mod tests {
         let context = ContextId::default();
         let mut streams = Streams::default();
         let [first, second] = [0; 2].map(|_| streams.create(context, StreamKind::NonBlocking, 0));
-        let Ok(point) = streams.submit(first, Work::Wait) else { panic!("the stream is there") };
+        let Ok(point) = streams.submit(first, StreamOp::Wait) else { panic!("the stream is there") };
         assert_eq!(streams.wait(second, point), Ok(()));
         assert_eq!(streams.destroy(first), Ok(()));
         assert_eq!(streams.destroy(first), Err(Error::InvalidHandle));
         assert_eq!(streams.ready(), [first]);
-        assert!(!streams.reached(point));
+        assert!(!streams.is_reached(point));
         assert!(streams.begin(first).is_some());
         streams.finish(first);
-        assert!(streams.reached(point));
+        assert!(streams.is_reached(point));
         assert_eq!(streams.ready(), [second]);
         assert_eq!(streams.drop_context(context), [second]);
     }

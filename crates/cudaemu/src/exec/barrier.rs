@@ -1,10 +1,10 @@
 //! The sixteen barriers of a block.
 
 use crate::bytecode::{Barrier, BarrierKind};
-use crate::fault::{Fault, Kind};
+use crate::fault::{Fault, FaultKind};
 use crate::operands::Args;
 
-use crate::exec_context::{Cx, Registers};
+use crate::exec_context::{ExecContext, Registers};
 
 /// Barriers that a block's instructions can name.
 const BARRIERS: usize = 16;
@@ -105,7 +105,12 @@ impl Barriers {
     }
 
     /// Counts lanes in; whether they wait.
-    pub(super) fn arrive(&mut self, arrival: &Arrival, args: &Args, cx: &mut Cx<'_>) -> Result<bool, Box<Fault>> {
+    pub(super) fn arrive(
+        &mut self,
+        arrival: &Arrival,
+        args: &Args,
+        cx: &mut ExecContext<'_>,
+    ) -> Result<bool, Box<Fault>> {
         let Arrival { warp, mask, live, barrier } = *arrival;
         let lane = mask.trailing_zeros() as usize & 31;
         let reduces = !matches!(barrier.kind, BarrierKind::Sync | BarrierKind::Arrive);
@@ -118,7 +123,7 @@ impl Barriers {
         let count = if barrier.counted { cx.regs.get::<u32>(next())[lane] } else { 0 };
         let predicate = if reduces { cx.regs.pred(next()) & mask } else { 0 };
 
-        let invalid = |text: String| Err(Fault::new(Kind::InvalidValue(text), lane));
+        let invalid = |text: String| Err(Fault::new(FaultKind::InvalidValue(text), lane));
         if number as usize >= BARRIERS {
             return invalid(format!("barrier {number}; there are 0 to {}", BARRIERS - 1));
         }
@@ -132,7 +137,7 @@ impl Barriers {
                 "lanes {mask:#010x} of warp {warp} are at barrier {number}, lanes {:#010x} are not; all must reach it together",
                 live & !mask
             );
-            cx.report_kind(Kind::DivergentBarrier(text), lane)?;
+            cx.report_kind(FaultKind::DivergentBarrier(text), lane)?;
         }
         let state = &mut self.states[number as usize];
         if state.arrived > 0 && state.expected != count {
@@ -153,7 +158,7 @@ impl Barriers {
     }
 
     /// `barrier.cluster.arrive` counts in; `.wait` waits for the phase that the warp has arrived in.
-    fn cluster(&mut self, arrival: &Arrival, cx: &mut Cx<'_>) -> bool {
+    fn cluster(&mut self, arrival: &Arrival, cx: &mut ExecContext<'_>) -> bool {
         let state = &mut self.states[CLUSTER];
         if arrival.barrier.kind == BarrierKind::Arrive {
             state.arrived += (arrival.mask & !state.lanes[arrival.warp]).count_ones();

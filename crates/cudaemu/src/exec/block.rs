@@ -1,13 +1,13 @@
 //! A block: its warps in turn, until all have ended.
 
-use crate::bytecode::{Constant, Special};
-use crate::fault::{Fault, Kind};
+use crate::bytecode::{Constant, SpecialRegister};
+use crate::fault::{Fault, FaultKind};
 
 use super::barrier::Barriers;
-use super::groups::Flow;
-use super::launch::{Launch, Machine};
-use super::warp::{Around, Stopped, Turn};
-use super::worker::Running;
+use super::divergence::LaneGroups;
+use super::launch::{ExecutorConfig, Launch};
+use super::warp::{BlockContext, WarpFault, WarpStatus};
+use super::worker::RunningWarp;
 use super::{Profile, Worker};
 use crate::exec_context::{AsyncCopies, Lanes, Local, Registers, Shared};
 
@@ -17,7 +17,7 @@ const TURN: u64 = 1 << 16;
 /// A warp with what is its own.
 #[derive(Debug)]
 struct Warp {
-    flow: Flow,
+    flow: LaneGroups,
     regs: Registers,
     local: Local,
     copies: AsyncCopies,
@@ -40,12 +40,12 @@ pub(super) struct Block {
 /// A fault with the thread that caused it.
 #[derive(Debug)]
 pub(super) struct BlockFault {
-    pub(super) stopped: Stopped,
+    pub(super) stopped: WarpFault,
     pub(super) warp: usize,
 }
 
 /// Registers that every warp of a launch starts with, those that differ by thread left out.
-pub(super) fn template(launch: &Launch, machine: &Machine) -> Registers {
+pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Registers {
     let kernel = launch.kernel();
     let mut registers = Registers::new(&kernel.registers);
     for &(slot, constant) in &kernel.constants {
@@ -63,30 +63,30 @@ pub(super) fn template(launch: &Launch, machine: &Machine) -> Registers {
 }
 
 /// Special registers that are the same for the whole launch; 0 for the others.
-fn launch_wide(special: Special, launch: &Launch, machine: &Machine) -> u64 {
+fn launch_wide(special: SpecialRegister, launch: &Launch, machine: &ExecutorConfig) -> u64 {
     let axis = |values: &[u32; 3], axis: u8| values.get(usize::from(axis)).map_or(0, |&v| u64::from(v));
     match special {
-        Special::Ntid(a) => axis(&launch.block, a),
-        Special::Nctaid(a) | Special::NclusterId(a) => axis(&launch.grid, a),
-        Special::ClusterNctaid(a) => u64::from(a < 3),
-        Special::ClusterNctarank => 1,
-        Special::NwarpId => u64::from(launch.threads().div_ceil(32)),
-        Special::NsmId => u64::from(machine.sms),
-        Special::Envreg(1) => launch.workspace >> 32,
-        Special::Envreg(2) => launch.workspace & 0xffff_ffff,
-        Special::GridId => launch.id,
-        Special::DynamicSmemSize => u64::from(launch.dynamic_shared),
-        Special::TotalSmemSize | Special::AggrSmemSize => u64::from(launch.shared_bytes()),
+        SpecialRegister::Ntid(a) => axis(&launch.block, a),
+        SpecialRegister::Nctaid(a) | SpecialRegister::NclusterId(a) => axis(&launch.grid, a),
+        SpecialRegister::ClusterNctaid(a) => u64::from(a < 3),
+        SpecialRegister::ClusterNctarank => 1,
+        SpecialRegister::NwarpId => u64::from(launch.threads().div_ceil(32)),
+        SpecialRegister::NsmId => u64::from(machine.sms),
+        SpecialRegister::Envreg(1) => launch.workspace >> 32,
+        SpecialRegister::Envreg(2) => launch.workspace & 0xffff_ffff,
+        SpecialRegister::GridId => launch.id,
+        SpecialRegister::DynamicSmemSize => u64::from(launch.dynamic_shared),
+        SpecialRegister::TotalSmemSize | SpecialRegister::AggrSmemSize => u64::from(launch.shared_bytes()),
         _ => 0,
     }
 }
 
 impl Block {
     /// An empty block to be [`Block::start`]ed.
-    pub(super) fn new(launch: &Launch, machine: &Machine, template: &Registers) -> Self {
+    pub(super) fn new(launch: &Launch, machine: &ExecutorConfig, template: &Registers) -> Self {
         let warps = launch.threads().div_ceil(32);
         let warp = |_| Warp {
-            flow: Flow::default(),
+            flow: LaneGroups::default(),
             regs: template.clone(),
             local: Local::new(machine.local_bytes),
             copies: AsyncCopies::default(),
@@ -103,7 +103,7 @@ impl Block {
     }
 
     /// Makes it the `index`-th block of the grid, at its start.
-    pub(super) fn start(&mut self, index: u64, launch: &Launch, machine: &Machine, template: &Registers) {
+    pub(super) fn start(&mut self, index: u64, launch: &Launch, machine: &ExecutorConfig, template: &Registers) {
         let [nx, ny, _] = launch.grid.map(u64::from);
         self.index = index;
         self.at = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
@@ -134,7 +134,7 @@ impl Block {
     pub(super) fn run(
         &mut self,
         launch: &Launch,
-        machine: &Machine,
+        machine: &ExecutorConfig,
         worker: &mut Worker,
         profile: &mut Profile,
         budget: &mut u64,
@@ -149,14 +149,14 @@ impl Block {
                 }
                 let mut turn = TURN.min(*budget);
                 let before = turn;
-                let mut around = Around {
+                let mut around = BlockContext {
                     code: &launch.code,
                     barriers: &mut self.barriers,
                     warp: number,
                     local_bytes: machine.local_bytes,
                     profile,
                 };
-                let running = Running {
+                let running = RunningWarp {
                     regs: &mut warp.regs,
                     local: &mut warp.local,
                     copies: &mut warp.copies,
@@ -165,15 +165,15 @@ impl Block {
                     block: self.at,
                     clock: warp.clock,
                 };
-                let mut cx = worker.cx(launch, running);
+                let mut cx = worker.exec_context(launch, running);
                 let result = warp.flow.run(&mut cx, &mut around, &mut turn, force);
                 warp.clock = cx.clock;
                 let used = before - turn;
                 *budget -= used;
                 self.executed += used;
                 let turn = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
-                ran |= used > 0 || turn == Turn::Ended;
-                ended &= turn == Turn::Ended;
+                ran |= used > 0 || turn == WarpStatus::Ended;
+                ended &= turn == WarpStatus::Ended;
             }
             if ended {
                 return Ok(true);
@@ -196,8 +196,8 @@ impl Block {
     fn deadlock(&self) -> BlockFault {
         let waiting = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
         let (pc, mask) = self.warps.get(waiting).map_or((0, 1), |w| w.flow.place());
-        let fault = Fault::new(Kind::Deadlock(self.barriers.describe()), mask.trailing_zeros() as usize & 31);
-        BlockFault { stopped: Stopped { fault, pc }, warp: waiting }
+        let fault = Fault::new(FaultKind::Deadlock(self.barriers.describe()), mask.trailing_zeros() as usize & 31);
+        BlockFault { stopped: WarpFault { fault, pc }, warp: waiting }
     }
 
     /// Warp instructions since it started.
@@ -209,8 +209,8 @@ impl Block {
     pub(super) fn endless(&self) -> BlockFault {
         let running = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
         let (pc, mask) = self.warps.get(running).map_or((0, 1), |w| w.flow.place());
-        let fault = Fault::new(Kind::Endless, mask.trailing_zeros() as usize & 31);
-        BlockFault { stopped: Stopped { fault, pc }, warp: running }
+        let fault = Fault::new(FaultKind::InstructionLimit, mask.trailing_zeros() as usize & 31);
+        BlockFault { stopped: WarpFault { fault, pc }, warp: running }
     }
 
     /// `blockIdx`, and `threadIdx` of a lane.
@@ -226,29 +226,31 @@ pub(super) fn thread_at(number: u32, [nx, ny, _]: [u32; 3]) -> [u32; 3] {
 
 /// Special registers that differ by thread or block; `None` for the others.
 fn special_of(
-    special: Special,
+    special: SpecialRegister,
     first: u32,
     at: [u32; 3],
     index: u64,
     launch: &Launch,
-    machine: &Machine,
+    machine: &ExecutorConfig,
 ) -> Option<Lanes<u64>> {
     let lanes = |value: &dyn Fn(u32) -> u32| std::array::from_fn(|lane| u64::from(value(lane as u32)));
     let below = |lane: u32| (1u32 << lane) - 1;
     Some(match special {
-        Special::Tid(axis) => {
+        SpecialRegister::Tid(axis) => {
             let axis = usize::from(axis);
             lanes(&|lane| thread_at(first + lane, launch.block).get(axis).copied().unwrap_or(0))
         }
-        Special::Ctaid(axis) | Special::ClusterId(axis) => lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0)),
-        Special::LaneId => lanes(&|lane| lane),
-        Special::WarpId => lanes(&|_| first / 32),
-        Special::SmId => lanes(&|_| (index % u64::from(machine.sms.max(1))) as u32),
-        Special::LanemaskEq => lanes(&|lane| 1 << lane),
-        Special::LanemaskLt => lanes(&below),
-        Special::LanemaskLe => lanes(&|lane| below(lane) | 1 << lane),
-        Special::LanemaskGt => lanes(&|lane| !(below(lane) | 1 << lane)),
-        Special::LanemaskGe => lanes(&|lane| !below(lane)),
+        SpecialRegister::Ctaid(axis) | SpecialRegister::ClusterId(axis) => {
+            lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0))
+        }
+        SpecialRegister::LaneId => lanes(&|lane| lane),
+        SpecialRegister::WarpId => lanes(&|_| first / 32),
+        SpecialRegister::SmId => lanes(&|_| (index % u64::from(machine.sms.max(1))) as u32),
+        SpecialRegister::LanemaskEq => lanes(&|lane| 1 << lane),
+        SpecialRegister::LanemaskLt => lanes(&below),
+        SpecialRegister::LanemaskLe => lanes(&|lane| below(lane) | 1 << lane),
+        SpecialRegister::LanemaskGt => lanes(&|lane| !(below(lane) | 1 << lane)),
+        SpecialRegister::LanemaskGe => lanes(&|lane| !below(lane)),
         _ => return None,
     })
 }

@@ -1,24 +1,30 @@
 //! Functions that the device's runtime brings along: printf and assertions.
 
 use crate::bytecode::{CallSite, Callee};
-use crate::fault::{Fault, Kind};
+use crate::fault::{Fault, FaultKind};
 
 use super::block::thread_at;
-use super::calls::{Place, load, store};
+use super::calls::{ArgPlace, load, store};
 use super::printf;
 use crate::exec_context::lanes;
-use crate::exec_context::{Cx, LANES, Lanes};
+use crate::exec_context::{ExecContext, LANES, Lanes};
 
 /// Longest string that is read from device memory.
 const LONGEST: usize = 1 << 16;
 
 /// Calls one of them for the lanes in the mask; `frame` is the caller's.
-pub(super) fn call(callee: &Callee, site: &CallSite, frame: u32, mask: u32, cx: &mut Cx<'_>) -> Result<(), Box<Fault>> {
+pub(super) fn call(
+    callee: &Callee,
+    site: &CallSite,
+    frame: u32,
+    mask: u32,
+    cx: &mut ExecContext<'_>,
+) -> Result<(), Box<Fault>> {
     let mut args = Vec::with_capacity(site.args.len());
     for passed in &site.args {
-        let lanes = match Place::passed(passed, frame) {
-            Place::Register(slot) => cx.regs.get_any(slot),
-            Place::Frame { at, bytes } => load(at, bytes.min(8), mask, cx)?.map(|v| v as u64),
+        let lanes = match ArgPlace::passed(passed, frame) {
+            ArgPlace::Register(slot) => cx.regs.get_any(slot),
+            ArgPlace::Frame { at, bytes } => load(at, bytes.min(8), mask, cx)?.map(|v| v as u64),
         };
         args.push(lanes);
     }
@@ -28,25 +34,31 @@ pub(super) fn call(callee: &Callee, site: &CallSite, frame: u32, mask: u32, cx: 
         Callee::AssertFail => return Err(assertion(cx, &[arg(0), arg(1), arg(2), arg(3)], mask)),
         Callee::Malloc | Callee::Free => {
             let text = "malloc and free on the device are not emulated; allocate on the host".into();
-            return Err(Fault::new(Kind::InvalidValue(text), mask.trailing_zeros() as usize & 31));
+            return Err(Fault::new(FaultKind::InvalidValue(text), mask.trailing_zeros() as usize & 31));
         }
         Callee::Function(_) | Callee::Indirect(_) => [0; LANES],
     };
     if let Some(to) = site.returns.first() {
-        match Place::passed(to, frame) {
-            Place::Register(slot) => cx.regs.set_any(slot, &result, mask),
-            Place::Frame { at, bytes } => store(&result.map(u128::from), at, bytes, mask, cx)?,
+        match ArgPlace::passed(to, frame) {
+            ArgPlace::Register(slot) => cx.regs.set_any(slot, &result, mask),
+            ArgPlace::Frame { at, bytes } => store(&result.map(u128::from), at, bytes, mask, cx)?,
         }
     }
     Ok(())
 }
 
 /// The text of each lane, in the order of the lanes; the result is the number of arguments, as CUDA's is.
-fn print(cx: &mut Cx<'_>, format: &Lanes<u64>, values: &Lanes<u64>, mask: u32) -> Result<Lanes<u64>, Box<Fault>> {
+fn print(
+    cx: &mut ExecContext<'_>,
+    format: &Lanes<u64>,
+    values: &Lanes<u64>,
+    mask: u32,
+) -> Result<Lanes<u64>, Box<Fault>> {
     let mut counts = [0; LANES];
     for lane in lanes(mask) {
         let Some(text) = string(cx, format[lane], lane) else {
-            let kind = Kind::InvalidValue(format!("printf with a format at {:#x}, which cannot be read", format[lane]));
+            let kind =
+                FaultKind::InvalidValue(format!("printf with a format at {:#x}, which cannot be read", format[lane]));
             return Err(Fault::new(kind, lane));
         };
         let parsed = printf::Format::parse(&text);
@@ -64,7 +76,7 @@ fn print(cx: &mut Cx<'_>, format: &Lanes<u64>, values: &Lanes<u64>, mask: u32) -
 }
 
 /// A zero-terminated string of one lane's generic address space; `None` if it cannot be read.
-fn string(cx: &mut Cx<'_>, address: u64, lane: usize) -> Option<Vec<u8>> {
+fn string(cx: &mut ExecContext<'_>, address: u64, lane: usize) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     while text.len() < LONGEST {
         match cx.peek(&[address.wrapping_add(text.len() as u64); LANES], lane)? {
@@ -75,11 +87,11 @@ fn string(cx: &mut Cx<'_>, address: u64, lane: usize) -> Option<Vec<u8>> {
     Some(text)
 }
 
-fn assertion(cx: &mut Cx<'_>, args: &[Lanes<u64>; 4], mask: u32) -> Box<Fault> {
+fn assertion(cx: &mut ExecContext<'_>, args: &[Lanes<u64>; 4], mask: u32) -> Box<Fault> {
     let lane = mask.trailing_zeros() as usize & 31;
     let mut text = |index: usize| string(cx, args[index][lane], lane).unwrap_or_default();
     let (message, file, function) = (text(0), text(1), text(3));
     let thread = thread_at(cx.warp * LANES as u32 + lane as u32, cx.shape);
     let text = printf::assertion(&message, &file, args[2][lane] as u32, &function, cx.block, thread);
-    Fault::new(Kind::Trap(text), lane)
+    Fault::new(FaultKind::Trap(text), lane)
 }

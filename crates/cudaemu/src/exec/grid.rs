@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::fault::{Fault, Kind, Report};
-use crate::mem::{Footprint, View};
+use crate::fault::{Fault, FaultKind, FaultReport};
+use crate::mem::{Footprint, MemorySnapshot};
 
 use super::Worker;
-use super::block::{Block, BlockFault, template};
-use super::launch::{Launch, Machine, Outcome, Profile};
-use crate::exec_context::{Counts, Registers};
+use super::block::{Block, BlockFault, initial_registers};
+use super::launch::{ExecutorConfig, Launch, LaunchOutcome, Profile};
+use crate::exec_context::{MemoryCounts, Registers};
 
 /// Warp instructions that a block may run before another one gets its turn.
 const TURN: u64 = 1 << 22;
@@ -23,8 +23,8 @@ const HELD: usize = 32;
 /// What the workers share.
 struct Grid<'a> {
     launch: &'a Launch,
-    machine: &'a Machine,
-    view: &'a Arc<View>,
+    machine: &'a ExecutorConfig,
+    view: &'a Arc<MemorySnapshot>,
     template: Registers,
     footprint: Option<Arc<Footprint>>,
     blocks: u64,
@@ -36,21 +36,21 @@ struct Grid<'a> {
 
 #[derive(Default)]
 struct Sum {
-    fault: Option<(u64, Report)>,
-    warnings: Vec<(u64, Report)>,
+    fault: Option<(u64, FaultReport)>,
+    warnings: Vec<(u64, FaultReport)>,
     more_warnings: u64,
     profile: Profile,
-    counts: Counts,
+    counts: MemoryCounts,
 }
 
 /// Executes a launch to its end.
-pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
+pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorConfig) -> LaunchOutcome {
     let blocks = launch.blocks();
     let grid = Grid {
         launch,
         machine,
         view,
-        template: template(launch, machine),
+        template: initial_registers(launch, machine),
         footprint: machine.footprint.then(|| Arc::new(Footprint::new(view.clone()))),
         blocks,
         next: AtomicU64::new(0),
@@ -68,7 +68,7 @@ pub fn run(launch: &Launch, view: &Arc<View>, machine: &Machine) -> Outcome {
     let footprint = grid.footprint.as_ref().map(|f| [f.read_bytes(), f.written_bytes()]);
     let mut sum = grid.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     sum.warnings.sort_by_key(|(block, _)| *block);
-    Outcome {
+    LaunchOutcome {
         result: sum.fault.map_or(Ok(()), |(_, report)| Err(Box::new(report))),
         warnings: sum.warnings.into_iter().map(|(_, report)| report).collect(),
         more_warnings: sum.more_warnings,
@@ -146,18 +146,21 @@ impl Grid<'_> {
         self.failed.fetch_min(block.index, Ordering::Relaxed);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         // A block that waits for ever may do so because another one failed.
-        let rank = |index: u64, kind: &Kind| (matches!(kind, Kind::Endless | Kind::Deadlock(_)), index);
-        let earlier =
-            |(first, other): &(u64, Report)| rank(*first, &other.fault.kind) < rank(block.index, &report.fault.kind);
+        let rank = |index: u64, kind: &FaultKind| {
+            (matches!(kind, FaultKind::InstructionLimit | FaultKind::Deadlock(_)), index)
+        };
+        let earlier = |(first, other): &(u64, FaultReport)| {
+            rank(*first, &other.fault.kind) < rank(block.index, &report.fault.kind)
+        };
         if !sum.fault.as_ref().is_some_and(earlier) {
             sum.fault = Some((block.index, report));
         }
     }
 
-    fn report(&self, block: &Block, fault: Fault, warp: usize, line: u32) -> Report {
+    fn report(&self, block: &Block, fault: Fault, warp: usize, line: u32) -> FaultReport {
         let (at, thread) = block.thread(warp, fault.lane, self.launch);
         let text = (line as usize).checked_sub(1).and_then(|index| self.launch.code.lines.get(index));
-        Report {
+        FaultReport {
             fault,
             kernel: self.launch.kernel().name.to_string(),
             block: at,

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::bytecode::{Code, Function};
-use crate::fault::Report;
+use crate::bytecode::{DecodedModule, Function};
+use crate::fault::FaultReport;
 
-use crate::exec_context::Counts;
+use crate::exec_context::MemoryCounts;
 
 /// One kernel launch, validated: the driver has checked limits and parameter bytes.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The module.
-    pub code: Arc<Code>,
+    pub code: Arc<DecodedModule>,
     /// Index of the kernel in [`Code::functions`].
     pub function: usize,
     /// Blocks in x, y, z; none is 0.
@@ -71,11 +71,11 @@ impl Launch {
 }
 
 /// Where the text of the device's printf goes.
-pub type Sink = Arc<dyn Fn(&str) + Send + Sync>;
+pub type PrintSink = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What runs launches.
 #[derive(Clone)]
-pub struct Machine {
+pub struct ExecutorConfig {
     /// Multiprocessors that the device claims: `%nsmid`.
     pub sms: u32,
     /// Threads of this process that run blocks.
@@ -91,10 +91,10 @@ pub struct Machine {
     /// Count distinct bytes touched (costs a bitmap per allocation).
     pub footprint: bool,
     /// Output of printf.
-    pub print: Sink,
+    pub print: PrintSink,
 }
 
-impl fmt::Debug for Machine {
+impl fmt::Debug for ExecutorConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Machine").field("sms", &self.sms).field("threads", &self.threads).finish_non_exhaustive()
     }
@@ -102,17 +102,17 @@ impl fmt::Debug for Machine {
 
 /// What came of a launch.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct LaunchOutcome {
     /// The first fault that ended it (of the lowest block among those that were running).
-    pub result: Result<(), Box<Report>>,
+    pub result: Result<(), Box<FaultReport>>,
     /// Faults that did not end it ([`Machine::report_only`]): the first ones of each thread of the emulator.
-    pub warnings: Vec<Report>,
+    pub warnings: Vec<FaultReport>,
     /// How many more there were.
     pub more_warnings: u64,
     /// Instructions executed.
     pub profile: Profile,
     /// Memory traffic, if counted.
-    pub counts: Counts,
+    pub counts: MemoryCounts,
     /// Distinct bytes of global memory read and written, if counted.
     pub footprint: Option<[u64; 2]>,
 }
@@ -128,7 +128,7 @@ pub struct Profile {
 
 impl Profile {
     /// Zeros for a module.
-    pub fn new(code: &Code) -> Self {
+    pub fn new(code: &DecodedModule) -> Self {
         Self { warps: vec![0; code.insts.len()], lanes: vec![0; code.insts.len()] }
     }
 

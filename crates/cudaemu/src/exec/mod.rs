@@ -8,8 +8,8 @@ mod barrier;
 mod block;
 mod builtins;
 mod calls;
+mod divergence;
 mod grid;
-mod groups;
 mod launch;
 mod printf;
 mod warp;
@@ -18,7 +18,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use grid::run;
-pub use launch::{Launch, Machine, Outcome, Profile, Sink};
+pub use grid::run_grid;
+pub use launch::{ExecutorConfig, Launch, LaunchOutcome, PrintSink, Profile};
 
 use worker::Worker;

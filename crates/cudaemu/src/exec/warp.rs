@@ -8,14 +8,14 @@
 
 use std::rc::Rc;
 
-use crate::bytecode::{Action, CallSite, Callee, Code, Control, Gather, Inst};
-use crate::fault::{Fault, Kind};
+use crate::bytecode::{Action, CallSite, Callee, Control, Convergence, DecodedModule, Inst};
+use crate::fault::{Fault, FaultKind};
 
 use super::barrier::{Arrival, Barriers};
 use super::builtins;
-use super::calls::{self, Call};
-use super::groups::{Flow, PATIENCE, State, named_lanes};
-use crate::exec_context::Cx;
+use super::calls::{self, CallFrame};
+use super::divergence::{GROUP_SLICE, GroupState, LaneGroups, mask_operand};
+use crate::exec_context::ExecContext;
 
 /// Calls that may be open in a thread beside those that local memory has room for.
 const CALLS: u32 = 1024;
@@ -24,14 +24,14 @@ const CALL_BYTES: u32 = 16;
 
 /// A fault and the instruction that caused it.
 #[derive(Debug)]
-pub(super) struct Stopped {
+pub(super) struct WarpFault {
     pub(super) fault: Box<Fault>,
     pub(super) pc: u32,
 }
 
 /// Where a warp stands after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum WarpStatus {
     /// All lanes have exited.
     Ended,
     /// Every group waits at a barrier of the block.
@@ -41,8 +41,8 @@ pub(super) enum Turn {
 }
 
 /// What the loop shares with the block.
-pub(super) struct Around<'a> {
-    pub(super) code: &'a Code,
+pub(super) struct BlockContext<'a> {
+    pub(super) code: &'a DecodedModule,
     pub(super) barriers: &'a mut Barriers,
     /// Index of the warp in its block.
     pub(super) warp: usize,
@@ -52,29 +52,29 @@ pub(super) struct Around<'a> {
     pub(super) profile: &'a mut super::Profile,
 }
 
-impl Flow {
+impl LaneGroups {
     /// Runs until all groups wait or end, or `budget` warp instructions are used up (which it counts down). With `force`,
     /// lanes that wait for lanes at a barrier of the block wait no longer: that barrier cannot complete.
     pub(super) fn run(
         &mut self,
-        cx: &mut Cx<'_>,
-        around: &mut Around<'_>,
+        cx: &mut ExecContext<'_>,
+        around: &mut BlockContext<'_>,
         budget: &mut u64,
         mut force: bool,
-    ) -> Result<Turn, Stopped> {
+    ) -> Result<WarpStatus, WarpFault> {
         self.release(cx, around);
         loop {
             if self.live == 0 {
-                return Ok(Turn::Ended);
+                return Ok(WarpStatus::Ended);
             }
             let Some(chosen) = self.choose(cx, around, std::mem::take(&mut force)) else {
-                return Ok(Turn::Waiting);
+                return Ok(WarpStatus::Waiting);
             };
             if *budget == 0 {
-                return Ok(Turn::Yielded);
+                return Ok(WarpStatus::Yielded);
             }
             if !self.step(chosen, cx, around, budget)? {
-                return Ok(Turn::Yielded);
+                return Ok(WarpStatus::Yielded);
             }
         }
     }
@@ -83,16 +83,16 @@ impl Flow {
     fn step(
         &mut self,
         chosen: usize,
-        cx: &mut Cx<'_>,
-        around: &mut Around<'_>,
+        cx: &mut ExecContext<'_>,
+        around: &mut BlockContext<'_>,
         budget: &mut u64,
-    ) -> Result<bool, Stopped> {
+    ) -> Result<bool, WarpFault> {
         let code = around.code;
         let mut at = chosen;
         // The next program counter at which another group stands.
-        let mut meeting = self.next_meeting(at);
-        let mut alone = self.groups[at].state == State::Alone;
-        self.groups[at].state = State::Ready;
+        let mut meeting = self.next_reconvergence(at);
+        let mut alone = self.groups[at].state == GroupState::Alone;
+        self.groups[at].state = GroupState::Ready;
         let mut pc = self.groups[at].pc;
         let mut active = self.groups[at].mask;
         cx.frame = self.groups[at].frame;
@@ -104,7 +104,7 @@ impl Flow {
                 at = self.merge(at);
                 active = self.groups[at].mask;
                 cx.active = active;
-                meeting = self.next_meeting(at);
+                meeting = self.next_reconvergence(at);
             }
             let several = self.groups.len() > 1;
             if *budget == 0 {
@@ -115,7 +115,7 @@ impl Flow {
             if several {
                 let group = &mut self.groups[at];
                 group.used += 1;
-                if group.used.is_multiple_of(PATIENCE) {
+                if group.used.is_multiple_of(GROUP_SLICE) {
                     // Its patience is used up: the next instruction is run when it is chosen again.
                     group.pc = pc;
                     return Ok(true);
@@ -132,13 +132,13 @@ impl Flow {
             cx.clock += 1;
             cx.line = inst.line;
             cx.padding = inst.args.padding;
-            if several && !alone && inst.gather != Gather::None && self.must_wait(inst, active, cx.regs) {
+            if several && !alone && inst.convergence != Convergence::None && self.must_wait(inst, active, cx.regs) {
                 self.groups[at].pc = pc;
-                self.groups[at].state = State::Gathering;
+                self.groups[at].state = GroupState::Converging;
                 return Ok(true);
             }
             alone = false;
-            let stopped = |fault| Stopped { fault, pc };
+            let stopped = |fault| WarpFault { fault, pc };
             let control = match &inst.action {
                 Action::Compute(compute) => {
                     compute(cx.regs, &inst.args, mask);
@@ -159,7 +159,7 @@ impl Flow {
                 pc = *target;
                 if several {
                     self.groups[at].pc = pc;
-                    meeting = self.next_meeting(at);
+                    meeting = self.next_reconvergence(at);
                 }
                 continue;
             }
@@ -171,7 +171,7 @@ impl Flow {
             active = self.groups[at].mask;
             cx.active = active;
             cx.frame = self.groups[at].frame;
-            meeting = self.next_meeting(at);
+            meeting = self.next_reconvergence(at);
         }
     }
 
@@ -182,13 +182,13 @@ impl Flow {
         control: &Control,
         inst: &Inst,
         mask: u32,
-        cx: &mut Cx<'_>,
-        around: &mut Around<'_>,
+        cx: &mut ExecContext<'_>,
+        around: &mut BlockContext<'_>,
     ) -> Result<bool, Box<Fault>> {
         let (pc, active) = (self.groups[at].pc, self.groups[at].mask);
         match control {
             Control::Branch(target) => {
-                let taken = self.part(at, mask);
+                let taken = self.split(at, mask);
                 self.groups[at].pc += 1;
                 self.groups[taken].pc = *target;
                 Ok(false)
@@ -201,9 +201,9 @@ impl Flow {
                     let same = (0..32).filter(|&l| indices[l] == indices[lane]).fold(0, |m, l| m | 1 << l) & left;
                     let Some(&target) = targets.get(indices[lane] as usize) else {
                         let text = format!("brx.idx with index {} of {} targets", indices[lane], targets.len());
-                        return Err(Fault::new(Kind::InvalidValue(text), lane));
+                        return Err(Fault::new(FaultKind::InvalidValue(text), lane));
                     };
-                    let taken = self.part(at, same);
+                    let taken = self.split(at, same);
                     self.groups[taken].pc = target;
                     left &= !same;
                 }
@@ -215,7 +215,7 @@ impl Flow {
             Control::Call(site) => self.call(at, site, mask, cx, around),
             Control::Return if self.groups[at].stack.is_some() => {
                 if mask != active {
-                    let rest = self.part(at, active & !mask);
+                    let rest = self.split(at, active & !mask);
                     self.groups[rest].pc += 1;
                 }
                 self.give_back(at, mask, cx, around)?;
@@ -224,7 +224,7 @@ impl Flow {
             Control::Return | Control::Exit => {
                 self.live &= !mask;
                 cx.live = self.live;
-                self.leave(at, mask);
+                self.remove_exited(at, mask);
                 around.barriers.exited(around.warp, mask);
                 if self.live == 0 {
                     cx.shared.exit(cx.warp);
@@ -239,8 +239,8 @@ impl Flow {
                     self.release(cx, around);
                     return Ok(true);
                 }
-                let waiting = self.part(at, mask);
-                self.groups[waiting].state = State::Barrier;
+                let waiting = self.split(at, mask);
+                self.groups[waiting].state = GroupState::Barrier;
                 if waiting != at {
                     self.groups[at].pc = pc + 1;
                 }
@@ -248,11 +248,11 @@ impl Flow {
                 Ok(false)
             }
             Control::WarpSync => {
-                let named = named_lanes(cx.regs, inst.args.s[0], mask);
+                let named = mask_operand(cx.regs, inst.args.s[0], mask);
                 let missing = named & self.live & !mask;
                 if missing != 0 {
                     let text = format!("bar.warp.sync waits for lanes {missing:#010x}, which cannot come");
-                    cx.report_kind(Kind::InactiveLane(text), mask.trailing_zeros() as usize)?;
+                    cx.report_kind(FaultKind::InactiveLane(text), mask.trailing_zeros() as usize)?;
                 }
                 cx.shared.warp_sync(cx.warp, mask, self.live);
                 self.groups[at].pc = pc + 1;
@@ -261,7 +261,7 @@ impl Flow {
             Control::Yield => {
                 self.groups[at].pc = pc + 1;
                 if self.groups.len() > 1 {
-                    self.groups[at].used = (self.groups[at].used / PATIENCE + 1) * PATIENCE;
+                    self.groups[at].used = (self.groups[at].used / GROUP_SLICE + 1) * GROUP_SLICE;
                 }
                 Ok(false)
             }
@@ -273,8 +273,8 @@ impl Flow {
         at: usize,
         site: &CallSite,
         mut mask: u32,
-        cx: &mut Cx<'_>,
-        around: &mut Around<'_>,
+        cx: &mut ExecContext<'_>,
+        around: &mut BlockContext<'_>,
     ) -> Result<bool, Box<Fault>> {
         let (active, wanted) = (self.groups[at].mask, mask);
         let callee = match &site.callee {
@@ -291,7 +291,7 @@ impl Flow {
                 return Ok(true);
             }
         };
-        let called = self.part(at, mask);
+        let called = self.split(at, mask);
         if called != at && active & !mask & wanted == 0 {
             self.groups[at].pc += 1;
         }
@@ -301,13 +301,13 @@ impl Flow {
         let frame = group.frame + caller.frame_bytes;
         let full = frame.checked_add(function.frame_bytes).is_none_or(|end| end > around.local_bytes);
         if full || group.depth >= CALLS + around.local_bytes / CALL_BYTES {
-            return Err(Fault::new(Kind::StackOverflow, mask.trailing_zeros() as usize));
+            return Err(Fault::new(FaultKind::StackOverflow, mask.trailing_zeros() as usize));
         }
-        let saved = if caller.recursive { calls::save(cx.regs, &caller.own) } else { Vec::new() };
-        cx.local.enter(frame, function.frame_bytes, mask);
-        calls::pass(&site.args, group.frame, &function.params, frame, mask, cx)?;
+        let saved = if caller.recursive { calls::save(cx.regs, &caller.own_registers) } else { Vec::new() };
+        cx.local.enter_frame(frame, function.frame_bytes, mask);
+        calls::pass_args(&site.args, group.frame, &function.params, frame, mask, cx)?;
         let call =
-            Call { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
+            CallFrame { pc: group.pc, frame: group.frame, function: group.function, saved, parent: group.stack.take() };
         group.stack = Some(Rc::new(call));
         group.depth += 1;
         group.frame = frame;
@@ -317,14 +317,20 @@ impl Flow {
     }
 
     /// `ret` of the lanes in `mask`: results to the caller, whose frame is theirs again.
-    fn give_back(&mut self, at: usize, mask: u32, cx: &mut Cx<'_>, around: &Around<'_>) -> Result<(), Box<Fault>> {
+    fn give_back(
+        &mut self,
+        at: usize,
+        mask: u32,
+        cx: &mut ExecContext<'_>,
+        around: &BlockContext<'_>,
+    ) -> Result<(), Box<Fault>> {
         let group = &mut self.groups[at];
         let Some(call) = group.stack.take() else { return Ok(()) };
         let function = &around.code.functions[group.function as usize];
         let results = calls::results(&function.returns, group.frame, cx);
         calls::restore(cx.regs, &call.saved, mask);
         if let Action::Control(Control::Call(site)) = &around.code.insts[call.pc as usize].action {
-            calls::take(&site.returns, call.frame, &results, mask, cx)?;
+            calls::write_results(&site.returns, call.frame, &results, mask, cx)?;
         }
         group.pc = call.pc + 1;
         group.frame = call.frame;

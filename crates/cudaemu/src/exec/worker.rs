@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::fault::Fault;
-use crate::mem::{Footprint, View};
+use crate::mem::{Footprint, MemorySnapshot};
 
-use super::launch::{Launch, Machine, Sink};
-use crate::exec_context::{AsyncCopies, Console, Counts, Cx, Global, Local, Registers, Shared};
+use super::launch::{ExecutorConfig, Launch, PrintSink};
+use crate::exec_context::{AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
 
 /// Warnings of one launch that a thread keeps: a kernel that is wrong everywhere says so often enough.
 const WARNINGS: u64 = 64;
@@ -23,7 +23,7 @@ pub(super) struct Warning {
 #[derive(Debug)]
 pub(super) struct Worker {
     global: Global,
-    counts: Counts,
+    counts: MemoryCounts,
     desk: Desk,
 }
 
@@ -33,7 +33,7 @@ struct Desk {
     warnings: Vec<Warning>,
     /// Warnings of this launch so far.
     count: u64,
-    print: Sink,
+    print: PrintSink,
 }
 
 impl std::fmt::Debug for Desk {
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Desk {
     }
 }
 
-impl Console for Desk {
+impl DiagnosticSink for Desk {
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>> {
         if !self.report_only {
             return Err(fault);
@@ -60,7 +60,7 @@ impl Console for Desk {
 }
 
 /// What belongs to the warp that runs.
-pub(super) struct Running<'a> {
+pub(super) struct RunningWarp<'a> {
     pub(super) regs: &'a mut Registers,
     pub(super) local: &'a mut Local,
     pub(super) copies: &'a mut AsyncCopies,
@@ -71,11 +71,16 @@ pub(super) struct Running<'a> {
 }
 
 impl Worker {
-    pub(super) fn new(launch: &Launch, view: &Arc<View>, machine: &Machine, footprint: Option<Arc<Footprint>>) -> Self {
+    pub(super) fn new(
+        launch: &Launch,
+        view: &Arc<MemorySnapshot>,
+        machine: &ExecutorConfig,
+        footprint: Option<Arc<Footprint>>,
+    ) -> Self {
         let counting = machine.counting;
         Self {
             global: Global::new(view.clone(), launch.device, launch.peers, counting, footprint),
-            counts: Counts::default(),
+            counts: MemoryCounts::default(),
             desk: Desk {
                 report_only: machine.report_only,
                 warnings: Vec::new(),
@@ -86,9 +91,9 @@ impl Worker {
     }
 
     /// The context for a turn of a warp.
-    pub(super) fn cx<'a>(&'a mut self, launch: &'a Launch, running: Running<'a>) -> Cx<'a> {
-        let Running { regs, local, copies, shared, warp, block, clock } = running;
-        Cx {
+    pub(super) fn exec_context<'a>(&'a mut self, launch: &'a Launch, running: RunningWarp<'a>) -> ExecContext<'a> {
+        let RunningWarp { regs, local, copies, shared, warp, block, clock } = running;
+        ExecContext {
             regs,
             active: 0,
             live: 0,
@@ -120,7 +125,7 @@ impl Worker {
     }
 
     /// What was counted.
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &MemoryCounts {
         &self.counts
     }
 }

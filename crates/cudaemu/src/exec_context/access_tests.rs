@@ -1,8 +1,8 @@
 //! Each check of the memories that is not of shared memory alone, with its clean twin; and fast paths against a plain model.
 
-use super::rig::{Rig, name, strided};
-use super::{Addresses, Global, LANES, Lanes, Window, window};
-use crate::fault::{Fault, Kind, Memory};
+use super::fixture::{Fixture, fault_name, strided};
+use super::{Addresses, Global, LANES, Lanes, StateSpace, window};
+use crate::fault::{Fault, FaultKind, MemorySpace};
 use crate::mem::Footprint;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ const ALL: u32 = u32::MAX;
 #[test]
 fn global_accesses_are_checked() {
     // Half of the allocation is written.
-    let (mut rig, (base, freed, other, constant)) = Rig::new(0, 1, |space| {
+    let (mut rig, (base, freed, other, constant)) = Fixture::new(0, 1, |space| {
         let alloc = |device| space.alloc(device, 4096, "cuMemAlloc").expect("memory").base();
         let (base, freed, other) = (alloc(0), alloc(0), alloc(1));
         let constant = space.alloc_constant(0, 4096, "cuModuleLoad").expect("memory").base();
@@ -47,38 +47,38 @@ fn global_accesses_are_checked() {
     ];
     for (what, first, step, mask, write, wanted) in cases {
         let at = strided(first, step);
-        let mut cx = rig.cx(0, 1);
+        let mut cx = rig.context(0, 1);
         let result = if write {
-            cx.store(Window::Global, &at, &[[1; 4]; LANES], mask)
+            cx.store(StateSpace::Global, &at, &[[1; 4]; LANES], mask)
         } else {
-            cx.load::<4>(Window::Global, &at, mask).map(|_| ())
+            cx.load::<4>(StateSpace::Global, &at, mask).map(|_| ())
         };
-        assert_eq!(name(&result), wanted, "{what}");
+        assert_eq!(fault_name(&result), wanted, "{what}");
         if let Err(fault) = result {
             let access = fault.access.expect("an access");
             assert_eq!((access.address, access.bytes), (at[usize::from(fault.lane)], 4), "{what}");
         }
     }
     rig.global = Global::new(rig.space.snapshot(), 0, 1 << 1, true, None);
-    rig.cx(0, 1).load::<4>(Window::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
+    rig.context(0, 1).load::<4>(StateSpace::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
     // Freed while the launch runs: the view it started with must not help.
     let base_again = strided(base, 4);
-    rig.cx(0, 1).load::<4>(Window::Global, &base_again, ALL).expect("still there");
+    rig.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL).expect("still there");
     rig.space.free(base).expect("freed");
-    let result = rig.cx(0, 1).load::<4>(Window::Global, &base_again, ALL);
-    assert_eq!(name(&result), "UseAfterFree 0");
+    let result = rig.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL);
+    assert_eq!(fault_name(&result), "UseAfterFree 0");
 }
 
 #[test]
 fn reports_do_not_stop_where_asked_not_to() {
-    let (mut rig, base) = Rig::new(64, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    let (mut rig, base) = Fixture::new(64, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
     rig.log.go_on = true;
-    let mut cx = rig.cx(0, 1);
-    cx.load::<4>(Window::Global, &strided(base, 4), ALL).expect("goes on");
-    cx.load::<4>(Window::Shared, &strided(0, 0), ALL).expect("goes on");
-    cx.load::<4>(Window::Local, &strided(0, 0), ALL).expect("goes on");
-    assert!(cx.load::<4>(Window::Global, &strided(base + 256, 4), ALL).is_err(), "hardware would not");
-    assert!(rig.log.faults.iter().all(|fault| fault.kind == Kind::Uninitialised));
+    let mut cx = rig.context(0, 1);
+    cx.load::<4>(StateSpace::Global, &strided(base, 4), ALL).expect("goes on");
+    cx.load::<4>(StateSpace::Shared, &strided(0, 0), ALL).expect("goes on");
+    cx.load::<4>(StateSpace::Local, &strided(0, 0), ALL).expect("goes on");
+    assert!(cx.load::<4>(StateSpace::Global, &strided(base + 256, 4), ALL).is_err(), "hardware would not");
+    assert!(rig.log.faults.iter().all(|fault| fault.kind == FaultKind::Uninitialised));
     assert!(rig.log.faults.len() >= 3);
 }
 
@@ -89,7 +89,7 @@ fn fast_paths_agree_with_a_model() {
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..60 {
         let (mut rig, base) =
-            Rig::new(0, 1, |space| space.alloc(0, BYTES as u64, "cuMemAlloc").expect("memory").base());
+            Fixture::new(0, 1, |space| space.alloc(0, BYTES as u64, "cuMemAlloc").expect("memory").base());
         let mut model: Vec<Option<u8>> = vec![None; BYTES];
         if round % 3 == 0 {
             rig.space.snapshot().write(base, &[5; BYTES]).expect("inside");
@@ -115,7 +115,7 @@ fn fast_paths_agree_with_a_model() {
 
 fn one<const N: usize>(
     rng: &mut fastrand::Rng,
-    rig: &mut Rig,
+    rig: &mut Fixture,
     base: u64,
     model: &mut [Option<u8>],
     touched: &mut [Vec<bool>; 2],
@@ -151,14 +151,14 @@ fn one<const N: usize>(
     if read && what != 2 || atomic {
         let result = if atomic {
             // With lanes at one address the first one's write makes the others' bytes known.
-            rig.cx(0, 1).update::<N>(Window::Generic, &addresses, mask, &mut |lane, old| {
+            rig.context(0, 1).update::<N>(StateSpace::Generic, &addresses, mask, &mut |lane, old| {
                 std::array::from_fn(|i| old[i].wrapping_add(values[lane][i]))
             })
         } else {
-            rig.cx(0, 1).load::<N>(Window::Global, &addresses, mask)
+            rig.context(0, 1).load::<N>(StateSpace::Global, &addresses, mask)
         };
         if let Some(lane) = missing {
-            assert_eq!(name(&result), format!("Uninitialised {lane}"));
+            assert_eq!(fault_name(&result), format!("Uninitialised {lane}"));
             // Lanes before it were done; that much the model cannot say: forget it by writing all.
             rig.space.snapshot().write(base, &[5; 1024]).expect("inside");
             model.fill(Some(5));
@@ -179,7 +179,7 @@ fn one<const N: usize>(
             }
         }
     } else if write {
-        rig.cx(0, 1).store(Window::Generic, &addresses, &values, mask).expect("inside");
+        rig.context(0, 1).store(StateSpace::Generic, &addresses, &values, mask).expect("inside");
         for &lane in &active {
             range(lane).enumerate().for_each(|(i, index)| model[index] = Some(values[lane][i]));
         }
@@ -198,12 +198,12 @@ fn one<const N: usize>(
 
 #[test]
 fn atomics_of_many_threads_add_up() {
-    let (rig, base) = Rig::new(0, 1, |space| {
+    let (rig, base) = Fixture::new(0, 1, |space| {
         let base = space.alloc(0, 64, "cuMemAlloc").expect("memory").base();
         space.snapshot().write(base, &[0; 64]).expect("inside");
         base
     });
-    fn add<const N: usize>(rig: &mut Rig, at: u64) {
+    fn add<const N: usize>(rig: &mut Fixture, at: u64) {
         for _ in 0..200 {
             let add = &mut |_, old: [u8; N]| {
                 let mut wide = [0; 16];
@@ -211,14 +211,14 @@ fn atomics_of_many_threads_add_up() {
                 let sum = (u128::from_le_bytes(wide) + 1).to_le_bytes();
                 std::array::from_fn(|i| sum[i])
             };
-            rig.cx(0, 1).update::<N>(Window::Global, &strided(at, 0), ALL, add).expect("inside");
+            rig.context(0, 1).update::<N>(StateSpace::Global, &strided(at, 0), ALL, add).expect("inside");
         }
     }
     let space = rig.space.clone();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let (mut rig, ()) = Rig::new(0, 1, |_| ());
+                let (mut rig, ()) = Fixture::new(0, 1, |_| ());
                 rig.global = Global::new(space.snapshot(), 0, 0, false, None);
                 add::<2>(&mut rig, base);
                 add::<4>(&mut rig, base + 4);
@@ -239,18 +239,20 @@ fn atomics_of_many_threads_add_up() {
 /// The first five bytes of every eight are written: a load that uses no others is good, and says nothing of those it does use.
 #[test]
 fn padding_need_not_be_written() {
-    let (mut rig, base) = Rig::new(512, 1, |space| {
+    let (mut rig, base) = Fixture::new(512, 1, |space| {
         let base = space.alloc(0, 256, "cuMemAlloc").expect("memory").base();
         (0..LANES as u64).for_each(|i| space.snapshot().write(base + 8 * i, &[7; 5]).expect("inside"));
         base
     });
     let first = |start| strided(start, 8);
-    for (window, start) in [(Window::Shared, 0), (Window::Local, 0)] {
-        let mut cx = rig.cx(0, 1);
+    for (window, start) in [(StateSpace::Shared, 0), (StateSpace::Local, 0)] {
+        let mut cx = rig.context(0, 1);
         cx.store(window, &first(start), &[[7; 4]; LANES], ALL).expect("inside");
         cx.store(window, &first(start + 4), &[[7; 1]; LANES], ALL).expect("inside");
     }
-    for (window, start) in [(Window::Global, base), (Window::Generic, base), (Window::Shared, 0), (Window::Local, 0)] {
+    for (window, start) in
+        [(StateSpace::Global, base), (StateSpace::Generic, base), (StateSpace::Shared, 0), (StateSpace::Local, 0)]
+    {
         for (padding, wanted) in [
             (0, "Uninitialised 0"),
             (!0x1f, "ok"),
@@ -259,20 +261,24 @@ fn padding_need_not_be_written() {
             (!1, "ok"),
             (!0x80, "Uninitialised 0"),
         ] {
-            let mut cx = rig.cx(0, 1);
+            let mut cx = rig.context(0, 1);
             cx.padding = padding;
             let result = cx.load::<8>(window, &first(start), ALL);
-            assert_eq!(name(&result), wanted, "{window:?} {padding:#x}");
+            assert_eq!(fault_name(&result), wanted, "{window:?} {padding:#x}");
             let one = cx.load::<1>(window, &first(start + 5), ALL);
-            assert_eq!(name(&one), if padding & 1 != 0 { "ok" } else { "Uninitialised 0" }, "{window:?} {padding:#x}");
+            assert_eq!(
+                fault_name(&one),
+                if padding & 1 != 0 { "ok" } else { "Uninitialised 0" },
+                "{window:?} {padding:#x}"
+            );
         }
     }
 }
 
 #[test]
 fn reports_say_which_memory_and_whether_it_was_read() {
-    let (mut rig, base) = Rig::new(64, 1, |space| space.alloc(0, 64, "cuMemAlloc").expect("memory").base());
-    let mut cx = rig.cx(0, 1);
+    let (mut rig, base) = Fixture::new(64, 1, |space| space.alloc(0, 64, "cuMemAlloc").expect("memory").base());
+    let mut cx = rig.context(0, 1);
     let access = |result: Result<Lanes<[u8; 4]>, Box<Fault>>| {
         let fault = result.expect_err("it is wrong");
         fault.access.map(|access| (access.memory, access.write))
@@ -280,76 +286,79 @@ fn reports_say_which_memory_and_whether_it_was_read() {
     // An atomic reads what it finds.
     let mut add = |_: usize, old: [u8; 4]| old;
     let at = strided(base, 0);
-    assert_eq!(access(cx.update(Window::Global, &at, 1, &mut add)), Some((Memory::Global, false)));
-    assert_eq!(access(cx.update(Window::Shared, &strided(0, 0), 1, &mut add)), Some((Memory::Shared, false)));
+    assert_eq!(access(cx.update(StateSpace::Global, &at, 1, &mut add)), Some((MemorySpace::Global, false)));
+    assert_eq!(access(cx.update(StateSpace::Shared, &strided(0, 0), 1, &mut add)), Some((MemorySpace::Shared, false)));
     let outside = strided(base + 64, 0);
-    assert_eq!(access(cx.update(Window::Global, &outside, 1, &mut add)), Some((Memory::Global, true)));
-    assert_eq!(access(cx.load(Window::Global, &outside, 1)), Some((Memory::Global, false)));
-    assert_eq!(access(cx.load(Window::Const, &outside, 1)), Some((Memory::Const, false)));
+    assert_eq!(access(cx.update(StateSpace::Global, &outside, 1, &mut add)), Some((MemorySpace::Global, true)));
+    assert_eq!(access(cx.load(StateSpace::Global, &outside, 1)), Some((MemorySpace::Global, false)));
+    assert_eq!(access(cx.load(StateSpace::Const, &outside, 1)), Some((MemorySpace::Const, false)));
 }
 
 #[test]
 fn local_memory_is_each_threads_own() {
-    let (mut rig, ()) = Rig::new(0, 1, |_| ());
+    let (mut rig, ()) = Fixture::new(0, 1, |_| ());
     let values: Lanes<[u8; 8]> = std::array::from_fn(|lane| [lane as u8; 8]);
-    let mut cx = rig.cx(0, 1);
-    cx.store(Window::Local, &strided(8, 0), &values, ALL).expect("inside");
-    assert_eq!(cx.load::<8>(Window::Local, &strided(8, 0), ALL).expect("written"), values);
+    let mut cx = rig.context(0, 1);
+    cx.store(StateSpace::Local, &strided(8, 0), &values, ALL).expect("inside");
+    assert_eq!(cx.load::<8>(StateSpace::Local, &strided(8, 0), ALL).expect("written"), values);
     let generic = strided(window::LOCAL + 8, 0);
-    assert_eq!(cx.load::<8>(Window::Generic, &generic, ALL).expect("written"), values);
-    assert_eq!(name(&cx.load::<1>(Window::Local, &strided(16, 0), 2)), "Uninitialised 1");
-    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(10, 0), 2)), "Misaligned 1");
-    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(256, 0), 2)), "OutOfBounds 1");
-    assert_eq!(name(&cx.load::<8>(Window::Local, &strided(u64::MAX - 7, 0), 2)), "OutOfBounds 1");
+    assert_eq!(cx.load::<8>(StateSpace::Generic, &generic, ALL).expect("written"), values);
+    assert_eq!(fault_name(&cx.load::<1>(StateSpace::Local, &strided(16, 0), 2)), "Uninitialised 1");
+    assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(10, 0), 2)), "Misaligned 1");
+    assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(256, 0), 2)), "OutOfBounds 1");
+    assert_eq!(fault_name(&cx.load::<8>(StateSpace::Local, &strided(u64::MAX - 7, 0), 2)), "OutOfBounds 1");
     assert_eq!(cx.counts.local_written.bytes, 256);
     // A call's frame is new, its argument is passed with what is known of it.
-    rig.local.pass(3, 8, 12, 8).expect("inside");
-    rig.local.enter(8, 4, ALL);
-    let mut cx = rig.cx(0, 1);
-    assert_eq!(name(&cx.load::<4>(Window::Local, &strided(8, 0), ALL)), "Uninitialised 0");
-    assert_eq!(cx.load::<8>(Window::Local, &strided(16, 0), 8).map(|_| ()).map_err(|f| f.lane), Err(3));
-    assert_eq!(cx.load::<4>(Window::Local, &strided(16, 0), 8).expect("passed")[3], [3; 4]);
+    rig.local.copy_param(3, 8, 12, 8).expect("inside");
+    rig.local.enter_frame(8, 4, ALL);
+    let mut cx = rig.context(0, 1);
+    assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(8, 0), ALL)), "Uninitialised 0");
+    assert_eq!(cx.load::<8>(StateSpace::Local, &strided(16, 0), 8).map(|_| ()).map_err(|f| f.lane), Err(3));
+    assert_eq!(cx.load::<4>(StateSpace::Local, &strided(16, 0), 8).expect("passed")[3], [3; 4]);
     rig.local.poke(0, 100, &[1, 2]).expect("inside");
     let mut out = [0; 2];
     rig.local.peek(0, 100, &mut out).expect("inside");
     assert_eq!(out, [1, 2]);
     assert!(rig.local.peek(0, 255, &mut out).is_err());
     rig.local.reset();
-    assert_eq!(name(&rig.cx(0, 1).load::<1>(Window::Local, &strided(100, 0), 1)), "Uninitialised 0");
+    assert_eq!(fault_name(&rig.context(0, 1).load::<1>(StateSpace::Local, &strided(100, 0), 1)), "Uninitialised 0");
 }
 
 #[test]
 fn parameters_are_read_only() {
-    let (mut rig, ()) = Rig::new(0, 1, |_| ());
-    let mut cx = rig.cx(0, 1);
-    assert_eq!(cx.load::<4>(Window::Param, &strided(8, 0), ALL).expect("inside"), [[8, 9, 10, 11]; LANES]);
-    let each = cx.load::<2>(Window::Param, &strided(0, 2), ALL).expect("inside");
+    let (mut rig, ()) = Fixture::new(0, 1, |_| ());
+    let mut cx = rig.context(0, 1);
+    assert_eq!(cx.load::<4>(StateSpace::Param, &strided(8, 0), ALL).expect("inside"), [[8, 9, 10, 11]; LANES]);
+    let each = cx.load::<2>(StateSpace::Param, &strided(0, 2), ALL).expect("inside");
     assert_eq!(each[31], [62, 63]);
-    assert_eq!(name(&cx.load::<2>(Window::Param, &strided(2, 2), ALL)), "OutOfBounds 31");
-    assert_eq!(name(&cx.load::<8>(Window::Param, &strided(4, 0), ALL)), "Misaligned 0");
-    assert_eq!(name(&cx.store(Window::Param, &strided(0, 0), &[[0; 4]; LANES], 4)), "NotAccessible 2");
-    assert_eq!(name(&cx.store(Window::Generic, &strided(window::PARAM, 0), &[[0; 4]; LANES], 4)), "NotAccessible 2");
+    assert_eq!(fault_name(&cx.load::<2>(StateSpace::Param, &strided(2, 2), ALL)), "OutOfBounds 31");
+    assert_eq!(fault_name(&cx.load::<8>(StateSpace::Param, &strided(4, 0), ALL)), "Misaligned 0");
+    assert_eq!(fault_name(&cx.store(StateSpace::Param, &strided(0, 0), &[[0; 4]; LANES], 4)), "NotAccessible 2");
+    assert_eq!(
+        fault_name(&cx.store(StateSpace::Generic, &strided(window::PARAM, 0), &[[0; 4]; LANES], 4)),
+        "NotAccessible 2"
+    );
 }
 
 #[test]
 fn generic_addresses_may_lie_in_different_windows() {
-    let (mut rig, base) = Rig::new(256, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    let (mut rig, base) = Fixture::new(256, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
     let starts = [base, window::SHARED, window::LOCAL];
     let at: Addresses = std::array::from_fn(|lane| starts[lane % 3] + 4 * lane as u64);
     let values: Lanes<[u8; 4]> = std::array::from_fn(|lane| [lane as u8; 4]);
-    let mut cx = rig.cx(0, 1);
-    cx.store(Window::Generic, &at, &values, ALL).expect("inside");
-    assert_eq!(cx.load::<4>(Window::Generic, &at, ALL).expect("written"), values);
-    let shared = cx.load::<4>(Window::Shared, &strided(0, 4), 2).expect("written");
+    let mut cx = rig.context(0, 1);
+    cx.store(StateSpace::Generic, &at, &values, ALL).expect("inside");
+    assert_eq!(cx.load::<4>(StateSpace::Generic, &at, ALL).expect("written"), values);
+    let shared = cx.load::<4>(StateSpace::Shared, &strided(0, 4), 2).expect("written");
     assert_eq!(shared[1], [1; 4]);
     let plus = &mut |_, old: [u8; 4]| old.map(|byte| byte + 1);
-    assert_eq!(cx.update(Window::Generic, &at, ALL, plus).expect("written"), values);
-    assert_eq!(cx.load::<4>(Window::Generic, &at, ALL).expect("written"), values.map(|v| v.map(|byte| byte + 1)));
+    assert_eq!(cx.update(StateSpace::Generic, &at, ALL, plus).expect("written"), values);
+    assert_eq!(cx.load::<4>(StateSpace::Generic, &at, ALL).expect("written"), values.map(|v| v.map(|byte| byte + 1)));
 }
 
 /// A rig with 512 written bytes (each its index) and 128 that are not, at the base.
-fn copies() -> (Rig, u64) {
-    Rig::new(4096, 2, |space| {
+fn copies() -> (Fixture, u64) {
+    Fixture::new(4096, 2, |space| {
         let base = space.alloc(0, 640, "cuMemAlloc").expect("memory").base();
         let bytes: Vec<u8> = (0..512).map(|i| i as u8).collect();
         space.snapshot().write(base, &bytes).expect("inside");
@@ -360,48 +369,52 @@ fn copies() -> (Rig, u64) {
 #[test]
 fn asynchronous_copies_arrive_when_waited_for() {
     let (mut rig, base) = copies();
-    let mut cx = rig.cx(0, 7);
+    let mut cx = rig.context(0, 7);
     cx.copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
     cx.commit_async(ALL);
     cx.copy_async(&strided(512, 16), &strided(base, 16), 16, &[4; LANES], ALL).expect("started");
     cx.commit_async(ALL);
-    let result = cx.load::<4>(Window::Shared, &strided(0, 4), ALL);
+    let result = cx.load::<4>(StateSpace::Shared, &strided(0, 4), ALL);
     let Err(fault) = &result else { panic!("read before it was waited for") };
     assert!(fault.kind.to_string().contains("started at PTX line 7"), "{}", fault.kind);
-    assert_eq!(name(&cx.store(Window::Shared, &strided(0, 4), &[[0; 4]; LANES], 1)), "PendingCopy 0");
+    assert_eq!(fault_name(&cx.store(StateSpace::Shared, &strided(0, 4), &[[0; 4]; LANES], 1)), "PendingCopy 0");
     // The source is read as late as allowed.
     rig.space.snapshot().write(base, &[99; 4]).expect("inside");
-    let mut cx = rig.cx(0, 8);
+    let mut cx = rig.context(0, 8);
     cx.wait_async(Some(1), ALL).expect("one group");
-    let got = cx.load::<16>(Window::Shared, &strided(0, 16), ALL).expect("it arrived");
+    let got = cx.load::<16>(StateSpace::Shared, &strided(0, 16), ALL).expect("it arrived");
     assert_eq!((got[0][..5].to_vec(), got[1][0]), (vec![99, 99, 99, 99, 4], 16));
-    assert_eq!(name(&cx.load::<4>(Window::Shared, &strided(512, 0), 1)), "PendingCopy 0");
+    assert_eq!(fault_name(&cx.load::<4>(StateSpace::Shared, &strided(512, 0), 1)), "PendingCopy 0");
     cx.wait_async(Some(0), ALL).expect("the other");
-    let got = cx.load::<16>(Window::Shared, &strided(512, 16), 2).expect("it arrived");
+    let got = cx.load::<16>(StateSpace::Shared, &strided(512, 16), 2).expect("it arrived");
     assert_eq!(got[1][..6], [16, 17, 18, 19, 0, 0], "the rest is zeros");
-    assert_eq!(name(&rig.cx(1, 9).load::<4>(Window::Shared, &strided(0, 0), 1)), "Race 0");
+    assert_eq!(fault_name(&rig.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 0), 1)), "Race 0");
     rig.shared.barrier(3);
-    rig.cx(1, 9).load::<4>(Window::Shared, &strided(0, 4), ALL).expect("after a barrier");
+    rig.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 4), ALL).expect("after a barrier");
 }
 
 #[test]
 fn groups_are_each_lanes_own() {
     let (mut rig, base) = copies();
-    let mut cx = rig.cx(0, 1);
+    let mut cx = rig.context(0, 1);
     cx.copy_async(&strided(0, 4), &strided(base, 4), 4, &[4; LANES], 3).expect("started");
     cx.commit_async(1);
     cx.wait_async(Some(0), ALL).expect("lane 0's group");
-    cx.load::<4>(Window::Shared, &strided(0, 4), 1).expect("lane 0's copy arrived");
-    assert_eq!(name(&cx.load::<4>(Window::Shared, &strided(0, 4), 2)), "PendingCopy 1", "lane 1 has not committed");
+    cx.load::<4>(StateSpace::Shared, &strided(0, 4), 1).expect("lane 0's copy arrived");
+    assert_eq!(
+        fault_name(&cx.load::<4>(StateSpace::Shared, &strided(0, 4), 2)),
+        "PendingCopy 1",
+        "lane 1 has not committed"
+    );
     cx.wait_async(None, ALL).expect("all, committed or not");
-    cx.load::<4>(Window::Shared, &strided(0, 4), 2).expect("lane 1's copy arrived");
+    cx.load::<4>(StateSpace::Shared, &strided(0, 4), 2).expect("lane 1's copy arrived");
 }
 
 #[test]
 fn asynchronous_copies_are_checked() {
     let (mut rig, base) = copies();
     let mut start = |to: u64, from: u64, size: u32, bytes: u32| {
-        name(&rig.cx(0, 1).copy_async(&strided(to, 16), &strided(base + from, 16), size, &[bytes; LANES], 1))
+        fault_name(&rig.context(0, 1).copy_async(&strided(to, 16), &strided(base + from, 16), size, &[bytes; LANES], 1))
     };
     // (to, from, size, bytes read, result)
     let cases = [
@@ -419,34 +432,35 @@ fn asynchronous_copies_are_checked() {
         assert_eq!(start(to, from, size, bytes), wanted, "{to} {from} {size} {bytes}");
     }
     // Another warp still reads the buffer that is to be filled again.
-    let mut cx = rig.cx(0, 1);
-    cx.store(Window::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
+    let mut cx = rig.context(0, 1);
+    cx.store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
     rig.shared.barrier(3);
-    rig.cx(1, 2).load::<4>(Window::Shared, &strided(1024, 4), ALL).expect("after a barrier");
-    let refill =
-        |rig: &mut Rig| name(&rig.cx(0, 3).copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], 1));
+    rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(1024, 4), ALL).expect("after a barrier");
+    let refill = |rig: &mut Fixture| {
+        fault_name(&rig.context(0, 3).copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], 1))
+    };
     assert_eq!(refill(&mut rig), "Race 0");
     let (mut rig, base) = copies();
-    rig.cx(1, 2).store(Window::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
+    rig.context(1, 2).store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
     rig.shared.barrier(3);
-    let mut cx = rig.cx(0, 3);
+    let mut cx = rig.context(0, 3);
     cx.copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("after a barrier");
     // Freed before it is waited for.
     rig.space.free(base).expect("freed");
-    assert_eq!(name(&rig.cx(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
+    assert_eq!(fault_name(&rig.context(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
 }
 
 #[test]
 fn copies_never_waited_for_never_arrive() {
     let (mut rig, base) = copies();
-    rig.cx(0, 1).copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
+    rig.context(0, 1).copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
     rig.copies[0].reset();
     rig.shared.barrier(3);
-    assert_eq!(name(&rig.cx(1, 2).load::<4>(Window::Shared, &strided(0, 4), ALL)), "PendingCopy 0");
+    assert_eq!(fault_name(&rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "PendingCopy 0");
     rig.shared.reset();
-    assert_eq!(name(&rig.cx(1, 2).load::<4>(Window::Shared, &strided(0, 4), ALL)), "Uninitialised 0");
-    rig.cx(1, 2)
-        .store(Window::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
+    assert_eq!(fault_name(&rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "Uninitialised 0");
+    rig.context(1, 2)
+        .store(StateSpace::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
         .expect("the next block knows nothing of it");
 }
 
@@ -456,8 +470,8 @@ fn a_footprint_counts_each_byte_once() {
     rig.footprint = Arc::new(Footprint::new(rig.space.snapshot()));
     rig.global = Global::new(rig.space.snapshot(), 0, 0, true, Some(rig.footprint.clone()));
     for _ in 0..3 {
-        rig.cx(0, 1).load::<4>(Window::Global, &strided(base, 8), ALL).expect("inside");
-        rig.cx(0, 1).store(Window::Global, &strided(base, 2), &[[0; 2]; LANES], ALL).expect("inside");
+        rig.context(0, 1).load::<4>(StateSpace::Global, &strided(base, 8), ALL).expect("inside");
+        rig.context(0, 1).store(StateSpace::Global, &strided(base, 2), &[[0; 2]; LANES], ALL).expect("inside");
     }
     assert_eq!((rig.footprint.read_bytes(), rig.footprint.written_bytes()), (128, 64));
     assert_eq!((rig.counts.global_read.bytes, rig.counts.global_read.sectors), (384, 3 * 256 / 32));

@@ -3,9 +3,9 @@
 //! Until then the target bytes are *pending*: whoever touches them, the thread that copies included, is told. What is
 //! never waited for is never copied. PTX ISA, "Data movement and conversion: asynchronous copy".
 
-use crate::fault::{Access, Fault, Kind, Memory};
+use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
-use super::{Addresses, Env, Global, LANES, Lanes, Shared, lanes};
+use super::{AccessEnv, Addresses, Global, LANES, Lanes, Shared, lanes};
 
 /// The most bytes that one copy has.
 const MOST: usize = 16;
@@ -51,28 +51,28 @@ impl AsyncCopies {
         size: u32,
         bytes: &Lanes<u32>,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         if !matches!(size, 4 | 8 | 16) {
             let lane = mask.trailing_zeros() as usize & 31;
             return Err(Fault::new(
-                Kind::InvalidValue(format!("cp.async of {size} bytes; it may be 4, 8 or 16")),
+                FaultKind::InvalidValue(format!("cp.async of {size} bytes; it may be 4, 8 or 16")),
                 lane,
             ));
         }
         let mut reported = false;
         for lane in lanes(mask) {
             let length = bytes[lane].min(size);
-            let source = Access { memory: Memory::Global, address: from[lane], bytes: length, write: false };
+            let source = FaultAccess { memory: MemorySpace::Global, address: from[lane], bytes: length, write: false };
             let fault = |kind| Fault::access(kind, lane, source);
             if !from[lane].is_multiple_of(u64::from(size)) {
-                return Err(fault(Kind::Misaligned));
+                return Err(fault(FaultKind::Misaligned));
             }
             if length > 0 && !global.check_source(from[lane], u64::from(length)).map_err(fault)? && !reported {
-                env.report(fault(Kind::Uninitialised))?;
+                env.report(fault(FaultKind::Uninitialised))?;
                 reported = true;
             }
-            let target = shared.expect(to[lane], size, lane, env)?;
+            let target = shared.begin_async_write(to[lane], size, lane, env)?;
             self.waiting.push(Copy {
                 lane: lane as u8,
                 size: size as u8,
@@ -99,7 +99,7 @@ impl AsyncCopies {
         shared: &mut Shared,
         pending: Option<u32>,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         let open = self.open;
         let due = |copy: &Copy| {
@@ -118,11 +118,12 @@ impl AsyncCopies {
             let mut data = [0; MOST];
             let length = u32::from(copy.bytes);
             if length > 0 {
-                let source = Access { memory: Memory::Global, address: copy.from, bytes: length, write: false };
+                let source =
+                    FaultAccess { memory: MemorySpace::Global, address: copy.from, bytes: length, write: false };
                 let fault = |kind| Fault::access(kind, usize::from(copy.lane), source);
                 global.read_source(copy.from, &mut data[..usize::from(copy.bytes)]).map_err(fault)?;
             }
-            shared.arrived(copy.to, &data[..usize::from(copy.size)], usize::from(copy.lane), copy.line, env);
+            shared.finish_async_write(copy.to, &data[..usize::from(copy.size)], usize::from(copy.lane), copy.line, env);
         }
         self.waiting.truncate(kept);
         Ok(())

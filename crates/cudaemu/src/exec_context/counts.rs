@@ -13,7 +13,7 @@ pub struct Traffic {
 
 /// Memory traffic of a kernel, or of a part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct MemoryCounts {
     /// Global memory, read (atomics count as read and written).
     pub global_read: Traffic,
     /// Global memory, written.
@@ -46,7 +46,7 @@ impl Traffic {
     }
 }
 
-impl Counts {
+impl MemoryCounts {
     /// Adds what another part of the kernel did.
     pub fn add(&mut self, other: &Self) {
         self.global_read.add(&other.global_read);

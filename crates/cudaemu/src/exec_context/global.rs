@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::fault::{Access, Fault, Kind, Memory};
-use crate::mem::{Allocation, AllocationKind, Footprint, Physical, View};
+use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
+use crate::mem::{Allocation, AllocationKind, Footprint, MemorySnapshot, PhysicalMemory};
 
-use super::{Addresses, Env, LANES, Lanes, consecutive, lanes};
+use super::{AccessEnv, Addresses, LANES, Lanes, consecutive, lanes};
 
 /// Allocations that a kernel uses at once, mostly: matrix, vector, result, scales.
 const RECENT: usize = 4;
@@ -13,7 +13,7 @@ const RECENT: usize = 4;
 /// Global memory as one thread of the emulator sees it, for one launch.
 #[derive(Debug)]
 pub struct Global {
-    view: Arc<View>,
+    view: Arc<MemorySnapshot>,
     device: u32,
     peers: u64,
     counting: bool,
@@ -39,7 +39,7 @@ struct Recent {
 /// A range found, ready for use.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    physical: &'a Physical,
+    physical: &'a PhysicalMemory,
     /// Where in the memory.
     at: u64,
     /// Where in the allocation, and its index.
@@ -51,7 +51,7 @@ struct Place<'a> {
 /// One allocation that holds all lanes' bytes.
 #[derive(Clone, Copy)]
 struct Together<'a> {
-    physical: &'a Physical,
+    physical: &'a PhysicalMemory,
     /// Address + shift = where in the memory (wrapping).
     shift: u64,
     /// The allocation's first address, and its index.
@@ -61,13 +61,13 @@ struct Together<'a> {
     same: bool,
 }
 
-fn access<const N: usize>(address: u64, write: bool) -> Access {
-    Access { memory: Memory::Global, address, bytes: N as u32, write }
+fn access<const N: usize>(address: u64, write: bool) -> FaultAccess {
+    FaultAccess { memory: MemorySpace::Global, address, bytes: N as u32, write }
 }
 
 /// Whether all bytes of a load were written but those that it does not use.
 #[cold]
-fn known<const N: usize>(physical: &Physical, at: u64, padding: u32) -> bool {
+fn known<const N: usize>(physical: &PhysicalMemory, at: u64, padding: u32) -> bool {
     let mut used = (0..N as u64).filter(|byte| padding >> byte & 1 == 0);
     physical.is_written(at, N as u64) || padding != 0 && used.all(|byte| physical.is_written(at + byte, 1))
 }
@@ -104,7 +104,13 @@ fn sectors(at: &Addresses, mask: u32) -> u64 {
 impl Global {
     /// The memory that a kernel on `device` sees, with the memory of the devices in the mask `peers` enabled.
     /// `counting`: bytes and sectors are counted; with a footprint, distinct bytes too.
-    pub fn new(view: Arc<View>, device: u32, peers: u64, counting: bool, footprint: Option<Arc<Footprint>>) -> Self {
+    pub fn new(
+        view: Arc<MemorySnapshot>,
+        device: u32,
+        peers: u64,
+        counting: bool,
+        footprint: Option<Arc<Footprint>>,
+    ) -> Self {
         Self { view, device, peers, counting, footprint, recent: Default::default(), oldest: 0 }
     }
 
@@ -136,19 +142,19 @@ impl Global {
 
     /// The place of a range, or why there is none.
     #[inline(always)]
-    fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<Place<'_>, Kind> {
+    fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<Place<'_>, FaultKind> {
         if self.lookup(address, bytes, write).is_none() {
             self.fetch(address, bytes, write)?;
         }
-        let lost = || Kind::Internal(format!("an allocation at {address:#x} was found and lost"));
+        let lost = || FaultKind::Internal(format!("an allocation at {address:#x} was found and lost"));
         self.lookup(address, bytes, write).ok_or_else(lost)
     }
 
     /// Brings an allocation among the recent ones.
     #[cold]
-    fn fetch(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Kind> {
+    fn fetch(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), FaultKind> {
         let allocation = self.view.reachable(address, bytes, self.device, self.peers, write)?.clone();
-        let index = self.view.index_of(address, bytes).ok_or_else(|| Kind::Internal("a view changed".into()))?;
+        let index = self.view.index_of(address, bytes).ok_or_else(|| FaultKind::Internal("a view changed".into()))?;
         self.recent[self.oldest] = Recent {
             base: allocation.base(),
             bytes: allocation.bytes(),
@@ -192,7 +198,7 @@ impl Global {
     #[inline(always)]
     fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<Place<'_>, Box<Fault>> {
         if !address.is_multiple_of(N as u64) {
-            return Err(Fault::access(Kind::Misaligned, lane, access::<N>(address, write)));
+            return Err(Fault::access(FaultKind::Misaligned, lane, access::<N>(address, write)));
         }
         self.place(address, N as u64, write).map_err(|kind| Fault::access(kind, lane, access::<N>(address, write)))
     }
@@ -212,7 +218,7 @@ impl Global {
     }
 
     #[inline(always)]
-    fn count<const N: usize>(&self, at: &Addresses, mask: u32, write: bool, env: &mut Env<'_>) {
+    fn count<const N: usize>(&self, at: &Addresses, mask: u32, write: bool, env: &mut AccessEnv<'_>) {
         if self.counting {
             let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
             to.count(u64::from(mask.count_ones()) * N as u64, sectors(at, mask));
@@ -220,7 +226,7 @@ impl Global {
     }
 
     #[inline(always)]
-    fn count_run<const N: usize>(&self, first: u64, write: bool, env: &mut Env<'_>) {
+    fn count_run<const N: usize>(&self, first: u64, write: bool, env: &mut AccessEnv<'_>) {
         if self.counting {
             let to = if write { &mut env.counts.global_written } else { &mut env.counts.global_read };
             let bytes = (LANES * N) as u64;
@@ -232,7 +238,7 @@ impl Global {
         &mut self,
         at: &Addresses,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
         let run = (LANES * N) as u64;
@@ -271,7 +277,7 @@ impl Global {
             let place = self.lane::<N>(at[lane], lane, false)?;
             out[lane] = place.physical.backing().load(place.at as usize);
             if !reported && !known::<N>(place.physical, place.at, env.padding) {
-                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                env.report(Fault::access(FaultKind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
             let (index, offset) = (place.index, place.in_allocation);
@@ -286,7 +292,7 @@ impl Global {
         at: &Addresses,
         values: &Lanes<[u8; N]>,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         let run = (LANES * N) as u64;
         if mask == u32::MAX
@@ -295,7 +301,7 @@ impl Global {
             && let Ok(place) = self.place(at[0], run, true)
         {
             place.physical.backing().write(place.at as usize, values.as_flattened());
-            place.physical.mark(place.at, run);
+            place.physical.mark_written(place.at, run);
             let (index, offset) = (place.index, place.in_allocation);
             self.touch(index, offset, run, true);
             self.count_run::<N>(at[0], true, env);
@@ -305,7 +311,7 @@ impl Global {
             for lane in lanes(mask) {
                 let place = at[lane].wrapping_add(all.shift);
                 all.physical.backing().store(place as usize, values[lane]);
-                all.physical.mark(place, N as u64);
+                all.physical.mark_written(place, N as u64);
             }
             let (index, start) = (all.index, all.start);
             self.touch_lanes::<N>(index, start, at, mask, true);
@@ -315,7 +321,7 @@ impl Global {
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, true)?;
             place.physical.backing().store(place.at as usize, values[lane]);
-            place.physical.mark(place.at, N as u64);
+            place.physical.mark_written(place.at, N as u64);
             let (index, offset) = (place.index, place.in_allocation);
             self.touch(index, offset, N as u64, true);
         }
@@ -328,13 +334,13 @@ impl Global {
         at: &Addresses,
         mask: u32,
         update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
         for lane in lanes(mask) {
             let place = self.lane::<N>(at[lane], lane, true)?;
             if !place.physical.is_written(place.at, N as u64) {
-                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                env.report(Fault::access(FaultKind::Uninitialised, lane, access::<N>(at[lane], false)))?;
             }
             let (backing, offset) = (place.physical.backing(), place.at as usize);
             let mut old = backing.load(offset);
@@ -342,7 +348,7 @@ impl Global {
                 old = other;
             }
             out[lane] = old;
-            place.physical.mark(place.at, N as u64);
+            place.physical.mark_written(place.at, N as u64);
             let (index, offset) = (place.index, place.in_allocation);
             self.touch(index, offset, N as u64, false);
             self.touch(index, offset, N as u64, true);
@@ -353,13 +359,13 @@ impl Global {
     }
 
     /// Checks the source of an asynchronous copy of one lane; whether all of its bytes were written.
-    pub(super) fn check_source(&mut self, address: u64, bytes: u64) -> Result<bool, Kind> {
+    pub(super) fn check_source(&mut self, address: u64, bytes: u64) -> Result<bool, FaultKind> {
         let place = self.place(address, bytes, false)?;
         Ok(place.physical.is_written(place.at, bytes))
     }
 
     /// Reads the source of an asynchronous copy of one lane.
-    pub(super) fn read_source(&mut self, address: u64, out: &mut [u8]) -> Result<(), Kind> {
+    pub(super) fn read_source(&mut self, address: u64, out: &mut [u8]) -> Result<(), FaultKind> {
         let place = self.place(address, out.len() as u64, false)?;
         place.physical.backing().read(place.at as usize, out);
         let (index, offset) = (place.index, place.in_allocation);
@@ -368,7 +374,7 @@ impl Global {
     }
 
     /// Counts the sources of an asynchronous copy.
-    pub(super) fn count_sources(&self, at: &Addresses, bytes: &Lanes<u32>, mask: u32, env: &mut Env<'_>) {
+    pub(super) fn count_sources(&self, at: &Addresses, bytes: &Lanes<u32>, mask: u32, env: &mut AccessEnv<'_>) {
         if self.counting {
             let sum = lanes(mask).map(|lane| u64::from(bytes[lane])).sum();
             env.counts.global_read.count(sum, sectors(at, mask));

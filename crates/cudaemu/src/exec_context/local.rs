@@ -1,8 +1,8 @@
 //! Checked accesses to local memory: each thread's own.
 
-use crate::fault::{Access, Fault, Kind, Memory};
+use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
-use super::{Addresses, Env, LANES, Lanes, lanes};
+use super::{AccessEnv, Addresses, LANES, Lanes, lanes};
 
 /// Local memory of a warp's 32 threads.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Local {
     }
 
     /// A call entered a frame of `bytes` at `frame`: what an earlier call left there counts as never written.
-    pub fn enter(&mut self, frame: u32, bytes: u32, mask: u32) {
+    pub fn enter_frame(&mut self, frame: u32, bytes: u32, mask: u32) {
         for lane in lanes(mask) {
             let start = (frame as usize).min(self.bytes);
             let end = start.saturating_add(bytes as usize).min(self.bytes);
@@ -48,9 +48,9 @@ impl Local {
     #[inline(always)]
     fn place<const N: usize>(&self, address: u64, lane: usize, write: bool) -> Result<usize, Box<Fault>> {
         let kind = if !address.is_multiple_of(N as u64) {
-            Kind::Misaligned
+            FaultKind::Misaligned
         } else if address > self.bytes as u64 || self.bytes as u64 - address < N as u64 {
-            Kind::OutOfBounds(format!("a thread has {} bytes of local memory", self.bytes))
+            FaultKind::OutOfBounds(format!("a thread has {} bytes of local memory", self.bytes))
         } else {
             return Ok(lane * self.stride + address as usize);
         };
@@ -67,7 +67,7 @@ impl Local {
         &mut self,
         at: &Addresses,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
         let mut reported = false;
@@ -76,7 +76,7 @@ impl Local {
             let (word, bits) = Self::bits::<N>(place);
             let used = bits & !(u64::from(env.padding) << (place % 64));
             if self.written[word] & used != used && !reported {
-                env.report(Fault::access(Kind::Uninitialised, lane, access::<N>(at[lane], false)))?;
+                env.report(Fault::access(FaultKind::Uninitialised, lane, access::<N>(at[lane], false)))?;
                 reported = true;
             }
             out[lane].copy_from_slice(&self.data[place..place + N]);
@@ -90,7 +90,7 @@ impl Local {
         at: &Addresses,
         values: &Lanes<[u8; N]>,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, true)?;
@@ -108,7 +108,7 @@ impl Local {
         at: &Addresses,
         mask: u32,
         update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let old = self.load::<N>(at, mask, env)?;
         let mut new = old;
@@ -135,7 +135,7 @@ impl Local {
     }
 
     /// Copies a thread's bytes with the knowledge which were written: a `.param` variable into the callee's frame.
-    pub fn pass(&mut self, lane: usize, from: u64, to: u64, bytes: usize) -> Result<(), Box<Fault>> {
+    pub fn copy_param(&mut self, lane: usize, from: u64, to: u64, bytes: usize) -> Result<(), Box<Fault>> {
         let (source, target) = (self.range(lane, from, bytes, false)?, self.range(lane, to, bytes, true)?);
         for (source, target) in source.clone().zip(target.clone()) {
             let bit = self.written[source / 64] >> (source % 64) & 1;
@@ -155,14 +155,14 @@ impl Local {
     ) -> Result<std::ops::Range<usize>, Box<Fault>> {
         let fits = usize::try_from(address).ok().filter(|&at| at <= self.bytes && self.bytes - at >= bytes);
         let start = fits.ok_or_else(|| {
-            let access = Access { memory: Memory::Local, address, bytes: bytes as u32, write };
-            Fault::access(Kind::StackOverflow, lane, access)
+            let access = FaultAccess { memory: MemorySpace::Local, address, bytes: bytes as u32, write };
+            Fault::access(FaultKind::StackOverflow, lane, access)
         })?;
         let start = lane * self.stride + start;
         Ok(start..start + bytes)
     }
 }
 
-fn access<const N: usize>(address: u64, write: bool) -> Access {
-    Access { memory: Memory::Local, address, bytes: N as u32, write }
+fn access<const N: usize>(address: u64, write: bool) -> FaultAccess {
+    FaultAccess { memory: MemorySpace::Local, address, bytes: N as u32, write }
 }

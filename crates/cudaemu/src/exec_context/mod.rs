@@ -15,18 +15,18 @@
 mod access_tests;
 mod async_copy;
 mod counts;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod global;
 mod local;
 mod registers;
-#[cfg(test)]
-pub(crate) mod rig;
 mod shared;
 #[cfg(test)]
 mod timing;
 pub mod window;
 
 pub use async_copy::AsyncCopies;
-pub use counts::{Counts, Traffic};
+pub use counts::{MemoryCounts, Traffic};
 pub use global::Global;
 pub use local::Local;
 pub use registers::{LANES, Lane, Lanes, Registers, each};
@@ -34,11 +34,11 @@ pub use shared::Shared;
 
 use std::fmt;
 
-use crate::fault::{Access, Fault, Kind, Memory};
+use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 use crate::operands::{Args, Base};
 
 /// Where faults that only the checker sees, and what the device prints, go.
-pub trait Console: fmt::Debug {
+pub trait DiagnosticSink: fmt::Debug {
     /// A fault that hardware would not notice, of a warp at a line of the PTX: `Err` stops the kernel with it; `Ok`, after it
     /// was written down, goes on.
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
@@ -49,7 +49,7 @@ pub trait Console: fmt::Debug {
 
 /// The context of one instruction of one warp. The executor builds it from what it owns: all is public.
 #[derive(Debug)]
-pub struct Cx<'a> {
+pub struct ExecContext<'a> {
     /// The warp's registers.
     pub regs: &'a mut Registers,
     /// Lanes that execute this instruction's group (before the guard is applied; the guard's result is the handler's mask).
@@ -69,9 +69,9 @@ pub struct Cx<'a> {
     /// Where in local memory the group's current frame starts.
     pub frame: u32,
     /// What is counted.
-    pub counts: &'a mut Counts,
+    pub counts: &'a mut MemoryCounts,
     /// Where reports go.
-    pub console: &'a mut dyn Console,
+    pub console: &'a mut dyn DiagnosticSink,
     /// Number of the warp in its block.
     pub warp: u32,
     /// `blockIdx`.
@@ -88,15 +88,15 @@ pub struct Cx<'a> {
 
 /// What the memories need to know of the access at hand.
 #[derive(Debug)]
-struct Env<'a> {
-    counts: &'a mut Counts,
-    console: &'a mut dyn Console,
+struct AccessEnv<'a> {
+    counts: &'a mut MemoryCounts,
+    console: &'a mut dyn DiagnosticSink,
     warp: u32,
     padding: u32,
     line: u32,
 }
 
-impl Env<'_> {
+impl AccessEnv<'_> {
     /// A fault that only the checker sees: see [`Console::report`].
     fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
         self.console.report(fault, self.warp, self.line)
@@ -108,7 +108,7 @@ pub type Addresses = Lanes<u64>;
 
 /// The memory that an instruction names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
+pub enum StateSpace {
     /// None: the address's window decides, lane by lane ([`window`]).
     Generic,
     /// Global (and constant) memory: device addresses.
@@ -145,12 +145,12 @@ fn consecutive<const N: usize>(at: &Addresses) -> bool {
 }
 
 /// The lanes whose address lies in each window, with the start that is to be taken off: at most one entry a window.
-fn split(at: &Addresses, mask: u32) -> [(Window, u64, u32); 4] {
+fn split(at: &Addresses, mask: u32) -> [(StateSpace, u64, u32); 4] {
     let mut parts = [
-        (Window::Global, 0, 0),
-        (Window::Shared, window::SHARED, 0),
-        (Window::Local, window::LOCAL, 0),
-        (Window::Param, window::PARAM, 0),
+        (StateSpace::Global, 0, 0),
+        (StateSpace::Shared, window::SHARED, 0),
+        (StateSpace::Local, window::LOCAL, 0),
+        (StateSpace::Param, window::PARAM, 0),
     ];
     for lane in lanes(mask) {
         let offset = |start: u64| at[lane].wrapping_sub(start) < window::BYTES;
@@ -170,7 +170,7 @@ fn all_global(at: &Addresses, mask: u32) -> bool {
     high < window::SHARED
 }
 
-impl Cx<'_> {
+impl ExecContext<'_> {
     /// Addresses of the address operand, frame base included.
     #[inline]
     pub fn addresses(&self, args: &Args) -> Addresses {
@@ -185,9 +185,14 @@ impl Cx<'_> {
     }
 
     #[inline(always)]
-    fn parts(&mut self) -> (&mut Global, &mut Shared, &mut Local, Env<'_>) {
-        let env =
-            Env { counts: self.counts, console: self.console, warp: self.warp, padding: self.padding, line: self.line };
+    fn parts(&mut self) -> (&mut Global, &mut Shared, &mut Local, AccessEnv<'_>) {
+        let env = AccessEnv {
+            counts: self.counts,
+            console: self.console,
+            warp: self.warp,
+            padding: self.padding,
+            line: self.line,
+        };
         (self.global, self.shared, self.local, env)
     }
 
@@ -195,7 +200,7 @@ impl Cx<'_> {
     #[inline]
     pub fn load<const N: usize>(
         &mut self,
-        from: Window,
+        from: StateSpace,
         at: &Addresses,
         mask: u32,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
@@ -203,13 +208,13 @@ impl Cx<'_> {
         let (global, shared, local, mut env) = self.parts();
         match from {
             _ if mask == 0 => Ok([[0; N]; LANES]),
-            Window::Global => global.load(at, mask, &mut env),
-            Window::Const => global.load(at, mask, &mut env).map_err(in_constant_memory),
-            Window::Shared => shared.load(at, mask, &mut env),
-            Window::Local => local.load(at, mask, &mut env),
-            Window::Param => load_param(params, at, mask),
-            Window::Generic if all_global(at, mask) => global.load(at, mask, &mut env),
-            Window::Generic => {
+            StateSpace::Global => global.load(at, mask, &mut env),
+            StateSpace::Const => global.load(at, mask, &mut env).map_err(in_constant_memory),
+            StateSpace::Shared => shared.load(at, mask, &mut env),
+            StateSpace::Local => local.load(at, mask, &mut env),
+            StateSpace::Param => load_param(params, at, mask),
+            StateSpace::Generic if all_global(at, mask) => global.load(at, mask, &mut env),
+            StateSpace::Generic => {
                 let mut out = [[0; N]; LANES];
                 for (window, start, mask) in split(at, mask) {
                     let part = self.load::<N>(window, &at.map(|a| a.wrapping_sub(start)), mask)?;
@@ -224,7 +229,7 @@ impl Cx<'_> {
     #[inline]
     pub fn store<const N: usize>(
         &mut self,
-        to: Window,
+        to: StateSpace,
         at: &Addresses,
         values: &Lanes<[u8; N]>,
         mask: u32,
@@ -232,12 +237,12 @@ impl Cx<'_> {
         let (global, shared, local, mut env) = self.parts();
         match to {
             _ if mask == 0 => Ok(()),
-            Window::Global | Window::Const => global.store(at, values, mask, &mut env),
-            Window::Shared => shared.store(at, values, mask, &mut env),
-            Window::Local => local.store(at, values, mask, &mut env),
-            Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
-            Window::Generic if all_global(at, mask) => global.store(at, values, mask, &mut env),
-            Window::Generic => {
+            StateSpace::Global | StateSpace::Const => global.store(at, values, mask, &mut env),
+            StateSpace::Shared => shared.store(at, values, mask, &mut env),
+            StateSpace::Local => local.store(at, values, mask, &mut env),
+            StateSpace::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
+            StateSpace::Generic if all_global(at, mask) => global.store(at, values, mask, &mut env),
+            StateSpace::Generic => {
                 for (window, start, mask) in split(at, mask) {
                     self.store(window, &at.map(|a| a.wrapping_sub(start)), values, mask)?;
                 }
@@ -250,7 +255,7 @@ impl Cx<'_> {
     /// `update` may be called more than once a lane where another thread interferes.
     pub fn update<const N: usize>(
         &mut self,
-        at_window: Window,
+        at_window: StateSpace,
         at: &Addresses,
         mask: u32,
         update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
@@ -258,11 +263,11 @@ impl Cx<'_> {
         let (global, shared, local, mut env) = self.parts();
         match at_window {
             _ if mask == 0 => Ok([[0; N]; LANES]),
-            Window::Global | Window::Const => global.update(at, mask, update, &mut env),
-            Window::Shared => shared.update(at, mask, update, &mut env),
-            Window::Local => local.update(at, mask, update, &mut env),
-            Window::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
-            Window::Generic => {
+            StateSpace::Global | StateSpace::Const => global.update(at, mask, update, &mut env),
+            StateSpace::Shared => shared.update(at, mask, update, &mut env),
+            StateSpace::Local => local.update(at, mask, update, &mut env),
+            StateSpace::Param => Err(param_fault::<N>(at, mask, "kernel parameters may not be written", true)),
+            StateSpace::Generic => {
                 let mut out = [[0; N]; LANES];
                 for (window, start, mask) in split(at, mask) {
                     let part = self.update(window, &at.map(|a| a.wrapping_sub(start)), mask, update)?;
@@ -284,7 +289,7 @@ impl Cx<'_> {
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         let (counts, console) = (&mut *self.counts, &mut *self.console);
-        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
+        let mut env = AccessEnv { counts, console, warp: self.warp, padding: 0, line: self.line };
         self.copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
     }
 
@@ -297,7 +302,7 @@ impl Cx<'_> {
     /// those that no group holds yet.
     pub fn wait_async(&mut self, pending: Option<u32>, mask: u32) -> Result<(), Box<Fault>> {
         let (counts, console) = (&mut *self.counts, &mut *self.console);
-        let mut env = Env { counts, console, warp: self.warp, padding: 0, line: self.line };
+        let mut env = AccessEnv { counts, console, warp: self.warp, padding: 0, line: self.line };
         self.copies.wait(self.global, self.shared, pending, mask, &mut env)
     }
 
@@ -309,7 +314,7 @@ impl Cx<'_> {
             self.local.peek(lane, address - window::LOCAL, &mut byte).ok()?;
             return Some(byte[0]);
         }
-        self.load::<1>(Window::Generic, at, 1 << lane).ok().map(|bytes| bytes[lane][0])
+        self.load::<1>(StateSpace::Generic, at, 1 << lane).ok().map(|bytes| bytes[lane][0])
     }
 
     /// Clock of the machine, in instructions of this warp: `%clock64`.
@@ -329,7 +334,7 @@ impl Cx<'_> {
     }
 
     /// The same for one that is no access.
-    pub fn report_kind(&mut self, kind: Kind, lane: usize) -> Result<(), Box<Fault>> {
+    pub fn report_kind(&mut self, kind: FaultKind, lane: usize) -> Result<(), Box<Fault>> {
         self.report(Fault::new(kind, lane))
     }
 }
@@ -338,28 +343,28 @@ impl Cx<'_> {
 #[cold]
 fn in_constant_memory(mut fault: Box<Fault>) -> Box<Fault> {
     if let Some(access) = &mut fault.access {
-        access.memory = Memory::Const;
+        access.memory = MemorySpace::Const;
     }
     fault
 }
 
 fn param_fault<const N: usize>(at: &Addresses, mask: u32, text: &str, write: bool) -> Box<Fault> {
     let lane = mask.trailing_zeros() as usize;
-    let access = Access { memory: Memory::Param, address: at[lane], bytes: N as u32, write };
-    Fault::access(Kind::NotAccessible(text.into()), lane, access)
+    let access = FaultAccess { memory: MemorySpace::Param, address: at[lane], bytes: N as u32, write };
+    Fault::access(FaultKind::NotAccessible(text.into()), lane, access)
 }
 
 /// Kernel parameters. They are always set: a launch gives all of them.
 fn load_param<const N: usize>(params: &[u8], at: &Addresses, mask: u32) -> Result<Lanes<[u8; N]>, Box<Fault>> {
     let read = |lane: usize| {
-        let access = Access { memory: Memory::Param, address: at[lane], bytes: N as u32, write: false };
+        let access = FaultAccess { memory: MemorySpace::Param, address: at[lane], bytes: N as u32, write: false };
         if !at[lane].is_multiple_of(N as u64) {
-            return Err(Fault::access(Kind::Misaligned, lane, access));
+            return Err(Fault::access(FaultKind::Misaligned, lane, access));
         }
         let found = usize::try_from(at[lane]).ok().and_then(|at| params.get(at..)?.first_chunk::<N>());
         found.copied().ok_or_else(|| {
             let text = format!("the kernel has {} bytes of parameters", params.len());
-            Fault::access(Kind::OutOfBounds(text), lane, access)
+            Fault::access(FaultKind::OutOfBounds(text), lane, access)
         })
     };
     let first = mask.trailing_zeros() as usize;

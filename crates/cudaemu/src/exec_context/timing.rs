@@ -3,16 +3,16 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::rig::{Rig, strided};
-use super::{Cx, Window};
+use super::fixture::{Fixture, strided};
+use super::{ExecContext, StateSpace};
 
-fn time(name: &str, rig: &mut Rig, mut f: impl FnMut(&mut Cx<'_>, u64)) {
+fn time(name: &str, rig: &mut Fixture, mut f: impl FnMut(&mut ExecContext<'_>, u64)) {
     // The best of many short runs: others use the machine too.
     const ROUNDS: u64 = 640;
     let mut best = f64::MAX;
     for _ in 0..200 {
         let start = Instant::now();
-        let mut cx = rig.cx(0, 1);
+        let mut cx = rig.context(0, 1);
         for i in 0..ROUNDS {
             f(&mut cx, i % 64);
         }
@@ -23,7 +23,7 @@ fn time(name: &str, rig: &mut Rig, mut f: impl FnMut(&mut Cx<'_>, u64)) {
 
 #[test]
 fn timing() {
-    let (mut rig, base) = Rig::new(32 << 10, 8, |space| {
+    let (mut rig, base) = Fixture::new(32 << 10, 8, |space| {
         let all = space.alloc(0, 64 << 10, "cuMemAlloc").expect("memory");
         let part = space.alloc(0, 64 << 10, "cuMemAlloc").expect("memory");
         space.snapshot().write(all.base(), &vec![1; 64 << 10]).expect("written");
@@ -32,70 +32,71 @@ fn timing() {
     });
     rig.global = super::Global::new(rig.space.snapshot(), 0, 0, false, None);
     rig.shared = super::Shared::new(32 << 10, 256, false);
-    let load = |cx: &mut Cx<'_>, window, at: &_| black_box(cx.load::<4>(window, black_box(at), u32::MAX)).is_ok();
+    let load =
+        |cx: &mut ExecContext<'_>, window, at: &_| black_box(cx.load::<4>(window, black_box(at), u32::MAX)).is_ok();
     for (name, base) in [("fully written", base.0), ("partly written", base.1)] {
         time(&format!("global load 4, coalesced, {name}"), &mut rig, |cx, i| {
-            assert!(load(cx, Window::Global, &strided(base + i * 128, 4)));
+            assert!(load(cx, StateSpace::Global, &strided(base + i * 128, 4)));
         });
         time(&format!("global load 16, coalesced, {name}"), &mut rig, |cx, i| {
             let at = strided(base + i * 512, 16);
-            assert!(black_box(cx.load::<16>(Window::Global, black_box(&at), u32::MAX)).is_ok());
+            assert!(black_box(cx.load::<16>(StateSpace::Global, black_box(&at), u32::MAX)).is_ok());
         });
         time(&format!("global load 4, stride 36, {name}"), &mut rig, |cx, i| {
-            assert!(load(cx, Window::Global, &strided(base + i * 128, 36)));
+            assert!(load(cx, StateSpace::Global, &strided(base + i * 128, 36)));
         });
         time(&format!("global load 4, one address, {name}"), &mut rig, |cx, i| {
-            assert!(load(cx, Window::Global, &strided(base + i * 128, 0)));
+            assert!(load(cx, StateSpace::Global, &strided(base + i * 128, 0)));
         });
         time(&format!("global load 4, 31 lanes, {name}"), &mut rig, |cx, i| {
             let at = strided(base + i * 128, 4);
-            assert!(black_box(cx.load::<4>(Window::Global, black_box(&at), u32::MAX >> 1)).is_ok());
+            assert!(black_box(cx.load::<4>(StateSpace::Global, black_box(&at), u32::MAX >> 1)).is_ok());
         });
         time(&format!("global store 4, coalesced, {name}"), &mut rig, |cx, i| {
             let at = strided(base + i * 128, 4);
-            assert!(cx.store(Window::Global, black_box(&at), &[[1; 4]; 32], u32::MAX).is_ok());
+            assert!(cx.store(StateSpace::Global, black_box(&at), &[[1; 4]; 32], u32::MAX).is_ok());
         });
         time(&format!("global store 2, stride 6, {name}"), &mut rig, |cx, i| {
             let at = strided(base + i * 128, 6);
-            assert!(cx.store(Window::Global, black_box(&at), &[[1; 2]; 32], u32::MAX).is_ok());
+            assert!(cx.store(StateSpace::Global, black_box(&at), &[[1; 2]; 32], u32::MAX).is_ok());
         });
     }
     time("generic load 4, coalesced", &mut rig, |cx, i| {
-        assert!(load(cx, Window::Generic, &strided(base.0 + i * 128, 4)));
+        assert!(load(cx, StateSpace::Generic, &strided(base.0 + i * 128, 4)));
     });
     time("global atomic 4, one address", &mut rig, |cx, _| {
         let at = strided(base.0, 0);
-        assert!(cx.update::<4>(Window::Global, black_box(&at), u32::MAX, &mut |_, old| old).is_ok());
+        assert!(cx.update::<4>(StateSpace::Global, black_box(&at), u32::MAX, &mut |_, old| old).is_ok());
     });
     time("shared store 4, coalesced", &mut rig, |cx, i| {
-        assert!(cx.store(Window::Shared, black_box(&strided(i * 128, 4)), &[[1; 4]; 32], u32::MAX).is_ok());
+        assert!(cx.store(StateSpace::Shared, black_box(&strided(i * 128, 4)), &[[1; 4]; 32], u32::MAX).is_ok());
     });
     time("shared store 16, coalesced", &mut rig, |cx, i| {
         let at = strided(i % 16 * 512, 16);
-        assert!(cx.store(Window::Shared, black_box(&at), &[[1; 16]; 32], u32::MAX).is_ok());
+        assert!(cx.store(StateSpace::Shared, black_box(&at), &[[1; 16]; 32], u32::MAX).is_ok());
     });
     rig.shared.reset();
-    rig.cx(0, 1).store(Window::Shared, &strided(0, 0), &[[1; 4]; 32], 1).expect("inside");
+    rig.context(0, 1).store(StateSpace::Shared, &strided(0, 0), &[[1; 4]; 32], 1).expect("inside");
     for i in 0..64 {
-        rig.cx(0, 1).store(Window::Shared, &strided(i * 128, 4), &[[1; 4]; 32], u32::MAX).expect("inside");
+        rig.context(0, 1).store(StateSpace::Shared, &strided(i * 128, 4), &[[1; 4]; 32], u32::MAX).expect("inside");
     }
     rig.shared.barrier(0xff);
-    time("shared load 4, coalesced", &mut rig, |cx, i| assert!(load(cx, Window::Shared, &strided(i * 128, 4))));
-    time("shared load 4, one address", &mut rig, |cx, i| assert!(load(cx, Window::Shared, &strided(i * 128, 0))));
+    time("shared load 4, coalesced", &mut rig, |cx, i| assert!(load(cx, StateSpace::Shared, &strided(i * 128, 4))));
+    time("shared load 4, one address", &mut rig, |cx, i| assert!(load(cx, StateSpace::Shared, &strided(i * 128, 0))));
     time("shared load 16, coalesced", &mut rig, |cx, i| {
         let at = strided(i % 16 * 512, 16);
-        assert!(black_box(cx.load::<16>(Window::Shared, black_box(&at), u32::MAX)).is_ok());
+        assert!(black_box(cx.load::<16>(StateSpace::Shared, black_box(&at), u32::MAX)).is_ok());
     });
     time("shared load 2, coalesced", &mut rig, |cx, i| {
         let at = strided(i * 64, 2);
-        assert!(black_box(cx.load::<2>(Window::Shared, black_box(&at), u32::MAX)).is_ok());
+        assert!(black_box(cx.load::<2>(StateSpace::Shared, black_box(&at), u32::MAX)).is_ok());
     });
     time("local store 4", &mut rig, |cx, i| {
-        assert!(cx.store(Window::Local, black_box(&strided(i * 4, 0)), &[[1; 4]; 32], u32::MAX).is_ok());
+        assert!(cx.store(StateSpace::Local, black_box(&strided(i * 4, 0)), &[[1; 4]; 32], u32::MAX).is_ok());
     });
-    time("local load 4", &mut rig, |cx, i| assert!(load(cx, Window::Local, &strided(i * 4, 0))));
+    time("local load 4", &mut rig, |cx, i| assert!(load(cx, StateSpace::Local, &strided(i * 4, 0))));
     time("param load 8", &mut rig, |cx, i| {
         let at = strided(i % 8 * 8, 0);
-        assert!(black_box(cx.load::<8>(Window::Param, black_box(&at), u32::MAX)).is_ok());
+        assert!(black_box(cx.load::<8>(StateSpace::Param, black_box(&at), u32::MAX)).is_ok());
     });
 }

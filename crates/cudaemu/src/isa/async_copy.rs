@@ -1,11 +1,11 @@
 //! cp.async: copies from global to shared memory that run beside the thread (PTX ISA, "Data Movement and Conversion
 //! Instructions: Asynchronous copy"). They are done when waited for, no sooner.
 
-use super::memory::POLICY;
+use super::memory::CACHE_POLICY;
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;
-use crate::exec_context::{Addresses, Cx};
-use crate::fault::{Fault, Kind};
+use crate::exec_context::{Addresses, ExecContext};
+use crate::fault::{Fault, FaultKind};
 use crate::operands::{Args, Class, Slot};
 
 /// In a row's constant: there is a source size in `s[1]`; the rest of the destination becomes zeros.
@@ -16,7 +16,7 @@ const IGNORE_SOURCE: u32 = 2;
 const L2_ONLY: u32 = 4;
 
 /// Addresses of a [`Operand::SecondAddress`]: base in a slot, constant offset.
-fn second_address(cx: &Cx<'_>, base: Slot, offset: i64) -> Addresses {
+fn second_address(cx: &ExecContext<'_>, base: Slot, offset: i64) -> Addresses {
     let offset = offset as u64;
     if base.is_none() {
         [offset; 32]
@@ -27,7 +27,7 @@ fn second_address(cx: &Cx<'_>, base: Slot, offset: i64) -> Addresses {
     }
 }
 
-fn copy(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn copy(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let lane = mask.trailing_zeros().min(31) as usize;
     let size = match args.imm[1] {
         16 => 16,
@@ -36,7 +36,7 @@ fn copy(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
         other => {
             let allowed = if args.k & L2_ONLY == 0 { "4, 8 or 16" } else { "16" };
             let text = format!("cp.async copies {allowed} bytes, the instruction says {other}");
-            return Err(Fault::new(Kind::InvalidValue(text), lane));
+            return Err(Fault::new(FaultKind::InvalidValue(text), lane));
         }
     };
     let to = cx.addresses(args);
@@ -51,22 +51,22 @@ fn copy(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     };
     if let Some(lane) = (0..32).find(|&lane| mask >> lane & 1 != 0 && bytes[lane] > size) {
         let text = format!("cp.async of {size} bytes has a source of {}", bytes[lane]);
-        return Err(Fault::new(Kind::InvalidValue(text), lane));
+        return Err(Fault::new(FaultKind::InvalidValue(text), lane));
     }
     cx.copy_async(&to, &from, size, &bytes, mask)
 }
 
-fn commit(cx: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn commit(cx: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
     cx.commit_async(mask);
     Ok(())
 }
 
-fn wait_group(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn wait_group(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     // More groups than a u32 counts are never pending.
     cx.wait_async(Some(u32::try_from(args.imm[0]).unwrap_or(u32::MAX)), mask)
 }
 
-fn wait_all(cx: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn wait_all(cx: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
     cx.wait_async(None, mask)
 }
 
@@ -80,9 +80,9 @@ pub(crate) fn family() -> Family {
                 rows.push(row(&name, operands, Category::Load, k | kind, Action::Access(copy)));
             };
             // The size comes first: an immediate would fit the policy's place too.
-            form(&[Address, SecondAddress, Imm, In(Value::B32), POLICY], SOURCE_SIZE);
-            form(&[Address, SecondAddress, Imm, InPred, POLICY], IGNORE_SOURCE);
-            form(&[Address, SecondAddress, Imm, POLICY], 0);
+            form(&[Address, SecondAddress, Imm, In(Value::B32), CACHE_POLICY], SOURCE_SIZE);
+            form(&[Address, SecondAddress, Imm, InPred, CACHE_POLICY], IGNORE_SOURCE);
+            form(&[Address, SecondAddress, Imm, CACHE_POLICY], 0);
         }
     }
     rows.push(row("cp.async.commit_group", &[], Category::Load, 0, Action::Access(commit)));

@@ -2,10 +2,10 @@
 //!
 //! Every atomic is seen by all at once, so memory semantics and scopes are hints.
 
-use super::memory::{POLICY, SEMANTICS, encode, window};
+use super::memory::{CACHE_POLICY, ORDERING_HINTS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::bytecode::{Access, Action};
-use crate::exec_context::{Addresses, Cx, Lane, Lanes, Window, window as generic};
+use crate::bytecode::{AccessFn, Action};
+use crate::exec_context::{Addresses, ExecContext, Lane, Lanes, StateSpace, window as generic};
 use crate::fault::Fault;
 use crate::numeric::half::{self, Bf16, F16, Half};
 use crate::numeric::{HalfMode, MinMax, Mode, Rounding, double, single};
@@ -15,20 +15,20 @@ use crate::operands::{Args, Slot};
 const RED: u32 = 8;
 
 /// Spaces of scalar atomics. Vector ones ([`vectors`]) go to global memory alone.
-const SPACES: [(&str, Window); 5] = [
-    ("", Window::Generic),
-    (".global", Window::Global),
-    (".shared", Window::Shared),
-    (".shared::cta", Window::Shared),
-    (".shared::cluster", Window::Shared),
+const SPACES: [(&str, StateSpace); 5] = [
+    ("", StateSpace::Generic),
+    (".global", StateSpace::Global),
+    (".shared", StateSpace::Shared),
+    (".shared::cta", StateSpace::Shared),
+    (".shared::cluster", StateSpace::Shared),
 ];
 
 /// A type that memory can be updated as.
 trait Word: Lane {
     /// Replaces each lane's word by `change(lane, old)` and gives the old ones.
     fn update(
-        cx: &mut Cx<'_>,
-        window: Window,
+        cx: &mut ExecContext<'_>,
+        window: StateSpace,
         at: &Addresses,
         mask: u32,
         change: impl Fn(usize, Self) -> Self,
@@ -39,8 +39,8 @@ macro_rules! word {
     ($($ty:ty),+) => { $(
         impl Word for $ty {
             fn update(
-                cx: &mut Cx<'_>,
-                window: Window,
+                cx: &mut ExecContext<'_>,
+                window: StateSpace,
                 at: &Addresses,
                 mask: u32,
                 change: impl Fn(usize, Self) -> Self,
@@ -61,7 +61,12 @@ fn sources(args: &Args) -> (Slot, &[Slot]) {
 }
 
 /// `old → change(old, b)`; the old value is the result.
-fn modify<T: Word>(cx: &mut Cx<'_>, args: &Args, mask: u32, change: impl Fn(T, T) -> T) -> Result<(), Box<Fault>> {
+fn modify<T: Word>(
+    cx: &mut ExecContext<'_>,
+    args: &Args,
+    mask: u32,
+    change: impl Fn(T, T) -> T,
+) -> Result<(), Box<Fault>> {
     let at = cx.addresses(args);
     let (target, from) = sources(args);
     let b = cx.regs.get::<T>(from[0]);
@@ -71,7 +76,7 @@ fn modify<T: Word>(cx: &mut Cx<'_>, args: &Args, mask: u32, change: impl Fn(T, T
 }
 
 /// `old → c` where it equals `b`.
-fn compare_and_swap<T: Word + PartialEq>(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn compare_and_swap<T: Word + PartialEq>(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let at = cx.addresses(args);
     let (target, from) = sources(args);
     let (b, c) = (cx.regs.get::<T>(from[0]), cx.regs.get::<T>(from[1]));
@@ -81,15 +86,15 @@ fn compare_and_swap<T: Word + PartialEq>(cx: &mut Cx<'_>, args: &Args, mask: u32
 }
 
 /// Whether an address is in shared memory, where the f32 adder keeps subnormals; that of global memory flushes them.
-fn keeps_subnormals(window: Window, address: u64) -> bool {
+fn keeps_subnormals(window: StateSpace, address: u64) -> bool {
     match window {
-        Window::Shared => true,
-        Window::Generic => address.wrapping_sub(generic::SHARED) < generic::BYTES,
+        StateSpace::Shared => true,
+        StateSpace::Generic => address.wrapping_sub(generic::SHARED) < generic::BYTES,
         _ => false,
     }
 }
 
-fn add_f32(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn add_f32(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let at = cx.addresses(args);
     let (target, from) = sources(args);
     let (b, window) = (cx.regs.get::<f32>(from[0]), window(args));
@@ -133,9 +138,9 @@ fn pair(a: u32, b: u32, op: HalfOp) -> u32 {
 }
 
 /// Operations of atom, their types and what they do; those with `red` also exist as such.
-fn scalars() -> Vec<(&'static str, Value, Access, bool)> {
+fn scalars() -> Vec<(&'static str, Value, AccessFn, bool)> {
     use Value::{B16, B32, B64, B128, F32, F64};
-    let mut list: Vec<(&'static str, Value, Access, bool)> = vec![
+    let mut list: Vec<(&'static str, Value, AccessFn, bool)> = vec![
         ("exch.b32", B32, |cx, a, m| modify(cx, a, m, |_, b: u32| b), false),
         ("exch.b64", B64, |cx, a, m| modify(cx, a, m, |_, b: u64| b), false),
         ("exch.b128", B128, |cx, a, m| modify(cx, a, m, |_, b: u128| b), false),
@@ -181,7 +186,7 @@ fn scalars() -> Vec<(&'static str, Value, Access, bool)> {
 
 /// `.v2`, `.v4` and `.v8`: one operation an element. `N` bytes in elements of `E`.
 fn vector<const N: usize, const E: usize>(
-    cx: &mut Cx<'_>,
+    cx: &mut ExecContext<'_>,
     args: &Args,
     mask: u32,
     change: impl Fn(u32, u32) -> u32,
@@ -220,7 +225,7 @@ fn add_f32_bits(a: u32, b: u32) -> u32 {
 }
 
 /// A vector operation: its name, what follows it, type, element, count, handler.
-type VectorOp = (&'static str, &'static str, &'static str, Value, u8, Access);
+type VectorOp = (&'static str, &'static str, &'static str, Value, u8, AccessFn);
 
 fn vectors() -> Vec<VectorOp> {
     let mut list: Vec<VectorOp> = vec![
@@ -255,8 +260,8 @@ pub(crate) fn family() -> Family {
             let mut operands = vec![Operand::Out(value), Operand::Address, Operand::In(value)];
             if name.starts_with("cas") {
                 operands.push(Operand::In(value));
-            } else if window != Window::Shared {
-                operands.push(POLICY);
+            } else if window != StateSpace::Shared {
+                operands.push(CACHE_POLICY);
             }
             let action = Action::Access(action);
             if reduces {
@@ -277,11 +282,11 @@ pub(crate) fn family() -> Family {
             }
         }
     }
-    Family { title: "Atomics", rows, hints: vec![("atom", &SEMANTICS), ("red", &SEMANTICS)] }
+    Family { title: "Atomics", rows, hints: vec![("atom", &ORDERING_HINTS), ("red", &ORDERING_HINTS)] }
 }
 
-fn vector_rows(name: &str, value: Value, count: u8, k: u32, action: Access, rows: &mut Vec<Row>) {
-    let operands = [Operand::OutVector(count, value), Operand::Address, Operand::InVector(count, value), POLICY];
+fn vector_rows(name: &str, value: Value, count: u8, k: u32, action: AccessFn, rows: &mut Vec<Row>) {
+    let operands = [Operand::OutVector(count, value), Operand::Address, Operand::InVector(count, value), CACHE_POLICY];
     let action = Action::Access(action);
     rows.push(row(format!("red{name}"), &operands[1..], Category::Atomic, k | RED, action.clone()));
     rows.push(row(format!("atom{name}"), &operands, Category::Atomic, k, action));

@@ -1,7 +1,7 @@
 //! Bit counting, bit fields and byte permutation (PTX ISA, "Integer Arithmetic Instructions" and `prmt`).
 
 use super::{Category, Family, Operand, Row, Value, lanes, row, uniform};
-use crate::bytecode::{Action, Compute};
+use crate::bytecode::{Action, ComputeFn};
 use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::bits::{self, PrmtMode};
 use crate::operands::Args;
@@ -47,7 +47,7 @@ fn fields(rows: &mut Vec<Row>) {
     map!(rows, Integer, "bmsk.wrap.b32", u32, u32 => u32, |x, n| bits::bmsk(x, n, true));
 }
 
-fn insert(rows: &mut Vec<Row>, name: &str, value: Value, action: Compute) {
+fn insert(rows: &mut Vec<Row>, name: &str, value: Value, action: ComputeFn) {
     let position = Operand::In(Value::B32);
     let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), position, position];
     rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));

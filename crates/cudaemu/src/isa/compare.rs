@@ -2,7 +2,7 @@
 //! `slct`; and the combining part of `set` and `setp`, which their floating-point rows use too.
 
 use super::{Category, Family, Operand, Row, Value, lanes, row};
-use crate::bytecode::{Action, Compute};
+use crate::bytecode::{Action, ComputeFn};
 use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::single;
 use crate::operands::Args;
@@ -15,17 +15,17 @@ pub(crate) const OPERATORS: [&str; 4] = ["", ".and", ".or", ".xor"];
 const FLOAT: u32 = 1 << 2;
 
 /// First bit of the row's constant that is the comparison's own; see [`setp_rows`] and [`set_rows`].
-pub(crate) const OWN_K: u32 = 3;
+pub(crate) const COMPARISON_SHIFT: u32 = 3;
 
 /// The rows of `setp` for one comparison and type: without and with each Boolean operator. `suffix` is what follows the
 /// operator in the opcode: `.ftz.f32`. The action computes a mask from `s[2]` and `s[3]` and ends with [`setp`].
-pub(crate) fn setp_rows(op: &str, suffix: &str, source: Value, k: u32, action: Compute) -> Vec<Row> {
+pub(crate) fn setp_rows(op: &str, suffix: &str, source: Value, k: u32, action: ComputeFn) -> Vec<Row> {
     let pair = Operand::OutPair(Value::Pred, Value::Pred);
     let operands = [pair, Operand::In(source), Operand::In(source), Operand::InPred];
     let make = |(index, operator): (usize, &&str)| {
         let operands = if index == 0 { &operands[..3] } else { &operands };
         let name = format!("setp.{op}{operator}{suffix}");
-        row(name, operands, Category::Predicate, k << OWN_K | index as u32, Action::Compute(action))
+        row(name, operands, Category::Predicate, k << COMPARISON_SHIFT | index as u32, Action::Compute(action))
     };
     OPERATORS.iter().enumerate().map(make).collect()
 }
@@ -40,14 +40,14 @@ pub(crate) fn setp(r: &mut Registers, a: &Args, mask: u32, test: u32) {
 
 /// The rows of `set` for one comparison and source type, with results of `.u32`, `.s32` and `.f32`. `ftz` is `.ftz` or
 /// nothing, `source` the source's type as written. The action computes a mask from `s[1]` and `s[2]` and ends with [`set`].
-pub(crate) fn set_rows(op: &str, ftz: &str, source: (&str, Value), k: u32, action: Compute) -> Vec<Row> {
+pub(crate) fn set_rows(op: &str, ftz: &str, source: (&str, Value), k: u32, action: ComputeFn) -> Vec<Row> {
     let mut rows = Vec::new();
     for (index, operator) in OPERATORS.iter().enumerate() {
         for (result, value, float) in [("u32", Value::B32, 0), ("s32", Value::B32, 0), ("f32", Value::F32, FLOAT)] {
             let operands = [Operand::Out(value), Operand::In(source.1), Operand::In(source.1), Operand::InPred];
             let operands = if index == 0 { &operands[..3] } else { &operands };
             let name = format!("set.{op}{operator}{ftz}.{result}.{}", source.0);
-            let k = k << OWN_K | float | index as u32;
+            let k = k << COMPARISON_SHIFT | float | index as u32;
             rows.push(row(name, operands, Category::Integer, k, Action::Compute(action)));
         }
     }

@@ -3,10 +3,10 @@
 
 use std::marker::PhantomData;
 
-use super::compare::{OPERATORS, OWN_K, combine, set, set_rows, setp, setp_rows};
+use super::compare::{COMPARISON_SHIFT, OPERATORS, combine, set, set_rows, setp, setp_rows};
 use super::vector::{Host, Kernel};
 use super::{Category, Family, Operand, Row, Value, lanes, row};
-use crate::bytecode::{Action, Compute};
+use crate::bytecode::{Action, ComputeFn};
 use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::half::{Bf16, F16, Half, flush};
 use crate::numeric::{Comparison, compare, single};
@@ -137,7 +137,7 @@ impl Named for Bf16 {
 /// The comparison of a row.
 #[inline(always)]
 fn comparison(a: &Args) -> usize {
-    (a.k >> OWN_K) as usize & 15
+    (a.k >> COMPARISON_SHIFT) as usize & 15
 }
 
 /// Lanes in which the comparison holds.
@@ -203,13 +203,13 @@ fn set_as(
     ftz: &str,
     result: (&str, Value, u16),
     source: (&str, Value),
-    action: Compute,
+    action: ComputeFn,
 ) -> Vec<Row> {
     let make = |(index, operator): (usize, &&str)| {
         let operands = [Operand::Out(result.1), Operand::In(source.1), Operand::In(source.1), Operand::InPred];
         let operands = if index == 0 { &operands[..3] } else { &operands };
         let name = format!("set.{}{operator}{ftz}.{}.{}", op.1, result.0, source.0);
-        let k = u32::from(result.2) << TRUE | (op.0 as u32) << OWN_K | index as u32;
+        let k = u32::from(result.2) << TRUE | (op.0 as u32) << COMPARISON_SHIFT | index as u32;
         row(name, operands, Category::Integer, k, Action::Compute(action))
     };
     OPERATORS.iter().enumerate().map(make).collect()

@@ -3,15 +3,15 @@
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
 use crate::bytecode::{Action, Barrier, BarrierKind, Control};
-use crate::exec_context::{Cx, Registers};
-use crate::fault::{Fault, Kind};
+use crate::exec_context::{ExecContext, Registers};
+use crate::fault::{Fault, FaultKind};
 use crate::operands::Args;
 
-fn trap(_: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn trap(_: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
     stop("the kernel executed a trap", mask)
 }
 
-fn breakpoint(_: &mut Cx<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn breakpoint(_: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault>> {
     stop("the kernel reached a breakpoint, and there is no debugger", mask)
 }
 
@@ -19,7 +19,7 @@ fn stop(text: &str, mask: u32) -> Result<(), Box<Fault>> {
     if mask == 0 {
         return Ok(());
     }
-    Err(Fault::new(Kind::Trap(text.into()), mask.trailing_zeros() as usize))
+    Err(Fault::new(FaultKind::Trap(text.into()), mask.trailing_zeros() as usize))
 }
 
 fn nothing(_: &mut Registers, _: &Args, _: u32) {}

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 
 use super::{Decode, Family, Operand, Row, Value, moves};
 use crate::bytecode::Action;
-use crate::exec_context::rig::Rig;
+use crate::exec_context::fixture::Fixture;
 use crate::exec_context::{LANES, Lanes, Registers};
 use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
@@ -325,9 +325,9 @@ fn execute_masked(
     match action(row) {
         Action::Compute(compute) => compute(&mut registers, &args, mask),
         Action::Access(access) => {
-            let (mut rig, ()) = Rig::new(4096, 1, |_| ());
+            let (mut rig, ()) = Fixture::new(4096, 1, |_| ());
             std::mem::swap(&mut rig.regs, &mut registers);
-            let mut cx = rig.cx(0, 1);
+            let mut cx = rig.context(0, 1);
             cx.active = mask;
             access(&mut cx, &args, mask).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
             std::mem::swap(&mut rig.regs, &mut registers);

@@ -89,14 +89,14 @@ macro_rules! kernel {
     }};
 }
 
-/// The fastest compilation of a function that works on a [`crate::exec_context::Cx`] and is inlined wholly.
+/// The fastest compilation of a function that works on a [`crate::exec_context::ExecContext`] and is inlined wholly.
 macro_rules! work {
     ($function:path) => {{
         struct Function;
         impl $crate::isa::vector::Work for Function {
             #[inline(always)]
             fn run(
-                cx: &mut $crate::exec_context::Cx<'_>,
+                cx: &mut $crate::exec_context::ExecContext<'_>,
                 a: &$crate::operands::Args,
                 m: u32,
             ) -> Result<(), Box<$crate::fault::Fault>> {

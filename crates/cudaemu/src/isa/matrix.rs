@@ -4,10 +4,10 @@
 //! In a fragment lane `4 · row + pair` holds the elements `2 · pair` and `2 · pair + 1` of a row in one register. In memory
 //! lane `8 · matrix + row` gives the address of a row's 16 bytes.
 
-use super::mma::whole_warp;
+use super::mma::require_whole_warp;
 use super::{Category, Family, Operand, Value, row};
 use crate::bytecode::Action;
-use crate::exec_context::{Cx, LANES, Lanes, Window};
+use crate::exec_context::{ExecContext, LANES, Lanes, StateSpace};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
 
@@ -57,8 +57,8 @@ fn from_fragment(words: &Lanes<u32>) -> Matrix {
     std::array::from_fn(|row| std::array::from_fn(|column| (words[row * 4 + column / 2] >> (column % 2 * 16)) as u16))
 }
 
-fn window(args: &Args) -> Window {
-    if args.k & SHARED != 0 { Window::Shared } else { Window::Generic }
+fn window(args: &Args) -> StateSpace {
+    if args.k & SHARED != 0 { StateSpace::Shared } else { StateSpace::Generic }
 }
 
 /// The lanes whose addresses count: eight a matrix.
@@ -66,8 +66,8 @@ fn addressing(count: usize) -> u32 {
     u32::MAX >> (LANES - 8 * count)
 }
 
-fn load(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
+fn load(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
     let count = (args.k & 7) as usize;
     let at = cx.addresses(args);
     let rows: Lanes<[u8; 16]> = cx.load(window(args), &at, addressing(count))?;
@@ -83,8 +83,8 @@ fn load(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     Ok(())
 }
 
-fn store(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
+fn store(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
     let count = (args.k & 7) as usize;
     let at = cx.addresses(args);
     let mut rows = [[0; 16]; LANES];
@@ -100,8 +100,8 @@ fn store(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     cx.store(window(args), &at, &rows, addressing(count))
 }
 
-fn transpose(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
+fn transpose(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
     let [d, a]: [Slot; 2] = [args.s[0], args.s[1]];
     let result = to_fragment(&transposed(from_fragment(&cx.regs.get(a))));
     cx.regs.set(d, &result, mask);

@@ -33,7 +33,7 @@ mod vector;
 mod video;
 mod video_scalar;
 
-pub use table::{Table, table};
+pub use table::{InstructionTable, table};
 
 use crate::bytecode::Action;
 use crate::exec_context::{LANES, Lane, Lanes};

@@ -3,7 +3,7 @@
 //! The decoder writes `mov.b64 d, {a, b}` as `mov.b64.pack2.b32` and `mov.b64 {a, b}, d` as `mov.b64.unpack2.b32`.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
-use crate::bytecode::{Action, Compute};
+use crate::bytecode::{Action, ComputeFn};
 use crate::exec_context::{LANES, Lanes, Registers};
 use crate::operands::Args;
 
@@ -66,7 +66,7 @@ pub(crate) fn copy(value: Value) -> Action {
 }
 
 /// The two rows of a whole and its parts: packing, unpacking.
-fn pack(rows: &mut Vec<Row>, ty: &str, whole: Value, n: u8, part_ty: &str, part: Value, actions: [Compute; 2]) {
+fn pack(rows: &mut Vec<Row>, ty: &str, whole: Value, n: u8, part_ty: &str, part: Value, actions: [ComputeFn; 2]) {
     let [pack, unpack] = actions.map(Action::Compute);
     let operands = [Operand::Out(whole), Operand::InVector(n, part)];
     rows.push(row(format!("mov.{ty}.pack{n}.{part_ty}"), &operands, Category::Move, 0, pack));

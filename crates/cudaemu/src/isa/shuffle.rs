@@ -5,9 +5,9 @@
 //! not here, and a lane that reads one that is not, are reported.
 
 use super::{Category, Family, Operand, Row, Value, row};
-use crate::bytecode::{Access, Action};
-use crate::exec_context::{Cx, LANES, Lanes};
-use crate::fault::{Fault, Kind};
+use crate::bytecode::{AccessFn, Action};
+use crate::exec_context::{ExecContext, LANES, Lanes};
+use crate::fault::{Fault, FaultKind};
 use crate::operands::{Args, Slot};
 
 /// In a row's constant: no member mask, all lanes that execute it together are members. (Targets before sm_70.)
@@ -23,7 +23,7 @@ fn has(mask: u32, lane: usize) -> bool {
 }
 
 /// The lanes each lane works with: members of its mask that are here.
-fn groups(cx: &mut Cx<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
+fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
     if args.k & LEGACY != 0 {
         return Ok([mask; LANES]);
     }
@@ -50,7 +50,7 @@ fn groups(cx: &mut Cx<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lane
         Some((lane, text))
     });
     if let Some((lane, text)) = wrong {
-        cx.report_kind(Kind::InactiveLane(text), lane)?;
+        cx.report_kind(FaultKind::InactiveLane(text), lane)?;
     }
     Ok(std::array::from_fn(|lane| members[lane] & mask | 1 << lane))
 }
@@ -76,7 +76,7 @@ fn index(_: i32, b: i32, lowest: i32, highest: i32, segment: i32) -> (i32, bool)
 }
 
 /// `d|p = a` of another lane. Operand c holds the clamp in bits 0–4 and the segment mask in bits 8–12.
-fn shuffle(cx: &mut Cx<'_>, args: &Args, mask: u32, source: Source) -> Result<(), Box<Fault>> {
+fn shuffle(cx: &mut ExecContext<'_>, args: &Args, mask: u32, source: Source) -> Result<(), Box<Fault>> {
     let slots = operands(args);
     let groups = groups(cx, args, slots.get(5).copied().unwrap_or_default(), mask)?;
     let a = cx.regs.get::<u32>(slots[2]);
@@ -103,7 +103,7 @@ fn shuffle(cx: &mut Cx<'_>, args: &Args, mask: u32, source: Source) -> Result<()
         } else {
             "does not execute the shuffle"
         };
-        cx.report_kind(Kind::InactiveLane(format!("lane {lane} reads from lane {from}, which {why}")), lane)?;
+        cx.report_kind(FaultKind::InactiveLane(format!("lane {lane} reads from lane {from}, which {why}")), lane)?;
     }
     cx.regs.set(slots[0], &result, mask);
     cx.regs.set_pred(slots[1], in_range, mask);
@@ -111,7 +111,7 @@ fn shuffle(cx: &mut Cx<'_>, args: &Args, mask: u32, source: Source) -> Result<()
 }
 
 /// A predicate of each lane's group: the lanes of the group, and those of them where the source holds.
-fn vote(cx: &mut Cx<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32) -> bool) -> Result<(), Box<Fault>> {
+fn vote(cx: &mut ExecContext<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32) -> bool) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let held = cx.regs.pred(args.s[1]);
     let result = (0..LANES).fold(0, |bits, lane| bits | u32::from(test(groups[lane], groups[lane] & held)) << lane);
@@ -119,7 +119,7 @@ fn vote(cx: &mut Cx<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32) -> bool
     Ok(())
 }
 
-fn ballot(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn ballot(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let held = cx.regs.pred(args.s[1]);
     cx.regs.set(args.s[0], &groups.map(|group| group & held), mask);
@@ -131,7 +131,7 @@ fn equals(values: &Lanes<u64>, lane: usize, group: u32) -> u32 {
     (0..LANES).fold(0, |bits, other| bits | u32::from(has(group, other) && values[other] == values[lane]) << other)
 }
 
-fn match_any(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn match_any(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let values = cx.regs.get_any(args.s[1]);
     let result: Lanes<u32> = std::array::from_fn(|lane| equals(&values, lane, groups[lane]));
@@ -139,7 +139,7 @@ fn match_any(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> 
     Ok(())
 }
 
-fn match_all(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn match_all(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[3], mask)?;
     let values = cx.regs.get_any(args.s[2]);
     let same = |lane: usize| equals(&values, lane, groups[lane]) == groups[lane];
@@ -151,7 +151,12 @@ fn match_all(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> 
 }
 
 /// One value of all members' values.
-fn reduce(cx: &mut Cx<'_>, args: &Args, mask: u32, combine: impl Fn(u32, u32) -> u32) -> Result<(), Box<Fault>> {
+fn reduce(
+    cx: &mut ExecContext<'_>,
+    args: &Args,
+    mask: u32,
+    combine: impl Fn(u32, u32) -> u32,
+) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let values = cx.regs.get::<u32>(args.s[1]);
     let of = |group: u32| (0..LANES).filter(|&lane| has(group, lane)).map(|lane| values[lane]).reduce(&combine);
@@ -160,13 +165,13 @@ fn reduce(cx: &mut Cx<'_>, args: &Args, mask: u32, combine: impl Fn(u32, u32) ->
     Ok(())
 }
 
-fn active_mask(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn active_mask(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     cx.regs.set(args.s[0], &[mask; LANES], mask);
     Ok(())
 }
 
 /// elect.sync: the lowest member leads.
-fn elect(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn elect(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let leader = groups.map(u32::trailing_zeros);
     let leads = (0..LANES).fold(0, |bits, lane| bits | u32::from(leader[lane] == lane as u32) << lane);
@@ -179,11 +184,11 @@ pub(crate) fn family() -> Family {
     use Operand::{In, InPred, Out, OutPair};
     let mut rows: Vec<Row> = Vec::new();
     let word = In(Value::B32);
-    let mut add = |name: &str, operands: &[Operand], k: u32, action: Access| {
+    let mut add = |name: &str, operands: &[Operand], k: u32, action: AccessFn| {
         rows.push(row(name, operands, Category::Shuffle, k, Action::Access(action)));
     };
 
-    let shuffles: [(&str, Access); 4] = [
+    let shuffles: [(&str, AccessFn); 4] = [
         ("up", |cx, a, m| shuffle(cx, a, m, up)),
         ("down", |cx, a, m| shuffle(cx, a, m, down)),
         ("bfly", |cx, a, m| shuffle(cx, a, m, butterfly)),
@@ -195,7 +200,7 @@ pub(crate) fn family() -> Family {
         add(&format!("shfl.{mode}.b32"), &operands[..4], LEGACY, action);
     }
 
-    let votes: [(&str, Value, Access); 4] = [
+    let votes: [(&str, Value, AccessFn); 4] = [
         ("all.pred", Value::Pred, |cx, a, m| vote(cx, a, m, |group, held| held == group)),
         ("any.pred", Value::Pred, |cx, a, m| vote(cx, a, m, |_, held| held != 0)),
         ("uni.pred", Value::Pred, |cx, a, m| vote(cx, a, m, |group, held| held == 0 || held == group)),
@@ -218,7 +223,7 @@ pub(crate) fn family() -> Family {
         }
     }
 
-    let reductions: [(&str, Access); 9] = [
+    let reductions: [(&str, AccessFn); 9] = [
         ("add.u32", |cx, a, m| reduce(cx, a, m, u32::wrapping_add)),
         ("add.s32", |cx, a, m| reduce(cx, a, m, u32::wrapping_add)),
         ("min.u32", |cx, a, m| reduce(cx, a, m, u32::min)),

@@ -3,21 +3,21 @@
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;
-use crate::exec_context::Cx;
+use crate::exec_context::ExecContext;
 use crate::fault::Fault;
 use crate::operands::Args;
 
 /// In a row's constant: the upper half of the counter.
 const UPPER: u32 = 1;
 
-fn clock(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn clock(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let clock = cx.clock() >> if args.k & UPPER != 0 { 32 } else { 0 };
     cx.regs.set_any(args.s[0], &[clock; 32], mask);
     Ok(())
 }
 
 /// The address of a variable of the frame: an offset into local memory, to which `cvta.local` adds the window.
-fn frame(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn frame(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let addresses = cx.addresses(args);
     cx.regs.set_any(args.s[0], &addresses, mask);
     Ok(())

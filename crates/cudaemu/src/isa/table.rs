@@ -39,14 +39,14 @@ fn families() -> Vec<Family> {
 }
 
 /// The instruction table of this machine.
-pub fn table() -> &'static Table {
-    static TABLE: OnceLock<Table> = OnceLock::new();
-    TABLE.get_or_init(|| Table::new(families()))
+pub fn table() -> &'static InstructionTable {
+    static TABLE: OnceLock<InstructionTable> = OnceLock::new();
+    TABLE.get_or_init(|| InstructionTable::new(families()))
 }
 
 /// Rows by opcode.
 #[derive(Debug)]
-pub struct Table {
+pub struct InstructionTable {
     rows: Vec<Row>,
     by_name: HashMap<String, Vec<u32>>,
     sections: Vec<Section>,
@@ -60,7 +60,7 @@ struct Section {
     hints: Vec<(&'static str, &'static [&'static str])>,
 }
 
-impl Table {
+impl InstructionTable {
     /// A table of these families.
     pub fn new(families: Vec<Family>) -> Self {
         let mut table = Self { rows: Vec::new(), by_name: HashMap::new(), sections: Vec::new() };
@@ -299,7 +299,8 @@ mod tests {
 
     #[test]
     fn hints_are_removed_wherever_they_stand() {
-        let table = Table::new(vec![family(&["ld.global.u32", "ldx.ca.u32"], vec![("ld", &["ca", "L2::128B"])])]);
+        let table =
+            InstructionTable::new(vec![family(&["ld.global.u32", "ldx.ca.u32"], vec![("ld", &["ca", "L2::128B"])])]);
         assert_eq!(table.find("ld.global.ca.L2::128B.u32").map(|found| found.0), Some(0));
         assert_eq!(table.find("ld.global.u32").map(|found| found.0), Some(0));
         assert_eq!(table.find("ldx.ca.u32").map(|found| found.0), Some(1));
@@ -309,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_closest_rows_are_of_the_same_kind() {
-        let table = Table::new(vec![family(&["add.s32", "add.f32", "sub.s32"], vec![])]);
+        let table = InstructionTable::new(vec![family(&["add.s32", "add.f32", "sub.s32"], vec![])]);
         assert_eq!(table.closest("add.s31", 1), ["add.s32"]);
         assert_eq!(table.closest("adf.s32", 2), ["add.s32", "add.f32"]);
         assert!(table.closest("wgmma.fence", 2).is_empty());

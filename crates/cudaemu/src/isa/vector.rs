@@ -3,8 +3,8 @@
 
 use std::marker::PhantomData;
 
-use crate::bytecode::{Access, Action, Compute};
-use crate::exec_context::{Cx, LANES, Lane, Lanes, Registers};
+use crate::bytecode::{AccessFn, Action, ComputeFn};
+use crate::exec_context::{ExecContext, LANES, Lane, Lanes, Registers};
 use crate::fault::Fault;
 use crate::operands::Args;
 
@@ -18,7 +18,7 @@ pub(crate) trait Kernel {
 /// The work of a row that is more than registers; otherwise as [`Kernel`].
 pub(crate) trait Work {
     /// As [`Access`]. To be `#[inline(always)]`.
-    fn run(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>>;
+    fn run(cx: &mut ExecContext<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>>;
 }
 
 /// What this processor can do.
@@ -45,14 +45,14 @@ impl Host {
     }
 
     /// The fastest compilation of a kernel.
-    pub(crate) fn compute<K: Kernel>(self) -> Compute {
-        let wide: Option<Compute> = wide::<K>(self);
+    pub(crate) fn compute<K: Kernel>(self) -> ComputeFn {
+        let wide: Option<ComputeFn> = wide::<K>(self);
         wide.unwrap_or(K::run)
     }
 
     /// The same of work that may fail.
-    pub(crate) fn access<W: Work>(self) -> Access {
-        let wide: Option<Access> = wide_access::<W>(self);
+    pub(crate) fn access<W: Work>(self) -> AccessFn {
+        let wide: Option<AccessFn> = wide_access::<W>(self);
         wide.unwrap_or(W::run)
     }
 
@@ -64,7 +64,7 @@ impl Host {
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "calls a function with target features")]
-fn wide<K: Kernel>(host: Host) -> Option<Compute> {
+fn wide<K: Kernel>(host: Host) -> Option<ComputeFn> {
     #[target_feature(enable = "avx2,fma")]
     fn run<K: Kernel>(r: &mut Registers, a: &Args, mask: u32) {
         K::run(r, a, mask);
@@ -79,12 +79,12 @@ fn wide<K: Kernel>(host: Host) -> Option<Compute> {
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "calls a function with target features")]
-fn wide_access<W: Work>(host: Host) -> Option<Access> {
+fn wide_access<W: Work>(host: Host) -> Option<AccessFn> {
     #[target_feature(enable = "avx2,fma")]
-    fn run<W: Work>(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    fn run<W: Work>(cx: &mut ExecContext<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
         W::run(cx, a, mask)
     }
-    fn call<W: Work>(cx: &mut Cx<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    fn call<W: Work>(cx: &mut ExecContext<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
         // SAFETY: as in `wide`: this function is reached only where the processor has both features.
         unsafe { run::<W>(cx, a, mask) }
     }
@@ -92,12 +92,12 @@ fn wide_access<W: Work>(host: Host) -> Option<Access> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn wide_access<W: Work>(_: Host) -> Option<Access> {
+fn wide_access<W: Work>(_: Host) -> Option<AccessFn> {
     None
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn wide<K: Kernel>(_: Host) -> Option<Compute> {
+fn wide<K: Kernel>(_: Host) -> Option<ComputeFn> {
     None
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::Physical;
+use super::PhysicalMemory;
 
 /// What an allocation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum AllocationKind {
 
 /// What a device may do with mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessRights {
     /// Nothing.
     None,
     /// Read.
@@ -40,7 +40,7 @@ pub struct Allocation {
     pub(super) bytes: u64,
     /// Where in `physical` it starts.
     pub(super) offset: u64,
-    pub(super) physical: Arc<Physical>,
+    pub(super) physical: Arc<PhysicalMemory>,
     pub(super) kind: AllocationKind,
     pub(super) origin: &'static str,
     /// Devices that may read, and write: of mapped memory.
@@ -85,7 +85,7 @@ impl Allocation {
 
     /// The memory behind it.
     #[inline(always)]
-    pub fn physical(&self) -> &Arc<Physical> {
+    pub fn physical(&self) -> &Arc<PhysicalMemory> {
         &self.physical
     }
 

@@ -2,19 +2,19 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Bitmap, View};
+use super::{Bitmap, MemorySnapshot};
 
 /// Which bytes of which allocation a launch read and wrote. Shared by all blocks of the launch.
 #[derive(Debug)]
 pub struct Footprint {
-    view: Arc<View>,
+    view: Arc<MemorySnapshot>,
     /// For each allocation of the view: read, written. Made when first touched; `None` if the host has no memory for it.
     touched: Vec<[OnceLock<Option<Bitmap>>; 2]>,
 }
 
 impl Footprint {
     /// Nothing touched yet.
-    pub fn new(view: Arc<View>) -> Self {
+    pub fn new(view: Arc<MemorySnapshot>) -> Self {
         let touched = view.allocations().iter().map(|_| Default::default()).collect();
         Self { view, touched }
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::{Access, Allocation, AllocationKind, Error, Physical, Space};
+use super::{AccessRights, AddressSpace, Allocation, AllocationKind, Error, PhysicalMemory};
 
 /// Addresses and sizes of these calls are multiples of it: 2 MiB, as on real devices.
 pub const GRANULARITY: u64 = 2 << 20;
@@ -18,7 +18,7 @@ fn granular(what: &str, address: u64, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-impl Space {
+impl AddressSpace {
     /// Sets addresses aside: a multiple of [`GRANULARITY`] bytes, at a multiple of it and of `align` (0: no more).
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64, Error> {
         granular("address range", 0, bytes)?;
@@ -27,7 +27,7 @@ impl Space {
             return Err(Error::Invalid(format!("address range: alignment {align} is no power of two")));
         }
         let mut state = self.lock();
-        let address = self.carve(&mut state, bytes, align, false)?;
+        let address = self.take_addresses(&mut state, bytes, align, false)?;
         state.reserved.insert(address, bytes);
         Ok(address)
     }
@@ -42,18 +42,18 @@ impl Space {
             return Err(Error::Invalid(format!("{} is still mapped in the range to be released", mapped.describe())));
         }
         state.reserved.remove(&address);
-        self.uncarve(&mut state, address);
+        self.return_addresses(&mut state, address);
         Ok(())
     }
 
     /// Memory of a device without an address: a multiple of [`GRANULARITY`]. It is given back with the last of its users.
-    pub fn create(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Physical>, Error> {
+    pub fn create(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<PhysicalMemory>, Error> {
         granular(origin, 0, bytes)?;
-        Ok(Arc::new(Physical::device_memory(device, bytes, self.usage(device)?)?))
+        Ok(Arc::new(PhysicalMemory::device_memory(device, bytes, self.usage(device)?)?))
     }
 
     /// Puts a part of some memory behind reserved addresses. No device may use it before [`Space::set_access`].
-    pub fn map(&self, address: u64, bytes: u64, physical: &Arc<Physical>, offset: u64) -> Result<(), Error> {
+    pub fn map(&self, address: u64, bytes: u64, physical: &Arc<PhysicalMemory>, offset: u64) -> Result<(), Error> {
         granular("cuMemMap", address, bytes)?;
         if !offset.is_multiple_of(GRANULARITY) || offset.checked_add(bytes).is_none_or(|end| end > physical.bytes()) {
             let has = physical.bytes();
@@ -69,7 +69,7 @@ impl Space {
         {
             return Err(Error::Invalid(format!("cuMemMap: {address:#x} is taken by {}", other.describe())));
         }
-        self.unbury(address, address + bytes);
+        self.forget_freed(address, address + bytes);
         let allocation = Allocation {
             base: address,
             bytes,
@@ -87,7 +87,12 @@ impl Space {
     }
 
     /// The bases of the mappings that make up a range exactly.
-    fn mapped(state: &super::space::State, what: &str, address: u64, bytes: u64) -> Result<Vec<u64>, Error> {
+    fn mapped(
+        state: &super::space::AddressSpaceState,
+        what: &str,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Vec<u64>, Error> {
         let holes =
             || Error::Invalid(format!("{what}: {bytes} bytes at {address:#x} are not whole mappings side by side"));
         let end = address.checked_add(bytes).ok_or_else(holes)?;
@@ -106,7 +111,7 @@ impl Space {
         let mut state = self.lock();
         for base in Self::mapped(&state, "cuMemUnmap", address, bytes)? {
             if let Some(allocation) = state.live.remove(&base) {
-                self.bury(&allocation);
+                self.record_freed(&allocation);
             }
         }
         state.changed();
@@ -114,7 +119,7 @@ impl Space {
     }
 
     /// Says what a device may do with whole mappings.
-    pub fn set_access(&self, address: u64, bytes: u64, device: u32, access: Access) -> Result<(), Error> {
+    pub fn set_access(&self, address: u64, bytes: u64, device: u32, access: AccessRights) -> Result<(), Error> {
         self.usage(device)?;
         let mut state = self.lock();
         let bit = 1 << device;
@@ -129,8 +134,8 @@ impl Space {
                 physical: old.physical.clone(),
                 kind: old.kind,
                 origin: old.origin,
-                readers: set(old.readers, access != Access::None),
-                writers: set(old.writers, access == Access::ReadWrite),
+                readers: set(old.readers, access != AccessRights::None),
+                writers: set(old.writers, access == AccessRights::ReadWrite),
                 freed: AtomicBool::new(false),
             };
             state.live.insert(base, Arc::new(new));
@@ -140,11 +145,11 @@ impl Space {
     }
 
     /// What a device may do with the mapping at an address.
-    pub fn access(&self, address: u64, device: u32) -> Access {
+    pub fn access(&self, address: u64, device: u32) -> AccessRights {
         match self.find(address) {
-            Some(a) if a.writers >> device & 1 != 0 => Access::ReadWrite,
-            Some(a) if a.readers >> device & 1 != 0 => Access::Read,
-            _ => Access::None,
+            Some(a) if a.writers >> device & 1 != 0 => AccessRights::ReadWrite,
+            Some(a) if a.readers >> device & 1 != 0 => AccessRights::Read,
+            _ => AccessRights::None,
         }
     }
 }

@@ -25,22 +25,22 @@ mod backing;
 mod bitmap;
 mod error;
 mod footprint;
-mod host;
+mod host_pointer;
 mod mapping;
 mod physical;
-mod program;
+mod registered_host;
+mod snapshot;
 mod space;
-mod view;
 
-pub use allocation::{Access, Allocation, AllocationKind};
+pub use allocation::{AccessRights, Allocation, AllocationKind};
 pub use bitmap::Bitmap;
 pub use error::Error;
 pub use footprint::Footprint;
+pub use host_pointer::HostMemory;
 pub use mapping::GRANULARITY;
-pub use physical::Physical;
-pub use program::HostMemory;
-pub use space::Space;
-pub use view::View;
+pub use physical::PhysicalMemory;
+pub use snapshot::MemorySnapshot;
+pub use space::AddressSpace;
 
 #[cfg(test)]
 mod tests;

@@ -8,12 +8,12 @@ use super::{Bitmap, Error};
 
 /// Bytes in use of one device, against what it has.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct MemoryUsage {
     pub(crate) used: AtomicU64,
     pub(crate) limit: u64,
 }
 
-impl Usage {
+impl MemoryUsage {
     fn charge(&self, device: u32, bytes: u64) -> Result<(), Error> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         let out_of_memory = |used| Error::OutOfMemory { device, asked: bytes, used, limit: self.limit };
@@ -23,7 +23,7 @@ impl Usage {
 
 /// Memory: of a device, of the host, or behind a VMM handle.
 #[derive(Debug)]
-pub struct Physical {
+pub struct PhysicalMemory {
     backing: Backing,
     device: u32,
     /// Bytes that were written; `None` where all always are (host memory).
@@ -34,12 +34,12 @@ pub struct Physical {
     full_words: AtomicU64,
     /// Bytes still charged to the device.
     charged: AtomicU64,
-    usage: Option<Arc<Usage>>,
+    usage: Option<Arc<MemoryUsage>>,
 }
 
-impl Physical {
+impl PhysicalMemory {
     /// Memory of a device, none of it written.
-    pub(crate) fn device_memory(device: u32, bytes: u64, usage: &Arc<Usage>) -> Result<Self, Error> {
+    pub(crate) fn device_memory(device: u32, bytes: u64, usage: &Arc<MemoryUsage>) -> Result<Self, Error> {
         if bytes == 0 {
             return Err(Error::Invalid("an allocation of 0 bytes".into()));
         }
@@ -84,7 +84,7 @@ impl Physical {
     }
 
     /// Gives the bytes back to the device's account; they stay readable for those that still hold them.
-    pub(crate) fn discharge(&self) {
+    pub(crate) fn release_usage(&self) {
         let bytes = self.charged.swap(0, Relaxed);
         if let Some(usage) = &self.usage {
             usage.used.fetch_sub(bytes, Relaxed);
@@ -134,7 +134,7 @@ impl Physical {
 
     /// Marks a range as written.
     #[inline(always)]
-    pub(crate) fn mark(&self, at: u64, bytes: u64) {
+    pub(crate) fn mark_written(&self, at: u64, bytes: u64) {
         if !self.is_full() {
             self.mark_more(at, bytes);
         }
@@ -178,24 +178,24 @@ impl Physical {
             done += step;
         }
         let Some(map) = source.written.as_ref().filter(|map| !source.is_full() && !map.contains(from, bytes)) else {
-            return self.mark(at, bytes);
+            return self.mark_written(at, bytes);
         };
         for done in (0..bytes).step_by(64) {
             let step = (bytes - done).min(64);
             let bits = map.bits(from + done, step);
             if bits.count_ones() == step as u32 {
-                self.mark(at + done, step);
+                self.mark_written(at + done, step);
                 continue;
             }
             for i in 0..step {
-                if bits >> i & 1 != 0 { self.mark(at + done + i, 1) } else { self.unmark(at + done + i, 1) }
+                if bits >> i & 1 != 0 { self.mark_written(at + done + i, 1) } else { self.unmark(at + done + i, 1) }
             }
         }
     }
 }
 
-impl Drop for Physical {
+impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        self.discharge();
+        self.release_usage();
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::backing::Reservation;
-use super::physical::Usage;
-use super::{Allocation, AllocationKind, Error, Physical, View};
+use super::physical::MemoryUsage;
+use super::{Allocation, AllocationKind, Error, MemorySnapshot, PhysicalMemory};
 
 /// Device addresses, if the system gives as many, and the least to start with.
 const ADDRESSES: usize = 8 << 40;
@@ -23,21 +23,21 @@ const GRAVES: usize = 1 << 16;
 
 /// A freed allocation, remembered for the message.
 #[derive(Clone, Debug)]
-pub(super) struct Grave {
+pub(super) struct FreedAllocation {
     pub(super) bytes: u64,
     pub(super) text: String,
 }
 
 /// Freed allocations by address.
 #[derive(Debug, Default)]
-pub(super) struct Graves {
-    by_base: BTreeMap<u64, Grave>,
+pub(super) struct FreedAllocations {
+    by_base: BTreeMap<u64, FreedAllocation>,
     oldest_first: VecDeque<u64>,
 }
 
-impl Graves {
+impl FreedAllocations {
     fn bury(&mut self, allocation: &Allocation) {
-        let grave = Grave { bytes: allocation.bytes, text: allocation.describe() };
+        let grave = FreedAllocation { bytes: allocation.bytes, text: allocation.describe() };
         if self.by_base.insert(allocation.base, grave).is_none() {
             self.oldest_first.push_back(allocation.base);
         }
@@ -58,7 +58,7 @@ impl Graves {
     }
 
     /// The freed allocation that held an address.
-    pub(super) fn at(&self, address: u64) -> Option<(u64, &Grave)> {
+    pub(super) fn at(&self, address: u64) -> Option<(u64, &FreedAllocation)> {
         let (&base, grave) = self.by_base.range(..=address).next_back()?;
         (address - base < grave.bytes).then_some((base, grave))
     }
@@ -66,7 +66,7 @@ impl Graves {
 
 /// What the lock holds.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct AddressSpaceState {
     pub(super) live: BTreeMap<u64, Arc<Allocation>>,
     /// Ranges of the reservation in use: start → end. Allocations of a device, and reserved ranges.
     taken: BTreeMap<u64, u64>,
@@ -74,10 +74,10 @@ pub(super) struct State {
     pub(super) reserved: BTreeMap<u64, u64>,
     /// Where the next addresses are looked for.
     cursor: u64,
-    snapshot: Option<Arc<View>>,
+    snapshot: Option<Arc<MemorySnapshot>>,
 }
 
-impl State {
+impl AddressSpaceState {
     /// Must be called by all that changes `live`.
     pub(super) fn changed(&mut self) {
         self.snapshot = None;
@@ -86,10 +86,10 @@ impl State {
 
 /// All allocations of the process.
 #[derive(Debug)]
-pub struct Space {
-    state: Mutex<State>,
-    graves: Arc<Mutex<Graves>>,
-    usage: Vec<Arc<Usage>>,
+pub struct AddressSpace {
+    state: Mutex<AddressSpaceState>,
+    graves: Arc<Mutex<FreedAllocations>>,
+    usage: Vec<Arc<MemoryUsage>>,
     addresses: Reservation,
 }
 
@@ -97,7 +97,7 @@ fn multiple(value: u64, of: u64) -> u64 {
     value.next_multiple_of(of)
 }
 
-impl Space {
+impl AddressSpace {
     /// A space for as many devices as there are limits (bytes each; at most 64 devices).
     pub fn new(limits: &[u64]) -> Result<Self, Error> {
         if limits.len() > 64 {
@@ -105,9 +105,9 @@ impl Space {
         }
         let addresses = Reservation::new(ADDRESSES, LEAST_ADDRESSES)?;
         let cursor = addresses.range().start;
-        let usage = |&limit: &u64| Arc::new(Usage { used: AtomicU64::new(0), limit });
+        let usage = |&limit: &u64| Arc::new(MemoryUsage { used: AtomicU64::new(0), limit });
         Ok(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(AddressSpaceState {
                 live: BTreeMap::new(),
                 taken: BTreeMap::new(),
                 reserved: BTreeMap::new(),
@@ -120,20 +120,26 @@ impl Space {
         })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, AddressSpaceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn graves(&self) -> MutexGuard<'_, Graves> {
+    fn graves(&self) -> MutexGuard<'_, FreedAllocations> {
         self.graves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn usage(&self, device: u32) -> Result<&Arc<Usage>, Error> {
+    pub(super) fn usage(&self, device: u32) -> Result<&Arc<MemoryUsage>, Error> {
         self.usage.get(device as usize).ok_or(Error::Device { device, count: self.usage.len() })
     }
 
     /// Finds free addresses: `bytes` at a multiple of `align`; `odd`: not of twice it. Guards lie before and after.
-    pub(super) fn carve(&self, state: &mut State, bytes: u64, align: u64, odd: bool) -> Result<u64, Error> {
+    pub(super) fn take_addresses(
+        &self,
+        state: &mut AddressSpaceState,
+        bytes: u64,
+        align: u64,
+        odd: bool,
+    ) -> Result<u64, Error> {
         let range = self.addresses.range();
         let none = || Error::AddressSpace { what: "address range", bytes, reason: "all are in use".into() };
         let mut from = state.cursor;
@@ -166,16 +172,16 @@ impl Space {
     }
 
     /// Gives addresses back.
-    pub(super) fn uncarve(&self, state: &mut State, start: u64) {
+    pub(super) fn return_addresses(&self, state: &mut AddressSpaceState, start: u64) {
         state.taken.remove(&start);
     }
 
     /// Puts an allocation among the live ones.
-    pub(super) fn place(
+    pub(super) fn insert_live(
         &self,
-        state: &mut State,
+        state: &mut AddressSpaceState,
         base: u64,
-        physical: Arc<Physical>,
+        physical: Arc<PhysicalMemory>,
         kind: AllocationKind,
         origin: &'static str,
     ) -> Arc<Allocation> {
@@ -196,10 +202,10 @@ impl Space {
     }
 
     /// Host memory, at the host's own address.
-    pub(super) fn place_host(
+    pub(super) fn insert_host(
         &self,
         base: u64,
-        physical: Arc<Physical>,
+        physical: Arc<PhysicalMemory>,
         kind: AllocationKind,
         origin: &'static str,
     ) -> Result<Arc<Allocation>, Error> {
@@ -211,7 +217,7 @@ impl Space {
             return Err(Error::Invalid(format!("{origin}: {base:#x} overlaps {}", other.describe())));
         }
         self.graves().clear(base, end);
-        Ok(self.place(&mut state, base, physical, kind, origin))
+        Ok(self.insert_live(&mut state, base, physical, kind, origin))
     }
 
     fn alloc_on(
@@ -221,10 +227,10 @@ impl Space {
         kind: AllocationKind,
         origin: &'static str,
     ) -> Result<Arc<Allocation>, Error> {
-        let physical = Arc::new(Physical::device_memory(device, bytes, self.usage(device)?)?);
+        let physical = Arc::new(PhysicalMemory::device_memory(device, bytes, self.usage(device)?)?);
         let mut state = self.lock();
-        let base = self.carve(&mut state, bytes, ALIGNMENT, true)?;
-        Ok(self.place(&mut state, base, physical, kind, origin))
+        let base = self.take_addresses(&mut state, bytes, ALIGNMENT, true)?;
+        Ok(self.insert_live(&mut state, base, physical, kind, origin))
     }
 
     /// Memory of a device.
@@ -240,14 +246,14 @@ impl Space {
     /// Memory of a device that the host may use too, at the same address. Its bytes count as written: nobody sees the host write.
     pub fn alloc_managed(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         self.usage(device)?;
-        let physical = Arc::new(Physical::pinned(bytes, device)?);
-        self.place_host(physical.host_address(), physical, AllocationKind::Managed, origin)
+        let physical = Arc::new(PhysicalMemory::pinned(bytes, device)?);
+        self.insert_host(physical.host_address(), physical, AllocationKind::Managed, origin)
     }
 
     /// Host memory that all devices may use; its address is the host's.
     pub fn alloc_host(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
-        let physical = Arc::new(Physical::pinned(bytes, device)?);
-        self.place_host(physical.host_address(), physical, AllocationKind::PinnedHost, origin)
+        let physical = Arc::new(PhysicalMemory::pinned(bytes, device)?);
+        self.insert_host(physical.host_address(), physical, AllocationKind::PinnedHost, origin)
     }
 
     /// Frees (or unregisters) the allocation that starts at `address`.
@@ -256,26 +262,26 @@ impl Space {
         let found = state.live.get(&address).filter(|a| a.kind != AllocationKind::Mapped).cloned();
         let Some(allocation) = found else {
             drop(state);
-            let near = self.snapshot().why_not(address, 1).to_string();
+            let near = self.snapshot().explain_miss(address, 1).to_string();
             return Err(Error::NotAllocated { address, near });
         };
         state.live.remove(&address);
         state.changed();
-        self.uncarve(&mut state, address);
+        self.return_addresses(&mut state, address);
         allocation.freed.store(true, Relaxed);
-        allocation.physical.discharge();
+        allocation.physical.release_usage();
         self.graves().bury(&allocation);
         Ok(allocation)
     }
 
     /// Remembers a mapping that was taken away.
-    pub(super) fn bury(&self, allocation: &Allocation) {
+    pub(super) fn record_freed(&self, allocation: &Allocation) {
         allocation.freed.store(true, Relaxed);
         self.graves().bury(allocation);
     }
 
     /// Forgets what lay at addresses that are used again.
-    pub(super) fn unbury(&self, start: u64, end: u64) {
+    pub(super) fn forget_freed(&self, start: u64, end: u64) {
         self.graves().clear(start, end);
     }
 
@@ -287,12 +293,12 @@ impl Space {
     }
 
     /// The live allocations, for a launch or a copy. The same one again as long as nothing changes.
-    pub fn snapshot(&self) -> Arc<View> {
+    pub fn snapshot(&self) -> Arc<MemorySnapshot> {
         let mut state = self.lock();
         if let Some(view) = &state.snapshot {
             return view.clone();
         }
-        let view = Arc::new(View::new(state.live.values().cloned().collect(), self.graves.clone()));
+        let view = Arc::new(MemorySnapshot::new(state.live.values().cloned().collect(), self.graves.clone()));
         state.snapshot = Some(view.clone());
         view
     }

@@ -1,16 +1,16 @@
 #![allow(clippy::panic, reason = "a test")]
 use std::sync::Arc;
 
-use super::{Access, Error, GRANULARITY, Space};
-use crate::fault::Kind;
+use super::{AccessRights, AddressSpace, Error, GRANULARITY};
+use crate::fault::FaultKind;
 
 const SIZE: u64 = 4096;
 
-fn space() -> Space {
-    Space::new(&[64 << 20, 64 << 20]).expect("a space")
+fn space() -> AddressSpace {
+    AddressSpace::new(&[64 << 20, 64 << 20]).expect("a space")
 }
 
-fn text(kind: &Kind) -> String {
+fn text(kind: &FaultKind) -> String {
     kind.to_string()
 }
 
@@ -78,8 +78,8 @@ fn freed_addresses_stay_out_of_use() {
         space.free(other).expect("freed");
     }
     for view in [before, space.snapshot()] {
-        assert!(matches!(view.find(first + 8, 8), Err(Kind::UseAfterFree(_))));
-        assert!(matches!(view.write(first, &[1]), Err(Kind::UseAfterFree(_))));
+        assert!(matches!(view.find(first + 8, 8), Err(FaultKind::UseAfterFree(_))));
+        assert!(matches!(view.write(first, &[1]), Err(FaultKind::UseAfterFree(_))));
     }
     let Err(Error::NotAllocated { near, .. }) = space.free(first) else { panic!("freed twice") };
     assert!(near.contains("use after free"), "{near}");
@@ -141,7 +141,7 @@ fn peers_must_be_enabled() {
     for (address, peers, write, allowed) in cases {
         let found = view.reachable(address, 8, 0, peers, write);
         assert_eq!(found.is_ok(), allowed, "{address:#x} {peers} {write}: {found:?}");
-        assert!(allowed || matches!(found, Err(Kind::NotAccessible(_))));
+        assert!(allowed || matches!(found, Err(FaultKind::NotAccessible(_))));
     }
 }
 
@@ -205,13 +205,13 @@ fn host_calls_check_ranges() {
     let space = space();
     let base = space.alloc(0, SIZE, "cuMemAlloc").expect("memory").base();
     let view = space.snapshot();
-    assert!(matches!(view.write(base + 1, &[0; SIZE as usize]), Err(Kind::OutOfBounds(_))));
+    assert!(matches!(view.write(base + 1, &[0; SIZE as usize]), Err(FaultKind::OutOfBounds(_))));
     assert_eq!(view.first_uninitialised(base, SIZE), Ok(Some(base)), "nothing is written before all is checked");
-    assert!(matches!(view.read(base + SIZE - 1, &mut [0; 2]), Err(Kind::OutOfBounds(_))));
-    assert!(matches!(view.copy(base, base + SIZE, 1), Err(Kind::OutOfBounds(_))));
-    assert!(matches!(view.fill(base + 2, &[0; 4], 1), Err(Kind::Misaligned)));
-    assert!(matches!(view.fill(base, &[0; 3], 1), Err(Kind::InvalidValue(_))));
-    assert!(matches!(view.fill(base, &[0; 4], u64::MAX), Err(Kind::OutOfBounds(_))));
+    assert!(matches!(view.read(base + SIZE - 1, &mut [0; 2]), Err(FaultKind::OutOfBounds(_))));
+    assert!(matches!(view.copy(base, base + SIZE, 1), Err(FaultKind::OutOfBounds(_))));
+    assert!(matches!(view.fill(base + 2, &[0; 4], 1), Err(FaultKind::Misaligned)));
+    assert!(matches!(view.fill(base, &[0; 3], 1), Err(FaultKind::InvalidValue(_))));
+    assert!(matches!(view.fill(base, &[0; 4], u64::MAX), Err(FaultKind::OutOfBounds(_))));
     assert_eq!(view.write(base + SIZE, &[]), Ok(()), "nothing is nowhere out of bounds");
 }
 
@@ -236,17 +236,17 @@ fn ranges_and_handles_are_mapped() {
     let middle = range + GRANULARITY - 2;
     let denied = |device, write| space.snapshot().reachable(range, 4, device, u64::MAX, write).is_err();
     assert!(denied(0, false) && denied(1, false), "nobody may before access is set");
-    space.set_access(range, 2 * GRANULARITY, 0, Access::Read).expect("set");
-    space.set_access(range, GRANULARITY, 1, Access::ReadWrite).expect("set");
+    space.set_access(range, 2 * GRANULARITY, 0, AccessRights::Read).expect("set");
+    space.set_access(range, GRANULARITY, 1, AccessRights::ReadWrite).expect("set");
     assert!(!denied(0, false) && denied(0, true) && !denied(1, true));
-    assert_eq!((space.access(range, 0), space.access(middle + 4, 1)), (Access::Read, Access::None));
+    assert_eq!((space.access(range, 0), space.access(middle + 4, 1)), (AccessRights::Read, AccessRights::None));
 
     let view = space.snapshot();
     view.write(middle, &[1, 2, 3, 4]).expect("a copy may span mappings");
     let mut out = [0; 4];
     view.read(middle, &mut out).expect("inside");
     assert_eq!(out, [1, 2, 3, 4]);
-    assert!(matches!(view.write(range + 2 * GRANULARITY - 1, &[0; 2]), Err(Kind::OutOfBounds(_))));
+    assert!(matches!(view.write(range + 2 * GRANULARITY - 1, &[0; 2]), Err(FaultKind::OutOfBounds(_))));
     // The same memory at another address.
     let again = space.reserve(2 * GRANULARITY, 0).expect("a range");
     space.map(again, 2 * GRANULARITY, &handle, 0).expect("mapped");
@@ -256,7 +256,7 @@ fn ranges_and_handles_are_mapped() {
 
     invalid(space.unmap(range, GRANULARITY / 2));
     space.unmap(range, 2 * GRANULARITY).expect("unmapped");
-    assert!(matches!(space.snapshot().find(range, 4), Err(Kind::UseAfterFree(_))));
+    assert!(matches!(space.snapshot().find(range, 4), Err(FaultKind::UseAfterFree(_))));
     space.release(range, 4 * GRANULARITY).expect("released");
     assert!(matches!(space.free(again), Err(Error::NotAllocated { .. })), "a mapping is not freed");
     space.unmap(again, 2 * GRANULARITY).expect("unmapped");

@@ -6,7 +6,7 @@ use super::Error;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token<'a> {
     /// What it is.
-    pub(super) kind: Kind<'a>,
+    pub(super) kind: TokenKind<'a>,
     /// First byte.
     pub(super) start: usize,
     /// One past the last byte.
@@ -17,11 +17,11 @@ pub(super) struct Token<'a> {
 
 /// Kinds of token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind<'a> {
+pub(super) enum TokenKind<'a> {
     /// A name or opcode: `%r1`, `$L__BB0_1`, `add`, `_`.
     Name(&'a str),
     /// A dot with what follows it, parts joined by `::` included; the text is without the first dot: `u32`, `L2::128B`.
-    Word(&'a str),
+    DotWord(&'a str),
     /// An integer; unsigned if it has the suffix `U` or is past the signed range.
     Int {
         /// Its bits.
@@ -36,13 +36,13 @@ pub(super) enum Kind<'a> {
     /// `"…"`, without the quotes.
     Text(&'a str),
     /// Punctuation or an operator.
-    Mark(&'static str),
+    Punct(&'static str),
     /// The end of the file.
     End,
 }
 
 /// Two characters first, so that the longest match wins.
-const MARKS: [&str; 33] = [
+const PUNCTUATION: [&str; 33] = [
     "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "(", ")", "[", "]", "{", "}", "<", ">", ",", ";", ":", "=", "+",
     "-", "*", "/", "%", "&", "|", "^", "~", "!", "?", "@", ".",
 ];
@@ -122,10 +122,10 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn kind(&mut self, start: usize) -> Result<Kind<'a>, Error> {
+    fn kind(&mut self, start: usize) -> Result<TokenKind<'a>, Error> {
         let first = self.byte(0);
         match first {
-            _ if start >= self.text.len() => Ok(Kind::End),
+            _ if start >= self.text.len() => Ok(TokenKind::End),
             b'0'..=b'9' => self.number(start),
             // After a name, a dot and digits are a modifier: `.1d`.
             b'.' if self.byte(1).is_ascii_digit() && !self.follows_name() => self.number(start),
@@ -133,12 +133,12 @@ impl<'a> Lexer<'a> {
                 self.at += 1;
                 match self.take(start, is_name) {
                     "$" => self.error("expected a name after `$`"),
-                    name => Ok(Kind::Name(name)),
+                    name => Ok(TokenKind::Name(name)),
                 }
             }
             b'%' if is_name(self.byte(1)) => {
                 self.at += 1;
-                Ok(Kind::Name(self.take(start, is_name)))
+                Ok(TokenKind::Name(self.take(start, is_name)))
             }
             b'.' if self.byte(1).is_ascii_alphanumeric() || self.byte(1) == b'_' => {
                 self.at += 1;
@@ -147,13 +147,13 @@ impl<'a> Lexer<'a> {
                     self.at += 2;
                     word = self.take(start + 1, is_name);
                 }
-                Ok(Kind::Word(word))
+                Ok(TokenKind::DotWord(word))
             }
             b'"' => self.string(),
-            _ => match MARKS.iter().find(|mark| self.rest().starts_with(**mark)) {
+            _ => match PUNCTUATION.iter().find(|mark| self.rest().starts_with(**mark)) {
                 Some(mark) => {
                     self.at += mark.len();
-                    Ok(Kind::Mark(mark))
+                    Ok(TokenKind::Punct(mark))
                 }
                 None => {
                     let found = self.rest().chars().next().unwrap_or_default();
@@ -164,7 +164,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// `"…"` on one line; a backslash keeps the next character from ending it.
-    fn string(&mut self) -> Result<Kind<'a>, Error> {
+    fn string(&mut self) -> Result<TokenKind<'a>, Error> {
         let mut length = 1;
         loop {
             match self.byte(length) {
@@ -176,16 +176,16 @@ impl<'a> Lexer<'a> {
         }
         let text = self.rest().get(1..length).unwrap_or_default();
         self.at += length + 1;
-        Ok(Kind::Text(text))
+        Ok(TokenKind::Text(text))
     }
 
     /// PTX ISA, "Constants": integers are `.s64`, or `.u64` with the suffix or where the signed range does not hold them.
-    fn number(&mut self, start: usize) -> Result<Kind<'a>, Error> {
+    fn number(&mut self, start: usize) -> Result<TokenKind<'a>, Error> {
         let kind = match (self.byte(0), self.byte(1)) {
             (b'0', b'x' | b'X') => self.digits(2, 16)?,
             (b'0', b'b' | b'B') => self.digits(2, 2)?,
-            (b'0', b'f' | b'F') => Kind::F32(self.bits(8)? as u32),
-            (b'0', b'd' | b'D') => Kind::F64(f64::from_bits(self.bits(16)?)),
+            (b'0', b'f' | b'F') => TokenKind::F32(self.bits(8)? as u32),
+            (b'0', b'd' | b'D') => TokenKind::F64(f64::from_bits(self.bits(16)?)),
             (b'0', b'0'..=b'9') if !self.is_decimal_float() => self.digits(1, 8)?,
             _ if self.is_decimal_float() => {
                 let mut text = self.take(start, |b| b.is_ascii_digit() || b == b'.');
@@ -194,7 +194,7 @@ impl<'a> Lexer<'a> {
                     text = self.take(start, |b| b.is_ascii_digit());
                 }
                 match text.parse() {
-                    Ok(value) => Kind::F64(value),
+                    Ok(value) => TokenKind::F64(value),
                     Err(_) => return self.error(format!("expected a floating-point number, found `{text:.60}`")),
                 }
             }
@@ -214,7 +214,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// An integer of `radix` after a prefix of `prefix` bytes.
-    fn digits(&mut self, prefix: usize, radix: u32) -> Result<Kind<'a>, Error> {
+    fn digits(&mut self, prefix: usize, radix: u32) -> Result<TokenKind<'a>, Error> {
         let start = self.at + prefix;
         self.at = start;
         let text = self.take(start, |b| (b as char).is_digit(radix));
@@ -226,7 +226,7 @@ impl<'a> Lexer<'a> {
         };
         let suffix = self.byte(0) == b'U';
         self.at += usize::from(suffix);
-        Ok(Kind::Int { bits, unsigned: suffix || bits > i64::MAX as u64 })
+        Ok(TokenKind::Int { bits, unsigned: suffix || bits > i64::MAX as u64 })
     }
 
     /// The bits of a float in exactly `count` hexadecimal digits, after `0f` or `0d`.
@@ -242,16 +242,16 @@ impl<'a> Lexer<'a> {
 }
 
 /// How a token reads in a message.
-impl std::fmt::Display for Kind<'_> {
+impl std::fmt::Display for TokenKind<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Name(name) => write!(f, "`{name:.60}`"),
-            Self::Word(word) => write!(f, "`.{word:.60}`"),
+            Self::DotWord(word) => write!(f, "`.{word:.60}`"),
             Self::Int { bits, .. } => write!(f, "the number {bits}"),
             Self::F32(bits) => write!(f, "the number 0f{bits:08X}"),
             Self::F64(value) => write!(f, "the number {value:?}"),
             Self::Text(_) => f.write_str("a string"),
-            Self::Mark(mark) => write!(f, "`{mark}`"),
+            Self::Punct(mark) => write!(f, "`{mark}`"),
             Self::End => f.write_str("the end of the file"),
         }
     }

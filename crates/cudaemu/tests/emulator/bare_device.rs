@@ -3,23 +3,23 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cudaemu::bytecode::{Code, Global};
+use cudaemu::bytecode::{DecodedModule, Global};
 use cudaemu::decode::decode;
-use cudaemu::exec::{self, Launch, Machine, Outcome};
-use cudaemu::mem::Space;
+use cudaemu::exec::{self, ExecutorConfig, Launch, LaunchOutcome};
+use cudaemu::mem::AddressSpace;
 use cudaemu::{isa, ptx};
 
 /// A device and what the kernels on it have done.
 pub(crate) struct Device {
-    space: Space,
-    machine: Machine,
+    space: AddressSpace,
+    machine: ExecutorConfig,
     /// Rows of the instruction table that were executed.
     executed: HashSet<u32>,
 }
 
 /// A loaded module.
 pub(crate) struct Module {
-    code: Arc<Code>,
+    code: Arc<DecodedModule>,
     globals: Arc<[u64]>,
 }
 
@@ -46,7 +46,7 @@ impl Device {
 
     /// One whose kernels print to this.
     pub(crate) fn printing(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        let machine = Machine {
+        let machine = ExecutorConfig {
             sms: 4,
             threads: 1,
             max_instructions: 1 << 24,
@@ -56,7 +56,7 @@ impl Device {
             footprint: false,
             print: Arc::new(print),
         };
-        Self { space: Space::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
+        Self { space: AddressSpace::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
     }
 
     /// Memory that holds these bytes.
@@ -99,7 +99,14 @@ impl Device {
 
     /// Runs a kernel to its end, or to its fault.
     #[track_caller]
-    pub(crate) fn launch(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) -> Outcome {
+    pub(crate) fn launch(
+        &mut self,
+        module: &Module,
+        kernel: &str,
+        grid: u32,
+        block: u32,
+        params: Params,
+    ) -> LaunchOutcome {
         let function = module.code.functions.iter().position(|f| &*f.name == kernel);
         let launch = Launch {
             code: Arc::clone(&module.code),
@@ -116,7 +123,7 @@ impl Device {
             id: 1,
         };
         assert_eq!(launch.params.len() as u32, launch.kernel().param_bytes, "{kernel}: bytes of parameters");
-        let outcome = exec::run(&launch, &self.space.snapshot(), &self.machine);
+        let outcome = exec::run_grid(&launch, &self.space.snapshot(), &self.machine);
         let ran = outcome.profile.warps.iter().zip(&module.code.insts).filter(|(warps, _)| **warps > 0);
         self.executed.extend(ran.map(|(_, inst)| inst.row));
         outcome

@@ -1,7 +1,7 @@
 //! Barriers, branches, calls and the rest that steers threads: every row of the instruction table, executed on a device.
 
 use crate::bare_device::{Device, Params};
-use cudaemu::fault::Kind;
+use cudaemu::fault::FaultKind;
 use cudaemu::isa::table;
 
 /// What a thread must have stored, by its number.
@@ -179,7 +179,7 @@ fn steps() {
         let module = device.load(&(header() + &kernel("k", &format!("@!%p {name};"))));
         let out = device.upload(&[0; 4 * THREADS as usize]);
         let report = device.launch(&module, "k", 1, THREADS, Params::default().pointer(out)).result.unwrap_err();
-        assert!(matches!(&report.fault.kind, Kind::Trap(text) if text.contains(part)), "{report}");
+        assert!(matches!(&report.fault.kind, FaultKind::Trap(text) if text.contains(part)), "{report}");
         assert_eq!(report.thread, [40, 0, 0], "the first thread that comes there");
     }
     device.executed_all(&[

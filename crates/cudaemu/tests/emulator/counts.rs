@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cudaemu::counts::{Kernel, Totals};
+use cudaemu::counts::{KernelCounts, Totals};
 use cudaemu::decode::decode;
-use cudaemu::exec::{self, Machine};
+use cudaemu::exec::{self, ExecutorConfig};
 use cudaemu::isa::Category;
-use cudaemu::mem::Space;
+use cudaemu::mem::AddressSpace;
 
 use crate::gpu::{Gpu, launch, ptx};
 
@@ -157,7 +157,7 @@ fn table_and_json_are_deterministic() {
     let code = Arc::new(decode(&cudaemu::ptx::parse(&text).unwrap(), &text).unwrap());
     let function = code.functions.iter().position(|function| &*function.name == "transpose_tiled").unwrap();
     let run = |threads| {
-        let space = Space::new(&[1 << 20]).unwrap();
+        let space = AddressSpace::new(&[1 << 20]).unwrap();
         let [input, out] = [0, 1].map(|_| space.alloc(0, 16384, "test").unwrap().base());
         space.snapshot().write(input, &[0; 16384]).unwrap();
         let mut params = [input, out].map(u64::to_le_bytes).concat();
@@ -176,7 +176,7 @@ fn table_and_json_are_deterministic() {
             workspace: 0,
             id: 1,
         };
-        let machine = Machine {
+        let machine = ExecutorConfig {
             sms: 4,
             threads,
             max_instructions: 1 << 24,
@@ -186,10 +186,10 @@ fn table_and_json_are_deterministic() {
             footprint: true,
             print: Arc::new(|_| ()),
         };
-        let outcome = exec::run(&launch, &space.snapshot(), &machine);
+        let outcome = exec::run_grid(&launch, &space.snapshot(), &machine);
         outcome.result.clone().unwrap();
         let mut totals = Totals::default();
-        totals.add(vec![("transpose_tiled".to_owned(), Kernel::of(&launch, &outcome))], 32768);
+        totals.add(vec![("transpose_tiled".to_owned(), KernelCounts::of(&launch, &outcome))], 32768);
         totals
     };
     let totals = run(1);

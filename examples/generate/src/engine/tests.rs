@@ -2,22 +2,22 @@
 #![allow(clippy::unwrap_used)] // a test says what it needs by failing
 
 use super::*;
-use crate::hyper::{Arch, Hyper};
+use crate::hparams::{Arch, HParams};
 use crate::load;
 use crate::model::CacheOptions;
 use crate::model::tests::oracle;
-use crate::model::tests::toy::{ARCHS, Toy, close, prompt};
+use crate::model::tests::toy::{ARCHS, ToyModel, assert_close, prompt};
 use crate::placement::Placement;
 use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::gguf::Gguf;
-use fanout::sched::Seen;
+use fanout::sched::ObservedNode;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
 
 /// How a toy is run.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct TestConfig {
     devices: usize,
     shares: Option<&'static [f32]>,
     ubatch: usize,
@@ -27,18 +27,19 @@ struct Way {
     memory: u64,
 }
 
-const PLAIN: Way = Way { devices: 1, shares: None, ubatch: 512, depth: 1, flash_attn: false, memory: 1 << 30 };
+const PLAIN: TestConfig =
+    TestConfig { devices: 1, shares: None, ubatch: 512, depth: 1, flash_attn: false, memory: 1 << 30 };
 
-fn devices(way: Way) -> Vec<Arc<dyn Device>> {
+fn devices(way: TestConfig) -> Vec<Arc<dyn Device>> {
     let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, way.memory).unwrap() as Arc<dyn Device>;
     (0..way.devices).map(device).collect()
 }
 
 /// An engine, or why there is none; and the devices.
-fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) {
+fn start(toy: &ToyModel, way: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) {
     let file = toy.file();
     let gguf = Gguf::parse(&file).unwrap();
-    let hyper = Hyper::read(&gguf.metadata).unwrap();
+    let hyper = HParams::read(&gguf.metadata).unwrap();
     let describe =
         |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
@@ -47,8 +48,8 @@ fn start(toy: &Toy, way: Way) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) 
     let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().free).collect();
     let placement = Placement::new(&tensors, &hyper, &cache, &free, way.shares).unwrap();
     let engine = || {
-        let mut model = load::planned(&hyper, cache, &placement)?;
-        check(&model, &devices, way.ubatch, way.depth)?;
+        let mut model = load::model_without_memory(&hyper, cache, &placement)?;
+        check_memory(&model, &devices, way.ubatch, way.depth)?;
         let account = Account::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
         let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
@@ -71,19 +72,19 @@ fn sequence(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f32>>
 fn logits_are_the_same_however_the_model_is_spread() {
     let tokens = prompt(17);
     for arch in ARCHS {
-        let toy = Toy::new(arch);
+        let toy = ToyModel::new(arch);
         let want = oracle::logits(&toy, &tokens).split_off(13);
-        let two = Way { devices: 2, ubatch: 4, ..PLAIN };
+        let two = TestConfig { devices: 2, ubatch: 4, ..PLAIN };
         for way in [
             PLAIN,
-            Way { ubatch: 5, depth: 2, flash_attn: true, ..PLAIN },
+            TestConfig { ubatch: 5, depth: 2, flash_attn: true, ..PLAIN },
             two,
-            Way { depth: 4, ..two },
-            Way { depth: 3, ubatch: 1, shares: Some(&[2.0, 1.0]), flash_attn: true, ..two },
-            Way { devices: 5, depth: 4, ..two },
+            TestConfig { depth: 4, ..two },
+            TestConfig { depth: 3, ubatch: 1, shares: Some(&[2.0, 1.0]), flash_attn: true, ..two },
+            TestConfig { devices: 5, depth: 4, ..two },
         ] {
             let mut engine = start(&toy, way).0.unwrap();
-            close(&sequence(&mut engine, &tokens, 14), &want, 1e-10, &format!("{arch}, {way:?}"));
+            assert_close(&sequence(&mut engine, &tokens, 14), &want, 1e-10, &format!("{arch}, {way:?}"));
             assert_eq!(engine.length(), 17);
         }
     }
@@ -91,34 +92,34 @@ fn logits_are_the_same_however_the_model_is_spread() {
 
 #[test]
 fn tensors_that_several_devices_need_are_on_each() {
-    let mut toy = Toy::new(Arch::Llama);
+    let mut toy = ToyModel::new(Arch::Llama);
     toy.tensors.remove("output.weight");
     toy.add("rope_freqs.weight", &[4]);
     let tokens = prompt(9);
     let want = oracle::logits(&toy, &tokens).split_off(7);
-    let way = Way { devices: 2, depth: 2, ..PLAIN };
+    let way = TestConfig { devices: 2, depth: 2, ..PLAIN };
     let mut engine = start(&toy, way).0.unwrap();
-    close(&sequence(&mut engine, &tokens, 8), &want, 1e-10, "tied");
+    assert_close(&sequence(&mut engine, &tokens, 8), &want, 1e-10, "tied");
     // Only what flows between the blocks goes from the one to the other.
-    assert_eq!(engine.laid().map(|graph| (graph.splits, graph.copies)), [(2, 1); 2]);
+    assert_eq!(engine.graph_stats().map(|graph| (graph.splits, graph.copies)), [(2, 1); 2]);
 }
 
 #[test]
 fn a_long_prompt_shares_graphs() {
-    let toy = Toy::new(Arch::Qwen3);
+    let toy = ToyModel::new(Arch::Qwen3);
     let tokens = prompt(300);
     let want = oracle::logits(&toy, &tokens).split_off(299);
-    let mut engine = start(&toy, Way { devices: 2, depth: 4, ubatch: 32, ..PLAIN }).0.unwrap();
-    close(&sequence(&mut engine, &tokens, 300), &want, 1e-10, "300 tokens");
+    let mut engine = start(&toy, TestConfig { devices: 2, depth: 4, ubatch: 32, ..PLAIN }).0.unwrap();
+    assert_close(&sequence(&mut engine, &tokens, 300), &want, 1e-10, "300 tokens");
     // 256 positions, 300 positions, and the last batch.
     assert_eq!(engine.ready.len(), 3);
 }
 
 #[test]
 fn a_replay_leaves_the_same_bits() {
-    let toy = Toy::new(Arch::Llama);
+    let toy = ToyModel::new(Arch::Llama);
     let tokens = prompt(300);
-    for way in [PLAIN, Way { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
+    for way in [PLAIN, TestConfig { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
         let mut engine = start(&toy, way).0.unwrap();
         let want = sequence(&mut engine, &tokens, 20);
         let mut again = start(&toy, way).0.unwrap();
@@ -130,7 +131,7 @@ fn a_replay_leaves_the_same_bits() {
 
 #[test]
 fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
-    let (error, devices) = start(&Toy::new(Arch::Llama), Way { devices: 2, memory: 80 << 10, ..PLAIN });
+    let (error, devices) = start(&ToyModel::new(Arch::Llama), TestConfig { devices: 2, memory: 80 << 10, ..PLAIN });
     let error = error.err().unwrap().to_string();
     assert!(error.contains("CPU0") && error.contains("CPU1") && error.contains("free"), "{error}");
     for device in devices {
@@ -141,7 +142,7 @@ fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
 
 #[test]
 fn what_cannot_be_appended_is_refused() {
-    let mut engine = start(&Toy::new(Arch::Llama), PLAIN).0.unwrap();
+    let mut engine = start(&ToyModel::new(Arch::Llama), PLAIN).0.unwrap();
     assert!(matches!(engine.append(&[]), Err(EngineError::NoTokens)));
     let error = engine.append(&prompt(513)).unwrap_err().to_string();
     assert!(error.contains("context of 512"), "{error}");
@@ -151,19 +152,19 @@ fn what_cannot_be_appended_is_refused() {
 
 #[test]
 fn a_comparison_shows_every_node_and_leaves_the_cache_as_it_was() {
-    let toy = Toy::new(Arch::Qwen3Moe);
+    let toy = ToyModel::new(Arch::Qwen3Moe);
     let tokens = prompt(9);
-    let mut engine = start(&toy, Way { devices: 2, ubatch: 4, ..PLAIN }).0.unwrap();
+    let mut engine = start(&toy, TestConfig { devices: 2, ubatch: 4, ..PLAIN }).0.unwrap();
     let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, Path::Exact, 1 << 30).unwrap();
     let mut names = Vec::new();
-    let mut tell = |seen: Seen<'_>, here: &[u8], there: &[u8]| {
+    let mut tell = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{}", seen.name);
         names.push(seen.name.to_owned());
         ControlFlow::Continue(())
     };
     engine.compare(&tokens, &reference, &Account::new(1 << 30), &mut tell).unwrap();
-    assert_eq!(names.len(), engine.laid()[1].nodes);
+    assert_eq!(names.len(), engine.graph_stats()[1].nodes);
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
-    close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after it");
+    assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after it");
 }

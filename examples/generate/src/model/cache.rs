@@ -1,12 +1,12 @@
 //! The cache of keys and values: two tensors per layer, one row of keys and one of values per position.
 
-use super::{ModelError, Stored};
-use crate::hyper::Hyper;
+use super::{ModelError, StoredTensor};
+use crate::hparams::HParams;
 use fanout::tensor::{DType, TensorDesc};
 
 /// Positions that attention sees are padded to a multiple of this (and masked), so that most tokens find the graph of the
 /// one before.
-pub const PAD: usize = 256;
+pub const KV_PAD: usize = 256;
 
 /// How the cache is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,8 +24,8 @@ impl CacheOptions {
     ///
     /// # Errors
     /// When heads are no whole number of the type's blocks.
-    pub fn keys(&self, hyper: &Hyper) -> Result<TensorDesc, ModelError> {
-        self.heads(hyper.head_width)?;
+    pub fn keys(&self, hyper: &HParams) -> Result<TensorDesc, ModelError> {
+        self.check_head_width(hyper.head_width)?;
         let ne = [hyper.kv_width(), self.context, 1, 1];
         Ok(TensorDesc::contiguous(self.dtype, ne)?)
     }
@@ -34,10 +34,10 @@ impl CacheOptions {
     ///
     /// # Errors
     /// As [`CacheOptions::keys`], and when the values of a type with blocks would be transposed.
-    pub fn values(&self, hyper: &Hyper) -> Result<TensorDesc, ModelError> {
+    pub fn values(&self, hyper: &HParams) -> Result<TensorDesc, ModelError> {
         let width = hyper.kv_width();
         if self.flash_attn {
-            self.heads(hyper.head_width)?;
+            self.check_head_width(hyper.head_width)?;
             return Ok(TensorDesc::contiguous(self.dtype, [width, self.context, 1, 1])?);
         }
         if self.dtype.is_block() {
@@ -53,7 +53,7 @@ impl CacheOptions {
     ///
     /// # Errors
     /// When the batch ends beyond the cache.
-    pub fn seen(&self, end: usize) -> Result<usize, ModelError> {
+    pub fn padded_positions(&self, end: usize) -> Result<usize, ModelError> {
         if end > self.context {
             return Err(ModelError::Cache(format!(
                 "position {} is beyond a context of {}: give a larger --ctx",
@@ -61,10 +61,10 @@ impl CacheOptions {
                 self.context
             )));
         }
-        Ok(end.max(1).next_multiple_of(PAD).min(self.context))
+        Ok(end.max(1).next_multiple_of(KV_PAD).min(self.context))
     }
 
-    fn heads(&self, dim: usize) -> Result<(), ModelError> {
+    fn check_head_width(&self, dim: usize) -> Result<(), ModelError> {
         if dim.is_multiple_of(self.dtype.block_len()) {
             return Ok(());
         }
@@ -79,13 +79,13 @@ impl CacheOptions {
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     /// Rows of keys.
-    pub keys: Stored,
+    pub keys: StoredTensor,
     /// Rows of values, or their columns.
-    pub values: Stored,
+    pub values: StoredTensor,
 }
 
 /// The keys as attention reads them: `[kv_heads, positions, head_width]`.
-pub(super) fn keys_view(keys: &TensorDesc, hyper: &Hyper, positions: usize) -> Result<TensorDesc, ModelError> {
+pub(super) fn keys_view(keys: &TensorDesc, hyper: &HParams, positions: usize) -> Result<TensorDesc, ModelError> {
     rows_view(keys, hyper.head_width, hyper.kv_heads, positions)
 }
 
@@ -93,7 +93,7 @@ pub(super) fn keys_view(keys: &TensorDesc, hyper: &Hyper, positions: usize) -> R
 /// product.
 pub(super) fn values_view(
     values: &TensorDesc,
-    hyper: &Hyper,
+    hyper: &HParams,
     positions: usize,
     flash_attn: bool,
 ) -> Result<TensorDesc, ModelError> {

@@ -1,38 +1,44 @@
 //! A transformer block: attention over the cache, then a feed-forward network, each with a residual.
 
 use super::cache::{LayerCache, columns, keys_view, values_view};
-use super::net::Net;
-use super::{Model, ModelError, Shape, moe};
-use crate::hyper::Hyper;
+use super::graph_context::GraphContext;
+use super::{GraphShape, Model, ModelError, moe};
+use crate::hparams::HParams;
 use fanout::graph::TensorId;
-use fanout::ops::Out;
+use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
+use fanout::ops::copy::CopyOp;
 use fanout::ops::flash_attn::FlashAttn;
-use fanout::ops::glu::{Glu, Kind};
+use fanout::ops::glu::{Glu, GluKind};
 use fanout::ops::mul_mat::{MulMat, Precision};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::{DType, TensorDesc};
 
 /// What all blocks of a graph have in common.
-pub(super) struct Common<'a> {
+pub(super) struct BlockContext<'a> {
     pub(super) model: &'a Model,
-    pub(super) shape: Shape,
+    pub(super) shape: GraphShape,
     pub(super) positions: TensorId,
     pub(super) rows: TensorId,
     pub(super) mask: TensorId,
 }
 
-impl Common<'_> {
+impl BlockContext<'_> {
     /// A block that other blocks follow, or whose result someone reads. `last` keeps only the last row after attention.
-    pub(super) fn block(&self, net: &mut Net<'_>, i: usize, x: TensorId, last: bool) -> Result<TensorId, ModelError> {
+    pub(super) fn block(
+        &self,
+        net: &mut GraphContext<'_>,
+        i: usize,
+        x: TensorId,
+        last: bool,
+    ) -> Result<TensorId, ModelError> {
         net.block(Some(i));
-        let (hyper, tokens) = (&self.model.hyper, self.shape.tokens);
-        let cur = self.remember(net, i, x)?;
+        let (hyper, tokens) = (&self.model.hparams, self.shape.tokens);
+        let cur = self.write_cache(net, i, x)?;
         let q = net.linear("Qcur", "attn_q", cur, hyper.heads * hyper.head_width)?;
         let q = net.reshape(q, [hyper.head_width, hyper.heads, tokens, 1])?;
-        let q = self.turned(net, i, "Qcur", "attn_q_norm.weight", q)?;
+        let q = self.rotated(net, i, "Qcur", "attn_q_norm.weight", q)?;
         let attended = self.attention(net, i, q)?;
         let attended = net.linear("attn_out", "attn_output", attended, hyper.width)?;
         let (attended, x) = if last { (last_row(net, attended)?, last_row(net, x)?) } else { (attended, x) };
@@ -46,14 +52,19 @@ impl Common<'_> {
     }
 
     /// Writes the keys and values of a block into its cache; returns the normalised input, which queries come from.
-    pub(super) fn remember(&self, net: &mut Net<'_>, i: usize, x: TensorId) -> Result<TensorId, ModelError> {
+    pub(super) fn write_cache(
+        &self,
+        net: &mut GraphContext<'_>,
+        i: usize,
+        x: TensorId,
+    ) -> Result<TensorId, ModelError> {
         net.block(Some(i));
-        let (hyper, tokens) = (&self.model.hyper, self.shape.tokens);
+        let (hyper, tokens) = (&self.model.hparams, self.shape.tokens);
         let [keys, values] = self.cache(net, i)?;
         let cur = net.norm("attn_norm", x, "attn_norm.weight")?;
         let k = net.linear("Kcur", "attn_k", cur, hyper.kv_width())?;
         let k = net.reshape(k, [hyper.head_width, hyper.kv_heads, tokens, 1])?;
-        let k = self.turned(net, i, "Kcur", "attn_k_norm.weight", k)?;
+        let k = self.rotated(net, i, "Kcur", "attn_k_norm.weight", k)?;
         let k = net.reshape(k, [hyper.kv_width(), tokens, 1, 1])?;
         net.node_onto("cache_k", Rows::SetRows, &[k, self.rows, keys], keys)?;
         let width = hyper.kv_width();
@@ -71,22 +82,22 @@ impl Common<'_> {
         Ok(cur)
     }
 
-    fn cache(&self, net: &mut Net<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
+    fn cache(&self, net: &mut GraphContext<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
         let LayerCache { keys, values } =
             self.model.cache.get(i).ok_or_else(|| ModelError::Cache(format!("block {i} has no cache")))?;
         Ok([net.stored(format!("cache_k_l{i}"), keys)?, net.stored(format!("cache_v_l{i}"), values)?])
     }
 
     /// Heads, normalised where the model does that, and turned by their positions.
-    fn turned(
+    fn rotated(
         &self,
-        net: &mut Net<'_>,
+        net: &mut GraphContext<'_>,
         i: usize,
         name: &str,
         norm: &str,
         heads: TensorId,
     ) -> Result<TensorId, ModelError> {
-        let hyper = &self.model.hyper;
+        let hyper = &self.model.hparams;
         let heads = match net.optional(norm, &[hyper.head_width])? {
             Some(_) => net.norm(&format!("{name}_normed"), heads, norm)?,
             None => heads,
@@ -99,8 +110,8 @@ impl Common<'_> {
     }
 
     /// Attention of queries `[tokens, heads, head_width]` over the cache: `[tokens, heads * head_width]`.
-    fn attention(&self, net: &mut Net<'_>, i: usize, q: TensorId) -> Result<TensorId, ModelError> {
-        let (hyper, Shape { tokens, seen, .. }) = (&self.model.hyper, self.shape);
+    fn attention(&self, net: &mut GraphContext<'_>, i: usize, q: TensorId) -> Result<TensorId, ModelError> {
+        let (hyper, GraphShape { tokens, kv_positions: seen, .. }) = (&self.model.hparams, self.shape);
         let flash_attn = self.model.cache_options.flash_attn;
         let [keys, values] = self.cache(net, i)?;
         let k = keys_view(&net.desc(keys)?, hyper, seen)?;
@@ -118,19 +129,19 @@ impl Common<'_> {
         let shares = net.node("kq_soft_max", SoftMax { scale, max_bias: 0.0 }, &[scores, self.mask])?;
         let attended = net.node("kqv", MulMat::PLAIN, &[v, shares])?;
         let attended = net.permute(attended, [0, 2, 1, 3])?;
-        net.node_as("kqv_out", Copy::Cont, &[attended], Out { dtype: DType::F32, ne: flat })
+        net.node_as("kqv_out", CopyOp::Cont, &[attended], OutputSpec { dtype: DType::F32, ne: flat })
     }
 }
 
-fn feed_forward(net: &mut Net<'_>, hyper: &Hyper, x: TensorId) -> Result<TensorId, ModelError> {
+fn feed_forward(net: &mut GraphContext<'_>, hyper: &HParams, x: TensorId) -> Result<TensorId, ModelError> {
     let gate = net.linear("ffn_gate", "ffn_gate", x, hyper.ff)?;
     let up = net.linear("ffn_up", "ffn_up", x, hyper.ff)?;
-    let gated = net.node("ffn_swiglu", Glu { kind: Kind::Swiglu, swapped: false }, &[gate, up])?;
+    let gated = net.node("ffn_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
     net.linear("ffn_out", "ffn_down", gated, hyper.width)
 }
 
 /// The last row of a packed matrix.
-fn last_row(net: &mut Net<'_>, x: TensorId) -> Result<TensorId, ModelError> {
+fn last_row(net: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
     let desc = net.desc(x)?;
     let row = TensorDesc::contiguous(desc.dtype(), [desc.ne()[0], 1, 1, 1])?;
     net.view(x, row, desc.extent().saturating_sub(row.extent()))

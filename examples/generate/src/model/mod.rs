@@ -7,20 +7,20 @@
 
 mod batch;
 mod cache;
+mod graph_context;
 mod layers;
 mod moe;
-mod net;
 
-pub use cache::{CacheOptions, LayerCache, PAD};
+pub use cache::{CacheOptions, KV_PAD, LayerCache};
 
-use crate::hyper::Hyper;
+use crate::hparams::HParams;
 use fanout::device::Region;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::rows::Rows;
 use fanout::sched::Task;
 use fanout::tensor::{DIMS, DType, DescError, TensorDesc};
-use layers::Common;
-use net::Net;
+use graph_context::GraphContext;
+use layers::BlockContext;
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -28,9 +28,9 @@ use thiserror::Error;
 #[derive(Clone, Debug)]
 pub struct Model {
     /// What the file says of it.
-    pub hyper: Hyper,
+    pub hparams: HParams,
     /// By name. A tensor that several devices have is called `<name>@<device>` there, see [`copy_name`].
-    pub weights: HashMap<String, Stored>,
+    pub weights: HashMap<String, StoredTensor>,
     /// By block.
     pub cache: Vec<LayerCache>,
     /// How the cache is kept.
@@ -39,7 +39,7 @@ pub struct Model {
 
 /// A tensor that lies on a device from run to run.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Type and shape.
     pub desc: TensorDesc,
     /// Number of the device.
@@ -59,11 +59,11 @@ pub struct Batch<'a> {
 
 /// What a graph depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Shape {
+pub struct GraphShape {
     /// Tokens of the batch, not 0.
     pub tokens: usize,
     /// Positions that attention sees, see [`CacheOptions::seen`].
-    pub seen: usize,
+    pub kv_positions: usize,
     /// Which tokens' logits are wanted.
     pub outputs: Outputs,
 }
@@ -148,18 +148,19 @@ impl Model {
     ///
     /// # Errors
     /// When tensors are missing or do not fit.
-    pub fn graph(&self, shape: Shape) -> Result<ModelGraph, ModelError> {
-        let hyper = &self.hyper;
-        let mut net = Net::new(self);
+    pub fn graph(&self, shape: GraphShape) -> Result<ModelGraph, ModelError> {
+        let hyper = &self.hparams;
+        let mut net = GraphContext::new(self);
         let line = [shape.tokens, 1, 1, 1];
         let mask_type = if self.cache_options.flash_attn { DType::F16 } else { DType::F32 };
         let inputs = Inputs {
             tokens: net.input("inp_tokens", DType::I32, line)?,
             positions: net.input("inp_pos", DType::I32, line)?,
             rows: net.input("inp_rows", DType::I64, line)?,
-            mask: net.input("inp_mask", mask_type, [shape.seen, shape.tokens, 1, 1])?,
+            mask: net.input("inp_mask", mask_type, [shape.kv_positions, shape.tokens, 1, 1])?,
         };
-        let common = Common { model: self, shape, positions: inputs.positions, rows: inputs.rows, mask: inputs.mask };
+        let common =
+            BlockContext { model: self, shape, positions: inputs.positions, rows: inputs.rows, mask: inputs.mask };
 
         let table = net.weight("token_embd.weight", &[hyper.width, hyper.vocab])?;
         let mut x = net.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
@@ -167,7 +168,7 @@ impl Model {
         for i in 0..hyper.layers {
             let end = i + 1 == hyper.layers;
             if end && shape.outputs == Outputs::None {
-                common.remember(&mut net, i, x)?;
+                common.write_cache(&mut net, i, x)?;
             } else {
                 x = common.block(&mut net, i, x, end && last)?;
             }
@@ -177,19 +178,19 @@ impl Model {
     }
 
     /// From the last block's result to logits.
-    fn head(&self, net: &mut Net<'_>, x: TensorId) -> Result<TensorId, ModelError> {
+    fn head(&self, net: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
         net.block(None);
         let x = net.norm("result_norm", x, "output_norm.weight")?;
         // Without a matrix of its own the output is tied to the embedding.
         let tied = !self.weights.contains_key("output.weight");
         let stem = if tied { "token_embd" } else { "output" };
-        let logits = net.linear("result_output", stem, x, self.hyper.vocab)?;
+        let logits = net.linear("result_output", stem, x, self.hparams.vocab)?;
         net.output(logits)?;
         Ok(logits)
     }
 
     /// Divisors of the frequencies for a block, on its device where it has them.
-    fn rope_factors(&self, layer: usize) -> Option<(String, &Stored)> {
+    fn rope_factors(&self, layer: usize) -> Option<(String, &StoredTensor)> {
         let name = "rope_freqs.weight";
         let own = copy_name(name, self.cache.get(layer)?.keys.device);
         [own, name.to_owned()].into_iter().find_map(|name| self.weights.get(&name).map(|stored| (name, stored)))

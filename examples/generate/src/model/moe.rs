@@ -1,11 +1,11 @@
 //! A feed-forward network of experts, of which each token uses a few.
 
 use super::ModelError;
-use super::net::Net;
-use crate::hyper::{Experts, Hyper};
+use super::graph_context::GraphContext;
+use crate::hparams::{Experts, HParams};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
-use fanout::ops::glu::{Glu, Kind};
+use fanout::ops::glu::{Glu, GluKind};
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
@@ -15,8 +15,8 @@ use fanout::tensor::{DType, TensorDesc};
 
 /// Softmax over all experts chooses the largest few; their shares, made to sum to 1, weigh their results.
 pub(super) fn feed_forward(
-    net: &mut Net<'_>,
-    hyper: &Hyper,
+    net: &mut GraphContext<'_>,
+    hyper: &HParams,
     experts: &Experts,
     x: TensorId,
 ) -> Result<TensorId, ModelError> {
@@ -41,7 +41,7 @@ pub(super) fn feed_forward(
     let gate = net.node("ffn_moe_gate", MulMat::BY_ID, &[gate, x, chosen])?;
     let up = net.weight("ffn_up_exps.weight", &[width, ff, count])?;
     let up = net.node("ffn_moe_up", MulMat::BY_ID, &[up, x, chosen])?;
-    let gated = net.node("ffn_moe_swiglu", Glu { kind: Kind::Swiglu, swapped: false }, &[gate, up])?;
+    let gated = net.node("ffn_moe_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
     let down = net.weight("ffn_down_exps.weight", &[ff, width, count])?;
     let down = net.node("ffn_moe_down", MulMat::BY_ID, &[down, gated, chosen])?;
     let weighted = net.node("ffn_moe_weighted", Binary::Mul, &[down, weights])?;

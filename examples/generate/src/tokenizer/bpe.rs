@@ -10,11 +10,11 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 
-use super::{Kind, Parts, TokenizerError, Vocab, key, unfit};
+use super::{TokenKind, TokenizerError, TokenizerParts, Vocab, bad_value, key};
 use fanout::gguf::{KeyError, Metadata, required};
 
 /// How text is split before merging.
-struct Splitter {
+struct PreTokenizer {
     /// Names in `tokenizer.ggml.pre`.
     names: &'static [&'static str],
     /// What matches stands alone.
@@ -25,20 +25,20 @@ struct Splitter {
     add_bos: bool,
 }
 
-const SPLITTERS: [Splitter; 3] = [
-    Splitter {
+const SPLITTERS: [PreTokenizer; 3] = [
+    PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3"],
         regex: r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         whole_words: true,
         add_bos: true,
     },
-    Splitter {
+    PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen"],
         regex: r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         whole_words: false,
         add_bos: false,
     },
-    Splitter {
+    PreTokenizer {
         names: &["gpt-2"],
         regex: r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         whole_words: false,
@@ -46,19 +46,19 @@ const SPLITTERS: [Splitter; 3] = [
     },
 ];
 
-impl Splitter {
-    fn read(metadata: &Metadata<'_>) -> Result<&'static Splitter, KeyError> {
+impl PreTokenizer {
+    fn read(metadata: &Metadata<'_>) -> Result<&'static PreTokenizer, KeyError> {
         let name = required(key::PRE, metadata.text(key::PRE)?)?;
         SPLITTERS.iter().find(|splitter| splitter.names.contains(&name)).ok_or_else(|| {
             let known: Vec<_> = SPLITTERS.iter().flat_map(|splitter| splitter.names).copied().collect();
             let expected = format!("one of {}, the splitters this program knows", known.join(", "));
-            unfit(key::PRE, expected, format_args!("{name:?}"))
+            bad_value(key::PRE, expected, format_args!("{name:?}"))
         })
     }
 }
 
-pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Parts, TokenizerError> {
-    let splitter = Splitter::read(metadata)?;
+pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<TokenizerParts, TokenizerError> {
+    let splitter = PreTokenizer::read(metadata)?;
     let merges = merges(metadata, vocab)?;
     let bpe = BPE::builder().vocab_and_merges(vocab.owned(), merges).ignore_merges(splitter.whole_words).build()?;
     let regex = SplitPattern::Regex(splitter.regex.to_owned());
@@ -66,7 +66,7 @@ pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Parts, 
     let steps: Vec<PreTokenizerWrapper> = vec![split.into(), ByteLevel::new(false, false, false).into()];
     let mut inner = Tokenizer::new(bpe);
     inner.with_pre_tokenizer(Some(Sequence::new(steps)));
-    Ok(Parts { inner, pieces: pieces(vocab), add_bos: splitter.add_bos, bos: None, eos: None })
+    Ok(TokenizerParts { inner, pieces: pieces(vocab), add_bos: splitter.add_bos, bos: None, eos: None })
 }
 
 /// The file's merges, each of two tokens that make a third.
@@ -74,7 +74,7 @@ fn merges(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Vec<(String, Str
     let merge = |(rank, text): (usize, &str)| {
         let unlike = || {
             let expected = "two tokens with a space between them, which make a third";
-            unfit(key::MERGES, expected, format!("{text:?} at {rank}"))
+            bad_value(key::MERGES, expected, format!("{text:?} at {rank}"))
         };
         // A token is not empty: a space at the very start belongs to it.
         let first = text.chars().next().map_or(0, char::len_utf8);
@@ -100,12 +100,12 @@ fn bytes_of_characters() -> HashMap<char, u8> {
 
 fn pieces(vocab: &Vocab<'_>) -> Vec<Box<[u8]>> {
     let bytes = bytes_of_characters();
-    let piece = |(&text, kind): (&&str, &Kind)| {
+    let piece = |(&text, kind): (&&str, &TokenKind)| {
         let mut piece = Vec::with_capacity(text.len());
         match kind {
-            Kind::Unknown | Kind::Control | Kind::Unused => {}
-            Kind::UserDefined => piece.extend(text.as_bytes()),
-            Kind::Normal | Kind::Byte => {
+            TokenKind::Unknown | TokenKind::Control | TokenKind::Unused => {}
+            TokenKind::UserDefined => piece.extend(text.as_bytes()),
+            TokenKind::Normal | TokenKind::Byte => {
                 for c in text.chars() {
                     match bytes.get(&c) {
                         Some(&byte) => piece.push(byte),

@@ -3,16 +3,16 @@
 use super::Tokenizer;
 
 /// Turns tokens into text as they come. A token may end amid a character: its bytes wait for the next.
-pub struct Stream<'a> {
+pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The start of a character, at most three bytes.
     waiting: Vec<u8>,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> DecodeStream<'a> {
     /// At the start of a text.
-    pub fn new(tokenizer: &'a Tokenizer) -> Stream<'a> {
-        Stream { tokenizer, waiting: Vec::new() }
+    pub fn new(tokenizer: &'a Tokenizer) -> DecodeStream<'a> {
+        DecodeStream { tokenizer, waiting: Vec::new() }
     }
 
     /// The text that is whole with this token; bytes that are no UTF-8 become U+FFFD.

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use thiserror::Error;
 use tokenizers::AddedToken;
 
-pub use decode::Stream;
+pub use decode::DecodeStream;
 use fanout::gguf::{KeyError, Metadata, required};
 
 /// Keys of the metadata.
@@ -38,7 +38,7 @@ mod key {
 }
 
 /// Texts of control tokens that end a turn or a text, in the vocabularies of the models that this program runs.
-const ENDS: [&str; 4] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"];
+const END_TOKENS: [&str; 4] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"];
 
 /// Why a file's tokenizer cannot be used.
 #[derive(Debug, Error)]
@@ -53,7 +53,7 @@ pub enum TokenizerError {
 
 /// What kind of token one is, by its number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TokenKind {
     Normal,
     Unknown,
     Control,
@@ -62,17 +62,17 @@ enum Kind {
     Byte,
 }
 
-impl Kind {
+impl TokenKind {
     /// Whether the token stands for itself in a text, before anything is split.
     fn is_special(self) -> bool {
-        matches!(self, Kind::Unknown | Kind::Control | Kind::UserDefined)
+        matches!(self, TokenKind::Unknown | TokenKind::Control | TokenKind::UserDefined)
     }
 }
 
 /// Tokens, as the file has them.
 struct Vocab<'a> {
     texts: Vec<&'a str>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenKind>,
     /// By text; of tokens with the same text, the last.
     ids: HashMap<&'a str, u32>,
 }
@@ -81,20 +81,20 @@ impl<'a> Vocab<'a> {
     fn read(metadata: &Metadata<'a>) -> Result<Vocab<'a>, KeyError> {
         let texts = required(key::TOKENS, metadata.texts(key::TOKENS)?)?;
         let kind = |(id, &number): (usize, &u32)| match number {
-            1 => Ok(Kind::Normal),
-            2 => Ok(Kind::Unknown),
-            3 => Ok(Kind::Control),
-            4 => Ok(Kind::UserDefined),
-            5 => Ok(Kind::Unused),
-            6 => Ok(Kind::Byte),
-            other => Err(unfit(key::TYPES, "types from 1 to 6", format!("{other} for token {id}"))),
+            1 => Ok(TokenKind::Normal),
+            2 => Ok(TokenKind::Unknown),
+            3 => Ok(TokenKind::Control),
+            4 => Ok(TokenKind::UserDefined),
+            5 => Ok(TokenKind::Unused),
+            6 => Ok(TokenKind::Byte),
+            other => Err(bad_value(key::TYPES, "types from 1 to 6", format!("{other} for token {id}"))),
         };
         let kinds = match metadata.ints(key::TYPES)? {
             Some(numbers) => numbers.iter().enumerate().map(kind).collect::<Result<_, _>>()?,
-            None => vec![Kind::Normal; texts.len()],
+            None => vec![TokenKind::Normal; texts.len()],
         };
         if kinds.len() != texts.len() {
-            return Err(unfit(key::TYPES, format!("one type for each of {} tokens", texts.len()), kinds.len()));
+            return Err(bad_value(key::TYPES, format!("one type for each of {} tokens", texts.len()), kinds.len()));
         }
         let ids = texts.iter().enumerate().map(|(id, &text)| (text, id as u32)).collect();
         Ok(Vocab { texts, kinds, ids })
@@ -104,7 +104,7 @@ impl<'a> Vocab<'a> {
     fn id(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<u32>, KeyError> {
         match metadata.int(key)? {
             Some(id) if id as usize >= self.texts.len() => {
-                Err(unfit(key, format!("the id of a token, below {}", self.texts.len()), id))
+                Err(bad_value(key, format!("the id of a token, below {}", self.texts.len()), id))
             }
             id => Ok(id),
         }
@@ -117,7 +117,7 @@ impl<'a> Vocab<'a> {
 }
 
 /// A vocabulary of one kind, made ready, with what is the kind's custom where a file says nothing.
-struct Parts {
+struct TokenizerParts {
     inner: tokenizers::Tokenizer,
     /// The bytes that each token stands for.
     pieces: Vec<Box<[u8]>>,
@@ -145,14 +145,15 @@ impl Tokenizer {
     /// [`TokenizerError`] for a kind that is not known, and for keys that are missing or contradict each other.
     pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
         let vocab = Vocab::read(metadata)?;
-        let Parts { mut inner, pieces, add_bos, bos, eos } = match required(key::MODEL, metadata.text(key::MODEL)?)? {
-            "llama" => spm::read(metadata, &vocab)?,
-            "gpt2" => bpe::read(metadata, &vocab)?,
-            other => {
-                let expected = "llama or gpt2, the vocabularies this program knows";
-                return Err(unfit(key::MODEL, expected, format_args!("{other:?}")).into());
-            }
-        };
+        let TokenizerParts { mut inner, pieces, add_bos, bos, eos } =
+            match required(key::MODEL, metadata.text(key::MODEL)?)? {
+                "llama" => spm::read(metadata, &vocab)?,
+                "gpt2" => bpe::read(metadata, &vocab)?,
+                other => {
+                    let expected = "llama or gpt2, the vocabularies this program knows";
+                    return Err(bad_value(key::MODEL, expected, format_args!("{other:?}")).into());
+                }
+            };
         let special = vocab.texts.iter().zip(&vocab.kinds).filter(|(_, kind)| kind.is_special());
         let special = special.map(|(&text, _)| AddedToken::from(text, true).normalized(false));
         inner.add_special_tokens(special)?;
@@ -165,8 +166,8 @@ impl Tokenizer {
         };
         let first = added(key::ADD_BOS, add_bos, key::BOS, bos)?;
         let last = added(key::ADD_EOS, false, key::EOS, eos)?;
-        let named = ENDS.iter().filter_map(|text| vocab.ids.get(text).copied());
-        let mut ends: Vec<u32> = named.filter(|&id| vocab.kinds[id as usize] == Kind::Control).collect();
+        let named = END_TOKENS.iter().filter_map(|text| vocab.ids.get(text).copied());
+        let mut ends: Vec<u32> = named.filter(|&id| vocab.kinds[id as usize] == TokenKind::Control).collect();
         ends.extend(eos);
         ends.extend(vocab.id(metadata, key::EOT)?);
         ends.extend(vocab.id(metadata, key::EOM)?);
@@ -198,6 +199,6 @@ impl Tokenizer {
     }
 }
 
-fn unfit(key: &str, expected: impl Into<String>, found: impl ToString) -> KeyError {
+fn bad_value(key: &str, expected: impl Into<String>, found: impl ToString) -> KeyError {
     KeyError::Unfit { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
 }

@@ -7,7 +7,7 @@ use tokenizers::Tokenizer;
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
 
-use super::{Kind, Parts, TokenizerError, Vocab, key, unfit};
+use super::{TokenKind, TokenizerError, TokenizerParts, Vocab, bad_value, key};
 use fanout::gguf::{Metadata, required};
 
 /// Stands for a space in pieces.
@@ -17,11 +17,11 @@ const UNK: u32 = 0;
 const BOS: u32 = 1;
 const EOS: u32 = 2;
 
-pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Parts, TokenizerError> {
+pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<TokenizerParts, TokenizerError> {
     let scores = required(key::SCORES, metadata.floats(key::SCORES)?)?;
     if scores.len() != vocab.texts.len() {
         let expected = format!("one score for each of {} tokens", vocab.texts.len());
-        return Err(unfit(key::SCORES, expected, scores.len()).into());
+        return Err(bad_value(key::SCORES, expected, scores.len()).into());
     }
     let mut builder =
         BPE::builder().vocab_and_merges(vocab.owned(), merges(vocab, &scores)).byte_fallback(true).fuse_unk(false);
@@ -37,7 +37,7 @@ pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Parts, 
     normalizers.push(Replace::new(" ", SPACE)?.into());
     inner.with_normalizer(Some(Sequence::new(normalizers)))?;
     let known = |id: u32| Some(id).filter(|&id| (id as usize) < vocab.texts.len());
-    Ok(Parts { inner, pieces: pieces(vocab)?, add_bos: true, bos: known(BOS), eos: known(EOS) })
+    Ok(TokenizerParts { inner, pieces: pieces(vocab)?, add_bos: true, bos: known(BOS), eos: known(EOS) })
 }
 
 /// Each way to make a piece from two, the best piece first.
@@ -60,14 +60,14 @@ fn merges(vocab: &Vocab<'_>, scores: &[f32]) -> Vec<(String, String)> {
 }
 
 fn pieces(vocab: &Vocab<'_>) -> Result<Vec<Box<[u8]>>, TokenizerError> {
-    let piece = |(id, (&text, kind)): (usize, (&&str, &Kind))| match kind {
-        Kind::Normal => Ok(text.replace(SPACE, " ").into_bytes().into_boxed_slice()),
-        Kind::UserDefined => Ok(text.as_bytes().into()),
-        Kind::Unknown | Kind::Control | Kind::Unused => Ok(Box::default()),
-        Kind::Byte => {
+    let piece = |(id, (&text, kind)): (usize, (&&str, &TokenKind))| match kind {
+        TokenKind::Normal => Ok(text.replace(SPACE, " ").into_bytes().into_boxed_slice()),
+        TokenKind::UserDefined => Ok(text.as_bytes().into()),
+        TokenKind::Unknown | TokenKind::Control | TokenKind::Unused => Ok(Box::default()),
+        TokenKind::Byte => {
             let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
             let byte = digits.filter(|digits| digits.len() == 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-            let unlike = || unfit(key::TOKENS, "<0x00> to <0xFF> as bytes", format!("{text:?} for token {id}"));
+            let unlike = || bad_value(key::TOKENS, "<0x00> to <0xFF> as bytes", format!("{text:?} for token {id}"));
             Ok([byte.ok_or_else(unlike)?].into())
         }
     };

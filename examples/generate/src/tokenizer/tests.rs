@@ -155,7 +155,7 @@ fn text_comes_back_and_never_breaks_amid_a_character() {
         let tokenizer = tokenizer(&file).unwrap();
         for text in texts {
             let tokens = tokenizer.encode(text).unwrap();
-            let mut stream = Stream::new(&tokenizer);
+            let mut stream = DecodeStream::new(&tokenizer);
             let parts: Vec<String> = tokens.iter().map(|&token| stream.push(token)).collect();
             assert_eq!(stream.finish(), "");
             // A space may begin the text, and one written as U+2581 comes back as a space.
@@ -170,7 +170,7 @@ fn text_comes_back_and_never_breaks_amid_a_character() {
 fn bytes_that_are_no_text_become_one_mark_each() {
     let tokenizer = tokenizer(&spm()).unwrap();
     let stream = |bytes: &[u8]| {
-        let mut stream = Stream::new(&tokenizer);
+        let mut stream = DecodeStream::new(&tokenizer);
         let parts: Vec<_> = bytes.iter().map(|&b| stream.push(u32::from(b) + 3)).collect();
         (parts, stream.finish())
     };

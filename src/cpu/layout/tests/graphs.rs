@@ -55,23 +55,23 @@ fn a_second_use_in_the_graph_decides() {
             product_of(g, part);
         }),
         ("a copy", false, |g, a| {
-            g.node(Copy::Dup, &[Some(a)]).unwrap();
+            g.node(CopyOp::Dup, &[Some(a)]).unwrap();
         }),
         ("a write", false, |g, a| {
             let (part, ids) = (view(g, a, [K, 1, 1, 1], 100 * ROW), g.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
             let (row, onto) = (g.leaf(DType::F32, [K, 1, 1, 1]).unwrap(), view(g, part, [K, 1, 1, 1], 0));
-            g.node_onto(Rows::SetRows, &[Some(row), Some(ids), Some(part)], onto).unwrap();
+            g.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(part)], onto).unwrap();
         }),
     ];
     for (name, packed, more) in cases {
         let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(2));
         let one = one(DType::Q4_0, more);
-        let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slots()[0]));
+        let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slot_sizes()[0]));
         fill(&mut rig, &buffer, &one.graph, &mut rng, 1);
         // The same with nothing packed.
-        let copy = rig.buffer(one.graph.slots()[0]);
+        let copy = rig.buffer(one.graph.slot_sizes()[0]);
         rig.write(&copy, 0, &peek(memory(&buffer)));
-        memory(&copy).alone().pin(0..one.graph.slots()[0]);
+        memory(&copy).alone().pin(0..one.graph.slot_sizes()[0]);
         for _ in 0..2 {
             rig.run(&program, &copy);
             rig.seen.take();
@@ -82,7 +82,7 @@ fn a_second_use_in_the_graph_decides() {
         }
         // Packed by a graph that knows nothing of the second use, it is converted back for it, or not.
         let first = rig.program(&self::one(DType::Q4_0, |_, _| ()).graph);
-        let late = rig.buffer(one.graph.slots()[0]);
+        let late = rig.buffer(one.graph.slot_sizes()[0]);
         fill(&mut rig, &late, &one.graph, &mut Rng::with_seed(2), 1);
         rig.run(&first, &late);
         assert_eq!(rig.seen.take(), (1, 0), "{name}");
@@ -101,11 +101,11 @@ fn a_cache_settles_plain() {
     let (row, ids) = (g.leaf(DType::F32, [K, 1, 1, 1]).unwrap(), g.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
     let desc = g.tensor(cache).unwrap().desc;
     let onto = g.view(cache, desc, 0).unwrap();
-    g.node_onto(Rows::SetRows, &[Some(row), Some(ids), Some(cache)], onto).unwrap();
+    g.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(cache)], onto).unwrap();
     let written = Arc::new(g.build().unwrap());
     let read = one(DType::Q8_0, |_, _| ());
     let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(3));
-    let bytes = read.graph.slots()[0].max(written.slots()[0]);
+    let bytes = read.graph.slot_sizes()[0].max(written.slot_sizes()[0]);
     let (buffer, writer, reader) = (rig.buffer(bytes), rig.program(&written), rig.program(&read.graph));
     rig.write(&buffer, 0, &weights(&mut rng, DType::Q8_0, K * M));
     let mut kept = Vec::new();
@@ -132,11 +132,11 @@ fn experts_are_packed_as_one_stack() {
     let d = g.node(MulMat::PLAIN, &[Some(third), Some(b)]).unwrap();
     let graph = Arc::new(g.build().unwrap());
     let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(4));
-    let (buffer, plain) = (rig.buffer(graph.slots()[0]), rig.buffer(graph.slots()[0]));
+    let (buffer, plain) = (rig.buffer(graph.slot_sizes()[0]), rig.buffer(graph.slot_sizes()[0]));
     let program = rig.program(&graph);
     fill(&mut rig, &buffer, &graph, &mut rng, 8);
     rig.write(&plain, 0, &peek(memory(&buffer)));
-    memory(&plain).alone().pin(0..graph.slots()[0]);
+    memory(&plain).alone().pin(0..graph.slot_sizes()[0]);
     rig.run(&program, &buffer);
     assert_eq!(rig.seen.take(), (2, 0));
     assert!(is_packed(&buffer, &graph, a) && is_packed(&buffer, &graph, third));
@@ -158,7 +158,7 @@ fn some_tensors_stay_as_they_are() {
         g.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
         let graph = Arc::new(g.build().unwrap());
         let mut rig = Rig::new();
-        let (buffer, program) = (rig.buffer(graph.slots()[0]), rig.program(&graph));
+        let (buffer, program) = (rig.buffer(graph.slot_sizes()[0]), rig.program(&graph));
         rig.run(&program, &buffer);
         assert_eq!(rig.seen.take(), (0, 1), "{dtype} {ne:?}");
     }

@@ -11,7 +11,7 @@ use crate::cpu::pool::Work;
 use crate::cpu::program::Code;
 use crate::device::{Account, Buffer, Device, Point, Program, Queue, Source, Timeline};
 use crate::graph::{Builder, Graph, TensorId};
-use crate::ops::copy::Copy;
+use crate::ops::copy::CopyOp;
 use crate::ops::mul_mat::MulMat;
 use crate::ops::rows::Rows;
 use crate::ops::{NodeView, Op};

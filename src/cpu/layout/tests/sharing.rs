@@ -7,15 +7,15 @@ use super::*;
 fn settled_programs_wait_for_no_reader() {
     let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(6));
     let one = one(DType::Q4_0, |_, _| ());
-    let (program, buffer) = (rig.program(&one.graph), rig.buffer(2 * one.graph.slots()[0]));
+    let (program, buffer) = (rig.program(&one.graph), rig.buffer(2 * one.graph.slot_sizes()[0]));
     fill(&mut rig, &buffer, &one.graph, &mut rng, 1);
     rig.run(&program, &buffer);
     let reading = memory(&buffer).shared();
     rig.run(&program, &buffer);
-    rig.write(&buffer, one.graph.slots()[0] + 100, &[7; 100]);
+    rig.write(&buffer, one.graph.slot_sizes()[0] + 100, &[7; 100]);
     drop(reading);
     // The same program elsewhere in the same memory is another matter.
-    let half = one.graph.slots()[0] as u64;
+    let half = one.graph.slot_sizes()[0] as u64;
     rig.queue.run(&program, &Arc::from([buffer.region(half, half).unwrap()])).unwrap();
     rig.queue.mark().wait(soon()).unwrap();
     assert_eq!(memory(&buffer).shared().packed().len(), 2);
@@ -30,7 +30,7 @@ fn readers_wait_for_runs() {
     for round in 0..20 {
         let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(round));
         let one = one(DType::Q4_0, |_, _| ());
-        let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slots()[0]));
+        let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slot_sizes()[0]));
         fill(&mut rig, &buffer, &one.graph, &mut rng, 1);
         let content = peek(memory(&buffer));
         let want = plainly(&one, &content);
@@ -70,7 +70,7 @@ fn slots_of_one_memory_are_settled_together() {
     let other = TensorDesc::contiguous(DType::IQ4_NL, [K, M, 1, 1]).unwrap();
     let needs = |desc: &TensorDesc, access| {
         let mut uses = Uses::new(1);
-        uses.add(crate::graph::Place { slot: 0, offset: 64 }, desc, access);
+        uses.add(crate::graph::SlotOffset { slot: 0, offset: 64 }, desc, access);
         uses.needs().remove(0)
     };
     let span = Span::of(64, &tensor).unwrap();
@@ -98,7 +98,7 @@ fn nobody_waits_for_ever() {
     let n = tensor.extent();
     let pool = Pool::new(2).unwrap();
     let mut uses = Uses::new(1);
-    uses.add(crate::graph::Place { slot: 0, offset: 0 }, &tensor, Access::Strips);
+    uses.add(crate::graph::SlotOffset { slot: 0, offset: 0 }, &tensor, Access::Strips);
     let needs = uses.needs().remove(0);
     // Each thread has a column of its own in all memories, at its own multiple of the tensor's size.
     std::thread::scope(|scope| {

@@ -88,7 +88,7 @@ fn whoever_touches_strips_sees_plain_bytes() {
         for (name, after, touch) in cases {
             let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(1));
             let one = one(dtype, |_, _| ());
-            let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slots()[0]));
+            let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slot_sizes()[0]));
             fill(&mut rig, &buffer, &one.graph, &mut rng, 1);
             let before = peek(memory(&buffer));
             rig.run(&program, &buffer);

@@ -1,6 +1,6 @@
-use super::super::device::{Memory, Remote, enumerate};
-use super::super::plain::Plain;
-use super::super::queue::{Awaited, Speaker};
+use super::super::device::{RemoteBuffer, RemoteDevice, enumerate};
+use super::super::ggml_protocol::GgmlProtocol;
+use super::super::queue::{QueueProtocol, ReadCompleter};
 use super::*;
 use crate::device::{Buffer, DeviceInfo, DeviceKind};
 use crate::rpc::wire::ext::{Abilities, Notice, State};
@@ -15,7 +15,7 @@ const WATCHDOG: Duration = Duration::from_secs(30);
 /// A connection, and the server's end of it.
 fn pair(longest: Duration, greeted: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = crate::rpc::client::tests::dialled(listener.local_addr().unwrap());
+    let ours = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
     let dialect = Dialect::of(PROTOCOL_VERSION).unwrap();
     let connection = Connection::start("a:1", ours, dialect, (WATCHDOG, longest), greeted).unwrap();
     (connection, listener.accept().unwrap().0)
@@ -41,11 +41,11 @@ fn errands_of_a_lost_connection_are_dropped() {
     let holds = Arc::clone(&held);
     connection.fail("a test's reason");
     // As somebody says it while another one writes, who sees only then that the connection is lost.
-    lock(&connection.errands).said.push(Box::new(move |_| {
+    lock(&connection.deferred).sends.push(Box::new(move |_| {
         drop(holds);
         Ok(())
     }));
-    assert!(is_lost(&connection.turn(|_| Ok(())).unwrap_err()));
+    assert!(is_lost(&connection.with_writer(|_| Ok(())).unwrap_err()));
     assert_eq!(Arc::strong_count(&held), 1);
 }
 
@@ -54,14 +54,14 @@ fn whoever_waits_for_bytes_that_were_never_asked_for_is_told_who_is_lost() {
     let (connection, _server) = pair(WATCHDOG, None);
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 30, domain, ..DeviceInfo::new("a:1/0", DeviceKind::Gpu) };
-    let remote = Arc::new(Remote::new(&connection, 0, info).unwrap());
-    let (mut plain, _timeline) = Plain::new(Arc::clone(&remote), connection.proofs.add_device()).unwrap();
-    let memory = Memory { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
+    let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());
+    let (mut plain, _timeline) = GgmlProtocol::new(Arc::clone(&remote), connection.completions.add_device()).unwrap();
+    let memory = RemoteBuffer { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
     let buffer = Buffer::new(&remote.info, 128, Box::new(memory), Box::new(()));
     connection.fail("a test's reason");
     let (parts, tickets): (Vec<_>, Vec<_>) = (0..2)
         .map(|at| {
-            let (to, ticket) = Awaited::new(&remote);
+            let (to, ticket) = ReadCompleter::new(&remote);
             ((buffer.region(64 * at, 64).unwrap(), to), ticket)
         })
         .unzip();

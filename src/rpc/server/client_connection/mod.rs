@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
-use crate::rpc::connection::{ReadAhead, Source};
+use crate::rpc::connection::{ByteSource, ReadAhead};
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
@@ -38,7 +38,7 @@ struct Requests {
     handshake: Option<Deadline>,
 }
 
-impl Source for Requests {
+impl ByteSource for Requests {
     type Error = TransportError;
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {

@@ -1,8 +1,8 @@
 //! What a server tells about itself: its devices, and what they run.
 
 use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
-use crate::graph::validate::{self, ForeignTensor, GraphError, widen};
-use crate::graph::{Graph, Place};
+use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
+use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::session::program_cache::{MAX_BYTES, MAX_PROGRAMS};
@@ -45,7 +45,7 @@ fn record(device: &dyn Device) -> DeviceRecord {
 pub(super) fn support(graph: &GraphCompute<'_>, device: &dyn Device) -> Result<bool, Fault> {
     let graph = placed(graph).map_err(|e| fault(&e))?;
     let node = match graph.nodes() {
-        [node] => graph.view(node),
+        [node] => graph.node_view(node),
         nodes => return Err(Fault::new(format!("expected a graph with one node that computes, got {}", nodes.len()))),
     };
     let node = node.ok_or_else(|| Fault::new("a node of tensors that are not in its graph"))?;
@@ -60,7 +60,7 @@ pub(super) fn support(graph: &GraphCompute<'_>, device: &dyn Device) -> Result<b
 fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
     let (mut slots, mut tensors) = (Vec::new(), Vec::with_capacity(graph.tensors().len()));
     for record in graph.tensors().iter() {
-        let mut tensor = ForeignTensor {
+        let mut tensor = UntrustedTensor {
             id: record.id,
             dtype: record.dtype,
             ne: record.ne,
@@ -69,20 +69,20 @@ fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
             params: record.op_params,
             flags: record.flags,
             srcs: record.src,
-            uses: record.use_count,
+            use_count: record.use_count,
             place: None,
         };
         let ne = record.ne.map(|n| n as usize);
-        let desc =
-            DType::from_wire(record.dtype).map(|dtype| TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb)));
+        let desc = DType::from_wire(record.dtype)
+            .map(|dtype| TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb)));
         if let Some(Ok(desc)) = desc {
-            tensor.place = Some(Place { slot: slots.len() as u32, offset: 0 }); // no more than there are records
+            tensor.place = Some(SlotOffset { slot: slots.len() as u32, offset: 0 }); // no more than there are records
             slots.push(desc.extent().max(desc.dense_bytes()));
         }
         tensors.push(tensor);
     }
     let listed: Vec<u64> = graph.nodes().iter().collect();
-    validate::foreign(&listed, &tensors, slots)
+    validate::import_untrusted(&listed, &tensors, slots)
 }
 
 /// What is wrong with a graph that a client asks about: no mistake of that client's.

@@ -17,10 +17,10 @@ pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake
 
 fn greet(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), String> {
     // A server of an older version may have anything in the byte of the greeting, and closes the connection on GREET.
-    if !handshake.hello(Some([0; 24]), deadline).map_err(wrong)?.speaks_extensions() {
+    if !handshake.hello(Some([0; 24]), deadline).map_err(wrong)?.supports_extensions() {
         return Err(format!("it is no fanout server of revision {REVISION}"));
     }
-    handshake.greet(deadline).map(drop).map_err(wrong)
+    handshake.hello_ext(deadline).map(drop).map_err(wrong)
 }
 
 fn wrong(e: HandshakeError) -> String {

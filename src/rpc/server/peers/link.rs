@@ -124,7 +124,7 @@ impl Link {
         let why = self.say(why);
         match self.end(why.clone()) {
             Ok(sent) => {
-                sent.iter().for_each(|ping| (ping.to)(super::failure(&self.address, why.clone())));
+                sent.iter().for_each(|ping| (ping.sink)(super::failure(&self.address, why.clone())));
                 why
             }
             Err(first) => first,
@@ -181,8 +181,8 @@ impl Link {
             ReadError::Silent { after, .. } | ReadError::Overdue { after, .. } => {
                 format!("it has not said within {after:?} that it took the bytes")
             }
-            ReadError::Unasked => "it answers what nobody asked".to_owned(),
-            ReadError::Reply { reason, .. } | ReadError::Notice(reason) => reason,
+            ReadError::Unexpected => "it answers what nobody asked".to_owned(),
+            ReadError::InvalidReply { reason, .. } | ReadError::Notification(reason) => reason,
             e @ (ReadError::Lost(_) | ReadError::Length { .. } | ReadError::Memory { .. }) => e.to_string(),
         }
     }
@@ -194,7 +194,7 @@ impl Link {
 }
 
 impl Requester for Link {
-    type To = Fail;
+    type Sink = Fail;
     type Failure = String;
 
     fn replies(&self) -> &DueReplies<Fail, String> {
@@ -212,29 +212,29 @@ impl Requester for Link {
     }
 
     /// The bytes before a PING were taken: nobody is told.
-    fn give(&self, _: Fail, body: Vec<u8>) -> Result<(), String> {
+    fn deliver(&self, _: Fail, body: Vec<u8>) -> Result<(), String> {
         Answer::decode(ExtCommand::Ping, &body).map(drop).map_err(|e| e.to_string())
     }
 }
 
 /// Takes one notice.
 fn notice(reader: &mut ReplyReader<Link>) -> Result<(), ReadError> {
-    let wrong = |e: WireError| ReadError::Notice(e.to_string());
+    let wrong = |e: WireError| ReadError::Notification(e.to_string());
     let mut header = [0; NOTICE_HEADER];
     reader.read_exact(&mut header)?;
     let NoticeHeader { kind, size } = NoticeHeader::decode(&header).map_err(wrong)?;
     if size > NOTICE {
-        return Err(ReadError::Notice(format!("it sent a notice of {size} bytes that nobody asked for")));
+        return Err(ReadError::Notification(format!("it sent a notice of {size} bytes that nobody asked for")));
     }
     if kind == NoticeKind::Reply {
-        return reader.reply(size);
+        return reader.read_reply(size);
     }
-    let body = reader.bytes(size, "a notice")?;
+    let body = reader.read_bytes(size, "a notice")?;
     match Notice::decode(kind, &body).map_err(wrong)? {
-        Notice::Refused(why) => Err(ReadError::Notice(format!("it refuses what it was sent: {why}"))),
+        Notice::Refused(why) => Err(ReadError::Notification(format!("it refuses what it was sent: {why}"))),
         Notice::Reply(_) | Notice::State(_) => Ok(()),
         Notice::Reached { .. } | Notice::Data { .. } | Notice::Failed { .. } => {
-            Err(ReadError::Notice("it speaks of a queue that nobody opened".to_owned()))
+            Err(ReadError::Notification("it speaks of a queue that nobody opened".to_owned()))
         }
     }
 }

@@ -8,8 +8,8 @@ use super::handle_table::HandleTable;
 use super::program_cache::Prepared;
 use super::request_error::RequestError;
 use crate::device::{Device, Region};
-use crate::graph::Place;
-use crate::graph::validate::{self, ForeignTensor, GraphError};
+use crate::graph::SlotOffset;
+use crate::graph::validate::{self, GraphError, UntrustedTensor};
 use crate::ops::OpCode;
 use crate::rpc::wire::{GraphCompute, TensorRecord};
 
@@ -29,7 +29,7 @@ pub(in crate::rpc::server) fn import(
     let mut slots = Slots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
     let mut tensors = Vec::with_capacity(graph.tensors().len());
     for record in graph.tensors().iter() {
-        tensors.push(ForeignTensor {
+        tensors.push(UntrustedTensor {
             id: record.id,
             dtype: record.dtype,
             ne: record.ne,
@@ -38,7 +38,7 @@ pub(in crate::rpc::server) fn import(
             params: record.op_params,
             flags: record.flags,
             srcs: record.src,
-            uses: record.use_count,
+            use_count: record.use_count,
             // Why a tensor has no place matters only if a node needs one: see `explain`.
             place: match slots.place(&record) {
                 Err(e @ RequestError::Stray { .. }) => return Err(e.into()),
@@ -48,7 +48,7 @@ pub(in crate::rpc::server) fn import(
     }
     let listed: Vec<u64> = graph.nodes().iter().collect();
     let sizes = slots.bindings.iter().map(|region| region.bytes() as usize).collect();
-    let valid = validate::foreign(&listed, &tensors, sizes).map_err(|e| match e {
+    let valid = validate::import_untrusted(&listed, &tensors, sizes).map_err(|e| match e {
         GraphError::Unplaced { .. } => slots.explain(graph).unwrap_or(RequestError::Graph(e)),
         e => RequestError::Graph(e),
     })?;
@@ -69,7 +69,7 @@ struct Slots<'a> {
 
 impl Slots<'_> {
     /// A tensor's place; `None` if it says that it has none here.
-    fn place(&mut self, record: &TensorRecord) -> Result<Option<Place>, RequestError> {
+    fn place(&mut self, record: &TensorRecord) -> Result<Option<SlotOffset>, RequestError> {
         if record.buffer == 0 {
             return match record.data {
                 0 => Ok(None),
@@ -85,7 +85,7 @@ impl Slots<'_> {
             self.bindings.push(entry.buffer.whole());
             (self.bindings.len() - 1) as u32 // no more than tensor records, whose count is a u32
         });
-        Ok(Some(Place { slot, offset: start as usize }))
+        Ok(Some(SlotOffset { slot, offset: start as usize }))
     }
 
     /// Why a tensor that a node needs has no place: the reason of the first one that has a better one than "nowhere".

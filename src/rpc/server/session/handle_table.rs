@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::request_error::RequestError;
 use crate::device::{Buffer, Region};
-use crate::graph::validate::widen;
+use crate::graph::validate::widen_strides;
 use crate::rpc::wire::TensorRecord;
 use crate::tensor::{DType, TensorDesc};
 
@@ -101,5 +101,5 @@ impl Located<'_> {
 pub(in crate::rpc::server) fn desc(record: &TensorRecord) -> Result<TensorDesc, RequestError> {
     let dtype = DType::from_wire(record.dtype).ok_or(RequestError::Type(record.dtype))?;
     let ne = record.ne.map(|n| n as usize);
-    Ok(TensorDesc::strided(dtype, ne, widen(dtype, ne, record.nb))?)
+    Ok(TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb))?)
 }

@@ -216,7 +216,7 @@ mod tests {
     fn prepared() -> Prepared {
         let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap();
         let buffer = device.alloc(64, &Account::new(64)).unwrap();
-        let graph = crate::graph::validate::foreign(&[], &[], vec![64]).unwrap();
+        let graph = crate::graph::validate::import_untrusted(&[], &[], vec![64]).unwrap();
         Prepared { program: device.prepare(Arc::new(graph)).unwrap(), bindings: Arc::from([buffer.whole()]) }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{AllocSizeForm, Dialect, HelloForm, Unsayable};
 use crate::ops::OpCode;
-use crate::ops::unary::Kind;
+use crate::ops::unary::UnaryKind;
 use crate::rpc::wire::{Command, REQUEST_HEADER, Request, SetTensor, SetTensorHead, TensorRecord};
 use crate::tensor::DType;
 
@@ -139,7 +139,7 @@ impl Dialect {
         let kind = record.op_params[0];
         match op {
             OpCode::Unary => {
-                let unary = usize::try_from(kind).ok().and_then(|kind| Kind::ALL.get(kind));
+                let unary = usize::try_from(kind).ok().and_then(|kind| UnaryKind::ALL.get(kind));
                 record.op_params[0] =
                     unary.and_then(|unary| self.kind(unary)).ok_or_else(|| self.no(format!("kind {kind} of {op}")))?;
             }

@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::{BodySize, Command, Version};
 use crate::ops::OpCode;
-use crate::ops::unary::Kind;
+use crate::ops::unary::UnaryKind;
 use crate::tensor::DType;
 
 /// The versions that a client serves, for messages.
@@ -130,17 +130,17 @@ const LATER_OPS: [OpCode; 25] = [
     OpCode::PadReflect1d,
 ];
 
-const LATER_KINDS: [Kind; 8] = [
+const LATER_KINDS: [UnaryKind; 8] = [
     // 3.5.0
-    Kind::Expm1,
-    Kind::Softplus,
-    Kind::Floor,
-    Kind::Ceil,
-    Kind::Round,
-    Kind::Trunc,
+    UnaryKind::Expm1,
+    UnaryKind::Softplus,
+    UnaryKind::Floor,
+    UnaryKind::Ceil,
+    UnaryKind::Round,
+    UnaryKind::Trunc,
     // 3.0.0
-    Kind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
-    Kind::GeluErf,
+    UnaryKind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
+    UnaryKind::GeluErf,
 ];
 
 const LATER_TYPES: [DType; 4] = [
@@ -330,9 +330,9 @@ impl Dialect {
     }
 
     /// The number of a kind of UNARY, where the version has it.
-    pub(crate) fn kind(&self, kind: &Kind) -> Option<i32> {
-        let later = LATER_KINDS[..self.later_kinds].iter().map(Kind::number);
-        let number = kind.number();
+    pub(crate) fn kind(&self, kind: &UnaryKind) -> Option<i32> {
+        let later = LATER_KINDS[..self.later_kinds].iter().map(UnaryKind::wire_number);
+        let number = kind.wire_number();
         let missing = later.clone().any(|other| other == number);
         (!missing).then(|| number - later.filter(|&other| other < number).count() as i32)
     }

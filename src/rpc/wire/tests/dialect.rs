@@ -3,11 +3,11 @@
 use super::inputs::{Store, record, request};
 use crate::ops::binary::Binary;
 use crate::ops::flash_attn::FlashAttn;
-use crate::ops::glu::{Glu, Kind as Gate};
+use crate::ops::glu::{Glu, GluKind as Gate};
 use crate::ops::mul_mat::MulMat;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::ops::softmax::SoftMax;
-use crate::ops::unary::{Kind, Unary};
+use crate::ops::unary::{Unary, UnaryKind};
 use crate::ops::{NodeView, Op, OpCode, Sources};
 use crate::rpc::wire::*;
 use crate::tensor::{DType, TensorDesc};
@@ -43,7 +43,7 @@ fn numbers_are_those_of_the_lists() {
             let want = ops.iter().position(|name| *name == op.name());
             assert_eq!(dialect.op(op).map(|n| n as usize), want, "{version}: {op}");
         }
-        for (kind, name) in Kind::ALL.iter().zip(list("7.0.0", "unary")) {
+        for (kind, name) in UnaryKind::ALL.iter().zip(list("7.0.0", "unary")) {
             let want = kinds.iter().position(|other| *other == name);
             assert_eq!(dialect.kind(kind).map(|n| n as usize), want, "{version}: {name}");
         }
@@ -316,9 +316,9 @@ fn nodes_that_would_mean_something_else_are_refused() {
         (scale(0.0), vec![Some(&x)], "gen0"),
         (scale(1.0), vec![Some(&x)], "3.0.0"),
         (Unary::Fill { value: 1.0 }.into(), vec![Some(&x)], "3.5.0"),
-        (Unary::Kind(Kind::Exp).into(), vec![Some(&x)], "gen0"),
-        (Unary::Kind(Kind::GeluErf).into(), vec![Some(&x)], "3.0.0"),
-        (Unary::Kind(Kind::Trunc).into(), vec![Some(&x)], "3.5.0"),
+        (Unary::Kind(UnaryKind::Exp).into(), vec![Some(&x)], "gen0"),
+        (Unary::Kind(UnaryKind::GeluErf).into(), vec![Some(&x)], "3.0.0"),
+        (Unary::Kind(UnaryKind::Trunc).into(), vec![Some(&x)], "3.5.0"),
         (gate(Gate::Swiglu), vec![Some(&x)], "3.0.0"),
         (gate(Gate::SwigluClamp { limit: 1.0 }), vec![Some(&x)], "7.0.0"),
         (softmax(), vec![Some(&x), Some(&mask)], "gen0"),

@@ -7,7 +7,7 @@ use crate::tensor::blocks::{self, BlockQ3K, F16Bits};
 use crate::tensor::{Capability, DType};
 
 fn types() -> impl Iterator<Item = DType> {
-    DType::all_that_can(Capability::Convert)
+    DType::with_capability(Capability::Convert)
 }
 
 /// The types with bounds on the relative squared error of gaussian values.

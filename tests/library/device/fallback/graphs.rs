@@ -3,8 +3,8 @@
 use super::super::{MEMORY, soon};
 use super::pair;
 use fanout::device::{Account, Device, Source};
-use fanout::graph::validate::{ForeignTensor, foreign};
-use fanout::graph::{Graph, Place};
+use fanout::graph::validate::{UntrustedTensor, import_untrusted};
+use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::binary::Binary;
 use fanout::ops::norm::Norm;
 use fanout::ops::rows::Rows;
@@ -56,7 +56,7 @@ impl Area {
 
 /// A graph in the making.
 struct Making {
-    records: Vec<ForeignTensor>,
+    records: Vec<UntrustedTensor>,
     /// Area of each record, and whether a node writes it.
     areas: Vec<Option<(Area, bool)>>,
     listed: Vec<u64>,
@@ -68,7 +68,7 @@ impl Making {
         let mut all = [0; 10];
         all[..srcs.len()].copy_from_slice(srcs);
         let step = area.step as u32;
-        self.records.push(ForeignTensor {
+        self.records.push(UntrustedTensor {
             id,
             dtype: DType::F32 as u32,
             ne: [8, 8, 1, 1],
@@ -77,8 +77,8 @@ impl Making {
             params: op.map_or([0; 16], |op| op.encode().0),
             flags: 16,
             srcs: all,
-            uses: 0,
-            place: Some(Place { slot: area.slot, offset: area.offset }),
+            use_count: 0,
+            place: Some(SlotOffset { slot: area.slot, offset: area.offset }),
         });
         self.areas.push(Some((area, op.is_some())));
         id
@@ -94,7 +94,7 @@ impl Making {
     }
 
     fn graph(&self) -> Option<Graph> {
-        foreign(&self.listed, &self.records, vec![SLOT; 2]).ok()
+        import_untrusted(&self.listed, &self.records, vec![SLOT; 2]).ok()
     }
 
     /// Adds a node, unless the graph is none then.
@@ -128,7 +128,7 @@ impl Making {
                 self.records.iter().any(|r| r.op == OpCode::SetRows as u32 && (r.srcs[2] == node || r.id == node));
             let known = reads > 0 && !aside && !onto && rng.bool();
             if known {
-                self.records[at].uses = reads as i32;
+                self.records[at].use_count = reads as i32;
             }
             for byte in area.bytes() {
                 matter[area.slot as usize][byte] = !known;

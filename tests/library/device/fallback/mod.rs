@@ -79,7 +79,7 @@ fn it_is_its_primary_to_the_outside() {
     assert_eq!((primary.memory().unwrap().total, account.used()), (MEMORY, 1000));
     assert_eq!(second.record.queues.load(SeqCst), 0);
     let (graph, _) = chain();
-    assert!(graph.nodes().iter().all(|node| device.support(graph.view(node).unwrap()) == Support::Yes));
+    assert!(graph.nodes().iter().all(|node| device.support(graph.node_view(node).unwrap()) == Support::Yes));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     assert_eq!(program.graph(), &*graph);
 }
@@ -96,7 +96,7 @@ fn it_is_reached_and_reaches_as_its_primary() {
     }
     let (graph, _) = chain();
     let (memory, mut queue) =
-        (device.alloc(graph.slots()[0] as u64, &account).unwrap(), device.queue(&account).unwrap());
+        (device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap(), device.queue(&account).unwrap());
     let buffer = device.alloc(64, &account).unwrap();
     let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
     let parts = [(0, 16), (16, 48)].map(|(offset, bytes)| buffer.region(offset, bytes).unwrap());
@@ -122,7 +122,7 @@ fn what_neither_runs_is_refused_with_both_reasons() {
         RecordingDevice::new("HOST", MEMORY, &[Mul, Add]),
     );
     let (graph, _) = chain();
-    let no = graph.nodes().iter().find_map(|node| match device.support(graph.view(node).unwrap()) {
+    let no = graph.nodes().iter().find_map(|node| match device.support(graph.node_view(node).unwrap()) {
         Support::No(no) => Some(no),
         Support::Yes | Support::Offload => None,
     });
@@ -152,7 +152,7 @@ fn square(b: &mut Builder, x: TensorId) -> TensorId {
 fn in_place(b: &mut Builder, x: TensorId) -> TensorId {
     let desc = b.tensor(x).unwrap().desc;
     let onto = b.view(x, desc, 0).unwrap();
-    b.node_onto(Unary::Sqr, &[Some(x)], onto).unwrap()
+    b.node_into(Unary::Sqr, &[Some(x)], onto).unwrap()
 }
 
 /// Two rows into a cache of eight.
@@ -162,7 +162,7 @@ fn rows(b: &mut Builder) -> TensorId {
     let cache = b.leaf(DType::F32, [16, 8, 1, 1]).unwrap();
     let desc = b.tensor(cache).unwrap().desc;
     let onto = b.view(cache, desc, 0).unwrap();
-    b.node_onto(Rows::SetRows, &[Some(rows), Some(ids), Some(cache)], onto).unwrap()
+    b.node_into(Rows::SetRows, &[Some(rows), Some(ids), Some(cache)], onto).unwrap()
 }
 
 /// What the log was told.

@@ -6,7 +6,7 @@ use fanout::device::{Device, Source};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::OpCode::{self, Add, Cpy, SetRows, Sqr};
 use fanout::ops::binary::Binary;
-use fanout::ops::copy::Copy;
+use fanout::ops::copy::CopyOp;
 use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn no_byte_moves_without_need() {
             "a result for the next node alone",
             |b| {
                 let s = sum(b);
-                b.used_only(s, 1).unwrap();
+                b.set_use_count(s, 1).unwrap();
                 square(b, s)
             },
             &[Add, Sqr],
@@ -52,7 +52,7 @@ fn no_byte_moves_without_need() {
             "a result with another reader somewhere",
             |b| {
                 let s = sum(b);
-                b.used_only(s, 2).unwrap();
+                b.set_use_count(s, 2).unwrap();
                 square(b, s)
             },
             &[Add, Sqr],
@@ -85,7 +85,7 @@ fn no_byte_moves_without_need() {
             |b| {
                 let x = leaf(b);
                 let y = in_place(b, x);
-                b.used_only(y, 1).unwrap();
+                b.set_use_count(y, 1).unwrap();
                 square(b, y)
             },
             &[Sqr],
@@ -108,9 +108,9 @@ fn no_byte_moves_without_need() {
             |b| {
                 let x = b.leaf(DType::F32, [4, 8, 1, 1]).unwrap();
                 let desc = TensorDesc::strided(DType::F32, [4, 8, 1, 1], [4, 64, 512, 512]).unwrap();
-                let into = b.leaf_of(desc).unwrap();
+                let into = b.leaf_with_desc(desc).unwrap();
                 let onto = b.view(into, desc, 0).unwrap();
-                b.node_onto(Copy::Cpy, &[Some(x), Some(into)], onto).unwrap()
+                b.node_into(CopyOp::Cpy, &[Some(x), Some(into)], onto).unwrap()
             },
             &[Cpy],
             128 + 464,
@@ -123,7 +123,7 @@ fn no_byte_moves_without_need() {
                 let desc = TensorDesc::contiguous(DType::F32, ROW).unwrap();
                 let into = b.view(cache, desc, 128).unwrap();
                 let onto = b.view(cache, desc, 128).unwrap();
-                b.node_onto(Copy::Cpy, &[Some(x), Some(into)], onto).unwrap()
+                b.node_into(CopyOp::Cpy, &[Some(x), Some(into)], onto).unwrap()
             },
             &[Cpy],
             row,
@@ -137,12 +137,12 @@ fn no_byte_moves_without_need() {
         let graph = Arc::new(b.build().unwrap());
         let pair = pair(refused);
         let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = pair.buffer(graph.slots()[0]);
+        let buffer = pair.buffer(graph.slot_sizes()[0]);
         let mut queue = pair.queue();
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
         queue.mark().wait(soon()).unwrap();
-        assert_eq!(pair.primary.moved(), (down, up), "{what}: bytes from and to the primary");
-        assert_eq!(pair.second.moved(), (up, down), "{what}: bytes from and to the second");
+        assert_eq!(pair.primary.take_transferred_bytes(), (down, up), "{what}: bytes from and to the primary");
+        assert_eq!(pair.second.take_transferred_bytes(), (up, down), "{what}: bytes from and to the second");
         let nodes: u64 = pair.device.counts().iter().map(|&(_, n)| n).sum();
         assert_eq!(nodes, graph.nodes().len() as u64, "{what}");
     }
@@ -158,7 +158,7 @@ fn large_operands_arrive_in_pieces() {
     let graph = Arc::new(b.build().unwrap());
     let pair = pair(&[Sqr]);
     let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
-    let buffer = pair.buffer(graph.slots()[0]);
+    let buffer = pair.buffer(graph.slot_sizes()[0]);
     let mut queue = pair.queue();
     let bytes: Vec<u8> = (0..n).flat_map(|i| ((i % 4093) as f32).to_le_bytes()).collect();
     queue.upload(region(&graph, &buffer, x), None, Source::Borrowed(&bytes)).unwrap();

@@ -7,7 +7,7 @@ use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode::{AddId, Mul, Sqr};
 use fanout::ops::binary::Binary;
 use fanout::tensor::DType;
-use fanout_testing::recording_device::Event;
+use fanout_testing::recording_device::QueueEvent;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn what_does_not_fall_back_passes_straight_through() {
     node(&mut b, Binary::Mul, &srcs);
     let (plain, graph) = (Arc::new(plain.build().unwrap()), Arc::new(b.build().unwrap()));
     let (straight, cut) = (pair.device.prepare(plain).unwrap(), pair.device.prepare(Arc::clone(&graph)).unwrap());
-    let (large, buffer) = (pair.buffer(1 << 20), pair.buffer(graph.slots()[0]));
+    let (large, buffer) = (pair.buffer(1 << 20), pair.buffer(graph.slot_sizes()[0]));
     let bindings = Arc::from([buffer.whole()]);
     let mut queue = pair.queue();
     for round in 1..=3 {
@@ -65,12 +65,12 @@ fn what_does_not_fall_back_passes_straight_through() {
 fn nothing_overtakes_a_program_that_falls_back() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
-    let (buffer, copy) = (pair.buffer(graph.slots()[0]), pair.buffer(64));
+    let (buffer, copy) = (pair.buffer(graph.slot_sizes()[0]), pair.buffer(64));
     let (row, bindings) = (buffer.region(0, 64).unwrap(), Arc::from([buffer.whole()]));
     let mut straight = Builder::new();
     sum(&mut straight);
     let straight = Arc::new(straight.build().unwrap());
-    let sums = pair.buffer(straight.slots()[0]);
+    let sums = pair.buffer(straight.slot_sizes()[0]);
     let summed = region(&straight, &sums, straight.nodes()[0].dst);
     let straight = pair.device.prepare(straight).unwrap();
     let mut queue = pair.queue();
@@ -106,7 +106,7 @@ fn nothing_overtakes_a_program_that_falls_back() {
 fn a_point_between_two_programs_is_reached_between_them() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
-    let buffer = pair.buffer(graph.slots()[0]);
+    let buffer = pair.buffer(graph.slot_sizes()[0]);
     let (row, bindings) = (buffer.region(0, 64).unwrap(), Arc::from([buffer.whole()]));
     let (mut queue, mut other) = (pair.queue(), pair.queue());
     set(&mut *queue, row.clone(), 3.0);
@@ -130,7 +130,7 @@ fn a_point_between_two_programs_is_reached_between_them() {
 fn a_large_upload_takes_its_turn() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
-    let (buffer, bytes) = (pair.buffer(graph.slots()[0]), vec![7; 3 << 20]);
+    let (buffer, bytes) = (pair.buffer(graph.slot_sizes()[0]), vec![7; 3 << 20]);
     let large = pair.buffer(bytes.len());
     let bindings = Arc::from([buffer.whole()]);
     let mut queue = pair.queue();
@@ -165,7 +165,7 @@ fn a_failure_names_its_device_and_sticks() {
         let pair = pair(&refused);
         let graph = failing();
         let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = pair.buffer(graph.slots()[0]);
+        let buffer = pair.buffer(graph.slot_sizes()[0]);
         let (mut bad, mut good) = (pair.queue(), pair.queue());
         bad.fill(buffer.whole(), 0xff).unwrap();
         bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
@@ -192,8 +192,8 @@ fn a_failure_names_its_device_and_sticks() {
 fn a_second_device_that_breaks_ends_the_queue() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
-    let buffer = pair.buffer(graph.slots()[0]);
-    pair.second.record.fails.store(true, SeqCst);
+    let buffer = pair.buffer(graph.slot_sizes()[0]);
+    pair.second.record.fail_programs.store(true, SeqCst);
     let mut queue = pair.queue();
     let gate = Timeline::new();
     queue.wait(&Point::new(&gate, 1)).unwrap();
@@ -214,7 +214,7 @@ fn a_dropped_queue_releases_whoever_waits_for_it() {
     for second in [false, true] {
         let pair = pair(&[Sqr]);
         let (program, graph) = squaring(&pair);
-        let buffer = pair.buffer(graph.slots()[0]);
+        let buffer = pair.buffer(graph.slot_sizes()[0]);
         let mut queue = pair.queue();
         let (gate, (tx, rx)) = (Timeline::new(), mpsc::channel());
         let closed = Point::new(&gate, 1);
@@ -230,13 +230,13 @@ fn a_dropped_queue_releases_whoever_waits_for_it() {
         let (ticket, point) = (queue.download(buffer.whole()).unwrap(), queue.mark());
         let told = || rx.recv_timeout(Duration::from_secs(60));
         if second {
-            assert_eq!(told(), Ok(Event::Submitted), "the second device has the program");
+            assert_eq!(told(), Ok(QueueEvent::Submitted), "the second device has the program");
         }
         drop(queue);
         assert_eq!(point.wait(soon()), Err(DeviceError::Ended));
         assert!(ticket.wait(soon()).is_err());
         for _ in 0..1 + usize::from(second) {
-            assert_eq!(told(), Ok(Event::Dropped), "no queue of a device is left");
+            assert_eq!(told(), Ok(QueueEvent::Dropped), "no queue of a device is left");
         }
     }
 }
@@ -249,7 +249,7 @@ fn scratch_is_charged_kept_and_grows() {
         let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
         square(&mut b, x);
         let graph = Arc::new(b.build().unwrap());
-        (pair.device.prepare(Arc::clone(&graph)).unwrap(), graph.slots()[0])
+        (pair.device.prepare(Arc::clone(&graph)).unwrap(), graph.slot_sizes()[0])
     };
     let buffer = pair.buffer(1 << 20);
     let mut queue = pair.queue();
@@ -281,7 +281,7 @@ fn scratch_is_charged_kept_and_grows() {
 fn a_copy_from_elsewhere_is_promised_only_where_it_is_known_to_work() {
     let (pair, elsewhere) = (pair(&[Sqr]), pair(&[]));
     let (program, graph) = squaring(&pair);
-    let (buffer, there) = (pair.buffer(graph.slots()[0]), elsewhere.second.alloc(64, &pair.account).unwrap());
+    let (buffer, there) = (pair.buffer(graph.slot_sizes()[0]), elsewhere.second.alloc(64, &pair.account).unwrap());
     let row = buffer.region(0, 64).unwrap();
     let mut queue = pair.queue();
     let hold = |queue: &mut dyn Queue| {
@@ -310,8 +310,8 @@ fn a_copy_from_elsewhere_is_promised_only_where_it_is_known_to_work() {
 fn misuse_does_not_stick() {
     let (pair, elsewhere) = (pair(&[Sqr]), pair(&[Sqr]));
     let ((program, graph), (foreign, _)) = (squaring(&pair), squaring(&elsewhere));
-    let (buffer, tiny) = (pair.buffer(graph.slots()[0]), pair.buffer(8));
-    let theirs = elsewhere.second.alloc(graph.slots()[0] as u64, &pair.account).unwrap();
+    let (buffer, tiny) = (pair.buffer(graph.slot_sizes()[0]), pair.buffer(8));
+    let theirs = elsewhere.second.alloc(graph.slot_sizes()[0] as u64, &pair.account).unwrap();
     let mut queue = pair.queue();
     let gate = Timeline::new();
     queue.wait(&Point::new(&gate, 1)).unwrap();

@@ -7,10 +7,10 @@ mod params;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::door::{In, InOut, Opaque, Out, Text, api, locked};
+use super::ffi_guard::{In, InOut, Opaque, Out, Text, api, with_state};
 use crate::driver::driver;
 use crate::driver::graph::Graphs;
-use crate::engine::{Call, Edge};
+use crate::engine::{Edge, HostCall};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId, UserObjectId};
 
@@ -19,7 +19,7 @@ api! {
         if flags != 0 {
             return Err(Error::InvalidValue);
         }
-        graph.answer(|| locked(|_, state| Ok(state.graphs.create())))
+        graph.write_with(|| with_state(|_, state| Ok(state.graphs.create())))
     }
 
     fn cuGraphDestroy(graph: GraphId) {
@@ -27,11 +27,11 @@ api! {
     }
 
     fn cuGraphClone(clone: Out<GraphId>, graph: GraphId) {
-        clone.answer(|| locked(|_, state| state.graphs.copy(graph)))
+        clone.write_with(|| with_state(|_, state| state.graphs.copy(graph)))
     }
 
     fn cuGraphNodeFindInClone(found: Out<NodeId>, node: NodeId, clone: GraphId) {
-        found.answer(|| locked(|_, state| state.graphs.in_clone(node, clone)))
+        found.write_with(|| with_state(|_, state| state.graphs.find_in_clone(node, clone)))
     }
 
     fn cuGraphDestroyNode(node: NodeId) {
@@ -39,12 +39,12 @@ api! {
     }
 
     fn cuGraphGetNodes(graph: GraphId, nodes: Out<NodeId>, count: InOut<usize>) {
-        let found = locked(|_, state| Ok(state.graphs.get(graph)?.iter().map(|(id, _)| id).collect()))?;
+        let found = with_state(|_, state| Ok(state.graphs.get(graph)?.iter().map(|(id, _)| id).collect()))?;
         list(found, nodes, count)
     }
 
     fn cuGraphGetRootNodes(graph: GraphId, nodes: Out<NodeId>, count: InOut<usize>) {
-        let found = locked(|_, state| Ok(state.graphs.get(graph)?.roots()))?;
+        let found = with_state(|_, state| Ok(state.graphs.get(graph)?.roots()))?;
         list(found, nodes, count)
     }
 
@@ -89,15 +89,15 @@ api! {
     }
 
     fn cuGraphNodeGetContainingGraph(node: NodeId, graph: Out<GraphId>) {
-        graph.answer(|| locked(|_, state| state.graphs.graph_of(node)))
+        graph.write_with(|| with_state(|_, state| state.graphs.graph_of(node)))
     }
 
     fn cuGraphGetId(graph: GraphId, id: Out<c_uint>) {
-        id.answer(|| locked(|_, state| Ok(state.graphs.graph_number(graph)? as c_uint)))
+        id.write_with(|| with_state(|_, state| Ok(state.graphs.graph_number(graph)? as c_uint)))
     }
 
     fn cuGraphDebugDotPrint(graph: GraphId, path: Text, _flags: c_uint) {
-        let text = locked(|_, state| state.graphs.dot(graph))?;
+        let text = with_state(|_, state| state.graphs.dot(graph))?;
         std::fs::write(path.read()?, text).map_err(|_| Error::OperatingSystem)
     }
 
@@ -114,33 +114,33 @@ api! {
             return Err(Error::InvalidValue);
         }
         let raw = [(destroy as *const c_void).addr() as u64, data.address()];
-        let call = Call { run: Arc::new(move |_| destroy(data)), even_lost: true, raw };
-        object.answer(|| locked(|_, state| state.graphs.create_object(call, references)))
+        let call = HostCall { run: Arc::new(move |_| destroy(data)), run_after_error: true, raw };
+        object.write_with(|| with_state(|_, state| state.graphs.create_object(call, references)))
     }
 
     fn cuUserObjectRetain(object: UserObjectId, count: c_uint) {
-        locked(|_, state| state.graphs.retain_object(object, count))
+        with_state(|_, state| state.graphs.retain_object(object, count))
     }
 
     fn cuUserObjectRelease(object: UserObjectId, count: c_uint) {
-        finish(locked(|_, state| state.graphs.release_object(object, count))?)
+        finish(with_state(|_, state| state.graphs.release_object(object, count))?)
     }
 
     fn cuGraphRetainUserObject(graph: GraphId, object: UserObjectId, count: c_uint, flags: c_uint) {
-        locked(|_, state| state.graphs.keep_object(graph, object, count, flags))
+        with_state(|_, state| state.graphs.graph_retain_object(graph, object, count, flags))
     }
 
     fn cuGraphReleaseUserObject(graph: GraphId, object: UserObjectId, count: c_uint) {
-        finish(locked(|_, state| state.graphs.unkeep_object(graph, object, count))?)
+        finish(with_state(|_, state| state.graphs.graph_release_object(graph, object, count))?)
     }
 
     fn cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_uint, value: Out<u64>) {
-        value.answer(|| locked(|driver, state| state.graphs.memory_attribute(driver.device(device)? as u32, attribute)))
+        value.write_with(|| with_state(|driver, state| state.graphs.memory_attribute(driver.device(device)? as u32, attribute)))
     }
 
     fn cuDeviceSetGraphMemAttribute(device: c_int, attribute: c_uint, value: In<u64>) {
         let value = value.get()?;
-        locked(|driver, state| state.graphs.reset_memory_attribute(driver.device(device)? as u32, attribute, value))
+        with_state(|driver, state| state.graphs.reset_memory_attribute(driver.device(device)? as u32, attribute, value))
     }
 
     fn cuDeviceGraphMemTrim(device: c_int) {
@@ -154,7 +154,7 @@ pub(super) fn all_entries() -> Vec<(&'static str, *const c_void)> {
     [entries(), nodes::entries(), params::entries(), exec::entries()].concat()
 }
 
-fn finish(destructor: Option<Call>) -> Result<()> {
+fn finish(destructor: Option<HostCall>) -> Result<()> {
     if let Some(call) = destructor {
         (call.run)(None);
     }
@@ -184,7 +184,7 @@ fn edges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, cou
     if from.is_given() != to.is_given() {
         return Err(Error::InvalidValue);
     }
-    let found = locked(|_, state| Ok(state.graphs.get(graph)?.edges()))?;
+    let found = with_state(|_, state| Ok(state.graphs.get(graph)?.edges()))?;
     let (sources, targets): (Vec<NodeId>, Vec<NodeId>) = found.into_iter().unzip();
     let room = count.at(0)?;
     list(sources, from, count)?;
@@ -196,14 +196,14 @@ fn edges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, cou
 }
 
 fn dependencies(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
-    let found = locked(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependencies(node))?;
+    let found = with_state(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependencies(node))?;
     list(found, nodes, count)?;
     plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
     Ok(())
 }
 
 fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
-    let found = locked(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependents(node))?;
+    let found = with_state(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependents(node))?;
     list(found, nodes, count)?;
     plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
     Ok(())
@@ -218,9 +218,9 @@ fn change(
     count: usize,
     change: fn(&mut Graphs, GraphId, &[Edge]) -> Result<()>,
 ) -> Result<()> {
-    let edges: Vec<Edge> = from.all(count)?.into_iter().zip(to.all(count)?).collect();
+    let edges: Vec<Edge> = from.read_array(count)?.into_iter().zip(to.read_array(count)?).collect();
     if data.is_given() {
-        data.all(count)?;
+        data.read_array(count)?;
     }
-    locked(|_, state| change(&mut state.graphs, graph, &edges))
+    with_state(|_, state| change(&mut state.graphs, graph, &edges))
 }

@@ -2,22 +2,24 @@
 
 use std::ffi::c_uint;
 
-use super::super::door::{In, InOut, Out, api, locked};
-use super::params::{Alloc, Fill, Host, Kernel, KernelV1, Node as Params};
+use super::super::ffi_guard::{In, InOut, Out, api, with_state};
+use super::params::{
+    HostNodeParams, KernelNodeParams, KernelNodeParamsV1, MemAllocNodeParams, MemsetNodeParams, NodeParams as Params,
+};
 use crate::abi::copies::Copy3D;
 use crate::driver::driver;
-use crate::driver::graph::Node;
-use crate::driver::{Driver, Guard};
+use crate::driver::graph::GraphNode;
+use crate::driver::{Driver, StateGuard};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, GraphId, NodeId};
 
 api! {
-    fn cuGraphAddKernelNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<KernelV1>) {
-        let kernel = Kernel::from(params.get()?);
+    fn cuGraphAddKernelNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<KernelNodeParamsV1>) {
+        let kernel = KernelNodeParams::from(params.get()?);
         add(node, graph, after, count, |driver, state| kernel.node(driver, state))
     }
 
-    fn cuGraphAddKernelNode_v2(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<Kernel>) {
+    fn cuGraphAddKernelNode_v2(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<KernelNodeParams>) {
         let kernel = params.get()?;
         add(node, graph, after, count, |driver, state| kernel.node(driver, state))
     }
@@ -39,41 +41,41 @@ api! {
         graph: GraphId,
         after: In<NodeId>,
         count: usize,
-        params: In<Fill>,
+        params: In<MemsetNodeParams>,
         context: ContextId,
     ) {
         let fill = params.get()?;
         add(node, graph, after, count, |driver, state| {
-            driver.fill_node(fill.fill()?, state.context_or_current(context)?)
+            driver.memset_node(fill.fill()?, state.context_or_current(context)?)
         })
     }
 
-    fn cuGraphAddHostNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<Host>) {
+    fn cuGraphAddHostNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: In<HostNodeParams>) {
         let host = params.get()?;
         add(node, graph, after, count, |_, _| host.node())
     }
 
     fn cuGraphAddEmptyNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize) {
-        add(node, graph, after, count, |_, _| Ok(Node::Empty))
+        add(node, graph, after, count, |_, _| Ok(GraphNode::Empty))
     }
 
     fn cuGraphAddEventRecordNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, event: EventId) {
-        add(node, graph, after, count, |_, state| state.event_node(event, Node::Record))
+        add(node, graph, after, count, |_, state| state.event_node(event, GraphNode::Record))
     }
 
     fn cuGraphAddEventWaitNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, event: EventId) {
-        add(node, graph, after, count, |_, state| state.event_node(event, Node::Wait))
+        add(node, graph, after, count, |_, state| state.event_node(event, GraphNode::Wait))
     }
 
     fn cuGraphAddChildGraphNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, child: GraphId) {
-        let after = after.all(count)?;
-        node.answer(|| locked(|_, state| state.graphs.add_child(graph, &after, child)))
+        let after = after.read_array(count)?;
+        node.write_with(|| with_state(|_, state| state.graphs.add_child(graph, &after, child)))
     }
 
-    fn cuGraphAddMemAllocNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: InOut<Alloc>) {
-        let after = after.all(count)?;
+    fn cuGraphAddMemAllocNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: InOut<MemAllocNodeParams>) {
+        let after = after.read_array(count)?;
         let mut alloc = params.at(0)?;
-        node.answer(|| {
+        node.write_with(|| {
             let (node, address) = alloc.add(graph, &after)?;
             alloc.address = address;
             params.set_at(0, alloc);
@@ -101,33 +103,33 @@ api! {
     }
 
     fn cuGraphNodeGetType(node: NodeId, kind: Out<c_uint>) {
-        kind.answer(|| locked(|_, state| Ok(state.graphs.node(node)?.kind())))
+        kind.write_with(|| with_state(|_, state| Ok(state.graphs.node(node)?.kind())))
     }
 
     fn cuGraphChildGraphNodeGetGraph(node: NodeId, child: Out<GraphId>) {
-        child.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Node::Child(child) => Ok(*child),
+        child.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            GraphNode::Child(child) => Ok(*child),
             _ => Err(Error::InvalidValue),
         }))
     }
 
     fn cuGraphMemFreeNodeGetParams(node: NodeId, address: Out<u64>) {
-        address.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Node::Free(address) => Ok(*address),
+        address.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            GraphNode::Free(address) => Ok(*address),
             _ => Err(Error::InvalidValue),
         }))
     }
 
     fn cuGraphEventRecordNodeGetEvent(node: NodeId, event: Out<EventId>) {
-        event.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Node::Record(event) => Ok(*event),
+        event.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            GraphNode::Record(event) => Ok(*event),
             _ => Err(Error::InvalidValue),
         }))
     }
 
     fn cuGraphEventWaitNodeGetEvent(node: NodeId, event: Out<EventId>) {
-        event.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Node::Wait(event) => Ok(*event),
+        event.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            GraphNode::Wait(event) => Ok(*event),
             _ => Err(Error::InvalidValue),
         }))
     }
@@ -139,11 +141,11 @@ fn add(
     graph: GraphId,
     after: In<NodeId>,
     count: usize,
-    make: impl FnOnce(&Driver, &mut Guard<'_>) -> Result<Node>,
+    make: impl FnOnce(&Driver, &mut StateGuard<'_>) -> Result<GraphNode>,
 ) -> Result<()> {
-    let after = after.all(count)?;
-    node.answer(|| {
-        locked(|driver, state| {
+    let after = after.read_array(count)?;
+    node.write_with(|| {
+        with_state(|driver, state| {
             state.graphs.get(graph)?;
             let payload = make(driver, state)?;
             state.graphs.add(graph, &after, payload)
@@ -154,18 +156,18 @@ fn add(
 /// A node of the kind that the parameters name.
 fn any(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) -> Result<()> {
     if let Some(child) = params.child()? {
-        let after = after.all(count)?;
-        node.given()?;
-        let made = locked(|_, state| state.graphs.add_child(graph, &after, child))?;
-        if let Node::Child(copy) = locked(|_, state| state.graphs.node(made).cloned())? {
+        let after = after.read_array(count)?;
+        node.check_not_null()?;
+        let made = with_state(|_, state| state.graphs.add_child(graph, &after, child))?;
+        if let GraphNode::Child(copy) = with_state(|_, state| state.graphs.node(made).cloned())? {
             params.answer_child(copy);
         }
         node.set(made);
         return Ok(());
     }
     if let Some(alloc) = params.alloc()? {
-        let after = after.all(count)?;
-        return node.answer(|| {
+        let after = after.read_array(count)?;
+        return node.write_with(|| {
             let (node, address) = alloc.add(graph, &after)?;
             params.answer_address(address);
             Ok(node)

@@ -4,12 +4,12 @@ use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
 use super::super::copies::Copy3D;
-use super::super::door::{In, Opaque, Out, api, locked};
+use super::super::ffi_guard::{In, Opaque, Out, api, with_state};
 use super::super::launch::parameters;
-use crate::driver::graph::{KernelNode, Node as Payload};
-use crate::driver::launch::Request;
-use crate::driver::{Driver, Guard, driver};
-use crate::engine::{self, Call};
+use crate::driver::graph::{GraphNode as Payload, KernelNode};
+use crate::driver::launch::LaunchRequest;
+use crate::driver::{Driver, StateGuard, driver};
+use crate::engine::{self, HostCall};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, FunctionId, GraphId, Handle, KernelId, NodeId};
 use crate::mem::HostMemory;
@@ -17,7 +17,7 @@ use crate::mem::HostMemory;
 /// `CUDA_KERNEL_NODE_PARAMS_v1`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct KernelV1 {
+pub(super) struct KernelNodeParamsV1 {
     function: FunctionId,
     grid: [c_uint; 3],
     block: [c_uint; 3],
@@ -29,8 +29,8 @@ pub(super) struct KernelV1 {
 /// `CUDA_KERNEL_NODE_PARAMS_v2`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Kernel {
-    first: KernelV1,
+pub(super) struct KernelNodeParams {
+    first: KernelNodeParamsV1,
     kernel: KernelId,
     context: ContextId,
 }
@@ -38,7 +38,7 @@ pub(super) struct Kernel {
 /// `CUDA_MEMSET_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Fill {
+pub(super) struct MemsetNodeParams {
     address: u64,
     pitch: usize,
     value: c_uint,
@@ -50,7 +50,7 @@ pub(super) struct Fill {
 /// `CUDA_HOST_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Host {
+pub(super) struct HostNodeParams {
     function: Option<extern "C" fn(Opaque)>,
     data: Opaque,
 }
@@ -58,7 +58,7 @@ pub(super) struct Host {
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Alloc {
+pub(super) struct MemAllocNodeParams {
     /// `CUmemPoolProps`: allocation type, handle types, location {type, id}.
     pool: [c_uint; 4],
     security: u64,
@@ -72,62 +72,62 @@ pub(super) struct Alloc {
 /// A pointer to `CUgraphNodeParams`: the kind, padding, and after 16 bytes the parameters of that kind.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub(super) struct Node(HostMemory);
+pub(super) struct NodeParams(HostMemory);
 
-impl From<KernelV1> for Kernel {
-    fn from(first: KernelV1) -> Self {
+impl From<KernelNodeParamsV1> for KernelNodeParams {
+    fn from(first: KernelNodeParamsV1) -> Self {
         Self { first, kernel: KernelId::default(), context: ContextId::default() }
     }
 }
 
-impl Kernel {
+impl KernelNodeParams {
     /// The node.
-    pub(super) fn node(self, driver: &Driver, state: &mut Guard<'_>) -> Result<Payload> {
+    pub(super) fn node(self, driver: &Driver, state: &mut StateGuard<'_>) -> Result<Payload> {
         self.node_with(driver, state, false)
     }
 
-    fn node_with(self, driver: &Driver, state: &mut Guard<'_>, cooperative: bool) -> Result<Payload> {
-        let KernelV1 { function, grid, block, shared, params, extra } = self.first;
+    fn node_with(self, driver: &Driver, state: &mut StateGuard<'_>, cooperative: bool) -> Result<Payload> {
+        let KernelNodeParamsV1 { function, grid, block, shared, params, extra } = self.first;
         // A library's kernel may be named instead of a function.
         let function = if function.is_null() { FunctionId::from_raw(self.kernel.raw()) } else { function };
         let stream = Default::default();
-        let request = Request { function, grid, block, shared, stream, cooperative, cluster: [1; 3] };
+        let request = LaunchRequest { function, grid, block, shared, stream, cooperative, cluster: [1; 3] };
         driver.kernel_node(state, request, |kernel| parameters(kernel, params, extra))
     }
 
     fn of(node: &KernelNode) -> Self {
-        let Request { function, grid, block, shared, .. } = node.request;
+        let LaunchRequest { function, grid, block, shared, .. } = node.request;
         let params = In::new(node.pointers.as_ptr().expose_provenance() as u64);
-        let first = KernelV1 { function, grid, block, shared, params, extra: In::null() };
+        let first = KernelNodeParamsV1 { function, grid, block, shared, params, extra: In::null() };
         Self { first, kernel: KernelId::default(), context: node.context }
     }
 }
 
-impl Fill {
+impl MemsetNodeParams {
     /// As a memset.
-    pub(super) fn fill(self) -> Result<engine::Fill> {
+    pub(super) fn fill(self) -> Result<engine::Memset> {
         let Self { address, pitch, value, bytes, width, height } = self;
         let bytes = u8::try_from(bytes).map_err(|_| Error::InvalidValue)?;
-        Ok(engine::Fill { address, pitch: pitch as u64, value, bytes, width: width as u64, height: height as u64 })
+        Ok(engine::Memset { address, pitch: pitch as u64, value, bytes, width: width as u64, height: height as u64 })
     }
 
-    fn of(fill: &engine::Fill) -> Self {
-        let engine::Fill { address, pitch, value, bytes, width, height } = *fill;
+    fn of(fill: &engine::Memset) -> Self {
+        let engine::Memset { address, pitch, value, bytes, width, height } = *fill;
         let [pitch, width, height] = [pitch, width, height].map(|extent| extent as usize);
         Self { address, pitch, value, bytes: bytes.into(), width, height }
     }
 }
 
-impl Host {
+impl HostNodeParams {
     /// The node.
     pub(super) fn node(self) -> Result<Payload> {
         let (function, data) = (self.function.ok_or(Error::InvalidValue)?, self.data);
         let raw = [(function as *const c_void).addr() as u64, data.address()];
-        Ok(Payload::Host(Call { run: Arc::new(move |_| function(data)), even_lost: false, raw }))
+        Ok(Payload::Host(HostCall { run: Arc::new(move |_| function(data)), run_after_error: false, raw }))
     }
 }
 
-impl Alloc {
+impl MemAllocNodeParams {
     /// Adds the node; the address of its memory.
     pub(super) fn add(&self, graph: GraphId, after: &[NodeId]) -> Result<(NodeId, u64)> {
         // Pinned memory of a device.
@@ -144,7 +144,7 @@ impl Alloc {
     }
 }
 
-impl Node {
+impl NodeParams {
     fn kind(self) -> Result<c_uint> {
         In::new(self.0.address()).get()
     }
@@ -164,31 +164,31 @@ impl Node {
     }
 
     /// What an allocating node allocates.
-    pub(super) fn alloc(self) -> Result<Option<Alloc>> {
+    pub(super) fn alloc(self) -> Result<Option<MemAllocNodeParams>> {
         if self.kind()? == 10 { In::new(self.body()).get().map(Some) } else { Ok(None) }
     }
 
     /// Answers the address of an allocating node.
     pub(super) fn answer_address(self, address: u64) {
-        Out::new(self.body() + std::mem::offset_of!(Alloc, address) as u64).set(address);
+        Out::new(self.body() + std::mem::offset_of!(MemAllocNodeParams, address) as u64).set(address);
     }
 
     /// A node of any other kind.
-    pub(super) fn node(self, driver: &Driver, state: &mut Guard<'_>) -> Result<Payload> {
+    pub(super) fn node(self, driver: &Driver, state: &mut StateGuard<'_>) -> Result<Payload> {
         let body = self.body();
         match self.kind()? {
-            0 => In::<Kernel>::new(body).get()?.node(driver, state),
+            0 => In::<KernelNodeParams>::new(body).get()?.node(driver, state),
             1 => {
                 // Flags and a reserved number, the context, the copy.
                 let context = state.context_or_current(In::new(body + 8).get()?)?;
                 driver.copy_node(In::<Copy3D>::new(body + 16).get()?.request()?, context)
             }
             2 => {
-                let context = In::new(body + size_of::<Fill>() as u64).get()?;
+                let context = In::new(body + size_of::<MemsetNodeParams>() as u64).get()?;
                 let context = state.context_or_current(context)?;
-                driver.fill_node(In::<Fill>::new(body).get()?.fill()?, context)
+                driver.memset_node(In::<MemsetNodeParams>::new(body).get()?.fill()?, context)
             }
-            3 => In::<Host>::new(body).get()?.node(),
+            3 => In::<HostNodeParams>::new(body).get()?.node(),
             5 => Ok(Payload::Empty),
             6 => state.event_node(In::<EventId>::new(body).get()?, Payload::Wait),
             7 => state.event_node(In::<EventId>::new(body).get()?, Payload::Record),
@@ -201,24 +201,24 @@ impl Node {
 }
 
 api! {
-    fn cuGraphKernelNodeGetParams(node: NodeId, params: Out<KernelV1>) {
-        params.answer(|| with_kernel(node, |kernel| Kernel::of(kernel).first))
+    fn cuGraphKernelNodeGetParams(node: NodeId, params: Out<KernelNodeParamsV1>) {
+        params.write_with(|| with_kernel(node, |kernel| KernelNodeParams::of(kernel).first))
     }
 
-    fn cuGraphKernelNodeGetParams_v2(node: NodeId, params: Out<Kernel>) {
-        params.answer(|| with_kernel(node, Kernel::of))
+    fn cuGraphKernelNodeGetParams_v2(node: NodeId, params: Out<KernelNodeParams>) {
+        params.write_with(|| with_kernel(node, KernelNodeParams::of))
     }
 
-    fn cuGraphKernelNodeSetParams(node: NodeId, params: In<KernelV1>) {
+    fn cuGraphKernelNodeSetParams(node: NodeId, params: In<KernelNodeParamsV1>) {
         set_kernel(node, params.get()?.into())
     }
 
-    fn cuGraphKernelNodeSetParams_v2(node: NodeId, params: In<Kernel>) {
+    fn cuGraphKernelNodeSetParams_v2(node: NodeId, params: In<KernelNodeParams>) {
         set_kernel(node, params.get()?)
     }
 
     fn cuGraphKernelNodeGetAttribute(node: NodeId, attribute: c_uint, value: Out<[u8; 64]>) {
-        value.answer(|| with_kernel(node, |kernel| (kernel.request.cooperative, kernel.priority)).and_then(|(together, priority)| {
+        value.write_with(|| with_kernel(node, |kernel| (kernel.request.cooperative, kernel.priority)).and_then(|(together, priority)| {
             let mut bytes = [0; 64];
             match attribute {
                 2 => bytes[0] = together.into(),
@@ -235,81 +235,81 @@ api! {
     fn cuGraphKernelNodeSetAttribute(node: NodeId, attribute: c_uint, value: In<[u8; 64]>) {
         let value = value.get()?;
         let number = i32::from_le_bytes([value[0], value[1], value[2], value[3]]);
-        locked(|driver, state| {
+        with_state(|driver, state| {
             let Payload::Kernel(kernel) = state.graphs.node(node)? else { return Err(Error::InvalidValue) };
             let mut kernel = kernel.clone();
             match attribute {
                 2 => {
-                    let request = Request { cooperative: number != 0, ..kernel.request };
+                    let request = LaunchRequest { cooperative: number != 0, ..kernel.request };
                     let params = kernel.launch.launch.params.to_vec();
                     let Payload::Kernel(new) = driver.kernel_node(state, request, |_| Ok(params))? else {
                         return Err(Error::InvalidValue);
                     };
                     kernel = Box::new(KernelNode { priority: kernel.priority, ..*new });
                 }
-                8 => kernel.priority = number.clamp(engine::HIGHEST, 0),
+                8 => kernel.priority = number.clamp(engine::HIGHEST_PRIORITY, 0),
                 1 | 5 | 6 | 9 | 10 | 11 | 14 => {}
                 4 => return Err(Error::NotSupported),
                 _ => return Err(Error::InvalidValue),
             }
-            state.graphs.set(node, Payload::Kernel(kernel))
+            state.graphs.set_node(node, Payload::Kernel(kernel))
         })
     }
 
     fn cuGraphKernelNodeCopyAttributes(to: NodeId, from: NodeId) {
         let priority = with_kernel(from, |kernel| kernel.priority)?;
-        locked(|_, state| {
+        with_state(|_, state| {
             let Payload::Kernel(kernel) = state.graphs.node(to)? else { return Err(Error::InvalidValue) };
             let kernel = Box::new(KernelNode { priority, ..(**kernel).clone() });
-            state.graphs.set(to, Payload::Kernel(kernel))
+            state.graphs.set_node(to, Payload::Kernel(kernel))
         })
     }
 
     fn cuGraphMemcpyNodeGetParams(node: NodeId, params: Out<Copy3D>) {
-        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Payload::Copy(copy) => Ok(Copy3D::of(&copy.request)),
+        params.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            Payload::Memcpy(copy) => Ok(Copy3D::of(&copy.request)),
             _ => Err(Error::InvalidValue),
         }))
     }
 
     fn cuGraphMemcpyNodeSetParams(node: NodeId, params: In<Copy3D>) {
         let request = params.get()?.request()?;
-        locked(|driver, state| {
+        with_state(|driver, state| {
             let context = state.graphs.node(node)?.context().ok_or(Error::InvalidValue)?;
-            state.graphs.set(node, driver.copy_node(request, context)?)
+            state.graphs.set_node(node, driver.copy_node(request, context)?)
         })
     }
 
-    fn cuGraphMemsetNodeGetParams(node: NodeId, params: Out<Fill>) {
-        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Payload::Fill(fill, _) => Ok(Fill::of(fill)),
+    fn cuGraphMemsetNodeGetParams(node: NodeId, params: Out<MemsetNodeParams>) {
+        params.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            Payload::Memset(fill, _) => Ok(MemsetNodeParams::of(fill)),
             _ => Err(Error::InvalidValue),
         }))
     }
 
-    fn cuGraphMemsetNodeSetParams(node: NodeId, params: In<Fill>) {
+    fn cuGraphMemsetNodeSetParams(node: NodeId, params: In<MemsetNodeParams>) {
         let fill = params.get()?.fill()?;
-        locked(|driver, state| {
+        with_state(|driver, state| {
             let context = state.graphs.node(node)?.context().ok_or(Error::InvalidValue)?;
-            state.graphs.set(node, driver.fill_node(fill, context)?)
+            state.graphs.set_node(node, driver.memset_node(fill, context)?)
         })
     }
 
     fn cuGraphHostNodeGetParams(node: NodeId, params: Out<[u64; 2]>) {
-        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
+        params.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
             Payload::Host(call) => Ok(call.raw),
             _ => Err(Error::InvalidValue),
         }))
     }
 
-    fn cuGraphHostNodeSetParams(node: NodeId, params: In<Host>) {
+    fn cuGraphHostNodeSetParams(node: NodeId, params: In<HostNodeParams>) {
         let new = params.get()?.node()?;
-        locked(|_, state| state.graphs.set(node, new))
+        with_state(|_, state| state.graphs.set_node(node, new))
     }
 
-    fn cuGraphMemAllocNodeGetParams(node: NodeId, params: Out<Alloc>) {
-        params.answer(|| locked(|_, state| match state.graphs.node(node)? {
-            Payload::Alloc(memory) => Ok(Alloc {
+    fn cuGraphMemAllocNodeGetParams(node: NodeId, params: Out<MemAllocNodeParams>) {
+        params.write_with(|| with_state(|_, state| match state.graphs.node(node)? {
+            Payload::Alloc(memory) => Ok(MemAllocNodeParams {
                 pool: [1, 0, 1, memory.device],
                 security: 0,
                 reserved: [0; 8],
@@ -323,41 +323,41 @@ api! {
     }
 
     fn cuGraphEventRecordNodeSetEvent(node: NodeId, event: EventId) {
-        locked(|_, state| {
+        with_state(|_, state| {
             let new = state.event_node(event, Payload::Record)?;
-            state.graphs.set(node, new)
+            state.graphs.set_node(node, new)
         })
     }
 
     fn cuGraphEventWaitNodeSetEvent(node: NodeId, event: EventId) {
-        locked(|_, state| {
+        with_state(|_, state| {
             let new = state.event_node(event, Payload::Wait)?;
-            state.graphs.set(node, new)
+            state.graphs.set_node(node, new)
         })
     }
 
-    fn cuGraphNodeSetParams(node: NodeId, params: Node) {
-        locked(|driver, state| {
+    fn cuGraphNodeSetParams(node: NodeId, params: NodeParams) {
+        with_state(|driver, state| {
             let new = params.node(driver, state)?;
-            state.graphs.set(node, new)
+            state.graphs.set_node(node, new)
         })
     }
 }
 
 fn with_kernel<R>(node: NodeId, read: impl FnOnce(&KernelNode) -> R) -> Result<R> {
-    locked(|_, state| match state.graphs.node(node)? {
+    with_state(|_, state| match state.graphs.node(node)? {
         Payload::Kernel(kernel) => Ok(read(kernel)),
         _ => Err(Error::InvalidValue),
     })
 }
 
-fn set_kernel(node: NodeId, kernel: Kernel) -> Result<()> {
+fn set_kernel(node: NodeId, kernel: KernelNodeParams) -> Result<()> {
     // What is set by attributes stays.
     let (priority, cooperative) = with_kernel(node, |kernel| (kernel.priority, kernel.request.cooperative))?;
-    locked(|driver, state| {
+    with_state(|driver, state| {
         let Payload::Kernel(new) = kernel.node_with(driver, state, cooperative)? else {
             return Err(Error::InvalidValue);
         };
-        state.graphs.set(node, Payload::Kernel(Box::new(KernelNode { priority, ..*new })))
+        state.graphs.set_node(node, Payload::Kernel(Box::new(KernelNode { priority, ..*new })))
     })
 }

@@ -11,7 +11,7 @@ fn program(functions: &[(&str, &str)], kernels: &[(&str, &str)]) -> String {
     module(&format!("{declared}{functions}{kernels}"))
 }
 
-fn named(code: &Code, pick: impl Fn(&Function) -> bool) -> Vec<&str> {
+fn named(code: &DecodedModule, pick: impl Fn(&Function) -> bool) -> Vec<&str> {
     code.functions.iter().filter(|&function| pick(function)).map(|function| &*function.name).collect()
 }
 

@@ -7,17 +7,17 @@ mod programs;
 mod robust;
 
 use super::{Error, decode};
-use crate::bytecode::{Code, Function, Inst};
+use crate::bytecode::{DecodedModule, Function, Inst};
 use crate::ptx;
 
 /// Decodes a text that the parser accepts.
-fn try_decode(text: &str) -> Result<Code, Error> {
+fn try_decode(text: &str) -> Result<DecodedModule, Error> {
     let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     decode(&module, text)
 }
 
 #[track_caller]
-fn decoded(text: &str) -> Code {
+fn decoded(text: &str) -> DecodedModule {
     try_decode(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
@@ -39,7 +39,7 @@ fn kernel(body: &str) -> String {
 
 /// The code of [`kernel`] around a body.
 #[track_caller]
-fn kernel_code(body: &str) -> Code {
+fn kernel_code(body: &str) -> DecodedModule {
     decoded(&kernel(body))
 }
 
@@ -52,6 +52,6 @@ fn insts(body: &str) -> Vec<Inst> {
 }
 
 #[track_caller]
-fn function<'a>(code: &'a Code, name: &str) -> &'a Function {
+fn function<'a>(code: &'a DecodedModule, name: &str) -> &'a Function {
     code.functions.iter().find(|function| &*function.name == name).unwrap_or_else(|| panic!("no function {name}"))
 }

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::bytecode::{
-    Action, CallSite, Callee, Constant, Control, FUNCTION_ADDRESS, Passed, Relocation, Special, Symbol,
+    Action, ArgLocation, CallSite, Callee, Constant, Control, FUNCTION_ADDRESS, Relocation, SpecialRegister, Symbol,
 };
 use crate::isa::table;
 use crate::operands::{Base, Class, Slot};
 
 /// What a constant slot of the kernel holds.
 #[track_caller]
-fn constant(code: &Code, slot: Slot) -> Constant {
+fn constant(code: &DecodedModule, slot: Slot) -> Constant {
     let kernel = function(code, "k");
     let found = kernel.constants.iter().find(|(at, _)| *at == slot).map(|(_, value)| *value);
     found.unwrap_or_else(|| panic!("{slot:?} is no constant"))
@@ -76,25 +76,25 @@ fn equal_constants_share_a_slot() {
     assert_eq!(code.insts[0].args.s[2], code.insts[1].args.s[2]);
     let kernel = function(&code, "k");
     assert_eq!(kernel.constants.len(), 3);
-    assert_eq!(constant(&code, code.insts[3].args.s[1]), Constant::Special(Special::Tid(0)));
+    assert_eq!(constant(&code, code.insts[3].args.s[1]), Constant::Special(SpecialRegister::Tid(0)));
     // r1 to r4 and two constants: what is declared but never named takes no room.
     assert_eq!((kernel.registers.b32, kernel.registers.b64, kernel.registers.pred), (6, 3, 0));
-    assert_eq!(kernel.own.len(), 6);
+    assert_eq!(kernel.own_registers.len(), 6);
 }
 
 #[test]
 fn special_registers() {
     for (name, special) in [
-        ("%ntid.y", Special::Ntid(1)),
-        ("%nctaid.z", Special::Nctaid(2)),
-        ("%laneid", Special::LaneId),
-        ("%lanemask_lt", Special::LanemaskLt),
-        ("%envreg31", Special::Envreg(31)),
-        ("%cluster_ctarank", Special::ClusterCtarank),
+        ("%ntid.y", SpecialRegister::Ntid(1)),
+        ("%nctaid.z", SpecialRegister::Nctaid(2)),
+        ("%laneid", SpecialRegister::LaneId),
+        ("%lanemask_lt", SpecialRegister::LanemaskLt),
+        ("%envreg31", SpecialRegister::Envreg(31)),
+        ("%cluster_ctarank", SpecialRegister::ClusterCtarank),
     ] {
         assert_eq!(operand(&format!("mov.u32 %r1, {name};"), 1), Constant::Special(special));
     }
-    assert_eq!(operand("mov.u64 %rd1, %gridid;", 1), Constant::Special(Special::GridId));
+    assert_eq!(operand("mov.u64 %rd1, %gridid;", 1), Constant::Special(SpecialRegister::GridId));
     for (body, row) in [
         ("mov.u32 %r1, %clock;", "mov.u32.%clock"),
         ("mov.u64 %rd1, %clock64;", "mov.u64.%clock64"),
@@ -278,8 +278,8 @@ fn calls() {
     // `unused` calls by address, and its own address is taken.
     assert_eq!(recursive, ["cycle", "unused"]);
     let cycle = function(&code, "cycle");
-    assert_eq!(cycle.params[0].register, Some(cycle.own[1]));
-    assert_eq!(cycle.returns[0].register, Some(cycle.own[0]));
+    assert_eq!(cycle.params[0].register, Some(cycle.own_registers[1]));
+    assert_eq!(cycle.returns[0].register, Some(cycle.own_registers[0]));
 
     let k = function(&code, "k");
     let sites: Vec<&CallSite> = code.insts[k.start as usize..k.end as usize]
@@ -288,9 +288,12 @@ fn calls() {
         .map(call_site)
         .collect();
     assert!(matches!(sites[0].callee, Callee::Function(f) if f == index("both")));
-    assert_eq!(*sites[0].args, [Passed::Param { offset: 0, bytes: 8 }, Passed::Param { offset: 8, bytes: 4 }]);
-    assert_eq!(*sites[0].returns, [Passed::Param { offset: 12, bytes: 4 }]);
-    let [Passed::Register(five)] = *sites[1].args else { panic!("{:?}", sites[1]) };
+    assert_eq!(
+        *sites[0].args,
+        [ArgLocation::Param { offset: 0, bytes: 8 }, ArgLocation::Param { offset: 8, bytes: 4 }]
+    );
+    assert_eq!(*sites[0].returns, [ArgLocation::Param { offset: 12, bytes: 4 }]);
+    let [ArgLocation::Register(five)] = *sites[1].args else { panic!("{:?}", sites[1]) };
     assert_eq!(constant(&code, five), Constant::Bits(5));
     assert!(matches!(sites[2].callee, Callee::Printf));
     let address = FUNCTION_ADDRESS + u64::from(index("unused"));
@@ -311,7 +314,8 @@ fn what_kernels_share_lies_at_one_place() {
     assert_eq!((offsets(both), offsets(k), offsets(l)), (vec![4], vec![36], vec![32]));
     // Nobody's registers overlap within a kernel.
     for (kernel, reached) in [(k, vec![both, cycle]), (l, vec![both])] {
-        let mut slots: Vec<Slot> = kernel.own.iter().chain(reached.iter().flat_map(|f| &f.own)).copied().collect();
+        let mut slots: Vec<Slot> =
+            kernel.own_registers.iter().chain(reached.iter().flat_map(|f| &f.own_registers)).copied().collect();
         slots.extend(kernel.constants.iter().map(|(slot, _)| *slot));
         let count = slots.len();
         slots.sort_unstable_by_key(|slot| (slot.class() as u32, slot.index()));

@@ -100,7 +100,7 @@ fn mutated_kernels_are_decoded_or_refused() {
 }
 
 /// What the executor relies on: targets and slots lie inside.
-fn consistent(code: &Code) {
+fn consistent(code: &DecodedModule) {
     for function in &code.functions {
         let range = function.start..function.end;
         assert!(!range.is_empty());

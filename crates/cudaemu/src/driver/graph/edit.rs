@@ -1,6 +1,6 @@
 //! Making and changing graphs.
 
-use super::{Entry, Graphs, Leavings, Node};
+use super::{DeferredRelease, GraphEntry, GraphNode, Graphs};
 use crate::engine::{Edge, Graph};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId};
@@ -9,20 +9,20 @@ impl Graphs {
     /// `cuGraphCreate`
     pub fn create(&mut self) -> GraphId {
         let id = self.new_id();
-        self.graphs.insert(Entry { id, ..Entry::default() })
+        self.graphs.insert(GraphEntry { id, ..GraphEntry::default() })
     }
 
     /// `cuGraphDestroy`: the graphs of its child nodes go with it.
-    pub fn destroy(&mut self, graph: GraphId) -> Result<Leavings> {
+    pub fn destroy(&mut self, graph: GraphId) -> Result<DeferredRelease> {
         if self.entry(graph)?.owned {
             return Err(Error::InvalidValue);
         }
-        let mut leavings = Leavings::default();
+        let mut leavings = DeferredRelease::default();
         self.drop_graph(graph, &mut leavings);
         Ok(leavings)
     }
 
-    fn drop_graph(&mut self, graph: GraphId, leavings: &mut Leavings) {
+    fn drop_graph(&mut self, graph: GraphId, leavings: &mut DeferredRelease) {
         let Ok(entry) = self.graphs.remove(graph) else { return };
         for (id, node) in entry.graph.iter() {
             // Every node of a graph is in the table.
@@ -34,20 +34,20 @@ impl Graphs {
         }
     }
 
-    fn drop_node(&mut self, node: &Node, leavings: &mut Leavings) {
+    fn drop_node(&mut self, node: &GraphNode, leavings: &mut DeferredRelease) {
         match node {
-            Node::Child(child) => self.drop_graph(*child, leavings),
-            Node::Alloc(memory) => leavings.memory.extend(self.drop_use(memory.address)),
+            GraphNode::Child(child) => self.drop_graph(*child, leavings),
+            GraphNode::Alloc(memory) => leavings.memory.extend(self.drop_use(memory.address)),
             _ => {}
         }
     }
 
     /// Adds a node that waits for others of the graph.
-    pub fn add(&mut self, graph: GraphId, after: &[NodeId], node: Node) -> Result<NodeId> {
+    pub fn add(&mut self, graph: GraphId, after: &[NodeId], node: GraphNode) -> Result<NodeId> {
         let entry = self.graphs.get_mut(graph)?;
         let id = self.nodes.reserve();
         entry.graph.add(id, node, after)?;
-        self.nodes.put(id, graph);
+        self.nodes.insert_reserved(id, graph);
         Ok(id)
     }
 
@@ -55,25 +55,25 @@ impl Graphs {
     pub fn add_child(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
         self.entry(graph)?;
         let copy = self.copy(child)?;
-        self.adopt(graph, after, copy)
+        self.add_owned_child(graph, after, copy)
     }
 
     /// Adds a node that holds a graph made for it.
-    pub(super) fn adopt(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
+    pub(super) fn add_owned_child(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
         self.graphs.get_mut(child)?.owned = true;
-        let added = self.add(graph, after, Node::Child(child));
+        let added = self.add(graph, after, GraphNode::Child(child));
         if added.is_err() {
             // A copy has neither memory nor, yet, launches: nothing has to be waited for.
-            self.drop_graph(child, &mut Leavings::default());
+            self.drop_graph(child, &mut DeferredRelease::default());
         }
         added
     }
 
     /// `cuGraphDestroyNode`. Nodes of memory stay, as with the driver.
-    pub fn destroy_node(&mut self, node: NodeId) -> Result<Leavings> {
+    pub fn destroy_node(&mut self, node: NodeId) -> Result<DeferredRelease> {
         let graph = self.graph_of(node)?;
-        let mut leavings = Leavings::default();
-        if matches!(self.node(node)?, Node::Alloc(_) | Node::Free(_)) {
+        let mut leavings = DeferredRelease::default();
+        if matches!(self.node(node)?, GraphNode::Alloc(_) | GraphNode::Free(_)) {
             return Err(Error::NotSupported);
         }
         let payload = self.graphs.get_mut(graph)?.graph.remove(node)?;
@@ -85,14 +85,14 @@ impl Graphs {
     /// `cuGraphClone`: memory has one owner, so graphs with memory nodes cannot be cloned.
     pub fn copy(&mut self, graph: GraphId) -> Result<GraphId> {
         let entry = self.entry(graph)?;
-        if entry.graph.iter().any(|(_, node)| matches!(node, Node::Alloc(_) | Node::Free(_))) {
+        if entry.graph.iter().any(|(_, node)| matches!(node, GraphNode::Alloc(_) | GraphNode::Free(_))) {
             return Err(Error::NotSupported);
         }
         let objects = entry.objects.clone();
         let Self { graphs, nodes, .. } = self;
         let (mut copy, names) = graphs.get(graph)?.graph.copy(|| nodes.reserve());
         for (_, node) in copy.iter_mut() {
-            if let Node::Child(child) = node {
+            if let GraphNode::Child(child) = node {
                 let inner = self.copy(*child)?;
                 self.graphs.get_mut(inner)?.owned = true;
                 *child = inner;
@@ -102,16 +102,21 @@ impl Graphs {
         for (&object, &count) in &objects {
             self.add_references(object, count)?;
         }
-        let made =
-            self.graphs.insert(Entry { graph: copy, id, owned: false, copied: Some((graph, names.clone())), objects });
+        let made = self.graphs.insert(GraphEntry {
+            graph: copy,
+            id,
+            owned: false,
+            copied: Some((graph, names.clone())),
+            objects,
+        });
         for node in names.into_values() {
-            self.nodes.put(node, made);
+            self.nodes.insert_reserved(node, made);
         }
         Ok(made)
     }
 
     /// `cuGraphNodeFindInClone`
-    pub fn in_clone(&self, original: NodeId, clone: GraphId) -> Result<NodeId> {
+    pub fn find_in_clone(&self, original: NodeId, clone: GraphId) -> Result<NodeId> {
         let (from, names) = self.entry(clone)?.copied.as_ref().ok_or(Error::InvalidValue)?;
         if let Some(&found) = names.get(&original) {
             // It may have been destroyed since.
@@ -119,12 +124,12 @@ impl Graphs {
         }
         // It may lie in the graph of a child node, of which the clone has a copy.
         let inner =
-            self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, Node::Child(_)));
+            self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, GraphNode::Child(_)));
         let inner = inner.filter_map(|(id, _)| match self.node(*names.get(&id)?).ok()? {
-            Node::Child(child) => Some(*child),
+            GraphNode::Child(child) => Some(*child),
             _ => None,
         });
-        inner.into_iter().find_map(|child| self.in_clone(original, child).ok()).ok_or(Error::InvalidValue)
+        inner.into_iter().find_map(|child| self.find_in_clone(original, child).ok()).ok_or(Error::InvalidValue)
     }
 
     /// `cuGraphAddDependencies`
@@ -138,10 +143,11 @@ impl Graphs {
     }
 
     /// Replaces what a node does; it must stay of its kind.
-    pub fn set(&mut self, node: NodeId, new: Node) -> Result<()> {
+    pub fn set_node(&mut self, node: NodeId, new: GraphNode) -> Result<()> {
         let graph = self.graph_of(node)?;
         let payload = self.graphs.get_mut(graph)?.graph.payload_mut(node)?;
-        if payload.kind() != new.kind() || matches!(new, Node::Child(_) | Node::Alloc(_) | Node::Free(_)) {
+        if payload.kind() != new.kind() || matches!(new, GraphNode::Child(_) | GraphNode::Alloc(_) | GraphNode::Free(_))
+        {
             return Err(Error::InvalidValue);
         }
         *payload = new;
@@ -172,7 +178,7 @@ impl Graphs {
             text.push_str(&format!("{} -> {};\n", name(from), name(to)));
         }
         for (_, node) in entry.graph.iter() {
-            if let Node::Child(child) = node {
+            if let GraphNode::Child(child) = node {
                 self.dot_part(*child, text)?;
             }
         }

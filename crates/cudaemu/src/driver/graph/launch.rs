@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Exec, Graphs, Leavings, Node, Refused};
-use crate::driver::{Driver, Guard, State};
-use crate::engine::{Mismatch, Plan, Point, Step, Work};
+use super::{DeferredRelease, GraphExec, GraphNode, Graphs, NodeUpdateError};
+use crate::driver::{Driver, DriverState, StateGuard};
+use crate::engine::{ExecPlan, PlanStep, StreamOp, StreamPoint, UpdateMismatch};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphExecId, GraphId, NodeId, StreamId};
 
@@ -19,7 +19,7 @@ const FLAGS: u64 = 15;
 
 /// What came of an update: `CUgraphExecUpdateResultInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Updated {
+pub struct UpdateResultInfo {
     /// `CUgraphExecUpdateResult`; 0 is success.
     pub result: u32,
     /// The new graph's node that did not fit.
@@ -29,8 +29,8 @@ pub struct Updated {
 }
 
 impl Graphs {
-    fn plan(&self, graph: GraphId) -> Result<Plan<Node>> {
-        Plan::new(self.get(graph)?, &|child| self.get(child).ok())
+    fn plan(&self, graph: GraphId) -> Result<ExecPlan<GraphNode>> {
+        ExecPlan::new(self.get(graph)?, &|child| self.get(child).ok())
     }
 
     /// `cuGraphInstantiate`
@@ -43,7 +43,7 @@ impl Graphs {
         }
         let plan = self.plan(graph)?;
         let allocated = plan.steps().iter().filter_map(|step| match &step.payload {
-            Some(Node::Alloc(memory)) => Some(memory.address),
+            Some(GraphNode::Alloc(memory)) => Some(memory.address),
             _ => None,
         });
         let memory: Vec<u64> = allocated.collect();
@@ -57,13 +57,13 @@ impl Graphs {
         }
         memory.iter().for_each(|&address| self.add_use(address));
         let id = self.new_id();
-        Ok(self.execs.insert(Exec { plan, flags, id, last: None, objects, memory }))
+        Ok(self.execs.insert(GraphExec { plan, flags, id, last: None, objects, memory }))
     }
 
     /// Ends an exec. What was launched goes on.
-    fn drop_exec(&mut self, exec: GraphExecId) -> Result<(Leavings, Option<Point>)> {
+    fn drop_exec(&mut self, exec: GraphExecId) -> Result<(DeferredRelease, Option<StreamPoint>)> {
         let gone = self.execs.remove(exec)?;
-        let mut leavings = Leavings::default();
+        let mut leavings = DeferredRelease::default();
         for (object, count) in gone.objects {
             leavings.calls.extend(self.drop_references(object, count));
         }
@@ -74,41 +74,44 @@ impl Graphs {
     }
 
     /// `cuGraphExecUpdate`
-    pub fn update(&mut self, exec: GraphExecId, graph: GraphId) -> Result<Updated> {
+    pub fn update(&mut self, exec: GraphExecId, graph: GraphId) -> Result<UpdateResultInfo> {
         let new = self.plan(graph)?;
         let exec = self.execs.get_mut(exec)?;
-        let memory = |step: &Step<Node>| matches!(step.payload, Some(Node::Alloc(_) | Node::Free(_)));
+        let memory =
+            |step: &PlanStep<GraphNode>| matches!(step.payload, Some(GraphNode::Alloc(_) | GraphNode::Free(_)));
         let none = NodeId::default();
         if exec.plan.steps().iter().any(memory) {
-            return Ok(Updated { result: Refused::Unsupported as u32, node: none, from: none });
+            return Ok(UpdateResultInfo { result: NodeUpdateError::Unsupported as u32, node: none, from: none });
         }
-        Ok(match exec.plan.update(&new, Node::fits) {
-            Ok(()) => Updated { result: 0, node: none, from: none },
-            Err(Mismatch::Topology(node)) => Updated { result: 2, node: node.unwrap_or_default(), from: none },
-            Err(Mismatch::Node(node, from, reason)) => Updated { result: reason as u32, node, from },
+        Ok(match exec.plan.update(&new, GraphNode::fits) {
+            Ok(()) => UpdateResultInfo { result: 0, node: none, from: none },
+            Err(UpdateMismatch::Topology(node)) => {
+                UpdateResultInfo { result: 2, node: node.unwrap_or_default(), from: none }
+            }
+            Err(UpdateMismatch::Node(node, from, reason)) => UpdateResultInfo { result: reason as u32, node, from },
         })
     }
 
     /// Replaces what one node of an exec does: `cuGraphExecKernelNodeSetParams` and its kin.
-    pub fn set_step(&mut self, exec: GraphExecId, node: NodeId, new: Node) -> Result<()> {
+    pub fn set_exec_node(&mut self, exec: GraphExecId, node: NodeId, new: GraphNode) -> Result<()> {
         let step = self.execs.get_mut(exec)?.plan.step_mut(node)?;
         let old = step.payload.as_mut().ok_or(Error::InvalidValue)?;
-        Node::fits(old, &new).map_err(|_| Error::InvalidValue)?;
+        GraphNode::fits(old, &new).map_err(|_| Error::InvalidValue)?;
         *old = new;
         Ok(())
     }
 
     /// `cuGraphExecChildGraphNodeSetParams`
-    pub fn set_child(&mut self, exec: GraphExecId, node: NodeId, child: GraphId) -> Result<()> {
+    pub fn set_exec_child(&mut self, exec: GraphExecId, node: NodeId, child: GraphId) -> Result<()> {
         let new = self.plan(child)?;
         let exec = self.execs.get_mut(exec)?;
-        exec.plan.update_child(node, &new, Node::fits).map_err(|_| Error::InvalidValue)
+        exec.plan.update_child(node, &new, GraphNode::fits).map_err(|_| Error::InvalidValue)
     }
 
     /// `cuGraphNodeSetEnabled`
     pub fn enable(&mut self, exec: GraphExecId, node: NodeId, enabled: bool) -> Result<()> {
         let step = self.execs.get_mut(exec)?.plan.step_mut(node)?;
-        if !step.payload.as_ref().is_some_and(Node::can_be_disabled) {
+        if !step.payload.as_ref().is_some_and(GraphNode::can_be_disabled) {
             return Err(Error::InvalidValue);
         }
         step.enabled = enabled;
@@ -118,14 +121,14 @@ impl Graphs {
     /// A graph of what an exec does now: a launch that is captured.
     pub(in crate::driver) fn graph_of_exec(&mut self, exec: GraphExecId) -> Result<GraphId> {
         let plan = self.execs.get(exec)?.plan.clone();
-        if plan.steps().iter().any(|step| matches!(step.payload, Some(Node::Alloc(_) | Node::Free(_)))) {
+        if plan.steps().iter().any(|step| matches!(step.payload, Some(GraphNode::Alloc(_) | GraphNode::Free(_)))) {
             return Err(Error::NotSupported);
         }
         let graph = self.create();
         let mut nodes = Vec::new();
         for step in plan.steps() {
             let after: Vec<NodeId> = step.after.iter().map(|&step| nodes[step]).collect();
-            let payload = step.payload.clone().filter(|_| step.enabled).unwrap_or(Node::Empty);
+            let payload = step.payload.clone().filter(|_| step.enabled).unwrap_or(GraphNode::Empty);
             nodes.push(self.add(graph, &after, payload)?);
         }
         Ok(graph)
@@ -137,18 +140,18 @@ impl Driver {
     pub fn upload_graph(&self, exec: GraphExecId, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         state.graphs.exec_number(exec)?;
-        state.stream(stream).map(drop)
+        state.resolve_stream(stream).map(drop)
     }
 
     /// `cuGraphLaunch`
     pub fn launch_graph(&self, exec: GraphExecId, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
-        let stream = state.stream(stream)?;
-        if state.captures.records(stream)? {
+        let stream = state.resolve_stream(stream)?;
+        if state.captures.is_capturing(stream)? {
             let child = state.graphs.graph_of_exec(exec)?;
-            let (graph, after) = state.captures.next(stream)?;
+            let (graph, after) = state.captures.frontier(stream)?;
             let after = after.to_vec();
-            let node = state.graphs.adopt(graph, &after, child)?;
+            let node = state.graphs.add_owned_child(graph, &after, child)?;
             state.captures.advance(stream, node);
             return Ok(());
         }
@@ -157,11 +160,11 @@ impl Driver {
         let found = graphs.execs.get(exec)?;
         let (steps, last) = (found.plan.steps().to_vec(), found.last);
         let auto_free = found.flags & AUTO_FREE != 0;
-        graphs.book(steps.iter().filter_map(|step| step.payload.as_ref()), auto_free)?;
-        state.streams.launched();
+        graphs.apply_memory_nodes(steps.iter().filter_map(|step| step.payload.as_ref()), auto_free)?;
+        state.streams.host_launched();
         let end = self.run_plan(&mut state, &steps, last, stream, context)?;
         state.graphs.execs.get_mut(exec)?.last = Some(end);
-        self.perhaps_run(state);
+        self.maybe_run_ops(state);
         Ok(())
     }
 
@@ -190,21 +193,21 @@ impl Driver {
     }
 
     /// Gives memory back and calls destructors, after the last launch that may use them.
-    fn leave<'a>(&'a self, mut state: Guard<'a>, leavings: Leavings, last: Option<Point>) {
+    fn leave<'a>(&'a self, mut state: StateGuard<'a>, leavings: DeferredRelease, last: Option<StreamPoint>) {
         for address in leavings.memory {
             let Some(context) = state.memory.get(address).map(|owner| owner.context) else { continue };
-            let stream = state.streams.create_hidden(context);
+            let stream = state.streams.create_internal(context);
             // The stream was just made.
-            let _ = state.streams.submit_after(stream, Work::Free(address), last.into_iter().collect());
+            let _ = state.streams.submit_after(stream, StreamOp::Free(address), last.into_iter().collect());
         }
-        let used = last.is_some_and(|last| !state.streams.reached(last));
+        let used = last.is_some_and(|last| !state.streams.is_reached(last));
         let owner = last.filter(|_| used).and_then(|last| state.streams.context_of(last.stream));
         match owner {
             Some(context) => {
                 for call in leavings.calls {
-                    let stream = state.streams.create_hidden(context);
+                    let stream = state.streams.create_internal(context);
                     // The stream was just made.
-                    let _ = state.streams.submit_after(stream, Work::Call(call), last.into_iter().collect());
+                    let _ = state.streams.submit_after(stream, StreamOp::Call(call), last.into_iter().collect());
                 }
             }
             None => {
@@ -220,28 +223,28 @@ impl Driver {
     /// one another alone share a hidden stream; all others have one of their own, so that the order among them is free.
     fn run_plan(
         &self,
-        state: &mut State,
-        steps: &[Step<Node>],
-        last: Option<Point>,
+        state: &mut DriverState,
+        steps: &[PlanStep<GraphNode>],
+        last: Option<StreamPoint>,
         stream: StreamId,
         context: ContextId,
-    ) -> Result<Point> {
-        let start = state.streams.submit_after(stream, Work::Wait, last.into_iter().collect())?;
-        let mut points: Vec<Point> = Vec::with_capacity(steps.len());
+    ) -> Result<StreamPoint> {
+        let start = state.streams.submit_after(stream, StreamOp::Wait, last.into_iter().collect())?;
+        let mut points: Vec<StreamPoint> = Vec::with_capacity(steps.len());
         // The step that each hidden stream ends with.
         let mut tails: BTreeMap<usize, StreamId> = BTreeMap::new();
         let mut ends = vec![true; steps.len()];
         for (index, step) in steps.iter().enumerate() {
             let payload = step.payload.as_ref().filter(|_| step.enabled);
             let own = payload
-                .and_then(Node::context)
+                .and_then(GraphNode::context)
                 .filter(|&context| state.contexts.get(context).is_ok())
                 .unwrap_or(context);
-            let mut after: Vec<Point> = step.after.iter().map(|&before| points[before]).collect();
+            let mut after: Vec<StreamPoint> = step.after.iter().map(|&before| points[before]).collect();
             if after.is_empty() {
                 after.push(start);
             }
-            if let Some(Node::Wait(event)) = payload {
+            if let Some(GraphNode::Wait(event)) = payload {
                 after.extend(state.events.get(*event).ok().and_then(|event| event.recorded));
             }
             let follows = match step.after[..] {
@@ -250,18 +253,18 @@ impl Driver {
             };
             let hidden = match follows {
                 Some(stream) => stream,
-                None => state.streams.create_hidden(own),
+                None => state.streams.create_internal(own),
             };
-            let mut work = payload.map_or(Work::Wait, Node::work);
-            if let Work::Launch(launch) = &mut work {
-                launch.launch.peers = state.reach(own)?;
+            let mut work = payload.map_or(StreamOp::Wait, GraphNode::work);
+            if let StreamOp::Launch(launch) = &mut work {
+                launch.launch.peers = state.accessible_devices(own)?;
                 let owner = state.contexts.get_mut(own)?;
                 launch.launch.id = owner.launches;
                 owner.launches += 1;
             }
             let cost = self.cost(state, own, &work);
             let point = state.streams.submit_costing(hidden, work, after, cost)?;
-            if let Some(Node::Record(event)) = payload
+            if let Some(GraphNode::Record(event)) = payload
                 && let Ok(event) = state.events.get_mut(*event)
             {
                 (event.recorded, event.time) = (Some(point), None);
@@ -271,6 +274,6 @@ impl Driver {
             points.push(point);
         }
         let after = points.iter().zip(ends).filter(|(_, end)| *end).map(|(&point, _)| point).collect();
-        state.streams.submit_after(stream, Work::Wait, after)
+        state.streams.submit_after(stream, StreamOp::Wait, after)
     }
 }

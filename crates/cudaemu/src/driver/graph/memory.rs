@@ -3,10 +3,10 @@
 //! A node that allocates has its memory from when it is made, at an address that stays: the memory is given back when the graph and
 //! all that was instantiated of it are gone. Launches only keep the books of what is in use between allocating and freeing nodes.
 
-use super::{AllocNode, Graphs, Node};
+use super::{AllocNode, GraphNode, Graphs};
 use crate::driver::Driver;
-use crate::driver::memory::{How, refused};
-use crate::driver::{Guard, State};
+use crate::driver::memory::{AllocationOrigin, memory_error};
+use crate::driver::{DriverState, StateGuard};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphId, NodeId};
 
@@ -44,7 +44,7 @@ impl Graphs {
     }
 
     /// The program frees it: whether it is to be given back, for no graph is left. None: it is not in use, or not a graph's.
-    pub fn free_by_program(&mut self, address: u64) -> Option<bool> {
+    pub fn free_from_host(&mut self, address: u64) -> Option<bool> {
         let memory = self.memory.get_mut(&address).filter(|memory| memory.live)?;
         memory.live = false;
         let last = memory.users == 0;
@@ -56,16 +56,20 @@ impl Graphs {
 
     /// Keeps the books of one launch. Memory that is in use cannot be allocated again, unless it is freed first by the launch
     /// (`auto_free`).
-    pub(super) fn book<'a>(&mut self, nodes: impl Iterator<Item = &'a Node> + Clone, auto_free: bool) -> Result<()> {
+    pub(super) fn apply_memory_nodes<'a>(
+        &mut self,
+        nodes: impl Iterator<Item = &'a GraphNode> + Clone,
+        auto_free: bool,
+    ) -> Result<()> {
         let in_use = |address: &u64| self.memory.get(address).is_some_and(|memory| memory.live);
-        let allocated = |node: &&Node| matches!(node, Node::Alloc(memory) if in_use(&memory.address));
+        let allocated = |node: &&GraphNode| matches!(node, GraphNode::Alloc(memory) if in_use(&memory.address));
         if !auto_free && nodes.clone().any(|node| allocated(&node)) {
             return Err(Error::InvalidValue);
         }
         for node in nodes {
             let (address, live) = match node {
-                Node::Alloc(memory) => (memory.address, true),
-                Node::Free(address) => (*address, false),
+                GraphNode::Alloc(memory) => (memory.address, true),
+                GraphNode::Free(address) => (*address, false),
                 _ => continue,
             };
             if let Some(memory) = self.memory.get_mut(&address) {
@@ -116,24 +120,24 @@ impl Driver {
     /// `cuGraphAddMemAllocNode`: the node and the address.
     pub fn add_alloc_node<'a>(
         &'a self,
-        mut state: Guard<'a>,
+        mut state: StateGuard<'a>,
         graph: GraphId,
         after: &[NodeId],
         device: u32,
         bytes: u64,
         context: ContextId,
-    ) -> Result<(NodeId, u64, Guard<'a>)> {
+    ) -> Result<(NodeId, u64, StateGuard<'a>)> {
         state.graphs.get(graph)?;
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
         let allocation =
-            self.space().alloc(device, bytes, "cuGraphAddMemAllocNode").map_err(|error| refused(&error))?;
+            self.space().alloc(device, bytes, "cuGraphAddMemAllocNode").map_err(|error| memory_error(&error))?;
         let node = AllocNode { address: allocation.base(), bytes, device };
-        let added = state.graphs.add(graph, after, Node::Alloc(node));
+        let added = state.graphs.add(graph, after, GraphNode::Alloc(node));
         match added {
             Ok(id) => {
-                state.memory.add(&allocation, context, How::Graph);
+                state.memory.add(&allocation, context, AllocationOrigin::Graph);
                 state.graphs.memory.insert(node.address, GraphMemory { node, users: 1, live: false });
                 Ok((id, node.address, state))
             }
@@ -146,9 +150,9 @@ impl Driver {
     }
 }
 
-impl State {
+impl DriverState {
     /// A node that frees memory which a node of a graph allocates.
-    pub fn free_node(&self, address: u64) -> Result<Node> {
-        self.graphs.memory(address).map(|_| Node::Free(address)).ok_or(Error::InvalidValue)
+    pub fn free_node(&self, address: u64) -> Result<GraphNode> {
+        self.graphs.memory(address).map(|_| GraphNode::Free(address)).ok_or(Error::InvalidValue)
     }
 }

@@ -5,30 +5,30 @@
 
 mod edit;
 mod launch;
-mod make;
 mod memory;
 mod node;
-mod objects;
+mod node_builder;
+mod user_objects;
 
 use std::collections::BTreeMap;
 
-use crate::engine::{Graph, Plan, Point};
+use crate::engine::{ExecPlan, Graph, StreamPoint};
 use crate::error::{Error, Result};
-use crate::handle::{GraphExecId, GraphId, NodeId, Table, UserObjectId};
+use crate::handle::{GraphExecId, GraphId, HandleTable, NodeId, UserObjectId};
 
-pub use launch::{UPLOAD, Updated};
+pub use launch::{UPLOAD, UpdateResultInfo};
 pub use memory::GraphMemory;
-pub use node::{AllocNode, CopyNode, CopyRequest, KernelNode, Node, Refused, Value};
-pub use objects::UserObject;
+pub use node::{AllocNode, CopyNode, CopyRequest, GraphNode, KernelNode, MemOp, NodeUpdateError};
+pub use user_objects::UserObject;
 
 /// All graphs.
 #[derive(Debug, Default)]
 pub struct Graphs {
-    graphs: Table<GraphId, Entry>,
-    execs: Table<GraphExecId, Exec>,
+    graphs: HandleTable<GraphId, GraphEntry>,
+    execs: HandleTable<GraphExecId, GraphExec>,
     /// The graph of each node.
-    nodes: Table<NodeId, GraphId>,
-    objects: Table<UserObjectId, UserObject>,
+    nodes: HandleTable<NodeId, GraphId>,
+    objects: HandleTable<UserObjectId, UserObject>,
     /// Memory of graphs, by address.
     memory: BTreeMap<u64, GraphMemory>,
     /// The most bytes of it in use, per device.
@@ -38,8 +38,8 @@ pub struct Graphs {
 
 /// A graph.
 #[derive(Debug, Default)]
-struct Entry {
-    graph: Graph<Node>,
+struct GraphEntry {
+    graph: Graph<GraphNode>,
     /// `cuGraphGetId`
     id: u64,
     /// It belongs to a child graph node, and goes with it.
@@ -52,13 +52,13 @@ struct Entry {
 
 /// What was instantiated of a graph.
 #[derive(Debug)]
-struct Exec {
-    plan: Plan<Node>,
+struct GraphExec {
+    plan: ExecPlan<GraphNode>,
     /// `CUDA_GRAPH_INSTANTIATE_FLAG_…`
     flags: u64,
     id: u64,
     /// The end of its last launch: launches of one exec never overlap.
-    last: Option<Point>,
+    last: Option<StreamPoint>,
     objects: BTreeMap<UserObjectId, u32>,
     /// Memory that its nodes allocate.
     memory: Vec<u64>,
@@ -66,11 +66,11 @@ struct Exec {
 
 /// Memory of graphs that are gone, and destructors to be called, once the last work that may use them is done.
 #[derive(Debug, Default)]
-pub struct Leavings {
+pub struct DeferredRelease {
     /// Addresses to be given back.
     pub memory: Vec<u64>,
     /// Destructors.
-    pub calls: Vec<crate::engine::Call>,
+    pub calls: Vec<crate::engine::HostCall>,
 }
 
 impl Graphs {
@@ -79,12 +79,12 @@ impl Graphs {
         self.made
     }
 
-    fn entry(&self, graph: GraphId) -> Result<&Entry> {
+    fn entry(&self, graph: GraphId) -> Result<&GraphEntry> {
         self.graphs.get(graph)
     }
 
     /// A graph.
-    pub fn get(&self, graph: GraphId) -> Result<&Graph<Node>> {
+    pub fn get(&self, graph: GraphId) -> Result<&Graph<GraphNode>> {
         self.entry(graph).map(|entry| &entry.graph)
     }
 
@@ -94,7 +94,7 @@ impl Graphs {
     }
 
     /// What a node does.
-    pub fn node(&self, node: NodeId) -> Result<&Node> {
+    pub fn node(&self, node: NodeId) -> Result<&GraphNode> {
         self.get(self.graph_of(node)?)?.payload(node)
     }
 
@@ -114,7 +114,7 @@ impl Graphs {
     }
 
     /// What an instantiated node does, and whether it is enabled.
-    pub fn step(&self, exec: GraphExecId, node: NodeId) -> Result<(&Node, bool)> {
+    pub fn exec_node(&self, exec: GraphExecId, node: NodeId) -> Result<(&GraphNode, bool)> {
         let step = self.execs.get(exec)?.plan.step(node)?;
         Ok((step.payload.as_ref().ok_or(Error::InvalidValue)?, step.enabled))
     }

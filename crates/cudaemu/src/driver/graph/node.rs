@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::driver::copy::{End, Extent, Pitch};
-use crate::driver::launch::Request;
-use crate::engine::{Call, Copy, Fill, Launch, Payload, Work};
+use crate::driver::copy::{CopyPointer, Extent, Pitch};
+use crate::driver::launch::LaunchRequest;
+use crate::engine::{HostCall, KernelLaunch, Memcpy, Memset, Payload, StreamOp};
 use crate::handle::{ContextId, EventId, GraphId, Handle};
 
 /// A node's work.
 #[derive(Clone, Debug)]
-pub enum Node {
+pub enum GraphNode {
     /// A kernel.
     Kernel(Box<KernelNode>),
     /// A copy.
-    Copy(Box<CopyNode>),
+    Memcpy(Box<CopyNode>),
     /// A memset.
-    Fill(Fill, ContextId),
+    Memset(Memset, ContextId),
     /// A function of the program.
-    Host(Call),
+    Host(HostCall),
     /// Another graph, which belongs to this node.
     Child(GraphId),
     /// Nothing.
@@ -31,16 +31,16 @@ pub enum Node {
     /// Memory of a graph is no longer used.
     Free(u64),
     /// Values in memory are written or awaited, one after another.
-    Values(Vec<Value>, ContextId),
+    Values(Vec<MemOp>, ContextId),
 }
 
 /// A kernel with its parameters.
 #[derive(Clone, Debug)]
 pub struct KernelNode {
     /// As the program asked for it; the stream means nothing.
-    pub request: Request,
+    pub request: LaunchRequest,
     /// Checked, and ready to run.
-    pub launch: Launch,
+    pub launch: KernelLaunch,
     /// Whose it is.
     pub context: ContextId,
     /// Priority, as it was set.
@@ -55,7 +55,7 @@ pub struct CopyNode {
     /// As the program asked for it.
     pub request: CopyRequest,
     /// Checked, and ready to run.
-    pub copy: Copy,
+    pub copy: Memcpy,
     /// Whose it is.
     pub context: ContextId,
 }
@@ -64,11 +64,11 @@ pub struct CopyNode {
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRequest {
     /// To where.
-    pub to: End,
+    pub to: CopyPointer,
     /// How rows lie there.
     pub to_pitch: Pitch,
     /// From where.
-    pub from: End,
+    pub from: CopyPointer,
     /// How rows lie there.
     pub from_pitch: Pitch,
     /// What.
@@ -88,7 +88,7 @@ pub struct AllocNode {
 
 /// A value that is written or awaited.
 #[derive(Clone, Copy, Debug)]
-pub enum Value {
+pub enum MemOp {
     /// Address, value, bytes.
     Write(u64, u64, u32),
     /// Address, value, bytes, condition.
@@ -97,7 +97,7 @@ pub enum Value {
 
 /// Why an instantiated graph cannot take over a node: `CUgraphExecUpdateResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum NodeUpdateError {
     /// Another kind of node.
     Kind = 3,
     /// Parameters that have to stay.
@@ -108,7 +108,7 @@ pub enum Refused {
     Function = 7,
 }
 
-impl Payload for Node {
+impl Payload for GraphNode {
     fn child(&self) -> Option<GraphId> {
         match self {
             Self::Child(graph) => Some(*graph),
@@ -117,13 +117,13 @@ impl Payload for Node {
     }
 }
 
-impl Node {
+impl GraphNode {
     /// `CUgraphNodeType`
     pub fn kind(&self) -> u32 {
         match self {
             Self::Kernel(_) => 0,
-            Self::Copy(_) => 1,
-            Self::Fill(..) => 2,
+            Self::Memcpy(_) => 1,
+            Self::Memset(..) => 2,
             Self::Host(_) => 3,
             Self::Child(_) => 4,
             Self::Empty => 5,
@@ -139,49 +139,51 @@ impl Node {
     pub fn context(&self) -> Option<ContextId> {
         match self {
             Self::Kernel(kernel) => Some(kernel.context),
-            Self::Copy(copy) => Some(copy.context),
-            Self::Fill(_, context) | Self::Values(_, context) => Some(*context),
+            Self::Memcpy(copy) => Some(copy.context),
+            Self::Memset(_, context) | Self::Values(_, context) => Some(*context),
             _ => None,
         }
     }
 
     /// Whether it can be switched off.
     pub fn can_be_disabled(&self) -> bool {
-        matches!(self, Self::Kernel(_) | Self::Copy(_) | Self::Fill(..))
+        matches!(self, Self::Kernel(_) | Self::Memcpy(_) | Self::Memset(..))
     }
 
     /// Whether an instantiated node can become another.
-    pub fn fits(old: &Self, new: &Self) -> Result<(), Refused> {
+    pub fn fits(old: &Self, new: &Self) -> Result<(), NodeUpdateError> {
         match (old, new) {
             (Self::Kernel(old), Self::Kernel(new)) if old.context == new.context => Ok(()),
-            (Self::Kernel(_), Self::Kernel(_)) => Err(Refused::Function),
-            (Self::Copy(old), Self::Copy(new)) if old.context == new.context && old.copy.same_route(&new.copy) => {
+            (Self::Kernel(_), Self::Kernel(_)) => Err(NodeUpdateError::Function),
+            (Self::Memcpy(old), Self::Memcpy(new)) if old.context == new.context && old.copy.same_route(&new.copy) => {
                 Ok(())
             }
-            (Self::Fill(_, old), Self::Fill(_, new)) | (Self::Values(_, old), Self::Values(_, new)) if old == new => {
+            (Self::Memset(_, old), Self::Memset(_, new)) | (Self::Values(_, old), Self::Values(_, new))
+                if old == new =>
+            {
                 Ok(())
             }
-            (Self::Copy(_), Self::Copy(_))
-            | (Self::Fill(..), Self::Fill(..))
-            | (Self::Values(..), Self::Values(..)) => Err(Refused::Parameters),
+            (Self::Memcpy(_), Self::Memcpy(_))
+            | (Self::Memset(..), Self::Memset(..))
+            | (Self::Values(..), Self::Values(..)) => Err(NodeUpdateError::Parameters),
             (Self::Alloc(old), Self::Alloc(new)) if old == new => Ok(()),
             (Self::Free(old), Self::Free(new)) if old == new => Ok(()),
-            (Self::Alloc(_), Self::Alloc(_)) | (Self::Free(_), Self::Free(_)) => Err(Refused::Unsupported),
+            (Self::Alloc(_), Self::Alloc(_)) | (Self::Free(_), Self::Free(_)) => Err(NodeUpdateError::Unsupported),
             (old, new) if old.kind() == new.kind() => Ok(()),
-            _ => Err(Refused::Kind),
+            _ => Err(NodeUpdateError::Kind),
         }
     }
 
     /// What runs. Waiting for events and the start and end of memory's use are matters of order: nothing runs for them.
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> StreamOp {
         match self {
-            Self::Kernel(kernel) => Work::Launch(Box::new(kernel.launch.clone())),
-            Self::Copy(copy) => Work::Copy(Box::new(copy.copy.clone())),
-            Self::Fill(fill, _) => Work::Fill(fill.clone()),
-            Self::Host(call) => Work::Call(call.clone()),
-            Self::Record(event) => Work::Record(*event),
-            Self::Values(values, _) => Work::Batch(values.iter().map(|value| value.work()).collect()),
-            Self::Child(_) | Self::Empty | Self::Wait(_) | Self::Alloc(_) | Self::Free(_) => Work::Wait,
+            Self::Kernel(kernel) => StreamOp::Launch(Box::new(kernel.launch.clone())),
+            Self::Memcpy(copy) => StreamOp::Memcpy(Box::new(copy.copy.clone())),
+            Self::Memset(fill, _) => StreamOp::Memset(fill.clone()),
+            Self::Host(call) => StreamOp::Call(call.clone()),
+            Self::Record(event) => StreamOp::Record(*event),
+            Self::Values(values, _) => StreamOp::Batch(values.iter().map(|value| value.work()).collect()),
+            Self::Child(_) | Self::Empty | Self::Wait(_) | Self::Alloc(_) | Self::Free(_) => StreamOp::Wait,
         }
     }
 
@@ -193,11 +195,11 @@ impl Node {
                 let name = launch.code.functions.get(launch.function).map_or("?", |function| &function.name);
                 format!("KERNEL {name} <<<{:?}, {:?}, {}>>>", launch.grid, launch.block, launch.dynamic_shared)
             }
-            Self::Copy(copy) => {
-                let Copy { width, height, depth, .. } = copy.copy;
+            Self::Memcpy(copy) => {
+                let Memcpy { width, height, depth, .. } = copy.copy;
                 format!("MEMCPY {width} x {height} x {depth} bytes")
             }
-            Self::Fill(fill, _) => {
+            Self::Memset(fill, _) => {
                 format!("MEMSET {:#x} {} x {} of {} bytes", fill.address, fill.width, fill.height, fill.bytes)
             }
             Self::Host(call) => format!("HOST {:#x}", call.raw[0]),
@@ -212,19 +214,21 @@ impl Node {
     }
 }
 
-impl Value {
-    fn work(self) -> Work {
+impl MemOp {
+    fn work(self) -> StreamOp {
         match self {
-            Self::Write(address, value, bytes) => Work::WriteValue(address, value, bytes),
-            Self::Await(address, value, bytes, condition) => Work::WaitValue(address, value, bytes, condition),
+            Self::Write(address, value, bytes) => StreamOp::WriteValue(address, value, bytes),
+            Self::Await(address, value, bytes, condition) => StreamOp::WaitValue(address, value, bytes, condition),
         }
     }
 
     /// From a stream's work.
-    pub fn of(work: &Work) -> Option<Self> {
+    pub fn of(work: &StreamOp) -> Option<Self> {
         match *work {
-            Work::WriteValue(address, value, bytes) => Some(Self::Write(address, value, bytes)),
-            Work::WaitValue(address, value, bytes, condition) => Some(Self::Await(address, value, bytes, condition)),
+            StreamOp::WriteValue(address, value, bytes) => Some(Self::Write(address, value, bytes)),
+            StreamOp::WaitValue(address, value, bytes, condition) => {
+                Some(Self::Await(address, value, bytes, condition))
+            }
             _ => None,
         }
     }

@@ -67,7 +67,7 @@ pub struct Capture {
 
 /// How a capture ended.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedCapture {
     /// What it recorded into.
     pub graph: GraphId,
     /// The graph is the program's own.
@@ -78,9 +78,9 @@ pub struct Ended {
 
 /// What waiting for an event means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum EventWait {
     /// Neither side is captured: the stream itself waits.
-    Plainly,
+    Uncaptured,
     /// It was captured: the stream's frontier has grown.
     Captured,
 }
@@ -126,7 +126,7 @@ impl Captures {
     }
 
     /// Whether nothing at all is being captured: the case that has to be fast.
-    pub fn none(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
@@ -135,7 +135,7 @@ impl Captures {
     }
 
     /// Whether a stream records; fails if its capture is lost.
-    pub fn records(&self, stream: StreamId) -> Result<bool> {
+    pub fn is_capturing(&self, stream: StreamId) -> Result<bool> {
         match self.of(stream) {
             None => Ok(false),
             Some(capture) if capture.valid => Ok(true),
@@ -144,7 +144,7 @@ impl Captures {
     }
 
     /// Where the next node of a stream goes and what it waits for.
-    pub fn next(&self, stream: StreamId) -> Result<(GraphId, &[NodeId])> {
+    pub fn frontier(&self, stream: StreamId) -> Result<(GraphId, &[NodeId])> {
         let capture = self.of(stream).ok_or(Error::IllegalState)?;
         match (capture.valid, capture.streams.get(&stream)) {
             (true, Some(frontier)) => Ok((capture.graph, frontier)),
@@ -164,7 +164,7 @@ impl Captures {
 
     /// `cuStreamUpdateCaptureDependencies`: adds to the frontier, or replaces it.
     pub fn update(&mut self, stream: StreamId, nodes: &[NodeId], replace: bool) -> Result<()> {
-        self.next(stream)?;
+        self.frontier(stream)?;
         let capture = self.of_mut(stream).ok_or(Error::IllegalState)?;
         let frontier = capture.streams.entry(stream).or_default();
         if replace {
@@ -176,7 +176,7 @@ impl Captures {
 
     /// An event is recorded. True: in a capturing stream, so that nothing is to be queued.
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<bool> {
-        if !self.records(stream)? {
+        if !self.is_capturing(stream)? {
             self.events.remove(&event);
             return Ok(false);
         }
@@ -193,7 +193,7 @@ impl Captures {
 
     /// Whether an event was last recorded in a capturing stream. Such an event cannot be asked or waited for by the host; to try
     /// invalidates its capture.
-    pub fn host_asks(&mut self, event: EventId) -> Result<()> {
+    pub fn check_host_wait(&mut self, event: EventId) -> Result<()> {
         let Some((id, _)) = self.events.get(&event) else { return Ok(()) };
         let id = *id;
         self.invalidate(|capture| capture.id == id);
@@ -201,7 +201,7 @@ impl Captures {
     }
 
     /// A stream waits for an event (`recorded`: it ever was, outside of captures).
-    pub fn wait(&mut self, stream: StreamId, event: EventId, recorded: bool) -> Result<Waited> {
+    pub fn wait(&mut self, stream: StreamId, event: EventId, recorded: bool) -> Result<EventWait> {
         let own = self.of(stream).map(|capture| (capture.id, capture.valid));
         if matches!(own, Some((_, false))) {
             return Err(Error::StreamCaptureInvalidated);
@@ -212,8 +212,8 @@ impl Captures {
                     self.invalidate(|capture| capture.id == own);
                     Err(Error::StreamCaptureIsolation)
                 }
-                Some(_) => Ok(Waited::Captured),
-                None => Ok(Waited::Plainly),
+                Some(_) => Ok(EventWait::Captured),
+                None => Ok(EventWait::Uncaptured),
             };
         };
         let capture = self.open.get_mut(&id).ok_or(Error::CapturedEvent)?;
@@ -228,7 +228,7 @@ impl Captures {
             _ => join(capture.streams.entry(stream).or_default(), &nodes),
         }
         self.streams.insert(stream, id);
-        Ok(Waited::Captured)
+        Ok(EventWait::Captured)
     }
 
     /// `cuStreamEndCapture`. `ancestors` gives the nodes, themselves included, that must be done before some nodes of the graph.
@@ -238,7 +238,7 @@ impl Captures {
         stream: StreamId,
         thread: ThreadId,
         ancestors: impl FnOnce(GraphId, &[NodeId]) -> BTreeSet<NodeId>,
-    ) -> Result<Ended> {
+    ) -> Result<EndedCapture> {
         let capture = self.of(stream).ok_or(Error::IllegalState)?;
         if capture.origin != stream {
             return Err(Error::StreamCaptureUnmatched);
@@ -258,11 +258,11 @@ impl Captures {
             true if !joined() => Err(Error::StreamCaptureUnjoined),
             true => Ok(()),
         };
-        Ok(Ended { graph: capture.graph, given: capture.given, result })
+        Ok(EndedCapture { graph: capture.graph, given: capture.given, result })
     }
 
     /// A stream is destroyed. A capture that it takes part in is lost; one that began in it is gone, and that is the graph it recorded.
-    pub fn destroy(&mut self, stream: StreamId) -> Option<Ended> {
+    pub fn destroy(&mut self, stream: StreamId) -> Option<EndedCapture> {
         let capture = self.of_mut(stream)?;
         capture.valid = false;
         let (id, origin) = (capture.id, capture.origin);
@@ -272,11 +272,11 @@ impl Captures {
         }
         self.streams.retain(|_, in_capture| *in_capture != id);
         let capture = self.open.remove(&id)?;
-        Some(Ended { graph: capture.graph, given: capture.given, result: Err(Error::StreamCaptureInvalidated) })
+        Some(EndedCapture { graph: capture.graph, given: capture.given, result: Err(Error::StreamCaptureInvalidated) })
     }
 
     /// The host asks about these streams, or waits for them, or uses something that would: captures that they take part in are lost.
-    pub fn touch(&mut self, streams: impl IntoIterator<Item = StreamId>, error: Error) -> Result<()> {
+    pub fn invalidate_streams(&mut self, streams: impl IntoIterator<Item = StreamId>, error: Error) -> Result<()> {
         let hit: BTreeSet<u64> = streams.into_iter().filter_map(|stream| self.streams.get(&stream).copied()).collect();
         let lost = hit.iter().any(|id| self.open.get(id).is_some_and(|capture| !capture.valid));
         self.invalidate(|capture| hit.contains(&capture.id));
@@ -288,7 +288,7 @@ impl Captures {
     }
 
     /// A call that may wait for the device or take memory from it, and is therefore unsafe during a capture.
-    pub fn unsafe_call(&mut self, thread: ThreadId) -> Result<()> {
+    pub fn check_unsafe_call(&mut self, thread: ThreadId) -> Result<()> {
         if self.open.is_empty() {
             return Ok(());
         }

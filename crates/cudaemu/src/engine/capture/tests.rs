@@ -36,7 +36,7 @@ impl Rig {
     }
 
     fn work(&mut self, on: u64) -> Result<NodeId> {
-        let after = self.captures.next(stream(on))?.1.to_vec();
+        let after = self.captures.frontier(stream(on))?.1.to_vec();
         let made = node(self.after.len() as u64 + 1);
         self.after.insert(made, after);
         self.captures.advance(stream(on), made);
@@ -75,9 +75,9 @@ fn script(text: &str) -> (Rig, Vec<Result<()>>) {
                 rig.captures.destroy(stream(number(1)));
                 Ok(())
             }
-            'q' => rig.captures.touch([stream(number(1))], Error::StreamCaptureUnsupported),
-            'h' => rig.captures.host_asks(event(number(1))),
-            _ => rig.captures.unsafe_call(me()),
+            'q' => rig.captures.invalidate_streams([stream(number(1))], Error::StreamCaptureUnsupported),
+            'h' => rig.captures.check_host_wait(event(number(1))),
+            _ => rig.captures.check_unsafe_call(me()),
         }
     });
     let results = results.collect();
@@ -162,7 +162,7 @@ fn dependencies_can_be_set() {
     rig.begin(1, CaptureMode::Relaxed).unwrap();
     let (a, b) = (rig.work(1).unwrap(), rig.work(1).unwrap());
     rig.captures.update(stream(1), &[a], false).unwrap();
-    assert_eq!(rig.captures.next(stream(1)).unwrap().1, [b, a]);
+    assert_eq!(rig.captures.frontier(stream(1)).unwrap().1, [b, a]);
     rig.captures.update(stream(1), &[a], true).unwrap();
     let c = rig.work(1).unwrap();
     assert_eq!(rig.after[&c], [a]);
@@ -189,7 +189,7 @@ fn modes_decide_whose_calls_are_unsafe() {
         let mut rig = Rig::default();
         rig.begin(1, capture).unwrap();
         assert_eq!(rig.captures.exchange(thread, exchanged), Global);
-        assert_eq!(rig.captures.unsafe_call(thread).is_ok(), allowed, "{capture:?} {exchanged:?}");
+        assert_eq!(rig.captures.check_unsafe_call(thread).is_ok(), allowed, "{capture:?} {exchanged:?}");
         assert_eq!(rig.captures.exchange(thread, Global), exchanged);
         assert_eq!(rig.work(1).is_ok(), allowed);
     }

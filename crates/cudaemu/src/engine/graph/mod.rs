@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId};
 
-pub use plan::{Mismatch, Plan, Step};
+pub use plan::{ExecPlan, PlanStep, UpdateMismatch};
 
 /// What a node does.
 pub trait Payload: Clone {

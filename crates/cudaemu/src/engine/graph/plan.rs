@@ -12,7 +12,7 @@ const DEPTH: usize = 64;
 
 /// A piece of a plan.
 #[derive(Clone, Debug)]
-pub struct Step<P> {
+pub struct PlanStep<P> {
     /// The node that it comes from.
     pub node: NodeId,
     /// What to do; nothing, where a child graph begins or ends.
@@ -25,8 +25,8 @@ pub struct Step<P> {
 
 /// A snapshot of a graph, each step after those that it waits for.
 #[derive(Clone, Debug)]
-pub struct Plan<P> {
-    steps: Vec<Step<P>>,
+pub struct ExecPlan<P> {
+    steps: Vec<PlanStep<P>>,
     /// The step of each node; of a child graph node the one that begins it.
     index: BTreeMap<NodeId, usize>,
     /// The steps between beginning and end of each child graph node.
@@ -35,14 +35,14 @@ pub struct Plan<P> {
 
 /// Why a plan cannot become another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mismatch<R> {
+pub enum UpdateMismatch<R> {
     /// Other nodes or edges; the new graph's node where that shows, if there is one.
     Topology(Option<NodeId>),
     /// A node does something that its counterpart cannot become: the new node, the old one, the reason.
     Node(NodeId, NodeId, R),
 }
 
-impl<P: Payload> Plan<P> {
+impl<P: Payload> ExecPlan<P> {
     /// Lays a graph out. `graphs` gives the graphs of child nodes.
     pub fn new<'a>(graph: &'a Graph<P>, graphs: &dyn Fn(GraphId) -> Option<&'a Graph<P>>) -> Result<Self>
     where
@@ -96,22 +96,22 @@ impl<P: Payload> Plan<P> {
     }
 
     fn push(&mut self, node: NodeId, payload: Option<P>, after: Vec<usize>) -> usize {
-        self.steps.push(Step { node, payload, after, enabled: true });
+        self.steps.push(PlanStep { node, payload, after, enabled: true });
         self.steps.len() - 1
     }
 
     /// All steps, in an order in which they may run.
-    pub fn steps(&self) -> &[Step<P>] {
+    pub fn steps(&self) -> &[PlanStep<P>] {
         &self.steps
     }
 
     /// The step of a node, which may be in a child graph.
-    pub fn step(&self, node: NodeId) -> Result<&Step<P>> {
+    pub fn step(&self, node: NodeId) -> Result<&PlanStep<P>> {
         self.index.get(&node).and_then(|&at| self.steps.get(at)).ok_or(Error::InvalidValue)
     }
 
     /// The step of a node, to be changed.
-    pub fn step_mut(&mut self, node: NodeId) -> Result<&mut Step<P>> {
+    pub fn step_mut(&mut self, node: NodeId) -> Result<&mut PlanStep<P>> {
         self.index.get(&node).and_then(|&at| self.steps.get_mut(at)).ok_or(Error::InvalidValue)
     }
 
@@ -120,7 +120,7 @@ impl<P: Payload> Plan<P> {
         &mut self,
         new: &Self,
         fits: impl Fn(&P, &P) -> std::result::Result<(), R>,
-    ) -> std::result::Result<(), Mismatch<R>> {
+    ) -> std::result::Result<(), UpdateMismatch<R>> {
         let all = 0..self.steps.len();
         self.replace(all, new, fits)
     }
@@ -131,8 +131,8 @@ impl<P: Payload> Plan<P> {
         node: NodeId,
         new: &Self,
         fits: impl Fn(&P, &P) -> std::result::Result<(), R>,
-    ) -> std::result::Result<(), Mismatch<R>> {
-        let range = self.children.get(&node).cloned().ok_or(Mismatch::Topology(None))?;
+    ) -> std::result::Result<(), UpdateMismatch<R>> {
+        let range = self.children.get(&node).cloned().ok_or(UpdateMismatch::Topology(None))?;
         self.replace(range, new, fits)
     }
 
@@ -141,21 +141,21 @@ impl<P: Payload> Plan<P> {
         range: Range<usize>,
         new: &Self,
         fits: impl Fn(&P, &P) -> std::result::Result<(), R>,
-    ) -> std::result::Result<(), Mismatch<R>> {
+    ) -> std::result::Result<(), UpdateMismatch<R>> {
         let first = range.start;
         let old = &mut self.steps[range];
         for (mine, its) in old.iter().zip(&new.steps) {
             // What lies before the range is the step that begins the child graph: in a plan of its own that is none.
             let inside = mine.after.iter().filter_map(|&step| step.checked_sub(first));
             if !inside.eq(its.after.iter().copied()) || mine.payload.is_none() != its.payload.is_none() {
-                return Err(Mismatch::Topology(Some(its.node)));
+                return Err(UpdateMismatch::Topology(Some(its.node)));
             }
             if let (Some(old), Some(new)) = (&mine.payload, &its.payload) {
-                fits(old, new).map_err(|reason| Mismatch::Node(its.node, mine.node, reason))?;
+                fits(old, new).map_err(|reason| UpdateMismatch::Node(its.node, mine.node, reason))?;
             }
         }
         if old.len() != new.steps.len() {
-            return Err(Mismatch::Topology(new.steps.get(old.len()).map(|step| step.node)));
+            return Err(UpdateMismatch::Topology(new.steps.get(old.len()).map(|step| step.node)));
         }
         for (mine, its) in old.iter_mut().zip(&new.steps) {
             mine.payload.clone_from(&its.payload);

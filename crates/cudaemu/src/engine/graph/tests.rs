@@ -128,7 +128,7 @@ fn random_graphs_keep_their_order_and_refuse_cycles() {
 }
 
 /// The plan as text: each step's letter (or `(`, `)` for a child) and what it waits for.
-fn text(plan: &Plan<Toy>) -> String {
+fn text(plan: &ExecPlan<Toy>) -> String {
     let steps = plan.steps().iter().map(|step| {
         let name = match &step.payload {
             Some(Toy::Letter(letter)) => *letter,
@@ -150,42 +150,42 @@ fn with_child(outer: &str, child_after: &str, child: GraphId) -> Graph<Toy> {
 
 #[test]
 fn plans() {
-    assert_eq!(text(&Plan::new(&graph("a b<a c<a d<bc"), &|_| None).unwrap()), "a b0 c0 d1,2");
+    assert_eq!(text(&ExecPlan::new(&graph("a b<a c<a d<bc"), &|_| None).unwrap()), "a b0 c0 d1,2");
     let inner = graph("p q r<p");
     let id = GraphId::from_raw(1);
     let outer = with_child("a b", "a", id);
     let graphs = |wanted: GraphId| (wanted == id).then_some(&inner);
-    let mut plan = Plan::new(&outer, &graphs).unwrap();
+    let mut plan = ExecPlan::new(&outer, &graphs).unwrap();
     assert_eq!(text(&plan), "a b .0 p2 q2 r3 .4,5 z6");
     let empty = Graph::default();
-    assert_eq!(text(&Plan::new(&outer, &|_| Some(&empty)).unwrap()), "a b .0 .2 z3");
-    assert_eq!(Plan::new(&outer, &|_| None).unwrap_err(), Error::InvalidValue);
+    assert_eq!(text(&ExecPlan::new(&outer, &|_| Some(&empty)).unwrap()), "a b .0 .2 z3");
+    assert_eq!(ExecPlan::new(&outer, &|_| None).unwrap_err(), Error::InvalidValue);
 
     let other = graph("s t u<s");
-    let other = Plan::new(&other, &|_| None).unwrap();
+    let other = ExecPlan::new(&other, &|_| None).unwrap();
     plan.update_child::<()>(node(200), &other, |_, _| Ok(())).unwrap();
     assert_eq!(text(&plan), "a b .0 s2 t2 u3 .4,5 z6");
-    assert_eq!(plan.update_child::<()>(node(97), &other, |_, _| Ok(())), Err(Mismatch::Topology(None)));
+    assert_eq!(plan.update_child::<()>(node(97), &other, |_, _| Ok(())), Err(UpdateMismatch::Topology(None)));
     // The names are still those of the graph that was instantiated.
     assert_eq!(plan.step(node('r' as u64)).unwrap().payload, Some(Toy::Letter('u')));
     // A graph that holds itself.
     let deep = with_child("", "", id);
-    assert_eq!(Plan::new(&deep, &|_| Some(&deep)).unwrap_err(), Error::InvalidValue);
+    assert_eq!(ExecPlan::new(&deep, &|_| Some(&deep)).unwrap_err(), Error::InvalidValue);
 }
 
 #[test]
 fn updates() {
-    let plan = |text: &str| Plan::new(&graph(text), &|_| None).unwrap();
+    let plan = |text: &str| ExecPlan::new(&graph(text), &|_| None).unwrap();
     let fits = |old: &Toy, new: &Toy| match (old, new) {
         (_, Toy::Letter('x')) => Err('x'),
         _ => Ok(()),
     };
     for (old, new, result) in [
         ("a b<a", "c d<c", Ok(())),
-        ("a b<a", "c d", Err(Mismatch::Topology(Some(node('d' as u64))))),
-        ("a b<a", "c", Err(Mismatch::Topology(None))),
-        ("a b<a", "c d<c e", Err(Mismatch::Topology(Some(node('e' as u64))))),
-        ("a b<a", "c x<c", Err(Mismatch::Node(node('x' as u64), node('b' as u64), 'x'))),
+        ("a b<a", "c d", Err(UpdateMismatch::Topology(Some(node('d' as u64))))),
+        ("a b<a", "c", Err(UpdateMismatch::Topology(None))),
+        ("a b<a", "c d<c e", Err(UpdateMismatch::Topology(Some(node('e' as u64))))),
+        ("a b<a", "c x<c", Err(UpdateMismatch::Node(node('x' as u64), node('b' as u64), 'x'))),
     ] {
         let mut mine = plan(old);
         let its = plan(new);

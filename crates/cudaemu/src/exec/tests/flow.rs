@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::Setup;
-use crate::fault::Kind;
+use crate::fault::FaultKind;
 
 #[test]
 fn divergent_branches_meet_again() {
@@ -96,14 +96,14 @@ fn indirect_calls_go_where_each_lane_says() {
     for wrong in ["add.s64 %rd6, %rd6, 2;", "mov.u64 %rd6, 0x0008000000000002;", "mov.u64 %rd6, 0;"] {
         let mut bad = Setup::new(&setup.body.replace("selp.b64 %rd6, %rd4, %rd5, %p1;", wrong));
         bad.functions = setup.functions.clone();
-        assert!(matches!(bad.fault(), Some(Kind::InvalidValue(_))), "{wrong}: {:?}", bad.fault());
+        assert!(matches!(bad.fault(), Some(FaultKind::InvalidValue(_))), "{wrong}: {:?}", bad.fault());
     }
     let mut other = Setup::new(
         &setup.body.replace("(.param .b32 _) _ (.param .b32 _)", "(.param .b32 _) _ (.param .b32 _, .param .b32 _)"),
     );
     other.body = other.body.replace("(a), proto", "(a, a), proto");
     other.functions = setup.functions.clone();
-    assert!(matches!(other.fault(), Some(Kind::InvalidValue(_))), "{:?}", other.fault());
+    assert!(matches!(other.fault(), Some(FaultKind::InvalidValue(_))), "{:?}", other.fault());
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn barriers_hand_over_between_warps() {
     setup.grid = 3;
     assert_eq!(setup.values(), (0..768).map(|i| 255 - i % 256).collect::<Vec<u32>>());
     setup.body = body.replace("bar.sync 0;", "");
-    assert!(matches!(setup.fault(), Some(Kind::Race(_) | Kind::Uninitialised)), "{:?}", setup.fault());
+    assert!(matches!(setup.fault(), Some(FaultKind::Race(_) | FaultKind::Uninitialised)), "{:?}", setup.fault());
 }
 
 #[test]
@@ -134,19 +134,21 @@ fn reductions_at_a_barrier_count_all_threads() {
 }
 
 /// A kernel's body, its threads, and what is expected of the fault.
-type Row = (&'static str, u32, fn(&Kind) -> bool);
+type Row = (&'static str, u32, fn(&FaultKind) -> bool);
 
 #[test]
 fn faults_of_flow_are_told() {
     let table: [Row; 6] = [
-        ("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0; ret;", 32, |k| matches!(k, Kind::DivergentBarrier(_))),
-        ("setp.lt.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 1, 64; OUT: ret;", 64, |k| matches!(k, Kind::Deadlock(_))),
-        ("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;", 32, |k| {
-            matches!(k, Kind::InactiveLane(_))
+        ("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0; ret;", 32, |k| matches!(k, FaultKind::DivergentBarrier(_))),
+        ("setp.lt.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 1, 64; OUT: ret;", 64, |k| {
+            matches!(k, FaultKind::Deadlock(_))
         }),
-        ("AGAIN: bra AGAIN;", 32, |k| matches!(k, Kind::Endless)),
-        ("trap; ret;", 32, |k| matches!(k, Kind::Trap(_))),
-        ("bar.sync 16; ret;", 32, |k| matches!(k, Kind::InvalidValue(_))),
+        ("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;", 32, |k| {
+            matches!(k, FaultKind::InactiveLane(_))
+        }),
+        ("AGAIN: bra AGAIN;", 32, |k| matches!(k, FaultKind::InstructionLimit)),
+        ("trap; ret;", 32, |k| matches!(k, FaultKind::Trap(_))),
+        ("bar.sync 16; ret;", 32, |k| matches!(k, FaultKind::InvalidValue(_))),
     ];
     for (body, block, expected) in table {
         let mut setup = Setup::new(body);

@@ -5,9 +5,9 @@ mod progress;
 
 use std::sync::{Arc, Mutex};
 
-use super::{Launch, Machine, Outcome, Sink, run};
-use crate::fault::Kind;
-use crate::mem::Space;
+use super::{ExecutorConfig, Launch, LaunchOutcome, PrintSink, run_grid};
+use crate::fault::FaultKind;
+use crate::mem::AddressSpace;
 use crate::{decode, ptx};
 
 /// A kernel named `k` with one parameter: the address of `out`.
@@ -23,7 +23,7 @@ pub(super) struct Setup {
 
 /// What came of it.
 pub(super) struct Ran {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: LaunchOutcome,
     pub(super) out: Vec<u32>,
     pub(super) printed: String,
 }
@@ -52,7 +52,7 @@ impl Setup {
     }
 
     /// The same, with printf's text going elsewhere.
-    pub(super) fn run_printing(&self, print: Sink) -> Ran {
+    pub(super) fn run_printing(&self, print: PrintSink) -> Ran {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
              .reg .pred %p<8>; .reg .b32 %r<24>; .reg .b64 %rd<8>;\n\
@@ -63,7 +63,7 @@ impl Setup {
         let module = ptx::parse(&text).unwrap_or_else(|e| unreachable!("{e}"));
         let code = decode::decode(&module, &text).unwrap_or_else(|e| unreachable!("{e}"));
         let function = code.functions.iter().position(|f| f.entry).unwrap_or_default();
-        let space = Space::new(&[1 << 30]).unwrap_or_else(|e| unreachable!("{e}"));
+        let space = AddressSpace::new(&[1 << 30]).unwrap_or_else(|e| unreachable!("{e}"));
         let threads = (self.grid * self.block) as usize;
         let out = space.alloc(0, threads as u64 * 4, "test").unwrap_or_else(|e| unreachable!("{e}"));
         let written = space.snapshot().write(out.base(), &vec![0; threads * 4]);
@@ -94,7 +94,7 @@ impl Setup {
             workspace: 0,
             id: 1,
         };
-        let machine = Machine {
+        let machine = ExecutorConfig {
             sms: 4,
             threads: 2,
             max_instructions: self.max_instructions,
@@ -104,7 +104,7 @@ impl Setup {
             footprint: true,
             print,
         };
-        let outcome = run(&launch, &view, &machine);
+        let outcome = run_grid(&launch, &view, &machine);
         let mut bytes = vec![0; threads * 4];
         view.read(out.base(), &mut bytes).unwrap_or_else(|e| unreachable!("{e}"));
         let out = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
@@ -119,7 +119,7 @@ impl Setup {
     }
 
     /// The fault that ended it.
-    pub(super) fn fault(&self) -> Option<Kind> {
+    pub(super) fn fault(&self) -> Option<FaultKind> {
         self.run().outcome.result.err().map(|report| report.fault.kind)
     }
 }

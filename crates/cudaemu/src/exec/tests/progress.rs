@@ -1,7 +1,7 @@
 //! Lanes, warps and blocks that wait for each other, and what is told when they do so in vain.
 
 use super::Setup;
-use crate::fault::Kind;
+use crate::fault::FaultKind;
 
 #[test]
 fn a_lock_that_is_taken_in_a_function_is_given_up() {
@@ -56,7 +56,7 @@ fn warp_barriers_at_two_places_order_memory() {
     JOIN: ld.shared.u32 %r5, [%r4]; st.global.u32 [%rd3], %r5; ret;";
     assert_eq!(Setup::new(body).values(), (0..32).map(|lane| if lane < 16 { 2 } else { 1 }).collect::<Vec<u32>>());
     let racy = Setup::new(&body.replace("bar.warp.sync 0xffffffff;", ""));
-    assert!(matches!(racy.fault(), Some(Kind::Race(_) | Kind::Uninitialised)), "{:?}", racy.fault());
+    assert!(matches!(racy.fault(), Some(FaultKind::Race(_) | FaultKind::Uninitialised)), "{:?}", racy.fault());
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn calls_without_end_overflow_the_stack() {
     for body in ["call.uni deep; ret;", "{ .reg .b32 %x; mov.u32 %x, 1; call.uni deep; add.u32 %x, %x, 1; ret; }"] {
         let mut setup = Setup::new("call.uni deep; ret;");
         setup.functions = format!(".func deep() {{ {body} }}");
-        assert!(matches!(setup.fault(), Some(Kind::StackOverflow)), "{:?}", setup.fault());
+        assert!(matches!(setup.fault(), Some(FaultKind::StackOverflow)), "{:?}", setup.fault());
     }
 }
 
@@ -79,7 +79,7 @@ fn the_fault_is_told_and_not_who_waits_for_the_faulty() {
     setup.grid = 2;
     setup.cooperative = true;
     setup.max_instructions = 1 << 26;
-    assert!(matches!(setup.fault(), Some(Kind::OutOfBounds(_))), "{:?}", setup.fault());
+    assert!(matches!(setup.fault(), Some(FaultKind::OutOfBounds(_))), "{:?}", setup.fault());
 }
 
 #[test]

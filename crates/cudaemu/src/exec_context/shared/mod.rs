@@ -7,29 +7,29 @@
 //! are let pass: `flag = true` by many threads is common, and harmless. Shuffles and votes order nothing.
 
 mod banks;
-mod cell;
-mod order;
-mod shadow;
+mod shadow_cell;
+mod shadow_memory;
 #[cfg(test)]
 mod tests;
+mod vector_clocks;
 
-use crate::fault::{Access, Fault, Kind, Memory};
+use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
-use super::{Addresses, Env, LANES, Lanes, consecutive, lanes};
-use cell::{Found, Who};
-use shadow::Shadow;
+use super::{AccessEnv, Addresses, LANES, Lanes, consecutive, lanes};
+use shadow_cell::{Accessor, Hazard};
+use shadow_memory::ShadowMemory;
 
 /// Shared memory of one block at a time.
 #[derive(Debug)]
 pub struct Shared {
     bytes: usize,
     data: Vec<u8>,
-    shadow: Shadow,
+    shadow: ShadowMemory,
     counting: bool,
 }
 
-fn access<const N: usize>(address: u64, write: bool) -> Access {
-    Access { memory: Memory::Shared, address, bytes: N as u32, write }
+fn access<const N: usize>(address: u64, write: bool) -> FaultAccess {
+    FaultAccess { memory: MemorySpace::Shared, address, bytes: N as u32, write }
 }
 
 /// The words that an access touches, with the bytes of each as a mask.
@@ -49,7 +49,7 @@ impl Shared {
     /// `bytes` of memory for blocks of `threads` threads (at most 1024). `counting`: bank conflicts are counted.
     pub fn new(bytes: u32, threads: u32, counting: bool) -> Self {
         let words = (bytes as usize).div_ceil(4);
-        let shadow = Shadow::new(words, (threads as usize).div_ceil(LANES));
+        let shadow = ShadowMemory::new(words, (threads as usize).div_ceil(LANES));
         Self { bytes: bytes as usize, data: vec![0; words * 4], shadow, counting }
     }
 
@@ -65,14 +65,14 @@ impl Shared {
 
     /// A warp arrives at one of the barriers 0 to 15. To be called when the last of its lanes that are to come does.
     pub fn arrive(&mut self, barrier: u32, warp: u32) {
-        self.shadow.order().arrive(barrier as usize % order::BARRIERS, warp as usize % order::WARPS);
+        self.shadow.order().arrive(barrier as usize % vector_clocks::BARRIERS, warp as usize % vector_clocks::WARPS);
         self.shadow.rewind();
     }
 
     /// A barrier is complete: the warps in the mask, which waited at it (`bar.sync`, `bar.red`), go on. Warps that only
     /// arrived (`bar.arrive`) are not among them.
     pub fn release(&mut self, barrier: u32, waiting: u32) {
-        self.shadow.order().release(barrier as usize % order::BARRIERS, waiting);
+        self.shadow.order().release(barrier as usize % vector_clocks::BARRIERS, waiting);
         self.shadow.rewind();
     }
 
@@ -84,13 +84,13 @@ impl Shared {
 
     /// These lanes of a warp meet (`bar.warp.sync`); `live` are the lanes that have not exited.
     pub fn warp_sync(&mut self, warp: u32, lanes: u32, live: u32) {
-        self.shadow.order().warp_sync(warp as usize % order::WARPS, lanes, live);
+        self.shadow.order().warp_sync(warp as usize % vector_clocks::WARPS, lanes, live);
         self.shadow.rewind();
     }
 
     /// All lanes of a warp have exited: barriers no longer wait for it, and order what it did.
     pub fn exit(&mut self, warp: u32) {
-        self.shadow.order().exit(warp as usize % order::WARPS);
+        self.shadow.order().exit(warp as usize % vector_clocks::WARPS);
     }
 
     /// Where one lane's bytes are.
@@ -101,42 +101,50 @@ impl Shared {
             return Ok(address as usize);
         }
         let kind = if !address.is_multiple_of(N as u64) {
-            Kind::Misaligned
+            FaultKind::Misaligned
         } else {
-            Kind::OutOfBounds(format!("the block has {} bytes of shared memory", self.bytes))
+            FaultKind::OutOfBounds(format!("the block has {} bytes of shared memory", self.bytes))
         };
         Err(Fault::access(kind, lane, access::<N>(address, write)))
     }
 
     /// Reports what was found wrong with an access. `together`: the other lane's write was of the same instruction.
     #[cold]
-    fn tell(found: Found, together: bool, lane: usize, access: Access, env: &mut Env<'_>) -> Result<(), Box<Fault>> {
+    fn tell(
+        found: Hazard,
+        together: bool,
+        lane: usize,
+        access: FaultAccess,
+        env: &mut AccessEnv<'_>,
+    ) -> Result<(), Box<Fault>> {
         let kind = match found {
-            Found::Uninitialised => Kind::Uninitialised,
-            Found::Pending(line) => Kind::PendingCopy(format!("the copy into these bytes started at PTX line {line}")),
-            Found::AfterWrite(thread, _) if together => {
-                Kind::Race(format!("two lanes of one instruction: thread {thread} of the block writes another value"))
+            Hazard::Uninitialised => FaultKind::Uninitialised,
+            Hazard::Pending(line) => {
+                FaultKind::PendingCopy(format!("the copy into these bytes started at PTX line {line}"))
             }
-            Found::AfterWrite(thread, line) => {
-                Kind::Race(format!("thread {thread} of the block wrote it at PTX line {line}, with no barrier since"))
-            }
-            Found::AfterRead(thread) => Kind::Race(format!(
+            Hazard::AfterWrite(thread, _) if together => FaultKind::Race(format!(
+                "two lanes of one instruction: thread {thread} of the block writes another value"
+            )),
+            Hazard::AfterWrite(thread, line) => FaultKind::Race(format!(
+                "thread {thread} of the block wrote it at PTX line {line}, with no barrier since"
+            )),
+            Hazard::AfterRead(thread) => FaultKind::Race(format!(
                 "thread {thread} of the block (or another of its warp) read it, with no barrier since"
             )),
         };
         // What an atomic misses is what it reads.
-        let write = access.write && found != Found::Uninitialised;
-        env.report(Fault::access(kind, lane, Access { write, ..access }))
+        let write = access.write && found != Hazard::Uninitialised;
+        env.report(Fault::access(kind, lane, FaultAccess { write, ..access }))
     }
 
     pub(super) fn load<const N: usize>(
         &mut self,
         at: &Addresses,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
-        let warp = self.shadow.who(env.warp, env.line);
+        let warp = self.shadow.accessor(env.warp, env.line);
         let known = self.run::<N>(at, mask).filter(|&start| self.shadow.read_run(start / 4, N / 4, &warp));
         if let Some(start) = known {
             out.as_flattened_mut().copy_from_slice(&self.data[start..start + LANES * N]);
@@ -152,7 +160,13 @@ impl Shared {
 
     /// All lanes read the same word, and nothing about it is special.
     #[inline(always)]
-    fn load_one<const N: usize>(&mut self, at: &Addresses, mask: u32, who: &Who, out: &mut Lanes<[u8; N]>) -> bool {
+    fn load_one<const N: usize>(
+        &mut self,
+        at: &Addresses,
+        mask: u32,
+        who: &Accessor,
+        out: &mut Lanes<[u8; N]>,
+    ) -> bool {
         let first = at[0];
         if N != 4 || mask != u32::MAX || at.iter().any(|&at| at != first) {
             return false;
@@ -183,9 +197,9 @@ impl Shared {
         &mut self,
         at: &Addresses,
         mask: u32,
-        warp: &Who,
+        warp: &Accessor,
         out: &mut Lanes<[u8; N]>,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, false)?;
@@ -210,9 +224,9 @@ impl Shared {
         at: &Addresses,
         values: &Lanes<[u8; N]>,
         mask: u32,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
-        let warp = self.shadow.who(env.warp, env.line);
+        let warp = self.shadow.accessor(env.warp, env.line);
         let known = self.run::<N>(at, mask).filter(|&start| self.shadow.write_run(start / 4, N / 4, &warp));
         if let Some(start) = known {
             self.data[start..start + LANES * N].copy_from_slice(values.as_flattened());
@@ -229,8 +243,8 @@ impl Shared {
         at: &Addresses,
         values: &Lanes<[u8; N]>,
         mask: u32,
-        warp: &Who,
-        env: &mut Env<'_>,
+        warp: &Accessor,
+        env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, true)?;
@@ -242,7 +256,7 @@ impl Shared {
                 }
                 let Some(found) = self.shadow.write(word, bytes, &who, false) else { continue };
                 let same = self.data[place..place + N] == values[lane];
-                if !(same && matches!(found, Found::AfterWrite(..))) {
+                if !(same && matches!(found, Hazard::AfterWrite(..))) {
                     let earlier = mask & ((1 << lane) - 1);
                     let together = lanes(earlier).any(|other| at[other] == at[lane]);
                     Self::tell(found, together, lane, access::<N>(at[lane], true), env)?;
@@ -259,10 +273,10 @@ impl Shared {
         at: &Addresses,
         mask: u32,
         update: &mut dyn FnMut(usize, [u8; N]) -> [u8; N],
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<Lanes<[u8; N]>, Box<Fault>> {
         let mut out = [[0; N]; LANES];
-        let warp = self.shadow.who(env.warp, env.line);
+        let warp = self.shadow.accessor(env.warp, env.line);
         for lane in lanes(mask) {
             let place = self.place::<N>(at[lane], lane, true)?;
             let who = warp.lane(lane);
@@ -284,29 +298,29 @@ impl Shared {
     }
 
     #[inline(always)]
-    fn count_banks<const N: usize>(&self, at: &Addresses, mask: u32, env: &mut Env<'_>) {
+    fn count_banks<const N: usize>(&self, at: &Addresses, mask: u32, env: &mut AccessEnv<'_>) {
         if self.counting {
             env.counts.bank_conflicts += banks::conflicts::<N>(at, mask);
         }
     }
 
     /// Checks the target of an asynchronous copy of one lane (`size` is 4, 8 or 16) and marks it as pending.
-    pub(super) fn expect(
+    pub(super) fn begin_async_write(
         &mut self,
         address: u64,
         size: u32,
         lane: usize,
-        env: &mut Env<'_>,
+        env: &mut AccessEnv<'_>,
     ) -> Result<u32, Box<Fault>> {
         let place = match size {
             4 => self.place::<4>(address, lane, true)?,
             8 => self.place::<8>(address, lane, true)?,
             _ => self.place::<16>(address, lane, true)?,
         };
-        let who = self.shadow.who(env.warp, env.line).lane(lane);
-        let access = Access { memory: Memory::Shared, address, bytes: size, write: true };
+        let who = self.shadow.accessor(env.warp, env.line).lane(lane);
+        let access = FaultAccess { memory: MemorySpace::Shared, address, bytes: size, write: true };
         for word in place / 4..(place + size as usize) / 4 {
-            if let Some(found) = self.shadow.expect(word, &who) {
+            if let Some(found) = self.shadow.mark_pending(word, &who) {
                 Self::tell(found, false, lane, access, env)?;
             }
         }
@@ -314,11 +328,11 @@ impl Shared {
     }
 
     /// An asynchronous copy that `lane` started at `line` writes its bytes.
-    pub(super) fn arrived(&mut self, to: u32, data: &[u8], lane: usize, line: u32, env: &mut Env<'_>) {
-        let who = self.shadow.who(env.warp, line).lane(lane);
+    pub(super) fn finish_async_write(&mut self, to: u32, data: &[u8], lane: usize, line: u32, env: &mut AccessEnv<'_>) {
+        let who = self.shadow.accessor(env.warp, line).lane(lane);
         let place = to as usize;
         for word in place / 4..(place + data.len()) / 4 {
-            self.shadow.arrived(word, &who);
+            self.shadow.complete_pending(word, &who);
         }
         self.data[place..place + data.len()].copy_from_slice(data);
         env.counts.shared_written.count(data.len() as u64, 0);

@@ -1,6 +1,6 @@
-use super::super::rig::{Rig, name, strided};
-use super::super::{Lanes, Window};
-use super::order::LAST_CLOCK;
+use super::super::fixture::{Fixture, fault_name, strided};
+use super::super::{Lanes, StateSpace};
+use super::vector_clocks::LAST_CLOCK;
 
 const ALL: u32 = u32::MAX;
 
@@ -29,33 +29,33 @@ enum Step {
 }
 use Step::*;
 
-fn step(rig: &mut Rig, step: Step, line: u32) -> String {
+fn step(rig: &mut Fixture, step: Step, line: u32) -> String {
     let shared = |word: u64, stride: u64| strided(word * 4, stride * 4);
     let own: Lanes<[u8; 4]> = std::array::from_fn(|lane| (lane as u32 + 100).to_le_bytes());
     let mut done = Ok(());
     match step {
         Write(warp, mask, word, stride) => {
-            done = rig.cx(warp, line).store(Window::Shared, &shared(word, stride), &own, mask);
+            done = rig.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &own, mask);
         }
         Same(warp, mask, word, stride) => {
-            done = rig.cx(warp, line).store(Window::Shared, &shared(word, stride), &[[7; 4]; 32], mask);
+            done = rig.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &[[7; 4]; 32], mask);
         }
         Read(warp, mask, word, stride) => {
-            done = rig.cx(warp, line).load::<4>(Window::Shared, &shared(word, stride), mask).map(|_| ());
+            done = rig.context(warp, line).load::<4>(StateSpace::Shared, &shared(word, stride), mask).map(|_| ());
         }
         Atomic(warp, mask, word) => {
             let add = &mut |_, old: [u8; 4]| (u32::from_le_bytes(old).wrapping_add(1)).to_le_bytes();
-            done = rig.cx(warp, line).update(Window::Shared, &shared(word, 0), mask, add).map(|_| ());
+            done = rig.context(warp, line).update(StateSpace::Shared, &shared(word, 0), mask, add).map(|_| ());
         }
         WriteBytes(warp, mask, at, stride) => {
             let values: Lanes<[u8; 1]> = std::array::from_fn(|lane| [lane as u8 + 100]);
-            done = rig.cx(warp, line).store(Window::Shared, &strided(at, stride), &values, mask);
+            done = rig.context(warp, line).store(StateSpace::Shared, &strided(at, stride), &values, mask);
         }
         ReadBytes(warp, mask, at, stride) => {
-            done = rig.cx(warp, line).load::<1>(Window::Shared, &strided(at, stride), mask).map(|_| ());
+            done = rig.context(warp, line).load::<1>(StateSpace::Shared, &strided(at, stride), mask).map(|_| ());
         }
         WriteWide(warp, mask, at) => {
-            done = rig.cx(warp, line).store(Window::Shared, &strided(at, 16), &[[9; 16]; 32], mask);
+            done = rig.context(warp, line).store(StateSpace::Shared, &strided(at, 16), &[[9; 16]; 32], mask);
         }
         Barrier(warps) => rig.shared.barrier(warps),
         Arrive(id, warp) => rig.shared.arrive(id, warp),
@@ -69,7 +69,7 @@ fn step(rig: &mut Rig, step: Step, line: u32) -> String {
             }
         }
     }
-    name(&done)
+    fault_name(&done)
 }
 
 /// Each case: what it shows, steps, and the fault of the last step ("ok" for a clean twin); all others pass.
@@ -243,7 +243,7 @@ fn races_are_told_and_clean_programs_pass() {
         ("far outside", &[Read(0, 1, u64::MAX / 4, 1)], "OutOfBounds 0"),
     ];
     for (what, steps, wanted) in cases {
-        let (mut rig, ()) = Rig::new(4096, 4, |_| ());
+        let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
         for (i, &now) in steps.iter().enumerate() {
             let result = step(&mut rig, now, i as u32 + 1);
             let wanted = if i + 1 == steps.len() { wanted } else { "ok" };
@@ -254,7 +254,7 @@ fn races_are_told_and_clean_programs_pass() {
 
 #[test]
 fn a_race_names_the_other_thread_and_its_line() {
-    let (mut rig, ()) = Rig::new(4096, 4, |_| ());
+    let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
     step(&mut rig, Write(2, 1 << 5, 0, 0), 77);
     step(&mut rig, Read(1, 1, 0, 0), 78);
     let text = rig.log.faults[0].kind.to_string();
@@ -266,10 +266,10 @@ fn a_race_names_the_other_thread_and_its_line() {
 
 #[test]
 fn addresses_are_checked() {
-    let (mut rig, ()) = Rig::new(4096, 4, |_| ());
-    let mut cx = rig.cx(0, 1);
-    cx.store(Window::Shared, &strided(0, 16), &[[1; 16]; 32], ALL).expect("inside");
-    let load = |at| name(&rig.cx(0, 1).load::<8>(Window::Shared, &strided(at, 0), 1));
+    let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
+    let mut cx = rig.context(0, 1);
+    cx.store(StateSpace::Shared, &strided(0, 16), &[[1; 16]; 32], ALL).expect("inside");
+    let load = |at| fault_name(&rig.context(0, 1).load::<8>(StateSpace::Shared, &strided(at, 0), 1));
     let mut load = load;
     assert_eq!(["ok", "Misaligned 0", "OutOfBounds 0"], [load(0), load(4), load(4096)].each_ref().map(String::as_str));
 }
@@ -286,7 +286,7 @@ fn the_shadow_agrees_with_a_model() {
         known: [bool; 128],
     }
     let mut rng = fastrand::Rng::with_seed(11);
-    let (mut rig, ()) = Rig::new(64, 4, |_| ());
+    let (mut rig, ()) = Fixture::new(64, 4, |_| ());
     let (mut races, mut clean) = (0, 0);
     for round in 0..3000 {
         rig.shared.reset();
@@ -351,13 +351,13 @@ fn the_shadow_agrees_with_a_model() {
             }
             // A new value each time, so that no write repeats what is there.
             let value = [count as u8 + 1; 4];
-            let mut cx = rig.cx(warp, line);
+            let mut cx = rig.context(warp, line);
             let result = match (atomic, write, wide) {
-                (true, ..) => cx.update::<4>(Window::Shared, &to, mask, &mut |_, _| value).map(|_| ()),
-                (_, true, true) => cx.store(Window::Shared, &to, &[value; 32], mask),
-                (_, true, false) => cx.store(Window::Shared, &to, &[[value[0]]; 32], mask),
-                (_, false, true) => cx.load::<4>(Window::Shared, &to, mask).map(|_| ()),
-                (_, false, false) => cx.load::<1>(Window::Shared, &to, mask).map(|_| ()),
+                (true, ..) => cx.update::<4>(StateSpace::Shared, &to, mask, &mut |_, _| value).map(|_| ()),
+                (_, true, true) => cx.store(StateSpace::Shared, &to, &[value; 32], mask),
+                (_, true, false) => cx.store(StateSpace::Shared, &to, &[[value[0]]; 32], mask),
+                (_, false, true) => cx.load::<4>(StateSpace::Shared, &to, mask).map(|_| ()),
+                (_, false, false) => cx.load::<1>(StateSpace::Shared, &to, mask).map(|_| ()),
             };
             if conflict || empty {
                 let told = result.is_err();
@@ -365,7 +365,7 @@ fn the_shadow_agrees_with_a_model() {
                 races += 1;
                 break;
             }
-            assert_eq!(name(&result), "ok", "round {round} step {count}: {:?}", rig.log.faults);
+            assert_eq!(fault_name(&result), "ok", "round {round} step {count}: {:?}", rig.log.faults);
             clean += 1;
             let mut known = [false; 128];
             known[thread] = true;
@@ -380,14 +380,14 @@ fn the_shadow_agrees_with_a_model() {
 #[test]
 fn bank_conflicts_are_counted() {
     let conflicts = |bytes: u32, step: u64, mask: u32| {
-        let (mut rig, ()) = Rig::new(32 << 10, 1, |_| ());
+        let (mut rig, ()) = Fixture::new(32 << 10, 1, |_| ());
         let at = strided(0, step);
-        let mut cx = rig.cx(0, 1);
+        let mut cx = rig.context(0, 1);
         let stored = match bytes {
-            1 => cx.store(Window::Shared, &at, &[[1; 1]; 32], mask),
-            4 => cx.store(Window::Shared, &at, &[[1; 4]; 32], mask),
-            8 => cx.store(Window::Shared, &at, &[[1; 8]; 32], mask),
-            _ => cx.store(Window::Shared, &at, &[[1; 16]; 32], mask),
+            1 => cx.store(StateSpace::Shared, &at, &[[1; 1]; 32], mask),
+            4 => cx.store(StateSpace::Shared, &at, &[[1; 4]; 32], mask),
+            8 => cx.store(StateSpace::Shared, &at, &[[1; 8]; 32], mask),
+            _ => cx.store(StateSpace::Shared, &at, &[[1; 16]; 32], mask),
         };
         stored.expect("inside");
         rig.counts.bank_conflicts

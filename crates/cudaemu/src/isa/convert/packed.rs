@@ -3,7 +3,7 @@
 use super::super::vector::{Host, LaneOp};
 use super::super::{Category, Operand, Row, Value, row};
 use super::{CLAMPS, RELU, SATFINITE, modifiers, rounding};
-use crate::bytecode::{Action, Compute};
+use crate::bytecode::{Action, ComputeFn};
 use crate::numeric::Rounding;
 use crate::numeric::convert::{FloatCvt, PackType, cvt_bf16x2_f32, cvt_f16x2_f32, cvt_pack, cvt_tf32_f32};
 use crate::numeric::fp8::{Fp8, cvt_f16x2_fp8x2, cvt_fp8x2_f16x2, cvt_fp8x2_f32};
@@ -28,7 +28,7 @@ impl<const BF16: bool> LaneOp for Nearest<BF16> {
     }
 }
 
-fn push(rows: &mut Vec<Row>, name: String, operands: &[Operand], k: u32, action: Compute) {
+fn push(rows: &mut Vec<Row>, name: String, operands: &[Operand], k: u32, action: ComputeFn) {
     rows.push(row(name, operands, Category::Convert, k, Action::Compute(action)));
 }
 

@@ -3,9 +3,9 @@
 //! Registers may be wider than the type: signed types are then extended by their sign, all others with zeros, and a store
 //! takes the low bits.
 
-use super::{CACHE, POLICY, SEMANTICS, SPACES, encode, window};
-use crate::bytecode::{Access, Action};
-use crate::exec_context::{Cx, Registers, Window, each};
+use super::{CACHE_HINTS, CACHE_POLICY, ORDERING_HINTS, SPACES, encode, window};
+use crate::bytecode::{AccessFn, Action};
+use crate::exec_context::{ExecContext, Registers, StateSpace, each};
 use crate::fault::Fault;
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 use crate::operands::{Args, Class, Slot};
@@ -39,7 +39,7 @@ const TYPES: [Type; 15] = [
 ];
 
 /// Handlers by bytes of an element and number of elements. The first of the three constants is their product.
-const HANDLERS: [(usize, u8, Access, Access); 12] = [
+const HANDLERS: [(usize, u8, AccessFn, AccessFn); 12] = [
     (1, 1, load::<1, 1, 1>, store::<1, 1, 1>),
     (1, 2, load::<2, 1, 2>, store::<2, 1, 2>),
     (1, 4, load::<4, 1, 4>, store::<4, 1, 4>),
@@ -70,7 +70,7 @@ fn widen<const E: usize>(bytes: [u8; E]) -> u64 {
 }
 
 fn load<const N: usize, const E: usize, const V: usize>(
-    cx: &mut Cx<'_>,
+    cx: &mut ExecContext<'_>,
     args: &Args,
     mask: u32,
 ) -> Result<(), Box<Fault>> {
@@ -107,7 +107,7 @@ fn load<const N: usize, const E: usize, const V: usize>(
 }
 
 fn store<const N: usize, const E: usize, const V: usize>(
-    cx: &mut Cx<'_>,
+    cx: &mut ExecContext<'_>,
     args: &Args,
     mask: u32,
 ) -> Result<(), Box<Fault>> {
@@ -135,7 +135,7 @@ fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: u
 }
 
 /// Rows of one opcode in one space.
-fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
+fn rows(opcode: &str, space: &str, window: StateSpace, rows: &mut Vec<Row>) {
     // Only what may be in global memory has a cache policy.
     let shown = if opcode != "ldu" && (space.is_empty() || space.starts_with(".global")) { 3 } else { 2 };
     for ty in &TYPES {
@@ -152,7 +152,7 @@ fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
                     (1, false) => Operand::InWide(ty.value),
                     _ => Operand::InWideVector(count, ty.value),
                 };
-                let operands = [Operand::Address, source, POLICY];
+                let operands = [Operand::Address, source, CACHE_POLICY];
                 row(name, &operands[..shown], Category::Store, encode(window), Action::Access(store))
             } else {
                 let target = match (count, exact) {
@@ -161,7 +161,7 @@ fn rows(opcode: &str, space: &str, window: Window, rows: &mut Vec<Row>) {
                     _ => Operand::OutWideVector(count, ty.value),
                 };
                 let k = encode(window) | if ty.name.starts_with('s') { SIGNED } else { 0 };
-                let operands = [target, Operand::Address, POLICY];
+                let operands = [target, Operand::Address, CACHE_POLICY];
                 row(name, &operands[..shown], Category::Load, k, Action::Access(load))
             });
         }
@@ -180,10 +180,16 @@ pub(crate) fn family() -> Family {
         }
     }
     // Read-only data come through the same checked access.
-    rows("ld", ".global.nc", Window::Global, &mut list);
+    rows("ld", ".global.nc", StateSpace::Global, &mut list);
     Family {
         title: "Loads and stores",
         rows: list,
-        hints: vec![("ld", &SEMANTICS), ("ld", &CACHE), ("ldu", &SEMANTICS), ("st", &SEMANTICS), ("st", &CACHE)],
+        hints: vec![
+            ("ld", &ORDERING_HINTS),
+            ("ld", &CACHE_HINTS),
+            ("ldu", &ORDERING_HINTS),
+            ("st", &ORDERING_HINTS),
+            ("st", &CACHE_HINTS),
+        ],
     }
 }

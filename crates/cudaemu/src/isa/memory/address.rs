@@ -1,9 +1,9 @@
 //! Addresses: cvta, isspacep, mapa, getctarank; and what only advises caches or orders memory, which has nothing to do here:
 //! prefetch, prefetchu, discard, applypriority, createpolicy, fence, membar.
 
-use crate::bytecode::{Access, Action};
-use crate::exec_context::{Cx, Registers, window};
-use crate::fault::{Fault, Kind};
+use crate::bytecode::{AccessFn, Action};
+use crate::exec_context::{ExecContext, Registers, window};
+use crate::fault::{Fault, FaultKind};
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 use crate::operands::Args;
 
@@ -45,7 +45,7 @@ fn inside(address: u64, start: u64) -> bool {
 }
 
 /// isspacep: a space with a window is that window; what is in none is global memory, but for what is constant.
-fn is_in(cx: &mut Cx<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Result<(), Box<Fault>> {
+fn is_in(cx: &mut ExecContext<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Result<(), Box<Fault>> {
     let (addresses, start) = (cx.regs.get::<u64>(args.s[1]), start(args));
     let windowed = |a: u64| [window::SHARED, window::LOCAL, window::PARAM].iter().any(|&start| inside(a, start));
     let holds = |a: u64| match constant {
@@ -58,12 +58,12 @@ fn is_in(cx: &mut Cx<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Res
 }
 
 /// mapa: the address of the same variable in another block of the cluster. Clusters have one block, so only rank 0 exists.
-fn map_address(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn map_address(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let ranks = cx.regs.get::<u32>(args.s[2]);
     for lane in (0..32).filter(|&lane| mask >> lane & 1 != 0) {
         if ranks[lane] != 0 {
             let text = format!("mapa to block {} of a cluster of 1", ranks[lane]);
-            return Err(Fault::new(Kind::InvalidValue(text), lane));
+            return Err(Fault::new(FaultKind::InvalidValue(text), lane));
         }
     }
     let addresses = cx.regs.get_any(args.s[1]);
@@ -91,7 +91,7 @@ fn conversions(rows: &mut Vec<Row>) {
         let k = encode(start);
         rows.push(row(format!("cvta.{space}.u64"), &wide, Category::Move, k, Action::Compute(to_generic)));
         rows.push(row(format!("cvta.to.{space}.u64"), &wide, Category::Move, k, Action::Compute(from_generic)));
-        let action: Access = match space {
+        let action: AccessFn = match space {
             "global" => |cx, args, mask| is_in(cx, args, mask, Some(false)),
             "const" => |cx, args, mask| is_in(cx, args, mask, Some(true)),
             _ => |cx, args, mask| is_in(cx, args, mask, None),

@@ -3,13 +3,13 @@
 pub(super) mod access;
 pub(super) mod address;
 
-use crate::exec_context::Window;
+use crate::exec_context::StateSpace;
 use crate::isa::{Operand, Value};
 use crate::operands::{Args, Base};
 
 /// Modifiers of memory instructions that change nothing here. Every access is at once visible to all, so memory semantics
 /// and scopes are always kept; there is no cache, so cache operators and eviction priorities have nothing to act on.
-pub(super) const SEMANTICS: [&str; 12] = [
+pub(super) const ORDERING_HINTS: [&str; 12] = [
     "weak",
     "relaxed",
     "acquire",
@@ -25,7 +25,7 @@ pub(super) const SEMANTICS: [&str; 12] = [
 ];
 
 /// The same for eviction priorities and prefetch sizes.
-pub(super) const CACHE: [&str; 18] = [
+pub(super) const CACHE_HINTS: [&str; 18] = [
     "ca",
     "cg",
     "cs",
@@ -47,49 +47,49 @@ pub(super) const CACHE: [&str; 18] = [
 ];
 
 /// The cache policy of `.L2::cache_hint`, which is one of the hints.
-pub(super) const POLICY: Operand = Operand::OptIn(Value::B64);
+pub(super) const CACHE_POLICY: Operand = Operand::OptIn(Value::B64);
 
 /// State spaces as instructions spell them, and the window each one is. `param` of a function lies in its frame, which the
 /// address operand's base says where it is a name ([`window`]).
-pub(super) const SPACES: [(&str, Window); 10] = [
-    ("", Window::Generic),
-    (".global", Window::Global),
-    (".const", Window::Const),
-    (".shared", Window::Shared),
-    (".shared::cta", Window::Shared),
-    (".shared::cluster", Window::Shared),
-    (".local", Window::Local),
-    (".param", Window::Param),
-    (".param::entry", Window::Param),
-    (".param::func", Window::Local),
+pub(super) const SPACES: [(&str, StateSpace); 10] = [
+    ("", StateSpace::Generic),
+    (".global", StateSpace::Global),
+    (".const", StateSpace::Const),
+    (".shared", StateSpace::Shared),
+    (".shared::cta", StateSpace::Shared),
+    (".shared::cluster", StateSpace::Shared),
+    (".local", StateSpace::Local),
+    (".param", StateSpace::Param),
+    (".param::entry", StateSpace::Param),
+    (".param::func", StateSpace::Local),
 ];
 
 /// The window as a row's constant; the bits above [`WINDOW`] are the handler's own.
-pub(super) fn encode(window: Window) -> u32 {
+pub(super) fn encode(window: StateSpace) -> u32 {
     match window {
-        Window::Generic => 0,
-        Window::Global => 1,
-        Window::Shared => 2,
-        Window::Local => 3,
-        Window::Param => 4,
-        Window::Const => 5,
+        StateSpace::Generic => 0,
+        StateSpace::Global => 1,
+        StateSpace::Shared => 2,
+        StateSpace::Local => 3,
+        StateSpace::Param => 4,
+        StateSpace::Const => 5,
     }
 }
 
 /// Bits of a row's constant that hold the window.
-pub(super) const WINDOW: u32 = 7;
+pub(super) const WINDOW_MASK: u32 = 7;
 
 /// The window an instruction goes to. A variable of the frame is in local memory and a kernel's parameter in the parameter
 /// block, whatever the instruction says.
 #[inline]
-pub(super) fn window(args: &Args) -> Window {
-    match (args.base, args.k & WINDOW) {
-        (Base::Frame, _) | (_, 3) => Window::Local,
-        (Base::Param, _) | (_, 4) => Window::Param,
-        (_, 1) => Window::Global,
-        (_, 2) => Window::Shared,
-        (_, 5) => Window::Const,
-        _ => Window::Generic,
+pub(super) fn window(args: &Args) -> StateSpace {
+    match (args.base, args.k & WINDOW_MASK) {
+        (Base::Frame, _) | (_, 3) => StateSpace::Local,
+        (Base::Param, _) | (_, 4) => StateSpace::Param,
+        (_, 1) => StateSpace::Global,
+        (_, 2) => StateSpace::Shared,
+        (_, 5) => StateSpace::Const,
+        _ => StateSpace::Generic,
     }
 }
 

@@ -3,7 +3,7 @@
 //! In `mma` lanes form eight groups of four. Group and thread in the group choose row and column so that each register's
 //! elements lie at `base + group · g + thread · t + element · e` of the matrix: a [`Place`].
 
-use super::kind::{Accumulator, Element};
+use super::matrix_spec::{Accumulator, Element};
 use crate::exec_context::{Lanes, Registers};
 use crate::isa::lanes;
 use crate::numeric::fp8::{Fp8, fp8_to_f32};
@@ -12,14 +12,14 @@ use crate::operands::Slot;
 
 /// Where the elements of one register lie in a matrix that is stored row by row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RegisterLayout {
     base: usize,
     group: usize,
     thread: usize,
     element: usize,
 }
 
-impl Place {
+impl RegisterLayout {
     #[inline(always)]
     fn at(self, lane: usize, element: usize) -> usize {
         self.base + lane / 4 * self.group + lane % 4 * self.thread + element * self.element
@@ -27,26 +27,26 @@ impl Place {
 }
 
 /// A of `m` × `k`: groups are rows. Registers go through the two halves of 16 rows first, then along k.
-pub(super) fn place_a(register: usize, packed: usize, m: usize, k: usize) -> Place {
+pub(super) fn layout_a(register: usize, packed: usize, m: usize, k: usize) -> RegisterLayout {
     let halves = m / 8;
     let (half, step) = (register % halves, register / halves);
-    Place { base: half * 8 * k + step * 4 * packed, group: k, thread: packed, element: 1 }
+    RegisterLayout { base: half * 8 * k + step * 4 * packed, group: k, thread: packed, element: 1 }
 }
 
 /// B of k × 8: groups are columns. Registers go along k.
-pub(super) fn place_b(register: usize, packed: usize) -> Place {
-    Place { base: register * 4 * packed * 8, group: 1, thread: packed * 8, element: 8 }
+pub(super) fn layout_b(register: usize, packed: usize) -> RegisterLayout {
+    RegisterLayout { base: register * 4 * packed * 8, group: 1, thread: packed * 8, element: 8 }
 }
 
 /// C or D of m × 8: a thread has two neighbouring columns, in two registers or packed in one.
-pub(super) fn place_c(register: usize, packed: usize) -> Place {
+pub(super) fn layout_c(register: usize, packed: usize) -> RegisterLayout {
     let base = if packed == 2 { register * 64 } else { register / 2 * 64 + register % 2 };
-    Place { base, group: 8, thread: 2, element: 1 }
+    RegisterLayout { base, group: 8, thread: 2, element: 1 }
 }
 
 /// The fragments of `wmma`, whose layout PTX leaves open: word after word, first through the lanes, then through the registers.
-pub(super) fn place_linear(register: usize, packed: usize) -> Place {
-    Place { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
+pub(super) fn layout_linear(register: usize, packed: usize) -> RegisterLayout {
+    RegisterLayout { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
 }
 
 /// Decodes the elements of a fragment into a matrix.
@@ -56,7 +56,7 @@ pub(super) fn gather(
     slots: &[Slot],
     element: Element,
     matrix: &mut [f32],
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> RegisterLayout,
 ) {
     for (register, &slot) in slots.iter().enumerate() {
         let (words, place) = (regs.get::<u32>(slot), place(register));
@@ -102,7 +102,7 @@ pub(super) fn gather_c(
     slots: &[Slot],
     accumulator: Accumulator,
     matrix: &mut [f64],
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> RegisterLayout,
 ) {
     for (register, &slot) in slots.iter().enumerate() {
         let (words, place) = (regs.get::<u32>(slot), place(register));
@@ -126,7 +126,7 @@ pub(super) fn scatter_d(
     accumulator: Accumulator,
     matrix: &[f64],
     mask: u32,
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> RegisterLayout,
 ) {
     for (register, &slot) in slots.iter().enumerate() {
         let place = place(register);
@@ -147,7 +147,12 @@ pub(super) fn scatter_d(
 
 /// The words of a fragment of 32-bit registers in their places: integers of C, or words of bits.
 #[inline(always)]
-pub(super) fn gather_words(regs: &Registers, slots: &[Slot], matrix: &mut [u32], place: impl Fn(usize) -> Place) {
+pub(super) fn gather_words(
+    regs: &Registers,
+    slots: &[Slot],
+    matrix: &mut [u32],
+    place: impl Fn(usize) -> RegisterLayout,
+) {
     for (register, &slot) in slots.iter().enumerate() {
         let (words, place) = (regs.get::<u32>(slot), place(register));
         for lane in 0..32 {
@@ -163,7 +168,7 @@ pub(super) fn scatter_words(
     slots: &[Slot],
     matrix: &[u32],
     mask: u32,
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> RegisterLayout,
 ) {
     for (register, &slot) in slots.iter().enumerate() {
         let place = place(register);
@@ -174,7 +179,12 @@ pub(super) fn scatter_words(
 
 /// A fragment of `.f64`.
 #[inline(always)]
-pub(super) fn gather_f64(regs: &Registers, slots: &[Slot], matrix: &mut [f64], place: impl Fn(usize) -> Place) {
+pub(super) fn gather_f64(
+    regs: &Registers,
+    slots: &[Slot],
+    matrix: &mut [f64],
+    place: impl Fn(usize) -> RegisterLayout,
+) {
     for (register, &slot) in slots.iter().enumerate() {
         let (values, place) = (regs.get::<f64>(slot), place(register));
         for lane in 0..32 {
@@ -190,7 +200,7 @@ pub(super) fn scatter_f64(
     slots: &[Slot],
     matrix: &[f64],
     mask: u32,
-    place: impl Fn(usize) -> Place,
+    place: impl Fn(usize) -> RegisterLayout,
 ) {
     for (register, &slot) in slots.iter().enumerate() {
         let place = place(register);

@@ -16,7 +16,7 @@
 
 mod dense;
 mod fragment;
-mod kind;
+mod matrix_spec;
 mod product;
 #[cfg(test)]
 mod tests;
@@ -25,8 +25,8 @@ mod wmma;
 mod wmma_memory;
 
 use super::Family;
-use crate::exec_context::Cx;
-use crate::fault::{Fault, Kind as FaultKind};
+use crate::exec_context::ExecContext;
+use crate::fault::{Fault, FaultKind};
 
 pub(crate) fn family() -> Family {
     let mut rows = dense::rows();
@@ -37,7 +37,7 @@ pub(crate) fn family() -> Family {
 }
 
 /// Matrix instructions are executed by all lanes of a warp together; anything else is reported.
-pub(crate) fn whole_warp(cx: &mut Cx<'_>, mask: u32) -> Result<(), Box<Fault>> {
+pub(crate) fn require_whole_warp(cx: &mut ExecContext<'_>, mask: u32) -> Result<(), Box<Fault>> {
     if mask == u32::MAX {
         return Ok(());
     }

@@ -1,10 +1,10 @@
 //! `mma.m8n8k4` of `.f16`: four products at once, each of a quad pair, the lanes whose numbers agree in bits 2 and 3 (PTX ISA,
 //! "Matrix Fragments for mma.m8n8k4 with .f16 floating point type").
 
-use super::kind::{Accumulator, Element, Kind};
-use super::{product, whole_warp};
+use super::matrix_spec::{Accumulator, Element, MatrixSpec};
+use super::{product, require_whole_warp};
 use crate::bytecode::Action;
-use crate::exec_context::{Cx, LANES, Lanes};
+use crate::exec_context::{ExecContext, LANES, Lanes};
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, Value, row};
 use crate::numeric::half::{f16_to_f32, f64_to_f16};
@@ -21,7 +21,7 @@ pub(super) fn rows() -> Vec<Row> {
         for (b, b_option) in [("col", 0), ("row", B_BY_ROWS)] {
             for (d, c) in [(F16, F16), (F32, F32), (F32, F16)] {
                 let (element, option) = (Element::F16, a_option | b_option);
-                let kind = Kind { a: element, b: element, d, c, m: 8, n: 8, k: 4, flag: false, option };
+                let kind = MatrixSpec { a: element, b: element, d, c, m: 8, n: 8, k: 4, flag: false, option };
                 let registers = |accumulator: Accumulator| 8 / accumulator.packed() as u8;
                 let operands = [
                     Operand::OutVector(registers(d), d.value()),
@@ -50,9 +50,9 @@ fn result_place(lane: usize, i: usize, accumulator: Accumulator) -> (usize, usiz
     }
 }
 
-fn volta(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn volta(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let (targets, sources) = args.all.split_at((8 / kind.d.packed()).min(args.all.len()));
     let words: Vec<Lanes<u32>> = sources.iter().map(|&slot| cx.regs.get(slot)).collect();
     let (a, b, c) = (0, 2, 4);

@@ -3,12 +3,12 @@
 
 use super::dense::ROUNDINGS;
 use super::fragment::{
-    gather, gather_c, gather_f64, gather_words, place_linear, scatter_d, scatter_f64, scatter_words,
+    gather, gather_c, gather_f64, gather_words, layout_linear, scatter_d, scatter_f64, scatter_words,
 };
-use super::kind::{Accumulator, Element, Kind};
-use super::{product, whole_warp};
+use super::matrix_spec::{Accumulator, Element, MatrixSpec};
+use super::{product, require_whole_warp};
 use crate::bytecode::Action;
-use crate::exec_context::Cx;
+use crate::exec_context::ExecContext;
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, row};
 use crate::operands::{Args, Slot};
@@ -29,8 +29,17 @@ pub(super) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for layouts in LAYOUTS {
         for (m, n, k) in SHAPES {
-            let kind =
-                |a: Element, d: Accumulator, c: Accumulator| Kind { a, b: a, d, c, m, n, k, flag: false, option: 0 };
+            let kind = |a: Element, d: Accumulator, c: Accumulator| MatrixSpec {
+                a,
+                b: a,
+                d,
+                c,
+                m,
+                n,
+                k,
+                flag: false,
+                option: 0,
+            };
             let start = format!("wmma.mma.sync.aligned.{layouts}.m{m}n{n}k{k}");
             for d in [Accumulator::F16, Accumulator::F32] {
                 for c in [Accumulator::F16, Accumulator::F32] {
@@ -46,7 +55,7 @@ pub(super) fn rows() -> Vec<Row> {
             }
         }
         let start = format!("wmma.mma.sync.aligned.{layouts}");
-        let kind = |element: Element, d: Accumulator, m: usize, n: usize, k: usize| Kind {
+        let kind = |element: Element, d: Accumulator, m: usize, n: usize, k: usize| MatrixSpec {
             a: element,
             b: element,
             d,
@@ -63,7 +72,7 @@ pub(super) fn rows() -> Vec<Row> {
         let double = format!("{start}.m8n8k4");
         push(&mut rows, format!("{double}.f64.f64.f64.f64"), f64, Action::Access(work!(doubles)));
         for (option, (mode, _)) in ROUNDINGS.iter().enumerate() {
-            let kind = Kind { option: option as u32, ..f64 };
+            let kind = MatrixSpec { option: option as u32, ..f64 };
             // The manual has the mode before the types, CUDA's compiler writes it after them.
             push(&mut rows, format!("{double}.{mode}.f64.f64.f64.f64"), kind, Action::Access(work!(doubles)));
             push(&mut rows, format!("{double}.f64.f64.f64.f64.{mode}"), kind, Action::Access(work!(doubles)));
@@ -71,12 +80,12 @@ pub(super) fn rows() -> Vec<Row> {
     }
     for element in [Element::S4, Element::U4] {
         let s32 = Accumulator::S32;
-        let kind = Kind { a: element, b: element, d: s32, c: s32, m: 8, n: 8, k: 32, flag: false, option: 0 };
+        let kind = MatrixSpec { a: element, b: element, d: s32, c: s32, m: 8, n: 8, k: 32, flag: false, option: 0 };
         integer_rows(&mut rows, "wmma.mma.sync.aligned.row.col.m8n8k32", kind);
     }
     for (op, flag) in [("xor", false), ("and", true)] {
         let (b1, s32) = (Element::B1, Accumulator::S32);
-        let kind = Kind { a: b1, b: b1, d: s32, c: s32, m: 8, n: 8, k: 128, flag, option: 0 };
+        let kind = MatrixSpec { a: b1, b: b1, d: s32, c: s32, m: 8, n: 8, k: 128, flag, option: 0 };
         let name = format!("wmma.mma.{op}.popc.sync.aligned.row.col.m8n8k128.s32.b1.b1.s32");
         push(&mut rows, name, kind, Action::Access(bits));
     }
@@ -86,15 +95,15 @@ pub(super) fn rows() -> Vec<Row> {
 /// Layouts that A and B were loaded in. Their fragments are the same, so that only the opcode differs.
 const LAYOUTS: [&str; 4] = ["row.row", "row.col", "col.row", "col.col"];
 
-fn integer_rows(rows: &mut Vec<Row>, start: &str, kind: Kind) {
+fn integer_rows(rows: &mut Vec<Row>, start: &str, kind: MatrixSpec) {
     for (saturate, flag) in [("", false), (".satfinite", true)] {
         let name = format!("{start}.s32.{0}.{0}.s32{saturate}", kind.a.name());
-        push(rows, name, Kind { flag, ..kind }, Action::Access(work!(integers)));
+        push(rows, name, MatrixSpec { flag, ..kind }, Action::Access(work!(integers)));
     }
 }
 
 /// Registers of D, A, B and C.
-fn registers(kind: Kind) -> [usize; 4] {
+fn registers(kind: MatrixSpec) -> [usize; 4] {
     [
         kind.m * kind.n / 32 / kind.d.packed(),
         factor_registers(kind.a, kind.m * kind.k),
@@ -103,7 +112,7 @@ fn registers(kind: Kind) -> [usize; 4] {
     ]
 }
 
-fn push(rows: &mut Vec<Row>, name: String, kind: Kind, action: Action) {
+fn push(rows: &mut Vec<Row>, name: String, kind: MatrixSpec, action: Action) {
     let [d, a, b, c] = registers(kind).map(|count| count as u8);
     let operands = [
         Operand::OutVector(d, kind.d.value()),
@@ -115,7 +124,7 @@ fn push(rows: &mut Vec<Row>, name: String, kind: Kind, action: Action) {
 }
 
 /// The slots of D, of those of A and B that are needed, and of C.
-fn split(args: &Args, kind: Kind) -> [&[Slot]; 4] {
+fn split(args: &Args, kind: MatrixSpec) -> [&[Slot]; 4] {
     let mut rest: &[Slot] = &args.all;
     let [d, a, b, c] = registers(kind).map(|count| {
         let (these, others) = rest.split_at(count.min(rest.len()));
@@ -141,48 +150,48 @@ fn rows_of<T: Copy + Default, const N: usize>(columns: &[T; N], n: usize, k: usi
 }
 
 #[inline(always)]
-fn floats(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn floats(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let [d, a, b, c] = split(args, kind);
     let (mut left, mut right, mut sums) = ([0.0; FACTOR], [0.0; FACTOR], [0.0; RESULT]);
-    let factor = |register| place_linear(register, kind.a.packed());
+    let factor = |register| layout_linear(register, kind.a.packed());
     gather(cx.regs, a, kind.a, &mut left, factor);
     gather(cx.regs, b, kind.b, &mut right, factor);
-    gather_c(cx.regs, c, kind.c, &mut sums, |register| place_linear(register, kind.c.packed()));
+    gather_c(cx.regs, c, kind.c, &mut sums, |register| layout_linear(register, kind.c.packed()));
     let right = rows_of(&right, kind.n, kind.k);
     product::floats(&left[..kind.m * kind.k], &right, &mut sums, kind.n, kind.k);
-    scatter_d(cx.regs, d, kind.d, &sums, mask, |register| place_linear(register, kind.d.packed()));
+    scatter_d(cx.regs, d, kind.d, &sums, mask, |register| layout_linear(register, kind.d.packed()));
     Ok(())
 }
 
 #[inline(always)]
-fn integers(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn integers(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let [d, a, b, c] = split(args, kind);
     let (mut left, mut right) = ([0.0; FACTOR], [0.0; FACTOR]);
     let (mut sums, mut result) = ([0.0; RESULT], [0; RESULT]);
-    let factor = |register| place_linear(register, kind.a.packed());
+    let factor = |register| layout_linear(register, kind.a.packed());
     gather(cx.regs, a, kind.a, &mut left, factor);
     gather(cx.regs, b, kind.b, &mut right, factor);
-    gather_words(cx.regs, c, &mut result, |register| place_linear(register, 1));
+    gather_words(cx.regs, c, &mut result, |register| layout_linear(register, 1));
     let right = rows_of(&right, kind.n, kind.k);
     product::integers(&left[..kind.m * kind.k], &right, &mut sums, kind.n, kind.k);
     for (result, sum) in result.iter_mut().zip(sums) {
         *result = product::add_s32(*result, sum, kind.flag);
     }
-    scatter_words(cx.regs, d, &result, mask, |register| place_linear(register, 1));
+    scatter_words(cx.regs, d, &result, mask, |register| layout_linear(register, 1));
     Ok(())
 }
 
-fn bits(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn bits(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let [d, a, b, c] = split(args, kind);
     let words = kind.k / 32;
     let (mut left, mut right, mut sums) = ([0; 32], [0; 32], [0; 64]);
-    let place = |register| place_linear(register, 1);
+    let place = |register| layout_linear(register, 1);
     gather_words(cx.regs, a, &mut left, place);
     gather_words(cx.regs, b, &mut right, place);
     gather_words(cx.regs, c, &mut sums, place);
@@ -197,12 +206,12 @@ fn bits(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
 }
 
 #[inline(always)]
-fn doubles(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn doubles(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let [d, a, b, c] = split(args, kind);
     let (mut left, mut right, mut sums) = ([0.0; 32], [0.0; 32], [0.0; 64]);
-    let place = |register| place_linear(register, 1);
+    let place = |register| layout_linear(register, 1);
     gather_f64(cx.regs, a, &mut left, place);
     gather_f64(cx.regs, b, &mut right, place);
     gather_f64(cx.regs, c, &mut sums, place);

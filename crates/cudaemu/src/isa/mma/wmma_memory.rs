@@ -1,20 +1,20 @@
 //! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): between memory and the fragments of [`super::wmma`].
 
-use super::kind::{Accumulator, Element, Kind};
-use super::whole_warp;
+use super::matrix_spec::{Accumulator, Element, MatrixSpec};
+use super::require_whole_warp;
 use super::wmma::{SHAPES, factor_registers};
 use crate::bytecode::Action;
-use crate::exec_context::{Addresses, Cx, Lanes, Window};
+use crate::exec_context::{Addresses, ExecContext, Lanes, StateSpace};
 use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, Value, lanes, row};
 use crate::operands::{Args, Slot};
 
 /// Spaces, by [`Kind::option`]; the last spelling means the same as the one before.
-const SPACES: [(&str, Window, u32); 4] = [
-    ("", Window::Generic, 0),
-    (".global", Window::Global, 1),
-    (".shared", Window::Shared, 2),
-    (".shared::cta", Window::Shared, 2),
+const SPACES: [(&str, StateSpace, u32); 4] = [
+    ("", StateSpace::Generic, 0),
+    (".global", StateSpace::Global, 1),
+    (".shared", StateSpace::Shared, 2),
+    (".shared::cta", StateSpace::Shared, 2),
 ];
 
 /// A matrix as its fragment sees it: lines (rows of A, C and D, columns of B) one after another.
@@ -33,19 +33,19 @@ struct Lines {
 }
 
 /// Which of the matrices of a [`Kind`].
-type Which = fn(Kind) -> Lines;
+type Which = fn(MatrixSpec) -> Lines;
 
-fn lines_of_a(kind: Kind) -> Lines {
+fn lines_of_a(kind: MatrixSpec) -> Lines {
     let registers = factor_registers(kind.a, kind.m * kind.k);
     Lines { length: kind.k, count: kind.m, bits: kind.a.bits(), contiguous: !kind.flag, registers }
 }
 
-fn lines_of_b(kind: Kind) -> Lines {
+fn lines_of_b(kind: MatrixSpec) -> Lines {
     let registers = factor_registers(kind.b, kind.k * kind.n);
     Lines { length: kind.k, count: kind.n, bits: kind.b.bits(), contiguous: kind.flag, registers }
 }
 
-fn lines_of_c(kind: Kind) -> Lines {
+fn lines_of_c(kind: MatrixSpec) -> Lines {
     let (bits, registers) = match kind.c {
         Accumulator::F16 => (16, kind.m * kind.n / 64),
         Accumulator::F64 => (64, kind.m * kind.n / 32),
@@ -57,7 +57,7 @@ fn lines_of_c(kind: Kind) -> Lines {
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for (m, n, k) in SHAPES {
-        let kind = |element: Element, c: Accumulator| Kind {
+        let kind = |element: Element, c: Accumulator| MatrixSpec {
             a: element,
             b: element,
             d: c,
@@ -83,7 +83,7 @@ pub(super) fn rows() -> Vec<Row> {
         (Element::U4, Accumulator::S32, (8, 8, 32), &row, &col),
         (Element::B1, Accumulator::S32, (8, 8, 128), &row, &col),
     ] {
-        let kind = Kind { a: element, b: element, d: c, c, m, n, k, flag: false, option: 0 };
+        let kind = MatrixSpec { a: element, b: element, d: c, c, m, n, k, flag: false, option: 0 };
         factors(&mut rows, kind, a_layouts, b_layouts);
         if element != Element::U4 {
             results(&mut rows, kind);
@@ -92,7 +92,7 @@ pub(super) fn rows() -> Vec<Row> {
     rows
 }
 
-fn factors(rows: &mut Vec<Row>, kind: Kind, a_layouts: &[&str], b_layouts: &[&str]) {
+fn factors(rows: &mut Vec<Row>, kind: MatrixSpec, a_layouts: &[&str], b_layouts: &[&str]) {
     for layout in a_layouts {
         push(rows, "load.a", layout, kind.a.name(), kind.a.value(), kind, lines_of_a, Action::Access(load_a));
     }
@@ -101,17 +101,26 @@ fn factors(rows: &mut Vec<Row>, kind: Kind, a_layouts: &[&str], b_layouts: &[&st
     }
 }
 
-fn results(rows: &mut Vec<Row>, kind: Kind) {
+fn results(rows: &mut Vec<Row>, kind: MatrixSpec) {
     for layout in ["row", "col"] {
         push(rows, "load.c", layout, kind.c.name(), kind.c.value(), kind, lines_of_c, Action::Access(load_c));
         push(rows, "store.d", layout, kind.c.name(), kind.c.value(), kind, lines_of_c, Action::Access(store_d));
     }
 }
 
-fn push(rows: &mut Vec<Row>, op: &str, layout: &str, ty: &str, value: Value, kind: Kind, which: Which, action: Action) {
-    let Kind { m, n, k, .. } = kind;
+fn push(
+    rows: &mut Vec<Row>,
+    op: &str,
+    layout: &str,
+    ty: &str,
+    value: Value,
+    kind: MatrixSpec,
+    which: Which,
+    action: Action,
+) {
+    let MatrixSpec { m, n, k, .. } = kind;
     for (space, _, option) in SPACES {
-        let kind = Kind { flag: layout == "col", option, ..kind };
+        let kind = MatrixSpec { flag: layout == "col", option, ..kind };
         let registers = which(kind).registers as u8;
         let name = format!("wmma.{op}.sync.aligned.{layout}.m{m}n{n}k{k}{space}.{ty}");
         let (address, stride) = (Operand::Address, Operand::OptIn(Value::B32));
@@ -137,7 +146,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(cx: &Cx<'_>, args: &Args, lines: Lines, stride: Slot) -> Self {
+    fn new(cx: &ExecContext<'_>, args: &Args, lines: Lines, stride: Slot) -> Self {
         let least = if lines.contiguous { lines.length } else { lines.count } as u64;
         let stride = if stride.is_none() { [least; 32] } else { cx.regs.get::<u32>(stride).map(u64::from) };
         Self { lines, base: cx.addresses(args), stride }
@@ -158,21 +167,21 @@ impl Place {
     }
 }
 
-fn load_a(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn load_a(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     load(cx, args, mask, lines_of_a)
 }
 
-fn load_b(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn load_b(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     load(cx, args, mask, lines_of_b)
 }
 
-fn load_c(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+fn load_c(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     load(cx, args, mask, lines_of_c)
 }
 
-fn load(cx: &mut Cx<'_>, args: &Args, mask: u32, which: Which) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn load(cx: &mut ExecContext<'_>, args: &Args, mask: u32, which: Which) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let lines = which(kind);
     let (slots, stride) = split(args, lines.registers);
     let place = Place::new(cx, args, lines, stride);
@@ -203,9 +212,9 @@ fn load(cx: &mut Cx<'_>, args: &Args, mask: u32, which: Which) -> Result<(), Box
     Ok(())
 }
 
-fn store_d(cx: &mut Cx<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    whole_warp(cx, mask)?;
-    let kind = Kind::unpack(args.k);
+fn store_d(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
+    require_whole_warp(cx, mask)?;
+    let kind = MatrixSpec::unpack(args.k);
     let lines = lines_of_c(kind);
     let (slots, stride) = split(args, lines.registers);
     let place = Place::new(cx, args, lines, stride);

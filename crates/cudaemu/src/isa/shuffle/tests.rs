@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::exec_context::Registers;
-use crate::exec_context::rig::Rig;
+use crate::exec_context::fixture::Fixture;
 use crate::isa::Decode;
 use crate::operands::{Class, RegisterCounts};
 
@@ -89,9 +89,9 @@ impl Bench {
             args.all = slots.into();
         }
         let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is no access") };
-        let (mut rig, ()) = Rig::new(0, 1, |_| ());
+        let (mut rig, ()) = Fixture::new(0, 1, |_| ());
         rig.regs = regs;
-        let mut cx = rig.cx(0, 1);
+        let mut cx = rig.context(0, 1);
         cx.active = self.active;
         cx.live = self.live;
         action(&mut cx, &args, self.active).map_err(|fault| fault.kind.to_string())?;

@@ -1,15 +1,15 @@
 //! Matrices between shared memory and fragments, element by element.
 
 use crate::bytecode::Action;
-use crate::exec_context::rig::Rig;
-use crate::exec_context::{Registers, Window, window};
-use crate::fault::{Fault, Kind};
+use crate::exec_context::fixture::Fixture;
+use crate::exec_context::{Registers, StateSpace, window};
+use crate::fault::{Fault, FaultKind};
 use crate::isa::{Decode, Row, matrix};
 use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
 /// Registers 0 to 3 are the fragments, 4 holds shared addresses; B64 register 0 generic ones.
 struct Bench {
-    rig: Rig,
+    rig: Fixture,
 }
 
 /// Where lane `l` finds or puts its row: rows are scattered, 16 bytes each.
@@ -33,7 +33,7 @@ impl Bench {
         regs.set(narrow(4), &addresses.map(|at| at as u32), u32::MAX);
         let wide = Slot::new(Class::B64, 0).unwrap_or_default();
         regs.set(wide, &addresses.map(|at| at + window::SHARED), u32::MAX);
-        let (mut rig, ()) = Rig::new(4096, 1, |_| ());
+        let (mut rig, ()) = Fixture::new(4096, 1, |_| ());
         rig.regs = regs;
         Self { rig }
     }
@@ -51,7 +51,7 @@ impl Bench {
             *slot = narrow(index);
         }
         let Decode::Plain(Action::Access(access)) = row.decode else { unreachable!() };
-        access(&mut self.rig.cx(0, 1), &args, mask)
+        access(&mut self.rig.context(0, 1), &args, mask)
     }
 }
 
@@ -81,7 +81,7 @@ fn every_row_moves_every_element_to_its_place() {
             // Only the rows that are asked for hold anything: others would be reported.
             let rows = std::array::from_fn(|lane| bytes_of(lane / 8, lane % 8));
             let lanes = u32::MAX >> (32 - 8 * count);
-            bench.rig.cx(0, 1).store(Window::Shared, &at, &rows, lanes).unwrap();
+            bench.rig.context(0, 1).store(StateSpace::Shared, &at, &rows, lanes).unwrap();
             bench.sync();
         } else {
             for matrix in 0..4 {
@@ -106,7 +106,7 @@ fn every_row_moves_every_element_to_its_place() {
         } else {
             bench.sync();
             let lanes = u32::MAX >> (32 - 8 * count);
-            let rows: [[u8; 16]; 32] = bench.rig.cx(0, 1).load(Window::Shared, &at, lanes).unwrap();
+            let rows: [[u8; 16]; 32] = bench.rig.context(0, 1).load(StateSpace::Shared, &at, lanes).unwrap();
             for (lane, row_bytes) in rows.iter().enumerate().take(8 * count) {
                 assert_eq!(*row_bytes, bytes_of(lane / 8, lane % 8), "{}, row {lane}", row.name);
             }
@@ -118,7 +118,7 @@ fn every_row_moves_every_element_to_its_place() {
 fn lanes_that_are_missing_are_reported() {
     for row in matrix::family().rows {
         let fault = Bench::new().run(&row, 2, 0x7fff_ffff).unwrap_err();
-        assert!(matches!(fault.kind, Kind::InactiveLane(_)), "{}: {}", row.name, fault.kind);
+        assert!(matches!(fault.kind, FaultKind::InactiveLane(_)), "{}: {}", row.name, fault.kind);
         assert_eq!(fault.lane, 31, "{}", row.name);
     }
 }
@@ -129,5 +129,5 @@ fn rows_that_are_not_aligned_to_16_bytes_are_reported() {
     bench.rig.regs.set(narrow(4), &[8u32; 32], u32::MAX);
     let row = matrix::family().rows.into_iter().find(|row| row.name == "ldmatrix.sync.aligned.m8n8.x1.shared.b16");
     let fault = bench.run(&row.unwrap(), 1, u32::MAX).unwrap_err();
-    assert_eq!(fault.kind, Kind::Misaligned);
+    assert_eq!(fault.kind, FaultKind::Misaligned);
 }

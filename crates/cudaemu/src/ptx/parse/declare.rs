@@ -3,7 +3,7 @@
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::ast::{Linkage, Name, Space, Statement, Type, Variable};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 /// Largest variable, in bytes: more than any device has, and small enough that sums of sizes do not overflow.
 const MAX_BYTES: u64 = 1 << 40;
@@ -64,7 +64,7 @@ impl Parser<'_> {
     /// The state space that comes next, not taken.
     pub(super) fn space(&self) -> Option<Space> {
         match self.token.kind {
-            Kind::Word(word) => space_of(word),
+            TokenKind::DotWord(word) => space_of(word),
             _ => None,
         }
     }
@@ -134,7 +134,7 @@ impl Parser<'_> {
             let shape = self.shape(space)?;
             let line = self.token.line;
             let name = match self.token.kind {
-                Kind::Name("_") if prototype => {
+                TokenKind::Name("_") if prototype => {
                     self.bump()?;
                     self.intern("_")
                 }
@@ -152,7 +152,7 @@ impl Parser<'_> {
     /// `.align 16 .v4 .f32`; of a parameter also what its pointer points to (`.ptr .global .align 4`), which changes nothing here.
     fn shape(&mut self, space: Space) -> Result<Shape, Error> {
         let (mut ty, mut vector, mut align) = (None, None, None);
-        while let Kind::Word(word) = self.token.kind {
+        while let TokenKind::DotWord(word) = self.token.kind {
             match (word, type_of(word)) {
                 ("align", _) if align.is_none() && ty.is_none() => {
                     self.bump()?;
@@ -212,8 +212,8 @@ impl Parser<'_> {
         self.need("(")?;
         loop {
             match self.token.kind {
-                Kind::Word("managed") => _ = self.bump()?,
-                Kind::Word("unified") => {
+                TokenKind::DotWord("managed") => _ = self.bump()?,
+                TokenKind::DotWord("unified") => {
                     self.bump()?;
                     self.need("(")?;
                     self.expr()?;

@@ -2,7 +2,7 @@
 
 use super::Parser;
 use crate::ptx::Error;
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 use std::cmp::Ordering;
 
 /// The predefined constant: lanes of a warp.
@@ -57,8 +57,8 @@ impl From<bool> for Value {
 }
 
 /// Precedence of a binary operator.
-fn precedence(kind: Kind<'_>) -> Option<(&'static str, u8)> {
-    let Kind::Mark(mark) = kind else { return None };
+fn precedence(kind: TokenKind<'_>) -> Option<(&'static str, u8)> {
+    let TokenKind::Punct(mark) = kind else { return None };
     let precedence = match mark {
         "||" => 0,
         "&&" => 1,
@@ -150,32 +150,35 @@ impl Parser<'_> {
         let kind = self.token.kind;
         if !matches!(
             kind,
-            Kind::Mark("+" | "-" | "!" | "~" | "(") | Kind::Int { .. } | Kind::F64(_) | Kind::Name(WARP_SIZE)
+            TokenKind::Punct("+" | "-" | "!" | "~" | "(")
+                | TokenKind::Int { .. }
+                | TokenKind::F64(_)
+                | TokenKind::Name(WARP_SIZE)
         ) {
             return self.expected("a number");
         }
         self.bump()?;
         match kind {
-            Kind::Int { bits, unsigned: true } => Ok(Value::Unsigned(bits)),
-            Kind::Int { bits, .. } => Ok(Value::Signed(bits as i64)),
-            Kind::F64(value) => Ok(Value::Float(value)),
-            Kind::Name(_) => Ok(Value::Signed(32)),
-            Kind::Mark("(") if self.eat_word("s64")? => {
+            TokenKind::Int { bits, unsigned: true } => Ok(Value::Unsigned(bits)),
+            TokenKind::Int { bits, .. } => Ok(Value::Signed(bits as i64)),
+            TokenKind::F64(value) => Ok(Value::Float(value)),
+            TokenKind::Name(_) => Ok(Value::Signed(32)),
+            TokenKind::Punct("(") if self.eat_word("s64")? => {
                 self.need(")")?;
                 let value = self.deeper(Self::unary)?;
                 Ok(Value::Signed(value.bits().map_or_else(|| value.float() as i64, |bits| bits as i64)))
             }
-            Kind::Mark("(") if self.eat_word("u64")? => {
+            TokenKind::Punct("(") if self.eat_word("u64")? => {
                 self.need(")")?;
                 let value = self.deeper(Self::unary)?;
                 Ok(Value::Unsigned(value.bits().unwrap_or_else(|| value.float() as u64)))
             }
-            Kind::Mark("(") => {
+            TokenKind::Punct("(") => {
                 let value = self.expr()?;
                 self.need(")")?;
                 Ok(value)
             }
-            Kind::Mark(operator) => {
+            TokenKind::Punct(operator) => {
                 let value = self.deeper(Self::unary)?;
                 match (operator, value) {
                     ("+", value) => Ok(value),

@@ -3,12 +3,12 @@
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::ast::{Function, Linkage, Space};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
     /// `.entry` or `.func`, which comes next, to the end of its body or declaration.
     pub(super) fn function(&mut self, linkage: Linkage, line: u32) -> Result<Function, Error> {
-        let entry = self.bump()?.kind == Kind::Word("entry");
+        let entry = self.bump()?.kind == TokenKind::DotWord("entry");
         let mut function = Function {
             name: self.intern(""),
             entry,
@@ -23,7 +23,7 @@ impl Parser<'_> {
             linkage,
             line,
         };
-        while self.token.kind == Kind::Word("attribute") {
+        while self.token.kind == TokenKind::DotWord("attribute") {
             self.attribute()?;
         }
         if !entry && self.is("(") {
@@ -52,7 +52,7 @@ impl Parser<'_> {
     }
 
     fn function_directives(&mut self, function: &mut Function) -> Result<(), Error> {
-        while let Kind::Word(word) = self.token.kind {
+        while let TokenKind::DotWord(word) = self.token.kind {
             if word == "pragma" {
                 self.skipped()?;
                 continue;

@@ -4,7 +4,7 @@ use super::Parser;
 use super::expr::{Value, WARP_SIZE};
 use crate::ptx::Error;
 use crate::ptx::ast::{Init, Type, Variable};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 /// Most zeros that inner braces may leave out in a whole file. Compilers write their arrays out.
 const MAX_PADDING: u64 = 1 << 20;
@@ -63,8 +63,8 @@ impl Parser<'_> {
     fn element(&mut self, ty: Type) -> Result<Init, Error> {
         let start = self.token;
         let value = match start.kind {
-            Kind::Name(name) if name != WARP_SIZE => return self.symbol(0),
-            Kind::F32(bits) => {
+            TokenKind::Name(name) if name != WARP_SIZE => return self.symbol(0),
+            TokenKind::F32(bits) => {
                 self.bump()?;
                 return match ty {
                     Type::B32 | Type::F32 => Ok(Init::Bits(u64::from(bits))),
@@ -75,7 +75,7 @@ impl Parser<'_> {
                     }
                 };
             }
-            Kind::Int { bits, unsigned } => {
+            TokenKind::Int { bits, unsigned } => {
                 self.bump()?;
                 if self.is("(") {
                     // 0xFF, 0xFF00, …: one byte of an address.

@@ -10,7 +10,7 @@ mod statement;
 
 use super::Error;
 use super::ast::{Module, Name};
-use super::lexer::{Kind, Lexer, Token};
+use super::lexer::{Lexer, Token, TokenKind};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl<'a> Parser<'a> {
     }
 
     fn is(&self, mark: &str) -> bool {
-        matches!(self.token.kind, Kind::Mark(found) if found == mark)
+        matches!(self.token.kind, TokenKind::Punct(found) if found == mark)
     }
 
     /// Takes the next token if it is `mark`.
@@ -80,7 +80,7 @@ impl<'a> Parser<'a> {
 
     /// Takes the next token if it is the word `.word`.
     fn eat_word(&mut self, word: &str) -> Result<bool, Error> {
-        let found = self.token.kind == Kind::Word(word);
+        let found = self.token.kind == TokenKind::DotWord(word);
         if found {
             self.bump()?;
         }
@@ -100,7 +100,7 @@ impl<'a> Parser<'a> {
     /// Takes a name, which must come next; `what` says whose.
     fn name(&mut self, what: &str) -> Result<Name, Error> {
         match self.token.kind {
-            Kind::Name(name) if name != "_" && name != expr::WARP_SIZE => {
+            TokenKind::Name(name) if name != "_" && name != expr::WARP_SIZE => {
                 self.bump()?;
                 Ok(self.intern(name))
             }

@@ -3,7 +3,7 @@
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::ast::{Alias, Linkage, Module, Space};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
     /// The whole file.
@@ -13,13 +13,13 @@ impl Parser<'_> {
         self.target(&mut module)?;
         if self.eat_word("address_size")? {
             module.address_size = match self.token.kind {
-                Kind::Int { bits: 32, .. } => 32,
-                Kind::Int { bits: 64, .. } => 64,
+                TokenKind::Int { bits: 32, .. } => 32,
+                TokenKind::Int { bits: 64, .. } => 64,
                 _ => return self.expected("an address size of 32 or 64"),
             };
             self.bump()?;
         }
-        while self.token.kind != Kind::End {
+        while self.token.kind != TokenKind::End {
             self.item(&mut module)?;
         }
         Ok(module)
@@ -46,7 +46,7 @@ impl Parser<'_> {
             return self.expected("`.target`");
         }
         loop {
-            let Kind::Name(name) = self.token.kind else { return self.expected("a target such as sm_80") };
+            let TokenKind::Name(name) = self.token.kind else { return self.expected("a target such as sm_80") };
             match name.strip_prefix("sm_") {
                 Some(number) => {
                     let suffix = number.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -89,7 +89,7 @@ impl Parser<'_> {
         }
         let linkage = self.linkage()?;
         match self.token.kind {
-            Kind::Word("entry" | "func") => module.functions.push(self.function(linkage, line)?),
+            TokenKind::DotWord("entry" | "func") => module.functions.push(self.function(linkage, line)?),
             _ => match self.space() {
                 Some(Space::Reg) => return self.error("registers at module scope are not supported"),
                 Some(space) => self.variables(space, linkage, |variable| module.variables.push(variable))?,
@@ -102,10 +102,10 @@ impl Parser<'_> {
     /// `.visible` and its like, if it comes next.
     pub(super) fn linkage(&mut self) -> Result<Linkage, Error> {
         let linkage = match self.token.kind {
-            Kind::Word("visible") => Linkage::Visible,
-            Kind::Word("extern") => Linkage::Extern,
-            Kind::Word("weak") => Linkage::Weak,
-            Kind::Word("common") => Linkage::Common,
+            TokenKind::DotWord("visible") => Linkage::Visible,
+            TokenKind::DotWord("extern") => Linkage::Extern,
+            TokenKind::DotWord("weak") => Linkage::Weak,
+            TokenKind::DotWord("common") => Linkage::Common,
             _ => return Ok(Linkage::Internal),
         };
         self.bump()?;
@@ -115,7 +115,7 @@ impl Parser<'_> {
     /// Skips a directive that changes nothing here: `.file`, `.loc`, `.section`, `.pragma`. Says whether there was one.
     pub(super) fn skipped(&mut self) -> Result<bool, Error> {
         match self.token.kind {
-            Kind::Word("file") => {
+            TokenKind::DotWord("file") => {
                 self.bump()?;
                 self.numbers(1)?;
                 self.text()?;
@@ -123,11 +123,11 @@ impl Parser<'_> {
                     self.numbers(1)?;
                 }
             }
-            Kind::Word("loc") => self.location()?,
-            Kind::Word("pragma") => {
+            TokenKind::DotWord("loc") => self.location()?,
+            TokenKind::DotWord("pragma") => {
                 self.pragma(|_, _| Ok(()))?;
             }
-            Kind::Word("section") => self.section()?,
+            TokenKind::DotWord("section") => self.section()?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -137,7 +137,7 @@ impl Parser<'_> {
     pub(super) fn pragma(&mut self, mut look: impl FnMut(&Self, &str) -> Result<(), Error>) -> Result<(), Error> {
         self.bump()?;
         loop {
-            if let Kind::Text(text) = self.token.kind {
+            if let TokenKind::Text(text) = self.token.kind {
                 look(self, text)?;
             }
             self.text()?;
@@ -153,15 +153,15 @@ impl Parser<'_> {
         self.numbers(3)?;
         while self.eat(",")? {
             match self.token.kind {
-                Kind::Name("function_name") => {
+                TokenKind::Name("function_name") => {
                     self.bump()?;
                     match self.token.kind {
-                        Kind::Word(_) => _ = self.bump()?,
+                        TokenKind::DotWord(_) => _ = self.bump()?,
                         _ => _ = self.name("a label of the debug data")?,
                     }
                     self.offset()?;
                 }
-                Kind::Name("inlined_at") => {
+                TokenKind::Name("inlined_at") => {
                     self.bump()?;
                     self.numbers(3)?;
                 }
@@ -175,16 +175,16 @@ impl Parser<'_> {
     fn section(&mut self) -> Result<(), Error> {
         let line = self.bump()?.line;
         match self.token.kind {
-            Kind::Word(_) | Kind::Name(_) => _ = self.bump()?,
+            TokenKind::DotWord(_) | TokenKind::Name(_) => _ = self.bump()?,
             _ => return self.expected("the name of a section"),
         }
         self.need("{")?;
         let mut open = 1u64;
         while open > 0 {
             match self.token.kind {
-                Kind::Mark("{") => open += 1,
-                Kind::Mark("}") => open -= 1,
-                Kind::End => return self.expected(&format!("`}}` at the end of the section of line {line}")),
+                TokenKind::Punct("{") => open += 1,
+                TokenKind::Punct("}") => open -= 1,
+                TokenKind::End => return self.expected(&format!("`}}` at the end of the section of line {line}")),
                 _ => {}
             }
             self.bump()?;
@@ -196,7 +196,7 @@ impl Parser<'_> {
     fn numbers(&mut self, count: usize) -> Result<(), Error> {
         for _ in 0..count {
             match self.token.kind {
-                Kind::Int { .. } => self.bump()?,
+                TokenKind::Int { .. } => self.bump()?,
                 _ => return self.expected("a number"),
             };
         }
@@ -206,7 +206,7 @@ impl Parser<'_> {
     /// Skips a string.
     fn text(&mut self) -> Result<(), Error> {
         match self.token.kind {
-            Kind::Text(_) => _ = self.bump()?,
+            TokenKind::Text(_) => _ = self.bump()?,
             _ => return self.expected("a string"),
         }
         Ok(())

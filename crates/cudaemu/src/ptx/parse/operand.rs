@@ -4,15 +4,15 @@ use super::Parser;
 use super::expr::{Value, WARP_SIZE};
 use crate::ptx::Error;
 use crate::ptx::ast::{Name, Operand};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
     /// An operand; in a call, parentheses hold its arguments or results.
     pub(super) fn operand(&mut self, call: bool) -> Result<Operand, Error> {
         let operand = match self.token.kind {
-            Kind::Mark("{") => Operand::Vector(self.operands("}")?),
-            Kind::Mark("(") if call => return Ok(Operand::List(self.operands(")")?)),
-            Kind::Mark("[") => return self.address(),
+            TokenKind::Punct("{") => Operand::Vector(self.operands("}")?),
+            TokenKind::Punct("(") if call => return Ok(Operand::List(self.operands(")")?)),
+            TokenKind::Punct("[") => return self.address(),
             _ => self.scalar()?,
         };
         if !matches!(operand, Operand::Name(_) | Operand::Sink | Operand::Vector(_)) || !self.eat("|")? {
@@ -43,33 +43,34 @@ impl Parser<'_> {
     /// A name, a constant, `!p`, `_` or `name+8`.
     fn scalar(&mut self) -> Result<Operand, Error> {
         match self.token.kind {
-            Kind::Name("_") => {
+            TokenKind::Name("_") => {
                 self.bump()?;
                 Ok(Operand::Sink)
             }
-            Kind::Name(name) if name != WARP_SIZE => {
+            TokenKind::Name(name) if name != WARP_SIZE => {
                 let name = self.register()?;
                 let adds = self.is("+");
                 let offset = self.offset()?;
                 Ok(if adds { Operand::Offset(name, offset) } else { Operand::Name(name) })
             }
-            Kind::Mark("!") => {
+            TokenKind::Punct("!") => {
                 self.bump()?;
                 match self.token.kind {
-                    Kind::Name(name) if name != WARP_SIZE => Ok(Operand::Not(self.register()?)),
+                    TokenKind::Name(name) if name != WARP_SIZE => Ok(Operand::Not(self.register()?)),
                     _ => {
                         let first = self.unary()?.not();
                         Ok(constant(self.expr_from(first)?))
                     }
                 }
             }
-            Kind::F32(bits) => {
+            TokenKind::F32(bits) => {
                 self.bump()?;
                 Ok(Operand::F32(bits))
             }
-            Kind::Int { .. } | Kind::F64(_) | Kind::Name(_) | Kind::Mark("+" | "-" | "~" | "(") => {
-                Ok(constant(self.expr()?))
-            }
+            TokenKind::Int { .. }
+            | TokenKind::F64(_)
+            | TokenKind::Name(_)
+            | TokenKind::Punct("+" | "-" | "~" | "(") => Ok(constant(self.expr()?)),
             _ => self.expected("an operand"),
         }
     }
@@ -78,7 +79,7 @@ impl Parser<'_> {
     fn register(&mut self) -> Result<Name, Error> {
         let name = self.name("a name")?;
         match self.token.kind {
-            Kind::Word(component) => {
+            TokenKind::DotWord(component) => {
                 self.bump()?;
                 Ok(self.intern(&format!("{name}.{component}")))
             }
@@ -90,7 +91,7 @@ impl Parser<'_> {
     fn address(&mut self) -> Result<Operand, Error> {
         self.bump()?;
         let base = match self.token.kind {
-            Kind::Name(name) if name != WARP_SIZE => Some(self.register()?),
+            TokenKind::Name(name) if name != WARP_SIZE => Some(self.register()?),
             _ => None,
         };
         let offset = match &base {

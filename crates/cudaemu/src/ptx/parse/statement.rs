@@ -3,7 +3,7 @@
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::ast::{Instruction, Name, Space, Statement};
-use crate::ptx::lexer::Kind;
+use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
     /// `{ … }`
@@ -13,7 +13,7 @@ impl Parser<'_> {
             p.need("{")?;
             let mut statements = Vec::new();
             while !p.is("}") {
-                if p.token.kind == Kind::End {
+                if p.token.kind == TokenKind::End {
                     return p.expected(&format!("`}}` for the `{{` of line {line}"));
                 }
                 p.statement(&mut statements)?;
@@ -25,14 +25,14 @@ impl Parser<'_> {
 
     fn statement(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
         match self.token.kind {
-            Kind::Mark("{") => out.push(Statement::Block(self.block()?)),
-            Kind::Mark("@") => {
+            TokenKind::Punct("{") => out.push(Statement::Block(self.block()?)),
+            TokenKind::Punct("@") => {
                 self.bump()?;
                 let negated = self.eat("!")?;
                 let predicate = self.name("a predicate")?;
                 self.instruction(Some((predicate, negated)), out)?;
             }
-            Kind::Name(name) => {
+            TokenKind::Name(name) => {
                 let first = self.bump()?;
                 if self.eat(":")? {
                     let label = self.intern(name);
@@ -40,7 +40,7 @@ impl Parser<'_> {
                 }
                 self.opcode(None, name, first.line, out)?;
             }
-            Kind::Word(_) => self.directive(out)?,
+            TokenKind::DotWord(_) => self.directive(out)?,
             _ => return self.expected("an instruction, a label, a declaration or `}`"),
         }
         Ok(())
@@ -49,24 +49,24 @@ impl Parser<'_> {
     /// What a label's colon is followed by, if that belongs to the label; else the label itself.
     fn labelled(&mut self, name: Name, line: u32, out: &mut Vec<Statement>) -> Result<(), Error> {
         match self.token.kind {
-            Kind::Word("branchtargets") => {
+            TokenKind::DotWord("branchtargets") => {
                 self.bump()?;
                 out.push(Statement::BranchTargets(name, self.names("a label")?, line));
             }
-            Kind::Word("calltargets") => {
+            TokenKind::DotWord("calltargets") => {
                 self.bump()?;
                 out.push(Statement::CallTargets(name, self.names("the name of a function")?, line));
             }
-            Kind::Word("callprototype") => {
+            TokenKind::DotWord("callprototype") => {
                 self.bump()?;
                 let returns = if self.is("(") { self.parameters(true)? } else { Vec::new() };
                 match self.token.kind {
-                    Kind::Name("_") => _ = self.bump()?,
+                    TokenKind::Name("_") => _ = self.bump()?,
                     _ => return self.expected("`_` in the place of the function's name"),
                 }
                 let params = if self.is("(") { self.parameters(true)? } else { Vec::new() };
-                while let Kind::Word("noreturn" | "abi_preserve" | "abi_preserve_control") = self.token.kind {
-                    if self.bump()?.kind != Kind::Word("noreturn") {
+                while let TokenKind::DotWord("noreturn" | "abi_preserve" | "abi_preserve_control") = self.token.kind {
+                    if self.bump()?.kind != TokenKind::DotWord("noreturn") {
                         self.count()?;
                     }
                 }
@@ -79,7 +79,7 @@ impl Parser<'_> {
     }
 
     fn directive(&mut self, out: &mut Vec<Statement>) -> Result<(), Error> {
-        if self.token.kind == Kind::Word("pragma") {
+        if self.token.kind == TokenKind::DotWord("pragma") {
             return self.pragma(|p, text| {
                 if let Some(mask) = text.strip_prefix("used_bytes_mask") {
                     out.push(Statement::UsedBytes(p.used_bytes(mask)?));
@@ -111,7 +111,7 @@ impl Parser<'_> {
 
     /// An instruction after its guard.
     fn instruction(&mut self, guard: Option<(Name, bool)>, out: &mut Vec<Statement>) -> Result<(), Error> {
-        let Kind::Name(name) = self.token.kind else { return self.expected("an instruction") };
+        let TokenKind::Name(name) = self.token.kind else { return self.expected("an instruction") };
         let line = self.bump()?.line;
         self.opcode(guard, name, line, out)
     }
@@ -128,7 +128,7 @@ impl Parser<'_> {
             return self.expected(&format!("`:` after the label `{name:.60}`"));
         }
         let mut opcode = name.to_owned();
-        while let Kind::Word(word) = self.token.kind {
+        while let TokenKind::DotWord(word) = self.token.kind {
             opcode.push('.');
             opcode.push_str(word);
             self.bump()?;

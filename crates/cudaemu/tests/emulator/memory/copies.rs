@@ -1,6 +1,6 @@
 //! cp.async: every form and size; and what happens before it is waited for.
 
-use cudaemu::fault::Kind;
+use cudaemu::fault::FaultKind;
 
 use super::{LANES, header, noise};
 use crate::bare_device::{Device, Params};
@@ -103,7 +103,7 @@ fn every_form_and_size() {
 }
 
 /// The fault of a kernel that copies and waits like this.
-fn fault(opcode: &str, operands: &str, wait: &str) -> Result<(), Kind> {
+fn fault(opcode: &str, operands: &str, wait: &str) -> Result<(), FaultKind> {
     let mut device = Device::new();
     let (_, source) = input(&device);
     let module = device.load(&(header() + &kernel("k", opcode, operands, wait)));
@@ -120,7 +120,7 @@ fn a_copy_that_is_not_waited_for_is_reported() {
         ["", "cp.async.commit_group;", "cp.async.wait_group 0;", "cp.async.commit_group; cp.async.wait_group 1;"]
     {
         let fault = fault(copy, operands, wait);
-        assert!(matches!(fault, Err(Kind::PendingCopy(_))), "{wait}: {fault:?}");
+        assert!(matches!(fault, Err(FaultKind::PendingCopy(_))), "{wait}: {fault:?}");
     }
     // The older of two groups is there while the younger may be pending.
     let young = "cp.async.commit_group;
@@ -137,7 +137,7 @@ fn sizes_that_cannot_be_are_refused() {
         ("cp.async.ca.shared.global", "[%s], [%in+16], 4, 5"),
     ] {
         let fault = fault(opcode, operands, "cp.async.wait_all;");
-        assert!(matches!(fault, Err(Kind::InvalidValue(_))), "{opcode} {operands}: {fault:?}");
+        assert!(matches!(fault, Err(FaultKind::InvalidValue(_))), "{opcode} {operands}: {fault:?}");
     }
-    assert!(matches!(fault("cp.async.ca.shared.global", "[%s+4], [%in+16], 8", ""), Err(Kind::Misaligned)));
+    assert!(matches!(fault("cp.async.ca.shared.global", "[%s+4], [%in+16], 8", ""), Err(FaultKind::Misaligned)));
 }

@@ -5,12 +5,12 @@ pub(crate) mod oracle;
 pub(crate) mod toy;
 
 use super::*;
-use crate::hyper::Arch;
+use crate::hparams::Arch;
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Source};
 use fanout::sched::{Options, Scheduler};
 use std::sync::Arc;
-use toy::{ARCHS, Toy, close, prompt};
+use toy::{ARCHS, ToyModel, assert_close, prompt};
 
 /// A toy on one device, with an empty cache.
 struct Loaded {
@@ -19,7 +19,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(toy: &Toy, dtype: DType, flash_attn: bool) -> Loaded {
+    fn new(toy: &ToyModel, dtype: DType, flash_attn: bool) -> Loaded {
         let account = Account::new(1 << 30);
         let device: Arc<dyn Device> = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
         let mut queue = device.queue(&account).unwrap();
@@ -29,30 +29,31 @@ impl Loaded {
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 queue.upload(memory.whole(), None, Source::Borrowed(&bytes)).unwrap();
             }
-            Stored { desc: *desc, device: 0, region: Some(memory.whole()) }
+            StoredTensor { desc: *desc, device: 0, region: Some(memory.whole()) }
         };
         let weights = toy.tensors.iter().map(|(name, (desc, values))| (name.clone(), stored(desc, values))).collect();
         let cache_options = CacheOptions { context: 512, dtype, flash_attn };
-        let (keys, values) = (cache_options.keys(&toy.hyper).unwrap(), cache_options.values(&toy.hyper).unwrap());
+        let (keys, values) = (cache_options.keys(&toy.hparams).unwrap(), cache_options.values(&toy.hparams).unwrap());
         let block = |_| LayerCache { keys: stored(&keys, &[]), values: stored(&values, &[]) };
-        let cache = (0..toy.hyper.layers).map(block).collect();
+        let cache = (0..toy.hparams.layers).map(block).collect();
         queue.mark().wait(None).unwrap();
         let scheduler = Scheduler::new(vec![device], Options::default(), &account).unwrap();
-        Loaded { scheduler, model: Model { hyper: toy.hyper.clone(), weights, cache, cache_options } }
+        Loaded { scheduler, model: Model { hparams: toy.hparams.clone(), weights, cache, cache_options } }
     }
 
     /// The logits of a batch, token by token.
     fn run(&mut self, batch: Batch<'_>, outputs: Outputs) -> Vec<Vec<f32>> {
         let tokens = batch.tokens.len();
-        let seen = self.model.cache_options.seen(batch.start + tokens).unwrap();
-        let ModelGraph { task, inputs, logits } = self.model.graph(Shape { tokens, seen, outputs }).unwrap();
+        let seen = self.model.cache_options.padded_positions(batch.start + tokens).unwrap();
+        let ModelGraph { task, inputs, logits } =
+            self.model.graph(GraphShape { tokens, kv_positions: seen, outputs }).unwrap();
         let mut prepared = self.scheduler.build(&Arc::new(task)).unwrap();
         let bytes = inputs.of(&batch, seen, self.model.cache_options.flash_attn);
         self.scheduler.run(&mut prepared, &bytes.each_ref().map(|(id, bytes)| (*id, &**bytes))).unwrap();
         let Some(logits) = logits else { return Vec::new() };
         let bytes = self.scheduler.read(&prepared, logits).unwrap().wait(None).unwrap();
         let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        values.chunks(self.model.hyper.vocab).map(<[f32]>::to_vec).collect()
+        values.chunks(self.model.hparams.vocab).map(<[f32]>::to_vec).collect()
     }
 
     /// The logits of every token of a sequence that comes in batches of these sizes.
@@ -71,13 +72,18 @@ impl Loaded {
 #[test]
 fn every_architecture_gives_the_logits_of_its_definition() {
     for arch in ARCHS {
-        let toy = Toy::new(arch);
+        let toy = ToyModel::new(arch);
         let tokens = prompt(13);
         let want = oracle::logits(&toy, &tokens);
         for flash_attn in [false, true] {
             for sizes in [&[13][..], &[4], &[1], &[5, 1, 2]] {
                 let got = Loaded::new(&toy, DType::F32, flash_attn).sequence(&tokens, sizes);
-                close(&got, &want, 1e-10, &format!("{arch:?}, flash attention {flash_attn}, batches of {sizes:?}"));
+                assert_close(
+                    &got,
+                    &want,
+                    1e-10,
+                    &format!("{arch:?}, flash attention {flash_attn}, batches of {sizes:?}"),
+                );
             }
         }
     }
@@ -85,53 +91,53 @@ fn every_architecture_gives_the_logits_of_its_definition() {
 
 #[test]
 fn a_cache_of_fewer_bits_costs_what_its_rounding_costs() {
-    let toy = Toy::new(Arch::Llama);
+    let toy = ToyModel::new(Arch::Llama);
     let tokens = prompt(9);
     let want = oracle::logits(&toy, &tokens);
     for (dtype, flash_attn, bound) in [(DType::F16, false, 1e-5), (DType::F16, true, 1e-5), (DType::BF16, false, 1e-3)]
     {
         let got = Loaded::new(&toy, dtype, flash_attn).sequence(&tokens, &[4]);
-        close(&got, &want, bound, &format!("{dtype}, flash attention {flash_attn}"));
+        assert_close(&got, &want, bound, &format!("{dtype}, flash attention {flash_attn}"));
     }
 }
 
 #[test]
 fn a_sequence_goes_on_beyond_the_first_padding() {
-    let toy = Toy::new(Arch::Qwen3);
-    let tokens = prompt(PAD + 5);
+    let toy = ToyModel::new(Arch::Qwen3);
+    let tokens = prompt(KV_PAD + 5);
     let want = oracle::logits(&toy, &tokens);
     let got = Loaded::new(&toy, DType::F32, false).sequence(&tokens, &[100]);
-    close(&got, &want, 1e-10, "two graphs");
+    assert_close(&got, &want, 1e-10, "two graphs");
 }
 
 #[test]
 fn outputs_are_those_that_are_wanted() {
     for arch in ARCHS {
-        let toy = Toy::new(arch);
+        let toy = ToyModel::new(arch);
         let tokens = prompt(8);
         let all = Loaded::new(&toy, DType::F32, false).sequence(&tokens, &[8]);
         let mut loaded = Loaded::new(&toy, DType::F32, false);
         assert!(loaded.run(Batch { tokens: &tokens[..5], start: 0 }, Outputs::None).is_empty());
         let last = loaded.run(Batch { tokens: &tokens[5..], start: 5 }, Outputs::Last);
         let want = vec![all[7].iter().map(|&v| f64::from(v)).collect()];
-        close(&last, &want, 1e-12, &format!("{arch:?}"));
+        assert_close(&last, &want, 1e-12, &format!("{arch:?}"));
     }
 }
 
 #[test]
 fn tied_embeddings_and_frequency_factors_are_used_where_they_are() {
-    let mut toy = Toy::new(Arch::Llama);
+    let mut toy = ToyModel::new(Arch::Llama);
     toy.tensors.remove("output.weight");
     toy.add("rope_freqs.weight", &[4]);
     let tokens = prompt(6);
     let want = oracle::logits(&toy, &tokens);
-    close(&Loaded::new(&toy, DType::F32, false).sequence(&tokens, &[6]), &want, 1e-10, "tied");
+    assert_close(&Loaded::new(&toy, DType::F32, false).sequence(&tokens, &[6]), &want, 1e-10, "tied");
 }
 
 #[test]
 fn what_does_not_fit_is_named() {
-    let toy = Toy::new(Arch::Llama);
-    let shape = Shape { tokens: 1, seen: PAD, outputs: Outputs::Last };
+    let toy = ToyModel::new(Arch::Llama);
+    let shape = GraphShape { tokens: 1, kv_positions: KV_PAD, outputs: Outputs::Last };
     let graph = |change: &dyn Fn(&mut Model)| {
         let mut model = Loaded::new(&toy, DType::F32, false).model;
         change(&mut model);
@@ -139,25 +145,25 @@ fn what_does_not_fit_is_named() {
     };
     let missing = graph(&|model| drop(model.weights.remove("blk.1.ffn_up.weight")));
     assert!(missing.contains("blk.1.ffn_up.weight"), "{missing}");
-    let wrong = graph(&|model| model.hyper.ff = 41);
+    let wrong = graph(&|model| model.hparams.ff = 41);
     assert!(wrong.contains("blk.0.ffn_gate.weight") && wrong.contains("[24, 41, 1, 1]"), "{wrong}");
 
     let options = CacheOptions { context: 512, dtype: DType::Q8_0, flash_attn: false };
-    let mut hyper = toy.hyper.clone();
+    let mut hyper = toy.hparams.clone();
     assert!(options.keys(&hyper).unwrap_err().to_string().contains("blocks"));
     hyper.head_width = 32;
     options.keys(&hyper).unwrap();
     assert!(options.values(&hyper).unwrap_err().to_string().contains("--flash-attn"));
-    assert_eq!(options.seen(257).unwrap(), 512);
-    assert!(options.seen(513).unwrap_err().to_string().contains("--ctx"));
+    assert_eq!(options.padded_positions(257).unwrap(), 512);
+    assert!(options.padded_positions(513).unwrap_err().to_string().contains("--ctx"));
 }
 
 #[test]
 fn nodes_are_called_as_in_llama_cpp() {
-    let toy = Toy::new(Arch::Llama);
+    let toy = ToyModel::new(Arch::Llama);
     let graph = Loaded::new(&toy, DType::F32, false)
         .model
-        .graph(Shape { tokens: 2, seen: PAD, outputs: Outputs::Last })
+        .graph(GraphShape { tokens: 2, kv_positions: KV_PAD, outputs: Outputs::Last })
         .unwrap();
     let names: Vec<_> = graph.task.graph().nodes().iter().map(|node| graph.task.name(node.dst)).collect();
     assert_eq!(names[..3], ["inp_embd", "blk.0.norm", "blk.0.attn_norm"]);

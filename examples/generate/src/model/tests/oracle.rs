@@ -1,14 +1,14 @@
 //! The same models written down once more, in f64 and without any tricks.
 
-use super::toy::Toy;
-use crate::hyper::Experts;
+use super::toy::ToyModel;
+use crate::hparams::Experts;
 use fanout::ops::rope::RopeMode;
 
 type Rows = Vec<Vec<f64>>;
 
 /// Logits of every token of a sequence.
-pub(crate) fn logits(toy: &Toy, tokens: &[u32]) -> Rows {
-    let hyper = &toy.hyper;
+pub(crate) fn logits(toy: &ToyModel, tokens: &[u32]) -> Rows {
+    let hyper = &toy.hparams;
     let table = rows(toy, "token_embd.weight", hyper.width);
     let mut x: Rows = tokens.iter().map(|&t| table[t as usize].clone()).collect();
     for i in 0..hyper.layers {
@@ -30,8 +30,8 @@ pub(crate) fn logits(toy: &Toy, tokens: &[u32]) -> Rows {
     linear(toy, &x, if toy.has("output.weight") { "output" } else { "token_embd" })
 }
 
-fn attention(toy: &Toy, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows {
-    let hyper = &toy.hyper;
+fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows {
+    let hyper = &toy.hparams;
     let heads = |stem: &str, dim: usize| -> Vec<Rows> {
         let split = |row: &Vec<f64>| row.chunks(dim).map(<[f64]>::to_vec).collect::<Rows>();
         linear(toy, cur, &name(stem)).iter().map(split).collect()
@@ -58,8 +58,8 @@ fn attention(toy: &Toy, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows {
     (0..cur.len()).map(|t| (0..hyper.heads).flat_map(|h| one(t, h)).collect()).collect()
 }
 
-fn turn(toy: &Toy, head: &mut [f64], position: usize) {
-    let rope = &toy.hyper.rope;
+fn turn(toy: &ToyModel, head: &mut [f64], position: usize) {
+    let rope = &toy.hparams.rope;
     let (half, n) = (rope.n_dims as usize / 2, f64::from(rope.n_dims));
     let factors = toy.has("rope_freqs.weight").then(|| toy.values("rope_freqs.weight"));
     for j in 0..half {
@@ -72,7 +72,7 @@ fn turn(toy: &Toy, head: &mut [f64], position: usize) {
     }
 }
 
-fn mixture(toy: &Toy, experts: &Experts, x: &[f64], name: &dyn Fn(&str) -> String) -> Vec<f64> {
+fn mixture(toy: &ToyModel, experts: &Experts, x: &[f64], name: &dyn Fn(&str) -> String) -> Vec<f64> {
     let all = vec![x.to_vec()];
     let shares = softmax(&linear(toy, &all, &name("ffn_gate_inp"))[0]);
     let mut order: Vec<usize> = (0..experts.count).collect();
@@ -92,11 +92,11 @@ fn mixture(toy: &Toy, experts: &Experts, x: &[f64], name: &dyn Fn(&str) -> Strin
     out
 }
 
-fn rows(toy: &Toy, name: &str, width: usize) -> Rows {
+fn rows(toy: &ToyModel, name: &str, width: usize) -> Rows {
     toy.values(name).chunks(width).map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect()
 }
 
-fn linear(toy: &Toy, x: &Rows, stem: &str) -> Rows {
+fn linear(toy: &ToyModel, x: &Rows, stem: &str) -> Rows {
     let weight = rows(toy, &format!("{stem}.weight"), x[0].len());
     let bias = format!("{stem}.bias");
     let bias: Vec<f64> = match toy.has(&bias) {
@@ -106,10 +106,10 @@ fn linear(toy: &Toy, x: &Rows, stem: &str) -> Rows {
     x.iter().map(|x| weight.iter().zip(&bias).map(|(row, b)| dot(row, x) + b).collect()).collect()
 }
 
-fn norm(toy: &Toy, x: &Rows, weight: &str) -> Rows {
+fn norm(toy: &ToyModel, x: &Rows, weight: &str) -> Rows {
     let weight = toy.values(weight);
     let one = |row: &Vec<f64>| {
-        let scale = 1.0 / (dot(row, row) / row.len() as f64 + f64::from(toy.hyper.rms_epsilon)).sqrt();
+        let scale = 1.0 / (dot(row, row) / row.len() as f64 + f64::from(toy.hparams.rms_epsilon)).sqrt();
         row.iter().zip(weight).map(|(v, &w)| v * scale * f64::from(w)).collect()
     };
     x.iter().map(one).collect()

@@ -1,6 +1,6 @@
 //! A model to test with, and what its logits should be.
 
-use crate::hyper::{Arch, Experts, Hyper};
+use crate::hparams::{Arch, Experts, HParams};
 use fanout::gguf::{Gguf, Writer};
 use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 pub(crate) const ARCHS: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
 
 /// A model with random weights.
-pub(crate) struct Toy {
-    pub(crate) hyper: Hyper,
+pub(crate) struct ToyModel {
+    pub(crate) hparams: HParams,
     pub(crate) tensors: BTreeMap<String, (TensorDesc, Vec<f32>)>,
 }
 
-impl Toy {
-    pub(crate) fn new(arch: Arch) -> Toy {
+impl ToyModel {
+    pub(crate) fn new(arch: Arch) -> ToyModel {
         let (width, heads, kv_heads, dim) = (24, 6, 2, 8);
         let moe = arch == Arch::Qwen3Moe;
-        let hyper = Hyper {
+        let hyper = HParams {
             arch,
             layers: 3,
             width,
@@ -33,7 +33,7 @@ impl Toy {
             rope: Rope::new(arch.rope_mode(), dim as u32),
             experts: moe.then_some(Experts { count: 5, used: 2, ff: 12 }),
         };
-        let mut toy = Toy { hyper, tensors: BTreeMap::new() };
+        let mut toy = ToyModel { hparams: hyper, tensors: BTreeMap::new() };
         toy.add("token_embd.weight", &[width, 50]);
         toy.add("output.weight", &[width, 50]);
         toy.add("output_norm.weight", &[width]);
@@ -87,8 +87,8 @@ impl Toy {
 
     /// As a file.
     pub(crate) fn file(&self) -> Vec<u8> {
-        let Hyper { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } =
-            self.hyper;
+        let HParams { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } =
+            self.hparams;
         let key = |key: &str| format!("{arch}.{key}");
         let pieces: Vec<String> = (0..vocab).map(|i| format!("piece{i}")).collect();
         let mut file = Writer::new()
@@ -103,7 +103,7 @@ impl Toy {
             .int(&key("context_length"), context as u32)
             .float(&key("attention.layer_norm_rms_epsilon"), rms_epsilon)
             .texts("tokenizer.ggml.tokens", &pieces);
-        if let Some(experts) = &self.hyper.experts {
+        if let Some(experts) = &self.hparams.experts {
             file = file
                 .int(&key("expert_count"), experts.count as u32)
                 .int(&key("expert_used_count"), experts.used as u32)
@@ -128,7 +128,7 @@ pub(crate) fn prompt(n: usize) -> Vec<u32> {
 
 /// That logits are what they should be.
 #[track_caller]
-pub(crate) fn close(got: &[Vec<f32>], want: &[Vec<f64>], bound: f64, what: &str) {
+pub(crate) fn assert_close(got: &[Vec<f32>], want: &[Vec<f64>], bound: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     let pairs = || got.iter().flatten().zip(want.iter().flatten());
     let error: f64 = pairs().map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();

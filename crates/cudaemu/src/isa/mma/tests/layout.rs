@@ -1,7 +1,7 @@
 //! Where the manual puts the `i`-th element that a lane holds, shape by shape, in its own terms (PTX ISA, "Matrix Fragments
 //! for mma").
 
-use super::super::kind::Element;
+use super::super::matrix_spec::Element;
 
 /// Extents of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

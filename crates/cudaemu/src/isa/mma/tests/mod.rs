@@ -5,7 +5,7 @@ mod shapes;
 mod special;
 mod wmma;
 
-use super::kind::{Accumulator, Element};
+use super::matrix_spec::{Accumulator, Element};
 use layout::Shape;
 
 /// What a row's name says.

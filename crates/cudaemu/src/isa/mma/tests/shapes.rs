@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::family;
-use super::super::kind::{Accumulator, Element};
+use super::super::matrix_spec::{Accumulator, Element};
 use super::layout::{self, volta};
 use super::{Spec, accumulated, moderate, spec, value};
 use crate::isa::harness::Harness;

@@ -1,12 +1,12 @@
 //! `wmma`: what is loaded from memory, multiplied and stored is the product of the matrices in memory.
 
 use super::super::family;
-use super::super::kind::{Element, Kind};
+use super::super::matrix_spec::{Element, MatrixSpec};
 use super::shapes::{accumulator_bits, moderate_c, rounded};
 use super::{Spec, accumulated, moderate, spec, value};
 use crate::bytecode::Action;
-use crate::exec_context::rig::Rig;
-use crate::exec_context::{Registers, Window, window};
+use crate::exec_context::fixture::Fixture;
+use crate::exec_context::{Registers, StateSpace, window};
 use crate::isa::{Decode, Operand, Row, Value};
 use crate::operands::{Args, Base, RegisterCounts, Slot};
 
@@ -54,7 +54,7 @@ impl Memory {
 /// A warp with memory, and the rows by name.
 struct Bench<'a> {
     rows: &'a [Row],
-    rig: Rig,
+    rig: Fixture,
     /// Start of global memory.
     global: u64,
     seen: &'a mut Vec<String>,
@@ -89,7 +89,7 @@ impl Bench<'_> {
             args.all = flat.into();
         }
         let Decode::Plain(Action::Access(access)) = row.decode else { unreachable!() };
-        access(&mut self.rig.cx(0, 1), &args, u32::MAX).unwrap_or_else(|fault| panic!("{name}: {}", fault.kind));
+        access(&mut self.rig.context(0, 1), &args, u32::MAX).unwrap_or_else(|fault| panic!("{name}: {}", fault.kind));
     }
 
     /// Puts a matrix into memory and loads it, or stores one and reads it back.
@@ -97,9 +97,9 @@ impl Bench<'_> {
         // Global memory is from its allocation's start, shared memory from 0.
         let global = self.global;
         let (window, start, at) = match space {
-            ".global" => (Window::Global, global, global),
-            "" => (Window::Shared, 0, window::SHARED),
-            _ => (Window::Shared, 0, 0),
+            ".global" => (StateSpace::Global, global, global),
+            "" => (StateSpace::Shared, 0, window::SHARED),
+            _ => (StateSpace::Shared, 0, 0),
         };
         let least = if memory.by_rows { memory.columns } else { memory.rows };
         self.rig.regs.set(slot(Value::B32, STRIDE), &[memory.stride as u32; 32], u32::MAX);
@@ -110,7 +110,7 @@ impl Bench<'_> {
                 let at = std::array::from_fn(|lane| pieces(lane, part));
                 let values =
                     std::array::from_fn(|lane| std::array::from_fn(|byte| bytes[(part * 32 + lane) * 16 + byte]));
-                self.rig.cx(0, 1).store::<16>(window, &at, &values, u32::MAX).unwrap();
+                self.rig.context(0, 1).store::<16>(window, &at, &values, u32::MAX).unwrap();
             }
             self.rig.shared.warp_sync(0, u32::MAX, u32::MAX);
         }
@@ -121,7 +121,7 @@ impl Bench<'_> {
             for (row, column) in memory.places() {
                 let place = memory.index(row, column) * memory.bits / 8;
                 let at = [start + place as u64; 32];
-                let mut cx = self.rig.cx(0, 1);
+                let mut cx = self.rig.context(0, 1);
                 let count = memory.bits / 8;
                 let value = match count {
                     2 => u64::from(u16::from_le_bytes(cx.load::<2>(window, &at, 1).unwrap()[0])),
@@ -164,7 +164,7 @@ fn product(
 ) {
     let name = &*row.name;
     let Spec { shape, a, b, d, c } = spec(name);
-    let kind = Kind::unpack(row.k);
+    let kind = MatrixSpec::unpack(row.k);
     assert_eq!((kind.m, kind.n, kind.k, kind.a, kind.d, kind.c), (shape.m, shape.n, shape.k, a, d, c), "{name}");
     let layouts: Vec<&str> = name.split('.').filter(|&part| part == "row" || part == "col").collect();
     let memory = |rows: usize, columns: usize, bits: usize, layout: &str, padded: bool| {
@@ -186,7 +186,7 @@ fn product(
     let c_bits = matrix(&c_memory, &mut |random| moderate_c(random, c));
 
     let counts = RegisterCounts { b32: STRIDE + 1, b64: STRIDE, ..RegisterCounts::default() };
-    let (mut rig, global) = Rig::new(4096, 1, |space| space.alloc(0, 8192, "test").expect("memory").base());
+    let (mut rig, global) = Fixture::new(4096, 1, |space| space.alloc(0, 8192, "test").expect("memory").base());
     rig.regs = Registers::new(&counts);
     let mut bench = Bench { rows, rig, global, seen };
     let extents = format!("m{}n{}k{}", shape.m, shape.n, shape.k);

@@ -1,0 +1,67 @@
+//! Reading the values of settings.
+
+use super::{Pci, Peers};
+
+pub(super) fn store_parsed<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
+    *place = Some(value?);
+    Ok(())
+}
+
+pub(super) fn list<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+    text.split(',').map(|entry| read(entry.trim())).collect()
+}
+
+pub(super) fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let number = text.parse::<u64>().map_err(|_| format!("{text:?} is no whole number"))?;
+    match (least..=most).contains(&number) {
+        true => Ok(number),
+        false => Err(format!("{number} is not within {least} to {most}")),
+    }
+}
+
+pub(super) fn positive_float(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(amount) if amount.is_finite() && amount > 0.0 => Ok(amount),
+        _ => Err(format!("{text:?} is no positive number")),
+    }
+}
+
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    // 64 TB: what the address space of a device holds.
+    number(digits, 1, (1 << 46) >> shift).map(|number| number << shift)
+}
+
+pub(super) fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    let found = choices.iter().find(|(name, _)| *name == text);
+    found.map(|&(_, value)| value).ok_or_else(|| format!("{text:?} is none of the choices"))
+}
+
+pub(super) fn pci(text: &str) -> Result<Pci, String> {
+    Pci::parse(text).ok_or_else(|| format!("{text:?} is no PCI address"))
+}
+
+pub(super) fn peers(text: &str) -> Result<Peers, String> {
+    match text {
+        "all" => Ok(Peers::All),
+        "none" | "" => Ok(Peers::Pairs(Vec::new())),
+        pairs => list(pairs, |pair| {
+            let (a, b) = pair.split_once('-').ok_or_else(|| format!("{pair:?} is no pair"))?;
+            Ok((number(a, 0, 63)? as usize, number(b, 0, 63)? as usize))
+        })
+        .map(Peers::Pairs),
+    }
+}
+
+pub(super) fn driver_version(text: &str) -> Result<u32, String> {
+    let version = match text.split_once('.') {
+        Some((major, minor)) => number(major, 1, 99)? * 1000 + number(minor, 0, 99)? * 10,
+        None => number(text, 1000, 99_990)?,
+    };
+    Ok(version as u32)
+}

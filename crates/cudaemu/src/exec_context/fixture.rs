@@ -1,0 +1,100 @@
+//! The parts of a block, without an executor: for the tests of this layer.
+
+use std::sync::Arc;
+
+use crate::fault::Fault;
+use crate::mem::{AddressSpace, Footprint};
+
+use super::{Addresses, AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
+
+/// Keeps what is reported; stops at it unless told to go on.
+#[derive(Debug, Default)]
+pub(crate) struct FaultLog {
+    pub(crate) go_on: bool,
+    pub(crate) faults: Vec<Fault>,
+}
+
+impl DiagnosticSink for FaultLog {
+    fn report(&mut self, fault: Box<Fault>, _: u32, _: u32) -> Result<(), Box<Fault>> {
+        self.faults.push((*fault).clone());
+        if self.go_on { Ok(()) } else { Err(fault) }
+    }
+
+    fn print(&mut self, _: &str) {}
+}
+
+/// A block's parts.
+#[derive(Debug)]
+pub(crate) struct Fixture {
+    pub(crate) space: Arc<AddressSpace>,
+    pub(crate) regs: Registers,
+    pub(crate) global: Global,
+    pub(crate) shared: Shared,
+    pub(crate) local: Local,
+    pub(crate) copies: Vec<AsyncCopies>,
+    pub(crate) params: Vec<u8>,
+    pub(crate) counts: MemoryCounts,
+    pub(crate) log: FaultLog,
+    pub(crate) footprint: Arc<Footprint>,
+}
+
+impl Fixture {
+    /// A block on device 0 of two, with this much shared memory and warps; `fill` makes the allocations.
+    pub(crate) fn new<T>(shared: u32, warps: u32, fill: impl FnOnce(&AddressSpace) -> T) -> (Self, T) {
+        let space = Arc::new(AddressSpace::new(&[1 << 30, 1 << 30]).expect("a space"));
+        let filled = fill(&space);
+        let footprint = Arc::new(Footprint::new(space.snapshot()));
+        let rig = Self {
+            regs: Registers::default(),
+            global: Global::new(space.snapshot(), 0, 0, true, Some(footprint.clone())),
+            shared: Shared::new(shared, warps * 32, true),
+            local: Local::new(256),
+            copies: (0..warps).map(|_| AsyncCopies::default()).collect(),
+            params: (0..64).collect(),
+            counts: MemoryCounts::default(),
+            log: FaultLog::default(),
+            footprint,
+            space,
+        };
+        (rig, filled)
+    }
+
+    /// The context of an instruction of a warp.
+    pub(crate) fn context(&mut self, warp: u32, line: u32) -> ExecContext<'_> {
+        ExecContext {
+            regs: &mut self.regs,
+            active: u32::MAX,
+            live: u32::MAX,
+            global: &mut self.global,
+            shared: &mut self.shared,
+            local: &mut self.local,
+            copies: &mut self.copies[warp as usize],
+            params: &self.params,
+            frame: 0,
+            counts: &mut self.counts,
+            console: &mut self.log,
+            warp,
+            block: [0; 3],
+            shape: [32, 1, 1],
+            padding: 0,
+            line,
+            clock: 0,
+        }
+    }
+}
+
+/// `start + lane * step` for each lane.
+pub(crate) fn strided(start: u64, step: u64) -> Addresses {
+    std::array::from_fn(|lane| start.wrapping_add((lane as u64).wrapping_mul(step)))
+}
+
+/// The name of a fault's kind and its lane: "OutOfBounds 3".
+pub(crate) fn fault_name<T>(result: &Result<T, Box<Fault>>) -> String {
+    match result {
+        Ok(_) => "ok".into(),
+        Err(fault) => {
+            let kind = format!("{:?}", fault.kind);
+            format!("{} {}", kind.split('(').next().unwrap_or_default(), fault.lane)
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Weights that a device may find by itself, on the disk of its server: it is told their digests, and sent what it lacks.
+
+use crate::load::WeightJob;
+use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, TensorDigest, Ticket};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// Threads of a device that hash, at most.
+const MAX_HASH_THREADS: usize = 4;
+
+/// Digests that may be there before the device was told.
+const DIGESTS_AHEAD: usize = 64;
+
+/// How many threads may hash for one of several devices.
+pub fn hash_threads(devices: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / devices.max(1)).clamp(1, MAX_HASH_THREADS)
+}
+
+/// Fills jobs' regions with what the device finds by itself; which of them it did, in their order. The device is told of each
+/// tensor as soon as its digest is known, and answers when it can; `patience` is for each answer. `found` hears of the bytes
+/// of each.
+///
+/// # Errors
+/// Whatever the device says.
+pub fn load_weights_by_digest(
+    device: &mut dyn LoadByDigest,
+    jobs: &[WeightJob<'_>],
+    threads: usize,
+    patience: Duration,
+    found: impl Fn(u64),
+) -> Result<Vec<bool>, DeviceError> {
+    let next = AtomicUsize::new(0);
+    let mut there = vec![false; jobs.len()];
+    let mut settle = |number: usize, ticket: Ticket<LoadOutcome>| {
+        let is_there = ticket.wait(Some(Instant::now() + patience))? == LoadOutcome::Found;
+        if let (Some(there), Some(job)) = (there.get_mut(number), jobs.get(number).filter(|_| is_there)) {
+            *there = true;
+            found(job.region.bytes());
+        }
+        Ok::<_, DeviceError>(())
+    };
+    std::thread::scope(|scope| {
+        let (digests, known) = sync_channel(DIGESTS_AHEAD);
+        for _ in 0..threads {
+            let (digests, next) = (digests.clone(), &next);
+            let started =
+                Builder::new().name("hash".to_owned()).spawn_scoped(scope, move || hash_weights(jobs, next, &digests));
+            // What nobody hashes is not recalled.
+            started.map(drop).unwrap_or_else(|e: io::Error| log::warn!("no thread to hash weights: {e}"));
+        }
+        drop(digests);
+        let mut asked = VecDeque::new();
+        for (number, digest) in known {
+            let Some(job) = jobs.get(number) else { continue };
+            let wanted = TensorDigest { digest, name: job.name };
+            asked.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
+            while let Some((number, ticket)) = asked.pop_front_if(|(_, ticket)| ticket.is_ready()) {
+                settle(number, ticket)?;
+            }
+        }
+        asked.into_iter().try_for_each(|(number, ticket)| settle(number, ticket))
+    })?;
+    Ok(there)
+}
+
+/// Hashes jobs that nobody hashes yet, until there are none or nobody wants them.
+fn hash_weights(jobs: &[WeightJob<'_>], next: &AtomicUsize, digests: &SyncSender<(usize, [u8; 32])>) {
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let Some(job) = jobs.get(number) else { return };
+        if digests.send((number, job.weight.digest())).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use crate::load::{Weights, load_device_weights};
+    use crate::progress::{LoadStats, Progress};
+    use fanout::cpu::{CpuDevice, Path};
+    use fanout::device::{Account, Device, ForwardDevice, ForwardQueue, Queue, Region, Source, TensorMemory};
+    use fanout::gguf::{Gguf, Writer};
+    use fanout::tensor::{DType, TensorDesc};
+    use std::sync::Arc;
+
+    /// The processors, with a disk that has these tensors.
+    #[derive(Debug)]
+    struct WithDisk {
+        inner: Arc<CpuDevice>,
+        disk: Vec<Vec<u8>>,
+        /// Answers before the connection is lost.
+        answers: usize,
+    }
+
+    impl ForwardDevice for WithDisk {
+        fn inner(&self) -> &dyn Device {
+            &*self.inner
+        }
+        fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+            let (inner, disk) = (self.inner.queue(account)?, self.disk.clone());
+            Ok(Box::new(DiskQueue { inner, disk, answers: self.answers }))
+        }
+    }
+
+    struct DiskQueue {
+        inner: Box<dyn Queue>,
+        disk: Vec<Vec<u8>>,
+        answers: usize,
+    }
+
+    impl ForwardQueue for DiskQueue {
+        fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+            Ok(&mut *self.inner)
+        }
+        fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
+            Some(self)
+        }
+    }
+
+    impl LoadByDigest for DiskQueue {
+        fn load_by_digest(
+            &mut self,
+            dst: Region,
+            tensor: Option<&TensorDesc>,
+            wanted: TensorDigest<'_>,
+        ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+            self.answers = self.answers.checked_sub(1).ok_or(DeviceError::Ended)?;
+            let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == wanted.digest;
+            let found = self.disk.iter().find(is_it).cloned();
+            match &found {
+                Some(bytes) => self.inner.upload(dst, tensor, Source::Borrowed(bytes))?,
+                None => self.inner.fill(dst, 0xee)?,
+            }
+            let (answer, ticket) = Ticket::new();
+            answer.send(Ok(if found.is_some() { LoadOutcome::Found } else { LoadOutcome::Missing }));
+            Ok(ticket)
+        }
+    }
+
+    type Tensors = Vec<Vec<u8>>;
+
+    /// Loads 40 tensors of `n` bytes from a file onto a device whose disk has what `on_disk` makes of them; what lies there then.
+    fn loaded(
+        n: usize,
+        answers: usize,
+        on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
+    ) -> Result<(LoadStats, [Tensors; 2]), DeviceError> {
+        let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
+        let file = names.iter().fold(Writer::new(), |file, name| file.tensor(name, &[n as u64], DType::I8));
+        let mut file = file.to_bytes().unwrap();
+        let infos = Gguf::parse(&file).unwrap().tensors;
+        let mut rng = fastrand::Rng::with_seed(n as u64);
+        infos.iter().for_each(|info| rng.fill(&mut file[info.bytes.clone()]));
+        let want: Vec<Vec<u8>> = infos.iter().map(|info| file[info.bytes.clone()].to_vec()).collect();
+        let gguf = Gguf::parse(&file).unwrap();
+        let weights = Weights::new(&file, &gguf);
+
+        let inner = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
+        let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();
+        let device = WithDisk { inner, disk, answers };
+        let account = Account::new(1 << 30);
+        let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).unwrap();
+        let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &account).unwrap();
+        let jobs = names.iter().zip(memory.regions()).map(|(name, region)| WeightJob {
+            name,
+            desc,
+            region: region.clone(),
+            weight: weights.get(name).unwrap(),
+        });
+        let jobs: Vec<_> = jobs.collect();
+        let loaded = load_device_weights(&device, Device::queue(&device, &account)?, &jobs, 3, &Progress::new(false))?;
+        let mut queue = Device::queue(&device, &account)?;
+        let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
+        Ok((loaded, [there, want]))
+    }
+
+    #[test]
+    fn what_a_disk_lacks_is_sent() {
+        for n in [10, 5000, 1 << 20] {
+            let all = 40 * n as u64;
+            let flipped = |bytes: &[u8]| [&[bytes[0] ^ 1], &bytes[1..]].concat();
+            type Disk<'a> = &'a dyn Fn(usize, &[u8]) -> Vec<u8>;
+            let cases: [(Disk<'_>, u64); 4] = [
+                (&|_, bytes| bytes.to_vec(), all),
+                (&|_, _| Vec::new(), 0),
+                // A wrong file of the same shape; and one with some tensors wrong.
+                (&|_, bytes| flipped(bytes), 0),
+                (&|i, bytes| if i % 4 == 1 { flipped(bytes) } else { bytes.to_vec() }, all / 4 * 3),
+            ];
+            for (disk, recalled) in cases {
+                let (loaded, [there, want]) = loaded(n, 40, disk).unwrap();
+                assert!(there == want, "{n} bytes, {recalled} recalled");
+                assert_eq!((loaded.bytes, loaded.from_server_disk, loaded.sent()), (all, recalled, all - recalled));
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_fails_ends_it() {
+        for answers in [0, 7] {
+            assert_eq!(loaded(3000, answers, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
+        }
+    }
+}

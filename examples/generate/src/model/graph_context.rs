@@ -1,0 +1,168 @@
+//! Nodes and weights by name.
+
+use super::{Model, ModelError, StoredTensor};
+use fanout::graph::{BuildError, TensorId};
+use fanout::ops::binary::Binary;
+use fanout::ops::mul_mat::MulMat;
+use fanout::ops::norm::Norm;
+use fanout::ops::{Op, OutputSpec};
+use fanout::sched::{Task, TaskBuilder};
+use fanout::tensor::{DIMS, DType, TensorDesc};
+use std::collections::HashMap;
+
+/// A task in the making. Names of nodes and weights are those of llama.cpp, within a block without its prefix.
+pub(super) struct GraphContext<'a> {
+    b: TaskBuilder,
+    model: &'a Model,
+    /// Stored tensors that the task has already.
+    stored_ids: HashMap<String, TensorId>,
+    /// `blk.3.`, or nothing outside blocks.
+    prefix: String,
+    /// The device of the norm that was made last.
+    device: Option<usize>,
+}
+
+impl<'a> GraphContext<'a> {
+    pub(super) fn new(model: &'a Model) -> GraphContext<'a> {
+        GraphContext { b: TaskBuilder::new(), model, stored_ids: HashMap::new(), prefix: String::new(), device: None }
+    }
+
+    pub(super) fn block(&mut self, layer: Option<usize>) {
+        self.prefix = layer.map_or_else(String::new, |i| format!("blk.{i}."));
+    }
+
+    pub(super) fn build(self) -> Result<Task, ModelError> {
+        self.b.build().map_err(|source| ModelError::Build { node: "the graph".to_owned(), source })
+    }
+
+    pub(super) fn input(&mut self, name: &str, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, ModelError> {
+        let input = self.b.input(name, dtype, ne);
+        input.map_err(|source| ModelError::Build { node: name.to_owned(), source })
+    }
+
+    pub(super) fn output(&mut self, id: TensorId) -> Result<(), ModelError> {
+        let output = self.b.output(id);
+        output.map_err(|source| ModelError::Build { node: "an output".to_owned(), source })
+    }
+
+    /// A weight that the model must have, in the shape that the graph relies on.
+    pub(super) fn weight(&mut self, name: &str, ne: &[usize]) -> Result<TensorId, ModelError> {
+        let found = self.optional(name, ne)?;
+        found.ok_or_else(|| ModelError::Missing { name: format!("{}{name}", self.prefix) })
+    }
+
+    /// A weight that models of the architecture may have.
+    pub(super) fn optional(&mut self, name: &str, ne: &[usize]) -> Result<Option<TensorId>, ModelError> {
+        let name = format!("{}{name}", self.prefix);
+        let Some(stored) = self.model.weights.get(&name) else { return Ok(None) };
+        let mut want = [1; DIMS];
+        want[..ne.len()].copy_from_slice(ne);
+        if stored.desc.ne() != want {
+            return Err(ModelError::Shape { name, got: stored.desc.ne(), want });
+        }
+        self.stored(name, stored).map(Some)
+    }
+
+    /// A weight or cache as a tensor of the task.
+    pub(super) fn stored(&mut self, name: String, stored: &StoredTensor) -> Result<TensorId, ModelError> {
+        if let Some(&id) = self.stored_ids.get(&name) {
+            return Ok(id);
+        }
+        let made = self.b.stored(name.clone(), stored.desc, stored.device, stored.region.clone());
+        let id = made.map_err(|source| ModelError::Build { node: name.clone(), source })?;
+        self.stored_ids.insert(name, id);
+        Ok(id)
+    }
+
+    /// A node whose destination follows from its sources.
+    pub(super) fn node(&mut self, name: &str, op: impl Into<Op>, srcs: &[TensorId]) -> Result<TensorId, ModelError> {
+        let made = self.b.node(op, &present(srcs));
+        self.name_node(name, made)
+    }
+
+    /// A node with a destination of the given shape, F32 and packed.
+    pub(super) fn node_as(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        srcs: &[TensorId],
+        out: OutputSpec,
+    ) -> Result<TensorId, ModelError> {
+        let made = self.b.node_as(op, &present(srcs), out);
+        self.name_node(name, made)
+    }
+
+    /// A node that writes into a cache.
+    pub(super) fn node_onto(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        srcs: &[TensorId],
+        dst: TensorId,
+    ) -> Result<TensorId, ModelError> {
+        let made = self.b.node_onto(op, &present(srcs), dst);
+        self.name_node(name, made)
+    }
+
+    pub(super) fn reshape(&mut self, of: TensorId, ne: [usize; DIMS]) -> Result<TensorId, ModelError> {
+        let made = self.b.reshape(of, ne);
+        self.check_view(made)
+    }
+
+    pub(super) fn permute(&mut self, of: TensorId, axes: [usize; DIMS]) -> Result<TensorId, ModelError> {
+        let made = self.b.permute(of, axes);
+        self.check_view(made)
+    }
+
+    pub(super) fn view(&mut self, of: TensorId, desc: TensorDesc, offset: usize) -> Result<TensorId, ModelError> {
+        let made = self.b.view(of, desc, offset);
+        self.check_view(made)
+    }
+
+    pub(super) fn desc(&self, id: TensorId) -> Result<TensorDesc, ModelError> {
+        self.b.desc(id).map_err(|source| ModelError::Build { node: self.prefix.clone(), source })
+    }
+
+    /// `x / rms(x)` by row, times a weight.
+    pub(super) fn norm(&mut self, name: &str, x: TensorId, weight: &str) -> Result<TensorId, ModelError> {
+        let width = self.desc(x)?.ne()[0];
+        let weight_id = self.weight(weight, &[width])?;
+        let scaled = self.node("norm", Norm::RmsNorm { eps: self.model.hparams.rms_epsilon }, &[x])?;
+        // It reads no weight, and would stay where the layer before ran: then both it and x would be sent on.
+        let device = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.device);
+        if self.device.is_some() && self.device != device {
+            device.map_or(Ok(()), |device| self.b.pin(device)).map_err(|source| self.build_error("norm", source))?;
+        }
+        self.device = device;
+        self.node(name, Binary::Mul, &[scaled, weight_id])
+    }
+
+    /// `weight x`, plus a bias where the model has one; `stem` names both, `out` is the number of rows of the weight.
+    pub(super) fn linear(&mut self, name: &str, stem: &str, x: TensorId, out: usize) -> Result<TensorId, ModelError> {
+        let width = self.desc(x)?.ne()[0];
+        let weight = self.weight(&format!("{stem}.weight"), &[width, out])?;
+        let y = self.node(name, MulMat::PLAIN, &[weight, x])?;
+        match self.optional(&format!("{stem}.bias"), &[out])? {
+            Some(bias) => self.node(name, Binary::Add, &[y, bias]),
+            None => Ok(y),
+        }
+    }
+
+    fn name_node(&mut self, name: &str, made: Result<TensorId, BuildError>) -> Result<TensorId, ModelError> {
+        let id = made.map_err(|source| self.build_error(name, source))?;
+        self.b.name(id, format!("{}{name}", self.prefix));
+        Ok(id)
+    }
+
+    fn check_view(&self, made: Result<TensorId, BuildError>) -> Result<TensorId, ModelError> {
+        made.map_err(|source| self.build_error("a view", source))
+    }
+
+    fn build_error(&self, name: &str, source: BuildError) -> ModelError {
+        ModelError::Build { node: format!("{}{name}", self.prefix), source }
+    }
+}
+
+fn present(srcs: &[TensorId]) -> Vec<Option<TensorId>> {
+    srcs.iter().copied().map(Some).collect()
+}

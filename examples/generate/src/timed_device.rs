@@ -1,0 +1,210 @@
+//! A device around another one, which measures how long that computes: any device of one's own can be given to the scheduler.
+
+use fanout::device::{
+    Account, Device, DeviceError, ForwardDevice, ForwardQueue, Point, Program, Queue, Region, RunInline,
+};
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A device whose computing is timed.
+#[derive(Debug)]
+pub struct TimedDevice {
+    inner: Arc<dyn Device>,
+    clock: Arc<Clock>,
+}
+
+/// How long a device has computed.
+#[derive(Debug, Default)]
+struct Clock {
+    state: Mutex<BusyState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BusyState {
+    busy: Duration,
+    /// Programs whose end nobody has seen yet.
+    pending: usize,
+}
+
+impl Clock {
+    fn lock(&self) -> MutexGuard<'_, BusyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish_program(&self, took: Duration) {
+        let mut state = self.lock();
+        state.busy += took;
+        state.pending -= 1;
+        self.changed.notify_all();
+    }
+}
+
+impl TimedDevice {
+    /// Measures a device. Whatever is made by the one is the other's too.
+    pub fn new(inner: Arc<dyn Device>) -> Arc<TimedDevice> {
+        Arc::new(TimedDevice { inner, clock: Arc::default() })
+    }
+
+    /// How long its programs took since this was last asked, those of several queues added up. Waits until the programs
+    /// submitted so far have ended. Nobody knows of a device behind a connection, where each moment would cost messages.
+    pub fn take_busy_time(&self) -> Option<Duration> {
+        if self.inner.link_stats().is_some() {
+            return None;
+        }
+        let mut state = self.clock.lock();
+        while state.pending > 0 {
+            state = self.clock.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(std::mem::take(&mut state.busy))
+    }
+
+    /// As [`Metered::lap`], of the programs that have ended, without a wait for the others.
+    pub fn take_finished_time(&self) -> Duration {
+        std::mem::take(&mut self.clock.lock().busy)
+    }
+}
+
+impl ForwardDevice for TimedDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.inner
+    }
+
+    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        let inner = self.inner.queue(account)?;
+        if self.inner.link_stats().is_some() {
+            return Ok(inner);
+        }
+        Ok(Box::new(TimedQueue { inner, clock: Arc::clone(&self.clock), watcher: None }))
+    }
+}
+
+/// A queue whose programs are timed.
+struct TimedQueue {
+    inner: Box<dyn Queue>,
+    clock: Arc<Clock>,
+    /// Where to send the moments before and after a program that is not over when its submission is.
+    watcher: Option<Sender<(Point, Point)>>,
+}
+
+impl fmt::Debug for TimedQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeteredQueue").finish_non_exhaustive()
+    }
+}
+
+impl TimedQueue {
+    fn timed(&mut self, submit: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+        let before = self.inner.mark();
+        let (idle, start) = (matches!(before.poll(), Ok(true)), Instant::now());
+        submit(&mut *self.inner)?;
+        let after = self.inner.mark();
+        self.clock.lock().pending += 1;
+        if idle && matches!(after.poll(), Ok(true)) {
+            self.clock.finish_program(start.elapsed());
+            return Ok(());
+        }
+        let clock = &self.clock;
+        let watcher = self.watcher.get_or_insert_with(|| start_timing_thread(Arc::clone(clock)));
+        if watcher.send((before, after)).is_err() {
+            // Its thread could not be started: the time is not known.
+            self.clock.finish_program(Duration::ZERO);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for pairs of moments on a thread of its own, until the queue is gone.
+fn start_timing_thread(clock: Arc<Clock>) -> Sender<(Point, Point)> {
+    let (send, pairs) = channel::<(Point, Point)>();
+    let body = move || {
+        for (before, after) in pairs {
+            let start = before.wait(None).map(|()| Instant::now());
+            let took = after.wait(None).and(start).map_or(Duration::ZERO, |start| start.elapsed());
+            clock.finish_program(took);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("meter".to_owned()).spawn(body) {
+        log::warn!("no thread to measure a device's times: {error}");
+    }
+    send
+}
+
+impl ForwardQueue for TimedQueue {
+    fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.inner)
+    }
+
+    fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        self.timed(|queue| queue.run(program, bindings))
+    }
+
+    fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        if self.inner.run_inline().is_some() { Some(self) } else { None }
+    }
+}
+
+impl RunInline for TimedQueue {
+    fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
+        self.timed(|queue| queue.run_inline_or_submit(program, bindings, budget))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+mod tests {
+    use super::*;
+    use fanout::cpu::{CpuDevice, Path};
+    use fanout::device::Source;
+    use fanout::graph::Builder;
+    use fanout::ops::mul_mat::MulMat;
+    use fanout::tensor::DType;
+
+    #[test]
+    fn programs_are_timed_however_they_are_submitted() {
+        let device = TimedDevice::new(CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap());
+        let mut b = Builder::new();
+        let a = b.leaf(DType::F32, [256, 256, 1, 1]).unwrap();
+        b.node(MulMat::PLAIN, &[Some(a), Some(a)]).unwrap();
+        let graph = Arc::new(b.build().unwrap());
+        let account = Account::new(1 << 30);
+        let memory = Device::alloc(&*device, graph.slot_sizes()[0] as u64, &account).unwrap();
+        let (program, bindings) = (Device::prepare(&*device, graph).unwrap(), Arc::from([memory.whole()]));
+        let mut queue = Device::queue(&*device, &account).unwrap();
+        assert_eq!(device.take_busy_time(), Some(Duration::ZERO));
+        let start = Instant::now();
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
+        let here = device.take_busy_time().unwrap();
+        assert!(here > Duration::ZERO && here <= start.elapsed());
+        for _ in 0..3 {
+            queue.run(&program, &bindings).unwrap();
+        }
+        let there = device.take_busy_time().unwrap();
+        assert!(there > Duration::ZERO && there <= start.elapsed());
+        assert_eq!(device.take_busy_time(), Some(Duration::ZERO));
+        queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
+        // What has not ended yet is told later.
+        let (so_far, rest) = (device.take_finished_time(), device.take_busy_time().unwrap());
+        assert!(so_far + rest > Duration::ZERO && so_far + rest <= start.elapsed());
+        assert_eq!((device.take_finished_time(), device.take_busy_time()), (Duration::ZERO, Some(Duration::ZERO)));
+    }
+
+    /// A measured CPU has the capabilities of the CPU, and their effects arrive there.
+    #[test]
+    fn capabilities_are_those_of_the_measured_device() {
+        let cpu = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
+        let device: Arc<dyn Device> = TimedDevice::new(Arc::clone(&cpu) as _);
+        assert_eq!(device.info().id, cpu.info().id);
+        assert!(device.import_host().is_some() && device.pinned_memory().is_none() && device.peer_copies().is_none());
+        device.host_threads().unwrap().set_threads(2).unwrap();
+        assert_eq!(cpu.threads(), 2);
+        let account = Account::new(1 << 20);
+        let (buffer, mut queue) = (device.alloc(64, &account).unwrap(), device.queue(&account).unwrap());
+        assert!(queue.run_inline().is_some() && queue.load_by_digest().is_none());
+        queue.prefault().unwrap().prefault(&buffer.whole());
+        queue.upload(buffer.whole(), None, Source::Borrowed(&[7; 64])).unwrap();
+        assert_eq!(queue.download(buffer.whole()).unwrap().wait(None), Ok(vec![7; 64]));
+    }
+}

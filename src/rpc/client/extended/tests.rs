@@ -1,0 +1,70 @@
+//! What a queue says when it has failed, or its connection, in between.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::connection::Connection;
+use super::super::device::{RemoteBuffer, RemoteDevice};
+use super::super::queue::{DigestLoad, QueueProtocol, ReadCompleter};
+use super::extended_protocol::ExtendedProtocol;
+use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, Ticket};
+use crate::rpc::wire::Dialect;
+use crate::rpc::wire::ext::{Abilities, Fault, GreetReply};
+
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// A queue of a device whose server takes everything and says nothing, and a buffer there.
+fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
+    let (mut server, _) = listener.accept().unwrap();
+    std::thread::spawn(move || while matches!(server.read(&mut [0; 4096]), Ok(1..)) {});
+    let greeting = GreetReply {
+        build: String::new(),
+        max_message: 1 << 20,
+        graph_budget: 1 << 20,
+        max_graphs: 4,
+        abilities: Abilities::default(),
+        sessions: 1,
+        devices: Vec::new(),
+    };
+    let connection = Connection::start("h:1", ours, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting)).unwrap();
+    let domain = connection.domain();
+    let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
+    let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());
+    let memory = RemoteBuffer { connection, device: 0, handle: 7, base: 1 << 40 };
+    let buffer = Buffer::new(&remote.info, 64, Box::new(memory), Box::new(()));
+    (Arc::clone(&remote), ExtendedProtocol::new(remote).unwrap(), buffer)
+}
+
+fn wait_error(ticket: Ticket) -> DeviceError {
+    ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err()
+}
+
+/// The failure comes while somebody else is writing: after the queue was looked at, and before the read is sent.
+#[test]
+fn a_read_behind_a_failure_fails() {
+    let (remote, mut queue, buffer) = silent_server();
+    let session = remote.connection.session().unwrap();
+    session.handle_failed(queue.marks.queue, Fault::new("a fan stopped")).unwrap();
+    let (to, ticket) = ReadCompleter::new(&remote);
+    let said = queue.download(vec![(buffer.whole(), to)]).unwrap_err();
+    assert!(matches!(&said, DeviceError::Remote { reason, .. } if reason == "a fan stopped"), "{said}");
+    assert_eq!(wait_error(ticket), said);
+    assert!(!session.has_outstanding_reads(queue.marks.queue));
+}
+
+#[test]
+fn whoever_waits_on_a_lost_connection_is_told_why() {
+    let (remote, mut queue, buffer) = silent_server();
+    let lost = remote.connection.fail("a cable broke");
+    let (to, found) = ReadCompleter::new(&remote);
+    let recall = DigestLoad { dst: buffer.whole(), tensor: None, digest: [0; 32], name: String::new(), to };
+    assert_eq!(queue.load_by_digest(recall), Err(lost.clone()));
+    assert_eq!(wait_error(found), lost);
+    let (to, read) = ReadCompleter::new(&remote);
+    assert_eq!(queue.download(vec![(buffer.whole(), to)]), Err(lost.clone()));
+    assert_eq!(wait_error(read), lost);
+}

@@ -1,0 +1,148 @@
+//! Runs that someone watches, node by node.
+
+use super::programs::subgraph;
+use super::submit::{SplitRunner, StepContext};
+use super::{PreparedPlan, Scheduler};
+use crate::device::Region;
+use crate::graph::TensorId;
+use crate::ops::OpCode;
+use crate::sched::{Plan, SchedError};
+use crate::tensor::TensorDesc;
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+/// A node as observers see it.
+#[derive(Clone, Copy, Debug)]
+pub struct ObservedNode<'a> {
+    /// Its place in the task's list of nodes.
+    pub node: usize,
+    /// What it computes.
+    pub op: OpCode,
+    /// The tensor that it writes.
+    pub id: TensorId,
+    /// That tensor's name, or empty.
+    pub name: &'a str,
+    /// That tensor's type, shape and strides.
+    pub desc: &'a TensorDesc,
+    /// Number of the device that computes it.
+    pub device: usize,
+}
+
+/// Someone who watches a run.
+pub trait Observer {
+    /// Whether to be shown what a node computes. Asked of every node, in order, before it runs.
+    fn selects(&mut self, node: ObservedNode<'_>) -> bool;
+
+    /// Shows all bytes that the node's tensor spans, as the node left them. `Break` ends the run.
+    fn on_result(&mut self, node: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()>;
+}
+
+impl Scheduler {
+    /// Runs a task while an observer watches. Slow: each node that it asks for is a program's last, and is waited for.
+    /// `Break` when the observer ended the run: what is stored is as the run left it there, and there are no outputs to read.
+    ///
+    /// # Errors
+    /// As [`Scheduler::run`].
+    pub fn run_observed(
+        &mut self,
+        prepared: &mut PreparedPlan,
+        inputs: &[(TensorId, &[u8])],
+        observer: &mut dyn Observer,
+    ) -> Result<ControlFlow<()>, SchedError> {
+        let readers = prepared.plan.task.graph().reader_counts();
+        let mut watched = ObservedRun { observer, readers, flow: ControlFlow::Continue(()) };
+        self.submit_steps(prepared, inputs, &mut watched)?;
+        let flow = watched.flow;
+        self.synchronize(None)?;
+        // All of it is done, so that later runs need not wait for what was left out.
+        self.incomplete = false;
+        Ok(flow)
+    }
+}
+
+struct ObservedRun<'a> {
+    observer: &'a mut dyn Observer,
+    readers: Vec<u32>,
+    flow: ControlFlow<()>,
+}
+
+impl SplitRunner for ObservedRun<'_> {
+    fn run_split(
+        &mut self,
+        scheduler: &mut Scheduler,
+        of: &PreparedPlan,
+        split: u32,
+        at: StepContext,
+    ) -> Result<(), SchedError> {
+        let plan = &*of.plan;
+        let nodes = plan.split_graph.splits.get(split as usize).map(|split| split.nodes.clone()).unwrap_or_default();
+        let mut start = nodes.start;
+        for node in nodes.clone() {
+            let Some(seen) = observed_node(plan, node).filter(|&seen| self.observer.selects(seen)) else { continue };
+            self.run_segment(scheduler, of, split, start..node + 1, at)?;
+            start = node + 1;
+            let bytes = node_result(scheduler, plan, split, &seen, at)?;
+            self.flow = self.observer.on_result(seen, &bytes);
+            if self.is_stopped() {
+                return Ok(());
+            }
+        }
+        if start < nodes.end {
+            self.run_segment(scheduler, of, split, start..nodes.end, at)?;
+        }
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.flow.is_break()
+    }
+}
+
+impl ObservedRun<'_> {
+    /// Runs some nodes of a split as a program of their own.
+    fn run_segment(
+        &self,
+        scheduler: &mut Scheduler,
+        of: &PreparedPlan,
+        split: u32,
+        nodes: Range<usize>,
+        at: StepContext,
+    ) -> Result<(), SchedError> {
+        let plan = &*of.plan;
+        let (graph, memories) = subgraph(plan, split as usize, nodes, &self.readers)?;
+        let bound = memories.iter().map(|&memory| scheduler.arenas.buffer_region(plan, memory, at.ring_copy));
+        let bindings = bound.collect::<Result<Arc<[Region]>, _>>()?;
+        let running = scheduler.queues.by_index(at.queue)?;
+        let device = &scheduler.devices[running.id.device];
+        let named = |e| SchedError::from_device(&device.info().name, e);
+        let program = device.prepare(Arc::new(graph)).map_err(named)?;
+        running.queue().run(&program, &bindings).map_err(named)
+    }
+}
+
+/// What a node has written.
+fn node_result(
+    scheduler: &mut Scheduler,
+    plan: &Plan,
+    split: u32,
+    seen: &ObservedNode<'_>,
+    at: StepContext,
+) -> Result<Vec<u8>, SchedError> {
+    let place = plan.task.span(seen.id).and_then(|(slot, range)| plan.locate(split as usize, slot, &range));
+    let place = place.ok_or(SchedError::Bug("a node's result is not on its device"))?;
+    let region = scheduler.arenas.region(plan, &place, at.ring_copy)?;
+    scheduler.download_blocking(seen.device, region)
+}
+
+/// A node as observers see it.
+fn observed_node(plan: &Plan, node: usize) -> Option<ObservedNode<'_>> {
+    let of = plan.task.graph().nodes().get(node)?;
+    Some(ObservedNode {
+        node,
+        op: of.op.code(),
+        id: of.dst,
+        name: plan.task.name(of.dst),
+        desc: &plan.task.graph().tensor(of.dst)?.desc,
+        device: plan.assignments.get(node)?.device,
+    })
+}

@@ -1,0 +1,319 @@
+//! What callers and devices can get wrong: errors that say so, and a scheduler that is of use afterwards.
+
+use fanout::cpu::{CpuDevice, Path};
+use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue, Region, Source};
+use fanout::graph::TensorId;
+use fanout::ops::OutputSpec;
+use fanout::ops::binary::Binary;
+use fanout::ops::concat::Concat;
+use fanout::ops::mul_mat::MulMat;
+use fanout::ops::unary::Unary;
+use fanout::sched::{ObservedNode, Observer, Options, Plan, SchedError, Scheduler, Task, TaskBuilder};
+use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::isolated_device::IsolatedDevice;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Of each device.
+const MEMORY: u64 = 1 << 24;
+
+fn cpu(name: &str) -> Arc<dyn Device> {
+    CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap()
+}
+
+fn scheduler(devices: Vec<Arc<dyn Device>>, depth: usize) -> Scheduler {
+    Scheduler::new(devices, Options::default().with_depth(depth), &Account::new(MEMORY)).unwrap()
+}
+
+/// Squares of `n` numbers, one after another on these devices.
+fn squares(n: usize, on: &[usize]) -> (Arc<Task>, TensorId, TensorId) {
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
+    let mut last = x;
+    for &device in on {
+        last = b.node(Unary::Sqr, &[Some(last)]).unwrap();
+        b.pin(device).unwrap();
+    }
+    b.name(last, "y");
+    b.output(last).unwrap();
+    (Arc::new(b.build().unwrap()), x, last)
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}
+
+/// A device that gives queues only while it may.
+#[derive(Debug)]
+struct QueueRefusingDevice(IsolatedDevice, AtomicBool);
+
+impl ForwardDevice for QueueRefusingDevice {
+    fn inner(&self) -> &dyn Device {
+        &self.0
+    }
+
+    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+        if self.1.load(Ordering::Relaxed) { self.0.queue(account) } else { Err(DeviceError::Ended) }
+    }
+}
+
+#[test]
+fn a_change_of_plan_that_fails_leaves_the_others() {
+    let moody = Arc::new(QueueRefusingDevice(IsolatedDevice::new("moody", MEMORY), AtomicBool::new(false)));
+    let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&moody) as _], 1);
+    let [(one, x, y), (other, ..)] = [squares(2, &[0]), squares(2, &[1, 0])];
+    let [mut one, mut other] = [one, other].map(|task| scheduler.build(&task).unwrap());
+    let values = bytes(&[2.0, 3.0]);
+    scheduler.run(&mut one, &[(x, &values)]).unwrap();
+    assert!(scheduler.run(&mut other, &[(x, &values)]).is_err());
+    scheduler.run(&mut one, &[(x, &values)]).unwrap();
+    assert_eq!(scheduler.read(&one, y).unwrap().wait(None).unwrap(), bytes(&[4.0, 9.0]));
+    moody.1.store(true, Ordering::Relaxed);
+    scheduler.run(&mut other, &[(x, &values)]).unwrap();
+}
+
+#[test]
+fn outputs_are_there_or_an_error() {
+    for depth in [1, 2] {
+        let mut scheduler = scheduler(vec![cpu("CPU0"), cpu("CPU1")], depth);
+        let (task, x, y) = squares(2, &[0, 1]);
+        let mut small = scheduler.build(&task).unwrap();
+        let values = bytes(&[2.0, 3.0]);
+        let gone = |error: Result<_, SchedError>| matches!(error.unwrap_err(), SchedError::OutputExpired { .. });
+        assert!(gone(scheduler.read(&small, y)), "before the first run");
+        scheduler.run(&mut small, &[(x, &values)]).unwrap();
+        let mut equal = scheduler.build(&task).unwrap();
+        assert_eq!(scheduler.read(&small, y).unwrap().wait(None).unwrap(), bytes(&[16.0, 81.0]));
+        scheduler.run(&mut equal, &[(x, &values)]).unwrap();
+        assert!(gone(scheduler.read(&small, y)), "another plan ran");
+        scheduler.run(&mut small, &[(x, &values)]).unwrap();
+        let ticket = scheduler.read(&small, y).unwrap();
+        let (large, ..) = squares(1 << 16, &[0, 1]);
+        scheduler.build(&large).unwrap();
+        assert!(gone(scheduler.read(&small, y)), "its memory made way");
+        assert_eq!(ticket.wait(None).unwrap(), bytes(&[16.0, 81.0]));
+        scheduler.run(&mut small, &[(x, &values)]).unwrap();
+        assert_eq!(scheduler.read(&small, y).unwrap().wait(None).unwrap(), bytes(&[16.0, 81.0]));
+        scheduler.reset();
+        assert!(gone(scheduler.read(&small, y)), "after a reset");
+    }
+}
+
+/// Ends a run at a node, or only raises the flag.
+struct StoppingObserver(usize, Option<Arc<AtomicBool>>);
+
+impl Observer for StoppingObserver {
+    fn selects(&mut self, _: ObservedNode<'_>) -> bool {
+        true
+    }
+
+    fn on_result(&mut self, node: ObservedNode<'_>, _: &[u8]) -> ControlFlow<()> {
+        match &self.1 {
+            _ if node.node != self.0 => ControlFlow::Continue(()),
+            None => ControlFlow::Break(()),
+            Some(flag) => {
+                flag.store(true, Ordering::Relaxed);
+                ControlFlow::Continue(())
+            }
+        }
+    }
+}
+
+#[test]
+fn after_half_a_run_there_is_none_until_a_reset() {
+    for depth in [1, 3] {
+        for islands in [false, true] {
+            for at in 0..4 {
+                let device = |i| {
+                    if islands {
+                        IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()
+                    } else {
+                        cpu(&format!("CPU{i}"))
+                    }
+                };
+                let mut scheduler = scheduler((0..2).map(device).collect(), depth);
+                let (task, x, y) = squares(1, &[0, 1, 0, 1]);
+                let mut prepared = scheduler.build(&task).unwrap();
+                let two = bytes(&[2.0]);
+                // Whoever watches may end a run at any node: the next one is whole.
+                let flow =
+                    scheduler.run_observed(&mut prepared, &[(x, &two)], &mut StoppingObserver(at, None)).unwrap();
+                assert_eq!(flow, ControlFlow::Break(()));
+                assert!(matches!(scheduler.read(&prepared, y), Err(SchedError::OutputExpired { .. })));
+                scheduler.run(&mut prepared, &[(x, &two)]).unwrap();
+                assert_eq!(scheduler.read(&prepared, y).unwrap().wait(None).unwrap(), bytes(&[65536.0]));
+                // An abort leaves it anywhere.
+                let flag = scheduler.abort_flag();
+                let mut ends = StoppingObserver(at, Some(Arc::clone(&flag)));
+                let ended = scheduler.run_observed(&mut prepared, &[(x, &two)], &mut ends);
+                flag.store(false, Ordering::Relaxed);
+                if at < 3 {
+                    assert!(matches!(ended, Err(SchedError::Aborted)), "{ended:?}");
+                    assert!(matches!(scheduler.submit(&mut prepared, &[(x, &two)]), Err(SchedError::RunIncomplete)));
+                    assert!(matches!(scheduler.read(&prepared, y), Err(SchedError::OutputExpired { .. })));
+                    scheduler.reset();
+                }
+                scheduler.run(&mut prepared, &[(x, &two)]).unwrap();
+                assert_eq!(scheduler.read(&prepared, y).unwrap().wait(None).unwrap(), bytes(&[65536.0]));
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_of_other_devices_are_refused() {
+    let account = Account::new(MEMORY);
+    let many = [cpu("CPU0"), cpu("CPU1"), cpu("CPU2")];
+    let (task, ..) = squares(2, &[0, 1, 2]);
+    let plan = || Plan::new(Arc::clone(&task), &many, &Options::default()).unwrap();
+    let mut few = scheduler(vec![cpu("CPU0")], 1);
+    assert!(matches!(few.prepare(plan()), Err(SchedError::ForeignPlan)));
+    assert!(matches!(few.reserve(&plan()), Err(SchedError::ForeignPlan)));
+    assert!(matches!(plan().check_memory(few.devices()), Err(SchedError::ForeignPlan)));
+    let mut all = scheduler(many.to_vec(), 1);
+    let prepared = all.build(&task).unwrap();
+    assert!(matches!(few.copy_stored_to(&prepared, &cpu("other"), &account), Err(SchedError::ForeignPlan)));
+}
+
+#[test]
+fn stored_tensors_lie_on_their_devices() {
+    let account = Account::new(MEMORY);
+    let devices = vec![cpu("CPU0"), cpu("CPU1")];
+    let desc = TensorDesc::contiguous(DType::F32, [4, 1, 1, 1]).unwrap();
+    for (device, fault) in [(0, true), (1, false)] {
+        let region = devices[1].alloc(16, &account).unwrap().whole();
+        let mut b = TaskBuilder::new();
+        let w = b.stored("w", desc, device, Some(region)).unwrap();
+        b.node(Unary::Sqr, &[Some(w)]).unwrap();
+        let built = scheduler(devices.clone(), 1).build(&Arc::new(b.build().unwrap()));
+        match built.map(drop) {
+            Err(e) if fault => {
+                assert_eq!(e.to_string(), "stored tensor \"w\" is said to lie on CPU0, and its region is on CPU1")
+            }
+            done => done.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn inputs_are_given_once() {
+    let mut scheduler = scheduler(vec![cpu("CPU")], 1);
+    let mut b = TaskBuilder::new();
+    let (x, unread) = (b.input("x", DType::F32, [1; 4]).unwrap(), b.input("unread", DType::F32, [1; 4]).unwrap());
+    let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
+    b.name(y, "y");
+    b.output(y).unwrap();
+    let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
+    let two = bytes(&[2.0]);
+    for (more, name) in [(x, "x"), (y, "y")] {
+        let error = scheduler.run(&mut prepared, &[(x, &two), (more, &two)]).unwrap_err();
+        let text = format!("a run was given bytes for tensor {name:?}, which is no input or was given some already");
+        assert_eq!(error.to_string(), text);
+    }
+    scheduler.run(&mut prepared, &[(x, &two), (unread, &two)]).unwrap();
+    scheduler.run(&mut prepared, &[(x, &two)]).unwrap();
+}
+
+#[test]
+fn a_node_that_fails_leaves_nothing_behind() {
+    let mut other = TaskBuilder::new();
+    let ids: Vec<_> = (0..9).map(|_| other.input("", DType::F32, [1; 4]).unwrap()).collect();
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, [1; 4]).unwrap();
+    let out = OutputSpec { dtype: DType::F32, ne: [1; 4] };
+    assert!(b.node(Unary::Sqr, &[Some(x); 11]).is_err());
+    assert!(b.node_as(Unary::Sqr, &[Some(x); 11], out).is_err());
+    assert!(b.node_as(Unary::Sqr, &[Some(ids[8])], out).is_err());
+    assert!(b.node(Binary::Add, &[Some(x), Some(ids[8])]).is_err());
+    let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
+    assert!(b.node_onto(Unary::Sqr, &[Some(ids[8])], y).is_err());
+    b.output(y).unwrap();
+    let task = Arc::new(b.build().unwrap());
+    assert_eq!((task.storage().len(), task.graph().slot_sizes().len(), task.graph().nodes().len()), (2, 2, 1));
+    let mut scheduler = scheduler(vec![cpu("CPU")], usize::MAX);
+    let mut prepared = scheduler.build(&task).unwrap();
+    assert_eq!(prepared.plan().depth(), Options::MAX_DEPTH);
+    scheduler.run(&mut prepared, &[(x, &bytes(&[3.0]))]).unwrap();
+    assert_eq!(scheduler.read(&prepared, y).unwrap().wait(None).unwrap(), bytes(&[9.0]));
+}
+
+#[test]
+fn tasks_without_nodes_run() {
+    let account = Account::new(MEMORY);
+    for depth in [0, 1, 2] {
+        let devices = vec![cpu("CPU0"), cpu("CPU1")];
+        let region = devices[1].alloc(8, &account).unwrap().whole();
+        let mut scheduler = scheduler(devices, depth);
+        let mut b = TaskBuilder::new();
+        let (x, none) = (b.input("x", DType::F32, [1; 4]).unwrap(), b.input("", DType::F32, [2, 0, 1, 1]).unwrap());
+        let desc = TensorDesc::contiguous(DType::F32, [2, 1, 1, 1]).unwrap();
+        let w = b.stored("w", desc, 1, Some(region)).unwrap();
+        let view = b.reshape(w, [1, 2, 1, 1]).unwrap();
+        b.output(view).unwrap();
+        assert!(b.output(x).is_err(), "the host has it");
+        let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
+        scheduler.run(&mut prepared, &[(x, &bytes(&[1.0])), (none, &[])]).unwrap();
+        scheduler.run(&mut prepared, &[]).unwrap();
+        assert_eq!(scheduler.read(&prepared, view).unwrap().wait(None).unwrap(), [0; 8]);
+        assert!(matches!(scheduler.read(&prepared, x), Err(SchedError::NotAnOutput { .. })));
+    }
+}
+
+/// Nothing beside nothing, alone and next to something, here and on another device.
+#[test]
+fn tensors_without_elements_take_part() {
+    for depth in [1, 2] {
+        for homes in [[0, 0], [0, 1]] {
+            let mut scheduler = scheduler(vec![cpu("CPU0"), IsolatedDevice::new("I", MEMORY).shared()], depth);
+            let mut b = TaskBuilder::new();
+            let (x, none) =
+                (b.input("x", DType::F32, [2, 1, 1, 1]).unwrap(), b.input("", DType::F32, [2, 0, 1, 1]).unwrap());
+            let both = b.node(Concat::Concat { dim: 1 }, &[Some(none), Some(none)]).unwrap();
+            b.pin(homes[0]).unwrap();
+            let y = b.node(Concat::Concat { dim: 1 }, &[Some(both), Some(x)]).unwrap();
+            b.pin(homes[1]).unwrap();
+            [both, y].into_iter().for_each(|id| b.output(id).unwrap());
+            let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
+            let values = bytes(&[1.0, 2.0]);
+            scheduler.run(&mut prepared, &[(x, &values)]).unwrap();
+            assert_eq!(scheduler.read(&prepared, y).unwrap().wait(None).unwrap(), values);
+            assert_eq!(scheduler.read(&prepared, both).unwrap().wait(None).unwrap(), [0; 0]);
+            let flow = scheduler.run_observed(&mut prepared, &[(x, &values)], &mut StoppingObserver(9, None)).unwrap();
+            assert_eq!(flow, ControlFlow::Continue(()));
+        }
+    }
+}
+
+/// Expert by expert each matrix has its rows; permuted, the rows of all experts alternate.
+#[test]
+fn experts_whose_bytes_alternate_come_whole() {
+    const K: usize = 8;
+    let results: Vec<_> = [1, 0]
+        .map(|on| {
+            let account = Account::new(MEMORY);
+            let devices = vec![IsolatedDevice::new("I", MEMORY).shared(), cpu("CPU")];
+            let desc = TensorDesc::contiguous(DType::F32, [K, 4, 2, 1]).unwrap();
+            let region: Region = devices[1].alloc(desc.extent() as u64, &account).unwrap().whole();
+            let values: Vec<f32> = (0..desc.elements()).map(|i| i as f32).collect();
+            let mut queue = devices[1].queue(&account).unwrap();
+            queue.upload(region.clone(), None, Source::Borrowed(bytemuck::cast_slice(&values))).unwrap();
+            queue.mark().wait(None).unwrap();
+            let mut b = TaskBuilder::new();
+            let w = b.stored("w", desc, 1, Some(region)).unwrap();
+            let experts = b.permute(w, [0, 2, 1, 3]).unwrap();
+            let x = b.input("x", DType::F32, [K, 1, 1, 1]).unwrap();
+            let ids = b.input("ids", DType::I32, [2, 1, 1, 1]).unwrap();
+            let y = b.node(MulMat::BY_ID, &[Some(experts), Some(x), Some(ids)]).unwrap();
+            b.pin(on).unwrap();
+            b.output(y).unwrap();
+            let mut scheduler = scheduler(devices, 1);
+            let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
+            let (chosen, ones) = ([2i32, 1], [1.0f32; K]);
+            let inputs = [(x, bytemuck::cast_slice(&ones)), (ids, bytemuck::cast_slice(&chosen))];
+            scheduler.run(&mut prepared, &inputs).unwrap();
+            scheduler.read(&prepared, y).unwrap().wait(None).unwrap()
+        })
+        .into();
+    assert_eq!(results[0], results[1]);
+}

@@ -1,0 +1,84 @@
+//! Devices behind servers of this process, which greet or are spoken to in 7.0: the same results as on devices of its own.
+
+use super::domains::{LayeredNetwork, MEMORY, cpus, expected_results};
+use fanout::rpc::client::{Endpoint, Options};
+use fanout::rpc::server::{Config, Handle, Server};
+use fanout_testing::protocol_relay::ProtocolRelay;
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+
+/// A server that ends with the test.
+pub(super) struct TestServer {
+    pub(super) addr: SocketAddr,
+    pub(super) handle: Handle,
+    config: (usize, bool),
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestServer {
+    /// With so many devices of one thread. It sends to others if it `dials`.
+    pub(super) fn new(devices: usize, dials: bool) -> TestServer {
+        TestServer::on(0, devices, dials)
+    }
+
+    fn on(port: u16, count: usize, dials: bool) -> TestServer {
+        let peers = if dials { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        let server = Server::bind("127.0.0.1", port, cpus(count), Config::default().with_peers(peers)).unwrap();
+        let (addr, handle) = (server.local_addr(), server.handle());
+        let thread = std::thread::spawn(move || server.run());
+        TestServer { addr, handle, config: (count, dials), thread: Some(thread) }
+    }
+
+    /// Ends it, and starts another on its port, which knows nothing of the first.
+    pub(super) fn restart(&mut self) {
+        self.end();
+        let (count, dials) = self.config;
+        *self = TestServer::on(self.addr.port(), count, dials);
+    }
+
+    fn end(&mut self) {
+        self.handle.shutdown();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    pub(super) fn connect(addr: SocketAddr) -> Endpoint {
+        Endpoint::connect(&addr.to_string(), &Options::default()).unwrap()
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_servers() {
+    let wanted = expected_results(20);
+    let servers = [3, 1, 1, 3].map(|devices| TestServer::new(devices, true));
+    let mut addrs = servers.each_ref().map(|server| server.addr);
+    addrs[3] = ProtocolRelay::start(addrs[3], true).addr;
+    let endpoints = addrs.map(TestServer::connect);
+    let [a, b, c, plain] = endpoints.each_ref().map(Endpoint::devices);
+    let lists = [
+        ("one device", vec![b[0].clone()], [0; 3], 1),
+        ("one server", a.to_vec(), [0, 1, 2], 3),
+        ("two servers", vec![b[0].clone(), c[0].clone()], [0, 1, 0], 3),
+        ("one server in 7.0", plain.to_vec(), [0, 1, 2], 3),
+        ("a server in 7.0 and one that greets", [b, plain].concat(), [0, 2, 1], 3),
+        ("a server and this process", [&cpus(2)[..], b].concat(), [0, 2, 1], 3),
+        ("all of it", [&cpus(1)[..], a, b].concat(), [1, 4, 2], 3),
+    ];
+    for depth in [1, 4] {
+        for (name, devices, homes, splits) in &lists {
+            let mut network = LayeredNetwork::new(devices.clone(), *homes, depth);
+            let mut prepared = network.build();
+            assert_eq!(prepared.plan().splits(), *splits, "{name}");
+            assert_eq!(network.results(&mut prepared, 0..20), wanted, "{name}, depth {depth}");
+        }
+    }
+    drop(lists);
+    assert!(a[0].memory().unwrap().total == MEMORY);
+}

@@ -1,0 +1,138 @@
+//! Servers that go while runs are under way: whoever waits is told which one, soon; with them back, all can be done again.
+
+use crate::domains::cpus;
+use crate::rpc_servers::TestServer;
+use crate::slow_links::DeviceChain;
+use fanout::device::{Device, DeviceError, Ticket};
+use fanout::rpc::client::{Endpoint, Options};
+use fanout::sched::SchedError;
+use fanout_testing::slow_link::{LinkSpeed, SlowLink};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+const SERVERS: usize = 12;
+const LOST_SERVERS: usize = 3;
+const RUNS: u64 = 24;
+const SHAPE: [usize; 2] = [32, 2];
+
+/// No failure takes longer than this to be known.
+const MAX_DETECTION_TIME: Duration = Duration::from_secs(20);
+
+/// The server that a failure names.
+fn named_server(error: &DeviceError) -> Option<&str> {
+    match error {
+        DeviceError::Lost { endpoint, .. } => Some(endpoint),
+        _ => None,
+    }
+}
+
+/// Submits runs until one fails, and says so to those who listen before each. Returns the failure, and what was submitted.
+fn until_failure(chain: &mut DeviceChain, told: &[std::sync::mpsc::Sender<()>]) -> (DeviceError, Vec<Ticket>) {
+    let (since, mut tickets) = (Instant::now(), Vec::new());
+    for run in 0.. {
+        for (at, victim) in told.iter().enumerate() {
+            if run == 2 * at as u64 {
+                let _ = victim.send(());
+            }
+        }
+        match chain.submit(run % RUNS) {
+            Ok(ticket) => tickets.push(ticket),
+            Err(SchedError::Device { source, .. }) => return (source, tickets),
+            Err(other) => panic!("{other}"),
+        }
+        assert!(since.elapsed() < MAX_DETECTION_TIME, "servers are gone, and nobody says so");
+    }
+    unreachable!()
+}
+
+#[test]
+fn lost_servers_are_named_soon_and_all_can_be_done_again() {
+    let wanted = DeviceChain::new(cpus(1), SHAPE, SERVERS, 1).unwrap().results(0..RUNS);
+    let mut servers: Vec<TestServer> = (0..SERVERS).map(|_| TestServer::new(1, true)).collect();
+    for (seed, depth) in [(1, 1), (2, 4), (3, 4)] {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let endpoints: Vec<Endpoint> = servers.iter().map(|server| TestServer::connect(server.addr)).collect();
+        let devices: Vec<Arc<dyn Device>> = endpoints.iter().map(|endpoint| endpoint.devices()[0].clone()).collect();
+        let mut chain = DeviceChain::new(devices, SHAPE, 1, depth).unwrap();
+        assert!(chain.results(0..3) == wanted[..3], "seed {seed}");
+
+        let victims = rng.choose_multiple(0..SERVERS, LOST_SERVERS);
+        let names: Vec<String> = victims.iter().map(|&at| servers[at].addr.to_string()).collect();
+        let (error, tickets) = std::thread::scope(|scope| {
+            let mut told = Vec::new();
+            for &at in &victims {
+                let (send, now): (_, Receiver<()>) = channel();
+                told.push(send);
+                let (server, spins) = (servers[at].handle.clone(), rng.u32(0..20_000));
+                scope.spawn(move || {
+                    // When the run has failed before that, its turn has come too.
+                    let _ = now.recv();
+                    (0..spins).for_each(|_| std::hint::spin_loop());
+                    server.shutdown();
+                });
+            }
+            until_failure(&mut chain, &told)
+        });
+        let is_lost =
+            |error: &DeviceError| named_server(error).is_some_and(|name| names.iter().any(|lost| lost == name));
+        assert!(is_lost(&error), "seed {seed}: {error}, lost: {names:?}");
+        let until = Instant::now() + MAX_DETECTION_TIME;
+        for (run, ticket) in tickets.into_iter().enumerate() {
+            match ticket.wait(Some(until)) {
+                Ok(bytes) => assert!(bytes == wanted[run % RUNS as usize], "seed {seed}, run {run}"),
+                Err(error) => assert!(is_lost(&error), "seed {seed}, run {run}: {error}, lost: {names:?}"),
+            }
+        }
+        // The failure sticks to the device, not to the scheduler: it can be reset, and says again what is lost.
+        chain.scheduler.reset();
+        match chain.submit(0) {
+            Err(SchedError::Device { source, .. }) => assert!(is_lost(&source), "seed {seed}: {source}"),
+            other => panic!("seed {seed}: {:?}", other.err()),
+        }
+        drop((chain, endpoints));
+        for &at in &victims {
+            servers[at].restart();
+        }
+    }
+    let endpoints: Vec<Endpoint> = servers.iter().map(|server| TestServer::connect(server.addr)).collect();
+    let devices = endpoints.iter().map(|endpoint| endpoint.devices()[0].clone()).collect();
+    let mut chain = DeviceChain::new(devices, SHAPE, 1, 4).unwrap();
+    assert!(chain.results(0..RUNS) == wanted, "after all of that");
+}
+
+#[test]
+fn lines_that_are_cut_or_freeze_are_named_soon() {
+    let harms: [(_, fn(&SlowLink)); 2] = [("cut", SlowLink::cut), ("frozen", |relay| relay.freeze(true))];
+    // The last server owes its client bytes. The first one owes it nothing where one run is all that is under way: what that
+    // does goes to the other.
+    let cases = [(0, true), (0, false), (1, true), (1, false)];
+    for ((what, harm), (victim, many)) in harms.into_iter().flat_map(|harm| cases.map(|case| (harm, case))) {
+        let what = format!("{what}, server {victim}, many runs: {many}");
+        let servers = [(); 2].map(|()| TestServer::new(1, true));
+        let relays = servers.each_ref().map(|server| SlowLink::new(server.addr, LinkSpeed::default()));
+        let options = Options::default().with_silence_timeout(Duration::from_secs(1));
+        let connect = |relay: &SlowLink| Endpoint::connect(&relay.addr().to_string(), &options).unwrap();
+        let endpoints = relays.each_ref().map(connect);
+        let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
+        let mut chain = DeviceChain::new(devices.to_vec(), SHAPE, 1, 4).unwrap();
+        chain.results(0..3);
+        harm(&relays[victim]);
+        let (error, tickets) = if many {
+            until_failure(&mut chain, &[])
+        } else {
+            let error = match chain.submit(0) {
+                Ok(ticket) => ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME)).unwrap_err(),
+                Err(SchedError::Device { source, .. }) => source,
+                Err(other) => panic!("{what}: {other}"),
+            };
+            (error, Vec::new())
+        };
+        assert_eq!(named_server(&error), Some(endpoints[victim].name()), "{what}: {error}");
+        for ticket in tickets {
+            let told = ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME));
+            let fair = told.as_ref().is_ok() || told.as_ref().is_err_and(|e| named_server(e).is_some());
+            assert!(fair, "{what}: {told:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Servers behind slow lines: runs that are under way at once hide the time that bytes are on their way.
+
+use crate::domains::cpus;
+use crate::rpc_servers::TestServer;
+use fanout::device::{Account, Device, Source, Ticket};
+use fanout::graph::TensorId;
+use fanout::ops::binary::Binary;
+use fanout::ops::mul_mat::MulMat;
+use fanout::rpc::client::Endpoint;
+use fanout::sched::{Options, PreparedPlan, SchedError, Scheduler, TaskBuilder};
+use fanout::tensor::{DType, TensorDesc};
+use fanout_testing::slow_link::{LinkSpeed, SlowLink};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Of each scheduler.
+const MEMORY: u64 = 1 << 26;
+
+/// A row of devices, each with weights of its own: `x = x + w * x`, some times on each.
+pub(super) struct DeviceChain {
+    pub(super) scheduler: Scheduler,
+    pub(super) prepared: PreparedPlan,
+    x: TensorId,
+    y: TensorId,
+    /// Columns and rows of the input.
+    shape: [usize; 2],
+}
+
+impl DeviceChain {
+    pub(super) fn new(
+        devices: Vec<Arc<dyn Device>>,
+        shape @ [width, rows]: [usize; 2],
+        layers: usize,
+        depth: usize,
+    ) -> Result<DeviceChain, SchedError> {
+        let account = Account::new(MEMORY);
+        let mut b = TaskBuilder::new();
+        let x = b.input("x", DType::F32, [width, rows, 1, 1]).unwrap();
+        let (mut h, mut rng) = (x, fastrand::Rng::with_seed(7));
+        for (home, device) in devices.iter().enumerate() {
+            let of = |source| SchedError::Device { device: device.info().name.clone(), source };
+            let desc = TensorDesc::contiguous(DType::F32, [width, width, 1, 1]).unwrap();
+            for layer in 0..layers {
+                let values: Vec<f32> = (0..width * width).map(|_| (rng.f32() - 0.5) / width as f32).collect();
+                let region = device.alloc(desc.extent() as u64, &account).map_err(of)?.whole();
+                let mut queue = device.queue(&account).map_err(of)?;
+                let bytes = Source::Borrowed(bytemuck::cast_slice(&values));
+                queue.upload(region.clone(), Some(&desc), bytes).map_err(of)?;
+                queue.mark().wait(None).map_err(of)?;
+                let w = b.stored(format!("w{home}.{layer}"), desc, home, Some(region)).unwrap();
+                let product = b.node(MulMat::PLAIN, &[Some(w), Some(h)]).unwrap();
+                h = b.node(Binary::Add, &[Some(product), Some(h)]).unwrap();
+            }
+        }
+        b.output(h).unwrap();
+        let options = Options::default().with_depth(depth);
+        let mut scheduler = Scheduler::new(devices, options, &account)?;
+        let prepared = scheduler.build(&Arc::new(b.build().unwrap()))?;
+        Ok(DeviceChain { scheduler, prepared, x, y: h, shape })
+    }
+
+    /// Submits a run; its number decides what it is given.
+    pub(super) fn submit(&mut self, run: u64) -> Result<Ticket, SchedError> {
+        let mut rng = fastrand::Rng::with_seed(run);
+        let x: Vec<f32> = (0..self.shape[0] * self.shape[1]).map(|_| rng.f32() - 0.5).collect();
+        self.scheduler.submit(&mut self.prepared, &[(self.x, bytemuck::cast_slice(&x))])?;
+        self.scheduler.read(&self.prepared, self.y)
+    }
+
+    pub(super) fn results(&mut self, runs: std::ops::Range<u64>) -> Vec<Vec<u8>> {
+        let tickets: Vec<_> = runs.map(|run| self.submit(run).unwrap()).collect();
+        tickets.into_iter().map(|ticket| ticket.wait(None).unwrap()).collect()
+    }
+}
+
+/// Each way.
+const SLOW: LinkSpeed = LinkSpeed { delay: Duration::from_millis(10), rate: Some(20_000_000) };
+
+const RUNS: u64 = 32;
+const SHAPE: [usize; 2] = [256, 16];
+const LAYERS: usize = 4;
+
+/// Bytes of the heads of a run's messages, of either server in either direction: less than a tenth of the input.
+const MAX_HEADER_BYTES: u64 = 1000;
+
+/// Two servers behind slow lines, and a chain over them; the servers send to each other if they `dial`.
+struct SlowServers {
+    chain: DeviceChain,
+    relays: [SlowLink; 2],
+    endpoints: [Endpoint; 2],
+    _servers: [TestServer; 2],
+}
+
+impl SlowServers {
+    fn new(dial: bool, depth: usize) -> SlowServers {
+        let servers = [(); 2].map(|()| TestServer::new(1, dial));
+        let relays = servers.each_ref().map(|server| SlowLink::new(server.addr, SLOW));
+        let endpoints = relays.each_ref().map(|relay| TestServer::connect(relay.addr()));
+        let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
+        assert_eq!(devices[1].copies_from(devices[0].info()), dial);
+        let mut chain = DeviceChain::new(devices.to_vec(), SHAPE, LAYERS, depth).unwrap();
+        // What is done once only: graphs are sent, memory is made, servers dial.
+        chain.results(0..depth as u64 + 1);
+        SlowServers { chain, relays, endpoints, _servers: servers }
+    }
+}
+
+#[test]
+fn runs_under_way_at_once_gain_over_one_at_a_time() {
+    let wanted = DeviceChain::new(cpus(2), SHAPE, LAYERS, 1).unwrap().results(0..RUNS);
+    for dial in [false, true] {
+        let [serial, deep] = [1, 4].map(|depth| {
+            let mut lines = SlowServers::new(dial, depth);
+            let start = Instant::now();
+            assert!(lines.chain.results(0..RUNS) == wanted, "depth {depth}, dial: {dial}");
+            start.elapsed()
+        });
+        let gain = serial.as_secs_f64() / deep.as_secs_f64();
+        eprintln!("dial: {dial}: {serial:?} {deep:?} {gain:.2}");
+        assert!(gain >= 1.7, "{gain:.2}, dial: {dial}: {serial:?} one at a time, {deep:?} four at once");
+    }
+}
+
+/// Where servers send to each other, only inputs and outputs come by the client.
+#[test]
+fn a_run_moves_inputs_and_outputs_only() {
+    for depth in [1, 4] {
+        let mut lines = SlowServers::new(true, depth);
+        let count = |lines: &SlowServers| {
+            let links = lines.endpoints.each_ref().map(|endpoint| endpoint.devices()[0].link_stats().unwrap());
+            // A server may say something more at any time: until both have counted the same.
+            links.each_ref().map(|link| (link.sent, link.received))
+        };
+        let settled = |lines: &SlowServers| {
+            let until = Instant::now() + Duration::from_secs(20);
+            loop {
+                let (relays, links) = (lines.relays.each_ref().map(|relay| relay.passed(0)), count(lines));
+                if relays == links {
+                    return links;
+                }
+                assert!(Instant::now() < until, "lines: {relays:?}, links: {links:?}");
+                std::thread::yield_now();
+            }
+        };
+        let before = settled(&lines);
+        lines.chain.results(0..RUNS);
+        let after = settled(&lines);
+        let tensor = (4 * SHAPE[0] * SHAPE[1]) as u64;
+        let [[a_sent, a_received], [b_sent, b_received]] =
+            [0, 1].map(|at| [(after[at].0 - before[at].0) / RUNS, (after[at].1 - before[at].1) / RUNS]);
+        eprintln!("depth {depth}: {a_sent} {a_received} {b_sent} {b_received}");
+        assert!((tensor..tensor + MAX_HEADER_BYTES).contains(&a_sent), "{a_sent}");
+        assert!((tensor..tensor + MAX_HEADER_BYTES).contains(&b_received), "{b_received}");
+        assert!(a_received < MAX_HEADER_BYTES && b_sent < MAX_HEADER_BYTES, "{a_received} {b_sent}");
+    }
+}

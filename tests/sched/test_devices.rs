@@ -1,0 +1,389 @@
+//! The test devices themselves: what virtual time they take, and what a gate lets happen.
+
+use fanout::device::{
+    Account, Buffer, CopyOutcome, Device, DeviceError, Domain, Point, Program, Queue, Source, Timeline,
+};
+use fanout::graph::Builder;
+use fanout::ops::OpCode;
+use fanout::ops::binary::Binary;
+use fanout::tensor::DType;
+use fanout_testing::delaying_device::{DelayingDevice, Ticks, VirtualTime};
+use fanout_testing::gated_device::Gate;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// An account, which no test here fills.
+fn account() -> Arc<Account> {
+    Account::new(1 << 30)
+}
+
+/// x = x + x, on one float.
+fn doubling(device: &dyn Device) -> Program {
+    let mut b = Builder::with_separate_slots();
+    let x = b.leaf(DType::F32, [1, 1, 1, 1]).unwrap();
+    let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
+    b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
+    device.prepare(Arc::new(b.build().unwrap())).unwrap()
+}
+
+/// A device with a queue, memory and a program.
+struct DeviceFixture {
+    device: Arc<dyn Device>,
+    queue: Box<dyn Queue>,
+    buffer: Buffer,
+    program: Program,
+}
+
+impl DeviceFixture {
+    fn new(device: Arc<dyn Device>) -> DeviceFixture {
+        let account = account();
+        let (queue, buffer) = (device.queue(&account).unwrap(), device.alloc(64, &account).unwrap());
+        let program = doubling(&*device);
+        DeviceFixture { device, queue, buffer, program }
+    }
+
+    /// Another queue of the device, on the same memory.
+    fn beside(&self) -> DeviceFixture {
+        let queue = self.device.queue(&account()).unwrap();
+        DeviceFixture {
+            device: Arc::clone(&self.device),
+            queue,
+            buffer: self.buffer.clone(),
+            program: self.program.clone(),
+        }
+    }
+
+    fn run(&mut self) {
+        self.queue.run(&self.program, &Arc::from([self.buffer.whole()])).unwrap();
+    }
+
+    fn upload(&mut self, value: f32) {
+        let dst = self.buffer.region(0, 4).unwrap();
+        self.queue.upload(dst, None, Source::Borrowed(&value.to_le_bytes())).unwrap();
+    }
+
+    fn copy(&mut self, from: &DeviceFixture, after: Option<&Point>) {
+        let (src, dst) = (from.buffer.whole(), self.buffer.whole());
+        assert!(self.queue.copy_from(src, dst, after).unwrap().is_submitted());
+    }
+
+    fn value(&mut self) -> Result<f32, DeviceError> {
+        let bytes = self.queue.download(self.buffer.region(0, 4)?)?.wait(None)?;
+        Ok(f32::from_le_bytes(bytes.try_into().unwrap()))
+    }
+}
+
+fn sims(world: &Arc<VirtualTime>, services: &[Ticks]) -> Vec<DeviceFixture> {
+    let sim =
+        |(i, &service)| DelayingDevice::new(world, &format!("S{i}"), service).with_time_per_byte(1).with_launch_time(2);
+    services.iter().enumerate().map(sim).map(|sim| DeviceFixture::new(sim.shared())).collect()
+}
+
+#[test]
+fn virtual_time_of_small_schedules() {
+    type Schedule = fn(&mut [DeviceFixture], &VirtualTime);
+    // Programs take 2 + 10 ticks on S0 and 2 + 30 on S1, copies of 64 bytes 2 + 64, uploads of 4 bytes 2 + 4.
+    let cases: &[(&str, Schedule, Ticks)] = &[
+        ("a queue is in order", |d, _| (0..3).for_each(|_| d[0].run()), 36),
+        (
+            "devices work at the same time",
+            |d, _| {
+                d[0].run();
+                d[1].run();
+            },
+            32,
+        ),
+        (
+            "unless one waits for the other",
+            |d, _| {
+                d[0].run();
+                let done = d[0].queue.mark();
+                d[1].queue.wait(&done).unwrap();
+                d[1].run();
+            },
+            12 + 32,
+        ),
+        (
+            "a point is a moment, not the queue's end",
+            |d, _| {
+                d[0].run();
+                let done = d[0].queue.mark();
+                d[0].run();
+                d[1].queue.wait(&done).unwrap();
+                d[1].run();
+            },
+            12 + 32,
+        ),
+        (
+            "a copy begins after its point",
+            |d, _| {
+                d[0].run();
+                let done = d[0].queue.mark();
+                let [source, target] = d else { panic!("two devices") };
+                target.copy(source, Some(&done));
+                target.run();
+            },
+            12 + 66 + 32,
+        ),
+        (
+            "and when the queue is free",
+            |d, _| {
+                let [source, target] = d else { panic!("two devices") };
+                target.run();
+                target.copy(source, None);
+            },
+            32 + 66,
+        ),
+        (
+            "two queues of a device share what computes",
+            |d, _| {
+                let mut beside = d[1].beside();
+                d[1].run();
+                beside.run();
+            },
+            32 + 32,
+        ),
+        (
+            "what is ready first computes first",
+            |d, _| {
+                let mut beside = d[0].beside();
+                d[1].run();
+                let late = d[1].queue.mark();
+                d[0].queue.wait(&late).unwrap();
+                d[0].run();
+                (0..2).for_each(|_| beside.run());
+            },
+            32 + 12,
+        ),
+        (
+            "bytes move while the device computes",
+            |d, _| {
+                let mut beside = d[1].beside();
+                d[1].run();
+                beside.upload(1.0);
+                beside.copy(&d[0], None);
+            },
+            6 + 66,
+        ),
+        (
+            "points from elsewhere have always been there",
+            |d, _| {
+                d[0].queue.wait(&Point::new(&Timeline::new(), 7)).unwrap();
+                d[0].run();
+            },
+            12,
+        ),
+        (
+            "time passes for a host that waits",
+            |d, _| {
+                d[1].run();
+                d[1].queue.mark().wait(None).unwrap();
+                d[0].run();
+            },
+            32 + 12,
+        ),
+        (
+            "for as long as it must",
+            |d, world| {
+                d[1].run();
+                let first = d[1].queue.mark();
+                d[1].run();
+                let second = d[1].queue.mark();
+                first.wait(None).unwrap();
+                assert_eq!(world.now(), 32);
+                d[0].run();
+                second.wait(None).unwrap();
+                first.wait(None).unwrap();
+                assert_eq!(world.now(), 64);
+                d[0].run();
+            },
+            64 + 12,
+        ),
+        (
+            "and for bytes",
+            |d, _| {
+                d[0].run();
+                d[0].value().unwrap();
+                d[1].run();
+            },
+            12 + 6 + 32,
+        ),
+    ];
+    for (what, schedule, makespan) in cases {
+        let world = VirtualTime::new();
+        schedule(&mut sims(&world, &[10, 30]), &world);
+        assert_eq!(world.makespan(), *makespan, "{what}");
+    }
+}
+
+#[test]
+fn virtual_devices_count_their_work_and_know_their_neighbours() {
+    let world = VirtualTime::new();
+    let mut rigs = sims(&world, &[10, 30]);
+    let [a, b] = &mut rigs[..] else { panic!("two devices") };
+    (0..2).for_each(|_| b.run());
+    b.copy(a, None);
+    b.upload(1.0);
+    assert_eq!((world.busy(0), world.busy(1)), ((0, 0), (64, 72)));
+    let elsewhere = DeviceFixture::new(
+        DelayingDevice::new(&world, "S2", 1).with_info(|info| info.domain = Domain::named("elsewhere")).shared(),
+    );
+    assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
+    assert_eq!(world.busy(0), (0, 0));
+}
+
+/// What `schedule` makes of each of some seeds, and whether the gate saw a race.
+fn outcomes<T: Ord>(schedule: impl Fn(&Arc<Gate>, &mut [DeviceFixture; 2]) -> T) -> BTreeSet<(T, bool)> {
+    let outcome = |seed| {
+        let gate = Gate::new(seed);
+        let mut rigs = ["G0", "G1"].map(|name| DeviceFixture::new(gate.device(name).shared()));
+        (schedule(&gate, &mut rigs), !gate.races().is_empty())
+    };
+    (0..50).map(outcome).collect()
+}
+
+#[test]
+fn a_missing_wait_shows() {
+    // G1 takes what G0 has doubled, and G0 doubles again only after that: the two waits, each there or not.
+    let run = |raw: bool, war: bool| {
+        outcomes(move |_, [a, b]| {
+            a.upload(1.0);
+            a.run();
+            let doubled = a.queue.mark();
+            b.copy(a, Some(&doubled).filter(|_| raw));
+            let taken = b.queue.mark();
+            if war {
+                a.queue.wait(&taken).unwrap();
+            }
+            a.run();
+            let end = a.queue.mark();
+            let value = b.value().unwrap() as u32;
+            end.wait(None).unwrap();
+            value
+        })
+    };
+    assert_eq!(run(true, true), BTreeSet::from([(2, false)]));
+    assert_eq!(run(true, false), BTreeSet::from([(2, true), (4, true)]), "without the wait before the second write");
+    assert!(
+        run(false, true).is_superset(&BTreeSet::from([(0, true), (1, true), (2, true)])),
+        "without the copy's wait"
+    );
+}
+
+#[test]
+fn races_are_told_whether_or_not_they_do_harm() {
+    // The host itself may have waited: what it submits afterwards comes after what it knows to be done, and no more than that.
+    let run = |known: bool| {
+        outcomes(move |_, [a, b]| {
+            a.run();
+            let early = a.queue.mark();
+            a.upload(3.0);
+            let late = a.queue.mark();
+            (if known { late } else { early }).wait(None).unwrap();
+            b.copy(a, None);
+            let bytes = b.value().unwrap() as u32;
+            a.queue.mark().wait(None).unwrap();
+            bytes
+        })
+    };
+    assert_eq!(run(true), BTreeSet::from([(3, false)]));
+    assert_eq!(run(false), BTreeSet::from([(0, true), (3, true)]));
+    // Two that only read are no race, nor are other bytes of the same buffer.
+    let apart = outcomes(|_, [a, b]| {
+        let mut beside = a.beside();
+        b.copy(a, None);
+        beside.value().unwrap();
+        let (low, high) = (a.buffer.region(0, 32).unwrap(), a.buffer.region(32, 32).unwrap());
+        b.queue.mark().wait(None).unwrap();
+        a.queue.fill(low, 1).unwrap();
+        beside.queue.fill(high, 1).unwrap();
+        a.queue.mark().wait(None).and_then(|()| beside.queue.mark().wait(None)).unwrap();
+    });
+    assert_eq!(apart, BTreeSet::from([((), false)]));
+}
+
+#[test]
+fn every_order_that_the_waits_allow_comes_about() {
+    let orders = |wait: bool| -> BTreeSet<_> {
+        let order = |gate: &Arc<Gate>, [a, b]: &mut [DeviceFixture; 2]| {
+            for _ in 0..2 {
+                a.run();
+            }
+            let done = a.queue.mark();
+            if wait {
+                b.queue.wait(&done).unwrap();
+            }
+            for _ in 0..2 {
+                b.run();
+            }
+            let all = [done, b.queue.mark()];
+            assert!(gate.order().is_empty(), "nothing runs before someone waits");
+            all.iter().for_each(|point| point.wait(None).unwrap());
+            gate.order()
+        };
+        outcomes(order).into_iter().map(|(order, _)| order).collect()
+    };
+    assert_eq!(orders(false).len(), 6);
+    assert_eq!(orders(true), BTreeSet::from([vec![0, 0, 1, 1, 1]]));
+}
+
+#[test]
+fn nothing_that_can_go_on_is_an_error() {
+    let [mut a, mut b] = ["G0", "G1"].map({
+        let gate = Gate::new(1);
+        move |name| DeviceFixture::new(gate.device(name).shared())
+    });
+    let released = Timeline::new();
+    a.queue.wait(&Point::new(&released, 1)).unwrap();
+    let held_up = a.queue.mark();
+    b.copy(&a, Some(&held_up));
+    let error = b.value().unwrap_err();
+    let heads =
+        "queue 0 (G0) waits for a point from elsewhere; queue 1 (G1) waits for moment 1 of queue 0, which is at 0";
+    assert!(error.to_string().ends_with(heads), "{error}");
+    // It sticks to the queue that was waited for, and the other can go on.
+    assert_eq!(b.value(), Err(error));
+    a.upload(5.0);
+    released.advance(1);
+    assert_eq!(a.value(), Ok(5.0));
+}
+
+#[test]
+fn failures_stick_and_go_with_the_points() {
+    let gate = Gate::new(2);
+    let [mut a, mut b, mut c] = ["G0", "G1", "G2"].map(|name| DeviceFixture::new(gate.device(name).shared()));
+    let mut builder = Builder::new();
+    let (x, bias) = (builder.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), builder.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
+    let ids = builder.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
+    builder.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
+    let graph = Arc::new(builder.build().unwrap());
+    let memory = a.device.alloc(graph.slot_sizes()[0] as u64, &account()).unwrap();
+    a.queue.fill(memory.whole(), 0xff).unwrap(); // ids of -1
+    let filled = a.queue.mark();
+    let failing = a.device.prepare(graph).unwrap();
+    a.queue.run(&failing, &Arc::from([memory.whole()])).unwrap();
+    b.queue.wait(&a.queue.mark()).unwrap();
+    b.run();
+    let expected = |e: &DeviceError| matches!(e, DeviceError::Data { op: OpCode::AddId, .. });
+    assert!(expected(&b.queue.mark().wait(None).unwrap_err()));
+    assert!(expected(&a.queue.mark().wait(None).unwrap_err()));
+    assert!(expected(&a.queue.fill(memory.whole(), 0).unwrap_err()));
+    assert_eq!(filled.wait(None), Ok(()));
+    // Points of a queue that is gone fail those who wait for them.
+    c.run();
+    let lost = c.queue.mark();
+    drop(c);
+    let mut d = DeviceFixture::new(gate.device("G3").shared());
+    d.queue.wait(&lost).unwrap();
+    assert_eq!(d.value(), Err(DeviceError::Ended));
+}
+
+#[test]
+fn gated_devices_of_other_domains_do_not_copy() {
+    let gate = Gate::new(3);
+    let mut near = DeviceFixture::new(gate.device("G0").shared());
+    let far = DeviceFixture::new(gate.device("G1").with_info(|info| info.domain = Domain::named("far")).shared());
+    assert_eq!(near.queue.copy_from(far.buffer.whole(), near.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
+    assert_eq!(near.queue.mark().wait(None), Ok(()));
+    assert!(gate.order().is_empty());
+}
