@@ -1,4 +1,5 @@
-//! Checks every kernel of the CUDA device against the CPU on the shapes of a real model, then times it beside the GPU's roofs.
+//! Benchmark of the CUDA device: checks every kernel against the CPU device on the shapes of a real model, then times it and
+//! compares the time with the GPU's roofline.
 
 use clap::Parser;
 use fanout::cpu::{CpuDevice, Path};
@@ -15,18 +16,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks the kernels of a GPU against the CPU, then times them on shapes of an 8B model. A row tells the error to the CPU
-/// (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share of the
-/// roof that bounds it: the copy bandwidth measured here, or the arithmetic of the multiprocessors at their peak frequency.
-/// On an emulated GPU there are no times: a row tells what the kernels counted.
+/// Checks the kernels of a GPU against the CPU, then times them on the shapes of an 8B model. Each row shows the error relative to
+/// the CPU (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share of the
+/// roof that bounds the case: the measured copy bandwidth, or the arithmetic of the multiprocessors at peak frequency. On an
+/// emulated GPU, rows show the kernels' instruction and byte counts instead of times.
 #[derive(Parser)]
 #[command(name = "kernel-bench", version = fanout::VERSION, max_term_width = 100)]
 struct Args {
-    /// The GPU, by the driver's number.
+    /// The GPU, by the number of the CUDA driver.
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     device: usize,
 
-    /// Only cases whose `op type shape` contains this.
+    /// Only run cases that contain this text in `op type shape`.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
 
@@ -34,24 +35,24 @@ struct Args {
     #[arg(long, value_name = "S", default_value_t = 0.2)]
     seconds: f64,
 
-    /// Small sizes; the default on an emulated GPU.
+    /// Smoke test: small sizes; always on with an emulated GPU.
     #[arg(long)]
     smoke: bool,
 
-    /// Write everything here as JSON.
+    /// Write all results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write the table here as Markdown.
+    /// Write the table to this file as Markdown.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
 
-/// Bytes of one side of the copies that measure the bandwidth.
-const COPY: u64 = 1 << 30;
+/// Size in bytes of the copy that measures the bandwidth.
+const COPY_BYTES: u64 = 1 << 30;
 
-/// Longest wait for the GPU.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Deadline of a run or a download on the GPU.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -66,11 +67,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// True when every case was right.
+/// Runs the benchmark; true if all results were correct.
 fn bench(args: &Args) -> Outcome<bool> {
     let gpus = cuda::detect()?;
     let gpu =
-        gpus.get(args.device).ok_or_else(|| format!("there is no GPU {}: there are {}", args.device, gpus.len()))?;
+        gpus.get(args.device).ok_or_else(|| format!("no GPU {}: {} GPUs were detected", args.device, gpus.len()))?;
     let emulated = cuda::emulated_counts().is_some();
     let smoke = args.smoke || emulated;
     let bench = Bench::new(gpu)?;
@@ -90,7 +91,7 @@ fn bench(args: &Args) -> Outcome<bool> {
     if rows.is_empty() {
         return Err(format!("no case contains `{}`", args.filter).into());
     }
-    let wrong: Vec<_> = rows.iter().filter(|row| !row.right()).map(|row| row.case.name()).collect();
+    let wrong: Vec<_> = rows.iter().filter(|row| !row.is_correct()).map(|row| row.case.name()).collect();
     if let Some(path) = &args.json {
         let roofs = roofs.as_ref().map(Roofs::json);
         let cases: Vec<_> = rows.iter().map(Row::json).collect();
@@ -109,25 +110,26 @@ fn bench(args: &Args) -> Outcome<bool> {
     Ok(wrong.is_empty())
 }
 
-/// A GPU, and the CPU that it is compared with.
+/// The GPU, and the CPU device as the reference.
 struct Bench {
     gpu: Arc<CudaDevice>,
     cpu: Arc<CpuDevice>,
     account: Arc<Account>,
 }
 
-/// What bounds a kernel: bytes and operations per second.
+/// The GPU's roofline: upper limits of bytes and operations per second.
 struct Roofs {
+    /// Bytes read plus written per second by a device-to-device copy.
     copy: f64,
-    /// f32 multiplications and additions outside of tensor cores.
+    /// f32 multiplications and additions per second, without tensor cores.
     f32: f64,
-    /// tf32 ones on tensor cores.
+    /// tf32 multiplications and additions per second, with tensor cores.
     tensor: f64,
 }
 
 impl Roofs {
     fn measure(bench: &Bench, gpu: &Gpu) -> Outcome<Roofs> {
-        let bytes = COPY.min(gpu.memory / 8);
+        let bytes = COPY_BYTES.min(gpu.memory / 8);
         let (from, to) = (bench.gpu.alloc(bytes, &bench.account)?, bench.gpu.alloc(bytes, &bench.account)?);
         let mut queue = bench.gpu.queue(&bench.account)?;
         let times = sample(Duration::from_millis(500), || {
@@ -135,7 +137,8 @@ impl Roofs {
             finish(&queue.mark())
         })?;
         let per_second = f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;
-        // Multiplications and additions of a multiprocessor per clock, as NVIDIA's white papers have them.
+        // Multiplications and additions per multiprocessor and clock, by compute capability (source: NVIDIA's architecture white
+        // papers).
         let tensor = match gpu.capability {
             90.. => 2048.0,
             80 => 1024.0,
@@ -162,7 +165,7 @@ impl Roofs {
         json!({"copy_bytes_per_s": self.copy, "f32_ops_per_s": self.f32, "tf32_ops_per_s": self.tensor})
     }
 
-    /// The least time of a case in seconds, and what bounds it.
+    /// The minimum time of a case in seconds, and the roof that bounds it.
     fn floor(&self, case: &Case) -> (f64, &'static str) {
         let bytes = (case.read + case.written) as f64 / self.copy;
         let ops = case.ops as f64 / self.tensor;
@@ -170,9 +173,10 @@ impl Roofs {
     }
 }
 
-/// Waits without a pause, which would count: a [`Point::wait`] of more than 200 us sees the end up to 100 us late.
+/// Waits by spinning. [`Point::wait`] would distort the measurement: after 200 us it sleeps between polls, and notices the end up
+/// to 100 us late.
 fn finish(point: &Point) -> Result<(), DeviceError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !point.poll()? {
         if Instant::now() > until {
             return Err(DeviceError::Deadline("a run"));
@@ -182,7 +186,7 @@ fn finish(point: &Point) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Sorted times of `run` for about so long, after two that do not count.
+/// Sorted times of `run`, in seconds: two warm-up runs, then samples for about `time`, at least 5 and at most 5000.
 fn sample(time: Duration, mut run: impl FnMut() -> Result<(), DeviceError>) -> Result<Vec<f64>, DeviceError> {
     run()?;
     run()?;
@@ -196,7 +200,7 @@ fn sample(time: Duration, mut run: impl FnMut() -> Result<(), DeviceError>) -> R
     Ok(times)
 }
 
-/// A graph on a device, with its leaves filled.
+/// A graph with its memory on a device and its leaves filled.
 struct Loaded {
     graph: Arc<Graph>,
     region: Region,
@@ -222,7 +226,7 @@ impl Bench {
         Ok(Loaded { graph, region, queue })
     }
 
-    /// The results of a case's nodes on one set of data.
+    /// The results of all nodes of a case, for one set of data.
     fn results(&self, device: &dyn Device, case: &Case) -> Outcome<Vec<f32>> {
         let Loaded { graph, region, mut queue } = self.load(device, case.single()?)?;
         let program = device.prepare(Arc::clone(&graph))?;
@@ -236,21 +240,21 @@ impl Bench {
 
     fn row(&self, case: Case, roofs: Option<&Roofs>, seconds: f64) -> Outcome<Row> {
         let name = case.name();
-        let naming = |e: Box<dyn Error>| -> Box<dyn Error> { format!("{name}: {e}").into() };
-        let want = self.results(&*self.cpu, &case).map_err(naming)?;
+        let with_name = |e: Box<dyn Error>| -> Box<dyn Error> { format!("{name}: {e}").into() };
+        let want = self.results(&*self.cpu, &case).map_err(with_name)?;
         let before = counts();
-        let got = self.results(&*self.gpu, &case).map_err(naming)?;
+        let got = self.results(&*self.gpu, &case).map_err(with_name)?;
         let counted = counts().minus(&before);
         let error = nmse(&got, &want);
         let times = match roofs {
             None => Vec::new(),
-            Some(_) => self.times(&case, seconds).map_err(naming)?,
+            Some(_) => self.times(&case, seconds).map_err(with_name)?,
         };
         let floor = roofs.map(|roofs| roofs.floor(&case));
         Ok(Row { case, error, times, floor, counted })
     }
 
-    /// Sorted times of one node.
+    /// Sorted times of one node, in seconds.
     fn times(&self, case: &Case, seconds: f64) -> Outcome<Vec<f64>> {
         let Loaded { graph, region, mut queue } = self.load(&*self.gpu, case.draft()?)?;
         let program = self.gpu.prepare(Arc::clone(&graph))?;
@@ -263,13 +267,13 @@ impl Bench {
     }
 }
 
-/// A tensor's values as they lie, gaps left out.
+/// Downloads the values of a contiguous tensor as f32.
 fn values(graph: &Graph, id: TensorId, queue: &mut dyn Queue, region: &Region) -> Outcome<Vec<f32>> {
     let tensor = graph.tensor(id).ok_or("a tensor of the graph")?;
     let (desc, place) = (tensor.desc, tensor.place.ok_or("a place")?);
     let bytes = queue
         .download(region.part(place.offset as u64, desc.extent() as u64)?)?
-        .wait(Some(Instant::now() + PATIENCE))?;
+        .wait(Some(Instant::now() + TIMEOUT))?;
     let mut values = vec![0.0; desc.elements()];
     if desc.dtype() == DType::I32 {
         values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(v, b)| *v = i32::from_le_bytes(*b) as f32);
@@ -279,6 +283,7 @@ fn values(graph: &Graph, id: TensorId, queue: &mut dyn Queue, region: &Region) -
     Ok(values)
 }
 
+/// Normalised mean square error. Equal bits count as equal, so matching infinities do not give NaN.
 fn nmse(got: &[f32], want: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let pairs = || got.iter().zip(want).filter(|(g, w)| g.to_bits() != w.to_bits());
@@ -287,7 +292,8 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     if error == 0.0 { 0.0 } else { error / power.max(1e-30) }
 }
 
-/// What emulated kernels did: instructions of lanes, bytes and sectors moved, and the least bytes that could have been.
+/// Counters of the emulated GPU: lane instructions, bytes accessed, bytes in the touched sectors, and distinct bytes (the minimum
+/// traffic).
 #[derive(Clone, Copy, Default)]
 struct Counts([u64; 4]);
 
@@ -297,7 +303,7 @@ impl Counts {
     }
 }
 
-/// The sum over all kernels so far; zeros on a real GPU, and unless CUDAEMU_COUNTS is set.
+/// The counters summed over all kernels so far. All are 0 on a real GPU, and if CUDAEMU_COUNTS is not set.
 fn counts() -> Counts {
     let json: Value = cuda::emulated_counts().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
     let mut sum = Counts::default();
@@ -305,26 +311,26 @@ fn counts() -> Counts {
         let number = |value: &Value| value.as_u64().unwrap_or(0);
         let both = |field: &str| number(&kernel["global_read"][field]) + number(&kernel["global_written"][field]);
         let distinct = number(&kernel["global_read_distinct_bytes"]) + number(&kernel["global_written_distinct_bytes"]);
-        let one = [number(&kernel["lane_instructions"]), both("bytes"), 32 * both("sectors"), distinct];
-        sum.0.iter_mut().zip(one).for_each(|(sum, n)| *sum += n);
+        let counts = [number(&kernel["lane_instructions"]), both("bytes"), 32 * both("sectors"), distinct];
+        sum.0.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
     }
     sum
 }
 
-/// A case that has run.
+/// The results of a case.
 struct Row {
     case: Case,
-    /// NMSE to the CPU's exact path.
+    /// NMSE relative to the CPU device in exact mode.
     error: f64,
-    /// Sorted, in seconds; none on an emulated GPU.
+    /// Sorted times in seconds; empty on an emulated GPU.
     times: Vec<f64>,
     floor: Option<(f64, &'static str)>,
     counted: Counts,
 }
 
 impl Row {
-    fn right(&self) -> bool {
-        // Products on tensor cores round activations, and weights of blocks that have more bits than these keep.
+    fn is_correct(&self) -> bool {
+        // Tensor cores round activations, and also block-quantised weights with more bits than the tensor core type.
         let bound = if self.case.ops > 0 && self.case.kind != Kind::F32 { 1e-4 } else { 1e-6 };
         self.error <= bound
     }
@@ -351,7 +357,7 @@ impl Row {
     fn line(&self) -> String {
         let Row { case, error, floor, counted, .. } = self;
         let head = format!("{:14} {:8} {:40} {error:>8.1e}", case.op, case.dtype, case.shape);
-        let wrong = if self.right() { "" } else { "  WRONG" };
+        let wrong = if self.is_correct() { "" } else { "  WRONG" };
         let Some((floor, roof)) = floor else {
             let [lanes, bytes, sectors, least] = counted.0;
             return format!("{head} {lanes:>12} {bytes:>12} {sectors:>12} {least:>12}{wrong}");
@@ -370,7 +376,7 @@ impl Row {
         let us = |share| self.quantile(share) * 1e6;
         let times = json!({"p10_us": us(0.1), "median_us": us(0.5), "p90_us": us(0.9), "samples": self.times.len()});
         json!({
-            "op": case.op, "type": case.dtype, "shape": case.shape, "nmse": error, "right": self.right(),
+            "op": case.op, "type": case.dtype, "shape": case.shape, "nmse": error, "right": self.is_correct(),
             "ops": case.ops, "read": case.read, "written": case.written,
             "times": floor.map(|_| times), "counts": (lanes > 0).then_some(counts),
             "floor_us": floor.map(|(time, _)| time * 1e6), "roof": floor.map(|(_, roof)| roof),

@@ -1,3 +1,4 @@
-//! What fanout's benchmarks share: the cases that they time, with their inputs.
+//! Shared code of fanout's benchmarks: the timed cases and their inputs. `ops/` benchmarks the CPU device, `kernel-bench.rs` checks
+//! and benchmarks the CUDA device.
 
 pub mod cases;

@@ -78,7 +78,7 @@
 //! let cpu = CpuDevice::new("CPU", 2, Path::Fast, 1 << 20)?;
 //! let account = Account::new(1 << 20);
 //! let program = cpu.prepare(Arc::clone(&graph))?;
-//! let memory = cpu.alloc(graph.slots()[0] as u64, &account)?;
+//! let memory = cpu.alloc(graph.slot_sizes()[0] as u64, &account)?;
 //! let region = |id| {
 //!     let tensor = graph.tensor(id).expect("a tensor of this graph");
 //!     let place = tensor.place.expect("the builder places every tensor");

@@ -1,4 +1,4 @@
-//! What leaves are filled with, as bytes.
+//! Fills the leaves of a case's graph: random values, indices or masks, encoded in the tensor's type.
 
 use super::Content;
 use fanout::device::{DeviceError, Queue, Region, Source};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::error::Error;
 
-/// Values of a pattern that fills leaves, over and over: whole blocks of every type.
+/// Number of values in the pattern that is repeated to fill a leaf: a multiple of every type's block length.
 const PATTERN: usize = 1 << 16;
 
 fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, &'static str> {
@@ -18,23 +18,23 @@ fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, &'static str> {
     Ok(bytes)
 }
 
-/// Writes the leaves of a graph to `memory`, which is bound to its slot.
+/// Writes the leaves of a graph to `memory`, which is bound to the graph's slot 0.
 pub fn fill(
     queue: &mut dyn Queue,
     memory: &Region,
     graph: &Graph,
     contents: &[(TensorId, Content)],
 ) -> Result<(), Box<dyn Error>> {
-    // Leaves of one type hold the same values, which take their time to make.
+    // Cache of the pattern by type, because quantising it takes time. All leaves of a type hold the same values.
     let mut values = HashMap::new();
     for (id, content) in contents {
         let tensor = graph.tensor(*id).ok_or("a leaf of the graph")?;
         let (place, desc) = (tensor.place.ok_or("a place")?, &tensor.desc);
         let region = memory.part(place.offset as u64, desc.extent() as u64)?;
-        let known = values.entry(desc.dtype());
+        let cached = values.entry(desc.dtype());
         let own;
-        let bytes = match (content, known) {
-            (Content::Values, Entry::Occupied(known)) => &*known.into_mut(),
+        let bytes = match (content, cached) {
+            (Content::Values, Entry::Occupied(cached)) => &*cached.into_mut(),
             (Content::Values, Entry::Vacant(none)) => &*none.insert(pattern(content, desc.dtype(), desc.ne())?),
             _ => {
                 own = pattern(content, desc.dtype(), desc.ne())?;
@@ -46,22 +46,22 @@ pub fn fill(
     Ok(())
 }
 
-/// Writes a pattern over and over until a region is full.
+/// Fills a region with repetitions of a pattern.
 fn repeat(queue: &mut dyn Queue, region: Region, pattern: &[u8]) -> Result<(), DeviceError> {
     let mut at = 0;
-    let mut write = |mut piece: &mut [u8]| {
-        while !piece.is_empty() {
-            let n = piece.len().min(pattern.len() - at);
-            let (now, rest) = piece.split_at_mut(n);
+    let mut write = |mut to: &mut [u8]| {
+        while !to.is_empty() {
+            let n = to.len().min(pattern.len() - at);
+            let (now, rest) = to.split_at_mut(n);
             now.copy_from_slice(&pattern[at..at + n]);
-            (at, piece) = ((at + n) % pattern.len(), rest);
+            (at, to) = ((at + n) % pattern.len(), rest);
         }
         Ok(())
     };
     queue.upload(region, None, Source::Writer(&mut write))
 }
 
-/// Bytes that fill a tensor when repeated.
+/// The bytes of a content, encoded in `dtype`; repeated, they fill the tensor.
 fn pattern(content: &Content, dtype: DType, ne: [usize; 4]) -> Result<Vec<u8>, Box<dyn Error>> {
     let index = |i: usize| match dtype {
         DType::I64 => (i as u64).to_le_bytes().to_vec(),

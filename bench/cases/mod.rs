@@ -1,7 +1,9 @@
-//! What is timed: ops on the shapes of an 8B llama (width 4096, 32 heads over 8 of k and v, heads of 128, ff 14336).
+//! The timed cases: ops on the shapes of an 8B llama model (width 4096, 32 query heads, 8 KV heads, head size 128, feed-forward
+//! size 14336).
 //!
-//! A case is a graph of equal nodes. Where a model would find its data in memory, each node has data of its own, so much
-//! in all that no cache holds it ([`Sizes::cold`]); where a model has it at hand from the node before, there is little.
+//! A case is a graph of equal nodes. If a model would read the op's data from memory, the case is cold: each node has its own data,
+//! and all of it together exceeds every CPU cache ([`Sizes::cold`]). If a model would find the data in the cache because the
+//! previous node wrote it, the case has little data.
 
 use fanout::graph::{BuildError, Builder, TensorId};
 use fanout::ops::OutputSpec;
@@ -21,7 +23,7 @@ mod content;
 
 pub use content::fill;
 
-/// What a peak is a peak of.
+/// The kind of products of a case, which determines its arithmetic roof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// f32 products added to f32 sums.
@@ -32,22 +34,22 @@ pub enum Kind {
     Int8,
 }
 
-/// The types of weights: plain types, then blocks.
+/// The weight types: plain types first, then block-quantised types.
 fn weights() -> Vec<DType> {
     let mut types: Vec<_> = DType::with_capability(Capability::Convert).collect();
     types.sort_by_key(|t| t.is_block());
     types
 }
 
-/// Bytes that the second level of any cache holds, and most nodes of a case whose data lies there.
+/// Total bytes of a hot case, which fit into the L2 cache, and its maximum number of nodes.
 const HOT_BYTES: usize = 1 << 20;
 const HOT_NODES: usize = 32;
 
-/// Experts of a MUL_MAT_ID, and how many a token uses.
+/// Number of experts of a MUL_MAT_ID, and of experts used per token.
 const EXPERTS: usize = 8;
 const USED: usize = 2;
 
-/// How large cases are.
+/// The sizes of the cases.
 pub struct Sizes {
     /// Rows and columns of weights.
     pub width: usize,
@@ -57,11 +59,11 @@ pub struct Sizes {
     pub heads: usize,
     pub kv_heads: usize,
     pub head: usize,
-    /// Positions of a cache.
+    /// Positions in the KV cache.
     pub context: usize,
     /// Tokens of a prompt.
     pub prompt: usize,
-    /// Bytes of data that no cache holds.
+    /// Total bytes of a cold case; larger than every CPU cache.
     pub cold: usize,
 }
 
@@ -78,7 +80,7 @@ impl Sizes {
         cold: 512 << 20,
     };
 
-    /// As small as can be: to see that everything runs.
+    /// The smallest sizes that exercise every case, for smoke tests.
     pub const SMOKE: Sizes = Sizes {
         width: 256,
         expert: 256,
@@ -92,17 +94,17 @@ impl Sizes {
     };
 }
 
-/// What a leaf is filled with.
+/// The content of a leaf.
 pub enum Content {
-    /// Random values of deviation 1, in the tensor's type.
+    /// Random values with standard deviation 1, in the tensor's type.
     Values,
     /// These indices.
     Indices(Vec<usize>),
-    /// As a causal mask of F16 has it: 0 up to the last position that each query sees, then -inf.
+    /// A causal F16 mask: 0 up to the query's own position, -inf after it.
     Mask,
 }
 
-/// A graph in the making.
+/// A graph under construction, with the contents of its leaves.
 #[derive(Default)]
 pub struct Draft {
     pub b: Builder,
@@ -121,32 +123,33 @@ impl Draft {
     }
 }
 
-/// Adds the nodes that work on one set of data.
+/// Adds the nodes and leaves of one set of data to a draft.
 type Build = Box<dyn Fn(&mut Draft) -> Result<(), BuildError>>;
 
-/// A graph of equal nodes, and what each must do at least.
+/// A graph of equal nodes, with the minimum work of a node.
 pub struct Case {
     pub op: &'static str,
     pub dtype: String,
     pub shape: String,
-    /// Bytes read, if from memory, and written.
+    /// Bytes that a node reads, each counted once.
     pub read: usize,
+    /// Bytes that a node writes.
     pub written: usize,
-    /// Multiplications and additions of products.
+    /// Multiplications and additions in the node's products; 0 for ops without products.
     pub ops: usize,
-    /// The kind of products.
+    /// The kind of the products.
     pub kind: Kind,
-    /// Whether the data comes from memory.
+    /// Whether the data comes from memory, and not from a CPU cache.
     pub cold: bool,
-    /// Sets of data in the graph.
+    /// Number of sets of data in the graph.
     sets: usize,
     build: Build,
 }
 
 impl Case {
-    /// A name to filter by.
+    /// The name that `--filter` matches.
     pub fn name(&self) -> String {
-        // With a space at the end too: `by 1 ` is not `by 128`.
+        // The trailing space lets the filter `by 1 ` exclude `by 128`.
         format!("{} {} {} ", self.op, self.dtype, self.shape)
     }
 
@@ -193,7 +196,7 @@ fn bytes(dtype: DType, elements: usize) -> usize {
     elements / dtype.block_len() * dtype.block_bytes()
 }
 
-/// The products that weights of a type are multiplied by.
+/// The kind of products that kernels use for a weight type.
 fn kind(weights: DType) -> Kind {
     match weights {
         F32 | F16 => Kind::F32,
@@ -214,7 +217,7 @@ fn mul_mat(s: &Sizes, t: DType, n: usize) -> Case {
         ops: 2 * width * width * n,
         kind: kind(t),
         cold: true,
-        // So many columns take so long that reading the rows is nothing beside it.
+        // With many columns the case is compute-bound, so the weights do not need to be cold.
         sets: if n > 64 { 1 } else { s.cold.div_ceil(weights) },
         build: Box::new(move |d| {
             let (a, b) = (d.values(t, [width, width, 1, 1])?, d.values(F32, [width, n, 1, 1])?);
@@ -226,7 +229,8 @@ fn mul_mat(s: &Sizes, t: DType, n: usize) -> Case {
 fn mul_mat_id(s: &Sizes, t: DType, n: usize) -> Case {
     let k = s.expert;
     let expert = bytes(t, k * k);
-    // One token reads the experts it uses, and each node the next ones; many tokens read them all.
+    // With one token, each node reads its used experts only, and consecutive nodes use different experts. Many tokens read all
+    // experts.
     let (nodes, read) = if n == 1 { (EXPERTS / USED, USED) } else { (1, EXPERTS) };
     Case {
         op: "MUL_MAT_ID",
@@ -251,7 +255,7 @@ fn mul_mat_id(s: &Sizes, t: DType, n: usize) -> Case {
     }
 }
 
-/// The last `n` of `kv` positions attend to all before them.
+/// Causal attention of the last `n` of `kv` positions.
 fn attention(s: &Sizes, t: DType, n: usize, kv: usize) -> Case {
     let &Sizes { heads, kv_heads, head, .. } = s;
     let cache = bytes(t, head * kv_heads * kv);
@@ -268,7 +272,7 @@ fn attention(s: &Sizes, t: DType, n: usize, kv: usize) -> Case {
         sets: if n == 1 { s.cold.div_ceil(2 * cache) } else { 1 },
         build: Box::new(move |d| {
             let q = d.values(F32, [head, n, heads, 1])?;
-            // A cache holds the heads of one position after the other.
+            // Layout of a KV cache: all heads of a position are adjacent, so a head's rows are strided.
             let row = bytes(t, head);
             let nb = [t.block_bytes(), kv_heads * row, row, kv * kv_heads * row];
             let desc = TensorDesc::strided(t, [head, kv, kv_heads, 1], nb)?;
@@ -282,7 +286,7 @@ fn attention(s: &Sizes, t: DType, n: usize, kv: usize) -> Case {
     }
 }
 
-/// What a case that only passes over its data reads and writes.
+/// A memory-bound case without products: bytes that a node reads and writes.
 struct Pass {
     op: &'static str,
     dtype: String,
@@ -292,7 +296,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// For `n` tokens: of many the data does not stay in a cache, of one it does.
+    /// The case for `n` tokens: cold with many tokens, hot (data in the CPU cache) with one.
     fn case(self, s: &Sizes, n: usize, build: impl Fn(&mut Draft) -> Result<(), BuildError> + 'static) -> Case {
         let Pass { op, dtype, shape, read, written } = self;
         let (cold, all) = (n > 1, read + written);
@@ -301,7 +305,7 @@ impl Pass {
     }
 }
 
-/// Ops that only pass over their data, for `n` tokens.
+/// The memory-bound cases without products, for `n` tokens.
 fn passes(s: &Sizes, n: usize) -> Vec<Case> {
     let &Sizes { width, ff, heads, kv_heads, head, context, prompt, .. } = s;
     let row = 4 * width * n;
@@ -360,7 +364,7 @@ fn passes(s: &Sizes, n: usize) -> Vec<Case> {
     for t in [F32, F16, Q4_0, Q6_K] {
         let shape = format!("{n} rows of {width}");
         cases.push(pass("GET_ROWS", t.name(), &shape, bytes(t, width * n), row).case(s, n, move |d| {
-            // Every other row: a vocabulary's are not read one after the other.
+            // Every other row, because token ids do not select consecutive rows of the embedding.
             let table = d.values(t, [width, 2 * n, 1, 1])?;
             let ids = d.leaf(I32, [n, 1, 1, 1], Content::Indices((0..n).map(|i| 2 * i).collect()))?;
             d.b.node(Rows::GetRows, &[Some(table), Some(ids)]).map(drop)

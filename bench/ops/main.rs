@@ -1,4 +1,4 @@
-//! Times every op of the CPU device on the shapes of a real model, beside the roofs of this machine.
+//! Benchmark of the CPU device: times every op on the shapes of a real model and compares the times with this machine's roofline.
 //!
 //! `cargo bench -p fanout-bench --bench ops -- --filter "MUL_MAT Q4_0"`; `--help` lists the options. As a test
 //! (`cargo test -p fanout-bench --bench ops`) it runs each case once at a small size.
@@ -17,13 +17,13 @@ use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Times the ops of the CPU device on shapes of an 8B model. A row tells the time of one node: median, 10th and 90th
-/// percentile; operations (a multiplication and an addition are two) and bytes (each read and written once) per second;
-/// and the roof that bounds it with the share of it that was reached.
+/// Times the ops of the CPU device on the shapes of an 8B model. Each row shows the time of one node (median, 10th and 90th
+/// percentile), operations per second (a multiply-add counts as two), bytes per second (each byte read or written once), and the
+/// roof that bounds the case, with the share of it that was reached.
 #[derive(Parser)]
 #[command(name = "ops")]
 struct Args {
-    /// Only cases whose `op type shape` contains this.
+    /// Only run cases that contain this text in `op type shape`.
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
 
@@ -35,15 +35,15 @@ struct Args {
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
 
-    /// Write everything measured here.
+    /// Write all measurements to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Small sizes and few runs: that everything works, not how fast.
+    /// Smoke test: small sizes and a single run per case, without meaningful times.
     #[arg(long)]
     smoke: bool,
 
-    /// Cargo's word that this is a benchmark and not a test.
+    /// Passed by `cargo bench`, but not by `cargo test`.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let sizes = if smoke { Sizes::SMOKE } else { Sizes::MODEL };
     let (seconds, samples) = if smoke { (0.0, 1) } else { (args.seconds, 9) };
-    // Before measuring: a path that cannot be written must not cost the whole run.
+    // Create the file before measuring, so that an unwritable path fails at once and not after the run.
     let json = args.json.map(std::fs::File::create).transpose()?;
     let mut bench = Bench::new(threads)?;
     let device = bench.description().to_owned();

@@ -1,34 +1,35 @@
-//! How many multiplications the vector units can do: loops of nothing but the instructions that products are made of.
+//! Peak arithmetic throughput of the vector units: loops that contain only multiply-add or dot-product instructions.
 //!
-//! Each loop keeps [`CHAINS`] sums in registers, more than latency times throughput of the instruction, so that the
-//! units are never waited for. Sums are given to [`black_box`] at the end, by value: they must not live in memory.
-#![allow(unsafe_code)] // calling functions with target features, and an empty asm!: each argues below
+//! Each loop has `CHAINS` independent accumulators in registers, more than the product of the instruction's latency and throughput,
+//! so that latency never limits the rate. `black_box` gets the accumulators by value after the loop: a reference would force them
+//! into memory.
+#![allow(unsafe_code)] // calls of functions with target features, and an empty asm!: see the SAFETY comments below
 
 use fanout_bench::cases::Kind;
 
-/// Does so many rounds. The processor must have the instructions.
+/// Runs a number of rounds. The processor must support the loop's instructions.
 type Loop = unsafe fn(rounds: u64);
 
-/// A loop of one kind of product.
+/// A peak loop of one instruction.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct Peak {
-    /// The instruction, for people.
+    /// Name of the instruction, for the report.
     pub name: &'static str,
     pub kind: Kind,
-    /// Multiplications and additions of one round.
+    /// Multiplications and additions per round.
     pub ops: u64,
     run: Loop,
 }
 
 impl Peak {
-    /// Does `rounds` rounds.
+    /// Runs `rounds` rounds.
     pub fn run(&self, rounds: u64) {
-        // SAFETY: `available`, which alone makes peaks, lists those whose instructions it has detected.
+        // SAFETY: only `available` creates peaks, and it creates a peak only after it has detected the peak's instructions.
         unsafe { (self.run)(rounds) }
     }
 }
 
-/// The loops that this processor can run; none where the crate has no kernels of its own.
+/// The loops that this processor can run; none on an architecture without hand-written loops.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn available() -> Vec<Peak> {
     Vec::new()
@@ -45,7 +46,8 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    /// Sums in registers: AVX2 has sixteen in all, and FMA needs two a cycle over four cycles, VNNI over five.
+    /// Accumulators per loop. FMA needs 8 (two per cycle, latency of four cycles) and VNNI needs 10 (latency of five cycles); AVX2
+    /// has 16 registers in total.
     const CHAINS: usize = 12;
 
     pub fn available() -> Vec<Peak> {
@@ -65,7 +67,7 @@ mod x86 {
         present.map(|(_, name, kind, ops, run)| Peak { name, kind, ops, run }).collect()
     }
 
-    /// A function of `$features` that repeats `$step` on each of its sums.
+    /// Defines a function with the target features `$features` that repeats `$step` on each accumulator.
     macro_rules! peak {
         ($name:ident, $features:literal, $zero:expr, $operand:expr, |$sum:ident, $a:pat_param, $b:pat_param| $step:expr) => {
             #[target_feature(enable = $features)]
@@ -83,7 +85,7 @@ mod x86 {
         };
     }
 
-    // A factor below 1: the sums stay finite, and neither zero nor subnormal.
+    // The factor 0.5 makes the FMA sums converge to 1, so that they stay finite and are neither zero nor subnormal.
     peak!(fma_ymm, "avx2,fma", _mm256_setzero_ps(), _mm256_set1_ps(0.5), |s, a, b| _mm256_fmadd_ps(s, a, b));
     peak!(fma_zmm, "avx512f", _mm512_setzero_ps(), _mm512_set1_ps(0.5), |s, a, b| _mm512_fmadd_ps(s, a, b));
     peak!(
@@ -93,9 +95,10 @@ mod x86 {
         _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5), _mm512_set1_ps(0.5)),
         |s, a, b| _mm512_dpbf16_ps(s, a, b)
     );
-    // Before VNNI an 8-bit dot product takes three instructions, of which two would be lifted out of the loop.
+    // Without VNNI, an 8-bit dot product takes three instructions. The compiler would hoist two of them out of the loop, because
+    // their operands do not change.
     peak!(maddubs_ymm, "avx2", _mm256_setzero_si256(), _mm256_set1_epi8(1), |s, mut a, b| {
-        // SAFETY: no instruction at all: it only hides from the compiler that `a` is always the same.
+        // SAFETY: the asm block contains no instruction; it only prevents the compiler from assuming that `a` is loop-invariant.
         unsafe { asm!("/* {0} */", inout(ymm_reg) a, options(nomem, nostack, preserves_flags)) };
         _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), b))
     });

@@ -1,11 +1,11 @@
-//! What was measured, as a table and as JSON.
+//! The report of the benchmark: measurements as a table and as JSON, with the roof that bounds each case.
 
 use crate::roofs::{Machine, Roof};
 use crate::run::Times;
 use fanout_bench::cases::Case;
 use std::fmt::Write as _;
 
-/// A roof's rate, in units per second.
+/// The measured rate of a roof, in units per second.
 #[derive(Clone, Copy)]
 pub struct Rate {
     pub roof: Roof,
@@ -18,7 +18,7 @@ impl Rate {
         if matches!(self.roof, Roof::Peak(_)) { "Gop/s" } else { "GB/s" }
     }
 
-    /// For people.
+    /// The rate as a line of text.
     pub fn line(&self) -> String {
         format!("{:22} {:8.1} {}", self.name, self.rate / 1e9, self.unit())
     }
@@ -28,24 +28,24 @@ impl Rate {
     }
 }
 
-/// The roofs that may bound a case. Data in a cache has none: what counts then is the time itself.
+/// The roofs that may bound a case. A case with its data in the CPU caches and without products has none; its time stands alone.
 pub fn bounds(case: &Case, machine: &Machine) -> Vec<Roof> {
-    // Few bytes written do not make a copy.
+    // A case that writes less than an eighth of what it reads is compared with the read bandwidth, not the copy bandwidth.
     let memory = if case.written * 8 < case.read { Roof::Read } else { Roof::Copy };
     let products = if case.ops > 0 { machine.fastest(case.kind) } else { None };
     case.cold.then_some(memory).into_iter().chain(products).collect()
 }
 
-/// A timed case beside the roof that bounds it.
+/// A timed case with the roof that bounds it.
 pub struct Row {
     case: Case,
     times: Times,
-    /// The lowest roof and the time under it, in seconds.
+    /// The roof that bounds the case most, and the minimum time at this roof in seconds.
     floor: Option<(Rate, f64)>,
 }
 
 impl Row {
-    /// With the rates of its [`bounds`].
+    /// A row from the times of a case and the rates of its [`bounds`].
     pub fn new(case: Case, times: Times, rates: &[Rate]) -> Row {
         let units = |roof| if matches!(roof, Roof::Peak(_)) { case.ops } else { case.read + case.written };
         let floors = rates.iter().map(|&r| (r, units(r.roof) as f64 / r.rate));
@@ -57,7 +57,7 @@ impl Row {
         self.times.quantile(0.5)
     }
 
-    /// A line of the table.
+    /// The row as a line of the table.
     pub fn line(&self) -> String {
         let Row { case, times, floor } = self;
         let spread = format!("[{:.1}-{:.1}]", times.quantile(0.1) * 1e6, times.quantile(0.9) * 1e6);
@@ -89,7 +89,7 @@ impl Row {
     }
 }
 
-/// The head of the table.
+/// The header of the table.
 pub fn header() -> String {
     let spread = "[p10-p90]";
     format!(
@@ -98,7 +98,7 @@ pub fn header() -> String {
     )
 }
 
-/// Everything; names hold nothing that JSON would escape.
+/// The whole report as JSON. Names are not escaped: they contain no quotes or backslashes.
 pub fn json(device: &str, roofs: &[Rate], rows: &[Row]) -> String {
     let list = |items: Vec<String>| items.join(",\n    ");
     let (roofs, rows) = (list(roofs.iter().map(Rate::json).collect()), list(rows.iter().map(Row::json).collect()));

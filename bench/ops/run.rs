@@ -1,4 +1,4 @@
-//! Timing a case on a device, through the public interface alone.
+//! Times a case on the CPU device, using only the public API.
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region};
@@ -7,16 +7,16 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the device may use.
+/// Memory limit of the device in bytes.
 const MEMORY: u64 = 8 << 30;
 
-/// Slices of a case's time.
+/// Number of time slices of a case. The roofs are sampled between slices.
 const SLICES: usize = 5;
 
-/// Most samples of a slice: more say nothing new.
-const MOST_SAMPLES: usize = 5000;
+/// Maximum number of samples per slice; more samples do not change the percentiles.
+const MAX_SAMPLES: usize = 5000;
 
-/// A device and its memory, which all cases use in turn: fresh pages cost more than what is timed.
+/// The device, and one buffer that all cases reuse: page faults of fresh memory would cost more than the timed work.
 pub struct Bench {
     device: Arc<CpuDevice>,
     account: Arc<Account>,
@@ -30,7 +30,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// The value below which this share of the samples lies.
+    /// The quantile of the samples, `share` from 0 to 1, in seconds.
     pub fn quantile(&self, share: f64) -> f64 {
         self.sorted[((self.sorted.len() - 1) as f64 * share).round() as usize]
     }
@@ -53,13 +53,14 @@ impl Bench {
         &self.device.info().description
     }
 
-    /// Runs a case for `seconds` and at least a few times, in slices with `pause` called before each and after the last.
+    /// Runs a case for `seconds`, at least once per slice. Calls `pause` before each time slice and after the last one.
     pub fn time(&mut self, case: &Case, seconds: f64, mut pause: impl FnMut()) -> Result<Times, Box<dyn Error>> {
         let draft = case.draft()?;
         let contents = draft.contents;
         let graph = Arc::new(draft.b.build()?);
-        let memory = self.room(graph.slot_sizes()[0] as u64)?;
-        // What the device remembers of an earlier case's tensors ends with their bytes.
+        let memory = self.grow(graph.slot_sizes()[0] as u64)?;
+        // Overwriting the buffer invalidates what the device has cached about the tensors of the previous case, such as repacked
+        // weights.
         self.queue.fill(memory.clone(), 0)?;
         fill(&mut *self.queue, &memory, &graph, &contents)?;
         let program = self.device.prepare(Arc::clone(&graph))?;
@@ -70,7 +71,7 @@ impl Bench {
             self.queue.mark().wait(None)?;
             Ok(start.elapsed().as_secs_f64())
         };
-        // The first runs meet memory as it was uploaded, and caches that hold something else.
+        // Warm-up: the first runs may repack uploaded weights, and start with cold caches.
         for _ in 0..2 {
             run()?;
         }
@@ -79,8 +80,8 @@ impl Bench {
         for _ in 0..SLICES {
             pause();
             run()?;
-            let (start, most) = (Instant::now(), sorted.len() + MOST_SAMPLES);
-            while sorted.len() < most {
+            let (start, limit) = (Instant::now(), sorted.len() + MAX_SAMPLES);
+            while sorted.len() < limit {
                 sorted.push(run()? / graph.nodes().len() as f64);
                 if start.elapsed() >= slice {
                     break;
@@ -92,8 +93,8 @@ impl Bench {
         Ok(Times { sorted })
     }
 
-    /// The first `bytes` of the memory, which grows where it has to.
-    fn room(&mut self, bytes: u64) -> Result<Region, DeviceError> {
+    /// The first `bytes` of the buffer, which is reallocated if it is too small. The old buffer is released first.
+    fn grow(&mut self, bytes: u64) -> Result<Region, DeviceError> {
         if self.memory.bytes() < bytes {
             self.memory = self.device.alloc(0, &self.account)?;
             self.memory = self.device.alloc(bytes, &self.account)?;

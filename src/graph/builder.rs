@@ -1,4 +1,4 @@
-//! Building a graph in process: leaves, views and nodes, each placed as it is made.
+//! Graph builder for graphs made in process: adds leaves, views and nodes, and assigns each tensor its memory.
 
 use super::validate::{self, GraphError};
 use super::{Graph, Node, SlotOffset, Tensor, TensorId};
@@ -6,8 +6,8 @@ use crate::ops::{MAX_SRC, Op, OutputSpec, ShapeError, Sources};
 use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use thiserror::Error;
 
-/// Builds a graph whose tensors all lie in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; or each in a
-/// slot of its own ([`Builder::apart`]).
+/// Builds a graph. By default all tensors are in slot 0, one after another, each at a multiple of [`Builder::ALIGN`]; with
+/// [`Builder::with_separate_slots`], each tensor has its own slot.
 #[derive(Debug, Default)]
 pub struct Builder {
     graph: Graph,
@@ -15,26 +15,26 @@ pub struct Builder {
     apart: bool,
 }
 
-/// A mistake of whoever builds the graph.
+/// The caller of the builder made an error.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum BuildError {
-    /// A shape that makes no tensor.
+    /// An invalid shape: see [`DescError`].
     #[error(transparent)]
     Desc(#[from] DescError),
-    /// Sources that do not fit the op.
+    /// Sources that are invalid for the op.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// An id of another graph, or a view beyond its parent.
+    /// An unknown tensor id, an offset that overflows, or too many sources.
     #[error("{0}")]
     Tensor(&'static str),
-    /// What [`validate::check`] found in the finished graph.
+    /// The finished graph violates a rule of [`validate::check`].
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
 
 impl Builder {
-    /// Alignment of each tensor's first byte. Also the least gap between two tensors, so that tests can put sentinels
-    /// there.
+    /// Alignment in bytes of each tensor. Also the minimum gap between two tensors, where tests put sentinels that detect
+    /// out-of-bounds writes.
     pub const ALIGN: usize = 64;
 
     /// An empty graph.
@@ -42,36 +42,36 @@ impl Builder {
         Builder::default()
     }
 
-    /// An empty graph each of whose tensors that is no view has a slot of its own, just as large as it is: someone else
-    /// places them.
+    /// An empty graph in which each tensor that is not a view gets its own slot of exactly its size, so that the caller can bind
+    /// each tensor to different memory.
     pub fn with_separate_slots() -> Builder {
         Builder { apart: true, ..Builder::default() }
     }
 
-    /// A tensor made so far.
+    /// A tensor that was already added.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
         self.graph.tensor(id)
     }
 
-    /// A packed tensor that no node computes: a weight, an input, a cache.
+    /// Adds a leaf, i.e. a tensor that no node computes: a weight, an input or a cache. It is contiguous.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when the shape makes no tensor.
+    /// [`BuildError::Desc`] for an invalid shape.
     pub fn leaf(&mut self, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
         let desc = TensorDesc::contiguous(dtype, ne)?;
         self.leaf_with_desc(desc)
     }
 
-    /// As [`Builder::leaf`], with strides of its own.
+    /// As [`Builder::leaf`], with the given strides.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] when the graph grows beyond the address space.
+    /// [`BuildError::Tensor`] if the graph's memory exceeds the address space.
     pub fn leaf_with_desc(&mut self, desc: TensorDesc) -> Result<TensorId, BuildError> {
         let place = self.place(desc.extent())?;
         Ok(self.push(desc, place, None))
     }
 
-    /// A view: another description of `of`'s memory, `offset` bytes from its first byte.
+    /// Adds a view: another description of `of`'s memory, starting `offset` bytes from its first byte.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown parent or an overflowing offset. Extents are checked by [`Builder::build`].
@@ -82,7 +82,8 @@ impl Builder {
         Ok(self.push(desc, place, Some(of)))
     }
 
-    /// Says how many ops read a tensor, views counted, and that nobody else will: a device may then leave it out.
+    /// Declares that exactly `uses` ops, including views, read a tensor, and that it is not read after the run. A fused kernel may
+    /// then skip its write.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor.
@@ -92,10 +93,10 @@ impl Builder {
         Ok(())
     }
 
-    /// A node whose destination follows from its sources; returns the destination.
+    /// Adds a node with an inferred, contiguous destination; returns the destination.
     ///
     /// # Errors
-    /// [`BuildError::Shape`] when the sources do not fit the op.
+    /// [`BuildError::Shape`] for sources that are invalid for the op.
     pub fn node(&mut self, op: impl Into<Op>, srcs: &[Option<TensorId>]) -> Result<TensorId, BuildError> {
         let op = op.into();
         let descs = srcs.iter().map(|id| id.and_then(|id| self.graph.tensor(id)).map(|t| &t.desc)).collect::<Vec<_>>();
@@ -103,10 +104,10 @@ impl Builder {
         self.node_with_output(op, srcs, out)
     }
 
-    /// A node with a destination of the given type and shape, packed.
+    /// Adds a node with a contiguous destination of the given type and shape; returns the destination.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when the shape makes no tensor.
+    /// [`BuildError::Desc`] for an invalid shape.
     pub fn node_with_output(
         &mut self,
         op: impl Into<Op>,
@@ -117,10 +118,10 @@ impl Builder {
         self.node_into(op, srcs, dst)
     }
 
-    /// A node that writes an existing tensor: in place, or into a view.
+    /// Adds a node that writes an existing tensor: in place, or into a view.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] when there are more sources than a node can have.
+    /// [`BuildError::Tensor`] for more than [`MAX_SRC`] sources.
     pub fn node_into(
         &mut self,
         op: impl Into<Op>,
@@ -132,7 +133,8 @@ impl Builder {
         }
         let mut list = [None; MAX_SRC];
         list[..srcs.len()].copy_from_slice(srcs);
-        // What a node writes are values of its own, in whosever memory.
+        // The destination has new values after the node, so it is no longer a view of the values of another tensor, even if it
+        // shares that tensor's memory.
         if let Some(tensor) = self.graph.tensors.get_mut(dst.0 as usize) {
             tensor.view_of = None;
         }
@@ -140,10 +142,10 @@ impl Builder {
         Ok(dst)
     }
 
-    /// The finished graph, through the same door as a foreign one.
+    /// Checks and returns the finished graph, by the same rules as a graph from a peer.
     ///
     /// # Errors
-    /// [`BuildError::Graph`] when a node breaks a rule.
+    /// [`BuildError::Graph`] if a node violates a rule.
     pub fn build(mut self) -> Result<Graph, BuildError> {
         if !self.apart {
             self.graph.slots = vec![self.end];
@@ -152,12 +154,12 @@ impl Builder {
         Ok(self.graph)
     }
 
-    /// As [`Builder::build`], where the graph is all there is: how often each tensor is read follows from its nodes, but for
-    /// `seen`, which others read too, and for what lies in memory that is not the graph's own.
+    /// As [`Builder::build`], and derives the use counts from the nodes. Valid only if no other graph reads the tensors. `outputs`,
+    /// which are read after the run, and tensors that no node computes get no use count.
     ///
     /// # Errors
     /// As [`Builder::build`].
-    pub(crate) fn build_with_use_counts(mut self, seen: &[TensorId]) -> Result<Graph, BuildError> {
+    pub(crate) fn build_with_use_counts(mut self, outputs: &[TensorId]) -> Result<Graph, BuildError> {
         let tensors = &mut self.graph.tensors;
         let mut uses = vec![0u32; tensors.len()];
         let mut computed = vec![false; tensors.len()];
@@ -165,15 +167,15 @@ impl Builder {
             node.srcs.iter().flatten().for_each(|id| uses[id.0 as usize] += 1);
             computed[node.dst.0 as usize] = true;
         }
-        // Views come after what they show. One that nobody reads is no reader.
+        // In reverse, because a view comes after the tensor that it shows. A view without readers does not count as a reader.
         for (at, tensor) in tensors.iter().enumerate().rev() {
             if let Some(of) = tensor.view_of.filter(|_| uses[at] > 0) {
                 uses[of.0 as usize] += 1;
             }
         }
-        seen.iter().for_each(|id| uses[id.0 as usize] = 0);
+        outputs.iter().for_each(|id| uses[id.0 as usize] = 0);
         for at in 0..tensors.len() {
-            // Through other views, as long as each is read by the next alone.
+            // Skip a view in between if this view is its only reader.
             if let Some(of) = tensors[at].view_of
                 && let Some(root) = tensors[of.0 as usize].view_of
                 && uses[of.0 as usize] == 1

@@ -1,10 +1,11 @@
-//! Neighbouring nodes that run as one: fewer launches or barriers, and rows that are not written between them only to be
-//! read again.
+//! Op fusion: runs neighbouring nodes as one kernel. This saves kernel launches or barriers, and the write and re-read of
+//! intermediate rows.
 //!
-//! One table of patterns for all devices. A row of it names the ops of consecutive nodes, and a function that looks closer:
-//! it returns what the fused kernel computes with its operands, or `None` where the nodes must run one by one. The device
-//! then gives a kernel for it, or declines. A fused step reads and writes what its nodes do, row by row, except for results
-//! that it passes on: nobody else reads those (see [`Candidate::passes_on`]), and their memory keeps what was there.
+//! All devices share one table of patterns. A pattern lists the ops of consecutive nodes and a function that checks their operands:
+//! it returns the fused op with its operands, or `None` if the nodes must run one by one. The device then provides a kernel for the
+//! fused op, or declines. A fused kernel reads and writes the same tensors as its nodes, row by row, except for elided results:
+//! these have no other reader (see `Candidate::is_elidable`), so the kernel does not write them, and their memory keeps its old
+//! content.
 
 use super::{Graph, Node, Overlap, TensorId, overlap};
 use crate::ops::norm::Norm;
@@ -13,51 +14,52 @@ use crate::ops::{NodeView, Op, OpCode, Sources};
 use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
 
-/// One kernel with its operands: a node or several.
+/// A kernel with its operands, for one node or several fused nodes.
 pub(crate) struct KernelCall<K> {
-    /// The (first) node's op, for messages.
+    /// Op code of the (first) node, for error messages.
     pub(crate) code: OpCode,
     pub(crate) kernel: K,
     pub(crate) dst: TensorId,
-    /// As the kernel counts them. A second result is among them.
+    /// Operands in the kernel's order. Includes a second result, if the kernel has one.
     pub(crate) srcs: Vec<Option<TensorId>>,
 }
 
-/// What a fused kernel computes.
+/// The computation of a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum FusedOp {
-    /// A norm with its neighbours. Sources: x, or the summands a and b; the others as [`Around`] says.
+    /// A norm fused with its neighbours. Sources: 0 is x (or 0 and 1 are the summands of the residual), and the rest is as in
+    /// [`NormFusion`].
     Norm { op: Norm, fusion: NormFusion },
-    /// ROPE whose result becomes rows of a cache, all heads of a token one row of `row` elements. Sources: x, positions,
-    /// factors or nothing, row numbers.
+    /// ROPE followed by SET_ROWS into a KV cache: all heads of a token become one cache row of `row` elements. Sources: x,
+    /// positions, optional factors, row indices.
     RopeSetRows { op: Rope, row: usize },
 }
 
-/// What a kernel does beside its norm, with sources of their own: they and the result are F32 with dense rows.
+/// The ops fused with a norm (prologue and epilogue). Their sources and results are F32 with dense rows.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(crate) struct NormFusion {
-    /// `x = a + b` is what is normed; it is written to "source" 2. All three have one shape.
+    /// Before the norm: `x = a + b`, the residual sum, is normalised and also written to operand 2. All three have the same shape.
     pub(crate) residual: bool,
-    /// The norm is multiplied by source 3, whose rows repeat.
+    /// After the norm: multiplication by source 3, broadcast over the rows.
     pub(crate) weight: bool,
-    /// Source 4, whose rows repeat, is added to the product.
+    /// After the multiplication: addition of source 4, broadcast over the rows.
     pub(crate) bias: bool,
 }
 
-/// Nodes that run as one.
+/// A match of a pattern: nodes that can run as one kernel.
 pub(crate) struct FusionMatch {
     fused: FusedOp,
     dst: TensorId,
     srcs: Vec<Option<TensorId>>,
 }
 
-/// A row of the table.
+/// A row of the pattern table.
 pub(crate) struct FusionPattern {
     ops: &'static [OpCode],
     find: fn(&Candidate<'_>) -> Option<FusionMatch>,
 }
 
-/// All patterns; of those that begin with the same op, the longest first.
+/// All patterns. The first match wins, so a longer pattern comes before a shorter one with the same first op.
 pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
     FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
     FusionPattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
@@ -72,11 +74,12 @@ pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
     FusionPattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
 ];
 
-/// Gives the steps of a graph to `take`, in order, with nodes fused by the patterns of `table` where `fuse` has a kernel for
-/// them (it sees the main op with the fused operands), and kernels of `select` for the others.
+/// Kernel selection: passes the kernel calls of a graph to `take`, in execution order. Nodes that match a pattern of `table` are
+/// fused if `fuse` returns a kernel; it gets the fused op and a view of the main op with the fused operands. All other nodes get
+/// the kernel of `select`.
 ///
 /// # Errors
-/// When the device has no kernel for a node; those of `take`.
+/// The device has no kernel for a node; errors of `take`.
 pub(crate) fn select_kernels<K, U, E: From<U>>(
     graph: &Graph,
     table: &[FusionPattern],
@@ -87,16 +90,17 @@ pub(crate) fn select_kernels<K, U, E: From<U>>(
     let readers = graph.reader_counts();
     let mut rest = graph.nodes();
     while let Some(node) = rest.first() {
-        // A graph's nodes name its own tensors: `validate` has seen to it.
+        // `node_view` is never `None` here: `validate::check` ensures that nodes refer to the graph's own tensors.
         let Some(view) = graph.node_view(node) else { return Ok(()) };
         let kernel = select(&view)?;
         let fused = table.iter().find_map(|pattern| {
             let nodes = rest.get(..pattern.ops.len())?;
             let fits = nodes.iter().zip(pattern.ops).all(|(node, &op)| node.op.code() == op);
             let candidate = Candidate { graph, nodes, readers: &readers };
-            // A node that could not run by itself is not run in company either: the answers to "do you support this" hold.
-            let all = || nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok()));
-            let found = (fits && all()).then(|| (pattern.find)(&candidate)).flatten()?;
+            // Fuse only nodes that could also run alone. Otherwise a graph with a node that the device reports as unsupported would
+            // run or fail depending on the node's neighbours.
+            let supported = || nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok()));
+            let found = (fits && supported()).then(|| (pattern.find)(&candidate)).flatten()?;
             let kernel = found.kernel(graph, &fuse)?;
             Some((nodes.len(), KernelCall { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
         });
@@ -123,7 +127,7 @@ impl FusionMatch {
     }
 }
 
-/// Consecutive nodes with the ops of a pattern.
+/// A candidate for fusion: consecutive nodes with the ops of a pattern.
 struct Candidate<'a> {
     graph: &'a Graph,
     nodes: &'a [Node],
@@ -140,8 +144,9 @@ impl<'a> Candidate<'a> {
         self.nodes.get(k)?.srcs[i]
     }
 
-    /// Whether the result of node `k` is for the next node alone, which reads it as `reader`: no output, no other reader
-    /// in the whole graph of whoever made it, none in this one, and `reader` is it or a view of just its bytes.
+    /// Whether the write of node `k`'s result can be elided, because only the next node reads it, as `reader`. The result must not
+    /// be an output, must have no other reader in this graph or in the client's whole graph, and `reader` must be the result itself
+    /// or a view of exactly its bytes.
     fn is_elidable(&self, k: usize, reader: TensorId) -> bool {
         let id = self.nodes[k].dst;
         let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
@@ -156,13 +161,13 @@ impl<'a> Candidate<'a> {
     }
 
     /// Whether two tensors share no byte.
-    fn apart(&self, a: TensorId, b: TensorId) -> bool {
+    fn disjoint(&self, a: TensorId, b: TensorId) -> bool {
         self.overlap(a, b) == Some(Overlap::Disjoint)
     }
 
-    /// Whether two tensors share no byte, or each row of the one lies on the same row of the other: a kernel may write the
-    /// row when it has read it.
-    fn row_by_row(&self, a: TensorId, b: TensorId) -> bool {
+    /// Whether two tensors share no byte, or coincide row by row. In both cases a kernel that works row by row may write a row of
+    /// one tensor after it has read the same row of the other tensor.
+    fn disjoint_or_in_place(&self, a: TensorId, b: TensorId) -> bool {
         matches!(self.overlap(a, b), Some(Overlap::Disjoint | Overlap::Exact))
     }
 
@@ -175,40 +180,41 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// A norm; before it perhaps an ADD, whose sum is written (it is the residual); behind it perhaps a MUL by weights, and
-/// behind that an ADD: then the norm, or the product, is passed on.
+/// Matches a norm with an optional ADD before it (the residual, which is written too), an optional MUL by weights after it, and an
+/// optional ADD of a bias after that. The results of the norm and of the MUL are elided if another node follows.
 fn norm(c: &Candidate<'_>) -> Option<FusionMatch> {
     let k = c.nodes.iter().position(|node| matches!(node.op, Op::Norm(_)))?;
     let Op::Norm(op) = c.nodes[k].op else { return None };
-    let around = NormFusion { residual: k > 0, weight: c.nodes.len() > k + 1, bias: c.nodes.len() > k + 2 };
+    let fusion = NormFusion { residual: k > 0, weight: c.nodes.len() > k + 1, bias: c.nodes.len() > k + 2 };
     let dst = c.nodes.last()?.dst;
     let mut srcs = vec![None; 5];
-    if around.residual {
+    if fusion.residual {
         let (a, b, sum) = residual_add(c)?;
         srcs[..3].copy_from_slice(&[Some(a), Some(b), Some(sum)]);
     } else {
         srcs[0] = c.src(k, 0);
     }
-    let rows = srcs.iter().flatten().all(|&src| c.row_by_row(dst, src));
-    if around.weight {
-        srcs[3] = Some(row_broadcast_operand(c, k).filter(|&w| c.apart(dst, w))?);
+    let rows = srcs.iter().flatten().all(|&src| c.disjoint_or_in_place(dst, src));
+    if fusion.weight {
+        srcs[3] = Some(row_broadcast_operand(c, k).filter(|&w| c.disjoint(dst, w))?);
     }
-    if around.bias {
-        srcs[4] = Some(row_broadcast_operand(c, k + 1).filter(|&plus| c.row_by_row(dst, plus))?);
+    if fusion.bias {
+        srcs[4] = Some(row_broadcast_operand(c, k + 1).filter(|&bias| c.disjoint_or_in_place(dst, bias))?);
     }
-    let apart = !around.residual || srcs[3..].iter().flatten().all(|&src| c.apart(c.nodes[0].dst, src));
-    let fits = rows && apart && c.is_f32_rows(dst);
-    fits.then_some(FusionMatch { fused: FusedOp::Norm { op, fusion: around }, dst, srcs })
+    let disjoint = !fusion.residual || srcs[3..].iter().flatten().all(|&src| c.disjoint(c.nodes[0].dst, src));
+    let fits = rows && disjoint && c.is_f32_rows(dst);
+    fits.then_some(FusionMatch { fused: FusedOp::Norm { op, fusion }, dst, srcs })
 }
 
-/// Summands and result of an ADD without broadcast at node 0 whose result node 1 norms.
+/// Summands and result of the ADD at node 0, if it has no broadcast and node 1 normalises its result.
 fn residual_add(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
     let (a, b, sum) = (c.src(0, 0)?, c.src(0, 1)?, c.nodes[0].dst);
     let same = c.desc(a)?.ne() == c.desc(b)?.ne() && c.src(1, 0) == Some(sum);
     (same && [a, b, sum].iter().all(|&id| c.is_f32_rows(id))).then_some((a, b, sum))
 }
 
-/// What the node behind node `k` combines with its result, row by row: the result is passed on.
+/// The other operand of node `k + 1`, which combines it row by row with the result of node `k`. `None` if the operands do not
+/// match, or if the result of node `k` cannot be elided.
 fn row_broadcast_operand(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
     let (x, other) = (c.src(k + 1, 0)?, c.src(k + 1, 1)?);
     let ne = c.desc(x)?.ne();
@@ -216,7 +222,7 @@ fn row_broadcast_operand(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
     (whole && c.is_f32_rows(other) && c.is_elidable(k, x)).then_some(other)
 }
 
-/// ROPE of new keys, SET_ROWS of all heads of a token as one row of the cache: the turned keys are passed on.
+/// Matches ROPE of new keys followed by SET_ROWS of all heads of a token as one cache row. The rotated keys are elided.
 fn rope_set_rows(c: &Candidate<'_>) -> Option<FusionMatch> {
     let Op::Rope(op) = c.nodes[0].op else { return None };
     let (x, positions, factors) = (c.src(0, 0)?, c.src(0, 1)?, c.src(0, 2));
@@ -224,8 +230,8 @@ fn rope_set_rows(c: &Candidate<'_>) -> Option<FusionMatch> {
     let [d, heads, tokens, batches] = c.desc(x)?.ne();
     let row = d.checked_mul(heads)?;
     let shapes = batches == 1 && c.desc(rows)?.ne() == [row, tokens, 1, 1] && c.desc(ids)?.ne() == [tokens, 1, 1, 1];
-    let apart = [Some(x), Some(positions), factors].into_iter().flatten().all(|src| c.apart(cache, src));
-    let fits = shapes && apart && c.is_elidable(0, rows);
+    let disjoint = [Some(x), Some(positions), factors].into_iter().flatten().all(|src| c.disjoint(cache, src));
+    let fits = shapes && disjoint && c.is_elidable(0, rows);
     let srcs = vec![Some(x), Some(positions), factors, Some(ids)];
     fits.then_some(FusionMatch { fused: FusedOp::RopeSetRows { op, row }, dst: cache, srcs })
 }

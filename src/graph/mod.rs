@@ -1,8 +1,11 @@
-//! Compute graphs: an arena of tensors and the nodes that compute some of them, in the order they run.
+//! Compute graphs: an arena of tensors, and the nodes that compute some of these tensors, in execution order.
 //!
-//! Only ops that compute are nodes; a view is a tensor that lies inside another one's memory. A graph comes from
-//! [`Builder`] or, when it comes from outside, through [`validate`]; both end at the same door
-//! ([`validate::check`]), after which kernels trust it.
+//! Only ops that compute are nodes; a view is a tensor inside another tensor's memory. [`Builder`] builds graphs in process, and
+//! [`validate::import_untrusted`] imports graphs from peers. Both end with [`validate::check`], and kernels rely on what it checks.
+//!
+//! Start with this file. `builder.rs` and `validate.rs` create graphs, `overlap.rs` decides which tensors may share bytes,
+//! `fuse.rs` combines neighbouring nodes into fused kernels, and `ranges.rs` has sets of byte ranges. Scheduling of graphs over
+//! several devices is in `sched/`, and shape rules are in `ops/`.
 
 mod builder;
 pub(crate) mod fuse;
@@ -23,7 +26,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TensorId(pub(crate) u32);
 
-/// Where a tensor's first byte lies: `offset` bytes into the memory bound to `slot` when the graph runs.
+/// The address of a tensor's first byte: `offset` bytes into the memory that is bound to `slot` when the graph runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotOffset {
     /// Index into the bindings of a run.
@@ -37,24 +40,24 @@ pub struct SlotOffset {
 pub struct Tensor {
     /// Type, shape and strides.
     pub desc: TensorDesc,
-    /// Its memory; `None` while nobody has placed it.
+    /// Its memory; `None` if it has not been placed yet.
     pub place: Option<SlotOffset>,
-    /// How many ops read it in the whole graph of whoever made it, views counted as ops; `None` where that is unknown or
-    /// it is an output, so that anyone may read it later. A device may leave out a result that its one reader does not
-    /// need in memory.
+    /// Number of ops, including view ops, that read the tensor in the whole graph of the client. `None` if the number is unknown,
+    /// or if the tensor is an output, which may be read after the run. A fused kernel may skip the write of a result that has one
+    /// reader.
     pub use_count: Option<u32>,
-    /// The tensor whose values a view re-describes, where no other op reads what lies between the two.
+    /// For a view: the tensor that it shows. Set only if no op reads a view between the two.
     pub view_of: Option<TensorId>,
 }
 
 /// One computation: `dst = op(srcs)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What is computed.
+    /// The op with its parameters.
     pub op: Op,
-    /// The tensor it writes.
+    /// The tensor that the node writes.
     pub dst: TensorId,
-    /// The tensors it reads, by position.
+    /// The tensors that the node reads, by position.
     pub srcs: [Option<TensorId>; MAX_SRC],
 }
 
@@ -67,7 +70,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The tensor of an id. Ids of another graph give `None` or an unrelated tensor, never undefined behaviour.
+    /// The tensor with this id. The id of another graph gives `None` or an unrelated tensor, never undefined behaviour.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
         self.tensors.get(id.0 as usize)
     }
@@ -77,17 +80,17 @@ impl Graph {
         &self.tensors
     }
 
-    /// The nodes, in the order they run.
+    /// The nodes, in execution order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Bytes that each slot's region must have.
+    /// By slot: bytes that the bound memory must have.
     pub fn slot_sizes(&self) -> &[usize] {
         &self.slots
     }
 
-    /// A node as shape rules and devices see it; `None` when it names tensors that are not here.
+    /// The view of a node that shape rules and devices take; `None` if the node refers to tensors that the graph lacks.
     pub fn node_view<'a>(&'a self, node: &'a Node) -> Option<NodeView<'a>> {
         let dst = &self.tensor(node.dst)?.desc;
         let mut srcs = [None; MAX_SRC];
@@ -102,12 +105,12 @@ impl Graph {
         Some(NodeView { op: &node.op, dst, srcs: Sources::new(node.op.code(), &srcs), aligned })
     }
 
-    /// With slots of these sizes.
+    /// The same graph with slots of these sizes.
     pub(crate) fn with_slots(self, slots: Vec<usize>) -> Graph {
         Graph { slots, ..self }
     }
 
-    /// How many sources of nodes each tensor is, itself or through a view that names it; by id.
+    /// By tensor id: how many node sources are this tensor, or a view of it.
     pub(crate) fn reader_counts(&self) -> Vec<u32> {
         let mut readers = vec![0u32; self.tensors.len()];
         for id in self.nodes.iter().flat_map(|node| node.srcs).flatten() {
@@ -120,8 +123,9 @@ impl Graph {
         readers
     }
 
-    /// The graph of some consecutive nodes with only the tensors that they name, which `place` puts into slots of these
-    /// sizes. A tensor that other nodes read too, by the [`Graph::readers`] of all, is one that anyone may read.
+    /// The subgraph of consecutive nodes, with only the tensors that these nodes use. `place` assigns each tensor to one of `slots`
+    /// (given by size). `readers` is [`Graph::reader_counts`] of the whole graph: a tensor that is also read outside of the
+    /// subgraph loses its use count, so that a fused kernel does not skip its write.
     pub(crate) fn subgraph(
         &self,
         nodes: Range<usize>,
@@ -129,32 +133,32 @@ impl Graph {
         slots: Vec<usize>,
         mut place: impl FnMut(&Tensor) -> Option<SlotOffset>,
     ) -> Graph {
-        let (mut part, mut ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
-        let mut olds = Vec::new();
-        let mut renamed = |id: TensorId| {
-            *ids.entry(id).or_insert_with(|| {
-                olds.push(id);
-                TensorId(olds.len() as u32 - 1)
+        let (mut subgraph, mut new_ids) = (Graph { slots, ..Graph::default() }, HashMap::new());
+        let mut old_ids = Vec::new();
+        let mut renumber = |id: TensorId| {
+            *new_ids.entry(id).or_insert_with(|| {
+                old_ids.push(id);
+                TensorId(old_ids.len() as u32 - 1)
             })
         };
         for node in self.nodes.get(nodes).unwrap_or_default() {
-            let (dst, srcs) = (renamed(node.dst), node.srcs.map(|id| id.map(&mut renamed)));
-            part.nodes.push(Node { op: node.op.clone(), dst, srcs });
+            let (dst, srcs) = (renumber(node.dst), node.srcs.map(|id| id.map(&mut renumber)));
+            subgraph.nodes.push(Node { op: node.op.clone(), dst, srcs });
         }
-        // Parts can be many and short, and live as long as their programs.
-        part.nodes.shrink_to_fit();
-        part.tensors.reserve_exact(olds.len());
-        for tensor in olds.iter().filter_map(|&old| self.tensor(old)) {
-            let view_of = tensor.view_of.and_then(|of| ids.get(&of).copied());
-            part.tensors.push(Tensor { place: place(tensor), view_of, ..tensor.clone() });
+        // Exact capacities: a graph may have many short subgraphs, which live as long as their programs.
+        subgraph.nodes.shrink_to_fit();
+        subgraph.tensors.reserve_exact(old_ids.len());
+        for tensor in old_ids.iter().filter_map(|&old| self.tensor(old)) {
+            let view_of = tensor.view_of.and_then(|of| new_ids.get(&of).copied());
+            subgraph.tensors.push(Tensor { place: place(tensor), view_of, ..tensor.clone() });
         }
-        let inside = part.reader_counts();
-        for ((tensor, old), inside) in part.tensors.iter_mut().zip(&olds).zip(inside) {
+        let inside = subgraph.reader_counts();
+        for ((tensor, old), inside) in subgraph.tensors.iter_mut().zip(&old_ids).zip(inside) {
             if readers.get(old.0 as usize) != Some(&inside) {
                 tensor.use_count = None;
             }
         }
-        part
+        subgraph
     }
 }
 
@@ -164,9 +168,9 @@ mod tests {
     use crate::ops::unary::Unary;
     use crate::tensor::DType;
 
-    /// A result may be left out where all that read it are in its part, also through views, and only there.
+    /// The write of a result may be skipped only if all of its readers, including readers through views, are in the same subgraph.
     #[test]
-    fn a_part_says_who_else_reads_its_tensors() {
+    fn a_subgraph_keeps_use_counts_only_without_outside_readers() {
         let mut b = Builder::new();
         let x = b.leaf(DType::F32, [8, 1, 1, 1]).unwrap();
         let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
@@ -186,10 +190,10 @@ mod tests {
         let uses =
             |part: &Graph| part.nodes().iter().map(|n| part.tensor(n.dst).unwrap().use_count).collect::<Vec<_>>();
         assert_eq!(uses(&part(0..3)), [Some(1), Some(1), None]);
-        assert_eq!(uses(&part(0..2)), [Some(1), None], "the reader of the second is elsewhere");
-        assert_eq!(uses(&part(0..1)), [None], "the one that reads the first as a view is elsewhere");
+        assert_eq!(uses(&part(0..2)), [Some(1), None], "the reader of the second result is outside");
+        assert_eq!(uses(&part(0..1)), [None], "the node that reads a view of the first result is outside");
         let last = part(1..3);
-        assert_eq!((last.tensors().len(), last.tensors()[1].view_of), (3, None), "only what its nodes name");
+        assert_eq!((last.tensors().len(), last.tensors()[1].view_of), (3, None), "only tensors of its nodes");
         assert_eq!(last.tensors()[0].place.unwrap().offset, 4096 + graph.tensor(z).unwrap().place.unwrap().offset);
         let first = part(0..2);
         assert_eq!(first.tensors()[3].view_of, Some(first.nodes()[0].dst));

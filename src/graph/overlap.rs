@@ -1,15 +1,15 @@
-//! Which tensors of a node may share bytes.
+//! Overlap rules: which tensors of a node may share bytes.
 //!
-//! A destination must be disjoint from each source, or lie exactly on one with the same layout when the op works in
-//! place. Anything else is a data race between the threads of a device.
+//! The destination of a node must be disjoint from each source, or coincide exactly with a source if the op supports in-place
+//! execution. Any other overlap is a data race between the threads of a device.
 
 use super::{Graph, Node, Tensor};
 
-/// How two placed tensors lie to each other.
+/// The overlap of two placed tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Overlap {
     Disjoint,
-    /// Same first byte, type, counts and strides.
+    /// The same first byte, type, counts and strides.
     Exact,
     Partial,
 }
@@ -26,7 +26,7 @@ pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Overlap {
     if interleaved(pa.offset, a, pb.offset, b) { Overlap::Disjoint } else { Overlap::Partial }
 }
 
-/// Equal layout, where strides of dimensions of size 1 do not count.
+/// Whether two tensors have the same layout. Strides of dimensions of size 1 are ignored.
 fn same_elements(a: &Tensor, b: &Tensor) -> bool {
     let (x, y) = (&a.desc, &b.desc);
     x.dtype() == y.dtype()
@@ -36,8 +36,8 @@ fn same_elements(a: &Tensor, b: &Tensor) -> bool {
         })
 }
 
-/// Whether both step through memory with one common period and stay in separate parts of it: two column ranges of
-/// the same matrix, two heads of the same cache.
+/// Whether the tensors interleave without sharing bytes: both have a common stride (the period) and stay in separate parts of it.
+/// Examples are two column ranges of the same matrix, and two heads of the same KV cache.
 fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
     (1..4).any(|d| {
         let period = a.desc.nb()[d];
@@ -46,7 +46,7 @@ fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
         }
         match (within_period(&a.desc, period), within_period(&b.desc, period)) {
             (Some(wa), Some(wb)) => {
-                // From the first byte of `a` on, wherever in a period that is.
+                // Relative to the first byte of `a`, because neither tensor needs to start at the start of a period.
                 let shift = (ob % period + period - oa % period) % period;
                 wa <= shift && shift + wb <= period
             }
@@ -55,7 +55,8 @@ fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
     })
 }
 
-/// Bytes that the dimensions with strides below `period` span, if all others step by multiples of it.
+/// The span in bytes of the dimensions with strides below `period`; `None` if it exceeds the period. Dimensions with strides that
+/// are multiples of the period are skipped.
 fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> {
     let blocks = [t.dtype().blocks(t.ne()[0]), t.ne()[1], t.ne()[2], t.ne()[3]];
     let mut width = t.dtype().block_bytes();
@@ -70,7 +71,7 @@ fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> 
     (width <= period).then_some(width)
 }
 
-/// The source that a node's destination overlaps against the rules, if there is one.
+/// The index of the first source that overlaps the node's destination in a way that the rules forbid.
 pub(super) fn find_overlap_violation(graph: &Graph, node: &Node) -> Option<usize> {
     let dst = graph.tensor(node.dst)?;
     node.srcs.iter().enumerate().find_map(|(i, id)| {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn cases() {
+    fn overlap_is_classified_correctly_in_both_directions() {
         let base = tensor(0, 64, [8, 4, 1, 1], [4, 64, 256, 256]);
         for (other, want) in [
             (tensor(1, 64, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Disjoint),
@@ -117,7 +118,7 @@ mod tests {
             assert_eq!(overlap(&base, &other), want, "{other:?}");
             assert_eq!(overlap(&other, &base), want, "{other:?} swapped");
         }
-        // The same columns, wherever the first of them lies in a period.
+        // Two column ranges are disjoint, whatever their offset within the period.
         for start in (0..64).step_by(4) {
             let [a, b] = [start, start + 32].map(|at| tensor(0, at, [8, 4, 1, 1], [4, 64, 256, 256]));
             assert_eq!(overlap(&a, &b), Overlap::Disjoint, "at {start}");

@@ -1,20 +1,20 @@
-//! Sets of bytes, by slot.
+//! Sets of byte ranges, by slot.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges that share no byte; those that overlap become one, those that only touch stay two.
+/// A set of disjoint byte ranges. Ranges that overlap are merged; adjacent ranges stay separate.
 #[derive(Default)]
 pub(crate) struct ByteRangeSet(BTreeMap<(u32, usize), usize>);
 
 impl ByteRangeSet {
-    /// Adds a range, and tells `missing` which parts of it were not there.
+    /// Adds a range, and calls `missing` with each part of it that the set did not contain before.
     pub(crate) fn insert(&mut self, slot: u32, range: Range<usize>, mut missing: impl FnMut(Range<usize>)) {
         if range.is_empty() {
             return;
         }
         let (mut whole, mut unseen) = (range.clone(), range.end);
-        // What is taken out is never visited again: many insertions cost no more than there are of them.
+        // Each removed range is merged and never visited again, so an insertion costs amortised O(log n).
         while let Some(found) = self.last_before(slot, range.end).filter(|found| found.end > range.start) {
             self.0.remove(&(slot, found.start));
             whole = whole.start.min(found.start)..whole.end.max(found.end);
@@ -29,12 +29,12 @@ impl ByteRangeSet {
         self.0.insert((slot, whole.start), whole.end);
     }
 
-    /// Whether some byte of a range is there.
+    /// Whether the set contains any byte of a range.
     pub(crate) fn intersects(&self, slot: u32, range: &Range<usize>) -> bool {
         !range.is_empty() && self.last_before(slot, range.end).is_some_and(|found| found.end > range.start)
     }
 
-    /// All of them, by slot and in order.
+    /// All ranges, ordered by slot and start.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
         self.0.iter().map(|(&(slot, start), &end)| (slot, start..end))
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_sets_of_bytes() {
+    fn behaves_as_a_set_of_bytes() {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..200 {
             let (mut ranges, mut there) = (ByteRangeSet::default(), [[false; 40]; 2]);
@@ -61,7 +61,7 @@ mod tests {
                 let mut added = there[slot];
                 ranges.insert(slot as u32, range.clone(), |missing| {
                     for i in missing {
-                        assert!(!std::mem::replace(&mut added[i], true), "{i} was there");
+                        assert!(!std::mem::replace(&mut added[i], true), "byte {i} was already in the set");
                     }
                 });
                 there[slot][range].fill(true);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_stay_two_and_overlaps_become_one() {
+    fn overlapping_ranges_merge_and_adjacent_ranges_do_not() {
         let mut ranges = ByteRangeSet::default();
         for range in [0..4, 4..8, 12..16, 7..9, 20..20] {
             ranges.insert(0, range, |_| ());

@@ -1,7 +1,8 @@
-//! The only door from outside into a graph.
+//! Graph validation: the trust boundary between a peer's records and the kernels.
 //!
-//! [`foreign`] turns the records of a peer into a [`Graph`]; [`check`] holds what every graph must hold, ours too. After
-//! them kernels trust types, shapes, strides, extents and overlaps, and check only what is data (row indices).
+//! [`import_untrusted`] converts the records of a peer to a [`Graph`]. [`check`] verifies the invariants of every graph, including
+//! graphs built in process. After that, kernels rely on types, shapes, strides, extents and overlaps, and check only data (row
+//! indices).
 
 use super::{Graph, Node, SlotOffset, Tensor, TensorId, overlap};
 use crate::ops::{MAX_SRC, Op, OpCode, OpParams, ParamError, ShapeError};
@@ -9,54 +10,54 @@ use crate::tensor::{DIMS, DType, DescError, TensorDesc};
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// From protocol 3.6.1 on, a listed node without this flag is not computed.
+/// ggml's tensor flag: the node is to be computed. Since protocol 3.6.1, listed nodes without this flag are skipped.
 const FLAG_COMPUTE: i32 = 16;
 
-/// The user reads it after the run.
+/// ggml's tensor flag: the tensor is an output, which the client reads after the run.
 const FLAG_OUTPUT: i32 = 2;
 
-/// Most views of views that are followed to what they show.
+/// Limit on the chain of views that is followed to find the viewed tensor.
 const MAX_VIEW_CHAIN: usize = 4;
 
-/// Sources that any op of ours reads, at most (FLASH_ATTN_EXT does); a peer's node may list more, which nobody looks at.
+/// The largest number of sources that any implemented op reads (FLASH_ATTN_EXT). Further sources of a peer's node are ignored.
 pub const MAX_OP_SOURCES: usize = 5;
 
-/// A tensor record whose buffer is already resolved, and nothing else is believed yet.
+/// A tensor record from a peer. Its buffer is resolved to a slot; nothing else is validated yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UntrustedTensor {
-    /// The peer's key for it, unique in its graph.
+    /// The peer's key of the tensor, unique in its graph.
     pub id: u64,
     /// Type number.
     pub dtype: u32,
-    /// Element counts.
+    /// Element counts, fastest dimension first.
     pub ne: [u32; DIMS],
     /// Byte strides modulo 2^32.
     pub nb: [u32; DIMS],
     /// Op number.
     pub op: u32,
-    /// op_params.
+    /// Encoded parameters of the op.
     pub params: [i32; 16],
-    /// Flags.
+    /// ggml's tensor flags.
     pub flags: i32,
-    /// Keys of its sources; 0 for none.
+    /// Keys of the sources; 0 for an absent source.
     pub srcs: [u64; MAX_SRC],
-    /// How many ops of the peer's whole graph read it; 0 where the peer does not say.
+    /// Number of ops in the peer's whole graph that read the tensor; 0 if the peer does not send it.
     pub use_count: i32,
-    /// Its memory: slot and byte offset; `None` when it lives nowhere here.
+    /// Memory of the tensor: slot and byte offset. `None` if the tensor has no memory on this server.
     pub place: Option<SlotOffset>,
 }
 
-/// What a peer's graph got wrong.
+/// A graph violates a rule: an error of the peer that sent it, or of the code that built it.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum GraphError {
     /// Two records with one key.
     #[error("two tensors with id {0:#x}")]
     DuplicateTensor(u64),
-    /// A node or source that no record describes.
+    /// A node or source without a tensor record.
     #[error("{what} {id:#x} is not among the graph's tensors")]
     UnknownTensor {
-        /// Which reference.
+        /// The kind of reference: node or source.
         what: &'static str,
         /// The key.
         id: u64,
@@ -64,33 +65,33 @@ pub enum GraphError {
     /// A node listed twice.
     #[error("node {0:#x} is listed twice")]
     DuplicateNode(u64),
-    /// An op number beyond the table.
-    #[error("op number {0} is not one of protocol 7.0's")]
+    /// An op number that protocol 7.0 does not define.
+    #[error("op number {0} is not defined by protocol 7.0")]
     UnknownOp(u32),
-    /// An op of the table that we do not run.
+    /// An op of the protocol that fanout does not run.
     #[error("op {0} is not supported by this server")]
     UnsupportedOp(OpCode),
-    /// A type number that names no type.
+    /// An undefined type number.
     #[error("type number {0} is no tensor type")]
     UnknownType(u32),
-    /// A shape that makes no tensor.
+    /// An invalid shape.
     #[error(transparent)]
     Desc(#[from] DescError),
-    /// Parameters outside what the op defines.
+    /// A parameter with a value that the op does not define.
     #[error(transparent)]
     Param(#[from] ParamError),
-    /// A node that breaks its op's shape rule.
+    /// A node that violates its op's shape rule.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A computed node that reads or writes a tensor without memory here.
+    /// A computed node reads or writes a tensor that has no memory on this server.
     #[error("{op}: {what} lives on no buffer of this server")]
     Unplaced {
         /// The op.
         op: OpCode,
-        /// Destination or which source.
+        /// The destination or a source.
         what: &'static str,
     },
-    /// A tensor that reaches past its buffer.
+    /// A tensor that exceeds its buffer.
     #[error("{op}: a tensor at offset {offset} spans {extent} bytes of a buffer of {size}")]
     OutOfBuffer {
         /// The op that uses it.
@@ -102,22 +103,23 @@ pub enum GraphError {
         /// Size of the buffer.
         size: usize,
     },
-    /// A source whose strides repeat bytes beyond what its buffer holds.
+    /// A source with strides that repeat bytes (stride 0, or overlapping rows) and more elements than its buffer could hold. The
+    /// limit bounds the work that a small buffer can cause.
     #[error("{op}: source {index} repeats {bytes} bytes out of a buffer of {size}")]
     BroadcastTooLarge {
         /// The op.
         op: OpCode,
         /// Source index.
         index: usize,
-        /// Bytes of its elements.
+        /// Bytes of all elements.
         bytes: usize,
         /// Size of the buffer.
         size: usize,
     },
-    /// A destination whose elements share bytes with each other.
+    /// A destination with elements that share bytes with each other.
     #[error("{0}: the destination's strides make its elements overlap")]
     SelfOverlap(OpCode),
-    /// A destination that overlaps a source other than exactly in place.
+    /// A destination that overlaps a source without coinciding with it exactly (in place).
     #[error("{op}: the destination overlaps source {index} and is not exactly on it")]
     Overlap {
         /// The op.
@@ -125,7 +127,7 @@ pub enum GraphError {
         /// Source index.
         index: usize,
     },
-    /// A source that is computed later in the list, or by the node itself.
+    /// A source that is computed by a later node, or by the node itself.
     #[error("{op}: source {index} is computed by a later node of the graph")]
     UseBeforeDefinition {
         /// The op.
@@ -133,7 +135,7 @@ pub enum GraphError {
         /// Source index.
         index: usize,
     },
-    /// A source without elements for an op that needs some.
+    /// An empty source of an op that requires elements.
     #[error("{op}: source {index} has no elements")]
     EmptySource {
         /// The op.
@@ -143,12 +145,12 @@ pub enum GraphError {
     },
 }
 
-/// A graph out of a peer's records: `listed` are the keys of the nodes in execution order, `slots` the sizes of the
-/// buffers that places refer to. Listed nodes that compute nothing (views, empty ones, those without the compute flag)
-/// are dropped, and so is every tensor that no remaining node touches.
+/// Imports and checks a graph from a peer's records. `listed` are the keys of the nodes in execution order, and `slots` the sizes
+/// of the buffers that the places refer to. Listed nodes that compute nothing (views, empty nodes, nodes without the compute flag)
+/// are dropped, and so are tensors that no remaining node uses.
 ///
 /// # Errors
-/// [`GraphError`] says what the peer got wrong.
+/// [`GraphError`] names the violated rule.
 pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<usize>) -> Result<Graph, GraphError> {
     let mut by_id = HashMap::with_capacity(records.len());
     for (i, t) in records.iter().enumerate() {
@@ -182,7 +184,7 @@ impl Import<'_> {
         self.by_id.get(&id).copied().ok_or(GraphError::UnknownTensor { what, id })
     }
 
-    /// Adds a listed node, unless it computes nothing.
+    /// Adds a listed node; skips nodes that compute nothing.
     fn node(&mut self, index: usize) -> Result<(), GraphError> {
         let record = &self.records[index];
         let code = OpCode::from_wire(record.op).ok_or(GraphError::UnknownOp(record.op))?;
@@ -198,7 +200,8 @@ impl Import<'_> {
         }
         let mut ids = [None; MAX_SRC];
         for (i, src) in srcs.into_iter().enumerate() {
-            // A CPY made by `cast` names itself as its target: no dependency, and the destination says it all.
+            // A CPY from ggml's `ggml_cast` lists itself as the target source. It is no dependency, and the destination already
+            // describes the target, so it is dropped.
             ids[i] = match src {
                 Some(src) if !(src == index && op.writes_onto(i)) => Some(self.tensor(src)?),
                 _ => None,
@@ -209,7 +212,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// What a view shows, through other views as long as each is read by the next alone.
+    /// The tensor that a view shows. Follows a chain of views as long as each view in between has no other reader and is not an
+    /// output.
     fn viewed(&self, record: &UntrustedTensor) -> Option<TensorId> {
         let mut view = record;
         for _ in 0..MAX_VIEW_CHAIN {
@@ -243,7 +247,8 @@ impl Import<'_> {
     }
 }
 
-/// Strides of the wire are modulo 2^32: one that equals the packed stride modulo 2^32 is taken for it.
+/// Widens the strides of the wire, which are modulo 2^32. A stride that equals the contiguous stride modulo 2^32 is taken as the
+/// contiguous stride.
 pub fn widen_strides(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize; DIMS] {
     let mut wide = nb.map(|n| n as usize);
     let mut packed = wide[0].checked_mul(dtype.blocks(ne[0]));
@@ -258,10 +263,10 @@ pub fn widen_strides(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize
     wide
 }
 
-/// Checks everything a device may rely on: shape rules, extents, overlap, order.
+/// Checks all properties of a graph that devices rely on: shape rules, extents, overlaps and execution order.
 ///
 /// # Errors
-/// [`GraphError`] for the first rule that does not hold.
+/// [`GraphError`] for the first violated rule.
 pub fn check(graph: &Graph) -> Result<(), GraphError> {
     let mut computed_at = vec![usize::MAX; graph.tensors.len()];
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -302,7 +307,7 @@ pub fn check(graph: &Graph) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// That a tensor lies inside its buffer; the size of that buffer.
+/// Checks that a tensor is inside its buffer; returns the size of the buffer in bytes.
 fn in_buffer(graph: &Graph, op: OpCode, tensor: &Tensor, what: &'static str) -> Result<usize, GraphError> {
     let place = tensor.place.ok_or(GraphError::Unplaced { op, what })?;
     let size = graph.slots.get(place.slot as usize).copied().unwrap_or(0);

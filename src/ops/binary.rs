@@ -1,12 +1,12 @@
-//! ADD, SUB, MUL, DIV: element-wise with broadcast; ADD_ID: rows added by index.
+//! ADD, SUB, MUL, DIV: element-wise arithmetic with broadcast. ADD_ID: adds a row that is selected by index.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
-/// An element-wise op of two tensors. None has parameters.
+/// An element-wise op of two tensors. These ops have no parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
-    /// `a + b`; `b` repeats in every dimension to `a`'s shape `[ne3, ne2, ne1, ne0]`.
+    /// `a + b`; `b` is broadcast to `a`'s shape: it repeats in every dimension.
     Add,
     /// `a - b`, broadcast as [`Binary::Add`].
     Sub,
@@ -14,8 +14,8 @@ pub enum Binary {
     Mul,
     /// `a / b` (IEEE), broadcast as [`Binary::Add`].
     Div,
-    /// `dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a `[1, n_tok, n_used, n]`, b `[1, 1, n_expert, n]`,
-    /// ids I32 `[1, 1, n_tok, n_used]`.
+    /// `dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a `[n, n_used, n_tok, 1]`, b `[n, n_expert, 1, 1]`,
+    /// ids I32 `[n_used, n_tok, 1, 1]`.
     AddId,
 }
 
@@ -70,7 +70,7 @@ impl OpFamily for Binary {
     }
 
     fn in_place(&self, i: usize) -> bool {
-        // The rows of ADD_ID's bias are read for any row of dst, also after others have been written.
+        // ADD_ID may read a row of b after other rows of dst have been written, so dst must not overlap b.
         i == 0 || *self != Binary::AddId
     }
 }

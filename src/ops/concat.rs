@@ -1,17 +1,17 @@
-//! CONCAT: two tensors one after the other along a dimension; REPEAT: a tensor tiled.
+//! CONCAT: joins two tensors along a dimension. REPEAT: tiles a tensor.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DIMS;
 
-/// Tensors put together out of whole sources.
+/// An op that assembles its destination from whole sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Concat {
-    /// Source 0, then source 1, along a dimension; all other counts and the types are equal.
+    /// Source 0 followed by source 1 along a dimension. The types and the counts of all other dimensions are equal.
     Concat {
         /// The dimension, 0 (fastest) to 3.
         dim: u8,
     },
-    /// `dst[i] = a[i % ne]` in each dimension; the destination says how often.
+    /// `dst[i] = a[i % ne]` in each dimension. The shape of the destination determines the number of repetitions.
     Repeat,
 }
 
@@ -23,11 +23,11 @@ impl OpFamily for Concat {
         }
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         if code == OpCode::Repeat {
             return Ok(Concat::Repeat);
         }
-        match words.int(0) {
+        match params.int(0) {
             dim @ 0..=3 => Ok(Concat::Concat { dim: dim as u8 }),
             got => Err(ParamError::new(code, 0, "dim", got, "0 to 3")),
         }
@@ -43,7 +43,7 @@ impl OpFamily for Concat {
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         let a = srcs.required(0)?;
         let Concat::Concat { dim } = *self else {
-            return Err(srcs.rule_error("only the destination says how often a tensor repeats"));
+            return Err(srcs.rule_error("the destination's shape must be given: it determines the repetitions"));
         };
         let (b, d) = (srcs.required(1)?, usize::from(dim));
         ensure!(srcs, d < DIMS, "the dimension is 0 to 3");

@@ -1,16 +1,16 @@
-//! DUP, CPY, CONT: the same elements in the same order, in another layout, shape or type.
+//! DUP, CPY, CONT: copies of a tensor, with the elements in the same order but possibly another layout, shape or type.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::TensorDesc;
 
-/// A copy of source 0. None has parameters.
+/// A copy of source 0. These ops have no parameters.
 ///
 /// Element k of the source, counted with dimension 0 fastest, becomes element k of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOp {
     /// Same type and shape.
     Dup,
-    /// To the destination's type, shape and strides. Source 1, where there is one, only names the target's memory.
+    /// Converts to the destination's type, shape and strides. Source 1, if present, only names the destination's memory.
     Cpy,
     /// Same type and number of elements.
     Cont,
@@ -78,8 +78,8 @@ impl OpFamily for CopyOp {
     }
 }
 
-/// Whether each block of `blocked` meets elements of `other` that lie in one row, once a contiguous `other` is seen in
-/// the shape of `blocked`.
+/// Whether each quantisation block of `blocked` corresponds to elements of `other` within one row. A contiguous `other` always
+/// qualifies, because it can be reshaped to the shape of `blocked`.
 fn blocks_fit_rows(blocked: &TensorDesc, other: &TensorDesc) -> bool {
     other.is_contiguous() || other.ne()[0].is_multiple_of(blocked.dtype().block_len())
 }
@@ -90,7 +90,7 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn blocks_meet_parts_of_one_row() {
+    fn a_block_must_not_span_two_rows_unless_contiguous() {
         let t = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
         let blocked = TensorDesc::contiguous(DType::Q8_0, [64, 3, 1, 1]).unwrap();
         assert!(blocks_fit_rows(&blocked, &t(DType::F32, [48, 4, 1, 1], [4, 192, 768, 768])), "packed");

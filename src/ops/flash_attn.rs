@@ -1,4 +1,4 @@
-//! FLASH_ATTN_EXT: attention in one op, without the matrix of scores.
+//! FLASH_ATTN_EXT: flash attention, i.e. attention in one op that does not store the matrix of scores.
 
 use super::softmax::check_mask_and_sinks;
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
@@ -6,21 +6,21 @@ use crate::tensor::DType;
 
 /// `softmax(scale * q k^T + slope(h) * mask) v` for each head.
 ///
-/// q `[B, H, N, DK]`, k `[B, Hk, KV, DK]`, v `[B, Hv, KV, DV]`, rows dense; mask F16 `[B', H', ≥ N, KV]`, contiguous,
-/// repeated over heads and batches; sinks F32 `[H]`; dst F32 `[B, N, H, DV]`. Consecutive query heads share a head of
-/// k and v. Positions masked with -inf are skipped; a query with nothing left gives 0. The formula is that
-/// of ggml's CPU backend.
+/// q `[DK, N, H, B]`, k `[DK, KV, Hk, B]`, v `[DV, KV, Hv, B]`, with dense rows; mask F16 `[KV, ≥ N, H', B']`, contiguous,
+/// broadcast over heads and batches; sinks F32 `[H]`; dst F32 `[DV, H, N, B]`. Consecutive query heads share a head of k and v
+/// (grouped-query attention). Positions masked with -inf are skipped; a query without unmasked positions gives 0. The formula is
+/// the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlashAttn {
     /// Factor on the scores.
     pub scale: f32,
-    /// ALiBi: above 0, the mask counts with a slope of its own for each head.
+    /// ALiBi: if above 0, the mask is multiplied by a slope that differs per head.
     pub max_bias: f32,
-    /// Scores pass through `c tanh(s / c)`; 0 turns it off.
+    /// Logit softcap `c`: each score `s` becomes `c tanh(s / c)`; 0 turns it off.
     pub softcap: f32,
-    /// Accumulation in f32 is asked for, not merely allowed.
+    /// Whether accumulation in f32 is required, not merely allowed.
     pub f32_accumulation: bool,
-    /// A promise that no mask row has more finite entries than this; 0 promises nothing.
+    /// A guarantee of the client that no mask row has more finite entries than this; 0 guarantees nothing.
     pub n_kv_max: u32,
 }
 
@@ -29,18 +29,18 @@ impl OpFamily for FlashAttn {
         OpCode::FlashAttnExt
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
-        let f32_accumulation = match words.int(3) {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
+        let f32_accumulation = match params.int(3) {
             0 => false,
             10 => true,
             other => return Err(ParamError::new(code, 3, "precision", other, "0 or 10")),
         };
-        let n_kv_max = u32::try_from(words.int(4))
-            .map_err(|_| ParamError::new(code, 4, "n_kv_max", words.int(4), "a count, not negative"))?;
+        let n_kv_max = u32::try_from(params.int(4))
+            .map_err(|_| ParamError::new(code, 4, "n_kv_max", params.int(4), "a count, not negative"))?;
         Ok(FlashAttn {
-            scale: words.float(0),
-            max_bias: words.float(1),
-            softcap: words.float(2),
+            scale: params.float(0),
+            max_bias: params.float(1),
+            softcap: params.float(2),
             f32_accumulation,
             n_kv_max,
         })

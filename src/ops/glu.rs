@@ -1,24 +1,24 @@
-//! GLU: gated linear units, `activation(x) * gate` with both from one tensor or from two.
+//! GLU: gated linear units, `activation(x) * gate`. x and the gate are the halves of one tensor, or two tensors.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
-/// A gated unit. Of one source `[ne3, ne2, ne1, 2 n]` the row's first half is x and its second half the gate g; of two
-/// sources `[ne3, ne2, ne1, n]` the first is x and the second g. The result is `[ne3, ne2, ne1, n]`, computed in f32.
+/// A gated linear unit. With one source `[2 n, ne1, ne2, ne3]`, the first half of each row is x and the second half is the gate g.
+/// With two sources `[n, ne1, ne2, ne3]`, the first is x and the second is g. The result is `[n, ne1, ne2, ne3]`, computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Glu {
     /// The activation.
     pub kind: GluKind,
-    /// Of one source: the second half is x and the first half g.
+    /// With one source: the first half of each row is g, and the second half is x.
     pub swapped: bool,
 }
 
-/// The kinds of GLU, in the order of their numbers on the wire. GELU is evaluated directly, see
-/// [`super::unary::Kind::Gelu`].
+/// The kinds of GLU, in the order of their numbers on the wire. GELU is evaluated directly, not by table: see
+/// [`super::unary::UnaryKind::Gelu`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GluKind {
     /// `x > 0 ? x g : 0`.
     Reglu,
-    /// `gelu(x) g`, GELU by its tanh approximation.
+    /// `gelu(x) g`, with the tanh approximation of GELU.
     Geglu,
     /// `silu(x) g`.
     Swiglu,
@@ -26,7 +26,7 @@ pub enum GluKind {
     SwigluOai {
         /// Steepness of the sigmoid.
         alpha: f32,
-        /// Bound of both inputs.
+        /// Upper bound of x, and bound of the absolute value of g.
         limit: f32,
     },
     /// `gelu_erf(x) g`.
@@ -35,7 +35,7 @@ pub enum GluKind {
     GegluQuick,
     /// `silu(x') g'` with `x' = min(x, limit)` and `g'` clamped to ±limit.
     SwigluClamp {
-        /// Bound of both inputs.
+        /// Upper bound of x, and bound of the absolute value of g.
         limit: f32,
     },
 }
@@ -45,9 +45,9 @@ impl OpFamily for Glu {
         OpCode::Glu
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
-        let (alpha, limit) = (words.float(2), words.float(3));
-        let kind = match words.int(0) {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
+        let (alpha, limit) = (params.float(2), params.float(3));
+        let kind = match params.int(0) {
             0 => GluKind::Reglu,
             1 => GluKind::Geglu,
             2 => GluKind::Swiglu,
@@ -57,7 +57,7 @@ impl OpFamily for Glu {
             6 => GluKind::SwigluClamp { limit },
             other => return Err(ParamError::new(code, 0, "kind", other, "0 to 6")),
         };
-        let swapped = match words.int(1) {
+        let swapped = match params.int(1) {
             0 => false,
             1 => true,
             other => return Err(ParamError::new(code, 1, "swapped", other, "0 or 1")),
@@ -66,15 +66,15 @@ impl OpFamily for Glu {
     }
 
     fn encode(&self) -> OpParams {
-        let words = OpParams::default().with_int(1, i32::from(self.swapped));
+        let params = OpParams::default().with_int(1, i32::from(self.swapped));
         match self.kind {
-            GluKind::Reglu => words.with_int(0, 0),
-            GluKind::Geglu => words.with_int(0, 1),
-            GluKind::Swiglu => words.with_int(0, 2),
-            GluKind::SwigluOai { alpha, limit } => words.with_int(0, 3).with_float(2, alpha).with_float(3, limit),
-            GluKind::GegluErf => words.with_int(0, 4),
-            GluKind::GegluQuick => words.with_int(0, 5),
-            GluKind::SwigluClamp { limit } => words.with_int(0, 6).with_float(3, limit),
+            GluKind::Reglu => params.with_int(0, 0),
+            GluKind::Geglu => params.with_int(0, 1),
+            GluKind::Swiglu => params.with_int(0, 2),
+            GluKind::SwigluOai { alpha, limit } => params.with_int(0, 3).with_float(2, alpha).with_float(3, limit),
+            GluKind::GegluErf => params.with_int(0, 4),
+            GluKind::GegluQuick => params.with_int(0, 5),
+            GluKind::SwigluClamp { limit } => params.with_int(0, 6).with_float(3, limit),
         }
     }
 

@@ -1,11 +1,14 @@
-//! The ops: one table of all 101 of protocol 7.0, and typed parameters and shape rules for those we run.
+//! The definition of the ops: the op codes of protocol 7.0 (all 101), and for the ops that fanout runs their typed parameters, wire
+//! codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
 //!
-//! One *stem* names an op family in every room: `ops/<stem>.rs` (parameters, shape rule, wire codec),
-//! `cpu/ops/<stem>.rs` (kernels), `tests/ops/<stem>.rs`. A row of the family table below lists the family's ops and says
-//! whether it has CUDA kernels; a family without them runs on the CPU. CONTRIBUTING.md lists the steps for adding one.
+//! Kernels are elsewhere. Related ops form a family, and one file name (the *stem*) is used for it everywhere: `ops/<stem>.rs` has
+//! parameters, shape rule and wire codec, `cpu/ops/<stem>.rs` the CPU kernels, and `tests/ops/<stem>.rs` the tests. The family
+//! table below lists each family's ops and whether it has CUDA kernels; a family without them runs on the CPU. CONTRIBUTING.md
+//! lists the steps for adding an op. `docs/ops.md` describes the operands and semantics of every op.
 //!
-//! Ops that compute nothing (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) are rows of the table only: a graph holds
-//! their result as a tensor with a place, and no node.
+//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters, and `table.rs`
+//! the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a graph, their
+//! result is a tensor inside another tensor's memory, without a node.
 
 mod node;
 mod op_params;
@@ -31,68 +34,73 @@ pub use table::OpCode;
 
 pub(crate) use node::ensure;
 
-/// Most sources a node can have.
+/// The largest number of sources of a node.
 pub const MAX_SRC: usize = 10;
 
-/// What every op family provides: its wire codec and its shape rule.
+/// The contract of an op family: wire codec, shape rule, and which sources the destination may share memory with.
+///
+/// [`OpFamily::check`] is the only validation: kernels rely on everything that it guarantees, and check nothing but data.
 pub trait OpFamily: Sized {
-    /// The op's row in the table.
+    /// The op code.
     fn code(&self) -> OpCode;
 
-    /// Parameters from op_params.
+    /// Decodes the parameters from op_params.
     ///
     /// # Errors
-    /// [`ParamError`] when a word is outside what the op defines.
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError>;
+    /// [`ParamError`] for a value that the op does not define.
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError>;
 
-    /// Parameters as op_params; the inverse of [`Family::decode`].
+    /// Encodes the parameters as op_params; the inverse of [`OpFamily::decode`].
     fn encode(&self) -> OpParams;
 
-    /// The destination that these sources give, where they alone decide it.
+    /// Shape inference: type and shape of the destination, from the sources.
     ///
     /// # Errors
-    /// [`ShapeError`] when the sources do not fit the op.
+    /// [`ShapeError`] for sources that are invalid for the op, and for ops whose destination does not follow from the sources.
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError>;
 
-    /// The shape rule: everything a kernel may rely on about types, shapes and strides of a node, whoever made it.
+    /// The shape rule: checks all properties of types, shapes and strides that kernels rely on. It applies to nodes built in
+    /// process as well as to nodes from a peer.
     ///
     /// # Errors
-    /// [`ShapeError`] names the rule that does not hold.
+    /// [`ShapeError`] names the violated rule.
     fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError>;
 
-    /// Whether the destination may lie exactly on source `i`, where both have the same layout.
+    /// In-place execution: whether the destination may have exactly the memory of source `i`, with the same layout.
     fn in_place(&self, i: usize) -> bool;
 
-    /// Whether source `i` only names the memory that the destination writes (CPY's and SET_ROWS' target).
+    /// Whether source `i` is not read and only names the memory that the destination writes (the target of CPY and SET_ROWS).
     fn writes_onto(&self, _i: usize) -> bool {
         false
     }
 
-    /// Whether some elements of the destination keep the value they had before the node.
+    /// Whether some elements of the destination keep the value that they had before the node.
     fn keeps_rest(&self) -> bool {
         false
     }
 
-    /// How many times a node uses what it reads as a whole: columns of a product, tokens of ROPE, rows of what is computed row
-    /// by row. 0 for copies and rows by index: bytes that are only moved are not worth moving to another device first.
+    /// The batch size of a node, i.e. how often it reuses its operands: the columns of a matrix product, the tokens of ROPE, the
+    /// rows of row-wise ops. The scheduler offloads only nodes with a large batch to another device. Copies and row lookups have
+    /// batch 0: they only move bytes, so moving these bytes to another device first gains nothing.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.rows()
     }
 }
 
-/// A row of the table of op families.
+/// A row of the family table.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct FamilyRow {
-    /// The name of the family's file in every room.
+    /// The family's file name, without extension, in `ops/`, `cpu/ops/` and `tests/ops/`.
     pub stem: &'static str,
-    /// Its ops.
+    /// The op codes of the family.
     pub codes: &'static [OpCode],
-    /// Whether it has CUDA kernels. The CPU runs every family.
+    /// Whether the family has CUDA kernels. The CPU runs every family.
     pub cuda: bool,
 }
 
-/// Calls `$then! { [args] rows }` with the table of op families: stem, variant of [`Op`], ops, and the devices with kernels.
+/// The family table, as an X-macro: calls `$then! { [args] rows }`. A row has the stem, the variant of [`Op`], the op codes, and
+/// the devices with kernels.
 macro_rules! for_each_family {
     ($then:ident!($($args:tt)*)) => {
         $then! { [$($args)*]
@@ -114,7 +122,7 @@ macro_rules! for_each_family {
 }
 pub(crate) use for_each_family;
 
-/// Whether a row names CUDA.
+/// `true` if a row lists CUDA.
 macro_rules! on_cuda {
     (cuda) => {
         true
@@ -126,7 +134,7 @@ macro_rules! on_cuda {
 
 macro_rules! families {
     ([] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
-        /// The table of op families: what fanout runs.
+        /// The families of all ops that fanout runs.
         pub const FAMILIES: &[FamilyRow] = &[$(FamilyRow {
             stem: stringify!($stem),
             codes: &[$(OpCode::$code),+],
@@ -134,7 +142,7 @@ macro_rules! families {
         }),+];
 
         impl OpCode {
-            /// The op's family (`view` for ops that compute nothing), or `None` when fanout does not run it.
+            /// The stem of the op's family, `view` for view ops, or `None` for an op that fanout does not run.
             pub const fn stem(self) -> Option<&'static str> {
                 match self {
                     $($(OpCode::$code)|+ => Some(stringify!($stem)),)+
@@ -144,7 +152,7 @@ macro_rules! families {
             }
         }
 
-        /// A computing op with its typed parameters, by family.
+        /// An op that computes, with its typed parameters, by family.
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
         pub enum Op {
@@ -155,59 +163,59 @@ macro_rules! families {
         }
 
         impl Op {
-            /// The op of a wire number's row with its parameters; `None` when the op is not one we run.
+            /// Decodes the parameters of an op; `None` for an op that fanout does not run.
             ///
             /// # Errors
-            /// [`ParamError`] when a parameter is outside what the op defines.
-            pub fn decode(code: OpCode, words: &OpParams) -> Result<Option<Op>, ParamError> {
+            /// [`ParamError`] for a value that the op does not define.
+            pub fn decode(code: OpCode, params: &OpParams) -> Result<Option<Op>, ParamError> {
                 match code {
-                    $($(OpCode::$code)|+ => Ok(Some(Op::$family($stem::$family::decode(code, words)?))),)+
+                    $($(OpCode::$code)|+ => Ok(Some(Op::$family($stem::$family::decode(code, params)?))),)+
                     _ => Ok(None),
                 }
             }
 
-            /// The op's row in the table.
+            /// The op code.
             pub fn code(&self) -> OpCode {
                 match self { $(Op::$family(f) => f.code(),)+ }
             }
 
-            /// Parameters as op_params.
+            /// Encodes the parameters as op_params.
             pub fn encode(&self) -> OpParams {
                 match self { $(Op::$family(f) => f.encode(),)+ }
             }
 
-            /// The destination that these sources give.
+            /// Shape inference: see [`OpFamily::infer`].
             ///
             /// # Errors
-            /// [`ShapeError`] when the sources do not fit the op.
+            /// As [`OpFamily::infer`].
             pub fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
                 match self { $(Op::$family(f) => f.infer(srcs),)+ }
             }
 
-            /// Whether a node keeps the op's shape rule; after this, kernels trust it.
+            /// Checks the op's shape rule, which kernels rely on: see [`OpFamily::check`].
             ///
             /// # Errors
-            /// [`ShapeError`] names the rule that does not hold.
+            /// [`ShapeError`] names the violated rule.
             pub fn check(&self, node: &NodeView<'_>) -> Result<(), ShapeError> {
                 match self { $(Op::$family(f) => f.check(node),)+ }
             }
 
-            /// Whether the destination may lie exactly on source `i`, where both have the same layout.
+            /// In-place execution: whether the destination may have exactly the memory of source `i`, with the same layout.
             pub fn in_place(&self, i: usize) -> bool {
                 match self { $(Op::$family(f) => f.in_place(i),)+ }
             }
 
-            /// Whether source `i` only names the memory that the destination writes.
+            /// Whether source `i` is not read and only names the memory that the destination writes.
             pub fn writes_onto(&self, i: usize) -> bool {
                 match self { $(Op::$family(f) => f.writes_onto(i),)+ }
             }
 
-            /// Whether some elements of the destination keep the value they had before the node.
+            /// Whether some elements of the destination keep the value that they had before the node.
             pub fn keeps_rest(&self) -> bool {
                 match self { $(Op::$family(f) => f.keeps_rest(),)+ }
             }
 
-            /// How many times a node with this op uses what it reads as a whole: see [`Family::batch`].
+            /// The batch size of a node: see [`OpFamily::batch`].
             pub fn batch(&self, node: &NodeView<'_>) -> usize {
                 match self { $(Op::$family(f) => f.batch(node),)+ }
             }

@@ -1,24 +1,25 @@
-//! MUL_MAT: matrix products with broadcast planes; MUL_MAT_ID: products with the matrices of chosen experts.
+//! MUL_MAT: matrix products (GEMM), broadcast over the outer dimensions. MUL_MAT_ID: products with matrices that are selected by
+//! index, as a mixture of experts needs them.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
-/// A matrix product of rows: both sources have their common dimension, of `k` elements, first.
+/// A matrix product of rows: the common dimension `k` is dimension 0 (the fastest) of both sources.
 ///
-/// MUL_MAT: a `[a3, a2, m, k]`, b `[b3, b2, n, k]`, dst F32 `[b3, b2, n, m]`,
-/// `dst[i3, i2, j, i] = sum_k a[i3 / (b3 / a3), i2 / (b2 / a2), i, k] * b[i3, i2, j, k]`.
+/// MUL_MAT: a `[k, m, a2, a3]`, b `[k, n, b2, b3]`, dst F32 `[m, n, b2, b3]`,
+/// `dst[i, j, i2, i3] = sum_k a[k, i, i2 / (b2 / a2), i3 / (b3 / a3)] * b[k, j, i2, i3]`.
 ///
-/// MUL_MAT_ID: a `[1, n_expert, m, k]`, b `[1, n_tok, nb, k]`, ids I32 `[1, 1, n_tok, n_used]`, dst F32
-/// `[1, n_tok, n_used, m]`, `dst[t, e, i] = sum_k a[ids[t, e], i, k] * b[t, e % nb, k]`.
+/// MUL_MAT_ID: a `[k, m, n_expert, 1]`, b `[k, nb, n_tok, 1]`, ids I32 `[n_used, n_tok, 1, 1]`, dst F32
+/// `[m, n_used, n_tok, 1]`, `dst[i, e, t] = sum_k a[k, i, ids[e, t]] * b[k, e % nb, t]`.
 ///
 /// The parameters are hints: a device may follow them or compute more precisely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulMat {
-    /// Whether a third source chooses the matrix for each row: MUL_MAT_ID.
+    /// Whether the op is MUL_MAT_ID: source 2 selects the matrix for each row.
     pub by_id: bool,
-    /// Least precision of the accumulation.
+    /// Minimum precision of the accumulation.
     pub accumulate: Precision,
-    /// What is known of a (MUL_MAT only).
+    /// A known structure of a (MUL_MAT only).
     pub hint: MulMatHint,
     /// Precision to which b may be rounded.
     pub round: Precision,
@@ -33,7 +34,7 @@ impl MulMat {
     pub const BY_ID: MulMat = MulMat { by_id: true, ..MulMat::PLAIN };
 }
 
-/// A precision that a parameter names. The discriminant is its number on the wire.
+/// A numeric precision. The discriminant is the number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -53,22 +54,22 @@ pub enum Precision {
 }
 
 impl Precision {
-    fn decode(code: OpCode, words: &OpParams, word: usize, name: &'static str) -> Result<Precision, ParamError> {
+    fn decode(code: OpCode, params: &OpParams, word: usize, name: &'static str) -> Result<Precision, ParamError> {
         use Precision::{Any, Bf16, F16, F32, Q4, Q8};
-        let got = words.int(word);
-        let known = [Any, F32, Bf16, F16, Q8, Q4].into_iter().find(|&p| p as i32 == got);
-        known.ok_or_else(|| ParamError::new(code, word, name, got, "0, 10, 15, 20, 30 or 40"))
+        let got = params.int(word);
+        let precision = [Any, F32, Bf16, F16, Q8, Q4].into_iter().find(|&p| p as i32 == got);
+        precision.ok_or_else(|| ParamError::new(code, word, name, got, "0, 10, 15, 20, 30 or 40"))
     }
 }
 
-/// What is known of a. The discriminant is its number on the wire.
+/// A known structure of a. The discriminant is the number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 #[non_exhaustive]
 pub enum MulMatHint {
-    /// Nothing.
+    /// No known structure.
     None = 0,
-    /// It is a Hadamard matrix; the plain product is equal up to rounding.
+    /// a is a Hadamard matrix; a plain matrix product gives the same result up to rounding.
     Hadamard = 1,
 }
 
@@ -77,21 +78,21 @@ impl OpFamily for MulMat {
         if self.by_id { OpCode::MulMatId } else { OpCode::MulMat }
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         let by_id = code == OpCode::MulMatId;
-        let hint = match words.int(1) {
+        let hint = match params.int(1) {
             0 => MulMatHint::None,
             1 if !by_id => MulMatHint::Hadamard,
             got => return Err(ParamError::new(code, 1, "hint", got, "0, or 1 for MUL_MAT")),
         };
-        let accumulate = Precision::decode(code, words, 0, "accumulation precision")?;
-        let round = Precision::decode(code, words, 3, "source precision")?;
+        let accumulate = Precision::decode(code, params, 0, "accumulation precision")?;
+        let round = Precision::decode(code, params, 3, "source precision")?;
         Ok(MulMat { by_id, accumulate, hint, round })
     }
 
     fn encode(&self) -> OpParams {
-        let words = OpParams::default().with_int(0, self.accumulate as i32).with_int(1, self.hint as i32);
-        words.with_int(3, self.round as i32)
+        let params = OpParams::default().with_int(0, self.accumulate as i32).with_int(1, self.hint as i32);
+        params.with_int(3, self.round as i32)
     }
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
@@ -113,7 +114,7 @@ impl OpFamily for MulMat {
             ensure!(node, an[3] == 1 && bn[3] == 1, "a is [k, m, n_expert], b is [k, nb, n_tok]");
             ensure!(node, ids.ne() == [ids.ne()[0], bn[2], 1, 1], "ids are [n_used, n_tok]");
             ensure!(node, ids.ne()[0].is_multiple_of(bn[1]), "n_used is a multiple of b's rows per token");
-            // Kernels sort the rows by expert, with numbers of 32 bits.
+            // Kernels sort the rows by expert with 32-bit indices.
             let limit = u32::MAX as usize;
             ensure!(node, ids.elements() < limit && an[2] < limit, "ids and experts are fewer than 2^32");
         } else {
@@ -127,7 +128,7 @@ impl OpFamily for MulMat {
         false
     }
 
-    /// Columns; of MUL_MAT_ID tokens, since `ne[1]` counts the experts of one.
+    /// MUL_MAT: the columns. MUL_MAT_ID: the tokens, because `ne[1]` counts the experts of a token.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.ne()[if self.by_id { 2 } else { 1 }]
     }

@@ -1,20 +1,20 @@
-//! How shape rules see a node: its op, its destination and its sources.
+//! The input of shape rules: a node's op, destination and sources as tensor descriptions, and the error for a violated rule.
 
 use super::{MAX_SRC, OpCode};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use std::fmt::Write as _;
 use thiserror::Error;
 
-/// The sources of a node, by position; absent ones are `None`.
+/// The sources of a node, by position; absent sources are `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The op that reads them (for errors).
+    /// The op of the node, for error messages.
     op: OpCode,
     list: [Option<&'a TensorDesc>; MAX_SRC],
 }
 
 impl<'a> Sources<'a> {
-    /// Sources of `op` from a list, the rest absent. At most [`MAX_SRC`]; further ones are ignored.
+    /// Sources of `op` from a list. Only the first [`MAX_SRC`] entries are used; missing entries are absent sources.
     pub fn new(op: OpCode, list: &[Option<&'a TensorDesc>]) -> Sources<'a> {
         let mut all = [None; MAX_SRC];
         for (slot, &src) in all.iter_mut().zip(list) {
@@ -31,12 +31,12 @@ impl<'a> Sources<'a> {
         self.get(i).ok_or_else(|| self.rule_error(MISSING[i.min(MAX_SRC - 1)]))
     }
 
-    /// Source `i`, where there is one.
+    /// Source `i`, if present.
     pub fn get(&self, i: usize) -> Option<&'a TensorDesc> {
         self.list.get(i).copied().flatten()
     }
 
-    /// The error that `rule` does not hold for these sources.
+    /// The error for sources that violate `rule`.
     pub fn rule_error(&self, rule: &'static str) -> ShapeError {
         ShapeError { op: self.op, rule, node: self.describe() }
     }
@@ -65,7 +65,7 @@ const MISSING: [&str; MAX_SRC] = [
     "source 9 is missing",
 ];
 
-/// A node as its shape rule sees it.
+/// A node, as passed to shape rules and devices.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
     /// The op with its parameters.
@@ -74,8 +74,7 @@ pub struct NodeView<'a> {
     pub dst: &'a TensorDesc,
     /// The sources.
     pub srcs: Sources<'a>,
-    /// Whether every element of every operand lies at a multiple of its type's alignment in its slot: see
-    /// [`DType::alignment`].
+    /// Whether every element of every operand is aligned for its type, relative to the start of its slot: see [`DType::alignment`].
     pub aligned: bool,
 }
 
@@ -88,15 +87,15 @@ impl<'a> NodeView<'a> {
         self.srcs.required(i)
     }
 
-    /// The error that `rule` does not hold for this node.
+    /// The error for a node that violates `rule`.
     pub fn rule_error(&self, rule: &'static str) -> ShapeError {
         ShapeError { op: self.op.code(), rule, node: format!(" dst={}{}", Pretty(self.dst), self.srcs.describe()) }
     }
 
-    /// That the destination has exactly the inferred type and shape.
+    /// Checks that the destination has exactly the inferred type and shape.
     ///
     /// # Errors
-    /// [`ShapeError`] when it has not.
+    /// [`ShapeError`] if type or shape differ.
     pub fn expect_dst(&self, out: OutputSpec) -> Result<(), ShapeError> {
         ensure!(self, self.dst.ne() == out.ne, "the destination's shape must follow from its sources");
         ensure!(self, self.dst.dtype() == out.dtype, "the destination's type must follow from its sources");
@@ -109,7 +108,7 @@ impl<'a> NodeView<'a> {
 pub struct OutputSpec {
     /// Element type.
     pub dtype: DType,
-    /// Element counts, fastest first.
+    /// Element counts, fastest dimension first.
     pub ne: [usize; DIMS],
 }
 
@@ -120,13 +119,13 @@ impl OutputSpec {
     }
 }
 
-/// A node that breaks its op's shape rule: the fault of whoever built the graph.
+/// A node violates its op's shape rule: an error in the graph, not in the device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{op}: {rule}; got{node}")]
 pub struct ShapeError {
     /// The op.
     pub op: OpCode,
-    /// The rule that does not hold.
+    /// The violated rule.
     pub rule: &'static str,
     /// Types, shapes and strides of the node.
     pub node: String,
@@ -140,10 +139,11 @@ impl std::fmt::Display for Pretty<'_> {
     }
 }
 
-/// `ensure!(node, condition, "rule")`: returns the node's [`ShapeError`] when the condition does not hold.
+/// `ensure!(node, condition, "rule")`: returns the node's [`ShapeError`] if the condition is false.
 macro_rules! ensure {
     ($node:expr, $condition:expr, $rule:literal) => {
-        // Not `if !`: a comparison with NaN holds neither way, and must then be refused.
+        // Not `if !condition`: clippy flags negated float comparisons, and rewriting one as the inverse comparison would accept
+        // NaN. Any comparison with NaN is false and must be rejected.
         if $condition {
         } else {
             return Err($node.rule_error($rule));

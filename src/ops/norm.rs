@@ -1,10 +1,10 @@
-//! NORM, RMS_NORM, L2_NORM: each row scaled by a statistic of its own; GROUP_NORM: each group of channels.
+//! NORM, RMS_NORM, L2_NORM: normalise each row by its own statistic. GROUP_NORM: normalises each group of channels.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use std::num::NonZeroU32;
 
-/// A normalisation of the rows, or of groups of channels, of a tensor `[ne3, ne2, ne1, ne0]`; the result has its shape.
-/// Sums are accumulated in f64 over f32 terms, all else is f32.
+/// A normalisation of the rows, or of groups of channels, of a tensor; the result has the same shape. Sums of f32 terms are
+/// accumulated in f64; all other arithmetic is f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
     /// `(x - mean) / sqrt(var + eps)` with `var = mean((x - mean)²)`.
@@ -17,16 +17,17 @@ pub enum Norm {
         /// Added to the mean square; at least 0.
         eps: f32,
     },
-    /// As [`Norm::Norm`], with mean and variance over a group of channels `[ne1, ne0]` (dimension 2) of one `i3`.
+    /// As [`Norm::Norm`], with mean and variance over a group of channels. A channel is a plane `[ne0, ne1]` along dimension 2;
+    /// each index of dimension 3 has its own groups.
     GroupNorm {
-        /// Groups, at most `i32::MAX`. Each has `ceil(ne2 / groups)` channels; the last ones may have fewer, or none.
+        /// Number of groups, at most `i32::MAX`. Each has `ceil(ne2 / groups)` channels; the last groups may have fewer, or none.
         groups: NonZeroU32,
         /// Added to the variance; at least 0.
         eps: f32,
     },
     /// `x / max(sqrt(sum(x²)), eps)`.
     L2Norm {
-        /// Least divisor; at least 0.
+        /// Minimum of the divisor; at least 0.
         eps: f32,
     },
 }
@@ -41,16 +42,16 @@ impl OpFamily for Norm {
         }
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         let word = usize::from(code == OpCode::GroupNorm);
-        let eps = words.float(word);
+        let eps = params.float(word);
         if eps.is_nan() || eps < 0.0 {
             return Err(ParamError::new(code, word, "eps", eps, "at least 0"));
         }
         Ok(match code {
             OpCode::GroupNorm => {
-                let groups = u32::try_from(words.int(0)).ok().and_then(NonZeroU32::new);
-                let groups = groups.ok_or_else(|| ParamError::new(code, 0, "n_groups", words.int(0), "at least 1"))?;
+                let groups = u32::try_from(params.int(0)).ok().and_then(NonZeroU32::new);
+                let groups = groups.ok_or_else(|| ParamError::new(code, 0, "n_groups", params.int(0), "at least 1"))?;
                 Norm::GroupNorm { groups, eps }
             }
             OpCode::Norm => Norm::Norm { eps },

@@ -1,9 +1,9 @@
-//! op_params: the 16 words of 32 bits in which a tensor record carries an op's parameters.
+//! op_params: the encoded parameters of an op, 16 words of 32 bits in each tensor record of ggml's protocol.
 
 use super::OpCode;
 use thiserror::Error;
 
-/// The parameter words of a node, read as i32 or as f32 bit patterns.
+/// The encoded parameters of a node; each word is an i32 or the bit pattern of an f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpParams(pub [i32; 16]);
 
@@ -33,24 +33,24 @@ impl OpParams {
     }
 }
 
-/// A parameter outside what its op defines: the peer's fault.
+/// A parameter has a value that its op does not define: an error of the peer that sent it.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("{op}: parameter word {word} ({name}) is {got}, expected {expected}")]
 pub struct ParamError {
-    /// The op whose parameter it is.
+    /// The op.
     pub op: OpCode,
     /// Index of the word in op_params.
     pub word: usize,
     /// The parameter's name.
     pub name: &'static str,
-    /// The value that came, as text.
+    /// The received value, as text.
     pub got: String,
-    /// What the op defines.
+    /// The values that the op defines.
     pub expected: &'static str,
 }
 
 impl ParamError {
-    /// An error about word `word`, called `name`.
+    /// An error for the parameter `name` in word `word`.
     pub fn new(op: OpCode, word: usize, name: &'static str, got: impl ToString, expected: &'static str) -> ParamError {
         ParamError { op, word, name, got: got.to_string(), expected }
     }

@@ -1,22 +1,22 @@
-//! SUM, SUM_ROWS, MEAN, ARGMAX: one value out of many; CUMSUM: the sums on the way.
+//! SUM, SUM_ROWS, MEAN, ARGMAX: reductions to one value. CUMSUM: prefix sums.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
-/// A reduction of a tensor `[ne3, ne2, ne1, ne0]`. None has parameters.
+/// A reduction of a tensor `[ne0, ne1, ne2, ne3]`. These ops have no parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     /// The sum of all elements, `[1, 1, 1, 1]`, accumulated in f64 and rounded once.
     Sum,
-    /// The sum of each row, `[ne3, ne2, ne1, 1]`, accumulated in f64.
+    /// The sum of each row, `[1, ne1, ne2, ne3]`, accumulated in f64.
     SumRows,
-    /// The running sums of each row, `[ne3, ne2, ne1, ne0]`: element k is the sum of elements 0 to k. Added in f32, on
-    /// the CPU one after another.
+    /// The prefix sums of each row, same shape: element k is the sum of elements 0 to k. Accumulated in f32; the CPU adds
+    /// sequentially.
     Cumsum,
-    /// The mean of each row, `[ne3, ne2, ne1, 1]`: the f64 sum rounded to f32, then divided by `ne0` in f32.
+    /// The mean of each row, `[1, ne1, ne2, ne3]`: the f64 sum rounded to f32, then divided by `ne0` in f32.
     Mean,
-    /// The index of the largest value of each row of a matrix `[1, 1, m, n]`, I32 `[1, 1, 1, m]`. Of several, the last;
-    /// NaN is never the largest; 0 when there is nothing else.
+    /// The index of the largest value of each row of a matrix `[n, m, 1, 1]`, as I32 `[m, 1, 1, 1]`. Ties go to the last index. NaN
+    /// never counts as the largest; the index of a row of NaNs is 0.
     Argmax,
 }
 
@@ -65,7 +65,8 @@ impl OpFamily for Reduce {
         node.expect_dst(self.infer(&node.srcs)?)
     }
 
-    // No client places a CUMSUM on its source, and where none lies there a device may scan a row in parts.
+    // Not in place, also for CUMSUM: no client runs it in place, and a destination apart from the source lets a device scan the
+    // parts of a row in parallel.
     fn in_place(&self, _: usize) -> bool {
         false
     }

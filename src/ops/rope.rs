@@ -4,19 +4,20 @@ use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeE
 use crate::tensor::DType;
 use std::f32::consts::PI;
 
-/// Which channels form a pair, and which position turns it.
+/// Which channels form a pair, and which position rotates the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RopeMode {
-    /// Neighbours `(2j, 2j+1)`.
+    /// Neighbours: pairs `(2j, 2j+1)`.
     Normal,
-    /// Halves `(j, j + n_dims/2)`.
+    /// Halves: pairs `(j, j + n_dims/2)`.
     Neox,
-    /// Halves; pairs take their position from four per token (time, height, width, extra) in consecutive sections.
+    /// Multimodal: pairs of halves. A token has four positions (time, height, width, extra); consecutive sections of pairs use one
+    /// position each.
     Mrope([u32; 4]),
-    /// As [`RopeMode::Mrope`] over the whole row, pairs `(j, j + n_dims)`; frequencies restart in each section.
+    /// As [`RopeMode::Mrope`] over the whole row, with pairs `(j, j + n_dims)`; frequencies restart in each section.
     Vision([u32; 4]),
-    /// As [`RopeMode::Mrope`], with time, height and width interleaved instead of in sections.
+    /// As [`RopeMode::Mrope`], with time, height and width interleaved instead of in consecutive sections.
     Imrope([u32; 4]),
 }
 
@@ -40,37 +41,37 @@ impl RopeMode {
     }
 }
 
-/// Rotates pairs of channels by angles that grow with the token's position.
+/// Rotary position embedding: rotates pairs of channels by angles that are proportional to the token's position.
 ///
-/// x F32 or F16 `[batch, tokens, heads, ne0]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all
-/// times, then all heights, widths, extras); optionally F32 factors that divide each pair's frequency. Angles,
-/// including the YaRN correction (`ext_factor` ≠ 0), are those of ggml's CPU backend.
+/// x F32 or F16 `[ne0, heads, tokens, batch]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all times, then
+/// all heights, widths, extras); optionally F32 factors that divide each pair's frequency. The angles, including the YaRN
+/// correction (`ext_factor` ≠ 0), are the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// Pairing and positions.
     pub mode: RopeMode,
-    /// Rotated channels: even, not 0.
+    /// Number of rotated channels: even, not 0.
     pub n_dims: u32,
     /// First rotated channel: even; 0 with [`RopeMode::Vision`].
     pub n_offs: u32,
-    /// Context length of the training, for YaRN.
+    /// YaRN: context length of the training, in tokens.
     pub n_ctx_orig: i32,
     /// Base of the frequencies.
     pub freq_base: f32,
     /// Factor on all angles.
     pub freq_scale: f32,
-    /// Share of the unscaled angle in YaRN's mix; 0 turns the correction off.
+    /// YaRN: share of the unscaled angle in the mix; 0 turns the correction off.
     pub ext_factor: f32,
     /// Factor on the rotated values.
     pub attn_factor: f32,
-    /// Turns over the training context above which YaRN keeps the unscaled angle.
+    /// YaRN: pairs with more turns than this over the training context keep the unscaled angle.
     pub beta_fast: f32,
-    /// Turns over the training context below which YaRN scales the angle fully.
+    /// YaRN: pairs with fewer turns than this over the training context take the fully scaled angle.
     pub beta_slow: f32,
 }
 
 impl Rope {
-    /// A plain rotation of the first `n_dims` channels: base 10000, no scaling.
+    /// Rotation of the first `n_dims` channels with base 10000 and no scaling.
     pub fn new(mode: RopeMode, n_dims: u32) -> Rope {
         Rope {
             mode,
@@ -86,16 +87,16 @@ impl Rope {
         }
     }
 
-    /// Pairs of channels that are rotated.
+    /// Number of rotated pairs of channels.
     pub fn pairs(&self) -> usize {
         let n = self.n_dims as usize;
         if matches!(self.mode, RopeMode::Vision(_)) { n } else { n / 2 }
     }
 
-    /// What all angles are made of besides positions and factors.
+    /// The constants of the angles that depend only on the parameters.
     pub(crate) fn angles(&self) -> RopeAngles {
         let n = self.n_dims as f32;
-        // The pair that makes so many turns over the training context.
+        // The index of the pair that rotates `turns` times over the training context.
         let pair_of = |turns: f32| n * (self.n_ctx_orig as f32 / (turns * 2.0 * PI)).ln() / (2.0 * self.freq_base.ln());
         let ramp = (pair_of(self.beta_fast).floor().max(0.0), pair_of(self.beta_slow).ceil().min(n - 1.0));
         let yarn = if self.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / self.freq_scale).ln() };
@@ -103,12 +104,12 @@ impl Rope {
     }
 }
 
-/// The part of the angles that depends on the parameters alone.
+/// The constants of the angles that depend only on the op's parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeAngles {
-    /// From one pair's angle to the next one's.
+    /// Ratio of the angles of consecutive pairs.
     pub(crate) theta_scale: f32,
-    /// YaRN: pairs before the first keep the unscaled angle, those after the second take the scaled one.
+    /// YaRN: pairs before the first index keep the unscaled angle, and pairs after the second index take the scaled angle.
     pub(crate) corr_dims: (f32, f32),
     /// Factor on cosines and sines.
     pub(crate) mscale: f32,
@@ -119,9 +120,9 @@ impl OpFamily for Rope {
         OpCode::Rope
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         let even = |word, name, expected| {
-            let value = words.int(word);
+            let value = params.int(word);
             let error = || ParamError::new(code, word, name, value, expected);
             u32::try_from(value).ok().filter(|v| v.is_multiple_of(2)).ok_or_else(error)
         };
@@ -133,7 +134,7 @@ impl OpFamily for Rope {
         let sections = || {
             let mut sections = [0; 4];
             for (k, section) in sections.iter_mut().enumerate() {
-                let value = words.int(11 + k);
+                let value = params.int(11 + k);
                 let error = |_| ParamError::new(code, 11 + k, "sections", value, "a length, not negative");
                 *section = u32::try_from(value).map_err(error)?;
             }
@@ -142,7 +143,7 @@ impl OpFamily for Rope {
             }
             Ok(sections)
         };
-        let mode = match words.int(2) {
+        let mode = match params.int(2) {
             0 => RopeMode::Normal,
             2 => RopeMode::Neox,
             8 => RopeMode::Mrope(sections()?),
@@ -157,18 +158,18 @@ impl OpFamily for Rope {
             mode,
             n_dims,
             n_offs,
-            n_ctx_orig: words.int(4),
-            freq_base: words.float(5),
-            freq_scale: words.float(6),
-            ext_factor: words.float(7),
-            attn_factor: words.float(8),
-            beta_fast: words.float(9),
-            beta_slow: words.float(10),
+            n_ctx_orig: params.int(4),
+            freq_base: params.float(5),
+            freq_scale: params.float(6),
+            ext_factor: params.float(7),
+            attn_factor: params.float(8),
+            beta_fast: params.float(9),
+            beta_slow: params.float(10),
         })
     }
 
     fn encode(&self) -> OpParams {
-        let mut words = OpParams::default()
+        let mut params = OpParams::default()
             .with_int(1, self.n_dims as i32)
             .with_int(2, self.mode.to_wire())
             .with_int(4, self.n_ctx_orig)
@@ -180,9 +181,9 @@ impl OpFamily for Rope {
             .with_float(10, self.beta_slow)
             .with_int(15, self.n_offs as i32);
         for (k, section) in self.mode.sections().unwrap_or_default().into_iter().enumerate() {
-            words = words.with_int(11 + k, section as i32);
+            params = params.with_int(11 + k, section as i32);
         }
-        words
+        params
     }
 
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
@@ -195,7 +196,7 @@ impl OpFamily for Rope {
         ensure!(node, x.rows_dense() && node.dst.rows_dense(), "rows of x and dst are dense");
         ensure!(node, matches!(x.dtype(), DType::F32 | DType::F16), "x is F32 or F16");
         let [ne0, _, tokens, _] = x.ne();
-        // Ops made in process have not been through `decode`.
+        // Ops that are built in process skip `decode`, so its checks are repeated here.
         ensure!(node, self.n_dims > 0 && self.n_dims.is_multiple_of(2), "n_dims is even and above 0");
         ensure!(node, self.n_offs.is_multiple_of(2), "n_offs is even");
         let (n_dims, n_offs) = (self.n_dims as usize, self.n_offs as usize);
@@ -214,7 +215,8 @@ impl OpFamily for Rope {
         }
         ensure!(node, positions.dtype() == DType::I32 && positions.rows() == 1, "positions are an I32 vector");
         if let Some(factors) = node.srcs.get(2) {
-            // A vector: were it to share dst's place, dst would be a single row, and factors are read before it is written.
+            // `in_place` allows dst to coincide with the factors. That is safe because they are a vector: dst would then be a
+            // single row, and kernels read the factors before they write it.
             ensure!(node, factors.dtype() == DType::F32 && factors.rows() == 1, "factors are an F32 vector");
             ensure!(node, factors.ne()[0] >= self.pairs(), "there is a factor for each pair");
         }
@@ -225,7 +227,7 @@ impl OpFamily for Rope {
         true
     }
 
-    /// Tokens: `ne[1]` counts the heads of one.
+    /// The tokens; `ne[1]` counts the heads of a token.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.ne()[2]
     }

@@ -1,17 +1,17 @@
-//! GET_ROWS and SET_ROWS: rows read or written by index.
+//! GET_ROWS and SET_ROWS: gather and scatter of rows by index.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
-/// Rows chosen by index. Neither op has parameters.
+/// Reads or writes of rows by index. These ops have no parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// `dst[l, j, i, :] = table[l, j, ids[l, j, i], :]`: table `[a3, a2, rows, n]`, ids I32 `[1, a3, a2, k]`, dst
-    /// `[a3, a2, k, n]` of F32 (I32 for a table of I32).
+    /// Gather, e.g. token embeddings. `dst[:, i, j, l] = table[:, ids[i, j, l], j, l]`: table `[n, rows, a2, a3]`, ids I32
+    /// `[k, a2, a3, 1]`, dst `[n, k, a2, a3]` of F32 (I32 for a table of I32).
     GetRows,
-    /// `dst[l, j, ids[l % c2, j % c1, i], :] = b[l, j, i, :]`: source 0 is b `[b3, b2, r, n]` of F32 or F16, source 1
-    /// ids `[1, c2, c1, r]` of I64 or I32, dst `[b3, b2, rows, n]`. Source 2 only names the destination's memory; rows
-    /// that no index names keep their content. Of equal indices the last one counts.
+    /// Scatter, e.g. into a KV cache. `dst[:, ids[i, j % c1, l % c2], j, l] = b[:, i, j, l]`: source 0 is b `[n, r, b2, b3]` of F32
+    /// or F16, source 1 ids `[r, c1, c2, 1]` of I64 or I32, dst `[n, rows, b2, b3]`. Source 2 only names the destination's memory.
+    /// Rows that no index names keep their content. If an index occurs more than once, the last row wins.
     SetRows,
 }
 

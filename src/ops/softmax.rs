@@ -1,18 +1,18 @@
-//! SOFT_MAX: softmax over rows, with mask, ALiBi and sinks.
+//! SOFT_MAX: softmax of each row, with mask, ALiBi and attention sinks.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::{DIMS, DType};
 
 /// `softmax(scale * x + slope(h) * mask)` over each row.
 ///
-/// x F32 `[B, H, m, n]`; mask F16 or F32 `[B', H', ≥ m, n]`, repeated over heads and batches; sinks F32 `[H]`: one
-/// more logit per head that takes its share and gives no output. A row that is masked entirely, without a sink, is
-/// NaN. All are contiguous. The formula is that of ggml's CPU backend.
+/// x F32 `[n, m, H, B]`; mask F16 or F32 `[n, ≥ m, H', B']`, broadcast over heads and batches; sinks F32 `[H]`. A sink is an extra
+/// logit per head that enters the normalisation and has no output. A fully masked row without a sink gives NaN. All tensors
+/// are contiguous. The formula is the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftMax {
     /// Factor on x.
     pub scale: f32,
-    /// ALiBi: above 0, the mask counts with a slope of its own for each head.
+    /// ALiBi: if above 0, the mask is multiplied by a slope that differs per head.
     pub max_bias: f32,
 }
 
@@ -21,8 +21,8 @@ impl OpFamily for SoftMax {
         OpCode::SoftMax
     }
 
-    fn decode(_: OpCode, words: &OpParams) -> Result<Self, ParamError> {
-        Ok(SoftMax { scale: words.float(0), max_bias: words.float(1) })
+    fn decode(_: OpCode, params: &OpParams) -> Result<Self, ParamError> {
+        Ok(SoftMax { scale: params.float(0), max_bias: params.float(1) })
     }
 
     fn encode(&self) -> OpParams {
@@ -45,20 +45,21 @@ impl OpFamily for SoftMax {
     }
 }
 
-/// ALiBi: the factor on the mask falls from head to head, by powers of two bases.
+/// ALiBi (attention with linear biases): the slopes on the mask, which fall geometrically from head to head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alibi {
-    /// Heads whose slope is `bases[0]^(h + 1)`; that of a later one is `bases[1]^(2 (h - steps) + 1)`.
+    /// The largest power of two up to the number of heads. Head `h` below it has the slope `bases[0]^(h + 1)`, and a later head
+    /// `bases[1]^(2 (h - n_head_log2) + 1)`.
     pub(crate) n_head_log2: usize,
     pub(crate) bases: [f32; 2],
 }
 
 impl Alibi {
-    /// For query heads 0 to `heads` - 1; `None` where `max_bias` turns it off.
+    /// The slopes of `heads` query heads; `None` if `max_bias` is 0 or less, which turns ALiBi off.
     pub(crate) fn new(max_bias: f32, heads: usize) -> Option<Alibi> {
         let steps = 1 << heads.max(1).ilog2();
         let base = |bias: f32| (-bias / steps as f32).exp2();
-        // A NaN is not off: nothing of it stays hidden.
+        // A NaN does not turn ALiBi off: it propagates to the result instead of being hidden.
         let off = max_bias <= 0.0;
         (!off).then(|| Alibi { n_head_log2: steps, bases: [base(max_bias), base(max_bias / 2.0)] })
     }
@@ -70,8 +71,8 @@ impl Alibi {
     }
 }
 
-/// The rules of masks, ALiBi and sinks for scores of the shape `[n, m, heads, batches]` (fastest first), here and in
-/// attention: the mask is source `i` and the sinks are the next.
+/// The shape rules of mask, ALiBi and sinks, shared by SOFT_MAX and FLASH_ATTN_EXT. The scores have the shape
+/// `[n, m, heads, batches]`; the mask is source `i`, and the sinks are source `i + 1`.
 pub(super) fn check_mask_and_sinks(
     node: &NodeView<'_>,
     i: usize,

@@ -1,17 +1,18 @@
-//! ARGSORT and TOP_K: the order of each row's values, as indices.
+//! ARGSORT and TOP_K: indices of each row's values in sorted order.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
-/// Indices of a row of values by size, as I32. NaNs are beyond the infinity of their sign.
+/// Sorting of each row; the result is I32 indices. A NaN sorts beyond the infinity of its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// All indices in order; dst has the source's shape. Equal values come in order of their index (ggml: any order).
+    /// All indices in sorted order; dst has the source's shape. The sort is stable: equal values keep the order of their indices
+    /// (ggml: any order).
     Argsort {
-        /// Largest first.
+        /// Largest value first.
         descending: bool,
     },
-    /// Indices of the k largest, in any order: dst is `[ne3, ne2, ne1, k]`, and only it says k.
+    /// Indices of the k largest values, in any order. dst is `[k, ne1, ne2, ne3]`; its shape determines k.
     TopK,
 }
 
@@ -23,11 +24,11 @@ impl OpFamily for Sort {
         }
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         if code == OpCode::TopK {
             return Ok(Sort::TopK);
         }
-        match words.int(0) {
+        match params.int(0) {
             order @ 0..=1 => Ok(Sort::Argsort { descending: order == 1 }),
             got => Err(ParamError::new(code, 0, "order", got, "0 (ascending) or 1 (descending)")),
         }
@@ -43,7 +44,7 @@ impl OpFamily for Sort {
     fn infer(&self, srcs: &Sources<'_>) -> Result<OutputSpec, ShapeError> {
         match self {
             Sort::Argsort { .. } => Ok(OutputSpec { dtype: DType::I32, ne: srcs.required(0)?.ne() }),
-            Sort::TopK => Err(srcs.rule_error("only the destination says k")),
+            Sort::TopK => Err(srcs.rule_error("the destination's shape must be given: it determines k")),
         }
     }
 

@@ -1,4 +1,5 @@
-//! The table of ops: all 101 of protocol 7.0 by number and name. The families that fanout runs are rows of [`super::FAMILIES`].
+//! The op codes of ggml's RPC protocol 7.0: number on the wire and name of all 101 ops. [`super::FAMILIES`] lists the ops that
+//! fanout runs.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ macro_rules! ops {
     ($($number:literal $code:ident $name:literal;)*) => {
         /// An op of protocol 7.0; the discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[allow(missing_docs)] // ggml's names, documented in the protocol's op list
+        #[allow(missing_docs)] // ggml's op names; docs/ops.md describes them
         #[repr(u32)]
         #[non_exhaustive]
         pub enum OpCode {
@@ -143,7 +144,7 @@ impl OpCode {
         self as u32
     }
 
-    /// Whether the op only re-describes memory and computes nothing.
+    /// Whether the op is a view op: it describes existing memory differently and computes nothing.
     pub const fn is_view(self) -> bool {
         matches!(self, OpCode::None | OpCode::Reshape | OpCode::View | OpCode::Permute | OpCode::Transpose)
     }

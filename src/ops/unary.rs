@@ -1,15 +1,15 @@
-//! Element-wise ops of one tensor: SQR, SQRT, SCALE, CLAMP, FILL, and the 22 kinds of UNARY.
+//! Element-wise ops of one tensor: SQR, SQRT, SCALE, CLAMP, FILL, and the 22 kinds of UNARY (activations and roundings).
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
-/// An element-wise op: `dst = f(x)`, both of shape `[ne3, ne2, ne1, ne0]`, computed in f32.
+/// An element-wise op: `dst = f(x)`, both of the same shape, computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unary {
     /// `x * x`.
     Sqr,
     /// `sqrt(x)`.
     Sqrt,
-    /// One of the activations and roundings of UNARY.
+    /// One of the kinds of UNARY: an activation or a rounding.
     Kind(UnaryKind),
     /// `x * scale + bias`.
     Scale {
@@ -20,12 +20,12 @@ pub enum Unary {
     },
     /// `max(min(x, max), min)`; NaN becomes `max`.
     Clamp {
-        /// Lower bound, which wins when the bounds are crossed.
+        /// Lower bound; takes precedence if `min > max`.
         min: f32,
         /// Upper bound.
         max: f32,
     },
-    /// `value` everywhere; the source gives only the shape.
+    /// `value` in every element; only the source's shape is used.
     Fill {
         /// The value.
         value: f32,
@@ -53,10 +53,10 @@ pub enum UnaryKind {
     Sigmoid,
     /// `x/2 (1 + tanh(0.79788456 x (1 + 0.044715 x²)))`.
     ///
-    /// Evaluated directly. ggml's CPU rounds f32 to f16 and takes the result from a table over f16, which costs a
-    /// relative error of up to 1e-3; its other devices evaluate the formula, as we do.
+    /// The formula is evaluated directly, as ggml's GPU backends do. ggml's CPU backend rounds x to f16 and looks the result up in
+    /// a table, which has a relative error of up to 1e-3.
     Gelu,
-    /// `x / (1 + e^(-1.702 x))`, evaluated directly as [`Kind::Gelu`] is.
+    /// `x / (1 + e^(-1.702 x))`, evaluated directly as [`UnaryKind::Gelu`] is.
     GeluQuick,
     /// `x / (1 + e^-x)`.
     Silu,
@@ -66,7 +66,7 @@ pub enum UnaryKind {
     HardSigmoid,
     /// `e^x`.
     Exp,
-    /// `e^x - 1`, with the cancellation of that difference in f32 around 0.
+    /// `e^x - 1`, computed as this difference in f32, so that it has the cancellation error around 0.
     Expm1,
     /// `x > 20 ? x : ln(1 + e^x)`.
     Softplus,
@@ -74,9 +74,9 @@ pub enum UnaryKind {
     GeluErf,
     /// `x > 0 ? alpha_p x² + beta x : (e^min(x, eps) - 1 - x) alpha_n + beta x`.
     Xielu {
-        /// Factor of the negative side: `beta + softplus(α_n)`, applied by whoever builds the node.
+        /// Factor of the negative side: `beta + softplus(α_n)`, computed by the client that builds the node.
         alpha_n: f32,
-        /// Factor of the positive side: `softplus(α_p)`.
+        /// Factor of the positive side: `softplus(α_p)`, also computed by the client.
         alpha_p: f32,
         /// Linear part.
         beta: f32,
@@ -94,7 +94,7 @@ pub enum UnaryKind {
 }
 
 impl UnaryKind {
-    /// Every kind by its number; XIELU without its parameters.
+    /// Every kind, in the order of the numbers on the wire; XIELU has zero parameters.
     pub const ALL: [UnaryKind; 22] = [
         UnaryKind::Abs,
         UnaryKind::Sgn,
@@ -120,7 +120,7 @@ impl UnaryKind {
         UnaryKind::Trunc,
     ];
 
-    /// Its number on the wire.
+    /// The number on the wire.
     pub(crate) fn wire_number(&self) -> i32 {
         let same = |kind| std::mem::discriminant(kind) == std::mem::discriminant(self);
         UnaryKind::ALL.iter().position(same).map_or(-1, |k| k as i32)
@@ -139,21 +139,21 @@ impl OpFamily for Unary {
         }
     }
 
-    fn decode(code: OpCode, words: &OpParams) -> Result<Self, ParamError> {
+    fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::Sqrt => Unary::Sqrt,
-            OpCode::Scale => Unary::Scale { scale: words.float(0), bias: words.float(1) },
-            OpCode::Clamp => Unary::Clamp { min: words.float(0), max: words.float(1) },
-            OpCode::Fill => Unary::Fill { value: words.float(0) },
+            OpCode::Scale => Unary::Scale { scale: params.float(0), bias: params.float(1) },
+            OpCode::Clamp => Unary::Clamp { min: params.float(0), max: params.float(1) },
+            OpCode::Fill => Unary::Fill { value: params.float(0) },
             OpCode::Unary => {
-                let number = words.int(0);
+                let number = params.int(0);
                 let kind = usize::try_from(number).ok().and_then(|k| UnaryKind::ALL.get(k));
                 Unary::Kind(match kind {
                     Some(UnaryKind::Xielu { .. }) => UnaryKind::Xielu {
-                        alpha_n: words.float(1),
-                        alpha_p: words.float(2),
-                        beta: words.float(3),
-                        eps: words.float(4),
+                        alpha_n: params.float(1),
+                        alpha_p: params.float(2),
+                        beta: params.float(3),
+                        eps: params.float(4),
                     },
                     Some(kind) => *kind,
                     None => return Err(ParamError::new(code, 0, "kind", number, "0 to 21")),
@@ -164,19 +164,19 @@ impl OpFamily for Unary {
     }
 
     fn encode(&self) -> OpParams {
-        let words = OpParams::default();
+        let params = OpParams::default();
         match *self {
-            Unary::Sqr | Unary::Sqrt => words,
-            Unary::Scale { scale, bias } => words.with_float(0, scale).with_float(1, bias),
-            Unary::Clamp { min, max } => words.with_float(0, min).with_float(1, max),
-            Unary::Fill { value } => words.with_float(0, value),
+            Unary::Sqr | Unary::Sqrt => params,
+            Unary::Scale { scale, bias } => params.with_float(0, scale).with_float(1, bias),
+            Unary::Clamp { min, max } => params.with_float(0, min).with_float(1, max),
+            Unary::Fill { value } => params.with_float(0, value),
             Unary::Kind(kind) => {
-                let words = words.with_int(0, kind.wire_number());
+                let params = params.with_int(0, kind.wire_number());
                 match kind {
                     UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => {
-                        words.with_float(1, alpha_n).with_float(2, alpha_p).with_float(3, beta).with_float(4, eps)
+                        params.with_float(1, alpha_n).with_float(2, alpha_p).with_float(3, beta).with_float(4, eps)
                     }
-                    _ => words,
+                    _ => params,
                 }
             }
         }

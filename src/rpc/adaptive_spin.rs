@@ -1,34 +1,34 @@
-//! Spin-then-park waiting for events that are often only microseconds away.
+//! Spin-then-park: waits for events that often happen within microseconds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Decides from the last wait whether the next one begins with a spin. A parked thread is woken 45 us late and more where its
-/// core sleeps too, which is longer than many round trips take.
+/// Decides by the duration of the last wait whether the next one spins before it parks. The wake-up of a parked thread takes 45
+/// us, and more if its core sleeps, too. Many round trips are shorter.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
-    /// A wait that took at least this many microseconds is followed by one that parks at once.
+    /// After a wait of at least this many microseconds the next one parks at once.
     limit: u64,
-    /// Microseconds of the last wait.
+    /// Duration of the last wait in microseconds.
     last: AtomicU64,
 }
 
 impl AdaptiveSpin {
-    /// Spins for at most `limit`. The first wait spins.
+    /// Creates a waiter that spins for at most `limit`. The first wait spins.
     pub(super) fn new(limit: Duration) -> AdaptiveSpin {
         AdaptiveSpin { limit: limit.as_micros() as u64, last: AtomicU64::new(0) }
     }
 
-    /// Spins until `ready`, if the last wait was short, and then calls `park`, which may sleep.
+    /// Spins until `ready` or the limit if the last wait was short, and then calls `park`, which may sleep.
     pub(super) fn wait<T>(&self, ready: impl Fn() -> bool, park: impl FnOnce() -> T) -> T {
         let since = self.spin(ready);
-        let got = park();
+        let result = park();
         self.record(since);
-        got
+        result
     }
 
-    /// Begins a wait: spins until `ready` or the limit, and yields the core between two looks. Returns when the wait began, for
-    /// [`AdaptiveSpin::record`].
+    /// Begins a wait: spins until `ready` or the limit, and yields the core between two polls. Returns the start time of the
+    /// wait, for [`AdaptiveSpin::record`].
     pub(super) fn spin(&self, ready: impl Fn() -> bool) -> Instant {
         let since = Instant::now();
         if self.last.load(Ordering::Relaxed) < self.limit {

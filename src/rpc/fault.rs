@@ -1,11 +1,11 @@
-//! Failures of devices, as one end tells the other.
+//! Conversion of device errors to and from the protocol's `Fault`, in which a server reports them to its clients.
 
 use super::wire::ext::{Fault, FaultKind};
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::OpCode;
 
-/// Bytes of text that one end tells the other at most. A reason may hold what a third party said, in any length, and the
-/// other end refuses notices that are too long to be a reason.
+/// Size limit of the text of a fault, in bytes. A reason may contain text of a third party of any length, and clients reject
+/// notifications above their own limit.
 const MAX_REASON_BYTES: usize = 4096;
 
 impl From<&DeviceError> for Fault {
@@ -26,7 +26,7 @@ impl From<&DeviceError> for Fault {
     }
 }
 
-/// What a failure behind a server is here, on a device of this name. An op that this end does not know is told by its text.
+/// Converts a fault to the error of the device with this name. An op code that this process does not have becomes a text.
 pub(super) fn device_error(fault: Fault, device: &str) -> DeviceError {
     let Fault { kind, text: reason } = fault;
     match kind {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_a_third_party_wrote_is_cut_between_characters() {
+    fn a_long_reason_is_truncated_at_a_character_boundary() {
         let remote = |reason: String| DeviceError::Remote { device: "here".to_owned(), reason };
         let text = |error: &DeviceError| Fault::from(error).text;
         assert_eq!(text(&remote("too hot".to_owned())), "too hot");

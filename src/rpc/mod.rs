@@ -1,7 +1,11 @@
-//! Devices over the network, by ggml's RPC protocol.
+//! RPC: devices over the network, by ggml's RPC protocol and fanout's extensions of it.
 //!
-//! `wire` encodes messages without IO, `transport` moves bytes without knowing messages, and `connection` is what a client, a
-//! server and the links between servers share on top of the two.
+//! - `wire` encodes and decodes messages, without I/O. Start there to see what is sent.
+//! - `transport` moves bytes and does not interpret them: TCP, deadlines, typed errors.
+//! - `connection` is shared by clients, servers and the links between servers: handshake, buffered writer, reply reader,
+//!   heartbeat.
+//! - `client` presents the devices of a server as devices of this process; `server` offers the devices of this process to
+//!   clients.
 
 mod adaptive_spin;
 #[cfg(feature = "client")]

@@ -1,5 +1,5 @@
-//! Whole sessions over the transport in memory: whatever it does to the bytes, both ends see the same messages, and where it cuts
-//! them, both ends find out.
+//! End-to-end tests of client and server over the in-memory transport: with any split and delay of the bytes both ends receive
+//! the same messages, and a cut at any position is detected by both ends.
 
 use super::client::{Endpoint, Options};
 use super::server::{Config, Handle, Server};
@@ -14,10 +14,10 @@ use crate::tensor::DType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes.
+/// Upper limit of every wait in these tests; no test comes close to it.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A server of one CPU, on a thread that ends with it.
+/// A server of one CPU device, on a thread that ends when this is dropped.
 struct MemoryServer {
     endpoint: String,
     handle: Handle,
@@ -51,9 +51,9 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| rng.u8(..)).collect()
 }
 
-/// What a runtime does: tensors of some sizes there and back, a graph, points.
-fn session(endpoint: &str, patience: Duration) -> Result<(), DeviceError> {
-    let options = Options { connect_timeout: patience, silence_timeout: patience, retry: Duration::ZERO };
+/// A typical session: uploads and downloads of several sizes, a graph that runs repeatedly, and a mark.
+fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
+    let options = Options { connect_timeout: timeout, silence_timeout: timeout, retry: Duration::ZERO };
     let lost =
         |e: super::client::ConnectError| DeviceError::Lost { endpoint: endpoint.to_owned(), reason: e.to_string() };
     let endpoint = Endpoint::connect(endpoint, &options).map_err(lost)?;
@@ -89,65 +89,66 @@ fn session(endpoint: &str, patience: Duration) -> Result<(), DeviceError> {
 }
 
 #[test]
-fn a_client_works_however_bytes_are_split_and_delayed() {
+fn a_session_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
         let server = MemoryServer::start(Weather { seed: 100 * seed, cut_after: None });
         session(&server.endpoint, WATCHDOG).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
 
-/// However far a session has come, its end is an error that names the connection, and nobody waits on.
+/// At any point of a session a cut is reported as the loss of the connection, and no thread keeps waiting.
 #[test]
 fn a_cut_connection_is_lost_at_both_ends() {
     for seed in 0..24 {
         // From the middle of the handshake to the middle of the largest tensor.
         let after = 9 + (seed * seed * 700) % 320_000;
         let server = MemoryServer::start(Weather { seed, cut_after: Some(after) });
-        let told = session(&server.endpoint, WATCHDOG).unwrap_err();
-        assert!(matches!(told, DeviceError::Lost { .. }), "cut after {after}: {told}");
+        let error = session(&server.endpoint, WATCHDOG).unwrap_err();
+        assert!(matches!(error, DeviceError::Lost { .. }), "cut after {after}: {error}");
         let until = Instant::now() + WATCHDOG;
         while server.handle.connections() > 0 {
-            assert!(Instant::now() < until, "cut after {after}: the server's session goes on");
+            assert!(Instant::now() < until, "cut after {after}: the server's session does not end");
             std::thread::yield_now();
         }
     }
 }
 
-/// The source's server dials the destination's and sends it the bytes: a link uses the same transport as clients do.
+/// A peer copy: the source's server dials the destination's server and sends it the data. Links use the same transport as
+/// clients.
 #[test]
-fn a_link_between_servers_works_however_bytes_are_split_and_delayed() {
+fn a_link_between_servers_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
         let to = MemoryServer::start(Weather { seed: 2000 + 100 * seed, cut_after: None });
         let config = Config::default().with_peers(vec![to.endpoint.parse().unwrap()]);
         let from = MemoryServer::with(Weather { seed: 3000 + 100 * seed, cut_after: None }, config);
         let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry: Duration::ZERO };
         let endpoints = [&from, &to].map(|server| Endpoint::connect(&server.endpoint, &options).unwrap());
-        let [source, here] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
-        assert!(here.copies_from(source.info()), "seed {seed}: the source's server does not reach {}", to.endpoint);
+        let [source, destination] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
+        assert!(destination.copies_from(source.info()), "seed {seed}: the source's server cannot dial {}", to.endpoint);
         let (account, until) = (Account::new(1 << 30), Some(Instant::now() + WATCHDOG));
-        let [mut out, mut queue] = [source, here].map(|device| device.queue(&account).unwrap());
+        let [mut out, mut queue] = [source, destination].map(|device| device.queue(&account).unwrap());
         for len in [1, 4096, 600_000] {
             let data = noise(seed, len);
-            let [src, dst] = [source, here].map(|device| device.alloc(len as u64, &account).unwrap());
+            let [src, dst] = [source, destination].map(|device| device.alloc(len as u64, &account).unwrap());
             out.upload(src.whole(), None, Source::Borrowed(&data)).unwrap();
             let after = out.mark();
             assert!(queue.copy_from(src.whole(), dst.whole(), Some(&after)).unwrap().is_submitted());
             assert!(queue.download(dst.whole()).unwrap().wait(until).unwrap() == data, "seed {seed}: {len} bytes");
         }
-        // The client's connection, and the link from the other server.
+        // The connection of the client, and the link from the source's server.
         assert_eq!(to.handle.connections(), 2, "seed {seed}");
     }
 }
 
-/// A client of ggml's messages, by hand: what it sends is one stream, and so are the replies.
+/// A client that is written by hand sends messages of 7.0 over the split and delayed stream.
 #[test]
-fn a_server_serves_7_0_however_bytes_are_split_and_delayed() {
+fn a_server_of_7_0_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
         let server = MemoryServer::start(Weather { seed: 1000 + 100 * seed, cut_after: None });
         let deadline = Deadline::after(WATCHDOG);
         let (_, connection) = dial(&resolve(&server.endpoint).unwrap(), &deadline).unwrap();
         let (mut receiver, mut sender) = connection.split();
-        let mut ask = |request: &Request<'_>, reply: usize| {
+        let mut request_reply = |request: &Request<'_>, reply: usize| {
             let mut out = Vec::new();
             request.encode(&mut out);
             sender.write_all(&[&out], WATCHDOG).unwrap();
@@ -155,10 +156,10 @@ fn a_server_serves_7_0_however_bytes_are_split_and_delayed() {
             receiver.read_exact(&mut bytes, &deadline).unwrap();
             bytes
         };
-        ask(&Request::Hello(Hello { conn_caps: Some([0; 24]) }), RESPONSE_HEADER + 28);
-        let made = ask(&Request::AllocBuffer(AllocBuffer { device: 0, size: 1 << 20 }), RESPONSE_HEADER + 16);
+        request_reply(&Request::Hello(Hello { conn_caps: Some([0; 24]) }), RESPONSE_HEADER + 28);
+        let made = request_reply(&Request::AllocBuffer(AllocBuffer { device: 0, size: 1 << 20 }), RESPONSE_HEADER + 16);
         let handle = u64::from_le_bytes(made[8..16].try_into().unwrap());
-        let base = ask(&Request::BufferGetBase(BufferGetBase { remote_ptr: handle }), RESPONSE_HEADER + 8);
+        let base = request_reply(&Request::BufferGetBase(BufferGetBase { remote_ptr: handle }), RESPONSE_HEADER + 8);
         let base = u64::from_le_bytes(base[8..].try_into().unwrap());
         for (n, len) in [1, 100, 70_000, 1 << 20].into_iter().enumerate() {
             let data = noise(n as u64, len);
@@ -166,9 +167,9 @@ fn a_server_serves_7_0_however_bytes_are_split_and_delayed() {
             (tensor.buffer, tensor.data, tensor.dtype) = (handle, base, DType::I8.to_wire());
             (tensor.ne, tensor.nb) = ([len as u32, 1, 1, 1], [1, len as u32, len as u32, len as u32]);
             let head = SetTensorHead { tensor: tensor.clone(), cache: false, offset: 0 };
-            ask(&Request::SetTensor(SetTensor { head, data: &data }), 0);
+            request_reply(&Request::SetTensor(SetTensor { head, data: &data }), 0);
             let get = GetTensor { tensor, offset: 0, size: len as u64 };
-            assert!(ask(&Request::GetTensor(get), RESPONSE_HEADER + len)[RESPONSE_HEADER..] == data);
+            assert!(request_reply(&Request::GetTensor(get), RESPONSE_HEADER + len)[RESPONSE_HEADER..] == data);
         }
     }
 }

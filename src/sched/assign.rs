@@ -1,7 +1,7 @@
-//! Which device runs each node.
+//! Assignment pass: chooses the device that runs each node.
 //!
-//! All nodes that write one computed slot run on one device, whose memory holds it: the first of them, the slot's maker, is
-//! given a device that supports them all, and the others follow.
+//! All nodes that write one computed slot run on one device, the slot's home. The first of them, the slot's maker, is placed on a
+//! device that supports the whole group. The rest of the group, its followers, goes to the same device.
 
 use super::split::written_slots;
 use super::{AssignReason, Assignment, Devices, Options, SchedError, Storage, Task, node_name};
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 pub(super) mod tests;
 
-/// Gives each node a device that supports it; [`Why`] lists the rules, the first that applies decides.
+/// Assigns each node to a device that supports it. [`AssignReason`] lists the rules; the first rule that applies decides.
 ///
 /// # Errors
-/// [`SchedError::Nowhere`] for a node that runs on no device, or not where it must; [`SchedError::NoDevice`] for a pin or a
-/// stored tensor beyond the list.
+/// [`SchedError::NoDeviceForNode`] for a node that no device supports, or that the one required device does not support;
+/// [`SchedError::UnknownDevice`] for a pin or a stored tensor with a device index out of range.
 pub(crate) fn assign(task: &Task, devices: &Devices, options: &Options) -> Result<Vec<Assignment>, SchedError> {
     let mut pass = AssignPass::new(task, devices);
     pass.check_stored_devices()?;
@@ -24,18 +24,18 @@ pub(crate) fn assign(task: &Task, devices: &Devices, options: &Options) -> Resul
     pass.assign_destinations()?;
     pass.assign_stored(options.offload);
     let nodes = pass.nodes.len();
-    // Better devices first; then whatever has a neighbour.
+    // GPUs spread to their neighbours first, in both directions; then CPUs do.
     for with_cpus in [false, true] {
         pass.assign_neighbours(0..nodes, with_cpus);
         pass.assign_neighbours((0..nodes).rev(), with_cpus);
     }
-    pass.left()
+    pass.assign_remaining()
 }
 
-/// What a device said of a node. It is asked once, and only when its answer matters.
+/// Cached result of a support query. Each query runs at most once, and only when its result matters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CachedSupport {
-    NotAsked,
+    NotQueried,
     Yes,
     Offload,
     No,
@@ -45,11 +45,11 @@ struct AssignPass<'a> {
     task: &'a Task,
     devices: &'a Devices,
     nodes: &'a [Node],
-    /// By node and device.
-    answers: Vec<CachedSupport>,
+    /// By node, then by device.
+    support_cache: Vec<CachedSupport>,
     /// By slot: the first node that writes it.
     makers: Vec<Option<u32>>,
-    /// By the maker of a computed slot: the other nodes that write it.
+    /// By maker of a computed slot: its followers, the later nodes that write the slot.
     followers: BTreeMap<usize, Vec<usize>>,
     /// By node.
     assigned: Vec<Option<Assignment>>,
@@ -67,11 +67,11 @@ impl<'a> AssignPass<'a> {
                 followers.entry(maker).or_default().push(at);
             }
         }
-        let answers = vec![CachedSupport::NotAsked; nodes.len() * devices.len()];
-        AssignPass { task, devices, nodes, answers, makers, followers, assigned: vec![None; nodes.len()] }
+        let support_cache = vec![CachedSupport::NotQueried; nodes.len() * devices.len()];
+        AssignPass { task, devices, nodes, support_cache, makers, followers, assigned: vec![None; nodes.len()] }
     }
 
-    /// That stored tensors lie on devices that there are.
+    /// Checks that the devices of stored tensors exist.
     fn check_stored_devices(&self) -> Result<(), SchedError> {
         for (slot, storage) in self.task.storage().iter().enumerate() {
             if let Storage::Stored { device, .. } = *storage {
@@ -84,7 +84,7 @@ impl<'a> AssignPass<'a> {
         Ok(())
     }
 
-    /// Puts pinned nodes, and those that write the same memory, where they are pinned to.
+    /// Places pinned nodes, and all nodes that write the same memory, on their pinned devices.
     fn assign_pinned(&mut self) -> Result<(), SchedError> {
         for at in 0..self.nodes.len() {
             let Some(device) = self.task.pin(at) else { continue };
@@ -106,7 +106,7 @@ impl<'a> AssignPass<'a> {
         Ok(())
     }
 
-    /// Puts nodes that write stored memory where that lies.
+    /// Places nodes that write stored memory on the device of that memory.
     fn assign_destinations(&mut self) -> Result<(), SchedError> {
         for at in 0..self.nodes.len() {
             if let Some(home) = self.destination(at).filter(|_| self.assigned[at].is_none()) {
@@ -117,8 +117,8 @@ impl<'a> AssignPass<'a> {
         Ok(())
     }
 
-    /// Puts nodes where the largest stored tensor that they read lies; or, where that is the host's memory, on a device
-    /// that wants them all the same.
+    /// Places nodes on the device of the largest stored tensor that they read. If that is a CPU's, a device earlier in the list
+    /// that prefers the node despite the copy (offload) takes it instead.
     fn assign_stored(&mut self, offload: bool) {
         let written = if offload { written_slots(self.task) } else { Vec::new() };
         for at in 0..self.nodes.len() {
@@ -146,7 +146,8 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    /// Gives nodes without a device that of the last one before them in this order; CPUs stop the spreading or take part.
+    /// Places unassigned nodes on the device of the last assigned node before them in `order`. Without `with_cpus`, CPU nodes do
+    /// not spread.
     fn assign_neighbours(&mut self, order: impl Iterator<Item = usize>, with_cpus: bool) {
         let mut near = None;
         for at in order {
@@ -161,8 +162,8 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    /// Puts what is left where most bytes of its sources are.
-    fn left(mut self) -> Result<Vec<Assignment>, SchedError> {
+    /// Places the remaining nodes on the supporting device that holds the most bytes of their sources.
+    fn assign_remaining(mut self) -> Result<Vec<Assignment>, SchedError> {
         let mut held = vec![0u64; self.devices.len()];
         let mut order = Vec::new();
         for at in 0..self.nodes.len() {
@@ -177,18 +178,18 @@ impl<'a> AssignPass<'a> {
             }
             order.clear();
             order.extend(0..self.devices.len());
-            // Stable: of equal ones the lower number first.
+            // The sort is stable: among equal devices, the lower index comes first.
             order.sort_by_key(|&device| std::cmp::Reverse(held[device]));
             match order.iter().find(|&&device| self.supports_group(at, device)) {
                 Some(&device) => self.assign_group(at, device, AssignReason::LastResort),
                 None => return Err(self.no_device_error(at)),
             }
         }
-        // None is left without one.
+        // Every node has a device here, so `flatten` drops none.
         Ok(self.assigned.into_iter().flatten().collect())
     }
 
-    /// The device that the stored memory which a node writes lies on.
+    /// The device of the stored memory that a node writes.
     fn destination(&self, at: usize) -> Option<usize> {
         let (slot, _) = self.task.write_range(&self.nodes[at])?;
         match self.task.storage()[slot as usize] {
@@ -207,7 +208,7 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    /// Where a slot lies, as far as that is known.
+    /// The device of a slot, if it is decided.
     fn home(&self, slot: usize) -> Option<usize> {
         match self.task.storage()[slot] {
             Storage::Stored { device, .. } => Some(device),
@@ -223,17 +224,17 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    /// Whether a device runs a node and all that write the same memory.
+    /// Whether a device supports a node and its followers.
     fn supports_group(&mut self, at: usize, device: usize) -> bool {
         self.first_unsupported(at, device).is_none()
     }
 
-    /// Whether it would do so even if it had to fetch the weights.
+    /// Whether a device supports a node and its followers, and prefers to run the node even if the weights must be copied.
     fn prefers_offload(&mut self, at: usize, device: usize) -> bool {
-        self.ask(at, device) == CachedSupport::Offload && self.supports_group(at, device)
+        self.cached_support(at, device) == CachedSupport::Offload && self.supports_group(at, device)
     }
 
-    /// That a device runs a node and all that write the same memory.
+    /// Returns an error unless a device supports a node and its followers.
     fn require_support(&mut self, at: usize, device: usize) -> Result<(), SchedError> {
         match self.first_unsupported(at, device).and_then(|no| Some((no, self.unsupported(no, device)?))) {
             Some((no, why)) => Err(self.unsupported_error(no, device, why)),
@@ -242,12 +243,12 @@ impl<'a> AssignPass<'a> {
     }
 
     fn first_unsupported(&mut self, at: usize, device: usize) -> Option<usize> {
-        if self.ask(at, device) == CachedSupport::No {
+        if self.cached_support(at, device) == CachedSupport::No {
             return Some(at);
         }
         let mut next = 0;
         while let Some(&follower) = self.followers.get(&at).and_then(|all| all.get(next)) {
-            if self.ask(follower, device) == CachedSupport::No {
+            if self.cached_support(follower, device) == CachedSupport::No {
                 return Some(follower);
             }
             next += 1;
@@ -255,16 +256,16 @@ impl<'a> AssignPass<'a> {
         None
     }
 
-    fn ask(&mut self, at: usize, device: usize) -> CachedSupport {
-        let known = at * self.devices.len() + device;
-        if self.answers[known] == CachedSupport::NotAsked {
-            self.answers[known] = match self.support(at, device) {
+    fn cached_support(&mut self, at: usize, device: usize) -> CachedSupport {
+        let index = at * self.devices.len() + device;
+        if self.support_cache[index] == CachedSupport::NotQueried {
+            self.support_cache[index] = match self.support(at, device) {
                 Support::Yes => CachedSupport::Yes,
                 Support::Offload => CachedSupport::Offload,
                 Support::No(_) => CachedSupport::No,
             };
         }
-        self.answers[known]
+        self.support_cache[index]
     }
 
     fn support(&self, at: usize, device: usize) -> Support {
@@ -299,7 +300,7 @@ impl<'a> AssignPass<'a> {
         SchedError::NoDeviceForNode { node: node_name(self.task, at), refusals: vec![(self.device_name(device), why)] }
     }
 
-    /// What each device lacks for a node, or else for another that writes the same memory.
+    /// The error for a node that no device supports, with each device's reason, which may be about one of the node's followers.
     fn no_device_error(&mut self, at: usize) -> SchedError {
         let mut refusals = Vec::new();
         for device in 0..self.devices.len() {

@@ -1,4 +1,4 @@
-//! Two devices node by node: where do their results part?
+//! Node-by-node comparison of a plan's devices with a reference device, to find the first node with different results.
 
 use super::{ObservedNode, Observer, Options, Plan, PreparedPlan, SchedError, Scheduler, Storage, Task};
 use crate::device::{Account, Device, PATIENCE, Source};
@@ -9,15 +9,15 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a stored tensor that are on their way at once.
+/// Chunk size for copying a stored tensor through the host: the host holds at most this many bytes of it.
 const COPY_CHUNK_BYTES: u64 = 16 << 20;
 
 impl Scheduler {
-    /// The task of a plan with a copy of all that is stored, as it is now, on another device, which is the task's device 0.
-    /// `account` pays for the memory there.
+    /// Copies all stored tensors of a plan, with their current contents, to another device. Returns the task with that device as
+    /// device 0. The copies' memory is charged to `account`.
     ///
     /// # Errors
-    /// A device's failure; [`SchedError::Unplaced`] for a stored tensor without memory; [`SchedError::Foreign`].
+    /// A device's failure; [`SchedError::StoredWithoutRegion`] for a stored tensor without memory; [`SchedError::ForeignPlan`].
     pub fn copy_stored_to(
         &mut self,
         prepared: &PreparedPlan,
@@ -26,8 +26,8 @@ impl Scheduler {
     ) -> Result<Task, SchedError> {
         self.check_owner(prepared)?;
         let task = Arc::clone(&prepared.plan().task);
-        let there = |e| SchedError::from_device(&device.info().name, e);
-        let mut queue = device.queue(account).map_err(there)?;
+        let on_target = |e| SchedError::from_device(&device.info().name, e);
+        let mut queue = device.queue(account).map_err(on_target)?;
         let mut regions = BTreeMap::new();
         for (slot, storage) in (0..).zip(task.storage()) {
             let Storage::Stored { device: home, region } = storage else { continue };
@@ -36,43 +36,43 @@ impl Scheduler {
             };
             let tensor = task.slot_tensor(slot).and_then(|id| task.graph().tensor(id));
             let bytes = tensor.map_or(0, |tensor| device.alloc_size(&tensor.desc)).max(from.bytes());
-            let to = device.alloc(bytes, account).map_err(there)?.whole();
+            let to = device.alloc(bytes, account).map_err(on_target)?.whole();
             let mut at = 0;
             while at < from.bytes() {
                 let n = COPY_CHUNK_BYTES.min(from.bytes() - at);
                 let (from, to) = (from.part(at, n), to.part(at, n));
-                let piece = self.download_blocking(*home, from.map_err(there)?)?;
-                let put = to.and_then(|to| queue.upload(to, None, Source::Borrowed(&piece)));
-                put.map_err(there)?;
+                let piece = self.download_blocking(*home, from.map_err(on_target)?)?;
+                let submitted = to.and_then(|to| queue.upload(to, None, Source::Borrowed(&piece)));
+                submitted.map_err(on_target)?;
                 at += n;
             }
             regions.insert(slot, to);
         }
-        queue.mark().wait(Some(Instant::now() + PATIENCE)).map_err(there)?;
+        queue.mark().wait(Some(Instant::now() + PATIENCE)).map_err(on_target)?;
         Ok(task.moved_to_device_0(&regions))
     }
 }
 
-/// Told what a node gave here and on the reference.
+/// Callback of [`compare`]: a node, its bytes on the plan's devices, and its bytes on the reference. `Break` ends the comparison.
 pub type CompareReporter<'a> = dyn FnMut(ObservedNode<'_>, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
-/// Runs a plan on its devices and its task on a reference device, both from what is stored now, and shows each node's result on
-/// both, each side going on with its own: the node, its bytes here, its bytes on the reference. `Break` ends it.
+/// Runs a plan on its devices and its task on a reference device, both from the current contents of the stored tensors, and passes
+/// both results of each node to `report`. Each side continues with its own results, so errors accumulate as in a normal run.
 ///
 /// # Errors
-/// A failure on either side; [`SchedError::Nowhere`] and [`SchedError::Full`] where the reference cannot run it, before anything
-/// was copied.
+/// A failure on either side. If the reference cannot run the task, [`SchedError::NoDeviceForNode`] or
+/// [`SchedError::NotEnoughMemory`] before anything is copied.
 pub fn compare(
     (scheduler, prepared): (&mut Scheduler, &mut PreparedPlan),
     reference: &Arc<dyn Device>,
     account: &Arc<Account>,
     inputs: &[(TensorId, &[u8])],
-    tell: &mut CompareReporter<'_>,
+    report: &mut CompareReporter<'_>,
 ) -> Result<(), SchedError> {
-    // Before anything is copied: whether the reference runs it, and has the room.
-    let unplaced = Arc::new(prepared.plan().task.moved_to_device_0(&BTreeMap::new()));
+    // Plans for the reference before anything is copied, to check that it supports all nodes and has enough memory.
+    let planned_only = Arc::new(prepared.plan().task.moved_to_device_0(&BTreeMap::new()));
     let alone = [Arc::clone(reference)];
-    Plan::new(unplaced, &alone, &Options::default())?.check_memory(&alone)?;
+    Plan::new(planned_only, &alone, &Options::default())?.check_memory(&alone)?;
     let task = Arc::new(scheduler.copy_stored_to(prepared, reference, account)?);
     let (send, results) = bounded(1);
     std::thread::scope(|scope| {
@@ -81,14 +81,14 @@ pub fn compare(
             let mut prepared = other.build(&task)?;
             other.run_observed(&mut prepared, inputs, &mut ReferenceObserver(send)).map(drop)
         });
-        // Whatever ends this side lets go of the results, which ends the other one.
-        let here = scheduler.run_observed(prepared, inputs, &mut ComparingObserver { results, tell });
-        let there = other.join().unwrap_or(Err(SchedError::Bug("the reference's thread panicked")));
-        here.map(drop).and(there)
+        // When this side ends, it drops the receiver. The reference's next send then fails, and its run breaks.
+        let here = scheduler.run_observed(prepared, inputs, &mut ComparingObserver { results, report });
+        let on_reference = other.join().unwrap_or(Err(SchedError::Bug("the reference's thread panicked")));
+        here.map(drop).and(on_reference)
     })
 }
 
-/// Tells what the reference computes.
+/// Sends each result of the reference to the [`ComparingObserver`].
 struct ReferenceObserver(Sender<Vec<u8>>);
 
 impl Observer for ReferenceObserver {
@@ -104,10 +104,10 @@ impl Observer for ReferenceObserver {
     }
 }
 
-/// Waits for the reference after each node.
+/// Receives the reference's result for each node and reports both.
 struct ComparingObserver<'a> {
     results: Receiver<Vec<u8>>,
-    tell: &'a mut CompareReporter<'a>,
+    report: &'a mut CompareReporter<'a>,
 }
 
 impl Observer for ComparingObserver<'_> {
@@ -117,8 +117,8 @@ impl Observer for ComparingObserver<'_> {
 
     fn on_result(&mut self, seen: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()> {
         match self.results.recv() {
-            Ok(reference) => (self.tell)(seen, bytes, &reference),
-            // The reference has failed, which its thread returns.
+            Ok(reference) => (self.report)(seen, bytes, &reference),
+            // The reference's run has failed; its thread returns the error.
             Err(_) => ControlFlow::Break(()),
         }
     }

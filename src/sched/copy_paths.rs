@@ -1,58 +1,59 @@
-//! Which devices copy from which others' memory by themselves.
+//! Copy paths: for each pair of devices, whether bytes are copied within a domain, by a peer copy, or staged through the host.
 
 use super::Devices;
 use crate::device::Device;
 use std::sync::Arc;
 use std::thread::Builder;
 
-/// For each device the devices that it copies from. That one copies from another does not mean that the other copies from it.
+/// The copy path of each ordered pair of devices. Paths are not symmetric: GPU0 may copy from GPU1 while GPU1 cannot copy from
+/// GPU0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CopyPaths {
-    /// By device, then by the device whose memory it is.
+    /// By destination device, then by source device.
     rows: Vec<Vec<CopyPath>>,
 }
 
-/// How bytes get from one device to another.
+/// How bytes are copied from one device to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyPath {
-    /// Within a domain.
+    /// Both devices are in one domain.
     SameDomain,
-    /// From another domain, and not through the host.
+    /// Peer copy: the destination device reads from another domain without the host.
     Peer,
-    /// Through the host.
+    /// Host-staged copy: download, then upload.
     ThroughHost,
 }
 
 impl CopyPaths {
-    /// Asks each device once of each other that is not of its domain. Devices behind connections are asked at the same time:
-    /// their servers may have to find out.
+    /// Queries `PeerCopies::copies_from` once for each ordered pair of devices in different domains. Remote devices are queried in
+    /// parallel, a thread each: their servers may have to connect to each other to answer.
     pub(crate) fn new(devices: &Devices) -> CopyPaths {
         let row = |to: &Arc<dyn Device>| {
-            let way = |from: &Arc<dyn Device>| match same_domain(&**to, &**from) {
+            let path = |from: &Arc<dyn Device>| match same_domain(&**to, &**from) {
                 true => CopyPath::SameDomain,
                 false if to.copies_from(from.info()) => CopyPath::Peer,
                 false => CopyPath::ThroughHost,
             };
-            devices.iter().map(way).collect::<Vec<_>>()
+            devices.iter().map(path).collect::<Vec<_>>()
         };
         let rows = std::thread::scope(|scope| {
-            let far = |to: &Arc<dyn Device>| {
+            let is_remote = |to: &Arc<dyn Device>| {
                 to.link_stats().is_some() && devices.iter().any(|from| !same_domain(&**to, &**from))
             };
-            let ask = |to| Builder::new().name("reach".to_owned()).spawn_scoped(scope, move || row(to)).ok();
-            let asked: Vec<_> = devices.iter().map(|to| if far(to) { ask(to) } else { None }).collect();
-            let told = asked.into_iter().map(|thread| thread.and_then(|thread| thread.join().ok()));
-            told.zip(devices).map(|(told, to)| told.unwrap_or_else(|| row(to))).collect()
+            let query = |to| Builder::new().name("copy-paths".to_owned()).spawn_scoped(scope, move || row(to)).ok();
+            let threads: Vec<_> = devices.iter().map(|to| if is_remote(to) { query(to) } else { None }).collect();
+            let joined = threads.into_iter().map(|thread| thread.and_then(|thread| thread.join().ok()));
+            joined.zip(devices).map(|(joined, to)| joined.unwrap_or_else(|| row(to))).collect()
         });
         CopyPaths { rows }
     }
 
-    /// Whether device `to` copies from the memory of device `from`.
+    /// Whether device `to` can copy from the memory of device `from` without the host.
     pub(crate) fn can_copy(&self, to: usize, from: usize) -> bool {
         self.path(to, from) != CopyPath::ThroughHost
     }
 
-    /// Whether it does, and is of another domain: then each waits for the other's moments only at some cost.
+    /// Whether device `to` copies from device `from` across domains. A wait between such devices costs a host round trip.
     pub(crate) fn crosses_domains(&self, to: usize, from: usize) -> bool {
         self.path(to, from) == CopyPath::Peer
     }
@@ -61,7 +62,7 @@ impl CopyPaths {
         self.rows.get(to).and_then(|row| row.get(from)).copied().unwrap_or(CopyPath::ThroughHost)
     }
 
-    /// Whether what some device has gets to device `to` only through the host.
+    /// Whether copies from at least one device to device `to` are staged through the host.
     pub(crate) fn needs_host_staging(&self, to: usize) -> bool {
         self.rows.get(to).is_none_or(|row| row.contains(&CopyPath::ThroughHost))
     }
@@ -73,7 +74,7 @@ fn same_domain(to: &dyn Device, from: &dyn Device) -> bool {
 
 #[cfg(test)]
 impl CopyPaths {
-    /// Says something else of two devices.
+    /// Overrides the path of one pair.
     pub(crate) fn set(&mut self, to: usize, from: usize, copies: bool) {
         self.rows[to][from] = if copies { CopyPath::Peer } else { CopyPath::ThroughHost };
     }
@@ -85,12 +86,12 @@ mod tests {
     use crate::sched::tests::graphs;
 
     #[test]
-    fn what_devices_say_in_each_direction() {
-        let reach = CopyPaths::new(&graphs::one_way(3));
-        let table = (0..3).map(|to| [0, 1, 2].map(|from| reach.can_copy(to, from))).collect::<Vec<_>>();
+    fn copy_paths_are_directional() {
+        let paths = CopyPaths::new(&graphs::one_way(3));
+        let table = (0..3).map(|to| [0, 1, 2].map(|from| paths.can_copy(to, from))).collect::<Vec<_>>();
         assert_eq!(table, [[true, false, true], [true, true, false], [true, true, true]]);
-        assert_eq!([0, 1, 2].map(|to| reach.needs_host_staging(to)), [true, true, false]);
+        assert_eq!([0, 1, 2].map(|to| paths.needs_host_staging(to)), [true, true, false]);
         assert!(!CopyPaths::new(&graphs::devices(3, true)).needs_host_staging(0));
-        assert!(!reach.can_copy(0, 3) && !reach.can_copy(3, 0));
+        assert!(!paths.can_copy(0, 3) && !paths.can_copy(3, 0));
     }
 }

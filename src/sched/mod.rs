@@ -1,27 +1,35 @@
-//! One graph over many devices: pure passes over data, then one executor.
+//! Scheduler: partitions one graph over many devices, inserts copies, allocates memory and runs the result on device queues.
 //!
-//! | pass | from | to |
+//! Planning is a sequence of pure passes over data; only `exec` touches devices' memory. Start reading with `plan`.
+//!
+//! | pass | input | output |
 //! |---|---|---|
-//! | `assign` | a [`Task`] and what the devices support | a device for each node, and why |
-//! | `split` | the devices | runs of nodes on one device, and the replicas that each needs of others' tensors |
-//! | `memory` | lifetimes | a spot in an arena for each tensor; what comes from elsewhere in a ring of `depth` copies |
-//! | `plan` | all of it | steps on lanes, each with the moments of other lanes that it waits for |
-//! | `verify` | a plan | that every access finds the bytes it should, in whatever order the lanes run |
-//! | `exec` | a plan | queues at work |
+//! | `assign` | a [`Task`] and the ops that each device supports | a device for each node, and the reason |
+//! | `split` | the assignment | splits (consecutive nodes on one device), and the replicas of remote tensors that they read |
+//! | `memory` | lifetimes | an allocation in an arena for each tensor; a ring with `depth` copies for replicas |
+//! | `plan` | all of the above | steps on queues, each with the marks of other queues that it waits for (with wait elimination) |
+//! | `verify` | a plan | an error unless every access finds the right bytes, however the queues interleave |
+//! | `exec` | a plan | open queues, allocated arenas, submitted runs |
 //!
-//! # Lanes and moments
-//! A lane is a queue: what is on it runs in order. Each device has one lane that computes and, where several runs are under way
-//! at once (`depth` > 1), one that brings what it needs from elsewhere, so that the next run's inputs come while this one
-//! computes. Lanes are ordered by marks alone: a step waits for a mark of this run, or of one some runs ago.
+//! `copy_paths` records which device pairs copy without the host, `plan_report` prints plans and their memory needs, and
+//! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are behind
+//! [`Device`].
 //!
-//! # Nobody waits for ever
-//! The host submits steps in one order, and each waits only for marks of steps submitted before it. So of what is not done
-//! the step submitted first can always go on, in whatever way its lane waits: in the device, in a thread before a connection, or in
-//! the host, which a full lane makes wait too. What a lane's thread holds back is later than what it waits for.
+//! # Queues and marks
+//! The steps of a queue run in order. Each device has one compute queue. With several runs in flight (`depth` > 1) a device also
+//! has a transfer queue for its replicas, so that the inputs of the next run arrive while the current run computes. Only marks
+//! order different queues: a step waits for a mark of the current run or of an earlier run.
+//!
+//! # No deadlocks
+//! The host submits the steps of all queues in one order, and each step waits only for marks of steps submitted before it.
+//! Therefore the earliest unfinished step can always proceed. This holds wherever a queue waits: in the device, in the staging
+//! thread of a queue, or in the host when a full queue applies backpressure. A staging thread delays only steps that were
+//! submitted after the step that it waits for.
 //!
 //! # Memory
-//! Slots of a task's graph are memories. A stored one lies on its device. A computed one lies in the arena of the device whose
-//! nodes write it, its home. What another device reads of it, and what the host writes, is a replica there.
+//! Each slot of a task's graph is one memory. A stored slot lies in its region on its device. A computed slot lies in an arena of
+//! its home, the device that writes it. If another device reads a slot, or if the host writes the slot as an input, the reading
+//! device holds a replica.
 //!
 //! # Example
 //! ```
@@ -81,126 +89,128 @@ use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Devices in order of preference: where nothing else decides, the first that can.
+/// Devices in order of preference: if no placement rule decides, the first device that supports a node runs it.
 pub type Devices = [Arc<dyn Device>];
 
-/// Why a task cannot be planned or run.
+/// Errors of planning, preparing or running a task.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SchedError {
-    /// A device number beyond the list: the caller's mistake.
-    #[error("{what} is on device {device}, of {devices}")]
+    /// A device index out of range (caller's error).
+    #[error("{what} names device {device}, but there are {devices} devices, numbered from 0")]
     UnknownDevice {
-        /// What names the device.
+        /// The node or stored tensor that names the device.
         what: String,
-        /// Its number.
+        /// The index.
         device: usize,
-        /// How many there are.
+        /// The number of devices.
         devices: usize,
     },
-    /// A node that no device runs, or not the one where it has to run.
-    #[error("{node} runs nowhere: {}", reasons(refusals))]
+    /// No device supports a node, or the device that must run the node does not support it.
+    #[error("cannot place {node}: {}", reasons(refusals))]
     NoDeviceForNode {
-        /// The node: its tensor's name and its op.
+        /// The node: its op and its tensor's name.
         node: String,
-        /// What each device lacks.
+        /// By device name: why the device cannot run the node.
         refusals: Vec<(String, Unsupported)>,
     },
-    /// A tensor larger than the largest buffer of its device.
-    #[error("{tensor} needs {bytes} bytes on {device}, whose largest buffer is {limit}")]
+    /// A tensor is larger than the largest buffer of its device.
+    #[error("{tensor} needs {bytes} bytes on {device}, whose largest buffer is {limit} bytes")]
     TensorTooLarge {
         /// The tensor.
         tensor: String,
         /// The device.
         device: String,
-        /// What it needs.
+        /// Bytes that the tensor needs.
         bytes: u64,
-        /// What there is.
+        /// Bytes of the device's largest buffer.
         limit: u64,
     },
-    /// No device to run anything on.
-    #[error("a scheduler needs a device")]
+    /// The device list is empty.
+    #[error("a scheduler needs at least one device")]
     NoDevices,
-    /// A run whose task has a stored tensor that was only planned.
-    #[error("stored tensor {name:?} has no memory: give its region when the task is built")]
+    /// A stored tensor was declared without a region. Such a task can be planned, but not prepared or run.
+    #[error("stored tensor {name:?} has no memory: pass its region to TaskBuilder::stored")]
     StoredWithoutRegion {
         /// The tensor.
         name: String,
     },
-    /// A tensor that a run does not leave behind.
-    #[error("tensor {name:?} cannot be read after a run: say so with TaskBuilder::output")]
+    /// The tensor is neither an output nor stored, so a run may overwrite it.
+    #[error("tensor {name:?} cannot be read after a run: declare it with TaskBuilder::output")]
     NotAnOutput {
         /// The tensor.
         name: String,
     },
-    /// An output that is not there: no run has left it, or its memory has been used for something else since.
-    #[error("tensor {name:?} is not there: read it after a run of its plan, before another run or a larger plan")]
+    /// The output is not in memory: no run has written it, or a later run or a larger plan has reused its memory.
+    #[error(
+        "output {name:?} is not in memory: read it after a run of its plan and before the next run or a larger plan"
+    )]
     OutputExpired {
         /// The tensor.
         name: String,
     },
-    /// A stored tensor whose region is another device's: the caller's mistake.
-    #[error("stored tensor {name:?} is said to lie on {device}, and its region is on {owner}")]
+    /// The region of a stored tensor is in another device's memory than the task declares (caller's error).
+    #[error("stored tensor {name:?} is declared on {device}, but its region is on {owner}")]
     RegionOnOtherDevice {
         /// The tensor.
         name: String,
-        /// Where the task says that it lies.
+        /// The device that the task declares.
         device: String,
-        /// Whose memory its region is in.
+        /// The device that owns the region's memory.
         owner: String,
     },
-    /// Bytes for a tensor that takes none: the caller's mistake.
-    #[error("a run was given bytes for tensor {name:?}, which is no input or was given some already")]
+    /// A run was given bytes for a tensor that is not an input, or twice for the same input (caller's error).
+    #[error("a run was given bytes for tensor {name:?}, which is not an input or was given twice")]
     UnexpectedInput {
         /// The tensor.
         name: String,
     },
-    /// The bytes of an input that a run needs are missing or of another length.
-    #[error("input {name:?} takes {want} bytes and was given {got}")]
+    /// The bytes of an input are missing or have the wrong length.
+    #[error("input {name:?} needs {want} bytes, got {got}")]
     InputLength {
         /// The tensor.
         name: String,
-        /// Its size.
+        /// The input's size in bytes.
         want: usize,
-        /// What was given.
+        /// The number of bytes given, or `none`.
         got: String,
     },
-    /// Devices with less memory than a plan needs.
+    /// The plan needs more memory than the devices have free.
     #[error("not enough memory: {}", needs.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NotEnoughMemory {
-        /// Every device's share.
+        /// The requirement on each device.
         needs: Vec<MemoryRequirement>,
     },
-    /// A plan that another scheduler prepared, or that was made for other devices: the caller's mistake.
-    #[error("the plan is another scheduler's, or was made for other devices")]
+    /// Another scheduler prepared the plan, or the plan was made for other devices (caller's error).
+    #[error("the plan belongs to another scheduler or was made for other devices")]
     ForeignPlan,
-    /// An earlier run ended half-way: nothing can be said of what is done since.
-    #[error("an earlier run failed or was aborted half-way: see Scheduler::reset")]
+    /// An earlier run stopped before all of its steps were submitted, so the state of its tensors is unknown.
+    #[error("an earlier run failed or was aborted before all of its steps were submitted: call Scheduler::reset")]
     RunIncomplete,
     /// The abort flag was raised.
     #[error("the run was aborted")]
     Aborted,
-    /// The host gave no thread.
+    /// The operating system could not start a thread.
     #[error("a thread could not be started: {0}")]
     ThreadSpawn(std::io::Error),
-    /// A bug of ours: please report it.
+    /// A bug in the scheduler: please report it.
     #[error("bug in fanout's scheduler: {0}")]
     Bug(&'static str),
-    /// A bug of ours: a plan that would not do what its task says. Only debug builds look.
+    /// A bug in the scheduler: the verifier rejected a plan. Only debug builds run the verifier.
     #[error("bug in fanout's scheduler: {0}")]
     InvalidPlan(String),
-    /// A device failed.
+    /// A device operation failed.
     #[error("{device}: {source}")]
     Device {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// What happened.
+        /// The device's error.
         source: DeviceError,
     },
 }
 
 impl SchedError {
-    /// A device's failure.
+    /// Adds the device's name to its error.
     pub(crate) fn from_device(device: &str, source: DeviceError) -> SchedError {
         SchedError::Device { device: device.to_owned(), source }
     }
@@ -210,14 +220,14 @@ fn reasons(refusals: &[(String, Unsupported)]) -> String {
     refusals.iter().map(|(device, no)| format!("on {device}, {no}")).collect::<Vec<_>>().join("; ")
 }
 
-/// How tasks are planned.
+/// Planning options.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How many runs a device may be ahead of those that wait for it: what devices get from elsewhere is kept in so many copies.
-    /// From 1 to [`Options::MAX_DEPTH`]; what lies outside is taken for the nearest of them.
+    /// Pipeline depth: the number of runs in flight, and of the ring copies of each replica. Clamped to 1 ..=
+    /// [`Options::MAX_DEPTH`].
     pub depth: usize,
-    /// Whether weights in the host's memory may be brought to a device that is better at using them.
+    /// Whether weights in CPU memory may be copied, in each run, to a device that prefers to run their nodes.
     pub offload: bool,
 }
 
@@ -227,10 +237,10 @@ setters!(Options {
 });
 
 impl Options {
-    /// The most runs that may be under way at once.
+    /// Maximum number of runs in flight.
     pub const MAX_DEPTH: usize = 64;
 
-    /// The depth that plans get.
+    /// The clamped depth.
     fn depth(&self) -> usize {
         self.depth.clamp(1, Options::MAX_DEPTH)
     }
@@ -242,36 +252,36 @@ impl Default for Options {
     }
 }
 
-/// Where a node runs, and why.
+/// The device of a node, and the rule that chose it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Assignment {
     pub(crate) device: usize,
     pub(crate) reason: AssignReason,
 }
 
-/// What decided where a node runs; the first that applies.
+/// Placement rules in order of precedence: the first rule that applies decides where a node runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AssignReason {
-    /// Whoever made the task.
+    /// The task pins the node to the device ([`TaskBuilder::pin`]).
     Pinned,
-    /// It writes memory that lies there.
+    /// The node writes memory of the device.
     Destination,
-    /// A device takes it although its weights lie in the host's memory.
+    /// The device prefers to run the node although its weights are in CPU memory ([`crate::device::Support::Offload`]).
     Offload,
-    /// The largest stored tensor that it reads lies there.
+    /// The largest stored tensor that the node reads is on the device.
     Stored,
-    /// Its neighbours in the list run there.
+    /// An adjacent node in execution order runs on the device.
     Neighbour,
-    /// No better place supports it.
+    /// No other rule applies: of the devices that support the node, this one holds the most bytes of its sources.
     LastResort,
 }
 
-/// A graph cut into splits.
+/// The partition of a graph into splits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SplitGraph {
     pub(crate) splits: Vec<Split>,
     pub(crate) replicas: Vec<Replica>,
-    /// By slot: the device whose memory holds it; `None` for inputs.
+    /// By slot: its home, the device that holds its memory; `None` for inputs.
     pub(crate) homes: Vec<Option<usize>>,
 }
 
@@ -280,12 +290,12 @@ pub(crate) struct SplitGraph {
 pub(crate) struct Split {
     pub(crate) device: usize,
     pub(crate) nodes: Range<usize>,
-    /// Replicas that its nodes read, by slot and start of their ranges. Those of one slot are disjoint.
+    /// Replicas that its nodes read, sorted by slot and start of range. The replicas of one slot are disjoint.
     pub(crate) reads: Vec<u32>,
 }
 
-/// A copy of some bytes of a slot on a device that is not the slot's home. It is made once in a run, before the first split
-/// that reads it.
+/// A copy of some bytes of a slot on a device that is not the slot's home. Each run makes it once, before the first split that
+/// reads it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Replica {
     pub(crate) device: usize,
@@ -299,137 +309,138 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// Whether it has these bytes of a slot.
+    /// Whether the replica contains these bytes of a slot.
     pub(crate) fn covers(&self, slot: u32, bytes: &Range<usize>) -> bool {
         self.slot == slot && self.range.start <= bytes.start && bytes.end <= self.range.end
     }
 }
 
-/// Where the bytes of a replica come from.
+/// The source of a replica's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplicaOrigin {
-    /// The host, at the start of a run.
+    /// The host, at the start of a run (an input).
     Host,
-    /// Another device, the slot's home.
+    /// The slot's home device.
     Device(usize),
-    /// As `Device`, but only those experts of a stored tensor that `ids` names, which its nodes read on the replica's device.
+    /// As `Device`, but only the experts of a stored tensor that tensor `ids` names (MUL_MAT_ID). The ids are read on the replica's
+    /// device.
     Experts { home: usize, ids: TensorId },
 }
 
-/// Where things lie on the devices.
+/// Memory layout: arena sizes, and an allocation for each computed slot and replica.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct MemoryLayout {
     /// By device.
     pub(crate) arenas: Vec<ArenaSizes>,
-    /// By slot: computed ones that lie in an arena.
+    /// By slot: `Some` for computed slots that a node touches.
     pub(crate) slots: Vec<Option<Allocation>>,
     /// By replica.
     pub(crate) replicas: Vec<Allocation>,
 }
 
-/// Memory that a plan needs on a device: sizes of buffers, in bytes, none larger than the device's largest.
+/// Sizes in bytes of the arena buffers that a plan needs on a device. No size exceeds the device's largest buffer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ArenaSizes {
     pub(crate) arena: Vec<u64>,
-    /// Of one of the `depth` copies.
+    /// Buffers of one of the `depth` ring copies.
     pub(crate) ring: Vec<u64>,
 }
 
-/// Bytes in a device's room.
+/// A byte range in an arena buffer of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Allocation {
     pub(crate) kind: ArenaKind,
-    /// Which of the area's buffers.
+    /// Index among the buffers of this kind.
     pub(crate) buffer: u32,
     pub(crate) offset: u64,
-    /// What the device wants reserved: at least what is used.
+    /// Bytes reserved: at least the tensor's size, and as many as [`Device::alloc_size`] requires.
     pub(crate) bytes: u64,
 }
 
-/// A part of a device's room.
+/// The two kinds of arena memory on a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum ArenaKind {
-    /// What lives within a run, in its order on the device's computing lane.
+    /// Tensors that only the device's compute queue accesses, in order: one copy, reused within a run and by the next run.
     Arena,
-    /// What comes from elsewhere while earlier runs may still compute, and what far devices copy from while later ones do: one
-    /// copy for each run under way.
+    /// Replicas, which are written while earlier runs may still compute, and slots that devices of other domains copy from while
+    /// later runs compute: one copy for each run in flight.
     Ring,
 }
 
-/// A task's way over the devices: what to do, in which order, and what waits for what.
+/// An execution plan: the steps of one run, their queues, their order, and the marks that each step waits for.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) task: Arc<Task>,
-    /// Names of the devices.
+    /// By device: its name.
     pub(crate) devices: Vec<String>,
-    /// Their identities.
+    /// By device: its identity.
     pub(crate) device_ids: Vec<DeviceId>,
     pub(crate) copy_paths: CopyPaths,
-    /// By node.
+    /// By node: its device and the rule that chose it.
     pub(crate) assignments: Vec<Assignment>,
     pub(crate) split_graph: SplitGraph,
     pub(crate) layout: MemoryLayout,
     pub(crate) queues: Vec<QueueId>,
-    /// One run, in the order the host submits it.
+    /// The steps of one run, in submission order.
     pub(crate) steps: Vec<PlanStep>,
-    /// How many marks the steps of one run make: they are numbered from 0.
+    /// The number of marks that the steps of one run make, numbered from 0.
     pub(crate) marks: u32,
-    /// Runs that may be under way at once. Run `i` uses copy `i % depth` of each ring.
+    /// The maximum number of runs in flight. Run `i` uses copy `i % depth` of each ring.
     pub(crate) depth: usize,
 }
 
-/// A queue of a device.
+/// A queue of a plan: a device and a role.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct QueueId {
     pub(crate) device: usize,
     pub(crate) role: QueueRole,
 }
 
-/// What a lane is for.
+/// The purpose of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum QueueRole {
-    /// Runs nodes; with a depth of 1 it also brings replicas.
+    /// Runs nodes. With a depth of 1 it also makes replicas.
     Compute,
-    /// Brings replicas while the other computes.
+    /// Makes replicas while the device's compute queue runs nodes.
     Transfer,
 }
 
-/// Something on a lane: first its waits, then its work, then its mark.
+/// A step on a queue: first its waits, then its action, then its mark.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PlanStep {
     pub(crate) queue: usize,
     pub(crate) waits: Vec<StepWait>,
     pub(crate) action: StepAction,
-    /// Its number, where someone waits for it or it is the last of its lane.
+    /// The mark after the action, where a step of another queue waits for it or the step is the last of its queue.
     pub(crate) mark: Option<u32>,
 }
 
-/// A moment that a lane waits for: a mark, of this run (`ago` 0) or of one some runs before. What lies before the first run
-/// has been reached.
+/// A mark that a step waits for, of the current run (`runs_ago` 0) or of an earlier run. Waits for runs before the first one are
+/// no-ops.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct StepWait {
     pub(crate) mark: u32,
     pub(crate) runs_ago: u32,
 }
 
-/// What a step does. Numbers are those of replicas and splits.
+/// The action of a step, with the index of its replica or split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StepAction {
     /// The host writes a replica of an input.
     UploadInput(u32),
-    /// A replica is copied from its home by this lane's device.
+    /// The queue's device copies a replica from its home (peer copy).
     DeviceCopy(u32),
-    /// The bytes of a replica leave its home for the host, on the home's computing lane.
+    /// Host-staged copy, first half: downloads the bytes of a replica to the host, on the compute queue of their home.
     Download(u32),
-    /// The bytes of the [`Work::Fetch`] of a replica, which has been waited for, are written to it.
+    /// Host-staged copy, second half: waits for the bytes of the replica's [`StepAction::Download`] and uploads them.
     UploadStaged(u32),
-    /// The experts of a replica that are used are copied from its home. The host waits for their numbers.
+    /// Copies the used experts of a replica from its home. The host waits for the expert ids.
     CopyExperts(u32),
-    /// The nodes of a split.
+    /// Runs the nodes of a split.
     RunSplit(u32),
 }
 
-/// What a node is called in messages.
+/// A node's label in messages: its op, and its tensor's name or number.
 pub(crate) fn node_name(task: &Task, node: usize) -> String {
     let Some(node) = task.graph().nodes().get(node) else { return format!("node {node}") };
     let (op, name): (OpCode, _) = (node.op.code(), task.name(node.dst));

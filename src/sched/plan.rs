@@ -1,9 +1,9 @@
-//! Steps on lanes, and what they wait for.
+//! Planner: runs the passes, turns splits into steps on queues, and inserts the waits between queues.
 //!
-//! Steps come from the splits, one after another: what a split needs from elsewhere, then the split. Waits come from what
-//! steps touch: two steps of different lanes that touch the same bytes, one of them writing, must not swap. The later one
-//! waits for the earlier one's mark, unless its lane knows already that it has passed: what lanes know is followed through
-//! several runs, by vector clocks, until it repeats.
+//! Steps follow the splits: for each split, first its new replicas, then the split itself. Waits follow from hazards: two steps on
+//! different queues that access the same bytes, at least one of them writing, must keep their order. The later step waits for the
+//! earlier step's mark. Wait elimination drops a wait when earlier waits of the queue already imply it. For this, vector clocks
+//! track the completed steps that each queue is ordered after, over as many runs as it takes until the pattern repeats.
 
 use super::{
     ArenaKind, Devices, Options, Plan, PlanStep, QueueId, QueueRole, ReplicaOrigin, SchedError, SplitGraph, StepAction,
@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A memory that steps touch.
+/// A memory that steps access.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum MemoryId {
-    /// A buffer of a device's room; of a ring, the present run's copy of it.
+    /// An arena buffer of a device. A ring buffer stands for the current run's copy.
     Arena { device: usize, area: ArenaKind, chunk: u32 },
     /// A stored slot.
     Stored { slot: u32 },
@@ -31,7 +31,7 @@ pub(crate) struct MemoryRange {
 }
 
 impl Plan {
-    /// Plans a task: all passes, one after another. Touches no device's memory.
+    /// Plans a task: runs all passes. Allocates no device memory.
     ///
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
@@ -39,29 +39,28 @@ impl Plan {
         Plan::with_copy_paths(task, devices, &CopyPaths::new(devices), options)
     }
 
-    /// As [`Plan::new`], where it is known which devices copy from which.
+    /// As [`Plan::new`], with copy paths that were queried before.
     pub(super) fn with_copy_paths(
         task: Arc<Task>,
         devices: &Devices,
-        reach: &CopyPaths,
+        copy_paths: &CopyPaths,
         options: &Options,
     ) -> Result<Plan, SchedError> {
         let depth = options.depth();
         let assigned = assign::assign(&task, devices, options)?;
-        let cut = split::split(&task, &assigned);
-        let layout = memory::place_tensors(&task, devices, reach, &cut, depth)?;
+        let split_graph = split::split(&task, &assigned);
+        let layout = memory::place_tensors(&task, devices, copy_paths, &split_graph, depth)?;
         let (names, ids) = devices.iter().map(|device| (device.info().name.clone(), device.info().id)).unzip();
-        let (lanes, steps) = build_steps(&cut, reach, depth);
-        let reach = reach.clone();
+        let (queues, steps) = build_steps(&split_graph, copy_paths, depth);
         let mut plan = Plan {
             task,
             devices: names,
             device_ids: ids,
-            copy_paths: reach,
+            copy_paths: copy_paths.clone(),
             assignments: assigned,
-            split_graph: cut,
+            split_graph,
             layout,
-            queues: lanes,
+            queues,
             steps,
             marks: 0,
             depth,
@@ -73,7 +72,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Where bytes of a slot lie for the nodes of a split; `None` where they do not lie on its device.
+    /// Where the nodes of a split access bytes of a slot: at home or in a replica. `None` if the split's device holds neither.
     pub(crate) fn locate(&self, split: usize, slot: u32, bytes: &Range<usize>) -> Option<MemoryRange> {
         let split = self.split_graph.splits.get(split)?;
         if self.home(slot) == Some(split.device) {
@@ -87,7 +86,7 @@ impl Plan {
         Some(MemoryRange { bytes: start..start + bytes.len() as u64, ..whole })
     }
 
-    /// The device whose memory holds a slot.
+    /// A slot's home: the device that holds its memory.
     pub(crate) fn home(&self, slot: u32) -> Option<usize> {
         self.split_graph.homes.get(slot as usize).copied().flatten()
     }
@@ -99,64 +98,64 @@ impl Plan {
             return Some(MemoryRange { memory: MemoryId::Stored { slot }, bytes: start..start + len });
         }
         let device = self.home(slot)?;
-        let spot = self.layout.slots.get(slot as usize).copied().flatten()?;
-        let memory = MemoryId::Arena { device, area: spot.kind, chunk: spot.buffer };
-        let start = spot.offset + start;
+        let allocation = self.layout.slots.get(slot as usize).copied().flatten()?;
+        let memory = MemoryId::Arena { device, area: allocation.kind, chunk: allocation.buffer };
+        let start = allocation.offset + start;
         Some(MemoryRange { memory, bytes: start..start + len })
     }
 
     /// Where a replica lies.
     pub(crate) fn replica_range(&self, number: u32) -> Option<MemoryRange> {
         let replica = self.split_graph.replicas.get(number as usize)?;
-        let spot = self.layout.replicas.get(number as usize)?;
-        let memory = MemoryId::Arena { device: replica.device, area: spot.kind, chunk: spot.buffer };
-        Some(MemoryRange { memory, bytes: spot.offset..spot.offset + replica.range.len() as u64 })
+        let allocation = self.layout.replicas.get(number as usize)?;
+        let memory = MemoryId::Arena { device: replica.device, area: allocation.kind, chunk: allocation.buffer };
+        Some(MemoryRange { memory, bytes: allocation.offset..allocation.offset + replica.range.len() as u64 })
     }
 }
 
-/// The lanes, and the steps in the order they are submitted, without waits.
-fn build_steps(cut: &SplitGraph, reach: &CopyPaths, depth: usize) -> (Vec<QueueId>, Vec<PlanStep>) {
-    let mut lanes: Vec<QueueId> = Vec::new();
-    let mut lane = |device: usize, kind: QueueRole| {
+/// Builds the queues, and the steps in submission order, without waits.
+fn build_steps(split_graph: &SplitGraph, copy_paths: &CopyPaths, depth: usize) -> (Vec<QueueId>, Vec<PlanStep>) {
+    let mut queues: Vec<QueueId> = Vec::new();
+    let mut queue = |device: usize, kind: QueueRole| {
         let kind = if depth == 1 { QueueRole::Compute } else { kind };
         let wanted = QueueId { device, role: kind };
-        lanes.iter().position(|lane| *lane == wanted).unwrap_or_else(|| {
-            lanes.push(wanted);
-            lanes.len() - 1
+        queues.iter().position(|queue| *queue == wanted).unwrap_or_else(|| {
+            queues.push(wanted);
+            queues.len() - 1
         })
     };
     let mut arriving: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-    for (number, replica) in (0..).zip(&cut.replicas) {
+    for (number, replica) in (0..).zip(&split_graph.replicas) {
         arriving.entry(replica.first_split).or_default().push(number);
     }
-    // The numbers of the experts may be among what arrives.
-    let last = |replica: &u32| matches!(cut.replicas[*replica as usize].origin, ReplicaOrigin::Experts { .. });
+    // Copies of experts go last: another new replica of the split may hold the expert ids.
+    let last = |replica: &u32| matches!(split_graph.replicas[*replica as usize].origin, ReplicaOrigin::Experts { .. });
     arriving.values_mut().for_each(|replicas| replicas.sort_by_key(last));
     let mut steps = Vec::new();
-    for (number, split) in cut.splits.iter().enumerate() {
-        let mut push = |lane, work| steps.push(PlanStep { queue: lane, waits: Vec::new(), action: work, mark: None });
+    for (number, split) in split_graph.splits.iter().enumerate() {
+        let mut push = |queue, action| steps.push(PlanStep { queue, waits: Vec::new(), action, mark: None });
         for &replica in arriving.get(&number).map_or(&[][..], Vec::as_slice) {
             let device = split.device;
-            match cut.replicas[replica as usize].origin {
-                ReplicaOrigin::Host => push(lane(device, QueueRole::Transfer), StepAction::UploadInput(replica)),
-                ReplicaOrigin::Device(home) if reach.can_copy(device, home) => {
-                    push(lane(device, QueueRole::Transfer), StepAction::DeviceCopy(replica));
+            match split_graph.replicas[replica as usize].origin {
+                ReplicaOrigin::Host => push(queue(device, QueueRole::Transfer), StepAction::UploadInput(replica)),
+                ReplicaOrigin::Device(home) if copy_paths.can_copy(device, home) => {
+                    push(queue(device, QueueRole::Transfer), StepAction::DeviceCopy(replica));
                 }
                 ReplicaOrigin::Device(home) => {
-                    push(lane(home, QueueRole::Compute), StepAction::Download(replica));
-                    push(lane(device, QueueRole::Transfer), StepAction::UploadStaged(replica));
+                    push(queue(home, QueueRole::Compute), StepAction::Download(replica));
+                    push(queue(device, QueueRole::Transfer), StepAction::UploadStaged(replica));
                 }
                 ReplicaOrigin::Experts { .. } => {
-                    push(lane(device, QueueRole::Compute), StepAction::CopyExperts(replica))
+                    push(queue(device, QueueRole::Compute), StepAction::CopyExperts(replica))
                 }
             }
         }
-        push(lane(split.device, QueueRole::Compute), StepAction::RunSplit(number as u32));
+        push(queue(split.device, QueueRole::Compute), StepAction::RunSplit(number as u32));
     }
-    (lanes, steps)
+    (queues, steps)
 }
 
-/// What a step touches: bytes, and whether it writes them; sorted, and merged where they are alike.
+/// The byte ranges that a step accesses, and whether it writes them: sorted, with adjacent ranges of the same kind merged.
 fn accesses(plan: &Plan, step: &PlanStep) -> Vec<(MemoryRange, bool)> {
     let replica = |number: u32| plan.replica_range(number).map(|at| (at, true));
     let origin = |number: u32| {
@@ -197,7 +196,7 @@ fn accesses(plan: &Plan, step: &PlanStep) -> Vec<(MemoryRange, bool)> {
     all
 }
 
-/// Where the numbers of the experts lie that a replica is to hold.
+/// Where the expert ids lie that select the bytes of a replica.
 pub(crate) fn expert_ids_range(plan: &Plan, number: u32) -> Option<MemoryRange> {
     let replica = plan.split_graph.replicas.get(number as usize)?;
     let ReplicaOrigin::Experts { ids, .. } = replica.origin else { return None };
@@ -205,15 +204,16 @@ pub(crate) fn expert_ids_range(plan: &Plan, number: u32) -> Option<MemoryRange> 
     plan.locate(replica.first_split, slot, &range)
 }
 
-/// A step that must not run before another one has.
+/// A dependence on a step of another queue.
 #[derive(Clone, Copy)]
 struct Hazard {
+    /// The step that must complete first.
     earlier: usize,
-    /// How many runs ago.
+    /// Its run, counted back from the dependent step's run.
     ago: u32,
 }
 
-/// For each step, the steps of other lanes that it must not overtake.
+/// By step: the steps of other queues that must complete before it (read after write, write after read, write after write).
 fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
     let mut by_memory: HashMap<MemoryId, Vec<(Range<u64>, bool, usize)>> = HashMap::new();
     for (number, step) in plan.steps.iter().enumerate() {
@@ -222,18 +222,18 @@ fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
         }
     }
     let mut found = vec![Vec::new(); plan.steps.len()];
-    for (memory, mut touches) in by_memory {
+    for (memory, mut accesses_by_start) in by_memory {
         let ring = matches!(memory, MemoryId::Arena { area: ArenaKind::Ring, .. });
-        let around = if ring { plan.depth as u32 } else { 1 };
-        touches.sort_unstable_by_key(|(bytes, ..)| bytes.start);
-        for (at, (bytes, writes, a)) in touches.iter().enumerate() {
-            let overlapping = touches[at + 1..].iter().take_while(|(other, ..)| other.start < bytes.end);
+        let reuse_distance = if ring { plan.depth as u32 } else { 1 };
+        accesses_by_start.sort_unstable_by_key(|(bytes, ..)| bytes.start);
+        for (at, (bytes, writes, a)) in accesses_by_start.iter().enumerate() {
+            let overlapping = accesses_by_start[at + 1..].iter().take_while(|(other, ..)| other.start < bytes.end);
             for (_, _, b) in overlapping.filter(|(_, too, _)| *writes || *too) {
                 if plan.steps[*a].queue != plan.steps[*b].queue {
                     let (first, second) = (*a.min(b), *a.max(b));
                     found[second].push(Hazard { earlier: first, ago: 0 });
-                    // Around the corner: the first of the next run after the second of this one.
-                    found[first].push(Hazard { earlier: second, ago: around });
+                    // Across runs: when the memory is reused, the first step must not start before the second step has completed.
+                    found[first].push(Hazard { earlier: second, ago: reuse_distance });
                 }
             }
         }
@@ -241,16 +241,19 @@ fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
     found
 }
 
-/// What is known about the lanes: how many steps of each have been passed, counted over all runs.
+/// By queue: how many of its steps have completed, counted over all runs.
 type VectorClock = Vec<usize>;
 
-/// Gives the steps their waits and marks.
+/// Wait insertion with wait elimination: gives the steps their waits and marks.
+///
+/// The loop simulates several runs. For each step it keeps the latest hazard with each queue, unless the clock of the step's queue
+/// already covers it, and drops a hazard that another kept hazard implies. The plan gets the waits of the last simulated run.
 fn insert_waits(plan: &mut Plan) {
     let hazards = hazards(plan);
-    let lanes = plan.queues.len();
-    // By step: its place on its lane; by lane: how many steps it has.
-    let mut lengths = vec![0; lanes];
-    let places: Vec<usize> = plan
+    let queue_count = plan.queues.len();
+    // By queue: how many steps it has in a run. By step: its position on its queue.
+    let mut lengths = vec![0; queue_count];
+    let positions: Vec<usize> = plan
         .steps
         .iter()
         .map(|step| {
@@ -258,7 +261,7 @@ fn insert_waits(plan: &mut Plan) {
             lengths[step.queue] - 1
         })
         .collect();
-    let fetches: HashMap<u32, usize> = (0..)
+    let downloads: HashMap<u32, usize> = (0..)
         .zip(&plan.steps)
         .filter_map(|(number, step)| match step.action {
             StepAction::Download(replica) => Some((replica, number)),
@@ -266,8 +269,8 @@ fn insert_waits(plan: &mut Plan) {
         })
         .collect();
     let runs = 2 * plan.depth + 3;
-    let mut known: Vec<VectorClock> = vec![vec![0; lanes]; lanes];
-    // By run and step: what its lane knew when it had passed.
+    let mut clocks: Vec<VectorClock> = vec![vec![0; queue_count]; queue_count];
+    // By run and step: the clock of its queue after the step.
     let mut passed: Vec<Vec<VectorClock>> = Vec::with_capacity(runs);
     let mut waits: Vec<Vec<Hazard>> = Vec::new();
     for run in 0..runs {
@@ -276,38 +279,38 @@ fn insert_waits(plan: &mut Plan) {
         for (number, step) in plan.steps.iter().enumerate() {
             let count = |hazard: &Hazard| {
                 let of = run.checked_sub(hazard.ago as usize)?;
-                Some(of * lengths[plan.steps[hazard.earlier].queue] + places[hazard.earlier] + 1)
+                Some(of * lengths[plan.steps[hazard.earlier].queue] + positions[hazard.earlier] + 1)
             };
             let after = |hazard: &Hazard| &passed[run - hazard.ago as usize][hazard.earlier];
             if let StepAction::UploadStaged(replica) = step.action {
-                let fetch = Hazard { earlier: fetches[&replica], ago: 0 };
-                merge_clock(&mut known[step.queue], after(&fetch));
+                let download = Hazard { earlier: downloads[&replica], ago: 0 };
+                merge_clock(&mut clocks[step.queue], after(&download));
             }
-            // The latest of each lane, as far as it is news.
-            let mut news: BTreeMap<usize, (usize, Hazard)> = BTreeMap::new();
+            // By queue: its latest hazard that the clock does not cover.
+            let mut latest: BTreeMap<usize, (usize, Hazard)> = BTreeMap::new();
             for hazard in &hazards[number] {
                 let Some(count) = count(hazard) else { continue };
-                let lane = plan.steps[hazard.earlier].queue;
-                if known[step.queue][lane] < count && news.get(&lane).is_none_or(|(best, _)| *best < count) {
-                    news.insert(lane, (count, *hazard));
+                let queue = plan.steps[hazard.earlier].queue;
+                if clocks[step.queue][queue] < count && latest.get(&queue).is_none_or(|(best, _)| *best < count) {
+                    latest.insert(queue, (count, *hazard));
                 }
             }
-            let told = |lane: usize, count: usize| {
-                news.iter().any(|(&other, (_, hazard))| other != lane && after(hazard)[lane] >= count)
+            let implied = |queue: usize, count: usize| {
+                latest.iter().any(|(&other, (_, hazard))| other != queue && after(hazard)[queue] >= count)
             };
             waits[number] =
-                news.iter().filter(|&(&lane, &(count, _))| !told(lane, count)).map(|(_, (_, h))| *h).collect();
+                latest.iter().filter(|&(&queue, &(count, _))| !implied(queue, count)).map(|(_, (_, h))| *h).collect();
             for hazard in &waits[number] {
-                merge_clock(&mut known[step.queue], after(hazard));
+                merge_clock(&mut clocks[step.queue], after(hazard));
             }
-            known[step.queue][step.queue] = run * lengths[step.queue] + places[number] + 1;
-            passed[run].push(known[step.queue].clone());
+            clocks[step.queue][step.queue] = run * lengths[step.queue] + positions[number] + 1;
+            passed[run].push(clocks[step.queue].clone());
         }
     }
     let mut marked = vec![false; plan.steps.len()];
     waits.iter().flatten().for_each(|wait| marked[wait.earlier] = true);
     for (number, step) in plan.steps.iter().enumerate() {
-        marked[number] |= places[number] + 1 == lengths[step.queue];
+        marked[number] |= positions[number] + 1 == lengths[step.queue];
     }
     for (step, marked) in plan.steps.iter_mut().zip(&marked) {
         step.mark = marked.then_some(plan.marks);
@@ -320,6 +323,6 @@ fn insert_waits(plan: &mut Plan) {
     }
 }
 
-fn merge_clock(known: &mut VectorClock, more: &VectorClock) {
-    known.iter_mut().zip(more).for_each(|(known, more)| *known = (*known).max(*more));
+fn merge_clock(clock: &mut VectorClock, more: &VectorClock) {
+    clock.iter_mut().zip(more).for_each(|(count, more)| *count = (*count).max(*more));
 }

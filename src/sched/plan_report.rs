@@ -1,19 +1,19 @@
-//! What a plan says about itself.
+//! Plan report: the queryable properties of a plan, its memory requirements, and its text form.
 
 use super::{ArenaSizes, AssignReason, Devices, Plan, ReplicaOrigin, SchedError, StepAction, Storage};
 use crate::graph::TensorId;
 use std::fmt;
 
-/// What a plan needs of a device's memory, in bytes.
+/// Memory that a plan needs on a device, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryRequirement {
     /// The device's name.
     pub device: String,
-    /// Of stored tensors that have no memory yet.
+    /// For stored tensors that have no region yet.
     pub stored: u64,
-    /// Of what is computed, and what comes from elsewhere.
+    /// For arenas and rings: computed tensors and replicas.
     pub computed: u64,
-    /// What the device has left; 0 before it was asked.
+    /// Free memory of the device.
     pub free: u64,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for MemoryRequirement {
 }
 
 impl ArenaSizes {
-    /// Bytes in all, with `depth` copies of the ring.
+    /// Total bytes, with `depth` ring copies.
     pub(crate) fn total_bytes(&self, depth: usize) -> u64 {
         let sum = |parts: &[u64]| parts.iter().fold(0, |sum: u64, &part| sum.saturating_add(part));
         sum(&self.arena).saturating_add(sum(&self.ring).saturating_mul(depth as u64))
@@ -42,40 +42,40 @@ impl ArenaSizes {
 }
 
 impl Plan {
-    /// How many programs a run consists of.
+    /// The number of splits: programs per run.
     pub fn splits(&self) -> usize {
         self.split_graph.splits.len()
     }
 
-    /// How many times a run copies bytes from one device to another.
+    /// The number of copies between devices per run.
     pub fn copies(&self) -> usize {
         self.split_graph.replicas.iter().filter(|replica| replica.origin != ReplicaOrigin::Host).count()
     }
 
-    /// How many runs may be under way at once.
+    /// The maximum number of runs in flight.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The device that computes a node, and why.
+    /// The device that runs a node, and the placement rule that chose it.
     pub fn device_of(&self, node: usize) -> Option<(usize, AssignReason)> {
         self.assignments.get(node).map(|assigned| (assigned.device, assigned.reason))
     }
 
-    /// The device whose memory holds a tensor; `None` for inputs, which lie wherever they are read.
+    /// A tensor's home: the device that holds its memory. `None` for inputs, which have a replica on each device that reads them.
     pub fn home_of(&self, id: TensorId) -> Option<usize> {
         self.home(self.task.span(id)?.0)
     }
 
-    /// Bytes that the plan needs on each device for what it computes.
+    /// By device: bytes of arenas and rings that the plan needs.
     pub fn buffer_sizes(&self) -> Vec<u64> {
-        self.layout.arenas.iter().map(|room| room.total_bytes(self.depth)).collect()
+        self.layout.arenas.iter().map(|sizes| sizes.total_bytes(self.depth)).collect()
     }
 
-    /// What the plan needs of each device, and what that has left.
+    /// The memory that the plan needs on each device, and the memory that is free there.
     ///
     /// # Errors
-    /// When a device cannot say what it has; [`SchedError::Foreign`] when these are not the plan's devices.
+    /// When a query of a device's free memory fails; [`SchedError::ForeignPlan`] when these are not the plan's devices.
     pub fn memory_requirements(&self, devices: &Devices) -> Result<Vec<MemoryRequirement>, SchedError> {
         if devices.len() != self.devices.len() {
             return Err(SchedError::ForeignPlan);
@@ -96,7 +96,7 @@ impl Plan {
                 let (Some(on), Some(needs)) = (devices.get(device), needs.get_mut(device)) else {
                     return Err(SchedError::ForeignPlan);
                 };
-                // Servers say what their tensors need: any number.
+                // Checked arithmetic: a remote server may reply with any size.
                 let needed = on.alloc_size(&tensor.desc).checked_next_multiple_of(on.info().alignment.max(1));
                 needs.stored = needs.stored.saturating_add(needed.unwrap_or(u64::MAX));
             }
@@ -104,10 +104,10 @@ impl Plan {
         Ok(needs)
     }
 
-    /// That every device has what the plan needs.
+    /// Checks that each device has enough free memory for the plan.
     ///
     /// # Errors
-    /// [`SchedError::Full`] with the numbers of all devices.
+    /// [`SchedError::NotEnoughMemory`] with the requirements of all devices.
     pub fn check_memory(&self, devices: &Devices) -> Result<(), SchedError> {
         let needs = self.memory_requirements(devices)?;
         let full = needs.iter().any(|needs| needs.stored.saturating_add(needs.computed) > needs.free);
@@ -120,7 +120,7 @@ impl Plan {
     }
 }
 
-/// One line for each split, each replica, each device's room and each step.
+/// One line for each split, each node, each replica, each device's arenas and each step.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let task = &self.task;
@@ -143,12 +143,12 @@ impl fmt::Display for Plan {
             let bytes = &replica.range;
             writeln!(f, "replica {number}: {what} {bytes:?} on {} from {from}", self.devices[replica.device])?;
         }
-        for (device, room) in self.devices.iter().zip(&self.layout.arenas) {
-            writeln!(f, "{device}: arena {:?}, {} x ring {:?}", room.arena, self.depth, room.ring)?;
+        for (device, sizes) in self.devices.iter().zip(&self.layout.arenas) {
+            writeln!(f, "{device}: arena {:?}, {} x ring {:?}", sizes.arena, self.depth, sizes.ring)?;
         }
         for step in &self.steps {
-            let lane = self.queues[step.queue];
-            write!(f, "{} {}:", self.devices[lane.device], format!("{:?}", lane.role).to_lowercase())?;
+            let queue = self.queues[step.queue];
+            write!(f, "{} {}:", self.devices[queue.device], format!("{:?}", queue.role).to_lowercase())?;
             for wait in &step.waits {
                 write!(f, " wait {}", wait.mark)?;
                 if wait.runs_ago > 0 {
@@ -159,8 +159,8 @@ impl fmt::Display for Plan {
             match step.action {
                 StepAction::UploadInput(n) => write!(f, " upload {n}")?,
                 StepAction::DeviceCopy(n) => write!(f, " copy {n}")?,
-                StepAction::Download(n) => write!(f, " fetch {n}")?,
-                StepAction::UploadStaged(n) => write!(f, " deliver {n}")?,
+                StepAction::Download(n) => write!(f, " download {n}")?,
+                StepAction::UploadStaged(n) => write!(f, " upload-staged {n}")?,
                 StepAction::CopyExperts(n) => write!(f, " experts {n}")?,
                 StepAction::RunSplit(n) => write!(f, " run {n}")?,
             }
@@ -178,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_of_what_servers_say_do_not_overflow() {
+    fn sums_of_sizes_from_servers_saturate() {
         let needs =
             MemoryRequirement { device: "a:1/0".to_owned(), stored: u64::MAX, computed: 1 << 20, free: 1 << 20 };
         assert!(needs.to_string().contains("needs 17592186044416 MiB"), "{needs}");
-        let room = ArenaSizes { arena: vec![u64::MAX - 1, 7], ring: vec![1 << 62, 1 << 62] };
-        assert_eq!([1, 8].map(|depth| room.total_bytes(depth)), [u64::MAX; 2]);
+        let sizes = ArenaSizes { arena: vec![u64::MAX - 1, 7], ring: vec![1 << 62, 1 << 62] };
+        assert_eq!([1, 8].map(|depth| sizes.total_bytes(depth)), [u64::MAX; 2]);
     }
 }

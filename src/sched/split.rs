@@ -1,7 +1,7 @@
-//! Runs of nodes on one device, and what they need from elsewhere.
+//! Split pass: partitions the node list into splits (consecutive nodes on one device) and determines their replicas.
 //!
-//! All nodes that write a slot run on its home, so within a split nothing changes that comes from elsewhere: a replica has
-//! what the nodes before its first split left in the slot, and serves later splits until a node writes there again.
+//! All nodes that write a slot run on the slot's home, so a slot of another device cannot change during a split. A replica
+//! therefore holds the slot's contents from before its first split. Later splits reuse it until a node writes the slot again.
 
 use super::{Assignment, Replica, ReplicaOrigin, Split, SplitGraph, Storage, Task};
 use crate::graph::{Node, Tensor, TensorId};
@@ -12,8 +12,8 @@ use std::ops::Range;
 #[cfg(test)]
 mod tests;
 
-/// Cuts the list of nodes where the device changes, and before each node for which a weight is brought from elsewhere, so
-/// that this happens just before it is used.
+/// Starts a new split where the device changes, and before each node that is the first to read a weight of another device: the
+/// weight is then copied just before its first use.
 pub(crate) fn split(task: &Task, assigned: &[Assignment]) -> SplitGraph {
     let nodes = task.graph().nodes();
     let homes = home_devices(task, assigned);
@@ -21,8 +21,8 @@ pub(crate) fn split(task: &Task, assigned: &[Assignment]) -> SplitGraph {
         task,
         written: written_slots(task),
         live: vec![Vec::new(); homes.len()],
-        needs: Vec::new(),
-        cut: SplitGraph { homes, ..SplitGraph::default() },
+        remote_reads: Vec::new(),
+        split_graph: SplitGraph { homes, ..SplitGraph::default() },
     };
     let mut start = 0;
     for (at, (node, &Assignment { device, .. })) in nodes.iter().zip(assigned).enumerate() {
@@ -36,7 +36,7 @@ pub(crate) fn split(task: &Task, assigned: &[Assignment]) -> SplitGraph {
     if start < end {
         pass.close_split(start..end, assigned[start].device);
     }
-    pass.cut
+    pass.split_graph
 }
 
 /// By slot: whether a node writes it.
@@ -62,14 +62,14 @@ fn home_devices(task: &Task, assigned: &[Assignment]) -> Vec<Option<usize>> {
     homes
 }
 
-/// Bytes from elsewhere that nodes of the current split read.
+/// Bytes of a slot on another device that nodes of the current split read.
 #[derive(Clone, Debug)]
 struct RemoteRead {
     slot: u32,
     range: Range<usize>,
-    /// The numbers of the experts to bring, where they are all that is read.
+    /// The tensor with the expert ids, if only the experts that it names are read.
     experts: Option<TensorId>,
-    /// The last node that reads them.
+    /// The last node that reads the bytes.
     last: usize,
 }
 
@@ -77,52 +77,53 @@ struct SplitPass<'a> {
     task: &'a Task,
     /// By slot: whether any node writes it.
     written: Vec<bool>,
-    /// By slot: replicas made since it was last written, which have all of their bytes.
+    /// By slot: complete replicas made since a node last wrote the slot.
     live: Vec<Vec<u32>>,
-    needs: Vec<RemoteRead>,
-    cut: SplitGraph,
+    remote_reads: Vec<RemoteRead>,
+    split_graph: SplitGraph,
 }
 
 impl SplitPass<'_> {
-    /// Whether a node reads stored memory of another device which no node writes.
+    /// Whether a slot is a weight (stored, and written by no node) of another device.
     fn is_weight_elsewhere(&self, slot: u32, device: usize) -> bool {
         let at = slot as usize;
         let stored = matches!(self.task.storage()[at], Storage::Stored { .. });
-        stored && !self.written[at] && self.cut.homes[at] != Some(device)
+        stored && !self.written[at] && self.split_graph.homes[at] != Some(device)
     }
 
-    /// Whether a node reads such memory that its device has not got so far.
+    /// Whether a node reads a weight of another device of which its device has no replica yet.
     fn needs_weight_copy(&self, node: &Node, device: usize) -> bool {
         self.task.reads(node).any(|(_, slot, range)| {
-            let here = |need: &RemoteRead| need.slot == slot && need.experts.is_none() && contains(&need.range, &range);
+            let here = |read: &RemoteRead| read.slot == slot && read.experts.is_none() && contains(&read.range, &range);
             self.is_weight_elsewhere(slot, device)
                 && self.replica(slot, device, &range).is_none()
-                && !self.needs.iter().any(here)
+                && !self.remote_reads.iter().any(here)
         })
     }
 
-    /// A replica on a device that has these bytes as they are now.
+    /// A replica on a device that holds the current contents of these bytes.
     fn replica(&self, slot: u32, device: usize, range: &Range<usize>) -> Option<u32> {
         let replica = |&&i: &&u32| {
-            let replica = &self.cut.replicas[i as usize];
+            let replica = &self.split_graph.replicas[i as usize];
             replica.device == device && replica.covers(slot, range)
         };
         self.live[slot as usize].iter().find(replica).copied()
     }
 
-    /// Notes what a node of the current split reads from elsewhere.
+    /// Records the reads of a node that are not on its device.
     fn note_reads(&mut self, last: usize, node: &Node, device: usize) {
         for (id, slot, range) in self.task.reads(node) {
-            if self.cut.homes[slot as usize] != Some(device) {
-                let chosen = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
-                let apart = chosen && self.is_weight_elsewhere(slot, device) && self.experts_are_contiguous(id);
-                let experts = node.srcs[2].filter(|_| apart);
-                self.needs.push(RemoteRead { slot, range, experts, last });
+            if self.split_graph.homes[slot as usize] != Some(device) {
+                let is_expert_weight = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
+                let selectable =
+                    is_expert_weight && self.is_weight_elsewhere(slot, device) && self.experts_are_contiguous(id);
+                let experts = node.srcs[2].filter(|_| selectable);
+                self.remote_reads.push(RemoteRead { slot, range, experts, last });
             }
         }
     }
 
-    /// Whether each expert's bytes lie together, before those of the next one: a permuted tensor's may not.
+    /// Whether the bytes of each expert are contiguous and experts follow each other. In a permuted tensor they may interleave.
     fn experts_are_contiguous(&self, id: TensorId) -> bool {
         let Some(Tensor { desc, .. }) = self.task.graph().tensor(id) else { return false };
         let (ne, nb) = (desc.ne(), desc.nb());
@@ -130,31 +131,31 @@ impl SplitPass<'_> {
         row <= nb[1] && nb[1].saturating_mul(ne[1]) <= nb[2]
     }
 
-    /// Ends the current split: finds or makes its replicas, then lets its nodes write.
+    /// Ends the current split: reuses or adds replicas for its reads, then invalidates replicas of the slots that its nodes write.
     fn close_split(&mut self, nodes: Range<usize>, device: usize) {
-        let mut needs = std::mem::take(&mut self.needs);
-        // A replica that serves may reach into another need, or into a replica that serves that one: then one has to have
-        // both.
+        let mut remote_reads = std::mem::take(&mut self.remote_reads);
+        // A reused replica may overlap another read, or a replica that another read reuses. Replicas of one slot must be disjoint,
+        // so the ranges are merged until nothing grows any more.
         loop {
-            merge_overlapping(&mut needs);
+            merge_overlapping(&mut remote_reads);
             let mut grown = false;
-            for need in &mut needs {
-                if let Some(found) = self.replica(need.slot, device, &need.range) {
-                    let range = &self.cut.replicas[found as usize].range;
-                    grown |= need.range != *range;
-                    need.range = range.clone();
-                    need.experts = None;
+            for read in &mut remote_reads {
+                if let Some(found) = self.replica(read.slot, device, &read.range) {
+                    let range = &self.split_graph.replicas[found as usize].range;
+                    grown |= read.range != *range;
+                    read.range = range.clone();
+                    read.experts = None;
                 }
             }
             if !grown {
                 break;
             }
         }
-        let mut reads = Vec::with_capacity(needs.len());
-        for RemoteRead { slot, range, experts, last } in needs.drain(..) {
+        let mut reads = Vec::with_capacity(remote_reads.len());
+        for RemoteRead { slot, range, experts, last } in remote_reads.drain(..) {
             let number = self.replica(slot, device, &range).unwrap_or_else(|| {
-                let number = self.cut.replicas.len() as u32;
-                let origin = match (self.cut.homes[slot as usize], experts) {
+                let number = self.split_graph.replicas.len() as u32;
+                let origin = match (self.split_graph.homes[slot as usize], experts) {
                     (None, _) => ReplicaOrigin::Host,
                     (Some(home), None) => ReplicaOrigin::Device(home),
                     (Some(home), Some(ids)) => ReplicaOrigin::Experts { home, ids },
@@ -162,26 +163,26 @@ impl SplitPass<'_> {
                 if experts.is_none() {
                     self.live[slot as usize].push(number);
                 }
-                self.cut.replicas.push(Replica {
+                self.split_graph.replicas.push(Replica {
                     device,
                     slot,
                     range,
                     origin,
-                    first_split: self.cut.splits.len(),
+                    first_split: self.split_graph.splits.len(),
                     last_node: last,
                 });
                 number
             });
-            self.cut.replicas[number as usize].last_node = last;
+            self.split_graph.replicas[number as usize].last_node = last;
             reads.push(number);
         }
-        self.needs = needs;
+        self.remote_reads = remote_reads;
         for node in &self.task.graph().nodes()[nodes.clone()] {
             if let Some((slot, _)) = self.task.write_range(node) {
                 self.live[slot as usize].clear();
             }
         }
-        self.cut.splits.push(Split { device, nodes, reads });
+        self.split_graph.splits.push(Split { device, nodes, reads });
     }
 }
 
@@ -189,15 +190,15 @@ fn contains(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// Sorts needs by slot and range, and makes one of those that overlap.
-fn merge_overlapping(needs: &mut Vec<RemoteRead>) {
-    needs.sort_by_key(|need| (need.slot, need.range.start));
-    needs.dedup_by(|next, need| {
-        let overlap = next.slot == need.slot && next.range.start < need.range.end;
+/// Sorts reads by slot and range, and merges overlapping ones.
+fn merge_overlapping(reads: &mut Vec<RemoteRead>) {
+    reads.sort_by_key(|read| (read.slot, read.range.start));
+    reads.dedup_by(|next, read| {
+        let overlap = next.slot == read.slot && next.range.start < read.range.end;
         if overlap {
-            need.range.end = need.range.end.max(next.range.end);
-            need.experts = None;
-            need.last = need.last.max(next.last);
+            read.range.end = read.range.end.max(next.range.end);
+            read.experts = None;
+            read.last = read.last.max(next.last);
         }
         overlap
     });

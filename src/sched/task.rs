@@ -1,4 +1,4 @@
-//! What the scheduler works on: a graph, and for each of its memories what it is.
+//! Task: the input of the scheduler. A graph, the storage class of each of its slots, pinned nodes and outputs.
 
 use crate::device::Region;
 use crate::graph::{BuildError, Builder, Graph, Node, Tensor, TensorId};
@@ -8,53 +8,53 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A graph to run over several devices. Each tensor that is no view has a slot of the graph to itself.
+/// A graph to run over several devices. Each tensor that is not a view has its own slot.
 #[derive(Clone, Debug)]
 pub struct Task {
     graph: Arc<Graph>,
-    /// By slot.
+    /// By slot: its storage class.
     storage: Vec<Storage>,
-    /// By tensor; empty where there is none.
+    /// By tensor: its name, or an empty string.
     names: Vec<String>,
-    /// Nodes that their maker has put on a device.
+    /// By node: the device that it is pinned to.
     pins: BTreeMap<usize, usize>,
-    /// By slot: whether someone reads it after the run.
+    /// By slot: whether it can be read after a run.
     outputs: Vec<bool>,
 }
 
-/// What the memory of a tensor is. Devices are numbers in the scheduler's list.
+/// Storage class of a slot. Devices are indices in the scheduler's list.
 #[derive(Clone, Debug)]
 pub enum Storage {
-    /// It lies on a device from run to run: a weight, a cache.
+    /// Persistent memory on a device: a weight or a cache.
     Stored {
         /// The device.
         device: usize,
-        /// Where; `None` while it is only being planned.
+        /// The memory; `None` in a task that is only planned.
         region: Option<Region>,
     },
-    /// Written anew by the host before each run.
+    /// Written by the host before each run.
     Input,
-    /// Written by nodes; the scheduler places it.
+    /// Written by nodes; the scheduler allocates it.
     Computed,
 }
 
 impl Task {
-    /// The graph: slots are memories, see [`Task::storage`].
+    /// The graph. Its slots are memories, see [`Task::storage`].
     pub fn graph(&self) -> &Arc<Graph> {
         &self.graph
     }
 
-    /// What each slot of the graph is.
+    /// By slot of the graph: its storage class.
     pub fn storage(&self) -> &[Storage] {
         &self.storage
     }
 
-    /// A tensor's name, or empty.
+    /// A tensor's name, or an empty string.
     pub fn name(&self, id: TensorId) -> &str {
         self.names.get(id.0 as usize).map_or("", String::as_str)
     }
 
-    /// The same graph with everything that is stored on device 0, in these regions by slot, and no pins.
+    /// A copy of the task without pins, with all stored tensors on device 0 in `regions`, by slot.
     pub(crate) fn moved_to_device_0(&self, regions: &BTreeMap<u32, Region>) -> Task {
         let mut copy = Task { pins: BTreeMap::new(), ..self.clone() };
         for (slot, storage) in (0..).zip(&mut copy.storage) {
@@ -65,12 +65,12 @@ impl Task {
         copy
     }
 
-    /// The device that a node was put on by whoever made it.
+    /// The device that a node is pinned to.
     pub fn pin(&self, node: usize) -> Option<usize> {
         self.pins.get(&node).copied()
     }
 
-    /// Whether someone reads what is in a slot after the run.
+    /// Whether a slot was declared with [`TaskBuilder::output`].
     pub fn is_output(&self, slot: u32) -> bool {
         self.outputs.get(slot as usize).copied().unwrap_or(false)
     }
@@ -78,13 +78,13 @@ impl Task {
     /// The tensor that a slot was made for.
     pub fn slot_tensor(&self, slot: u32) -> Option<TensorId> {
         let owns = |t: &Tensor| t.view_of.is_none() && t.place.is_some_and(|p| p.slot == slot && p.offset == 0);
-        // Slots are made in the order of their tensors.
+        // Slots have the order of their tensors and at most one slot belongs to each tensor, so tensor `i` has at most slot `i`.
         let tensors = self.graph.tensors();
         let start = (slot as usize).min(tensors.len());
         (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| TensorId(i as u32))
     }
 
-    /// The name of the tensor that a slot was made for, or empty.
+    /// The name of the tensor that a slot was made for, or an empty string.
     pub(crate) fn slot_name(&self, slot: u32) -> &str {
         self.slot_tensor(slot).map_or("", |id| self.name(id))
     }
@@ -96,7 +96,7 @@ impl Task {
         Some((place.slot, place.offset..place.offset + tensor.desc.extent()))
     }
 
-    /// What a node reads: by source, the slot and the bytes. What it only writes onto is not among it.
+    /// The sources that a node reads: tensor, slot and bytes. Sources that only name the destination's memory are left out.
     pub(crate) fn reads<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = (TensorId, u32, Range<usize>)> + 'a {
         let sources = node.srcs.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?)));
         let read = sources.filter(|&(i, _)| !node.op.writes_onto(i));
@@ -104,7 +104,7 @@ impl Task {
             .filter(|(_, _, range)| !range.is_empty())
     }
 
-    /// What a node writes.
+    /// The slot and the bytes that a node writes.
     pub(crate) fn write_range(&self, node: &Node) -> Option<(u32, Range<usize>)> {
         self.span(node.dst)
     }
@@ -127,8 +127,8 @@ impl TaskBuilder {
         TaskBuilder { inner: Builder::with_separate_slots(), ..TaskBuilder::default() }
     }
 
-    /// A tensor that lies on a device from run to run: a weight, a cache. Without a region the task can be planned, not
-    /// run.
+    /// Adds a tensor that persists on a device from run to run: a weight or a cache. Without a region the task can be planned,
+    /// but not run.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] when the region is smaller than the tensor.
@@ -145,28 +145,28 @@ impl TaskBuilder {
         self.add_leaf(name, desc, Storage::Stored { device, region })
     }
 
-    /// A packed tensor that the host writes before each run.
+    /// Adds a contiguous tensor that the host writes before each run. `ne` has the fastest dimension first.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when the shape makes no tensor.
+    /// [`BuildError::Desc`] when type and shape form no valid tensor.
     pub fn input(&mut self, name: impl Into<String>, dtype: DType, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
         self.add_leaf(name, TensorDesc::contiguous(dtype, ne)?, Storage::Input)
     }
 
-    /// A tensor made so far.
+    /// A tensor added so far.
     pub fn tensor(&self, id: TensorId) -> Option<&Tensor> {
         self.inner.tensor(id)
     }
 
-    /// Type, shape and strides of a tensor made so far.
+    /// Type, shape and strides of a tensor added so far.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] for an unknown one.
+    /// [`BuildError::Tensor`] for an unknown tensor.
     pub fn desc(&self, id: TensorId) -> Result<TensorDesc, BuildError> {
         self.tensor(id).map(|t| t.desc).ok_or(BuildError::Tensor("an unknown tensor"))
     }
 
-    /// A node whose destination follows from its sources; returns the destination.
+    /// Adds a node. The type and shape of its destination follow from its sources. Returns the destination.
     ///
     /// # Errors
     /// [`BuildError::Shape`] when the sources do not fit the op.
@@ -177,7 +177,7 @@ impl TaskBuilder {
         Ok(self.count_node(dst))
     }
 
-    /// A node with a destination of the given type and shape, packed.
+    /// Adds a node with a contiguous destination of the given type and shape. Returns the destination.
     ///
     /// # Errors
     /// As [`TaskBuilder::node`].
@@ -193,10 +193,10 @@ impl TaskBuilder {
         Ok(self.count_node(dst))
     }
 
-    /// A node that writes into a tensor that is there: rows of a cache, a view of a computed one.
+    /// Adds a node that writes into an existing tensor: rows of a cache, or a view of a computed tensor. Returns a view of `dst`.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] when that is an input, or there are more sources than a node can have.
+    /// [`BuildError::Tensor`] when `dst` is an input, or when there are more sources than a node can have.
     pub fn node_onto(
         &mut self,
         op: impl Into<Op>,
@@ -205,18 +205,18 @@ impl TaskBuilder {
     ) -> Result<TensorId, BuildError> {
         let slot = self.tensor(dst).and_then(|t| t.place).map(|p| p.slot as usize);
         if slot.and_then(|slot| self.storage.get(slot)).is_none_or(|s| matches!(s, Storage::Input)) {
-            return Err(BuildError::Tensor("a node writes onto an input, which is the host's to write"));
+            return Err(BuildError::Tensor("a node writes into an input, which only the host may write"));
         }
         let op = op.into();
         self.check_sources(&op, srcs, slot)?;
-        // The memory of what a node writes is described by a tensor of the node's own.
+        // Each node has its own destination tensor, so this one is a view of `dst`.
         let desc = self.desc(dst)?;
         let own = self.inner.view(dst, desc, 0)?;
         self.inner.node_into(op, srcs, own)?;
         Ok(self.count_node(own))
     }
 
-    /// Another description of a tensor's memory, `offset` bytes from its first byte.
+    /// Adds a view of a tensor's memory, `offset` bytes from its first byte.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor or an overflowing offset; [`TaskBuilder::build`] checks extents.
@@ -224,25 +224,26 @@ impl TaskBuilder {
         self.inner.view(of, desc, offset)
     }
 
-    /// A contiguous tensor in another shape of as many elements.
+    /// Adds a view of a contiguous tensor in another shape with the same number of elements.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when there are more or fewer, or it is not contiguous.
+    /// [`BuildError::Desc`] when the number of elements differs, or the tensor is not contiguous.
     pub fn reshape(&mut self, of: TensorId, ne: [usize; DIMS]) -> Result<TensorId, BuildError> {
         let desc = self.desc(of)?.reshaped(ne)?;
         self.view(of, desc, 0)
     }
 
-    /// A tensor with its dimensions in another order: dimension `i` of it becomes `axes[i]` of the view, as ggml counts.
+    /// Adds a view with permuted dimensions: dimension `i` of the tensor becomes dimension `axes[i]` of the view, as in
+    /// `ggml_permute`.
     ///
     /// # Errors
-    /// [`BuildError::Desc`] when `axes` is no permutation.
+    /// [`BuildError::Desc`] when `axes` is not a permutation.
     pub fn permute(&mut self, of: TensorId, axes: [usize; DIMS]) -> Result<TensorId, BuildError> {
         let desc = self.desc(of)?.permuted(axes)?;
         self.view(of, desc, 0)
     }
 
-    /// Names a tensor, for messages, plans and observers.
+    /// Names a tensor, for error messages, printed plans and observers.
     pub fn name(&mut self, id: TensorId, name: impl Into<String>) {
         let at = id.0 as usize;
         if self.names.len() <= at {
@@ -251,7 +252,7 @@ impl TaskBuilder {
         self.names[at] = name.into();
     }
 
-    /// Says that someone reads a tensor after the run: nothing overwrites its memory until the next one.
+    /// Declares a tensor as an output: it can be read after a run, and nothing overwrites its memory until the next run.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor or an input.
@@ -259,26 +260,26 @@ impl TaskBuilder {
         self.desc(id)?;
         let slot = self.tensor(id).and_then(|t| t.place).map_or(usize::MAX, |p| p.slot as usize);
         if matches!(self.storage.get(slot), Some(Storage::Input)) {
-            return Err(BuildError::Tensor("an input is no output: whoever wrote it has it"));
+            return Err(BuildError::Tensor("an input cannot be an output: the caller already has its bytes"));
         }
         self.outputs.push(id);
         Ok(())
     }
 
-    /// Puts the node that was made last on a device.
+    /// Pins the node that was added last to a device.
     ///
     /// # Errors
-    /// [`BuildError::Tensor`] when there is no node yet.
+    /// [`BuildError::Tensor`] when the task has no node yet.
     pub fn pin(&mut self, device: usize) -> Result<(), BuildError> {
         let last = self.nodes.checked_sub(1).ok_or(BuildError::Tensor("a pin before the first node"))?;
         self.pins.insert(last, device);
         Ok(())
     }
 
-    /// The finished task, through the same door as a foreign graph.
+    /// Finishes the task. The graph passes the same validation as a graph received from a client.
     ///
     /// # Errors
-    /// [`BuildError::Graph`] when a node breaks a rule; [`BuildError::Tensor`] when two stored tensors share memory.
+    /// [`BuildError::Graph`] when a node is invalid; [`BuildError::Tensor`] when two stored tensors share memory.
     pub fn build(self) -> Result<Task, BuildError> {
         check_disjoint(&self.storage)?;
         let mut outputs = vec![false; self.storage.len()];
@@ -293,19 +294,19 @@ impl TaskBuilder {
         Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
     }
 
-    /// That sources are this task's, and that one which only names the memory to write names that of the destination.
-    /// Whatever fails later leaves no tensor behind.
+    /// Checks that the sources are tensors of this task, and that a source which only names the memory to write is in the
+    /// destination's slot. Must run before the node's tensor is added: an error later leaves no tensor behind.
     fn check_sources(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
         if srcs.len() > MAX_SRC {
             return Err(BuildError::Tensor("a node has at most 10 sources"));
         }
         if srcs.iter().flatten().any(|&id| self.tensor(id).is_none()) {
-            return Err(BuildError::Tensor("a source of an unknown tensor"));
+            return Err(BuildError::Tensor("a source is an unknown tensor"));
         }
         let of = |id: TensorId| self.tensor(id).and_then(|t| t.place).map(|p| p.slot as usize);
         let named = srcs.iter().enumerate().filter(|&(i, _)| op.writes_onto(i)).filter_map(|(_, id)| *id);
         let other = named.into_iter().any(|id| of(id) != slot || slot.is_none());
-        let error = BuildError::Tensor("a node names memory to write that is not its destination's: see node_onto");
+        let error = BuildError::Tensor("a source names memory to write that is not the destination's: use node_onto");
         if other { Err(error) } else { Ok(()) }
     }
 
@@ -321,7 +322,7 @@ impl TaskBuilder {
         Ok(id)
     }
 
-    /// Counts a node that was just made, and its slot where it has a new one.
+    /// Counts a node that was just added, and registers the slot of its destination if that is new.
     fn count_node(&mut self, dst: TensorId) -> TensorId {
         self.nodes += 1;
         let slot = self.tensor(dst).and_then(|t| t.place).map_or(0, |p| p.slot as usize);
@@ -332,7 +333,7 @@ impl TaskBuilder {
     }
 }
 
-/// That no two stored tensors share memory: the scheduler orders accesses slot by slot.
+/// Checks that no two stored tensors share memory: the scheduler orders accesses by slot, so it would miss the hazard.
 fn check_disjoint(storage: &[Storage]) -> Result<(), BuildError> {
     let mut regions: Vec<_> = storage
         .iter()

@@ -222,7 +222,7 @@ class Lost:
                 since = time.monotonic()
                 servers[at].pause()
                 # The whole deadline counts from when the server was heard last.
-                if wrong := self.named(run, servers[at], since, 2 + ERROR_S, "said nothing for 2s", "due"):
+                if wrong := self.named(run, servers[at], since, 2 + ERROR_S, "sent nothing for 2s", "due"):
                     return f"number {at}: {wrong}"
         return ""
 

@@ -153,20 +153,20 @@ fn session(addr: SocketAddr, patience: Duration) -> (Result<Vec<u8>, DeviceError
 fn what_a_server_must_not_say_ends_the_connection_with_a_reason() {
     let faults: &[(&str, ReadResponder, &str)] = &[
         ("short DATA", |_, id| notice(Notice::Data { id, bytes: &[0; 63] }), "63 bytes"),
-        ("long DATA", |_, id| raw(2, 1 << 60, &id.to_le_bytes()), "which asked for 64"),
-        ("DATA without a number", |_, _| raw(2, 7, &[0; 7]), "whose number alone has 8"),
-        ("DATA of no READ", |_, id| notice(Notice::Data { id: id + 1, bytes: &[0; 64] }), "which there never was"),
+        ("long DATA", |_, id| raw(2, 1 << 60, &id.to_le_bytes()), "expected 64"),
+        ("DATA without a number", |_, _| raw(2, 7, &[0; 7]), "whose id alone has 8"),
+        ("DATA of no READ", |_, id| notice(Notice::Data { id: id + 1, bytes: &[0; 64] }), "which was never sent"),
         ("a mark of no one", |queue, _| notice(Notice::Reached { queue, number: 2 }), "which was never made"),
         ("a queue of no one", |queue, _| notice(Notice::Reached { queue: queue + 1, number: 1 }), "queue 2"),
         ("a failure of no one", |_, _| notice(Notice::Failed { queue: 9, fault: Fault::new("x") }), "queue 9"),
-        ("a reply to nothing", |_, _| notice(Notice::Reply(&[])), "nothing had asked for"),
+        ("a reply to nothing", |_, _| notice(Notice::Reply(&[])), "unsolicited"),
         ("no notice", |_, _| raw(9, 0, &[]), "0 to 5"),
         ("a mark of 13 bytes", |_, _| raw(1, 13, &[0; 13]), "13 bytes"),
-        ("a mark of 11 bytes", |_, _| raw(1, 11, &[0; 11]), "notice"),
-        ("an endless reason", |_, _| raw(4, u64::MAX, &[]), "notice"),
+        ("a mark of 11 bytes", |_, _| raw(1, 11, &[0; 11]), "notification"),
+        ("an endless reason", |_, _| raw(4, u64::MAX, &[]), "notification"),
         ("a reason that is no text", |_, _| raw(4, 5, &[1, 0, 0, 0, 0xff]), "UTF-8"),
         ("a state that is none", |_, _| raw(5, 1, &[3]), "0 to 2"),
-        ("REFUSED", |_, _| notice(Notice::Refused("too many marks")), "refused to go on: too many marks"),
+        ("REFUSED", |_, _| notice(Notice::Refused("too many marks")), "refused the connection: too many marks"),
     ];
     for (what, says, told) in faults {
         let addr = server(greeting(vec![device("X0")]), *says, ServerBehaviour::Conforming);

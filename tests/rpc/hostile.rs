@@ -224,7 +224,7 @@ fn graphs_that_no_device_should_see() {
             (t[0].src[0], t[0].src[1]) = (3, 2);
             n.insert(0, 1);
         }),
-        ("op number 101 is not one of", |_, t| t[2].op = 101),
+        ("op number 101 is not defined by protocol 7.0", |_, t| t[2].op = 101),
         ("op number 4294967295", |_, t| t[2].op = u32::MAX),
         ("op FLASH_ATTN_BACK is not supported", |_, t| t[2].op = OpCode::FlashAttnBack.to_wire()),
         ("type number 31 is no tensor type", |_, t| t[2].dtype = 31),

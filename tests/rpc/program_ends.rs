@@ -96,7 +96,7 @@ fn a_server_that_is_stopped_is_lost_in_time_and_lives_on() {
     server.stop();
     let lost = work.run().unwrap_err().to_string();
     assert!(start.elapsed() >= options().silence_timeout && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
-    assert!(lost.contains(&server.addr) && lost.contains("said nothing for"), "{lost}");
+    assert!(lost.contains(&server.addr) && lost.contains("sent nothing for"), "{lost}");
     assert!(["GET_TENSOR", "READ", "ASK", "PING"].iter().any(|command| lost.contains(command)), "{lost}");
     server.signal("-CONT");
     let again = server.endpoint().unwrap();

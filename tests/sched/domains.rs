@@ -1,4 +1,4 @@
-//! Real devices of one domain and of several: bytes between domains go through the host, while runs follow each other.
+//! CPU devices in one and in several domains: host-staged copies between domains, several plans, observers, comparison and abort.
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Source};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Of each device.
+/// Memory of each device in bytes.
 pub(super) const MEMORY: u64 = 1 << 24;
 
 pub(super) fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
@@ -29,8 +29,8 @@ fn isolated_devices(n: usize) -> Vec<Arc<dyn Device>> {
 
 const WIDTH: usize = 32;
 
-/// Three layers, each with stored tensors of its own: `x = x + w * x`, and what a layer saw becomes rows of its cache, of
-/// which the first two are added.
+/// A network of three layers. Each layer has its own weights and cache: it computes `s = x + w * x`, writes `s` to two rows of its
+/// cache, and returns `s` plus the first two rows of the cache.
 pub(super) struct LayeredNetwork {
     task: Arc<Task>,
     inputs: [TensorId; 2],
@@ -39,7 +39,7 @@ pub(super) struct LayeredNetwork {
 }
 
 impl LayeredNetwork {
-    /// With the layers on these devices of a list.
+    /// Layer `i` is on device `homes[i]`.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>, homes: [usize; 3], depth: usize) -> LayeredNetwork {
         let account = Account::new(MEMORY);
         let mut b = TaskBuilder::new();
@@ -80,7 +80,7 @@ impl LayeredNetwork {
         self.scheduler.build(&self.task).unwrap()
     }
 
-    /// Submits some runs, each with other inputs, and only then waits for their results.
+    /// Submits some runs, each with different inputs, and only then waits for their results.
     pub(super) fn results(&mut self, prepared: &mut PreparedPlan, runs: std::ops::Range<u64>) -> Vec<Vec<f32>> {
         let mut tickets = Vec::new();
         for run in runs {
@@ -104,7 +104,7 @@ fn input(run: u64) -> (Vec<f32>, [i64; 2]) {
     ((0..2 * WIDTH).map(|_| rng.f32() - 0.5).collect(), [first, (first + rng.i64(1..8)) % 8])
 }
 
-/// On one device, one run after another.
+/// The results of one device that executes the runs one by one.
 pub(super) fn expected_results(runs: u64) -> Vec<Vec<f32>> {
     let mut network = LayeredNetwork::new(cpus(1), [0; 3], 1);
     let mut prepared = network.build();
@@ -113,27 +113,27 @@ pub(super) fn expected_results(runs: u64) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn results_do_not_depend_on_where_and_how_deep() {
+fn results_do_not_depend_on_devices_and_depth() {
     let wanted = expected_results(20);
     for depth in [1, 2, 4] {
         for (name, devices) in
-            [("cpus", cpus(3)), ("islands", isolated_devices(3)), ("both", [cpus(2), isolated_devices(1)].concat())]
+            [("cpus", cpus(3)), ("isolated", isolated_devices(3)), ("both", [cpus(2), isolated_devices(1)].concat())]
         {
             let mut network = LayeredNetwork::new(devices, [0, 1, 2], depth);
             let mut prepared = network.build();
             assert_eq!((prepared.plan().splits(), prepared.plan().copies()), (3, 2), "{name}");
             assert_eq!(network.results(&mut prepared, 0..20), wanted, "{name}, depth {depth}");
         }
-        // There and back again: the cache of the second layer is elsewhere.
+        // The second of three layers is on another device, so the data returns to the first device.
         let mut network = LayeredNetwork::new(isolated_devices(2), [0, 1, 0], depth);
         let mut prepared = network.build();
-        assert_eq!(network.results(&mut prepared, 0..20), wanted, "and back, depth {depth}");
+        assert_eq!(network.results(&mut prepared, 0..20), wanted, "two devices, depth {depth}");
     }
 }
 
-/// Plans of one scheduler take turns on the same memory.
+/// Two plans of one scheduler alternate; they share the arenas.
 #[test]
-fn plans_follow_each_other() {
+fn alternating_plans_compute_the_same_results() {
     let wanted = expected_results(24);
     for depth in [1, 3] {
         let mut network = LayeredNetwork::new([cpus(2), isolated_devices(1)].concat(), [0, 1, 2], depth);
@@ -147,15 +147,15 @@ fn plans_follow_each_other() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_runs() {
+fn invalid_calls_fail_before_anything_is_submitted() {
     let mut network = LayeredNetwork::new(cpus(2), [0, 1, 0], 1);
     let mut prepared = network.build();
     let (x, rows) = input(0);
     let [a, b] = network.inputs;
     let (x, rows): (&[u8], &[u8]) = (bytemuck::cast_slice(&x), bytemuck::cast_slice(&rows));
     for (inputs, text) in [
-        (vec![(a, x)], "input \"row\" takes 16 bytes and was given none"),
-        (vec![(a, &x[4..]), (b, rows)], "input \"x\" takes 256 bytes and was given 252"),
+        (vec![(a, x)], "input \"row\" needs 16 bytes, got none"),
+        (vec![(a, &x[4..]), (b, rows)], "input \"x\" needs 256 bytes, got 252"),
     ] {
         let error = network.scheduler.submit(&mut prepared, &inputs).unwrap_err();
         assert_eq!(error.to_string(), text);
@@ -171,28 +171,28 @@ fn mistakes_are_told_before_anything_runs() {
     assert_eq!(network.scheduler.transfer_counts().runs, 1);
 }
 
-/// Sees some nodes, and stops at one.
+/// Records the results of nodes with a name in `h`, and ends the run at node `last`.
 struct RecordingObserver {
-    asked: usize,
-    shown: Vec<(String, usize)>,
+    selections: usize,
+    results: Vec<(String, usize)>,
     last: &'static str,
 }
 
 impl Observer for RecordingObserver {
     fn selects(&mut self, node: ObservedNode<'_>) -> bool {
-        self.asked += 1;
+        self.selections += 1;
         node.name.starts_with('h')
     }
 
     fn on_result(&mut self, node: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()> {
         assert_eq!(bytes.len(), node.desc.extent());
-        self.shown.push((node.name.to_owned(), node.device));
+        self.results.push((node.name.to_owned(), node.device));
         if node.name == self.last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
 #[test]
-fn observers_see_nodes_and_may_stop() {
+fn observers_receive_selected_nodes_and_can_end_the_run() {
     let wanted = expected_results(4);
     for depth in [1, 4] {
         let mut network = LayeredNetwork::new([cpus(1), isolated_devices(2)].concat(), [0, 1, 2], depth);
@@ -201,13 +201,16 @@ fn observers_see_nodes_and_may_stop() {
             let (x, rows) = input(run);
             let [a, b] = network.inputs;
             let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&rows))];
-            let mut watcher = RecordingObserver { asked: 0, shown: Vec::new(), last };
-            let flow = network.scheduler.run_observed(&mut prepared, &inputs, &mut watcher).unwrap();
+            let mut observer = RecordingObserver { selections: 0, results: Vec::new(), last };
+            let flow = network.scheduler.run_observed(&mut prepared, &inputs, &mut observer).unwrap();
             let names = [("h0".to_owned(), 0), ("h1".to_owned(), 1), ("h2".to_owned(), 2)];
             if last.is_empty() {
-                assert_eq!((flow, watcher.asked, &*watcher.shown), (ControlFlow::Continue(()), 13, &names[..]));
+                assert_eq!(
+                    (flow, observer.selections, &*observer.results),
+                    (ControlFlow::Continue(()), 13, &names[..])
+                );
             } else {
-                assert_eq!((flow, watcher.asked, &*watcher.shown), (ControlFlow::Break(()), 8, &names[..2]));
+                assert_eq!((flow, observer.selections, &*observer.results), (ControlFlow::Break(()), 8, &names[..2]));
             }
             let result = network.scheduler.read(&prepared, network.y);
             if flow.is_break() {
@@ -215,14 +218,14 @@ fn observers_see_nodes_and_may_stop() {
                 continue;
             }
             let got = floats(&result.unwrap().wait(None).unwrap());
-            // The third layer has not seen the third run's rows, so what follows is the network's without it.
+            // Run 2 ended before the third layer wrote its cache, so later results differ from the complete network's.
             assert!(run >= 2 || got == wanted[run as usize], "run {run}");
         }
     }
 }
 
 #[test]
-fn two_devices_are_compared_node_by_node() {
+fn compare_reports_each_node_and_frees_the_reference_memory() {
     let mut network = LayeredNetwork::new(cpus(2), [0, 1, 0], 1);
     let mut prepared = network.build();
     let before = network.results(&mut prepared, 0..3);
@@ -232,21 +235,21 @@ fn two_devices_are_compared_node_by_node() {
     let reference = CpuDevice::new("reference", 2, Path::Exact, MEMORY).unwrap() as Arc<dyn Device>;
     let account = Account::new(MEMORY);
     let mut seen = Vec::new();
-    let mut tell = |node: ObservedNode<'_>, here: &[u8], there: &[u8]| {
+    let mut report = |node: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{node:?}");
         seen.push(node.node);
         if node.node == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    compare((&mut network.scheduler, &mut prepared), &reference, &account, &inputs, &mut tell).unwrap();
+    compare((&mut network.scheduler, &mut prepared), &reference, &account, &inputs, &mut report).unwrap();
     assert_eq!(seen, (0..10).collect::<Vec<_>>());
-    // All of the reference's memory is given back, once the threads of its queues have ended.
+    // All memory of the reference is freed once the threads of its queues have ended.
     let deadline = Instant::now() + Duration::from_secs(20);
     while account.used() > 0 {
         assert!(Instant::now() < deadline, "{} bytes are still held", account.used());
         std::thread::yield_now();
     }
     assert_eq!(before, expected_results(3));
-    // A reference without the room is told before anything is copied.
+    // A reference with too little memory is an error before anything is copied.
     let small = CpuDevice::new("small", 1, Path::Exact, 4096).unwrap() as Arc<dyn Device>;
     let full = compare((&mut network.scheduler, &mut prepared), &small, &account, &inputs, &mut |_, _, _| {
         ControlFlow::Continue(())
@@ -255,7 +258,7 @@ fn two_devices_are_compared_node_by_node() {
 }
 
 #[test]
-fn an_abort_ends_what_runs_and_a_reset_begins_anew() {
+fn an_abort_fails_the_run_and_a_reset_makes_the_scheduler_usable() {
     let mut network = LayeredNetwork::new([cpus(1), isolated_devices(1)].concat(), [0, 1, 0], 2);
     let mut prepared = network.build();
     let flag = network.scheduler.abort_flag();

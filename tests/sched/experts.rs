@@ -1,4 +1,4 @@
-//! Weights in the host's memory, brought to a device that is better at using them: whole, or only the experts that are used.
+//! Offload of MUL_MAT_ID: weights in CPU memory are used on another device, and each run copies only the experts that it uses.
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceKind, Domain, Source};
@@ -12,7 +12,7 @@ use fanout_testing::isolated_device::IsolatedDevice;
 use std::sync::Arc;
 
 const MEMORY: u64 = 1 << 24;
-// Columns and rows of an expert, and how many there are.
+// Columns and rows of an expert's matrix, and the number of experts.
 const K: usize = 32;
 const M: usize = 16;
 const EXPERTS: usize = 8;
@@ -21,10 +21,10 @@ const TOKENS: usize = 3;
 const USED: usize = 2;
 const EXPERT_BYTES: u64 = (4 * K * M) as u64;
 
-/// A device that wants products, beside a CPU that has the weights.
+/// A GPU that prefers to offload matrix products, and a CPU that stores the weights.
 fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
-    let wants = IsolatedDevice::new("GPU", MEMORY).with_offload(&[OpCode::MulMat, OpCode::MulMatId]);
-    let gpu = wants.with_info(|info| {
+    let offloading = IsolatedDevice::new("GPU", MEMORY).with_offload(&[OpCode::MulMat, OpCode::MulMatId]);
+    let gpu = offloading.with_info(|info| {
         info.kind = DeviceKind::Gpu;
         if same_domain {
             info.domain = Domain::named("host");
@@ -55,7 +55,7 @@ impl Experts {
         let w = b.stored("experts", desc, cpu, Some(region)).unwrap();
         let x = b.input("x", DType::F32, [K, USED, TOKENS, 1]).unwrap();
         let ids = b.input("ids", DType::I32, [USED, TOKENS, 1, 1]).unwrap();
-        // Before them, so that the numbers of the experts could have been computed there.
+        // A node on the GPU before the product: the GPU then has earlier nodes that could have computed the expert ids.
         let scaled = b.node(Unary::Scale { scale: 2.0, bias: 0.0 }, &[Some(x)]).unwrap();
         b.pin(0).unwrap();
         let y = b.node(MulMat::BY_ID, &[Some(w), Some(scaled), Some(ids)]).unwrap();
@@ -80,21 +80,26 @@ fn floats(bytes: Result<Vec<u8>, SchedError>) -> Vec<f32> {
 }
 
 #[test]
-fn only_the_experts_that_are_used_are_brought() {
+fn only_used_experts_are_copied() {
     let alone = Options::default().with_offload(false);
     let mut host = Experts::new(devices(false), alone);
     assert_eq!(host.prepared.plan().device_of(1), Some((1, AssignReason::Stored)));
     for same_domain in [true, false] {
         for depth in [1, 3] {
             let options = Options::default().with_depth(depth);
-            let mut away = Experts::new(devices(same_domain), options);
-            assert_eq!(away.prepared.plan().device_of(1), Some((0, AssignReason::Offload)));
+            let mut offloaded = Experts::new(devices(same_domain), options);
+            assert_eq!(offloaded.prepared.plan().device_of(1), Some((0, AssignReason::Offload)));
             for (chosen, used) in
                 [([0, 1, 1, 0, 0, 1], 2), ([7, 2, 7, 3, 2, 7], 3), ([5; 6], 1), ([0, 1, 2, 3, 4, 5], 6)]
             {
-                let before = away.scheduler.transfer_counts().copied[0];
-                assert_eq!(floats(away.run(chosen)), floats(host.run(chosen)), "{chosen:?}\n{}", away.prepared.plan());
-                let copied = away.scheduler.transfer_counts().copied[0] - before;
+                let before = offloaded.scheduler.transfer_counts().copied[0];
+                assert_eq!(
+                    floats(offloaded.run(chosen)),
+                    floats(host.run(chosen)),
+                    "{chosen:?}\n{}",
+                    offloaded.prepared.plan()
+                );
+                let copied = offloaded.scheduler.transfer_counts().copied[0] - before;
                 assert_eq!(copied, used * EXPERT_BYTES, "{chosen:?}, one domain: {same_domain}, depth {depth}");
             }
         }
@@ -102,15 +107,15 @@ fn only_the_experts_that_are_used_are_brought() {
 }
 
 #[test]
-fn numbers_of_no_expert_are_refused() {
+fn expert_ids_out_of_range_are_refused() {
     for bad in [8, -1, i32::MIN] {
-        let mut away = Experts::new(devices(false), Options::default());
-        let error = away.run([0, 1, 2, bad, 0, 1]).unwrap_err();
+        let mut offloaded = Experts::new(devices(false), Options::default());
+        let error = offloaded.run([0, 1, 2, bad, 0, 1]).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("GPU: MUL_MAT_ID: expert id {bad} is not one of the 8 of the first source")
         );
-        away.scheduler.reset();
-        assert!(away.run([0, 1, 2, 3, 0, 1]).is_ok());
+        offloaded.scheduler.reset();
+        assert!(offloaded.run([0, 1, 2, 3, 0, 1]).is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! Results do not depend on the order that devices work in, nor on how many runs are under way: real results over devices
-//! behind a gate, for many of its seeds.
+//! Interleaving tests: for many seeds, gated devices execute the queues in random orders. The results must equal the results of one
+//! device, at every depth, and the gate must detect no race.
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, Domain, Source, Ticket};
@@ -14,7 +14,7 @@ use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::gated_device::{Gate, GatedDevice};
 use std::sync::Arc;
 
-/// Of each device.
+/// Memory of each device in bytes.
 const MEMORY: u64 = 1 << 24;
 
 /// Runs of each schedule.
@@ -23,24 +23,25 @@ const RUNS: u64 = 6;
 /// Elements of a row.
 const WIDTH: usize = 8;
 
-/// Makes a task whose nodes are on devices of their choice.
+/// Builder of a task with its nodes pinned to devices.
 struct TaskFixture {
     b: TaskBuilder,
     devices: Vec<Arc<dyn Device>>,
     account: Arc<Account>,
     inputs: Vec<(TensorId, InputValues)>,
-    /// What is read after each run.
+    /// Tensors that are read after each run.
     outputs: Vec<TensorId>,
     stored: u64,
 }
 
-/// What the host writes to an input.
+/// Kind of random values for an input.
 #[derive(Clone, Copy)]
 enum InputValues {
+    /// This many floats.
     Floats(usize),
-    /// So many different numbers below the other.
+    /// `(n, of)`: `n` distinct row indices below `of`, as I64.
     Rows(usize, usize),
-    /// So many numbers below the other.
+    /// `(n, of)`: `n` expert ids below `of`, as I32.
     Experts(usize, usize),
 }
 
@@ -50,7 +51,7 @@ impl TaskFixture {
         TaskFixture { b, devices: devices.to_vec(), account, inputs: Vec::new(), outputs: Vec::new(), stored: 0 }
     }
 
-    /// A matrix of floats.
+    /// An input matrix of floats.
     fn input(&mut self, rows: usize) -> TensorId {
         let id = self.b.input("x", DType::F32, [WIDTH, rows, 1, 1]).unwrap();
         self.inputs.push((id, InputValues::Floats(WIDTH * rows)));
@@ -69,7 +70,7 @@ impl TaskFixture {
         id
     }
 
-    /// Floats that lie on a device.
+    /// A stored tensor of random floats on a device.
     fn stored(&mut self, on: usize, ne: [usize; 4]) -> TensorId {
         let (on, desc) = (on % self.devices.len(), TensorDesc::contiguous(DType::F32, ne).unwrap());
         let region = self.devices[on].alloc(desc.extent() as u64, &self.account).unwrap().whole();
@@ -104,7 +105,7 @@ impl TaskFixture {
         self.outputs.push(id);
     }
 
-    /// The bytes of each output of each run. Between two runs the host waits for what it has read so far, or goes on.
+    /// The bytes of each output of each run. Between two runs, the host waits for its pending reads at random.
     fn results(self, depth: usize, seed: u64) -> Vec<Vec<u8>> {
         let options = Options::default().with_depth(depth);
         let mut scheduler = Scheduler::new(self.devices, options, &self.account).unwrap();
@@ -144,7 +145,7 @@ fn floats(seed: u64, n: usize) -> Vec<u8> {
     (0..n).flat_map(|_| (rng.f32() - 0.5).to_le_bytes()).collect()
 }
 
-/// Twice over three devices.
+/// Six layers that visit three devices twice.
 fn chain(m: &mut TaskFixture) {
     let mut h = m.input(4);
     for layer in 0..6 {
@@ -155,7 +156,7 @@ fn chain(m: &mut TaskFixture) {
     m.output(h);
 }
 
-/// A cache that is read elsewhere, and written again before the run is over.
+/// A cache that other devices read and that is written again within the same run.
 fn cache(m: &mut TaskFixture) {
     let (x, some, others) = (m.input(2), m.rows(2, 16), m.rows(2, 16));
     let cache = m.stored(1, [WIDTH, 16, 1, 1]);
@@ -172,7 +173,7 @@ fn cache(m: &mut TaskFixture) {
     m.outputs.push(cache);
 }
 
-/// The same inputs on every device.
+/// All devices read the same inputs.
 fn shared_inputs(m: &mut TaskFixture) {
     let (x, y) = (m.input(3), m.input(3));
     let parts: Vec<_> = (0..3)
@@ -187,7 +188,7 @@ fn shared_inputs(m: &mut TaskFixture) {
     m.output(last);
 }
 
-/// Outputs on the way, whose memory the rest must leave alone; much that is overwritten in place.
+/// Intermediate outputs between many in-place nodes: later nodes must not overwrite the outputs.
 fn outputs(m: &mut TaskFixture) {
     let mut h = m.input(4);
     for on in [0, 1, 2, 1, 0] {
@@ -198,7 +199,7 @@ fn outputs(m: &mut TaskFixture) {
     }
 }
 
-/// A tensor written in two parts, of which each goes to another device.
+/// A tensor written in two parts; each part is read by a different device.
 fn parts(m: &mut TaskFixture) {
     let (x, y) = (m.input(2), m.input(2));
     let whole = m.input(4);
@@ -220,8 +221,8 @@ fn parts(m: &mut TaskFixture) {
     m.output(all);
 }
 
-/// Weights that are not where they are used: all, and those of the experts that are chosen.
-fn weights_elsewhere(m: &mut TaskFixture) {
+/// Weights of another device: a whole matrix, and the experts that the ids select.
+fn remote_weights(m: &mut TaskFixture) {
     let (x, ids) = (m.input(2), m.experts(2, 4));
     let w = m.stored(2, [WIDTH, WIDTH, 1, 1]);
     let experts = m.stored(2, [WIDTH, WIDTH, 4, 1]);
@@ -233,7 +234,7 @@ fn weights_elsewhere(m: &mut TaskFixture) {
     m.output(y);
 }
 
-/// Makes a task, and its name.
+/// A task's name and its builder.
 type NamedTask = (&'static str, fn(&mut TaskFixture));
 
 const TASKS: [NamedTask; 6] = [
@@ -242,17 +243,17 @@ const TASKS: [NamedTask; 6] = [
     ("shared inputs", shared_inputs),
     ("outputs", outputs),
     ("parts", parts),
-    ("weights elsewhere", weights_elsewhere),
+    ("remote weights", remote_weights),
 ];
 
 fn results(devices: &[Arc<dyn Device>], task: fn(&mut TaskFixture), depth: usize, seed: u64) -> Vec<Vec<u8>> {
-    let mut maker = TaskFixture::new(devices);
-    task(&mut maker);
-    maker.results(depth, seed)
+    let mut fixture = TaskFixture::new(devices);
+    task(&mut fixture);
+    fixture.results(depth, seed)
 }
 
-/// That devices behind a gate, each changed by its number, compute what one device does.
-fn same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, change: fn(usize, GatedDevice) -> GatedDevice) {
+/// Checks that gated devices compute the same results as one device. `change` configures each device by its number.
+fn assert_same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, change: fn(usize, GatedDevice) -> GatedDevice) {
     for (name, task) in TASKS {
         let one: Arc<dyn Device> = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
         let wanted = results(&[one], task, 1, 0);
@@ -270,21 +271,21 @@ fn same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, change: fn(usize, 
 }
 
 #[test]
-fn no_order_changes_results() {
-    same_as_one_device(100, Gate::new, |_, device| device);
+fn results_do_not_depend_on_the_order_of_execution() {
+    assert_same_as_one_device(100, Gate::new, |_, device| device);
 }
 
 #[test]
-fn nor_on_the_way_through_the_host() {
-    same_as_one_device(10, Gate::among_threads, |i, device| {
+fn results_do_not_depend_on_the_order_of_execution_with_host_staged_copies() {
+    assert_same_as_one_device(10, Gate::among_threads, |i, device| {
         device.with_info(|info| info.domain = Domain::named(format!("of device {}", i % 2)))
     });
 }
 
-/// Each copies from those before it, and the first from the last; what goes the other way goes through the host.
+/// Each device copies from the devices before it, and the first from the last. Copies in the opposite direction are host-staged.
 #[test]
-fn nor_where_devices_copy_one_way() {
-    same_as_one_device(10, Gate::among_threads, |i, device| {
+fn results_do_not_depend_on_the_order_of_execution_with_one_way_peer_copies() {
+    assert_same_as_one_device(10, Gate::among_threads, |i, device| {
         let device = device.with_info(|info| info.domain = Domain::named(format!("of device {i}")));
         device.with_copies_from(|to, from| from.name < to.name || (&*to.name, &*from.name) == ("G0", "G2"))
     });

@@ -1,4 +1,4 @@
-//! What callers and devices can get wrong: errors that say so, and a scheduler that is of use afterwards.
+//! Invalid tasks, plans and inputs, failing devices and aborted runs: each is an error, and the scheduler stays usable.
 
 use fanout::cpu::{CpuDevice, Path};
 use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue, Region, Source};
@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Of each device.
+/// Memory of each device in bytes.
 const MEMORY: u64 = 1 << 24;
 
 fn cpu(name: &str) -> Arc<dyn Device> {
@@ -26,7 +26,7 @@ fn scheduler(devices: Vec<Arc<dyn Device>>, depth: usize) -> Scheduler {
     Scheduler::new(devices, Options::default().with_depth(depth), &Account::new(MEMORY)).unwrap()
 }
 
-/// Squares of `n` numbers, one after another on these devices.
+/// A chain of squares of `n` numbers, one node on each of these devices. Returns the task, its input and its output.
 fn squares(n: usize, on: &[usize]) -> (Arc<Task>, TensorId, TensorId) {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
@@ -44,7 +44,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// A device that gives queues only while it may.
+/// A device that refuses to open queues while its flag is false.
 #[derive(Debug)]
 struct QueueRefusingDevice(IsolatedDevice, AtomicBool);
 
@@ -59,9 +59,9 @@ impl ForwardDevice for QueueRefusingDevice {
 }
 
 #[test]
-fn a_change_of_plan_that_fails_leaves_the_others() {
-    let moody = Arc::new(QueueRefusingDevice(IsolatedDevice::new("moody", MEMORY), AtomicBool::new(false)));
-    let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&moody) as _], 1);
+fn a_failed_switch_of_plans_leaves_other_plans_usable() {
+    let refusing = Arc::new(QueueRefusingDevice(IsolatedDevice::new("refusing", MEMORY), AtomicBool::new(false)));
+    let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&refusing) as _], 1);
     let [(one, x, y), (other, ..)] = [squares(2, &[0]), squares(2, &[1, 0])];
     let [mut one, mut other] = [one, other].map(|task| scheduler.build(&task).unwrap());
     let values = bytes(&[2.0, 3.0]);
@@ -69,12 +69,12 @@ fn a_change_of_plan_that_fails_leaves_the_others() {
     assert!(scheduler.run(&mut other, &[(x, &values)]).is_err());
     scheduler.run(&mut one, &[(x, &values)]).unwrap();
     assert_eq!(scheduler.read(&one, y).unwrap().wait(None).unwrap(), bytes(&[4.0, 9.0]));
-    moody.1.store(true, Ordering::Relaxed);
+    refusing.1.store(true, Ordering::Relaxed);
     scheduler.run(&mut other, &[(x, &values)]).unwrap();
 }
 
 #[test]
-fn outputs_are_there_or_an_error() {
+fn reading_an_expired_output_is_an_error() {
     for depth in [1, 2] {
         let mut scheduler = scheduler(vec![cpu("CPU0"), cpu("CPU1")], depth);
         let (task, x, y) = squares(2, &[0, 1]);
@@ -91,7 +91,7 @@ fn outputs_are_there_or_an_error() {
         let ticket = scheduler.read(&small, y).unwrap();
         let (large, ..) = squares(1 << 16, &[0, 1]);
         scheduler.build(&large).unwrap();
-        assert!(gone(scheduler.read(&small, y)), "its memory made way");
+        assert!(gone(scheduler.read(&small, y)), "its memory was reallocated for a larger plan");
         assert_eq!(ticket.wait(None).unwrap(), bytes(&[16.0, 81.0]));
         scheduler.run(&mut small, &[(x, &values)]).unwrap();
         assert_eq!(scheduler.read(&small, y).unwrap().wait(None).unwrap(), bytes(&[16.0, 81.0]));
@@ -100,7 +100,7 @@ fn outputs_are_there_or_an_error() {
     }
 }
 
-/// Ends a run at a node, or only raises the flag.
+/// At a node, ends the run with `Break`; or, if it has the abort flag, raises the flag.
 struct StoppingObserver(usize, Option<Arc<AtomicBool>>);
 
 impl Observer for StoppingObserver {
@@ -121,12 +121,12 @@ impl Observer for StoppingObserver {
 }
 
 #[test]
-fn after_half_a_run_there_is_none_until_a_reset() {
+fn after_an_incomplete_run_only_a_reset_allows_further_runs() {
     for depth in [1, 3] {
-        for islands in [false, true] {
+        for isolated in [false, true] {
             for at in 0..4 {
                 let device = |i| {
-                    if islands {
+                    if isolated {
                         IsolatedDevice::new(&format!("I{i}"), MEMORY).shared()
                     } else {
                         cpu(&format!("CPU{i}"))
@@ -136,17 +136,17 @@ fn after_half_a_run_there_is_none_until_a_reset() {
                 let (task, x, y) = squares(1, &[0, 1, 0, 1]);
                 let mut prepared = scheduler.build(&task).unwrap();
                 let two = bytes(&[2.0]);
-                // Whoever watches may end a run at any node: the next one is whole.
+                // An observer may end a run at any node: the next run is complete.
                 let flow =
                     scheduler.run_observed(&mut prepared, &[(x, &two)], &mut StoppingObserver(at, None)).unwrap();
                 assert_eq!(flow, ControlFlow::Break(()));
                 assert!(matches!(scheduler.read(&prepared, y), Err(SchedError::OutputExpired { .. })));
                 scheduler.run(&mut prepared, &[(x, &two)]).unwrap();
                 assert_eq!(scheduler.read(&prepared, y).unwrap().wait(None).unwrap(), bytes(&[65536.0]));
-                // An abort leaves it anywhere.
+                // An abort leaves the run incomplete, except at the last node.
                 let flag = scheduler.abort_flag();
-                let mut ends = StoppingObserver(at, Some(Arc::clone(&flag)));
-                let ended = scheduler.run_observed(&mut prepared, &[(x, &two)], &mut ends);
+                let mut aborting = StoppingObserver(at, Some(Arc::clone(&flag)));
+                let ended = scheduler.run_observed(&mut prepared, &[(x, &two)], &mut aborting);
                 flag.store(false, Ordering::Relaxed);
                 if at < 3 {
                     assert!(matches!(ended, Err(SchedError::Aborted)), "{ended:?}");
@@ -162,7 +162,7 @@ fn after_half_a_run_there_is_none_until_a_reset() {
 }
 
 #[test]
-fn plans_of_other_devices_are_refused() {
+fn plans_for_other_devices_are_refused() {
     let account = Account::new(MEMORY);
     let many = [cpu("CPU0"), cpu("CPU1"), cpu("CPU2")];
     let (task, ..) = squares(2, &[0, 1, 2]);
@@ -177,7 +177,7 @@ fn plans_of_other_devices_are_refused() {
 }
 
 #[test]
-fn stored_tensors_lie_on_their_devices() {
+fn a_region_on_another_device_than_declared_is_refused() {
     let account = Account::new(MEMORY);
     let devices = vec![cpu("CPU0"), cpu("CPU1")];
     let desc = TensorDesc::contiguous(DType::F32, [4, 1, 1, 1]).unwrap();
@@ -189,7 +189,7 @@ fn stored_tensors_lie_on_their_devices() {
         let built = scheduler(devices.clone(), 1).build(&Arc::new(b.build().unwrap()));
         match built.map(drop) {
             Err(e) if fault => {
-                assert_eq!(e.to_string(), "stored tensor \"w\" is said to lie on CPU0, and its region is on CPU1")
+                assert_eq!(e.to_string(), "stored tensor \"w\" is declared on CPU0, but its region is on CPU1")
             }
             done => done.unwrap(),
         }
@@ -197,7 +197,7 @@ fn stored_tensors_lie_on_their_devices() {
 }
 
 #[test]
-fn inputs_are_given_once() {
+fn bytes_for_other_tensors_than_inputs_or_given_twice_are_refused() {
     let mut scheduler = scheduler(vec![cpu("CPU")], 1);
     let mut b = TaskBuilder::new();
     let (x, unread) = (b.input("x", DType::F32, [1; 4]).unwrap(), b.input("unread", DType::F32, [1; 4]).unwrap());
@@ -208,7 +208,7 @@ fn inputs_are_given_once() {
     let two = bytes(&[2.0]);
     for (more, name) in [(x, "x"), (y, "y")] {
         let error = scheduler.run(&mut prepared, &[(x, &two), (more, &two)]).unwrap_err();
-        let text = format!("a run was given bytes for tensor {name:?}, which is no input or was given some already");
+        let text = format!("a run was given bytes for tensor {name:?}, which is not an input or was given twice");
         assert_eq!(error.to_string(), text);
     }
     scheduler.run(&mut prepared, &[(x, &two), (unread, &two)]).unwrap();
@@ -216,7 +216,7 @@ fn inputs_are_given_once() {
 }
 
 #[test]
-fn a_node_that_fails_leaves_nothing_behind() {
+fn an_invalid_node_leaves_no_tensor_behind() {
     let mut other = TaskBuilder::new();
     let ids: Vec<_> = (0..9).map(|_| other.input("", DType::F32, [1; 4]).unwrap()).collect();
     let mut b = TaskBuilder::new();
@@ -251,7 +251,7 @@ fn tasks_without_nodes_run() {
         let w = b.stored("w", desc, 1, Some(region)).unwrap();
         let view = b.reshape(w, [1, 2, 1, 1]).unwrap();
         b.output(view).unwrap();
-        assert!(b.output(x).is_err(), "the host has it");
+        assert!(b.output(x).is_err(), "an input cannot be an output");
         let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();
         scheduler.run(&mut prepared, &[(x, &bytes(&[1.0])), (none, &[])]).unwrap();
         scheduler.run(&mut prepared, &[]).unwrap();
@@ -260,9 +260,9 @@ fn tasks_without_nodes_run() {
     }
 }
 
-/// Nothing beside nothing, alone and next to something, here and on another device.
+/// Concatenates two empty tensors, and the result with a tensor that is not empty, on the same and on another device.
 #[test]
-fn tensors_without_elements_take_part() {
+fn empty_tensors_can_be_computed_copied_and_read() {
     for depth in [1, 2] {
         for homes in [[0, 0], [0, 1]] {
             let mut scheduler = scheduler(vec![cpu("CPU0"), IsolatedDevice::new("I", MEMORY).shared()], depth);
@@ -285,9 +285,9 @@ fn tensors_without_elements_take_part() {
     }
 }
 
-/// Expert by expert each matrix has its rows; permuted, the rows of all experts alternate.
+/// In a permuted tensor the rows of the experts interleave, so the bytes of an expert are not contiguous.
 #[test]
-fn experts_whose_bytes_alternate_come_whole() {
+fn experts_with_interleaved_bytes_are_copied_as_a_whole_tensor() {
     const K: usize = 8;
     let results: Vec<_> = [1, 0]
         .map(|on| {

@@ -1,4 +1,4 @@
-//! The scheduler over devices of the tests' own.
+//! Scheduler tests: results, schedules, failures and traffic over CPU devices, test devices and RPC servers.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
 
 mod domains;

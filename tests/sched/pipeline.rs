@@ -1,4 +1,4 @@
-//! Runs that are under way at once: with as many devices in a row, they take as long as the pipeline is and no longer.
+//! Pipelining in virtual time: with several runs in flight over a chain of devices, the makespan is that of an ideal pipeline.
 
 use fanout::device::{Account, Device};
 use fanout::ops::unary::Unary;
@@ -7,10 +7,10 @@ use fanout::tensor::DType;
 use fanout_testing::delaying_device::{DelayingDevice, Ticks, VirtualTime};
 use std::sync::Arc;
 
-/// Of each device for its part of a run.
+/// Time that each device takes for its part of a run.
 const SERVICE_TICKS: Ticks = 1000;
 
-/// How long `runs` runs take through `stages` devices, whose results are all read.
+/// The makespan of `runs` runs over a chain of `stages` devices, including a read of each result.
 fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     let world = VirtualTime::new();
     let device = |i| DelayingDevice::new(&world, &format!("S{i}"), SERVICE_TICKS).with_time_per_byte(1).shared();
@@ -35,12 +35,15 @@ fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     results.into_iter().for_each(|result| assert_eq!(result.wait(None), Ok(vec![0; 4])));
     scheduler.synchronize(None).unwrap();
     let computed = runs as Ticks * SERVICE_TICKS;
-    assert!((0..stages).all(|stage| world.busy(stage).0 == computed), "every device computes its part of each run");
+    assert!(
+        (0..stages).all(|stage| world.busy(stage).0 == computed),
+        "each device must compute its part of each run exactly once"
+    );
     world.makespan()
 }
 
 #[test]
-fn as_long_as_the_pipeline_is() {
+fn runs_in_flight_take_at_most_5_percent_longer_than_an_ideal_pipeline() {
     for stages in 2..=8 {
         for runs in 2..=8 {
             let ideal = (runs + stages - 1) as Ticks * SERVICE_TICKS;
@@ -51,7 +54,7 @@ fn as_long_as_the_pipeline_is() {
 }
 
 #[test]
-fn one_run_at_a_time_is_serial() {
+fn runs_at_depth_1_are_serial() {
     for (stages, runs) in [(2, 2), (3, 8), (8, 3)] {
         let serial = (runs * stages) as Ticks * SERVICE_TICKS;
         let took = makespan(stages, runs, 1);

@@ -1,4 +1,5 @@
-//! Devices behind servers of this process, which greet or are spoken to in 7.0: the same results as on devices of its own.
+//! RPC devices of servers in this process, with the extended protocol and with ggml's protocol 7.0: remote devices compute the same
+//! results as local devices.
 
 use super::domains::{LayeredNetwork, MEMORY, cpus, expected_results};
 use fanout::rpc::client::{Endpoint, Options};
@@ -7,7 +8,7 @@ use fanout_testing::protocol_relay::ProtocolRelay;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
-/// A server that ends with the test.
+/// A server that shuts down when it is dropped.
 pub(super) struct TestServer {
     pub(super) addr: SocketAddr,
     pub(super) handle: Handle,
@@ -16,7 +17,8 @@ pub(super) struct TestServer {
 }
 
 impl TestServer {
-    /// With so many devices of one thread. It sends to others if it `dials`.
+    /// Starts a server with this many CPU devices of one thread each. With `dials`, the server may connect to other servers and
+    /// copy to them directly.
     pub(super) fn new(devices: usize, dials: bool) -> TestServer {
         TestServer::on(0, devices, dials)
     }
@@ -29,7 +31,7 @@ impl TestServer {
         TestServer { addr, handle, config: (count, dials), thread: Some(thread) }
     }
 
-    /// Ends it, and starts another on its port, which knows nothing of the first.
+    /// Shuts the server down and starts a new one, without any state, on the same port.
     pub(super) fn restart(&mut self) {
         self.end();
         let (count, dials) = self.config;
@@ -55,21 +57,21 @@ impl Drop for TestServer {
 }
 
 #[test]
-fn results_do_not_depend_on_servers() {
+fn results_over_rpc_equal_local_results() {
     let wanted = expected_results(20);
     let servers = [3, 1, 1, 3].map(|devices| TestServer::new(devices, true));
     let mut addrs = servers.each_ref().map(|server| server.addr);
     addrs[3] = ProtocolRelay::start(addrs[3], true).addr;
     let endpoints = addrs.map(TestServer::connect);
-    let [a, b, c, plain] = endpoints.each_ref().map(Endpoint::devices);
+    let [a, b, c, ggml_only] = endpoints.each_ref().map(Endpoint::devices);
     let lists = [
         ("one device", vec![b[0].clone()], [0; 3], 1),
         ("one server", a.to_vec(), [0, 1, 2], 3),
         ("two servers", vec![b[0].clone(), c[0].clone()], [0, 1, 0], 3),
-        ("one server in 7.0", plain.to_vec(), [0, 1, 2], 3),
-        ("a server in 7.0 and one that greets", [b, plain].concat(), [0, 2, 1], 3),
+        ("one server in 7.0", ggml_only.to_vec(), [0, 1, 2], 3),
+        ("a server in 7.0 and one with the extended protocol", [b, ggml_only].concat(), [0, 2, 1], 3),
         ("a server and this process", [&cpus(2)[..], b].concat(), [0, 2, 1], 3),
-        ("all of it", [&cpus(1)[..], a, b].concat(), [1, 4, 2], 3),
+        ("this process and two servers", [&cpus(1)[..], a, b].concat(), [1, 4, 2], 3),
     ];
     for depth in [1, 4] {
         for (name, devices, homes, splits) in &lists {

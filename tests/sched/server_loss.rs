@@ -1,4 +1,5 @@
-//! Servers that go while runs are under way: whoever waits is told which one, soon; with them back, all can be done again.
+//! Loss of servers during runs: waiting calls fail soon with the address of a lost server, and after a restart of the servers runs
+//! succeed again.
 
 use crate::domains::cpus;
 use crate::rpc_servers::TestServer;
@@ -16,10 +17,10 @@ const LOST_SERVERS: usize = 3;
 const RUNS: u64 = 24;
 const SHAPE: [usize; 2] = [32, 2];
 
-/// No failure takes longer than this to be known.
+/// Upper bound on the time until a failure is reported.
 const MAX_DETECTION_TIME: Duration = Duration::from_secs(20);
 
-/// The server that a failure names.
+/// The address of the lost server in an error.
 fn named_server(error: &DeviceError) -> Option<&str> {
     match error {
         DeviceError::Lost { endpoint, .. } => Some(endpoint),
@@ -27,11 +28,15 @@ fn named_server(error: &DeviceError) -> Option<&str> {
     }
 }
 
-/// Submits runs until one fails, and says so to those who listen before each. Returns the failure, and what was submitted.
-fn until_failure(chain: &mut DeviceChain, told: &[std::sync::mpsc::Sender<()>]) -> (DeviceError, Vec<Ticket>) {
+/// Submits runs until a submission fails. Before run `2 * i`, triggers shutdown `i`. Returns the failure, and the pending reads of
+/// the runs before it.
+fn submit_until_failure(
+    chain: &mut DeviceChain,
+    shutdowns: &[std::sync::mpsc::Sender<()>],
+) -> (DeviceError, Vec<Ticket>) {
     let (since, mut tickets) = (Instant::now(), Vec::new());
     for run in 0.. {
-        for (at, victim) in told.iter().enumerate() {
+        for (at, victim) in shutdowns.iter().enumerate() {
             if run == 2 * at as u64 {
                 let _ = victim.send(());
             }
@@ -41,13 +46,13 @@ fn until_failure(chain: &mut DeviceChain, told: &[std::sync::mpsc::Sender<()>]) 
             Err(SchedError::Device { source, .. }) => return (source, tickets),
             Err(other) => panic!("{other}"),
         }
-        assert!(since.elapsed() < MAX_DETECTION_TIME, "servers are gone, and nobody says so");
+        assert!(since.elapsed() < MAX_DETECTION_TIME, "servers are lost, but no submission has failed");
     }
     unreachable!()
 }
 
 #[test]
-fn lost_servers_are_named_soon_and_all_can_be_done_again() {
+fn lost_servers_are_reported_by_address_and_can_be_replaced() {
     let wanted = DeviceChain::new(cpus(1), SHAPE, SERVERS, 1).unwrap().results(0..RUNS);
     let mut servers: Vec<TestServer> = (0..SERVERS).map(|_| TestServer::new(1, true)).collect();
     for (seed, depth) in [(1, 1), (2, 4), (3, 4)] {
@@ -60,19 +65,19 @@ fn lost_servers_are_named_soon_and_all_can_be_done_again() {
         let victims = rng.choose_multiple(0..SERVERS, LOST_SERVERS);
         let names: Vec<String> = victims.iter().map(|&at| servers[at].addr.to_string()).collect();
         let (error, tickets) = std::thread::scope(|scope| {
-            let mut told = Vec::new();
+            let mut shutdowns = Vec::new();
             for &at in &victims {
-                let (send, now): (_, Receiver<()>) = channel();
-                told.push(send);
+                let (send, trigger): (_, Receiver<()>) = channel();
+                shutdowns.push(send);
                 let (server, spins) = (servers[at].handle.clone(), rng.u32(0..20_000));
                 scope.spawn(move || {
-                    // When the run has failed before that, its turn has come too.
-                    let _ = now.recv();
+                    // If a submission fails before this server's trigger, the sender is dropped, and the server shuts down too.
+                    let _ = trigger.recv();
                     (0..spins).for_each(|_| std::hint::spin_loop());
                     server.shutdown();
                 });
             }
-            until_failure(&mut chain, &told)
+            submit_until_failure(&mut chain, &shutdowns)
         });
         let is_lost =
             |error: &DeviceError| named_server(error).is_some_and(|name| names.iter().any(|lost| lost == name));
@@ -84,7 +89,7 @@ fn lost_servers_are_named_soon_and_all_can_be_done_again() {
                 Err(error) => assert!(is_lost(&error), "seed {seed}, run {run}: {error}, lost: {names:?}"),
             }
         }
-        // The failure sticks to the device, not to the scheduler: it can be reset, and says again what is lost.
+        // The failure is sticky on the device, not on the scheduler: after a reset, a run fails with the same cause.
         chain.scheduler.reset();
         match chain.submit(0) {
             Err(SchedError::Device { source, .. }) => assert!(is_lost(&source), "seed {seed}: {source}"),
@@ -98,16 +103,16 @@ fn lost_servers_are_named_soon_and_all_can_be_done_again() {
     let endpoints: Vec<Endpoint> = servers.iter().map(|server| TestServer::connect(server.addr)).collect();
     let devices = endpoints.iter().map(|endpoint| endpoint.devices()[0].clone()).collect();
     let mut chain = DeviceChain::new(devices, SHAPE, 1, 4).unwrap();
-    assert!(chain.results(0..RUNS) == wanted, "after all of that");
+    assert!(chain.results(0..RUNS) == wanted, "after all restarts");
 }
 
 #[test]
-fn lines_that_are_cut_or_freeze_are_named_soon() {
-    let harms: [(_, fn(&SlowLink)); 2] = [("cut", SlowLink::cut), ("frozen", |relay| relay.freeze(true))];
-    // The last server owes its client bytes. The first one owes it nothing where one run is all that is under way: what that
-    // does goes to the other.
+fn cut_and_frozen_connections_are_reported_by_address() {
+    let faults: [(_, fn(&SlowLink)); 2] = [("cut", SlowLink::cut), ("frozen", |relay| relay.freeze(true))];
+    // The last server always owes the client a result. With a single run in flight the first server owes the client nothing: it
+    // sends its result to the last server. The client notices a frozen link to the first server only by its heartbeat.
     let cases = [(0, true), (0, false), (1, true), (1, false)];
-    for ((what, harm), (victim, many)) in harms.into_iter().flat_map(|harm| cases.map(|case| (harm, case))) {
+    for ((what, fault), (victim, many)) in faults.into_iter().flat_map(|fault| cases.map(|case| (fault, case))) {
         let what = format!("{what}, server {victim}, many runs: {many}");
         let servers = [(); 2].map(|()| TestServer::new(1, true));
         let relays = servers.each_ref().map(|server| SlowLink::new(server.addr, LinkSpeed::default()));
@@ -117,9 +122,9 @@ fn lines_that_are_cut_or_freeze_are_named_soon() {
         let devices = endpoints.each_ref().map(|endpoint| endpoint.devices()[0].clone());
         let mut chain = DeviceChain::new(devices.to_vec(), SHAPE, 1, 4).unwrap();
         chain.results(0..3);
-        harm(&relays[victim]);
+        fault(&relays[victim]);
         let (error, tickets) = if many {
-            until_failure(&mut chain, &[])
+            submit_until_failure(&mut chain, &[])
         } else {
             let error = match chain.submit(0) {
                 Ok(ticket) => ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME)).unwrap_err(),
@@ -130,9 +135,9 @@ fn lines_that_are_cut_or_freeze_are_named_soon() {
         };
         assert_eq!(named_server(&error), Some(endpoints[victim].name()), "{what}: {error}");
         for ticket in tickets {
-            let told = ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME));
-            let fair = told.as_ref().is_ok() || told.as_ref().is_err_and(|e| named_server(e).is_some());
-            assert!(fair, "{what}: {told:?}");
+            let result = ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME));
+            let named = result.as_ref().is_ok() || result.as_ref().is_err_and(|e| named_server(e).is_some());
+            assert!(named, "{what}: {result:?}");
         }
     }
 }

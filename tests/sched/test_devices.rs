@@ -1,4 +1,4 @@
-//! The test devices themselves: what virtual time they take, and what a gate lets happen.
+//! Tests of the test devices: the virtual time of schedules on `DelayingDevice`, and the orders and races that a `Gate` produces.
 
 use fanout::device::{
     Account, Buffer, CopyOutcome, Device, DeviceError, Domain, Point, Program, Queue, Source, Timeline,
@@ -12,17 +12,17 @@ use fanout_testing::gated_device::Gate;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// An account, which no test here fills.
+/// A memory budget that no test exhausts.
 fn account() -> Arc<Account> {
     Account::new(1 << 30)
 }
 
-/// x = x + x, on one float.
+/// A program that computes `x = x + x` for one float.
 fn doubling(device: &dyn Device) -> Program {
     let mut b = Builder::with_separate_slots();
     let x = b.leaf(DType::F32, [1, 1, 1, 1]).unwrap();
-    let onto = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
-    b.node_into(Binary::Add, &[Some(x), Some(x)], onto).unwrap();
+    let dst = b.view(x, b.tensor(x).unwrap().desc, 0).unwrap();
+    b.node_into(Binary::Add, &[Some(x), Some(x)], dst).unwrap();
     device.prepare(Arc::new(b.build().unwrap())).unwrap()
 }
 
@@ -73,20 +73,20 @@ impl DeviceFixture {
     }
 }
 
-fn sims(world: &Arc<VirtualTime>, services: &[Ticks]) -> Vec<DeviceFixture> {
+fn delaying_devices(world: &Arc<VirtualTime>, services: &[Ticks]) -> Vec<DeviceFixture> {
     let sim =
         |(i, &service)| DelayingDevice::new(world, &format!("S{i}"), service).with_time_per_byte(1).with_launch_time(2);
     services.iter().enumerate().map(sim).map(|sim| DeviceFixture::new(sim.shared())).collect()
 }
 
 #[test]
-fn virtual_time_of_small_schedules() {
+fn small_schedules_take_the_expected_virtual_time() {
     type Schedule = fn(&mut [DeviceFixture], &VirtualTime);
-    // Programs take 2 + 10 ticks on S0 and 2 + 30 on S1, copies of 64 bytes 2 + 64, uploads of 4 bytes 2 + 4.
+    // Ticks: a program takes 2 + 10 on S0 and 2 + 30 on S1, a copy of 64 bytes 2 + 64, an upload of 4 bytes 2 + 4.
     let cases: &[(&str, Schedule, Ticks)] = &[
-        ("a queue is in order", |d, _| (0..3).for_each(|_| d[0].run()), 36),
+        ("a queue runs in order", |d, _| (0..3).for_each(|_| d[0].run()), 36),
         (
-            "devices work at the same time",
+            "devices run in parallel",
             |d, _| {
                 d[0].run();
                 d[1].run();
@@ -94,7 +94,7 @@ fn virtual_time_of_small_schedules() {
             32,
         ),
         (
-            "unless one waits for the other",
+            "a wait serializes two devices",
             |d, _| {
                 d[0].run();
                 let done = d[0].queue.mark();
@@ -104,7 +104,7 @@ fn virtual_time_of_small_schedules() {
             12 + 32,
         ),
         (
-            "a point is a moment, not the queue's end",
+            "a wait for a point does not wait for later work on the same queue",
             |d, _| {
                 d[0].run();
                 let done = d[0].queue.mark();
@@ -126,7 +126,7 @@ fn virtual_time_of_small_schedules() {
             12 + 66 + 32,
         ),
         (
-            "and when the queue is free",
+            "a copy begins after earlier work on its queue",
             |d, _| {
                 let [source, target] = d else { panic!("two devices") };
                 target.run();
@@ -135,7 +135,7 @@ fn virtual_time_of_small_schedules() {
             32 + 66,
         ),
         (
-            "two queues of a device share what computes",
+            "two queues of a device share its compute unit",
             |d, _| {
                 let mut beside = d[1].beside();
                 d[1].run();
@@ -144,7 +144,7 @@ fn virtual_time_of_small_schedules() {
             32 + 32,
         ),
         (
-            "what is ready first computes first",
+            "the program that is ready first runs first",
             |d, _| {
                 let mut beside = d[0].beside();
                 d[1].run();
@@ -156,7 +156,7 @@ fn virtual_time_of_small_schedules() {
             32 + 12,
         ),
         (
-            "bytes move while the device computes",
+            "transfers overlap with computation",
             |d, _| {
                 let mut beside = d[1].beside();
                 d[1].run();
@@ -166,7 +166,7 @@ fn virtual_time_of_small_schedules() {
             6 + 66,
         ),
         (
-            "points from elsewhere have always been there",
+            "points of other timelines count as reached",
             |d, _| {
                 d[0].queue.wait(&Point::new(&Timeline::new(), 7)).unwrap();
                 d[0].run();
@@ -174,7 +174,7 @@ fn virtual_time_of_small_schedules() {
             12,
         ),
         (
-            "time passes for a host that waits",
+            "a wait of the host advances virtual time",
             |d, _| {
                 d[1].run();
                 d[1].queue.mark().wait(None).unwrap();
@@ -183,7 +183,7 @@ fn virtual_time_of_small_schedules() {
             32 + 12,
         ),
         (
-            "for as long as it must",
+            "a wait of the host advances virtual time only to its point",
             |d, world| {
                 d[1].run();
                 let first = d[1].queue.mark();
@@ -200,7 +200,7 @@ fn virtual_time_of_small_schedules() {
             64 + 12,
         ),
         (
-            "and for bytes",
+            "a wait of the host for bytes advances virtual time",
             |d, _| {
                 d[0].run();
                 d[0].value().unwrap();
@@ -211,49 +211,50 @@ fn virtual_time_of_small_schedules() {
     ];
     for (what, schedule, makespan) in cases {
         let world = VirtualTime::new();
-        schedule(&mut sims(&world, &[10, 30]), &world);
+        schedule(&mut delaying_devices(&world, &[10, 30]), &world);
         assert_eq!(world.makespan(), *makespan, "{what}");
     }
 }
 
 #[test]
-fn virtual_devices_count_their_work_and_know_their_neighbours() {
+fn delaying_devices_count_busy_time_and_refuse_copies_across_domains() {
     let world = VirtualTime::new();
-    let mut rigs = sims(&world, &[10, 30]);
-    let [a, b] = &mut rigs[..] else { panic!("two devices") };
+    let mut fixtures = delaying_devices(&world, &[10, 30]);
+    let [a, b] = &mut fixtures[..] else { panic!("two devices") };
     (0..2).for_each(|_| b.run());
     b.copy(a, None);
     b.upload(1.0);
     assert_eq!((world.busy(0), world.busy(1)), ((0, 0), (64, 72)));
-    let elsewhere = DeviceFixture::new(
+    let other_domain = DeviceFixture::new(
         DelayingDevice::new(&world, "S2", 1).with_info(|info| info.domain = Domain::named("elsewhere")).shared(),
     );
-    assert_eq!(a.queue.copy_from(elsewhere.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
+    assert_eq!(a.queue.copy_from(other_domain.buffer.whole(), a.buffer.whole(), None), Ok(CopyOutcome::Unreachable));
     assert_eq!(world.busy(0), (0, 0));
 }
 
-/// What `schedule` makes of each of some seeds, and whether the gate saw a race.
+/// The distinct results of `schedule` over 50 seeds, each with whether the gate detected a race.
 fn outcomes<T: Ord>(schedule: impl Fn(&Arc<Gate>, &mut [DeviceFixture; 2]) -> T) -> BTreeSet<(T, bool)> {
     let outcome = |seed| {
         let gate = Gate::new(seed);
-        let mut rigs = ["G0", "G1"].map(|name| DeviceFixture::new(gate.device(name).shared()));
-        (schedule(&gate, &mut rigs), !gate.races().is_empty())
+        let mut fixtures = ["G0", "G1"].map(|name| DeviceFixture::new(gate.device(name).shared()));
+        (schedule(&gate, &mut fixtures), !gate.races().is_empty())
     };
     (0..50).map(outcome).collect()
 }
 
 #[test]
-fn a_missing_wait_shows() {
-    // G1 takes what G0 has doubled, and G0 doubles again only after that: the two waits, each there or not.
+fn missing_waits_change_results_and_are_reported_as_races() {
+    // G1 copies the value that G0 has doubled, and G0 then doubles it again. `raw` is the wait of the copy for the first doubling
+    // (read after write), `war` is the wait of the second doubling for the copy (write after read).
     let run = |raw: bool, war: bool| {
         outcomes(move |_, [a, b]| {
             a.upload(1.0);
             a.run();
             let doubled = a.queue.mark();
             b.copy(a, Some(&doubled).filter(|_| raw));
-            let taken = b.queue.mark();
+            let copied = b.queue.mark();
             if war {
-                a.queue.wait(&taken).unwrap();
+                a.queue.wait(&copied).unwrap();
             }
             a.run();
             let end = a.queue.mark();
@@ -271,8 +272,9 @@ fn a_missing_wait_shows() {
 }
 
 #[test]
-fn races_are_told_whether_or_not_they_do_harm() {
-    // The host itself may have waited: what it submits afterwards comes after what it knows to be done, and no more than that.
+fn races_are_reported_even_if_the_result_is_right() {
+    // A wait of the host orders later submissions after the point it waited for, but not after later points. `known` chooses the
+    // point after the upload; otherwise the upload races with the copy.
     let run = |known: bool| {
         outcomes(move |_, [a, b]| {
             a.run();
@@ -288,7 +290,7 @@ fn races_are_told_whether_or_not_they_do_harm() {
     };
     assert_eq!(run(true), BTreeSet::from([(3, false)]));
     assert_eq!(run(false), BTreeSet::from([(0, true), (3, true)]));
-    // Two that only read are no race, nor are other bytes of the same buffer.
+    // Two reads are no race, and neither are accesses to disjoint bytes of one buffer.
     let apart = outcomes(|_, [a, b]| {
         let mut beside = a.beside();
         b.copy(a, None);
@@ -303,7 +305,7 @@ fn races_are_told_whether_or_not_they_do_harm() {
 }
 
 #[test]
-fn every_order_that_the_waits_allow_comes_about() {
+fn all_orders_that_the_waits_allow_occur() {
     let orders = |wait: bool| -> BTreeSet<_> {
         let order = |gate: &Arc<Gate>, [a, b]: &mut [DeviceFixture; 2]| {
             for _ in 0..2 {
@@ -317,7 +319,7 @@ fn every_order_that_the_waits_allow_comes_about() {
                 b.run();
             }
             let all = [done, b.queue.mark()];
-            assert!(gate.order().is_empty(), "nothing runs before someone waits");
+            assert!(gate.order().is_empty(), "work ran before the host waited");
             all.iter().for_each(|point| point.wait(None).unwrap());
             gate.order()
         };
@@ -328,7 +330,7 @@ fn every_order_that_the_waits_allow_comes_about() {
 }
 
 #[test]
-fn nothing_that_can_go_on_is_an_error() {
+fn a_deadlock_is_an_error() {
     let [mut a, mut b] = ["G0", "G1"].map({
         let gate = Gate::new(1);
         move |name| DeviceFixture::new(gate.device(name).shared())
@@ -341,7 +343,7 @@ fn nothing_that_can_go_on_is_an_error() {
     let heads =
         "queue 0 (G0) waits for a point from elsewhere; queue 1 (G1) waits for moment 1 of queue 0, which is at 0";
     assert!(error.to_string().ends_with(heads), "{error}");
-    // It sticks to the queue that was waited for, and the other can go on.
+    // The error is sticky on the queue that the host waited for. The blocked queue can continue once its point is reached.
     assert_eq!(b.value(), Err(error));
     a.upload(5.0);
     released.advance(1);
@@ -349,7 +351,7 @@ fn nothing_that_can_go_on_is_an_error() {
 }
 
 #[test]
-fn failures_stick_and_go_with_the_points() {
+fn failures_are_sticky_and_propagate_through_points() {
     let gate = Gate::new(2);
     let [mut a, mut b, mut c] = ["G0", "G1", "G2"].map(|name| DeviceFixture::new(gate.device(name).shared()));
     let mut builder = Builder::new();
@@ -369,7 +371,7 @@ fn failures_stick_and_go_with_the_points() {
     assert!(expected(&a.queue.mark().wait(None).unwrap_err()));
     assert!(expected(&a.queue.fill(memory.whole(), 0).unwrap_err()));
     assert_eq!(filled.wait(None), Ok(()));
-    // Points of a queue that is gone fail those who wait for them.
+    // A wait for a point of a dropped queue fails.
     c.run();
     let lost = c.queue.mark();
     drop(c);
@@ -379,7 +381,7 @@ fn failures_stick_and_go_with_the_points() {
 }
 
 #[test]
-fn gated_devices_of_other_domains_do_not_copy() {
+fn gated_devices_do_not_copy_across_domains() {
     let gate = Gate::new(3);
     let mut near = DeviceFixture::new(gate.device("G0").shared());
     let far = DeviceFixture::new(gate.device("G1").with_info(|info| info.domain = Domain::named("far")).shared());

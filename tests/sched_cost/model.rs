@@ -1,4 +1,4 @@
-//! A task in the shape of a language model, over devices that compute nothing.
+//! A task with the graph of a transformer language model (about 1,500 nodes), over no-op devices.
 
 use fanout::device::noop::NoopDevice;
 use fanout::device::{Account, Device, DeviceKind};
@@ -27,7 +27,7 @@ pub struct Model {
     pub task: Arc<Task>,
     pub devices: Vec<Arc<dyn Device>>,
     pub account: Arc<Account>,
-    /// Each with its bytes.
+    /// Inputs with their bytes.
     pub inputs: Vec<(TensorId, Vec<u8>)>,
 }
 
@@ -41,7 +41,7 @@ struct ModelBuilder {
     b: TaskBuilder,
     devices: Vec<Arc<dyn Device>>,
     account: Arc<Account>,
-    /// Where weights go.
+    /// The device for new weights.
     on: usize,
 }
 
@@ -56,7 +56,7 @@ impl ModelBuilder {
         self.b.node(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>()).unwrap()
     }
 
-    /// A product with weights of its own.
+    /// A product with a new weight matrix.
     fn linear(&mut self, to: usize, x: TensorId) -> TensorId {
         let from = self.b.desc(x).unwrap().ne()[0];
         let w = self.stored([from, to]);
@@ -69,7 +69,7 @@ impl ModelBuilder {
         self.node(Binary::Mul, &[norm, w])
     }
 
-    /// By heads, in another order of dimensions.
+    /// Splits the rows into heads and permutes the dimensions.
     fn heads(&mut self, x: TensorId, axes: [usize; 4]) -> TensorId {
         let n = self.b.desc(x).unwrap().elements() / WIDTH;
         let split = self.b.reshape(x, [HEAD, HEADS, n, 1]).unwrap();
@@ -110,7 +110,7 @@ impl ModelBuilder {
     }
 }
 
-/// About 1,500 nodes, whose layers lie on so many devices.
+/// Builds the model with its layers spread over this many devices.
 pub fn model(devices: usize) -> Model {
     let device = |i| NoopDevice::new(&format!("N{i}"), DeviceKind::Gpu).shared();
     let devices: Vec<Arc<dyn Device>> = (0..devices).map(device).collect();

@@ -1,5 +1,5 @@
-//! How fast the emulator executes: lane instructions a second on mat-vec kernels over q4_0 weights, 4096 × 4096, with all
-//! checks on. `cargo bench -p cudaemu --bench matvec`; with `--test` (what `cargo test` passes) a small matrix, once.
+//! Benchmark of the emulator's speed: lane instructions per second of mat-vec kernels over q4_0 weights, 4096 × 4096, with all
+//! checks on. `cargo bench -p cudaemu --bench matvec`; with `--test` (which `cargo test` passes) a small matrix, once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use cudaemu::ptx;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Bytes of a block of 32 weights: a half as scale, sixteen bytes of two weights each.
+/// Bytes of a block of 32 weights: a half-precision scale, and sixteen bytes of two weights each.
 const BLOCK: usize = 18;
 
 fn main() -> Result<(), Failure> {
@@ -32,7 +32,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lane instructions of one launch, and the median of its times.
+/// Lane instructions of one launch, and the median of its durations.
 fn measure(
     code: &Arc<DecodedModule>,
     kernel: &str,
@@ -51,7 +51,7 @@ fn measure(
             block
         })
         .collect();
-    // As f32, and as blocks of 32 values of one byte behind two halves.
+    // As f32, or as q8 blocks: two halves followed by 32 one-byte values.
     let vector: Vec<u8> = if kernel.ends_with("f32") {
         (0..size).flat_map(|_| (random.f32() - 0.5).to_le_bytes()).collect()
     } else {

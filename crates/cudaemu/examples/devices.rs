@@ -1,4 +1,4 @@
-//! Lists the CUDA devices that a program finds, real or emulated: `scripts/emulate.sh -n 3 target/release/examples/devices`.
+//! Lists all CUDA devices, real or emulated: `scripts/emulate.sh -n 3 target/release/examples/devices`.
 
 use cudarc::driver::{CudaContext, sys};
 
@@ -30,6 +30,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[allow(unsafe_code, reason = "cudarc declares it so")]
 fn driver_is_there() -> bool {
-    // SAFETY: this loads the driver library, which is what the program is for.
+    // SAFETY: only loads the CUDA driver library.
     unsafe { sys::is_culib_present() }
 }

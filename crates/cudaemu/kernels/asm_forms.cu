@@ -37,7 +37,7 @@ extern "C" __global__ void cache_hints(const unsigned* in, unsigned* out, int n)
     asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(&OUT(11) - i % 2), "r"(in[i / 2 * 2]), "r"(in[i / 2 * 2 + 1]) : "memory");
 }
 
-// Reductions, whose old values nobody sees; cells begin as given. One cell of each kind, for all threads.
+// Reductions, which discard the old values; cells start as given. One cell of each kind, for all threads.
 extern "C" __global__ void reductions(unsigned* words, unsigned long long* wide, float* floats, double* doubles, const int* in) {
     int value = in[blockIdx.x * blockDim.x + threadIdx.x];
 #define RED(FORM, AT, KIND, VALUE) asm volatile("red." FORM " [%0], %1;" ::"l"(AT), KIND(VALUE) : "memory")
@@ -241,7 +241,7 @@ extern "C" __global__ void wait_and_consume(const int* cells, int* out) {
     out[blockIdx.x * blockDim.x + threadIdx.x] = cells[blockIdx.x * blockDim.x + threadIdx.x] + 1;
 }
 
-// One lane of those in the mask is chosen.
+// Elects one lane of the mask.
 extern "C" __global__ void elected(unsigned* out) {
     unsigned chosen, lane;
     asm volatile("{ .reg .pred p; elect.sync %1|p, -1; selp.u32 %0, 1, 0, p; }" : "=r"(chosen), "=r"(lane));

@@ -89,7 +89,7 @@ extern "C" __global__ void integers_to_half(const int* in, unsigned short* out, 
     OUT(6) = __half_as_ushort(__ushort2half_rn((unsigned short)x)), OUT(7) = __half_as_ushort(__ll2half_rn(x));
 }
 
-// Arithmetic in f16, one and two at a time.
+// Arithmetic in f16, scalar and packed.
 extern "C" __global__ void half_arithmetic(const half* a, const half* b, half* out, int n) {
     INDEX;
     half x = a[i], y = b[i];

@@ -1,5 +1,5 @@
-//! What the emulator says, and what kernels print. Neither may end the program: it may have closed stdout or stderr, for which
-//! `print!` and `eprintln!` panic.
+//! Console output: log messages of the emulator and `printf` of kernels. A write error must never end the process: the program may
+//! have closed stdout or stderr, where `print!` and `eprintln!` panic.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -8,20 +8,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::exec::PrintSink;
 
-/// Says it on stderr, after the emulator's name.
+/// Logs a message to stderr, prefixed with `cudaemu: `.
 pub fn log_stderr(message: impl Display) {
-    // In one write, so that what the program says meanwhile does not come in between. Nobody can be told that stderr is closed.
+    // One write call, so that output of other threads does not split the line. An error is ignored: a closed stderr cannot be
+    // reported.
     let _ = std::io::stderr().write_all(format!("cudaemu: {message}\n").as_bytes());
 }
 
-/// The device's `printf` in one launch: goes to stdout.
+/// Collects the device's `printf` output of one launch for stdout.
 #[derive(Debug, Default)]
 pub struct Printer {
     printed: Arc<AtomicBool>,
 }
 
 impl Printer {
-    /// What takes the text. A write that fails loses it, as in C programs that do not look.
+    /// The sink for the text. A failed write loses the text, as in a C program that ignores the result of `printf`.
     pub fn sink(&self) -> PrintSink {
         let printed = self.printed.clone();
         Arc::new(move |text| {
@@ -30,7 +31,7 @@ impl Printer {
         })
     }
 
-    /// The launch is over. Nothing flushes a library's stdout when the process ends, so it is done now.
+    /// Flushes stdout at the end of a launch: no exit handler flushes this library's Rust stdout buffer.
     pub fn finish(&self) {
         if self.printed.load(Ordering::Relaxed) {
             let _ = std::io::stdout().lock().flush();

@@ -1,4 +1,4 @@
-//! Counts of all launches so far, by kernel, and how they are shown: as a table and as JSON. Both are deterministic.
+//! Counts of all launches so far by kernel, and their output as table and as JSON. Both outputs are deterministic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,27 +8,27 @@ use crate::exec::{Launch, LaunchOutcome};
 use crate::exec_context::{MemoryCounts, Traffic};
 use crate::isa::{self, Category, Row};
 
-/// What one or more launches of a kernel did.
+/// Counts of one or more launches of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelCounts {
-    /// Launches.
+    /// Number of launches.
     pub launches: u64,
-    /// Threads that were started.
+    /// Threads started.
     pub threads: u64,
-    /// Elements stored to global memory: each element of a vector, each atomic.
+    /// Elements stored to global memory: each element of a vector store and each atomic counts as one.
     pub elements: u64,
-    /// Instructions of warps.
+    /// Instructions executed by warps.
     pub warps: u64,
-    /// Instructions of lanes whose guard held, by class.
+    /// Instructions executed by lanes whose guard was true, by category.
     pub lanes: BTreeMap<Category, u64>,
-    /// Traffic; zeros unless `CUDAEMU_COUNTS` is on.
+    /// Memory traffic; zeros unless `CUDAEMU_COUNTS` is on.
     pub memory: MemoryCounts,
-    /// Distinct bytes of global memory read, and written, summed over launches; zeros unless `CUDAEMU_COUNTS` is on.
+    /// Distinct bytes of global memory read and written, summed over launches; zeros unless `CUDAEMU_COUNTS` is on.
     pub distinct: [u64; 2],
 }
 
 impl KernelCounts {
-    /// What a launch did.
+    /// The counts of one launch.
     pub fn of(launch: &Launch, outcome: &LaunchOutcome) -> Self {
         let (mut lanes, mut elements) = (BTreeMap::new(), 0);
         for (inst, &count) in launch.code.insts.iter().zip(&outcome.profile.lanes).filter(|(_, count)| **count > 0) {
@@ -65,37 +65,39 @@ impl KernelCounts {
         self.lanes.values().sum()
     }
 
-    /// Lane instructions for each element that is stored.
+    /// Lane instructions per stored element.
     fn per_element(&self) -> f64 {
         self.all_lanes() as f64 / self.elements.max(1) as f64
     }
 }
 
-/// Whether a row stores to global memory. Of generic stores it is assumed: compilers name the other spaces.
+/// Whether an instruction row stores to global memory. Generic stores count as global, because compilers name the other state
+/// spaces.
 fn writes_global(row: &Row) -> bool {
     matches!(row.category, Category::Store | Category::Atomic)
         && ![".shared", ".local", ".param"].iter().any(|space| row.name.contains(space))
 }
 
-/// Calls of each function since the start, however they ended. They are counted before there is a driver.
+/// Number of calls of each API function since process start, successful or not. A static, because calls happen before `cuInit`
+/// makes a driver.
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
-/// Counts a call.
+/// Counts a call of an API function.
 pub fn count_call(name: &'static str) {
     *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
 }
 
-/// The calls so far.
+/// The counts of API calls so far.
 pub fn call_counts() -> BTreeMap<&'static str, u64> {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Starts afresh.
+/// Resets the counts of API calls.
 pub fn reset_call_counts() {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Sums since the driver began.
+/// Sums over all launches and copies since the driver started.
 #[derive(Debug, Default)]
 pub struct Totals {
     kernels: BTreeMap<String, KernelCounts>,
@@ -103,7 +105,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds what a piece of work counted.
+    /// Adds the counts of one finished operation.
     pub fn add(&mut self, kernels: Vec<(String, KernelCounts)>, host_bytes: u64) {
         self.host_bytes += host_bytes;
         for (name, kernel) in kernels {
@@ -111,8 +113,8 @@ impl Totals {
         }
     }
 
-    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "simulated_us": …}`,
-    /// the last being when all work so far ends in simulated time (`simulated` is in picoseconds).
+    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "simulated_us": …}`. `simulated_us` is the
+    /// simulated time at which all work so far ends; the argument `simulated` is in picoseconds.
     pub fn json(&self, calls: &BTreeMap<&'static str, u64>, simulated: u64) -> String {
         let mut text = format!("{{\"host_device_bytes\": {}, \"kernels\": {{", self.host_bytes);
         for (index, (name, kernel)) in self.kernels.iter().enumerate() {
@@ -126,7 +128,7 @@ impl Totals {
         text
     }
 
-    /// A line per kernel, then what its instructions were.
+    /// A table with a line per kernel, followed by its instructions by category.
     pub fn table(&self) -> String {
         let mut text = format!("bytes between host and devices: {}\n", self.host_bytes);
         // Writing to a string cannot fail.
@@ -175,7 +177,7 @@ impl Totals {
     }
 }
 
-/// Bytes of a sector.
+/// Bytes of a sector, the unit of DRAM and L2 traffic.
 const SECTOR: u64 = 32;
 
 fn class_name(category: Category) -> String {

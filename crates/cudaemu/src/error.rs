@@ -1,16 +1,16 @@
-//! The driver's error codes, their names and texts.
+//! Error codes of the driver API, with their names and descriptions.
 
-/// A call's result.
+/// Result of an API call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 macro_rules! errors {
     ($($name:ident = $code:literal, $c:literal, $text:literal;)*) => {
-        /// `CUresult` without success. The variants are the driver's codes under shorter names.
+        /// `CUresult` without the success code. The variants are the driver's codes under shorter names.
         #[allow(missing_docs, reason = "the names are the driver's own")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Error { $($name = $code),* }
 
-        /// Names and texts for `cuGetErrorName` and `cuGetErrorString`, zero-terminated.
+        /// Zero-terminated names and descriptions for `cuGetErrorName` and `cuGetErrorString`.
         const TEXTS: &[(u32, &str, &str)] = &[
             (0, "CUDA_SUCCESS\0", "no error\0"),
             $(($code, concat!("CUDA_ERROR_", $c, "\0"), concat!($text, "\0"))),*
@@ -125,12 +125,12 @@ errors! {
 }
 
 impl Error {
-    /// The C value.
+    /// The value in the C API.
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// Zero-terminated name and text of a code; `None` for a number that is no code.
+    /// Zero-terminated name and description of a code; `None` for an unknown number.
     pub fn texts(code: u32) -> Option<(&'static str, &'static str)> {
         let at = TEXTS.binary_search_by_key(&code, |&(code, ..)| code).ok()?;
         Some((TEXTS[at].1, TEXTS[at].2))

@@ -1,44 +1,45 @@
-//! What a kernel did wrong, and where.
+//! Faults: mistakes of a kernel that the checker or the executor detects, and their reports.
 
 use std::fmt;
 
-/// What happened. Hardware faults poison the context; the others are found by the checker alone.
+/// Kind of fault. A hardware fault makes the context unusable; only the checker detects the other kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// No allocation there; the text names the nearest one and how far outside of it the access is.
+    /// No allocation contains the access; the text names the nearest one and the distance.
     OutOfBounds(String),
     /// The allocation was freed.
     UseAfterFree(String),
-    /// The address is no multiple of the access's size.
+    /// The address is not a multiple of the access size.
     Misaligned,
-    /// The memory belongs to a device or context whose peer access was not enabled, or may not be written.
+    /// The memory belongs to a device or context without enabled peer access, or is not writable.
     NotAccessible(String),
-    /// Bytes that nothing has ever written were read.
+    /// Bytes were read that nothing has written.
     Uninitialised,
-    /// Two threads touched the same bytes with no barrier between, one of them writing; the text names the other.
+    /// Race: two threads access the same bytes without a barrier in between, and at least one writes. The text names the other
+    /// thread.
     Race(String),
-    /// A barrier that all lanes of a warp must reach together was reached by some of them.
+    /// Only a part of a warp's lanes reached a barrier that all of them must reach together.
     DivergentBarrier(String),
-    /// All threads that are left wait for something that cannot come.
+    /// All remaining threads wait for something that cannot happen.
     Deadlock(String),
-    /// A shuffle, vote or warp barrier whose mask names lanes that do not take part, or that reads one of them.
+    /// The mask of a shuffle, vote or warp barrier contains lanes that do not execute it, or a lane reads such a lane.
     InactiveLane(String),
-    /// Bytes of an asynchronous copy were touched before the copy was waited for.
+    /// Bytes of an asynchronous copy were accessed before the copy was waited for.
     PendingCopy(String),
-    /// `trap`, `brkpt` or an assertion of the device code, which the text quotes.
+    /// `trap`, `brkpt` or a failed assertion, whose message is in the text.
     Trap(String),
-    /// The call stack or a thread's local memory is used up.
+    /// The call stack or the thread's local memory is exhausted.
     StackOverflow,
-    /// An instruction got a value that it may not have (barrier number 99, misaligned matrix row, …).
+    /// An operand has an invalid value (barrier number 99, misaligned matrix row, …).
     InvalidValue(String),
-    /// The launch ran longer than the limit set by `CUDAEMU_MAX_INSTRUCTIONS`.
+    /// The launch exceeded `CUDAEMU_MAX_INSTRUCTIONS`.
     InstructionLimit,
-    /// The emulator is at fault; please report it.
+    /// A bug of the emulator; please report it.
     Internal(String),
 }
 
 impl FaultKind {
-    /// Whether real hardware reports it too, so that the context is lost even where checks only warn.
+    /// Whether real hardware detects it too: then the context becomes unusable even if checks only warn.
     pub fn is_hardware_fault(&self) -> bool {
         !matches!(
             self,
@@ -51,7 +52,7 @@ impl FaultKind {
     }
 }
 
-/// Memory that an access went to.
+/// Memory of an access.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemorySpace {
@@ -62,32 +63,32 @@ pub enum MemorySpace {
     Const,
 }
 
-/// One lane's fault, before the executor adds where it was.
+/// One lane's fault, before the executor adds the location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What happened.
+    /// The kind of fault.
     pub kind: FaultKind,
     /// The lane, 0 to 31.
     pub lane: u8,
-    /// Memory and address (as the thread computed it), for accesses.
+    /// The access, if it caused the fault.
     pub access: Option<FaultAccess>,
 }
 
-/// An access that failed.
+/// A faulty access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultAccess {
-    /// Which memory.
+    /// The memory.
     pub memory: MemorySpace,
-    /// Address as computed; an offset for shared, local and param memory.
+    /// Address as the thread computed it; an offset for shared, local and parameter memory.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u32,
-    /// Written (or updated) rather than read.
+    /// Whether it is a write or an update.
     pub write: bool,
 }
 
 impl Fault {
-    /// A fault of one lane that is no memory access.
+    /// A fault of one lane that is not a memory access.
     pub fn new(kind: FaultKind, lane: usize) -> Box<Self> {
         Box::new(Self { kind, lane: lane as u8, access: None })
     }
@@ -98,7 +99,7 @@ impl Fault {
     }
 }
 
-/// A fault with its place: what the user reads.
+/// A fault with its location, as reported to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultReport {
     /// The fault.
@@ -111,7 +112,7 @@ pub struct FaultReport {
     pub thread: [u32; 3],
     /// Line of the PTX text.
     pub line: u32,
-    /// That line's instruction.
+    /// The instruction in that line.
     pub text: String,
 }
 

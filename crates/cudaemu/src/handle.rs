@@ -1,7 +1,7 @@
-//! Handles: opaque numbers that programs hold, and the tables that say what they stand for.
+//! Handles: opaque numbers that programs hold, and the tables that map them to the driver's objects.
 //!
-//! A handle is never a pointer: a wrong, stale or foreign one is found missing, and nothing is dereferenced. Numbers are not
-//! used again while the process lives, and they lie outside of canonical addresses, so that a program that dereferences one stops.
+//! A handle is never a pointer: a wrong, stale or foreign handle is not found in its table, and nothing is dereferenced. Numbers
+//! are never reused within a process. They are not canonical addresses, so a program that dereferences one faults.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 
 /// A kind of handle.
 pub trait Handle: Copy {
-    /// Distinguishes the kinds within the number.
+    /// The kind, encoded in the number.
     const KIND: u16;
-    /// What a call answers to a handle that stands for nothing.
+    /// The error for a handle that is not in the table.
     const MISSING: Error;
-    /// From the number that a program gave.
+    /// From a number that the program passed.
     fn from_raw(raw: u64) -> Self;
-    /// The number to give to a program.
+    /// The number for the program.
     fn raw(self) -> u64;
     /// Whether it is the null handle.
     fn is_null(self) -> bool {
@@ -75,7 +75,7 @@ handles! {
     UserObjectId = 14, InvalidValue;
 }
 
-/// What the handles of one kind stand for, in the order of their making.
+/// A table from handles of one kind to objects, in the order of creation.
 #[derive(Debug)]
 pub struct HandleTable<H, T> {
     items: BTreeMap<u64, T>,
@@ -89,52 +89,53 @@ impl<H, T> Default for HandleTable<H, T> {
 }
 
 impl<H: Handle, T> HandleTable<H, T> {
-    /// A new handle for this.
+    /// Inserts an object and returns its new handle.
     pub fn insert(&mut self, item: T) -> H {
         let handle = self.reserve();
         self.items.insert(handle.raw(), item);
         handle
     }
 
-    /// The handle that the next [`Table::insert`] gives, for items that must know their own.
+    /// Returns the next handle without an object, for objects that must contain their own handle; [`HandleTable::insert_reserved`]
+    /// adds the object.
     pub fn reserve(&mut self) -> H {
-        // One count for all tables, old and new: a driver that tests made anew does not know the handles of the one before.
+        // One counter for all tables of the process: a driver that a test recreated must not accept handles of the previous one.
         static MADE: AtomicU64 = AtomicU64::new(1);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         H::from_raw(0xe000_0000_0000_0000 | u64::from(H::KIND) << 44 | number << 4)
     }
 
-    /// Puts an item under a handle from [`Table::reserve`].
+    /// Inserts an object under a handle from [`HandleTable::reserve`].
     pub fn insert_reserved(&mut self, handle: H, item: T) {
         self.items.insert(handle.raw(), item);
     }
 
-    /// What it stands for.
+    /// The object of a handle.
     pub fn get(&self, handle: H) -> Result<&T> {
         self.items.get(&handle.raw()).ok_or(H::MISSING)
     }
 
-    /// What it stands for, to be changed.
+    /// The object of a handle, mutable.
     pub fn get_mut(&mut self, handle: H) -> Result<&mut T> {
         self.items.get_mut(&handle.raw()).ok_or(H::MISSING)
     }
 
-    /// Ends the handle.
+    /// Removes a handle and returns its object.
     pub fn remove(&mut self, handle: H) -> Result<T> {
         self.items.remove(&handle.raw()).ok_or(H::MISSING)
     }
 
-    /// All, oldest first.
+    /// All entries, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (H, &T)> {
         self.items.iter().map(|(&raw, item)| (H::from_raw(raw), item))
     }
 
-    /// All, oldest first, to be changed.
+    /// All entries, oldest first, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (H, &mut T)> {
         self.items.iter_mut().map(|(&raw, item)| (H::from_raw(raw), item))
     }
 
-    /// Ends all handles whose item is not to be kept, and gives what they stood for.
+    /// Removes all entries for which `gone` returns true, and returns them.
     pub fn remove_where(&mut self, mut gone: impl FnMut(H, &T) -> bool) -> Vec<(H, T)> {
         let gone: Vec<u64> = self.iter().filter(|(h, item)| gone(*h, item)).map(|(h, _)| h.raw()).collect();
         gone.into_iter().filter_map(|raw| Some((H::from_raw(raw), self.items.remove(&raw)?))).collect()

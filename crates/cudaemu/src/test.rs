@@ -1,4 +1,4 @@
-//! Loading the driver library from tests, before anything else asks for "libcuda.so".
+//! Test support: loads the emulator's driver library, before any other code opens "libcuda.so", and gives each test a fresh driver.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: dlopen and dlsym")]
 
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The emulator as a loaded library.
+/// The loaded emulator library.
 #[derive(Clone, Copy, Debug)]
 pub struct Emulator {
     configure: extern "C" fn(*const c_char, *mut c_char, usize) -> u32,
@@ -17,22 +17,22 @@ pub struct Emulator {
 
 type TextFunction = extern "C" fn(*mut c_char, usize) -> usize;
 
-/// A stretch of a test that has the emulator for itself, with settings of its own.
+/// Exclusive use of the emulator by one test, with its own settings.
 #[derive(Debug)]
 pub struct Session {
     emulator: Emulator,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Loads the library (built by cargo next to this executable) so that whoever loads "libcuda.so" later gets it. Once per process; later
-/// calls give the same.
+/// Loads the library (built by cargo next to this executable) so that later `dlopen("libcuda.so")` calls of the process get it.
+/// Loads it once per process; later calls return the same library.
 pub fn load() -> Result<Emulator, String> {
     static LOADED: OnceLock<Result<Emulator, String>> = OnceLock::new();
     LOADED.get_or_init(open).clone()
 }
 
-/// Loads the library, and gives one test at a time the emulator, new and with these settings (lines `NAME=value`). What the test made of
-/// contexts must be gone before the session is.
+/// Loads the library, waits for exclusive use, and starts a fresh driver with these settings (lines `NAME=value`). The test must
+/// release its contexts before it drops the session.
 pub fn start(settings: &str) -> Result<Session, String> {
     static ALONE: Mutex<()> = Mutex::new(());
     let emulator = load()?;
@@ -48,8 +48,8 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Waits until every primary context that was retained is released, which a program's own threads may do later than the test
-    /// that started them ends. False when `limit` passes first.
+    /// Waits until every retained primary context is released: threads of the program may release theirs after the test that
+    /// started them has ended. Returns false if `limit` passes first.
     #[must_use]
     pub fn wait_contexts_released(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
@@ -71,7 +71,7 @@ impl std::ops::Deref for Session {
 }
 
 impl Emulator {
-    /// Replaces the settings (lines `NAME=value`, over those of the environment) and starts afresh.
+    /// Replaces the settings (lines `NAME=value`, which take precedence over the environment) and resets the driver.
     pub fn configure(&self, settings: &str) -> Result<(), String> {
         let settings = CString::new(settings).map_err(|error| error.to_string())?;
         let mut message = vec![0; 4096];
@@ -81,18 +81,18 @@ impl Emulator {
         }
     }
 
-    /// Starts afresh: all handles of before stand for nothing.
+    /// Resets the driver: all earlier handles become invalid.
     pub fn reset(&self) {
         (self.reset)();
     }
 
-    /// What the checker found since the start, oldest first.
+    /// Reports of the checker since the start, oldest first.
     pub fn reports(&self) -> Vec<String> {
         let all = fetch(self.reports);
         all.split('\u{1e}').filter(|report| !report.is_empty()).map(str::to_owned).collect()
     }
 
-    /// How often a function of the driver was called since the start.
+    /// Number of calls of a driver function since the start.
     pub fn calls(&self, function: &str) -> u64 {
         let counts = self.counts_json();
         let calls = counts.rsplit_once("\"calls\": ").map_or("", |(_, calls)| calls);
@@ -113,7 +113,7 @@ fn fetch(function: TextFunction) -> String {
         if needed <= buffer.len() {
             return text(&buffer);
         }
-        // With room for what other threads add meanwhile.
+        // Spare room for text that other threads append meanwhile.
         buffer.resize(needed + 1024, 0);
     }
 }
@@ -123,7 +123,7 @@ fn text(buffer: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The newest of the places where cargo puts the library, seen from a test, a benchmark, an example or a program.
+/// The newest library among the places where cargo builds it, relative to a test, a benchmark, an example or a program.
 fn find() -> Result<PathBuf, String> {
     let exe = std::env::current_exe().map_err(|error| format!("this program's path is not known: {error}"))?;
     let folder = exe.parent().ok_or("this program has no folder")?;
@@ -138,10 +138,10 @@ fn find() -> Result<PathBuf, String> {
 fn open() -> Result<Emulator, String> {
     let path = find()?;
     let name = CString::new(path.to_string_lossy().as_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: the name is a C string. The library is this crate's own; what it runs when it is loaded is Rust's start, which is harmless.
+    // SAFETY: the name is a C string. The library is this crate's own; loading it only runs Rust's harmless initialisation.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if library.is_null() {
-        // SAFETY: after a failure the result is a C string, or null, until the next call of this thread.
+        // SAFETY: after a failure the result is a C string or null, valid until this thread's next call.
         let reason = unsafe {
             let reason = libc::dlerror();
             if reason.is_null() { String::new() } else { CStr::from_ptr(reason).to_string_lossy().into_owned() }
@@ -149,7 +149,7 @@ fn open() -> Result<Emulator, String> {
         return Err(format!("{} cannot be loaded: {reason}", path.display()));
     }
     let symbol = |name: &CStr| {
-        // SAFETY: the library was just opened, and is never closed.
+        // SAFETY: the library was opened above and is never closed.
         let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
         match symbol.is_null() {
             true => Err(format!("{} has no {name:?}: it is of another version", path.display())),
@@ -158,7 +158,7 @@ fn open() -> Result<Emulator, String> {
     };
     let [configure, reset] = [symbol(c"cudaemu_configure")?, symbol(c"cudaemu_reset")?];
     let [reports, counts] = [symbol(c"cudaemu_reports")?, symbol(c"cudaemu_counts_json")?];
-    // SAFETY: these are the functions of `extension`, whose C signatures the types here repeat.
+    // SAFETY: these are the functions of `extension`; the types here repeat their C signatures.
     unsafe {
         Ok(Emulator {
             configure: std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char, *mut c_char, usize) -> u32>(

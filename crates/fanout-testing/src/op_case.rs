@@ -81,7 +81,7 @@ impl Subject {
     }
 
     /// Whether a run ended as it must when `op` finds data that it does not allow: with [`DeviceError::Data`] of that op, or
-    /// with a lost connection ([`Subject::that_hangs_up`]).
+    /// with a lost connection ([`Subject::that_drops_connections`]).
     pub fn reported_bad_data(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
         match error {
             Some(DeviceError::Lost { .. }) => self.drops_connections,
@@ -186,7 +186,7 @@ impl BuiltCase {
         outcome
     }
 
-    /// As [`Built::run`], without the check of what the run changed: for graphs that must fail.
+    /// As [`BuiltCase::run`], without the check of what the run changed: for graphs that must fail.
     ///
     /// # Errors
     /// What the device reports.

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: options, their validation, and their defaults.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,25 +14,26 @@ const EXAMPLES: &str = "\
 Examples:
   generate model.gguf -p 'Once upon a time'         on all GPUs, or on the CPU where there is none
   generate model.gguf -p 'Once' -d 0,1 --split 3,1  three quarters of the layers on the first GPU
-  generate model.gguf --tokens 1,5,9 -d CPU,CPU     two devices, token ids instead of a text
+  generate model.gguf --tokens 1,5,9 -d CPU,CPU     two devices, token ids instead of text
   generate model.gguf -p 'Once' --temp 0.8 --top-p 0.95 --seed 7
   generate model.gguf --tokens 1,5,9 --json         token ids, rates and bytes, as one line of JSON
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
   generate model.gguf -p 'Once' --rpc a:50052,b:50052 --retry       two servers, which may be lost and come back
-  generate model.gguf --info                        what is in the file";
+  generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
-/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of RPC servers.
+/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of RPC
+/// servers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Args {
     /// The model, a GGUF file.
     pub model: PathBuf,
 
-    /// Text to continue; special tokens in it are taken as such.
+    /// Text to continue; special tokens in the text are recognised.
     #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "info"])]
     pub prompt: Option<String>,
 
-    /// Token ids to continue, separated by commas, instead of a text. Nothing is added to them.
+    /// Token ids to continue, separated by commas, instead of text. No begin-of-text token is added.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub tokens: Option<Vec<u32>>,
 
@@ -40,27 +41,27 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
     pub predict: usize,
 
-    /// Go on after the token that ends a text.
+    /// Continue generating after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
 
-    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name, those of a server as host:port or
-    /// host:port/0. A GPU or CPU that is named twice is two devices [default: those of --rpc, or all GPUs, or the CPU if
-    /// there is none].
+    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name, a server's devices as host:port (all) or
+    /// host:port/0 (one). A GPU or CPU named twice counts as two devices [default: the devices of --rpc, else all GPUs, else the
+    /// CPU].
     #[arg(short, long, value_name = "LIST")]
     pub device: Option<String>,
 
-    /// RPC servers, host:port, separated by commas: all their devices, before those of --device.
+    /// RPC servers, host:port, separated by commas. All their devices are used, before the devices of --device.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = server)]
     pub rpc: Vec<String>,
 
-    /// When a server is lost, try so long to reach it again; then load what was lost with it, compute the state again, and go
-    /// on with the same tokens. Without it, a lost server ends the run. [default where only the option is given: 60]
+    /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and continue
+    /// with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60", conflicts_with_all = ["compare", "info"],
         value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub retry: Option<u32>,
 
-    /// How long a server may say nothing while a reply is due before it is taken for lost.
+    /// Seconds after which a server is considered lost if no message from it arrives while a reply is pending.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub rpc_timeout: u32,
 
@@ -68,8 +69,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
     pub split: Option<Vec<f32>>,
 
-    /// Memory of this machine's devices: a size for each device of the list, separated by commas, or one for all [default: what
-    /// is free]. Those of servers have what their servers were started with; sizes in their places are not looked at.
+    /// Memory limit of this machine's devices: one size per device of the list, separated by commas, or one size for all [default:
+    /// the free memory]. A server's limit is set when the server is started; sizes at its positions are ignored.
     #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
     pub mem: Vec<u64>,
 
@@ -77,15 +78,15 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Tokens of a micro-batch of the prompt.
+    /// Tokens per micro-batch of the prompt.
     #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub ubatch: u32,
 
-    /// Micro-batches on their way at a time, each on another device [default: 1 on one device, else 4].
+    /// Pipeline depth: micro-batches in flight at a time, each on another device [default: 1 with one device, else 4].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub depth: Option<u32>,
 
-    /// Tokens that the KV cache holds [default: those of the prompt and --predict].
+    /// Capacity of the KV cache in tokens [default: the prompt plus --predict].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx: Option<u32>,
 
@@ -93,39 +94,39 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv_type: KvType,
 
-    /// Compute attention in one op that never holds all scores.
+    /// Compute attention in one op (FLASH_ATTN_EXT) that does not store the matrix of scores.
     #[arg(long)]
     pub flash_attn: bool,
 
-    /// Draw tokens at random at this temperature; 0 always takes the likeliest.
+    /// Sampling temperature; 0 always picks the likeliest token.
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
     pub temp: f32,
 
-    /// Draw only from the likeliest tokens that have this probability together; needs --temp.
+    /// Top-p sampling: draw only from the smallest set of likely tokens with this total probability; needs --temp.
     #[arg(long, value_name = "P", requires = "temp", value_parser = probability)]
     pub top_p: Option<f32>,
 
-    /// Seed of the draw: the same gives the same tokens again; needs --temp.
+    /// Seed of the random draws; the same seed gives the same tokens; needs --temp.
     #[arg(long, value_name = "N", requires = "temp")]
     pub seed: Option<u64>,
 
-    /// Print token ids, rates, and each device's times and bytes as one line of JSON, and nothing else.
+    /// Print token ids, rates, and each device's times and bytes as one line of JSON instead of text.
     #[arg(long, conflicts_with = "info")]
     pub json: bool,
 
-    /// Also compute every node of the graph on the exact CPU, from the same sources, and print how far they differ.
+    /// Compute every node of the graph also on the exact CPU device, from the same sources, and print the error of each node.
     #[arg(long, conflicts_with_all = ["json", "info"])]
     pub compare: bool,
 
-    /// Print what is in the file, and exit.
+    /// Print the file's architecture, sizes and tensor types, and exit.
     #[arg(long, conflicts_with_all = ["prompt", "tokens"])]
     pub info: bool,
 
-    /// Say more: as --log-level debug.
+    /// Verbose log: same as --log-level debug.
     #[arg(short, long, conflicts_with = "log_level")]
     pub verbose: bool,
 
-    /// What to log: off, error, warn, info, debug or trace [default: RUST_LOG, else warn].
+    /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else warn].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<LevelFilter>,
 }
@@ -140,7 +141,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// The type of the tensors.
+    /// The element type of the cache tensors.
     pub fn dtype(self) -> DType {
         match self {
             KvType::F32 => DType::F32,
@@ -149,65 +150,69 @@ impl KvType {
     }
 }
 
-/// Arguments that do not fit the devices or the model.
+/// An argument does not match the devices or the model.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ArgsError {
-    /// As many shares as there are no devices.
+    /// The number of shares differs from the number of devices.
     #[error("--split has {shares} shares for {devices} devices: give one for each")]
     Shares {
-        /// How many were given.
+        /// Number of shares given.
         shares: usize,
-        /// How many devices.
+        /// Number of devices.
         devices: usize,
     },
-    /// Nobody is to have any layer.
-    #[error("--split gives every device a share of 0: at least one must be above it")]
+    /// All shares are 0.
+    #[error("--split gives every device a share of 0: at least one must be above 0")]
     NoShare,
-    /// Sizes where nobody takes one.
-    #[error("--mem is for devices of this machine, and all of these are servers': give it to rpc-server")]
+    /// `--mem` with devices of servers only.
+    #[error(
+        "--mem limits devices of this machine, but all devices belong to servers: give --mem to rpc-server instead"
+    )]
     Memory,
-    /// Nothing to continue.
-    #[error("the prompt has no tokens, and this model adds none: give it some text, or --tokens")]
+    /// The prompt is empty.
+    #[error(
+        "the prompt has no tokens, and this model adds no begin-of-text token: give a non-empty --prompt, or --tokens"
+    )]
     NoPrompt,
-    /// An id beyond the vocabulary.
+    /// A token id outside the vocabulary.
     #[error("--tokens: the model has no token {token}: its ids are below {vocab}")]
     Token {
         /// The id.
         token: u32,
-        /// How many tokens there are.
+        /// Size of the vocabulary.
         vocab: usize,
     },
-    /// More tokens than the cache holds.
+    /// `--ctx` is smaller than the prompt plus `--predict`.
     #[error("--ctx {ctx} is less than {prompt} tokens of the prompt and {predict} of --predict: {needed} are needed")]
     Context {
-        /// What was asked for.
+        /// Value of `--ctx`.
         ctx: usize,
         /// Tokens of the prompt.
         prompt: usize,
         /// Tokens to generate.
         predict: usize,
-        /// Both.
+        /// Sum of both.
         needed: usize,
     },
 }
 
 impl Args {
-    /// The list of the devices that are asked for, if any are.
+    /// The list of devices from `--rpc` and `--device`; `None` if neither is given.
     ///
     /// # Errors
-    /// [`ArgsError::Memory`].
+    /// [`ArgsError::Memory`] for `--mem` with devices of servers only.
     pub fn devices(&self) -> Result<Option<String>, ArgsError> {
-        let asked: Vec<&str> = self.rpc.iter().chain(&self.device).map(String::as_str).collect();
-        let list = asked.join(",");
-        // Names with a colon are servers'.
+        let names: Vec<&str> = self.rpc.iter().chain(&self.device).map(String::as_str).collect();
+        let list = names.join(",");
+        // Only names of remote devices contain a colon.
         let remote = list.split(',').all(|name| name.contains(':'));
-        if remote && !self.mem.is_empty() { Err(ArgsError::Memory) } else { Ok((!asked.is_empty()).then_some(list)) }
+        if remote && !self.mem.is_empty() { Err(ArgsError::Memory) } else { Ok((!names.is_empty()).then_some(list)) }
     }
 
-    /// The devices' shares of the layers, which add up to 1, where they were given.
+    /// Each device's share of the layers, normalised to a sum of 1; `None` without `--split`.
     ///
     /// # Errors
-    /// [`ArgsError`] where there is not one for each device, or none above 0.
+    /// [`ArgsError`] if the number of shares differs from `devices`, or all shares are 0.
     pub fn shares(&self, devices: usize) -> Result<Option<Vec<f32>>, ArgsError> {
         let Some(shares) = &self.split else { return Ok(None) };
         if shares.len() != devices {
@@ -217,25 +222,25 @@ impl Args {
         if total > 0.0 { Ok(Some(shares.iter().map(|share| share / total).collect())) } else { Err(ArgsError::NoShare) }
     }
 
-    /// How long to try to reach a lost server again, if at all.
+    /// The retry budget of a lost server; `None` without `--retry`.
     pub fn retry(&self) -> Option<Duration> {
         self.retry.map(|seconds| Duration::from_secs(seconds.into()))
     }
 
-    /// How long a server may say nothing.
+    /// The time without a message after which a server is considered lost.
     pub fn rpc_timeout(&self) -> Duration {
         Duration::from_secs(self.rpc_timeout.into())
     }
 
-    /// Copies of the inputs of a graph: micro-batches on their way at a time.
+    /// The pipeline depth: micro-batches in flight at a time, and so copies of a graph's inputs.
     pub fn depth(&self, devices: usize) -> u32 {
         self.depth.unwrap_or(if devices > 1 { 4 } else { 1 })
     }
 
-    /// Tokens that the KV cache is to hold, for a prompt of so many.
+    /// The capacity of the KV cache in tokens, for a prompt of `prompt` tokens.
     ///
     /// # Errors
-    /// [`ArgsError::Context`] where --ctx is too few.
+    /// [`ArgsError::Context`] if `--ctx` is too small for the prompt and `--predict`.
     pub fn context(&self, prompt: usize) -> Result<usize, ArgsError> {
         let needed = prompt.saturating_add(self.predict);
         match self.ctx.map(|ctx| ctx as usize) {
@@ -245,10 +250,10 @@ impl Args {
         }
     }
 
-    /// The prompt, if it is one for a model of so many tokens.
+    /// Returns the prompt if it is valid for a vocabulary of `vocab` tokens.
     ///
     /// # Errors
-    /// [`ArgsError`] where it is empty, or has an id that the model has not.
+    /// [`ArgsError`] if the prompt is empty, or contains an id outside the vocabulary.
     pub fn check_prompt(&self, prompt: Vec<u32>, vocab: usize) -> Result<Vec<u32>, ArgsError> {
         if prompt.is_empty() {
             return Err(ArgsError::NoPrompt);
@@ -260,7 +265,8 @@ impl Args {
     }
 }
 
-/// What `Registry::open` takes for a server and not for a device of this machine: the rest is the client's to judge.
+/// Parses `host:port`, so that `Registry::open` cannot mistake the name for a device of this machine. The RPC client validates the
+/// host.
 fn server(text: &str) -> Result<String, String> {
     let name = text.trim();
     let is_one = |(host, port): (&str, &str)| !host.is_empty() && !name.contains('/') && port.parse::<u16>().is_ok();
@@ -280,7 +286,7 @@ fn probability(text: &str) -> Result<f32, String> {
     number(text, "a probability, above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
 }
 
-/// The words that clap shows, behind what was given.
+/// Parses a finite number that satisfies `fits`. clap prints the error after the value and the option's name.
 fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32, String> {
     text.parse().ok().filter(|x: &f32| x.is_finite() && fits(*x)).ok_or_else(|| format!("expected {expected}"))
 }
@@ -296,12 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_arguments_is_sound() {
+    fn the_clap_definition_is_consistent() {
         Args::command().debug_assert();
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn omitted_options_have_defaults() {
         let args = parse("-p Once").unwrap();
         assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, 64, KvType::F16, 0.0));
         assert_eq!((args.depth(1), args.depth(2)), (1, 4));
@@ -311,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken() {
+    fn given_options_override_the_defaults() {
         let args =
             parse("--tokens 1,5,9 -n 8 -d CPU,CPU --split 3,1 --ubatch 4 --depth 2 --ctx 32 --kv-type f32 --mem 1G,2G");
         let args = args.unwrap();
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_named() {
+    fn errors_name_the_wrong_argument() {
         let cases = [
             ("", "--prompt <TEXT>"),
             ("-p x --tokens 1", "cannot be used with '--tokens <IDS>'"),
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_before_devices_and_have_their_own_memory() {
+    fn servers_precede_devices_and_reject_mem() {
         let list = |line: &str| parse(line).unwrap().devices();
         assert_eq!(list("-p x"), Ok(None));
         assert_eq!(list("-p x --mem 1G"), Ok(None));
@@ -377,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_devices_or_model_is_refused() {
+    fn arguments_that_do_not_match_devices_or_model_are_rejected() {
         let args = parse("-p x --split 3,1 --ctx 70").unwrap();
         assert_eq!(args.shares(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
         assert_eq!(parse("-p x --split 0,0").unwrap().shares(2), Err(ArgsError::NoShare));

@@ -1,14 +1,14 @@
-//! The devices against a reference, node by node.
+//! Prints the comparison of the devices with a reference device: the NMSE (normalised mean square error) of each node.
 
 use fanout::sched::ObservedNode;
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
 use std::io::{self, Write};
 
-/// Nodes that part by more than this are worth a look: quantised products round what they multiply, which costs less.
+/// NMSE above which a node is marked as suspicious. The rounding of activations in quantised products stays below this.
 const SUSPICIOUS_NMSE: f64 = 1e-3;
 
-/// Prints a line for each node, and what is worst.
+/// Prints a line for each node, and in the end the node with the largest error.
 pub struct Comparison<'a> {
     out: &'a mut dyn Write,
     devices: Vec<String>,
@@ -18,15 +18,15 @@ pub struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    /// Of devices with these names.
+    /// Prints to `out`. `devices` are the names of the devices, by index.
     pub fn new(out: &'a mut dyn Write, devices: Vec<String>) -> Comparison<'a> {
         Comparison { out, devices, nodes: 0, suspicious: 0, worst: None }
     }
 
-    /// A node's bytes on its device and on the reference.
+    /// Compares a node's result on its device (`here`) with the result on the reference, and prints a line.
     ///
     /// # Errors
-    /// When nobody reads what is printed.
+    /// A failed write to the output.
     pub fn node(&mut self, seen: ObservedNode<'_>, here: &[u8], reference: &[u8]) -> io::Result<()> {
         let device = self.devices.get(seen.device).map_or("", String::as_str);
         let error = node_error(seen.desc.dtype(), here, reference);
@@ -40,7 +40,7 @@ impl<'a> Comparison<'a> {
         )?;
         self.nodes += 1;
         self.suspicious += usize::from(!mark.is_empty());
-        // A NaN is worse than any number.
+        // A NaN ranks above every number.
         let rank = |error: f64| if error.is_nan() { f64::INFINITY } else { error };
         if self.worst.as_ref().is_none_or(|(worst, _)| rank(error) > rank(*worst)) {
             self.worst = Some((error, seen.name.to_owned()));
@@ -48,7 +48,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// The last lines.
+    /// Prints the summary.
     ///
     /// # Errors
     /// As [`Comparison::node`].
@@ -61,7 +61,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// The normalised mean square error of values; the share of indices that differ.
+/// The normalised mean square error of values; for integer types, the fraction of elements that differ.
 fn node_error(dtype: DType, here: &[u8], reference: &[u8]) -> f64 {
     if here == reference {
         return 0.0;
@@ -74,7 +74,7 @@ fn node_error(dtype: DType, here: &[u8], reference: &[u8]) -> f64 {
     };
     let (mut square, mut all) = (0.0, 0.0);
     for (a, b) in a.iter().zip(&b) {
-        // Equal infinities do not differ: a mask has them.
+        // Equal infinities count as equal: masks contain them.
         if a.to_bits() != b.to_bits() {
             square += (f64::from(*a) - f64::from(*b)).powi(2);
         }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_relative() {
+    fn errors_are_normalised_by_the_reference() {
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let nmse = |a: &[f32], b: &[f32]| node_error(DType::F32, &bytes(a), &bytes(b));
         assert_eq!(nmse(&[1.0, 2.0], &[1.0, 2.0]), 0.0);

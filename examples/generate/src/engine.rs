@@ -1,4 +1,7 @@
-//! A model at work: batches in, logits out.
+//! The inference engine: runs batches of tokens through fanout's scheduler and reads the logits.
+//!
+//! Graphs are planned once per shape and reused. A long prompt is cut into micro-batches, which are submitted ahead so that the
+//! devices work on different micro-batches at the same time (pipeline parallelism).
 
 use crate::model::{Batch, GraphShape, Inputs, KV_PAD, Model, ModelError, Outputs};
 use crate::report::GraphStats;
@@ -9,56 +12,57 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// How many graphs stay ready. A prompt takes three at a time, decoding one.
+/// Capacity of the cache of prepared graphs. A prompt uses three graphs at a time, decoding one.
 const MAX_READY_GRAPHS: usize = 8;
 
-/// Micro-batches of a prompt that share a graph where several are under way at once: going over to another one makes the
-/// devices wait for each other.
+/// Consecutive micro-batches that share one graph if the pipeline is deeper than 1: switching to another graph drains the pipeline,
+/// because the devices wait for each other.
 const SHARED_UBATCHES: usize = 8;
 
-/// What went wrong while running.
+/// Running the model failed.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// There is no graph for it.
+    /// The graph could not be built.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The scheduler or a device.
+    /// The scheduler or a device failed.
     #[error(transparent)]
     Sched(#[from] SchedError),
-    /// What was computed did not arrive.
+    /// The logits could not be read back.
     #[error("reading the logits: {0}")]
     Read(#[from] DeviceError),
-    /// Nothing to compute logits of.
+    /// The batch is empty.
     #[error("no tokens: a prompt has at least one")]
     NoTokens,
 }
 
-/// A model on its devices, with what of the sequence is in its cache.
+/// A loaded model with its scheduler, its prepared graphs, and the length of the sequence in the KV cache.
 pub struct Engine {
     scheduler: Scheduler,
     model: Model,
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     ubatch: usize,
-    /// Micro-batches under way at once.
+    /// Pipeline depth: micro-batches in flight at a time.
     depth: usize,
     ready: HashMap<GraphShape, ReadyGraph>,
-    /// Tokens in the cache.
+    /// Tokens in the KV cache.
     length: usize,
-    /// How the graphs of a full micro-batch and of a single token lie.
+    /// Statistics of the graphs of a full micro-batch and of a single token.
     graph_stats: [GraphStats; 2],
 }
 
-/// A graph that can be run again.
+/// A prepared graph that can be run repeatedly.
 struct ReadyGraph {
     prepared: PreparedPlan,
     inputs: Inputs,
     logits: Option<TensorId>,
 }
 
-/// That there is room for a model, its cache and its largest graph, while nothing is loaded yet.
+/// Admission check: verifies, before anything is loaded, that the devices have memory for the weights, the KV cache and the
+/// arenas of the largest graph.
 ///
 /// # Errors
-/// [`SchedError::Full`] with the numbers of all devices; otherwise as [`Engine::new`].
+/// [`SchedError::NotEnoughMemory`], which lists required and free memory of all devices; otherwise as [`Engine::new`].
 pub fn check_memory(
     model: &Model,
     devices: &[Arc<dyn Device>],
@@ -66,7 +70,7 @@ pub fn check_memory(
     depth: usize,
 ) -> Result<(), EngineError> {
     let options = Options::default().with_depth(depth);
-    // A single token first: what is short of room even then is short of it for the weights.
+    // The single-token graph first: if even that does not fit, the error shows that the weights themselves are too large.
     for shape in largest_shapes(model, ubatch).into_iter().rev() {
         Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.check_memory(devices)?;
     }
@@ -80,10 +84,10 @@ fn largest_shapes(model: &Model, ubatch: usize) -> [GraphShape; 2] {
 }
 
 impl Engine {
-    /// An engine for a model whose tensors have their memory, with room for its largest graph: running allocates nothing more.
+    /// Creates the engine of a loaded model, and reserves memory for its largest graph, so that later runs allocate nothing.
     ///
     /// # Errors
-    /// When the model has no graph, or a device has not the memory.
+    /// A graph that cannot be built, or a device without enough memory.
     pub fn new(
         model: Model,
         devices: Vec<Arc<dyn Device>>,
@@ -92,8 +96,8 @@ impl Engine {
         depth: usize,
     ) -> Result<Engine, EngineError> {
         let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), account)?;
-        let (ready, laid) = (HashMap::new(), [GraphStats::default(); 2]);
-        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats: laid };
+        let (ready, graph_stats) = (HashMap::new(), [GraphStats::default(); 2]);
+        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats };
         for (at, shape) in largest_shapes(&engine.model, engine.ubatch).into_iter().enumerate() {
             let task = Arc::new(engine.model.graph(shape)?.task);
             let plan = engine.scheduler.plan(&task)?;
@@ -104,7 +108,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Puts tokens behind those that are there; the logits of the last one. Several micro-batches are under way at once.
+    /// Appends tokens to the sequence and returns the logits of the last token. Up to `depth` micro-batches are in flight at once.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -112,8 +116,9 @@ impl Engine {
         self.submit_tokens(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
     }
 
-    /// As [`Engine::append`] for tokens whose logits are known: the same sums in the same order, so that the cache gets the
-    /// same bits. It need not wait for anything: several of these are under way at once.
+    /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens as
+    /// the original [`Engine::append`], so that sums run in the same order and the cache gets the same bits. Does not wait: several
+    /// replays may be in flight at once.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -121,7 +126,7 @@ impl Engine {
         self.submit_tokens(tokens, Outputs::None).map(drop)
     }
 
-    /// Submits tokens in micro-batches, the last one for `outputs`.
+    /// Submits tokens in micro-batches; only the last one computes `outputs`.
     fn submit_tokens(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
         let end = self.length + tokens.len();
         self.model.cache_options.padded_positions(end)?;
@@ -134,8 +139,9 @@ impl Engine {
         self.submit(rest, end, outputs)
     }
 
-    /// Runs the last micro-batch of these tokens on the devices and on a reference, node by node, after the ones before it.
-    /// `tell` gets each node with its bytes from here and from there, and may end it. Nothing is left of it in the cache.
+    /// Runs the last micro-batch of `tokens` node by node on the devices and on `reference`, after running the micro-batches before
+    /// it normally. `report` receives each node with the bytes of both results, and may stop the comparison. The length of the
+    /// sequence is unchanged afterwards.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -144,7 +150,7 @@ impl Engine {
         tokens: &[u32],
         reference: &Arc<dyn Device>,
         account: &Arc<Account>,
-        tell: &mut CompareReporter<'_>,
+        report: &mut CompareReporter<'_>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::NoTokens);
@@ -162,32 +168,32 @@ impl Engine {
         let Some(ready) = ready.get_mut(&shape) else { return Err(EngineError::NoTokens) };
         let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
         let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
-        sched::compare((scheduler, &mut ready.prepared), reference, account, &inputs, tell)?;
+        sched::compare((scheduler, &mut ready.prepared), reference, account, &inputs, report)?;
         self.length = start;
         Ok(())
     }
 
-    /// How many tokens are in the cache.
+    /// Number of tokens in the KV cache.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// What has been moved so far.
+    /// Bytes uploaded and copied so far, by device.
     pub fn transfer_counts(&self) -> &TransferCounts {
         self.scheduler.transfer_counts()
     }
 
-    /// By device: bytes for what is computed.
+    /// By device: bytes of the arenas for intermediate results.
     pub fn compute_bytes(&self) -> Vec<u64> {
         self.scheduler.arena_bytes()
     }
 
-    /// How the graphs of a full micro-batch and of a single token lie.
+    /// Statistics of the graphs of a full micro-batch and of a single token.
     pub fn graph_stats(&self) -> [GraphStats; 2] {
         self.graph_stats
     }
 
-    /// Submits a batch of a text that ends before position `end`; waits where logits are wanted.
+    /// Submits one micro-batch of a text that ends before position `end`. Waits for the result only if it computes logits.
     fn submit(&mut self, tokens: &[u32], end: usize, outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
         if tokens.is_empty() {
             return Ok(None);
@@ -205,10 +211,12 @@ impl Engine {
             return Ok(None);
         };
         if self.scheduler.devices().iter().any(|device| device.link_stats().is_some()) {
-            // The logits tell that it is done, and to ask for that first would cost a round trip.
+            // Remote devices: submit, and let the reply to the read signal completion. Waiting for completion before the read
+            // would cost another round trip.
             self.scheduler.submit(&mut ready.prepared, &inputs)?;
         } else {
-            // Nothing comes after it until its logits are there: the calling thread may as well do the work.
+            // Local devices only: nothing else can be submitted until the logits are read, so the calling thread runs the work
+            // itself.
             self.scheduler.run(&mut ready.prepared, &inputs)?;
         }
         self.length += tokens.len();
@@ -217,7 +225,7 @@ impl Engine {
         Ok(Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
     }
 
-    /// What a batch of a text that ends before position `end` asks of its graph.
+    /// The graph shape for a micro-batch of a text that ends before position `end`.
     fn shape(&self, batch: &Batch<'_>, end: usize, outputs: Outputs) -> Result<GraphShape, EngineError> {
         let tokens = batch.tokens.len();
         let own = batch.start + tokens;
@@ -240,7 +248,7 @@ impl Engine {
         }
         let graph = self.model.graph(shape)?;
         let prepared = self.scheduler.build(&Arc::new(graph.task))?;
-        log::debug!("a graph for {shape:?}:\n{}", prepared.plan());
+        log::debug!("built a graph for {shape:?}:\n{}", prepared.plan());
         self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits });
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Hyperparameters of a model, from the metadata of its file.
+//! Hyperparameters of a model, read and validated from the metadata of its GGUF file.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use fanout::ops::rope::{Rope, RopeMode};
 
 use fanout::gguf::{KeyError, Metadata, required};
 
-/// A family of models that this program runs.
+/// A model architecture that this program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
-    /// Llama 1 to 3 and what is built alike.
+    /// Llama 1 to 3, and models of the same architecture.
     Llama,
     /// Qwen 2 and 2.5: biases on queries, keys and values.
     Qwen2,
@@ -20,10 +20,10 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Every one.
+    /// Every architecture.
     pub const ALL: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
 
-    /// Its name in `general.architecture`, and the first part of its keys.
+    /// The name in `general.architecture`, which is also the prefix of the architecture's keys.
     pub fn name(self) -> &'static str {
         match self {
             Arch::Llama => "llama",
@@ -33,8 +33,8 @@ impl Arch {
         }
     }
 
-    /// Which channels its rotary embedding pairs. The converter reorders the rows of a llama's queries and keys, so that
-    /// they pair neighbours; nobody else's.
+    /// Which channels the rotary embedding pairs. Llama pairs neighbours, because llama.cpp's converter reorders the rows of its
+    /// query and key weights; all other architectures pair the two halves of a head.
     pub fn rope_mode(self) -> RopeMode {
         match self {
             Arch::Llama => RopeMode::Normal,
@@ -46,8 +46,8 @@ impl Arch {
         const KEY: &str = "general.architecture";
         let name = required(KEY, metadata.text(KEY)?)?;
         Arch::ALL.into_iter().find(|arch| arch.name() == name).ok_or_else(|| {
-            let known = Arch::ALL.map(Arch::name).join(", ");
-            unfit(KEY, format!("one of {known}, the architectures this program runs"), format_args!("{name:?}"))
+            let supported = Arch::ALL.map(Arch::name).join(", ");
+            unfit(KEY, format!("one of {supported}, the architectures this program runs"), format_args!("{name:?}"))
         })
     }
 }
@@ -58,52 +58,52 @@ impl fmt::Display for Arch {
     }
 }
 
-/// What shapes and scales a model has. All counts are above 0.
+/// The hyperparameters of a model. All counts are above 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HParams {
-    /// Its family.
+    /// Architecture.
     pub arch: Arch,
     /// Transformer blocks.
     pub layers: usize,
-    /// Channels of a token between blocks (`embedding_length`).
+    /// Channels of a token's hidden state (`embedding_length`).
     pub width: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; `heads` is a multiple.
+    /// Key and value heads; `heads` is a multiple of it (grouped-query attention).
     pub kv_heads: usize,
     /// Channels of a head: queries, keys and values alike.
     pub head_width: usize,
-    /// Channels within the feed-forward network; of a mixture of experts, unused.
+    /// Hidden channels of the feed-forward network; unused in a mixture of experts.
     pub ff: usize,
-    /// The mixture of experts, where there is one.
+    /// The mixture of experts, if the model has one.
     pub experts: Option<Experts>,
     /// Tokens in the vocabulary.
     pub vocab: usize,
-    /// Tokens that the model was trained to attend to.
+    /// Context length of the training, in tokens.
     pub context: usize,
     /// Added to the mean square in RMS_NORM.
     pub rms_epsilon: f32,
-    /// Rotary position embedding of queries and keys, without frequency factors (a tensor of the file).
+    /// Rotary position embedding of queries and keys, without the frequency factors: those are the tensor `rope_freqs.weight`.
     pub rope: Rope,
 }
 
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
-    /// How many a block has.
+    /// Experts of a block.
     pub count: usize,
-    /// How many see each token; at most `count`.
+    /// Experts that are evaluated for each token; at most `count`.
     pub used: usize,
-    /// Channels within one.
+    /// Hidden channels of one expert.
     pub ff: usize,
 }
 
 impl HParams {
-    /// Reads them.
+    /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`KeyError`] for an architecture that is not known, a key that is missing, and one that contradicts another or asks
-    /// for what this program does not do.
+    /// [`KeyError`] for an unsupported architecture, a missing key, a key that contradicts another, and a feature that this program
+    /// does not implement.
     pub fn read(metadata: &Metadata<'_>) -> Result<HParams, KeyError> {
         let arch = Arch::read(metadata)?;
         let keys = Keys { arch, metadata };
@@ -132,13 +132,13 @@ impl HParams {
         })
     }
 
-    /// Channels of all keys, or all values, of a token in one block.
+    /// Channels of all key heads (equally of all value heads) of a token in one block.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_width
     }
 }
 
-/// The keys of an architecture: each begins with its name.
+/// Reads the keys of one architecture, which all have its name as prefix.
 struct Keys<'a> {
     arch: Arch,
     metadata: &'a Metadata<'a>,
@@ -164,7 +164,7 @@ impl Keys<'_> {
         required(&self.name(key), self.optional_count(key)?)
     }
 
-    /// A number above 0; where the file has none, the default.
+    /// A number above 0, or `default` if the file lacks the key.
     fn positive(&self, key: &str, default: Option<f32>) -> Result<f32, KeyError> {
         let name = self.name(key);
         let value = required(&name, self.metadata.float(&name)?.or(default))?;
@@ -181,7 +181,7 @@ impl Keys<'_> {
                 return Err(self.unfit("attention.head_count", expected, heads));
             }
         };
-        // Without a key of their own, values are as long as the width says.
+        // A file that has only the key length gets the default value length, `width / heads`, as in llama.cpp.
         let values = self.optional_count(value)?.unwrap_or(if self.has(key) { width / heads } else { head_width });
         if values != head_width {
             let expected = format!("{head_width}, the length of a key: others are not supported");
@@ -216,7 +216,7 @@ impl Keys<'_> {
         Ok(Some(Experts { count, used, ff }))
     }
 
-    /// The vocabulary's size: that of the token list, which a size of its own must not contradict.
+    /// The vocabulary size: the length of the token list. If the file also has `vocab_size`, both must agree.
     fn vocab(&self) -> Result<usize, KeyError> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         let size = self.optional_count("vocab_size")?;
@@ -240,7 +240,7 @@ impl Keys<'_> {
         let kind = self.metadata.text(&self.name("rope.scaling.type"))?.unwrap_or("linear");
         let factor = match kind {
             "none" => 1.0,
-            // The second name is that of older files.
+            // Older files have `rope.scale_linear` instead of `rope.scaling.factor`.
             "linear" if self.has("rope.scaling.factor") => self.scaling("rope.scaling.factor")?,
             "linear" => self.scaling("rope.scale_linear")?,
             other => {
@@ -257,7 +257,7 @@ impl Keys<'_> {
         })
     }
 
-    /// By how much positions are squeezed; 0 and no key: not at all.
+    /// The factor that positions are divided by (linear RoPE scaling). A missing key and 0 mean no scaling.
     fn scaling(&self, key: &str) -> Result<f32, KeyError> {
         match self.metadata.float(&self.name(key))? {
             None | Some(0.0) => Ok(1.0),
@@ -293,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_leaves_out_follows_from_the_rest() {
+    fn missing_optional_keys_have_defaults() {
         for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
-            let hyper = read(&sample(arch)).unwrap();
+            let hparams = read(&sample(arch)).unwrap();
             let rope = Rope { n_ctx_orig: 4096, ..Rope::new(arch.rope_mode(), 32) };
             let expected = HParams {
                 arch,
@@ -311,14 +311,14 @@ mod tests {
                 rms_epsilon: 1e-5,
                 rope,
             };
-            assert_eq!(hyper, expected);
+            assert_eq!(hparams, expected);
         }
         assert_eq!(Arch::Llama.rope_mode(), RopeMode::Normal);
         assert_eq!(Arch::Qwen3Moe.rope_mode(), RopeMode::Neox);
     }
 
     #[test]
-    fn what_a_file_says_is_read() {
+    fn optional_keys_override_the_defaults() {
         let file = sample(Arch::Qwen3Moe)
             .int("qwen3moe.attention.head_count_kv", 2)
             .int("qwen3moe.attention.key_length", 64)
@@ -330,16 +330,16 @@ mod tests {
             .int("qwen3moe.expert_count", 8)
             .int("qwen3moe.expert_used_count", 2)
             .int("qwen3moe.vocab_size", 3);
-        let hyper = read(&file).unwrap();
-        assert_eq!((hyper.kv_heads, hyper.head_width, hyper.kv_width()), (2, 64, 128));
-        assert_eq!(hyper.experts, Some(Experts { count: 8, used: 2, ff: 256 }));
-        assert_eq!((hyper.rope.n_dims, hyper.rope.freq_base, hyper.rope.freq_scale), (64, 1e6, 0.25));
-        let hyper = read(&file.clone().int("qwen3moe.expert_feed_forward_length", 768)).unwrap();
-        assert_eq!(hyper.experts, Some(Experts { count: 8, used: 2, ff: 768 }));
-        let hyper = read(&file.text("qwen3moe.rope.scaling.type", "none")).unwrap();
-        assert_eq!(hyper.rope.freq_scale, 1.0);
-        let hyper = read(&sample(Arch::Llama).float("llama.rope.scale_linear", 2.0)).unwrap();
-        assert_eq!(hyper.rope.freq_scale, 0.5);
+        let hparams = read(&file).unwrap();
+        assert_eq!((hparams.kv_heads, hparams.head_width, hparams.kv_width()), (2, 64, 128));
+        assert_eq!(hparams.experts, Some(Experts { count: 8, used: 2, ff: 256 }));
+        assert_eq!((hparams.rope.n_dims, hparams.rope.freq_base, hparams.rope.freq_scale), (64, 1e6, 0.25));
+        let hparams = read(&file.clone().int("qwen3moe.expert_feed_forward_length", 768)).unwrap();
+        assert_eq!(hparams.experts, Some(Experts { count: 8, used: 2, ff: 768 }));
+        let hparams = read(&file.text("qwen3moe.rope.scaling.type", "none")).unwrap();
+        assert_eq!(hparams.rope.freq_scale, 1.0);
+        let hparams = read(&sample(Arch::Llama).float("llama.rope.scale_linear", 2.0)).unwrap();
+        assert_eq!(hparams.rope.freq_scale, 0.5);
     }
 
     #[test]

@@ -1,11 +1,15 @@
-//! A small runtime for language models in GGUF files, on fanout's public interface alone: how linking it looks.
+//! A small GGUF language model runtime that uses only fanout's public API: an example of how to link the library.
 //!
-//! [`fanout::gguf`] reads a file, [`hyper`] its hyperparameters, [`tokenizer`] makes its tokenizer; [`sample`] chooses tokens;
-//! [`args`], [`progress`], [`report`] and [`summary`] face the user.
+//! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! [`model`] builds graphs, [`placement`] spreads blocks over devices, [`load`] brings the weights there or has them found there ([`recall`]), [`engine`] runs batches
-//! through fanout's scheduler, [`session`] is all of that over servers that may be lost, with [`recover`], and [`run`] goes from the
-//! command line to text. [`meter`], [`links`] and [`compare`] look on.
+//! - Input: [`args`] is the command line, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
+//!   [`tokenizer`] builds the file's tokenizer.
+//! - Weights: [`placement`] assigns transformer blocks to devices. [`load`] allocates and uploads weights; [`load_by_digest`]
+//!   lets a server load them from its own disk instead.
+//! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
+//! - Fault tolerance: [`session`] owns the devices and repeats lost work; [`recover`] classifies errors and limits retries.
+//! - Measurement: [`timed_device`], [`link_traffic`], [`progress`], [`report`], [`summary`], and [`compare`] (node by node against
+//!   a reference device).
 
 pub mod args;
 pub mod compare;

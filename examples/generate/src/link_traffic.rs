@@ -1,20 +1,20 @@
-//! What goes over the connections to servers, by what it was for.
+//! Traffic statistics of the connections to servers: bytes and round trips, by server and by phase of the run.
 
 use fanout::device::{Device, LinkStats};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What a run is at.
+/// A phase of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Connecting, and weights.
+    /// Connecting and loading weights.
     #[default]
     Load,
-    /// The prompt.
+    /// Evaluating the prompt.
     Prompt,
-    /// Token by token.
+    /// Decoding token by token.
     Decode,
-    /// All that a lost server cost.
+    /// Recovering from lost servers; interrupts any other phase.
     Recovery,
 }
 
@@ -23,36 +23,36 @@ impl Phase {
         [(Phase::Load, "load"), (Phase::Prompt, "prompt"), (Phase::Decode, "decode"), (Phase::Recovery, "recovery")];
 }
 
-/// Counts of a connection.
+/// Traffic counters of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes to the server.
     pub sent: u64,
-    /// Bytes from it.
+    /// Bytes from the server.
     pub received: u64,
-    /// How often somebody had to wait for it.
+    /// How often a thread blocked until a reply of the server arrived.
     pub waits: u64,
 }
 
-/// All connections there were to a server.
+/// Traffic of a server, summed over all connections to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerTraffic {
     /// `host:port`.
     pub endpoint: String,
     /// By [`Phase`].
     traffic: [Traffic; Phase::ALL.len()],
-    /// What the connection of now had counted when it was last looked at.
+    /// Counters of the current connection when they were last recorded. New traffic is the difference to them.
     last_seen: Traffic,
 }
 
-/// The connections of a run.
+/// Traffic of all servers of a run.
 #[derive(Clone, Debug, Default)]
 pub struct LinkTraffic {
     servers: Vec<ServerTraffic>,
 }
 
 impl LinkTraffic {
-    /// Counts what has gone over the devices' connections since the last time for a phase.
+    /// Adds the traffic since the last call, on the connections of these devices, to `phase`.
     pub fn record_all(&mut self, devices: &[Arc<dyn Device>], phase: Phase) {
         devices.iter().filter_map(|device| device.link_stats()).for_each(|link| self.record(&link, phase));
     }
@@ -60,7 +60,7 @@ impl LinkTraffic {
     fn record(&mut self, link: &LinkStats, phase: Phase) {
         let server = self.server(&link.endpoint);
         let now = Traffic { sent: link.sent, received: link.received, waits: link.waits };
-        // Devices of a server share the connection: for all but the first nothing is new.
+        // The devices of a server share one connection: the first device records all new traffic, the others record none.
         let (seen, to) = (std::mem::replace(&mut server.last_seen, now), &mut server.traffic[phase as usize]);
         to.sent += now.sent.saturating_sub(seen.sent);
         to.received += now.received.saturating_sub(seen.received);
@@ -75,25 +75,25 @@ impl LinkTraffic {
         &mut self.servers[at]
     }
 
-    /// The server's next connection begins with nothing.
+    /// Resets the last counters of a server, because a new connection counts from 0.
     pub fn reconnected(&mut self, endpoint: &str) {
         let server = self.servers.iter_mut().find(|server| server.endpoint == endpoint);
         server.into_iter().for_each(|server| server.last_seen = Traffic::default());
     }
 
-    /// The servers.
+    /// The servers, in the order of their first traffic.
     pub fn servers(&self) -> &[ServerTraffic] {
         &self.servers
     }
 }
 
 impl ServerTraffic {
-    /// What went over it in a phase.
+    /// Traffic in a phase.
     pub fn traffic(&self, phase: Phase) -> Traffic {
         self.traffic[phase as usize]
     }
 
-    /// One object, with one for each phase.
+    /// A JSON object with the endpoint and one object per phase.
     pub fn json(&self) -> Value {
         let mut object = json!({ "endpoint": self.endpoint });
         for (phase, name) in Phase::ALL {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_counted_once_for_their_phase_and_on_over_a_new_connection() {
+    fn traffic_is_counted_once_per_phase_and_across_reconnections() {
         let link =
             |endpoint: &str, sent| LinkStats::new(endpoint).with_sent(sent).with_received(2 * sent).with_waits(1);
         let mut links = LinkTraffic::default();

@@ -1,4 +1,7 @@
-//! A model's tensors on their devices: first where they will lie, then their bytes, all devices at a time.
+//! Weight loading: allocates a model's tensors on their devices and uploads the weights, with one thread per device.
+//!
+//! A server that may have the weights on its own disk first gets their digests ([`load_by_digest`]); only the weights that it lacks
+//! are sent.
 
 use crate::hparams::HParams;
 use crate::load_by_digest;
@@ -14,39 +17,39 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Bytes that go to a device between two looks at the progress.
+/// Bytes copied between two updates of the progress bar.
 const COPY_CHUNK_BYTES: u64 = 8 << 20;
 
-/// How long a device may take for what is still on its way at the end.
+/// Deadline for the uploads that are still in flight after the last one was submitted, and for each reply of a load by digest.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Why a model is not on its devices.
+/// Loading a model failed.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// A device failed.
     #[error("{device}: {source}")]
     Device {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// What happened.
+        /// The device's error.
         source: DeviceError,
     },
-    /// A cache that cannot be.
+    /// The KV cache has an invalid layout for the model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A tensor that the placement has and the file has not.
+    /// The placement names a tensor that the file lacks.
     #[error("tensor {0:?} is not in the file")]
     NoTensor(String),
-    /// A thread that ended otherwise than by returning: a bug.
-    #[error("loading to {0} ended without a result")]
+    /// The loading thread panicked: a bug.
+    #[error("the thread that loads {0} panicked (a bug)")]
     Thread(String),
 }
 
-/// The weights in a model's file, by their names there.
+/// The weights in a model file, by name.
 #[derive(Debug)]
 pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
 
-/// A weight in the file.
+/// A weight in the file: its bytes, and its digest once computed.
 #[derive(Debug)]
 pub struct Weight<'a> {
     bytes: &'a [u8],
@@ -54,49 +57,51 @@ pub struct Weight<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Those of a file.
+    /// The weights of the parsed `gguf`, which borrow from the mapped `file`.
     pub fn new(file: &'a [u8], gguf: &'a Gguf<'_>) -> Weights<'a> {
         let weight = |bytes| Weight { bytes, digest: OnceLock::new() };
         let tensors = gguf.tensors.iter();
         Weights(tensors.filter_map(|info| Some((&*info.name, weight(file.get(info.bytes.clone())?)))).collect())
     }
 
-    /// The weight of a name.
+    /// The weight with this name.
     pub fn get(&self, name: &str) -> Option<&Weight<'a>> {
         self.0.get(name)
     }
 }
 
 impl Weight<'_> {
-    /// BLAKE3 of its bytes, computed when somebody asks for it first.
+    /// BLAKE3 digest of the bytes, computed on the first call.
     pub fn digest(&self) -> [u8; 32] {
         *self.digest.get_or_init(|| *blake3::hash(self.bytes).as_bytes())
     }
 }
 
-/// The model as it will be, without memory: for planning.
+/// The placed model with no memory allocated yet. Graphs of it can be planned, so that the memory check runs before any load.
 ///
 /// # Errors
 /// [`LoadError::Model`].
 pub fn model_without_memory(
-    hyper: &HParams,
+    hparams: &HParams,
     cache_options: CacheOptions,
     placement: &Placement,
 ) -> Result<Model, LoadError> {
     let stored = |desc: TensorDesc, device: usize| StoredTensor { desc, device, region: None };
     let weights = placement.weights.iter().map(|placed| (placed.name.clone(), stored(placed.desc, placed.device)));
-    let (keys, values) = (cache_options.keys(hyper)?, cache_options.values(hyper)?);
+    let (keys, values) = (cache_options.keys(hparams)?, cache_options.values(hparams)?);
     let block = |&device: &usize| LayerCache { keys: stored(keys, device), values: stored(values, device) };
     Ok(Model {
-        hparams: hyper.clone(),
+        hparams: hparams.clone(),
         weights: weights.collect(),
         cache: placement.blocks.iter().map(block).collect(),
         cache_options,
     })
 }
 
-/// Gives tensors that have no memory yet some on their devices, and the weights among them their bytes out of the file. One
-/// thread for each device. By device: what it has loaded, or why it has not, which leaves its tensors without memory.
+/// Allocates every tensor that has no memory yet, and loads the weights among them from the file, with one thread per device.
+///
+/// Returns one result per device. A failed device is unloaded again: all of its tensors are left without memory, so that a later
+/// call starts over for that device only.
 pub fn load(
     model: &mut Model,
     weights: &Weights<'_>,
@@ -109,7 +114,7 @@ pub fn load(
     let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
     let jobs = devices.iter().enumerate().map(|at| {
         let jobs = allocate(model, weights, placement, at, account)?;
-        // A device without weights to load needs no queue.
+        // A device that has nothing to load needs no queue.
         let queue =
             if jobs.is_empty() { None } else { Some(at.1.queue(account).map_err(|source| failed(at.1, source))?) };
         Ok((jobs, queue))
@@ -136,13 +141,13 @@ pub fn load(
     loaded
 }
 
-/// Takes a device's tensors their memory: [`load`] gives them some again.
+/// Releases the memory of a device's tensors. The next [`load`] allocates and loads them again.
 pub fn unload(model: &mut Model, device: usize) {
     let stored = model.weights.values_mut().chain(model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]));
     stored.filter(|stored| stored.device == device).for_each(|stored| stored.region = None);
 }
 
-/// Memory for the tensors of a device that have none; what is to be uploaded there.
+/// Allocates the tensors of a device that have no memory, and returns the weights among them, which must be loaded.
 fn allocate<'a>(
     model: &mut Model,
     weights: &'a Weights<'_>,
@@ -177,22 +182,23 @@ fn allocate<'a>(
     Ok(jobs)
 }
 
-/// A tensor to be brought to its place.
+/// A weight to load into device memory.
 pub struct WeightJob<'a> {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: &'a str,
     /// Type and shape.
     pub desc: TensorDesc,
-    /// Its place.
+    /// Destination on the device.
     pub region: Region,
-    /// Its bytes.
+    /// Source in the file.
     pub weight: &'a Weight<'a>,
 }
 
-/// Brings weights to a device: those that it does not find by itself are sent. Up to `threads` hash.
+/// Loads weights onto a device: by digest where the device supports it, and by upload for every weight that it does not find.
+/// Up to `threads` threads compute digests.
 ///
 /// # Errors
-/// Whatever the device says.
+/// Any error of the device; [`DeviceError::Deadline`] if the last uploads or a reply take longer than 10 minutes.
 pub fn load_device_weights(
     device: &dyn Device,
     mut queue: Box<dyn Queue>,
@@ -201,28 +207,28 @@ pub fn load_device_weights(
     progress: &Progress,
 ) -> Result<LoadStats, DeviceError> {
     let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
-    let mut there = Vec::new();
+    let mut found = Vec::new();
     if let Some(loads) = queue.load_by_digest() {
-        there = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, |bytes| bar.add(bytes))?;
+        found = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, |bytes| bar.add(bytes))?;
     }
-    let is_there = |number: usize| there.get(number).copied().unwrap_or(false);
-    let recalled = jobs.iter().enumerate().filter(|&(number, _)| is_there(number));
-    let recalled = recalled.map(|(_, job)| job.region.bytes()).sum();
-    for (_, WeightJob { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_there(number))
+    let is_found = |number: usize| found.get(number).copied().unwrap_or(false);
+    let from_disk = jobs.iter().enumerate().filter(|&(number, _)| is_found(number));
+    let from_disk = from_disk.map(|(_, job)| job.region.bytes()).sum();
+    for (_, WeightJob { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_found(number))
     {
-        // A connection sends the file's pages as they are: nobody waits while they are copied first.
+        // Zero copy: a connection sends directly from the mapped file, so this thread does not copy the bytes first.
         if device.link_stats().is_some() && weight.bytes.len() as u64 == region.bytes() {
             queue.upload(region.clone(), Some(desc), Source::Borrowed(weight.bytes))?;
             bar.add(region.bytes());
             continue;
         }
         let mut rest = weight.bytes;
-        // Straight from the file's pages to where they go.
+        // Copies from the mapped file into the device's memory or staging buffer, without a buffer in between.
         let mut write = |to: &mut [u8]| {
-            for piece in to.chunks_mut(COPY_CHUNK_BYTES as usize) {
+            for chunk in to.chunks_mut(COPY_CHUNK_BYTES as usize) {
                 let (now, later) =
-                    rest.split_at_checked(piece.len()).ok_or_else(|| SourceError::new("the file is too short"))?;
-                piece.copy_from_slice(now);
+                    rest.split_at_checked(chunk.len()).ok_or_else(|| SourceError::new("the file is too short"))?;
+                chunk.copy_from_slice(now);
                 rest = later;
                 bar.add(now.len() as u64);
             }
@@ -231,5 +237,5 @@ pub fn load_device_weights(
         queue.upload(region.clone(), Some(desc), Source::Writer(&mut write))?;
     }
     queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT))?;
-    Ok(LoadStats { from_server_disk: recalled, ..bar.finish() })
+    Ok(LoadStats { from_server_disk: from_disk, ..bar.finish() })
 }

@@ -1,4 +1,5 @@
-//! Weights that a device may find by itself, on the disk of its server: it is told their digests, and sent what it lacks.
+//! Load by digest: sends a server the digests of weights, so that it loads the matching tensors from its own disk. The caller
+//! uploads the weights that the server does not find.
 
 use crate::load::WeightJob;
 use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, TensorDigest, Ticket};
@@ -9,66 +10,69 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Threads of a device that hash, at most.
+/// Most threads that compute digests for one device.
 const MAX_HASH_THREADS: usize = 4;
 
-/// Digests that may be there before the device was told.
+/// Capacity of the channel from the hashing threads to the sending thread. Backpressure: hashing pauses when it is full.
 const DIGESTS_AHEAD: usize = 64;
 
-/// How many threads may hash for one of several devices.
+/// Hashing threads per device, when `devices` devices load at the same time on this machine's cores.
 pub fn hash_threads(devices: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / devices.max(1)).clamp(1, MAX_HASH_THREADS)
 }
 
-/// Fills jobs' regions with what the device finds by itself; which of them it did, in their order. The device is told of each
-/// tensor as soon as its digest is known, and answers when it can; `patience` is for each answer. `found` hears of the bytes
-/// of each.
+/// Requests every job's weight by digest. Returns for each job, in order, whether the device has found and loaded it.
+///
+/// Hashing, requests and replies are pipelined: a request is sent as soon as its digest is computed, and replies are collected as
+/// they arrive. Each reply may take up to `timeout`. `found` is called with the bytes of each weight that was found.
 ///
 /// # Errors
-/// Whatever the device says.
+/// Any error of the device, and [`DeviceError::Deadline`] for a reply that takes too long.
 pub fn load_weights_by_digest(
     device: &mut dyn LoadByDigest,
     jobs: &[WeightJob<'_>],
     threads: usize,
-    patience: Duration,
+    timeout: Duration,
     found: impl Fn(u64),
 ) -> Result<Vec<bool>, DeviceError> {
     let next = AtomicUsize::new(0);
-    let mut there = vec![false; jobs.len()];
-    let mut settle = |number: usize, ticket: Ticket<LoadOutcome>| {
-        let is_there = ticket.wait(Some(Instant::now() + patience))? == LoadOutcome::Found;
-        if let (Some(there), Some(job)) = (there.get_mut(number), jobs.get(number).filter(|_| is_there)) {
-            *there = true;
+    let mut loaded = vec![false; jobs.len()];
+    let mut await_reply = |number: usize, ticket: Ticket<LoadOutcome>| {
+        let is_found = ticket.wait(Some(Instant::now() + timeout))? == LoadOutcome::Found;
+        if let (Some(loaded), Some(job)) = (loaded.get_mut(number), jobs.get(number).filter(|_| is_found)) {
+            *loaded = true;
             found(job.region.bytes());
         }
         Ok::<_, DeviceError>(())
     };
     std::thread::scope(|scope| {
-        let (digests, known) = sync_channel(DIGESTS_AHEAD);
+        let (digests, hashed) = sync_channel(DIGESTS_AHEAD);
         for _ in 0..threads {
             let (digests, next) = (digests.clone(), &next);
             let started =
                 Builder::new().name("hash".to_owned()).spawn_scoped(scope, move || hash_weights(jobs, next, &digests));
-            // What nobody hashes is not recalled.
-            started.map(drop).unwrap_or_else(|e: io::Error| log::warn!("no thread to hash weights: {e}"));
+            // Not fatal: weights without a digest are uploaded.
+            started.map(drop).unwrap_or_else(|e: io::Error| {
+                log::warn!("cannot start a thread to hash weights, more of them may be uploaded: {e}");
+            });
         }
         drop(digests);
-        let mut asked = VecDeque::new();
-        for (number, digest) in known {
+        let mut pending = VecDeque::new();
+        for (number, digest) in hashed {
             let Some(job) = jobs.get(number) else { continue };
             let wanted = TensorDigest { digest, name: job.name };
-            asked.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
-            while let Some((number, ticket)) = asked.pop_front_if(|(_, ticket)| ticket.is_ready()) {
-                settle(number, ticket)?;
+            pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
+            while let Some((number, ticket)) = pending.pop_front_if(|(_, ticket)| ticket.is_ready()) {
+                await_reply(number, ticket)?;
             }
         }
-        asked.into_iter().try_for_each(|(number, ticket)| settle(number, ticket))
+        pending.into_iter().try_for_each(|(number, ticket)| await_reply(number, ticket))
     })?;
-    Ok(there)
+    Ok(loaded)
 }
 
-/// Hashes jobs that nobody hashes yet, until there are none or nobody wants them.
+/// A hashing thread: takes the next unhashed job until none is left, or until the receiver is dropped after an error.
 fn hash_weights(jobs: &[WeightJob<'_>], next: &AtomicUsize, digests: &SyncSender<(usize, [u8; 32])>) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -80,7 +84,7 @@ fn hash_weights(jobs: &[WeightJob<'_>], next: &AtomicUsize, digests: &SyncSender
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
     use crate::load::{Weights, load_device_weights};
@@ -147,7 +151,8 @@ mod tests {
 
     type Tensors = Vec<Vec<u8>>;
 
-    /// Loads 40 tensors of `n` bytes from a file onto a device whose disk has what `on_disk` makes of them; what lies there then.
+    /// Loads 40 tensors of `n` bytes onto a device. Its disk holds the bytes that `on_disk` derives from each tensor. Returns the
+    /// bytes in the device's memory afterwards, and the expected bytes.
     fn loaded(
         n: usize,
         answers: usize,
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_lacks_is_sent() {
+    fn weights_that_the_server_lacks_are_uploaded() {
         for n in [10, 5000, 1 << 20] {
             let all = 40 * n as u64;
             let flipped = |bytes: &[u8]| [&[bytes[0] ^ 1], &bytes[1..]].concat();
@@ -191,20 +196,20 @@ mod tests {
             let cases: [(Disk<'_>, u64); 4] = [
                 (&|_, bytes| bytes.to_vec(), all),
                 (&|_, _| Vec::new(), 0),
-                // A wrong file of the same shape; and one with some tensors wrong.
+                // A different file of the same shape, and a file in which a quarter of the tensors differ.
                 (&|_, bytes| flipped(bytes), 0),
                 (&|i, bytes| if i % 4 == 1 { flipped(bytes) } else { bytes.to_vec() }, all / 4 * 3),
             ];
-            for (disk, recalled) in cases {
+            for (disk, from_disk) in cases {
                 let (loaded, [there, want]) = loaded(n, 40, disk).unwrap();
-                assert!(there == want, "{n} bytes, {recalled} recalled");
-                assert_eq!((loaded.bytes, loaded.from_server_disk, loaded.sent()), (all, recalled, all - recalled));
+                assert!(there == want, "{n} bytes, {from_disk} from disk");
+                assert_eq!((loaded.bytes, loaded.from_server_disk, loaded.sent()), (all, from_disk, all - from_disk));
             }
         }
     }
 
     #[test]
-    fn a_device_that_fails_ends_it() {
+    fn a_device_failure_ends_the_load() {
         for answers in [0, 7] {
             assert_eq!(loaded(3000, answers, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
         }

@@ -24,11 +24,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// The whole chain of causes, but for those that the one before has said already.
+/// Joins an error and its causes with `: `. A cause is skipped if the text so far already contains it.
 fn in_one_line(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match &*said {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match &*text {
         "" => cause,
-        before if before.contains(&cause) => said,
+        before if before.contains(&cause) => text,
         before => format!("{before}: {cause}"),
     })
 }
@@ -36,7 +36,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
 fn start_log(args: &Args) {
     let level = if args.verbose { Some(LevelFilter::Debug) } else { args.log_level };
     let mut log = match level {
-        // What is asked for by name beats what the environment happens to hold.
+        // An explicit --log-level or --verbose overrides RUST_LOG.
         Some(level) => {
             let mut log = env_logger::Builder::new();
             log.filter_level(level);
@@ -51,10 +51,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.model.display().to_string();
     let file = MappedFile::open(&args.model).with_context(|| path.clone())?;
     let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
-    let hyper = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
+    let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
-        print!("{}", Summary { gguf: &gguf, hyper: &hyper });
+        print!("{}", Summary { gguf: &gguf, hparams: &hparams });
         return Ok(());
     }
-    generate::run::run_program(args, file.bytes(), &gguf, &hyper, &mut io::stdout())
+    generate::run::run_program(args, file.bytes(), &gguf, &hparams, &mut io::stdout())
 }

@@ -1,86 +1,86 @@
-//! Which device each block of a model lies on.
+//! Placement: assigns each transformer block, and with it its weights and KV cache, to a device.
 
 use crate::hparams::HParams;
 use crate::model::{CacheOptions, ModelError, copy_name};
 use fanout::tensor::TensorDesc;
 use thiserror::Error;
 
-/// Where a model's tensors go. Devices are numbers in the list.
+/// The assignment of a model's tensors to devices. A device is its index in the list of devices.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// What is read from the file: some tensors go to several devices.
+    /// The weights to load from the file. A tensor that several devices need is listed once for each.
     pub weights: Vec<PlacedWeight>,
-    /// By block, the device of its weights and its cache.
+    /// By block: the device of its weights and its KV cache.
     pub blocks: Vec<usize>,
 }
 
-/// A tensor on a device.
+/// A weight on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlacedWeight {
-    /// What the model calls it.
+    /// Name in the model; differs from `source` for copies and tied weights.
     pub name: String,
-    /// What the file calls it.
+    /// Name in the file.
     pub source: String,
     /// Type and shape.
     pub desc: TensorDesc,
-    /// The device's number.
+    /// Index of the device.
     pub device: usize,
 }
 
-/// Why a model cannot be placed.
+/// A model cannot be placed.
 #[derive(Debug, Error)]
 pub enum PlacementError {
-    /// Neither one share for each device, nor shares at all.
+    /// The shares are not one finite number of at least 0 per device, or all of them are 0.
     #[error(
         "--split has {shares} shares for {devices} devices: give one positive number or 0 for each, and not only 0"
     )]
     Shares {
-        /// How many were given.
+        /// Number of shares given.
         shares: usize,
-        /// How many devices.
+        /// Number of devices.
         devices: usize,
     },
-    /// A cache that cannot be.
+    /// The KV cache has an invalid layout for the model.
     #[error(transparent)]
     Model(#[from] ModelError),
 }
 
 impl Placement {
-    /// Spreads a model over devices: blocks in order, by `shares` of their number or, without any, by their bytes in
-    /// proportion to what each device has `free`. The embedding goes to the first device that has a share and the output to
-    /// the last, which gets a copy of the embedding where the output is tied to it.
+    /// Partitions the blocks over the devices, in order: each device gets its share of the number of blocks (`shares`) or, without
+    /// shares, bytes in proportion to its `free` memory. The first device with a share gets the embedding. The last one gets the
+    /// output weights, as a copy of the embedding if the model ties the two.
     ///
     /// # Errors
-    /// [`PlacementError`]. Whether there is room is for a plan to say.
+    /// [`PlacementError`]. Does not check whether the tensors fit into the memory: [`crate::engine::check_memory`] does.
     pub fn new(
         tensors: &[(String, TensorDesc)],
-        hyper: &HParams,
+        hparams: &HParams,
         cache: &CacheOptions,
         free: &[u64],
         shares: Option<&[f32]>,
     ) -> Result<Placement, PlacementError> {
-        let kept = cache.keys(hyper)?.extent() + cache.values(hyper)?.extent();
-        let spread = spread(tensors, hyper, kept, free, shares)?;
+        let cache_bytes = cache.keys(hparams)?.extent() + cache.values(hparams)?.extent();
+        let spread = spread(tensors, hparams, cache_bytes, free, shares)?;
         let mut weights = Vec::new();
-        let mut put = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
+        let mut add = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
             weights.push(PlacedWeight { name: name.to_owned(), source: source.clone(), desc: *desc, device });
         };
         let tied = !tensors.iter().any(|(name, _)| name == "output.weight");
         for tensor in tensors {
             let name = &tensor.0;
-            match ModelPart::of(name, hyper) {
+            match ModelPart::of(name, hparams) {
                 Some(ModelPart::Embedding) => {
-                    put(name, tensor, spread.first);
+                    add(name, tensor, spread.first);
                     if tied && spread.last != spread.first {
-                        put("output.weight", tensor, spread.last);
+                        add("output.weight", tensor, spread.last);
                     }
                 }
-                Some(ModelPart::Block(i)) => put(name, tensor, spread.blocks[i]),
-                Some(ModelPart::Output) => put(name, tensor, spread.last),
+                Some(ModelPart::Block(i)) => add(name, tensor, spread.blocks[i]),
+                Some(ModelPart::Output) => add(name, tensor, spread.last),
                 Some(ModelPart::EveryBlock) => {
                     let mut devices = spread.blocks.clone();
                     devices.dedup();
-                    devices.into_iter().for_each(|device| put(&copy_name(name, device), tensor, device));
+                    devices.into_iter().for_each(|device| add(&copy_name(name, device), tensor, device));
                 }
                 None => log::info!("tensor {name:?} is not used"),
             }
@@ -89,7 +89,7 @@ impl Placement {
     }
 }
 
-/// What a tensor belongs to.
+/// The part of the model that a tensor belongs to.
 enum ModelPart {
     Embedding,
     Block(usize),
@@ -98,10 +98,10 @@ enum ModelPart {
 }
 
 impl ModelPart {
-    fn of(name: &str, hyper: &HParams) -> Option<ModelPart> {
+    fn of(name: &str, hparams: &HParams) -> Option<ModelPart> {
         if let Some(rest) = name.strip_prefix("blk.") {
             let i = rest.split('.').next()?.parse().ok()?;
-            return (i < hyper.layers).then_some(ModelPart::Block(i));
+            return (i < hparams.layers).then_some(ModelPart::Block(i));
         }
         match name {
             "token_embd.weight" => Some(ModelPart::Embedding),
@@ -112,7 +112,7 @@ impl ModelPart {
     }
 }
 
-/// Devices of a model's parts.
+/// The devices of the embedding, of each block, and of the output.
 struct DeviceSpread {
     first: usize,
     blocks: Vec<usize>,
@@ -121,25 +121,25 @@ struct DeviceSpread {
 
 fn spread(
     tensors: &[(String, TensorDesc)],
-    hyper: &HParams,
-    kept: usize,
+    hparams: &HParams,
+    cache_bytes: usize,
     free: &[u64],
     shares: Option<&[f32]>,
 ) -> Result<DeviceSpread, PlacementError> {
-    // The size of each part: the embedding, the blocks, the output.
-    let mut sizes = vec![0.0; hyper.layers + 2];
+    // The weight of each part in the partition: the embedding, each block, the output.
+    let mut sizes = vec![0.0; hparams.layers + 2];
     let shares: Vec<f64> = match shares {
         Some(shares) => {
-            sizes[1..=hyper.layers].fill(1.0);
+            sizes[1..=hparams.layers].fill(1.0);
             shares.iter().map(|&share| f64::from(share)).collect()
         }
         None => {
-            sizes[1..=hyper.layers].fill(kept as f64);
+            sizes[1..=hparams.layers].fill(cache_bytes as f64);
             for (name, desc) in tensors {
-                match ModelPart::of(name, hyper) {
+                match ModelPart::of(name, hparams) {
                     Some(ModelPart::Embedding) => sizes[0] += desc.extent() as f64,
                     Some(ModelPart::Block(i)) => sizes[i + 1] += desc.extent() as f64,
-                    Some(ModelPart::Output) => sizes[hyper.layers + 1] += desc.extent() as f64,
+                    Some(ModelPart::Output) => sizes[hparams.layers + 1] += desc.extent() as f64,
                     _ => {}
                 }
             }
@@ -148,14 +148,14 @@ fn spread(
     };
     let bad = || PlacementError::Shares { shares: shares.len(), devices: free.len() };
     let sum: f64 = shares.iter().sum();
-    let sound = shares.len() == free.len() && shares.iter().all(|&s| s >= 0.0) && sum.is_finite() && sum > 0.0;
-    let first = shares.iter().position(|&s| s > 0.0).filter(|_| sound).ok_or_else(bad)?;
+    let valid = shares.len() == free.len() && shares.iter().all(|&s| s >= 0.0) && sum.is_finite() && sum > 0.0;
+    let first = shares.iter().position(|&s| s > 0.0).filter(|_| valid).ok_or_else(bad)?;
     let last = shares.iter().rposition(|&s| s > 0.0).ok_or_else(bad)?;
 
     let total: f64 = sizes.iter().sum();
     let (mut before, mut device, mut ends_at) = (sizes[0], first, shares[first] / sum * total);
-    let blocks = sizes[1..=hyper.layers].iter().map(|size| {
-        // A part goes where its middle falls.
+    let blocks = sizes[1..=hparams.layers].iter().map(|size| {
+        // Each device covers an interval of the sizes; a block goes to the device that covers the block's midpoint.
         let middle = before + size / 2.0;
         while middle > ends_at && device < last {
             device += 1;
@@ -168,14 +168,14 @@ fn spread(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
     use crate::hparams::Arch;
     use fanout::ops::rope::Rope;
     use fanout::tensor::DType;
 
-    /// Blocks of 256 bytes each, with a cache of 2048.
+    /// Places a model with 256 bytes of weights and 2048 bytes of KV cache per block.
     fn place(
         layers: usize,
         more: &[(&str, usize)],
@@ -183,7 +183,7 @@ mod tests {
         shares: Option<&[f32]>,
     ) -> Result<Placement, PlacementError> {
         let arch = Arch::Llama;
-        let hyper = HParams {
+        let hparams = HParams {
             arch,
             layers,
             width: 8,
@@ -201,7 +201,7 @@ mod tests {
         let mut tensors: Vec<_> = more.iter().map(|&(name, n)| tensor(name.to_owned(), n)).collect();
         tensors.extend((0..layers).map(|i| tensor(format!("blk.{i}.ffn_up.weight"), 64)));
         let cache = CacheOptions { context: 256, dtype: DType::F32, flash_attn: true };
-        Placement::new(&tensors, &hyper, &cache, free, shares)
+        Placement::new(&tensors, &hparams, &cache, free, shares)
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn the_embedding_weighs_on_the_first_device_and_the_output_on_the_last() {
-        // As much as two blocks each.
+    fn the_embedding_counts_for_the_first_device_and_the_output_for_the_last() {
+        // The embedding and the output are as large as two blocks each.
         let ends = [("token_embd.weight", 1152), ("output.weight", 1152)];
         let placement = place(4, &ends, &[1, 1], None).unwrap();
         assert_eq!(placement.blocks, [0, 0, 1, 1]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn some_tensors_go_to_several_devices() {
+    fn shared_tensors_are_copied_to_every_device_that_needs_them() {
         let more = [("token_embd.weight", 8), ("rope_freqs.weight", 4), ("output_norm.weight", 8), ("blk.9.extra", 1)];
         let names = |free: &[u64]| -> Vec<(String, usize)> {
             let placement = place(2, &more, free, None).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_one_number_for_each_device() {
+    fn invalid_shares_are_rejected() {
         for shares in [&[1.0][..], &[0.0, 0.0], &[1.0, -1.0], &[f32::NAN, 1.0], &[f32::INFINITY, 1.0]] {
             let error = place(2, &[], &[1, 1], Some(shares)).unwrap_err().to_string();
             assert!(error.contains("for 2 devices"), "{error}");

@@ -1,4 +1,4 @@
-//! Progress of loading: a bar for each device, with its MB/s.
+//! Progress of loading: one progress bar per device, with MB/s, and the resulting statistics.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bars are drawn if `shown`, and only on a terminal.
+    /// The bars are drawn only if `shown` is set and standard error is a terminal.
     pub fn new(shown: bool) -> Progress {
         let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         Progress { bars: MultiProgress::with_draw_target(target) }
     }
 
-    /// A device begins to load so many bytes. Several may load at a time.
+    /// Adds the bar of a device that starts to load `total` bytes. Several devices may load at the same time.
     pub fn device(&self, name: &str, total: u64) -> DeviceProgress {
         let bar = self.bars.add(ProgressBar::new(total));
         let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let _ = write!(out, "{:.0} MB/s", megabytes_per_second(state.pos(), state.elapsed()).unwrap_or(0.0));
         };
-        // The template is this program's own; one that were wrong would only look plain.
+        // An invalid template would only mean an unstyled bar, so the error is ignored.
         if let Ok(style) =
             ProgressStyle::with_template("{prefix:8} {bar:40} {decimal_bytes:>10} of {decimal_total_bytes}, {rate}")
         {
@@ -40,36 +40,36 @@ pub struct DeviceProgress {
 }
 
 impl DeviceProgress {
-    /// So many more bytes are on the device.
+    /// Adds bytes that were loaded.
     pub fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// All is loaded: bytes, and how long that took.
+    /// Finishes the bar; returns the loaded bytes and the time.
     pub fn finish(self) -> LoadStats {
         self.bar.finish();
         LoadStats { bytes: self.bar.position(), from_server_disk: 0, time: self.start.elapsed() }
     }
 }
 
-/// What a device has loaded.
+/// Bytes and time of loading a device's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadStats {
     /// Bytes of weights.
     pub bytes: u64,
-    /// Those of them that it found by itself, and was not sent.
+    /// The part of `bytes` that the server loaded from its own disk.
     pub from_server_disk: u64,
-    /// From the first byte to the last.
+    /// Time from the start of the load to its end.
     pub time: Duration,
 }
 
 impl LoadStats {
-    /// Bytes that were sent to it.
+    /// The part of `bytes` that was uploaded.
     pub fn sent(&self) -> u64 {
         self.bytes.saturating_sub(self.from_server_disk)
     }
 
-    /// Its rate in MB/s, 10^6 bytes; none where there was nothing to measure.
+    /// Rate in MB/s (10^6 bytes); `None` if there is nothing to measure.
     pub fn rate(&self) -> Option<f64> {
         megabytes_per_second(self.bytes, self.time)
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_counted_whether_or_not_they_are_shown() {
+    fn bytes_are_counted_with_visible_and_hidden_bars() {
         for shown in [false, true] {
             let progress = Progress::new(shown);
             let (a, b) = (progress.device("CPU0", 100), progress.device("CPU1", 50));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_millions() {
+    fn rates_are_in_millions_of_bytes() {
         let loaded = LoadStats { bytes: 3_000_000, from_server_disk: 0, time: Duration::from_millis(500) };
         assert_eq!(loaded.rate(), Some(6.0));
         assert_eq!(LoadStats::default().rate(), None);

@@ -1,4 +1,7 @@
-//! Servers that are lost: whose loss is behind an error, and how long one is waited for.
+//! Recovery from lost servers: finds the loss that caused an error, and limits the retry time of each server.
+//!
+//! The pauses between retries grow exponentially. A server's retry budget is shared by all of its losses and is reset only when
+//! the run makes progress, so a server that crashes over and over cannot stall the run for ever.
 
 use crate::engine::EngineError;
 use crate::load::LoadError;
@@ -12,43 +15,44 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// The pause after a server that was back has been lost again, without progress; each later one is twice as long.
+/// Exponential backoff: the first attempt starts at once, the second after this pause, and each later pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest of these pauses.
+/// Upper limit of the backoff pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// What a run may go on after.
+/// A failure that the run can recover from.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Loss {
-    /// A server.
+    /// The connection to a server is lost, and with it everything that was loaded there.
     #[error("{endpoint}: connection lost: {reason}")]
     Server {
         /// `host:port`.
         endpoint: String,
-        /// What was seen.
+        /// The error on the connection.
         reason: String,
     },
-    /// A server's memory, while it does not know that an earlier connection of ours is lost.
+    /// A server is out of memory, probably because it has not yet noticed that our earlier connection is lost and still holds
+    /// that connection's memory.
     #[error("{endpoint}: {reason}; it may still hold the memory of the lost connection")]
     MemoryHeld {
         /// `host:port`.
         endpoint: String,
-        /// What it said.
+        /// The server's error message.
         reason: String,
     },
-    /// Bytes on their way from a server to another one; both are there.
+    /// A direct transfer between two servers failed, while both are still connected to us.
     #[error("{reason}")]
     PeerTransfer {
-        /// The server that sent them, `host:port`.
+        /// The sending server, `host:port`.
         endpoint: String,
-        /// What it said.
+        /// The server's error message.
         reason: String,
     },
 }
 
 impl Loss {
-    /// The server whose time it takes, `host:port`.
+    /// The server to which the retry time is charged, `host:port`.
     pub fn endpoint(&self) -> &str {
         match self {
             Loss::Server { endpoint, .. } | Loss::MemoryHeld { endpoint, .. } | Loss::PeerTransfer { endpoint, .. } => {
@@ -58,29 +62,32 @@ impl Loss {
     }
 }
 
-/// The server of a device, `host:port`, if it is one's.
+/// The server that a device belongs to, `host:port`; `None` for a device of this machine.
 pub fn endpoint(device: &dyn Device) -> Option<&str> {
     server(&device.info().name)
 }
 
-/// The server in a device's name.
+/// The `host:port` before the slash of a remote device's name.
 fn server(name: &str) -> Option<&str> {
     name.split_once('/').map(|(endpoint, _)| endpoint).filter(|endpoint| endpoint.contains(':'))
 }
 
-/// What was lost that an error comes from. Where the error does not say, the devices are asked: one server's failure may
-/// only tell that another one did not send. `waits` knows of which servers an earlier connection may still be there.
+/// The loss that caused `error`, or `None` if no loss did.
+///
+/// If the error names no lost connection, every remote device is probed: the error of one server may only report that another
+/// server did not send. `waits` lists the servers that were lost since the last progress: a lost connection may still hold memory
+/// there.
 pub fn find_loss(error: &anyhow::Error, devices: &[Arc<dyn Device>], waits: Option<&RetryBudgets>) -> Option<Loss> {
-    let asked = || {
+    let probed = || {
         let remote = devices.iter().filter(|device| endpoint(&***device).is_some());
         remote.filter_map(|device| device.memory().err()).find_map(|error| lost(&error))
     };
-    let short = || error.chain().find_map(|cause| memory_held(cause, waits?));
-    let cut = || error.chain().filter_map(of_device).find_map(|error| failed_peer_transfer(error, devices));
-    error.chain().filter_map(of_device).find_map(lost).or_else(asked).or_else(short).or_else(cut)
+    let held = || error.chain().find_map(|cause| memory_held(cause, waits?));
+    let transfer = || error.chain().filter_map(device_error).find_map(|error| failed_peer_transfer(error, devices));
+    error.chain().filter_map(device_error).find_map(lost).or_else(probed).or_else(held).or_else(transfer)
 }
 
-fn of_device<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DeviceError> {
+fn device_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DeviceError> {
     let of_registry = || match error.downcast_ref()? {
         RegistryError::Device(error) | RegistryError::Endpoint(ConnectError::Device(error)) => Some(error),
         _ => None,
@@ -92,7 +99,7 @@ fn innermost(error: &DeviceError) -> &DeviceError {
     if let DeviceError::On { source, .. } = error { innermost(source) } else { error }
 }
 
-/// A server whose connection is lost.
+/// The lost connection that the error reports, if it reports one.
 fn lost(error: &DeviceError) -> Option<Loss> {
     match innermost(error) {
         DeviceError::Lost { endpoint, reason } => {
@@ -102,7 +109,7 @@ fn lost(error: &DeviceError) -> Option<Loss> {
     }
 }
 
-/// A server without room, that was lost since there was progress.
+/// An out-of-memory error of a server that was lost since the last progress.
 fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Loss> {
     let loading = || match error.downcast_ref()? {
         LoadError::Device { device, source } => Some((device, source)),
@@ -121,8 +128,9 @@ fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Lo
     Some(Loss::MemoryHeld { endpoint: endpoint.to_owned(), reason })
 }
 
-/// A server that could not send to another one. That is told under a name of its own, and what goes wrong with the work of
-/// a device under the device's: only the first has to do with a connection that is neither's to us.
+/// A failed transfer from one server to another. A server reports such an error under the sender name `host:port (...)`, and an
+/// error of its own compute work under the device name `host:port/device`. Only the former may be a broken connection between the
+/// servers, which a retry can get past.
 fn failed_peer_transfer(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Option<Loss> {
     let DeviceError::Remote { device: sender, .. } = error else { return None };
     let mut servers = devices.iter().filter_map(|device| endpoint(&**device));
@@ -133,38 +141,38 @@ fn failed_peer_transfer(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Opt
     Some(Loss::PeerTransfer { endpoint, reason: error.to_string() })
 }
 
-/// A server that did not come back, or not as it was.
+/// A lost server did not come back, or came back with other devices.
 #[derive(Debug, Error)]
 pub enum ReconnectError {
-    /// All of its time is used up: it came back, and was lost again each time.
+    /// The retry budget is used up: each retry succeeded, and then the same loss occurred again.
     #[error("{lost}; {}", used_up_text(lost, *limit))]
     RetriesUsedUp {
         /// The last loss.
         lost: Loss,
-        /// How long it may be waited for.
+        /// The retry budget.
         limit: Duration,
     },
-    /// It cannot be reached.
+    /// The server could not be reached within the retry budget.
     #[error("lost, and not back within {limit:?}: {source}")]
     Unreachable {
-        /// How long it may be waited for.
+        /// The retry budget.
         limit: Duration,
-        /// What was seen last.
+        /// The error of the last attempt.
         source: Box<RegistryError>,
     },
-    /// It answers, but is not what it was.
+    /// The server accepts connections, but its devices or its protocol changed.
     #[error("it is back, but cannot be used: {0}; start it with the devices it had")]
     Changed(#[source] Box<RegistryError>),
 }
 
-/// What all of a server's time was spent on.
+/// The end of [`ReconnectError::RetriesUsedUp`]'s message: what repeated until the budget was used up.
 fn used_up_text(lost: &Loss, limit: Duration) -> String {
     match lost {
-        Loss::Server { .. } => format!(
-            "it has been waited for {limit:?} since the last token, and was back each time only to be lost again"
-        ),
+        Loss::Server { .. } => {
+            format!("the server came back and was lost again, for {limit:?} of retries since the last token")
+        }
         Loss::MemoryHeld { .. } | Loss::PeerTransfer { .. } => {
-            format!("that has been so for {limit:?} since the last token")
+            format!("the error persisted for {limit:?} of retries since the last token")
         }
     }
 }
@@ -181,14 +189,15 @@ impl ReconnectError {
     }
 }
 
-/// Whether a server that could not be opened may be opened later, and whoever has tried does not try again by himself: a name
-/// may be gone as long as its host is, and a GPU's driver may come up after the server.
+/// Whether reopening may succeed later although the client library gave up at once: a host name may not resolve while its host is
+/// down, and a server may list its GPU only after the driver is up. All other errors the client library retries itself, or they
+/// are final.
 fn is_transient(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Unknown { .. } | RegistryError::Endpoint(ConnectError::Host { .. }))
 }
 
-/// How long each server has been waited for since there was progress. A server that comes back and is lost again before
-/// there is any has what is left of its time.
+/// Retry budgets: the time spent on recovering each server since the last progress. A server that is lost again before the run
+/// makes progress gets only the rest of its budget.
 #[derive(Debug)]
 pub struct RetryBudgets {
     limit: Duration,
@@ -202,45 +211,46 @@ struct RetryBudget {
 }
 
 impl RetryBudgets {
-    /// At most so long for each server.
+    /// A budget of `limit` for each server.
     pub fn new(limit: Duration) -> RetryBudgets {
         RetryBudgets { limit, spent_by_server: HashMap::new() }
     }
 
-    /// How long that is.
+    /// The budget of each server.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Every server has all of its time again.
+    /// Restores the full budget of every server. Called when the run makes progress.
     pub fn reset(&mut self) {
         self.spent_by_server.clear();
     }
 
-    /// Waits until what was lost may be there again: `open`, which is told for how long to try, opens a server's devices.
+    /// Retries `open` with exponential backoff until it succeeds or the server's budget is used up. `open` receives the remaining
+    /// budget, which it may spend on connection attempts of its own.
     ///
     /// # Errors
-    /// [`Unreached`].
+    /// [`ReconnectError`].
     pub fn retry<T>(
         &mut self,
         lost: &Loss,
         mut open: impl FnMut(Duration) -> Result<T, RegistryError>,
     ) -> Result<T, ReconnectError> {
         let limit = self.limit;
-        let waited = self.spent_by_server.entry(lost.endpoint().to_owned()).or_default();
+        let budget = self.spent_by_server.entry(lost.endpoint().to_owned()).or_default();
         let mut last = None;
         loop {
-            // In whole ms, which errors may show.
-            let left = limit.saturating_sub(waited.spent + waited.pause).as_millis() as u64;
+            // Rounded to whole milliseconds, because error messages print it.
+            let left = limit.saturating_sub(budget.spent + budget.pause).as_millis() as u64;
             if left == 0 {
                 let again = || ReconnectError::RetriesUsedUp { lost: lost.clone(), limit };
                 return Err(last.map_or_else(again, |source| ReconnectError::new(limit, source)));
             }
             let start = Instant::now();
-            std::thread::sleep(waited.pause);
-            waited.pause = (2 * waited.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            std::thread::sleep(budget.pause);
+            budget.pause = (2 * budget.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             let opened = open(Duration::from_millis(left));
-            waited.spent += start.elapsed();
+            budget.spent += start.elapsed();
             match opened {
                 Ok(opened) => return Ok(opened),
                 Err(source) if is_transient(&source) => last = Some(source),
@@ -251,7 +261,7 @@ impl RetryBudgets {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
     use fanout::cpu::{CpuDevice, Path};
@@ -281,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_server_is_found_wherever_the_error_says_it() {
+    fn a_lost_connection_is_found_in_every_error_type_that_can_carry_it() {
         let found = [
             anyhow::Error::new(gone()),
             anyhow::Error::new(on(gone())).context("while it ran"),
@@ -301,12 +311,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_lost_may_be_short_of_memory_for_a_while() {
+    fn out_of_memory_is_recoverable_only_after_a_loss_without_progress() {
         let short = || DeviceError::OutOfMemory { asked: 9, left: 5, limit: 12 };
         let mut waits = RetryBudgets::new(Duration::from_secs(60));
         let errors = || [load(short()), load(on(short())), sched(short()).into(), sched(on(short())).into()];
         for error in errors() {
-            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "it was never lost");
+            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "the server was never lost");
         }
         waits.retry(&lost(), |_| Ok(())).unwrap();
         for error in errors() {
@@ -322,12 +332,12 @@ mod tests {
         }
         waits.reset();
         for error in errors() {
-            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "there has been a token since");
+            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "a token was generated since the loss");
         }
     }
 
     #[test]
-    fn bytes_between_servers_are_told_from_the_work_of_a_device() {
+    fn failed_peer_transfers_are_distinguished_from_failed_compute_work() {
         let device = |name: &str| CpuDevice::new(name, 1, Path::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let [one, other] = [SERVER, OTHER].map(|server| device(&format!("{server}/CPU")));
         let both = [device("CPU"), one, other];
@@ -339,7 +349,7 @@ mod tests {
                 let errors: [anyhow::Error; 2] = [EngineError::Read(error.clone()).into(), sched(error).into()];
                 for error in errors {
                     assert_eq!(find_loss(&error, &both, None), want, "{error:#}");
-                    // There is nobody to send to.
+                    // With a single server there is no peer to send to.
                     assert_eq!(find_loss(&error, &both[..2], None), None, "{error:#}");
                 }
             }
@@ -350,12 +360,12 @@ mod tests {
     }
 
     #[test]
-    fn time_without_progress_adds_up() {
+    fn retry_time_adds_up_until_there_is_progress() {
         let limit = Duration::from_millis(200);
         let reason = "10.0.0.5:50052 (device 0, sending): cannot".to_owned();
         for lost in [lost(), Loss::PeerTransfer { endpoint: SERVER.to_owned(), reason }] {
             let mut waits = RetryBudgets::new(limit);
-            // It is back each time, and lost again at once.
+            // Every reopen succeeds, and the server is lost again at once.
             let (start, mut before) = (Instant::now(), limit);
             let end = loop {
                 let reached = waits.retry(&lost, |left| {
@@ -364,14 +374,14 @@ mod tests {
                     Ok(())
                 });
                 match reached {
-                    Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "it is waited for without an end"),
+                    Ok(()) => assert!(start.elapsed() < Duration::from_secs(30), "the retries do not end"),
                     Err(end) => break end.to_string(),
                 }
             };
             assert!(end.starts_with(&lost.to_string()) && end.contains("200ms"), "{end}");
             waits.reset();
             assert!(waits.retry(&lost, |_| Ok(())).is_ok());
-            // Another server's time is its own.
+            // Another server has a budget of its own.
             let other = Loss::Server { endpoint: OTHER.to_owned(), reason: String::new() };
             let whole = waits.retry(&other, |left| {
                 assert_eq!(left, limit);
@@ -398,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_cannot_be_used_is_told_from_one_that_stays_away() {
+    fn a_changed_server_is_distinguished_from_an_unreachable_one() {
         let limit = Duration::from_millis(200);
         let given_up = || {
             let elapsed = Duration::from_secs(2);
@@ -409,7 +419,7 @@ mod tests {
             RegistryError::Endpoint(ConnectError::Handshake { endpoint: SERVER.to_owned(), reason })
         };
         type Open<'a> = &'a dyn Fn() -> RegistryError;
-        // Why it cannot be opened; whether that is tried once only; what is said.
+        // The error of `open`; whether it is tried only once; the start of the message; text that the message contains.
         let cases: [(Open<'_>, bool, &str, &str); 4] = [
             (&given_up, true, "lost, and not back within 200ms: ", "is a server running there"),
             (&nameless, false, "lost, and not back within 200ms: ", "no such host"),
@@ -429,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_devices_or_name_come_up_late_is_waited_for() {
+    fn retries_continue_while_devices_or_the_host_name_are_missing() {
         for late in [&unknown as &dyn Fn() -> RegistryError, &nameless] {
             let mut tries = 0;
             let opened = RetryBudgets::new(Duration::from_secs(60)).retry(&lost(), |_| {

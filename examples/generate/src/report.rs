@@ -1,4 +1,4 @@
-//! What a run did and how long it took, for people and as JSON.
+//! The report of a run: rates, times and bytes, as text and as JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,89 +8,89 @@ use serde_json::{Value, json};
 use crate::link_traffic::{LinkTraffic, Phase, ServerTraffic};
 use crate::progress::LoadStats;
 
-/// A whole run.
+/// Results and measurements of a whole run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Its architecture and the file it came from.
+    /// Architecture and file name of the model.
     pub model: String,
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// Tokens that were generated.
+    /// Generated tokens.
     pub tokens: Vec<u32>,
-    /// From the start of loading to the last byte on its device.
+    /// Time from the start of loading until the last byte is on its device.
     pub load: Duration,
-    /// From the first token of the prompt to the logits of the last.
+    /// Time from the submission of the prompt until its last logits are read.
     pub prompt_time: Duration,
-    /// For all decoded tokens; the first comes from the prompt's logits and is none of them.
+    /// Time for all decoded tokens. The first generated token is not among them: it is sampled from the prompt's logits.
     pub decode_time: Duration,
-    /// Tokens that `decode_time` was for.
+    /// Tokens that were evaluated during `decode_time`.
     pub decoded: usize,
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     pub ubatch: usize,
-    /// Micro-batches on their way at a time.
+    /// Pipeline depth: micro-batches in flight at a time.
     pub depth: usize,
     /// The graph of a micro-batch of the prompt.
     pub prompt_graph: GraphStats,
     /// The graph of a decoded token.
     pub decode_graph: GraphStats,
-    /// The devices, in the order of the list.
+    /// The devices, in the order of the command line.
     pub devices: Vec<DeviceStats>,
-    /// What went over connections to servers.
+    /// Traffic on the connections to servers.
     pub links: LinkTraffic,
-    /// What was lost, and came back.
+    /// Losses that the run recovered from.
     pub losses: LossStats,
 }
 
-/// Servers that were lost during a run that went on.
+/// Servers that were lost during a run, and the cost of recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LossStats {
-    /// How often one was.
+    /// Number of losses, counted per server.
     pub servers: usize,
-    /// How often the run went on; several servers may have been waited for each time.
+    /// Number of recoveries; one recovery may cover the losses of several servers.
     pub recoveries: usize,
-    /// How long it took until it did, all in all. No other time of a run has any of it.
+    /// Total time of all recoveries. No other time of the report includes any of it.
     pub time: Duration,
 }
 
-/// How a graph lies on the devices.
+/// The size of a graph, and how it is split over the devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphStats {
     /// Nodes.
     pub nodes: usize,
-    /// Runs of nodes on one device.
+    /// Splits: sequences of consecutive nodes on one device.
     pub splits: usize,
-    /// Tensors brought from one device to another each time it runs.
+    /// Tensors that each run copies from one device to another.
     pub copies: usize,
 }
 
-/// What a device had to do.
+/// Memory, traffic and compute time of one device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceStats {
-    /// Its name in the list.
+    /// Name of the device.
     pub name: String,
-    /// Blocks of the model that it holds.
+    /// Number of the model's blocks on the device.
     pub layers: usize,
-    /// Weights, as they were loaded.
+    /// Bytes and time of loading the weights.
     pub weights: LoadStats,
-    /// Bytes of keys and values.
+    /// Bytes of the KV cache.
     pub cache_bytes: u64,
-    /// Bytes for what is computed.
+    /// Bytes of the arenas for intermediate results.
     pub compute_bytes: u64,
-    /// Bytes brought to it over the whole run, weights not among them.
+    /// Bytes uploaded or copied to the device over the whole run, without weights.
     pub copied_bytes: u64,
-    /// How long its splits of the prompt took; not known of devices behind connections.
+    /// Compute time of the prompt; `None` for devices of servers, which are not timed.
     pub prompt_time: Option<Duration>,
-    /// How long those of the decoded tokens took.
+    /// Compute time of the decoded tokens; `None` as for `prompt_time`.
     pub decode_time: Option<Duration>,
 }
 
-/// So many per second, unless no time has passed.
+/// `count` per second; `None` if there is nothing to measure.
 fn rate(count: usize, time: Duration) -> Option<f64> {
     let seconds = time.as_secs_f64();
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
 
-/// To as many decimals as a clock is good for.
+/// Rounds to six decimals: microseconds, for a time in seconds.
 fn rounded(x: f64) -> f64 {
     (x * 1e6).round() / 1e6
 }
@@ -100,7 +100,7 @@ fn seconds(time: Duration) -> f64 {
 }
 
 impl Report {
-    /// Tokens of the prompt per second.
+    /// Prompt tokens per second.
     pub fn prompt_rate(&self) -> Option<f64> {
         rate(self.prompt.len(), self.prompt_time)
     }
@@ -110,7 +110,7 @@ impl Report {
         rate(self.decoded, self.decode_time)
     }
 
-    /// One object. Rates are `null` where there was nothing to measure; times are in seconds (`_s`), MB are 10^6 bytes.
+    /// The report as one JSON object. Times are in seconds (`_s`), MB are 10^6 bytes; a rate with nothing to measure is `null`.
     pub fn json(&self) -> Value {
         json!({
             "model": self.model,
@@ -199,13 +199,13 @@ impl fmt::Display for DeviceStats {
         let rate = self.weights.rate().map_or(String::new(), |rate| format!(" at {rate:.0} MB/s"));
         write!(f, "{}: {} layers, {:.1} MB of weights{rate}", self.name, self.layers, megabytes(self.weights.bytes))?;
         if self.weights.from_server_disk > 0 {
-            let (recalled, sent) = (megabytes(self.weights.from_server_disk), megabytes(self.weights.sent()));
-            write!(f, " ({recalled:.1} MB from its own disk, {sent:.1} MB sent)")?;
+            let (from_disk, sent) = (megabytes(self.weights.from_server_disk), megabytes(self.weights.sent()));
+            write!(f, " ({from_disk:.1} MB from its own disk, {sent:.1} MB sent)")?;
         }
         write!(f, ", ")?;
-        write!(f, "{:.1} MB of keys and values, ", megabytes(self.cache_bytes))?;
-        write!(f, "{:.1} MB to compute, ", megabytes(self.compute_bytes))?;
-        write!(f, "{:.1} MB brought", megabytes(self.copied_bytes))?;
+        write!(f, "{:.1} MB of KV cache, ", megabytes(self.cache_bytes))?;
+        write!(f, "{:.1} MB of compute buffers, ", megabytes(self.compute_bytes))?;
+        write!(f, "{:.1} MB copied to it", megabytes(self.copied_bytes))?;
         let (Some(prompt), Some(decode)) = (self.prompt_time, self.decode_time) else { return Ok(()) };
         let (prompt, decode) = (prompt.as_secs_f64(), decode.as_secs_f64());
         write!(f, "; busy for {prompt:.3} s of the prompt, {decode:.3} s of decoding")
@@ -261,24 +261,24 @@ mod tests {
         assert_eq!((&device["load_mb_s"], &device["copied_bytes"]), (&json!(10.0), &json!(4096)));
         assert_eq!((&json["losses"], &json["recoveries"], &json["recovery_s"]), (&json!(3), &json!(2), &json!(1.5)));
         assert_eq!(json["links"], json!([]));
-        // One line: the last of the output is the report.
+        // Scripts read the report as the last line of the output, so it must be a single line.
         assert!(!json.to_string().contains('\n'));
     }
 
     #[test]
-    fn what_was_not_measured_is_null_and_not_infinite() {
+    fn rates_without_a_measurement_are_null() {
         let json = Report { prompt: vec![1], tokens: vec![2], ..Report::default() }.json();
         assert_eq!((&json["prompt_tok_s"], &json["gen_tok_s"]), (&Value::Null, &Value::Null));
         assert!(!Report::default().to_string().contains("tok/s"));
     }
 
     #[test]
-    fn people_get_lines() {
+    fn the_text_report_has_one_line_per_phase_and_device() {
         let expected = "\
 load       1.000 s       5 MB, 5 MB/s
 prompt     0.600 s       3 tokens, 5.0 tok/s; 60 nodes, 2 splits, 5 copies
 decode     0.800 s       2 tokens, 2.5 tok/s; 58 nodes, 2 splits, 4 copies
-CPU0: 2 layers, 5.0 MB of weights at 10 MB/s (3.0 MB from its own disk, 2.0 MB sent), 2.0 MB of keys and values, 1.5 MB to compute, 0.0 MB brought; \
+CPU0: 2 layers, 5.0 MB of weights at 10 MB/s (3.0 MB from its own disk, 2.0 MB sent), 2.0 MB of KV cache, 1.5 MB of compute buffers, 0.0 MB copied to it; \
 busy for 0.300 s of the prompt, 0.700 s of decoding
 servers were lost 3 times; the run went on 2 times, after 1.500 s in all
 ";

@@ -1,4 +1,4 @@
-//! From the command line to text.
+//! The generation loop: encodes the prompt, evaluates it, samples token by token, and writes text and the report.
 
 use crate::args::Args;
 use crate::compare::Comparison;
@@ -15,18 +15,19 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Memory that the reference of a comparison may take.
+/// Memory limit in bytes of the reference device of `--compare`: effectively unlimited.
 const REFERENCE_MEMORY: u64 = 1 << 40;
 
-/// Does what the command line asks for. Text and reports go to `out`, progress to standard error.
+/// Runs the program as the command line specifies. Text and JSON reports go to `out`; progress, logs and the plain report go to
+/// standard error.
 ///
 /// # Errors
-/// Whatever is in the way, in words for people.
+/// Invalid arguments, an unsupported model or tokenizer, a device failure that was not recovered from, or a failed write to `out`.
 pub fn run_program(
     args: &Args,
     file: &[u8],
     gguf: &Gguf<'_>,
-    hyper: &HParams,
+    hparams: &HParams,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
@@ -37,13 +38,13 @@ pub fn run_program(
             tokenizer.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?.encode(text)?
         }
     };
-    let prompt = args.check_prompt(prompt, hyper.vocab)?;
+    let prompt = args.check_prompt(prompt, hparams.vocab)?;
     if let Err(error) = &tokenizer {
-        log::warn!("no text, only token ids: {error}");
+        log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
     let tokenizer = tokenizer.ok();
 
-    let mut session = Session::new(args, file, gguf, hyper, prompt.len())?;
+    let mut session = Session::new(args, file, gguf, hparams, prompt.len())?;
     if args.compare {
         return compare(&mut session, &prompt, out);
     }
@@ -56,7 +57,7 @@ pub fn run_program(
     Ok(())
 }
 
-/// The prompt, then token by token until the text or the number of tokens ends.
+/// Evaluates the prompt, then decodes token by token until an end-of-text token or `--predict` tokens.
 fn generate(
     args: &Args,
     session: &mut Session<'_>,
@@ -102,7 +103,7 @@ fn generate(
     Ok(report)
 }
 
-/// Tokens as they come: as text, or as ids where there is no tokenizer.
+/// Streams tokens to the output as they are sampled: as text, or as ids if there is no tokenizer.
 struct TextOutput<'a> {
     out: &'a mut dyn Write,
     stream: Option<DecodeStream<'a>>,
@@ -129,7 +130,7 @@ impl TextOutput<'_> {
     }
 }
 
-/// The last micro-batch of the prompt, node by node.
+/// Compares the last micro-batch of the prompt with the reference device, node by node.
 fn compare(session: &mut Session<'_>, prompt: &[u32], out: &mut dyn Write) -> anyhow::Result<()> {
     let reference: Arc<dyn Device> = CpuDevice::new("reference", threads(), Path::Exact, REFERENCE_MEMORY)?;
     let names = session.devices().iter().map(|device| device.info().name.clone()).collect();

@@ -1,42 +1,43 @@
-//! From the logits of the last token to the next one.
+//! Token sampling: picks the next token from logits, greedily or at random with temperature and top-p.
 
 use std::collections::BinaryHeap;
 
 use thiserror::Error;
 
-/// How to choose.
+/// A sampling method.
 #[derive(Clone, Debug)]
 pub enum Sampler {
-    /// The token with the largest logit; of several, that with the lowest id.
+    /// The token with the largest logit; ties go to the lowest id.
     Greedy,
-    /// At random, by probability.
+    /// A random token, drawn by probability.
     Random {
-        /// Divides the logits: below 1 likely tokens become likelier, above 1 less so. Above 0.
+        /// Divisor of the logits, above 0: values below 1 make likely tokens likelier, values above 1 flatten the distribution.
         temperature: f32,
-        /// Only the likeliest tokens are left that have this probability together, before the temperature; 1 leaves all.
+        /// Top-p (nucleus) sampling: keeps only the smallest set of likely tokens with this total probability. Applied before the
+        /// temperature; 1 keeps all tokens.
         top_p: f32,
-        /// Where chance comes from.
+        /// The seeded random number generator.
         rng: fastrand::Rng,
     },
 }
 
-/// Logits that say nothing.
+/// The logits are invalid.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SampleError {
-    /// A logit that is no number, or infinite.
+    /// A logit is NaN or plus infinity.
     #[error("the logit of token {token} is {logit}: the model's weights are damaged, or a device computes wrongly")]
     NotANumber {
-        /// Whose.
+        /// Id of the token.
         token: usize,
         /// NaN or infinity.
         logit: f32,
     },
-    /// No logits, or none above minus infinity.
+    /// There are no logits, or all are minus infinity.
     #[error("no token is possible: none of {0} logits is above minus infinity")]
     Nothing(usize),
 }
 
-/// A token with its logit, in the order of choice.
+/// A token with its logit, ordered by logit and then by descending id, so that the maximum is the greedy choice.
 #[derive(Clone, Copy, PartialEq)]
 struct Candidate {
     logit: f32,
@@ -53,13 +54,13 @@ impl PartialOrd for Candidate {
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // No NaN gets here.
+        // `best` has rejected NaN before.
         self.logit.total_cmp(&other.logit).then(other.token.cmp(&self.token))
     }
 }
 
 impl Sampler {
-    /// Greedy where the temperature is 0, else at random.
+    /// Greedy if the temperature is 0, else random.
     pub fn new(temperature: f32, top_p: f32, seed: u64) -> Sampler {
         if temperature > 0.0 {
             Sampler::Random { temperature, top_p, rng: fastrand::Rng::with_seed(seed) }
@@ -68,10 +69,10 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token: its id is its place in `logits`.
+    /// Picks a token; returns its id, the index in `logits`.
     ///
     /// # Errors
-    /// [`SampleError`] where the logits cannot be right.
+    /// [`SampleError`] for NaN or infinite logits, and when no logit is above minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = best(logits)?;
         match self {
@@ -98,7 +99,8 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
     if best.logit == f32::NEG_INFINITY { Err(SampleError::Nothing(logits.len())) } else { Ok(best) }
 }
 
-/// The likeliest tokens whose probabilities add up to `top_p`, at least one; likelier ones first, unless all are left.
+/// The smallest set of likely tokens with the total probability `top_p`, at least one token, in descending order. If `top_p` is 1,
+/// all tokens in the order of their ids.
 fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
     let all = logits.iter().zip(0..).map(|(&logit, token)| Candidate { logit, token });
     if top_p >= 1.0 {
@@ -106,7 +108,7 @@ fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
     }
     let weight = |logit: f32| f64::from(logit - largest).exp();
     let enough = f64::from(top_p) * logits.iter().map(|&logit| weight(logit)).sum::<f64>();
-    // A heap, since few of a hundred thousand tokens are taken: the rest needs no order.
+    // A heap instead of a sort: usually only a few of some 100,000 tokens are popped.
     let mut heap: BinaryHeap<Candidate> = all.collect();
     let (mut left, mut sum) = (Vec::new(), 0.0);
     while let Some(next) = heap.pop() {
@@ -119,7 +121,7 @@ fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
     left
 }
 
-/// One of the candidates, with a chance in proportion to its weight.
+/// Draws a candidate with probability proportional to its weight.
 fn draw(candidates: &[Candidate], weight: impl Fn(f32) -> f64, rng: &mut fastrand::Rng) -> Option<u32> {
     let total: f64 = candidates.iter().map(|candidate| weight(candidate.logit)).sum();
     let mut rest = rng.f64() * total;
@@ -129,7 +131,7 @@ fn draw(candidates: &[Candidate], weight: impl Fn(f32) -> f64, rng: &mut fastran
             return Some(candidate.token);
         }
     }
-    // Rounding may leave a rest.
+    // Rounding errors may leave `rest` at or above 0 after the loop: take the last candidate with a weight.
     candidates.iter().rev().find(|candidate| weight(candidate.logit) > 0.0).map(|candidate| candidate.token)
 }
 
@@ -140,7 +142,7 @@ mod tests {
     const LOW: f32 = f32::NEG_INFINITY;
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest() {
+    fn greedy_sampling_breaks_ties_by_lowest_id() {
         let cases: [(&[f32], u32); 5] =
             [(&[1.0], 0), (&[1.0, 3.0, 3.0], 1), (&[-2.0, -1.0, -3.0], 1), (&[LOW, LOW, -9.0], 2), (&[-0.0, 0.0], 0)];
         for (logits, token) in cases {
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_say_nothing_are_refused() {
+    fn invalid_logits_are_rejected() {
         for mut sampler in [Sampler::new(0.0, 1.0, 1), Sampler::new(1.0, 0.9, 1)] {
             let error = sampler.sample(&[0.0, f32::NAN]).unwrap_err();
             assert!(matches!(error, SampleError::NotANumber { token: 1, .. }), "{error}");
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn chances_are_those_of_the_softmax() {
+    fn draw_frequencies_match_the_softmax() {
         // Probabilities 0.1, 0.5, 0.4 and 0.
         let logits = [0.1f32.ln(), 0.5f32.ln(), 0.4f32.ln(), LOW];
         let squares = 0.01 + 0.25 + 0.16;
@@ -179,7 +181,7 @@ mod tests {
             (1.0, 1.0, [0.1, 0.5, 0.4, 0.0]),
             (0.5, 1.0, [0.01 / squares, 0.25 / squares, 0.16 / squares, 0.0]),
             (1.0, 0.85, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
-            // The temperature comes after.
+            // The temperature is applied after top-p.
             (0.5, 0.85, [0.0, 0.25 / 0.41, 0.16 / 0.41, 0.0]),
             (1.0, 0.3, [0.0, 1.0, 0.0, 0.0]),
             (1.0, 0.0, [0.0, 1.0, 0.0, 0.0]),
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_tokens_again() {
+    fn the_same_seed_draws_the_same_tokens() {
         let logits: Vec<f32> = (0..100).map(|i| (i % 7) as f32).collect();
         let draw = |seed| {
             let mut sampler = Sampler::new(0.8, 0.95, seed);

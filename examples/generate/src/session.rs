@@ -1,5 +1,8 @@
-//! A model at work over devices of which some may go and come back: what is lost with a server is loaded again, and the
-//! state is computed again from the tokens, in the steps in which it was computed first.
+//! A generation session that survives lost servers: devices, weights, KV cache and the sequence of tokens so far.
+//!
+//! After a loss the session reopens the server's devices, reloads the weights that were on them, and recomputes the KV cache by
+//! replaying the tokens. The replay uses the same batches as the first time: larger batches would be faster, but they round
+//! differently, so the generated tokens could change.
 
 use crate::args::Args;
 use crate::engine::{self, Engine};
@@ -21,7 +24,7 @@ use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Devices by name, and how they are opened.
+/// Opens devices by name, with the options of the command line.
 struct DeviceOpener {
     registry: Registry,
     options: Options,
@@ -37,7 +40,7 @@ impl DeviceOpener {
         }
     }
 
-    /// The devices that are asked for, or those there are.
+    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
     fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
         let list = args.devices()?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
@@ -47,10 +50,10 @@ impl DeviceOpener {
         Ok(self.registry.open(&list, &self.options)?)
     }
 
-    /// Devices of a server, which is tried for so long.
+    /// Reopens a server's devices; connection attempts are retried for up to `within`.
     fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, fanout::registry::RegistryError> {
         let mut options = self.options.clone();
-        // Sizes are for the whole list, and not for servers.
+        // `--mem` sizes are matched to the full device list by position, and they do not apply to servers.
         options.memory.clear();
         options.rpc.retry = within;
         options.rpc.connect_timeout = options.rpc.connect_timeout.min(within);
@@ -58,7 +61,7 @@ impl DeviceOpener {
     }
 }
 
-/// A model spread over devices, and a sequence of tokens that only grows.
+/// A model spread over devices, and one sequence of tokens that only grows.
 pub struct Session<'a> {
     args: &'a Args,
     weights: Weights<'a>,
@@ -68,47 +71,47 @@ pub struct Session<'a> {
     placement: Placement,
     model: Model,
     depth: usize,
-    /// Whether it is known that there is room for all of it.
+    /// Whether the memory check has passed. It runs once, before the first load.
     fits: bool,
-    /// None before the first use, and from a loss until what is lost is there again.
+    /// `None` before the first use, and after a loss until everything is loaded again.
     engine: Option<Engine>,
-    /// How the engine's largest graphs lie.
+    /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
     graph_stats: [GraphStats; 2],
-    /// The sequence as it was appended: the prompt, and token by token.
+    /// The sequence in the batches in which it was appended: the prompt, then single tokens. A replay repeats these batches.
     batches: Vec<Vec<u32>>,
-    /// How long to wait for lost servers, if at all.
+    /// Retry time per server; `None` without `--retry`.
     retry_budgets: Option<RetryBudgets>,
     phase: Phase,
-    /// Whether something is done again after a loss.
+    /// Whether the session is repeating work after a loss: its traffic and times count as recovery.
     recovering: bool,
     links: LinkTraffic,
     losses: LossStats,
     loaded: Vec<LoadStats>,
-    /// By device: how long it has computed for what was not lost, since somebody has asked.
+    /// By device: compute time saved when a loss occurred, not yet returned by [`Session::take_busy_times`].
     busy: Vec<Duration>,
-    /// By device: bytes that engines before this one brought to it.
+    /// By device: bytes that earlier engines uploaded or copied to it.
     copied: Vec<u64>,
 }
 
 impl<'a> Session<'a> {
-    /// Opens the devices and decides what lies where, for a prompt of so many tokens; nothing is loaded yet.
+    /// Opens the devices and plans the placement, for a prompt of `prompt` tokens. Loads nothing yet.
     ///
     /// # Errors
-    /// For devices that are not there, and a model that cannot be spread over them as it is asked for.
+    /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
     pub fn new(
         args: &'a Args,
         file: &'a [u8],
         gguf: &'a Gguf<'_>,
-        hyper: &HParams,
+        hparams: &HParams,
         prompt: usize,
     ) -> anyhow::Result<Session<'a>> {
         let opener = DeviceOpener::new(args);
         let devices = opener.open(args)?;
         let context = args.context(prompt)?.next_multiple_of(KV_PAD);
-        if context > hyper.context.next_multiple_of(KV_PAD) {
+        if context > hparams.context.next_multiple_of(KV_PAD) {
             log::warn!(
-                "{context} positions, and the model was trained for {}: what is beyond may be noise",
-                hyper.context
+                "the context has {context} positions, but the model was trained for {}: output beyond that may be noise",
+                hparams.context
             );
         }
         let cache = CacheOptions { context, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
@@ -117,13 +120,13 @@ impl<'a> Session<'a> {
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
         let shares = args.shares(devices.len())?;
-        let placement = Placement::new(&tensors, hyper, &cache, &free, shares.as_deref())?;
+        let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
         Ok(Session {
             args,
             weights: Weights::new(file, gguf),
             opener,
             account: Account::new(u64::MAX),
-            model: load::model_without_memory(hyper, cache, &placement)?,
+            model: load::model_without_memory(hparams, cache, &placement)?,
             placement,
             depth: args.depth(devices.len()) as usize,
             fits: false,
@@ -142,34 +145,34 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// The devices, in the list's order.
+    /// The devices, in the order of the command line.
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.timed_devices.iter().map(|meter| Arc::clone(meter) as Arc<dyn Device>).collect()
+        self.timed_devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
     }
 
-    /// Who pays for memory on the devices.
+    /// The memory budget that all allocations on the devices are charged to.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// Checks that there is room for everything, and loads it. How long that took, but for what lost servers cost.
+    /// Checks that the model fits and loads it. Returns the time that this took, without the time spent on recovery.
     ///
     /// # Errors
-    /// Whatever a device says; a server that is lost and does not come back.
+    /// A model that does not fit, a device failure, or a lost server that did not come back in time.
     pub fn load(&mut self) -> anyhow::Result<Duration> {
         self.timed(|session| session.with_recovery(|session| session.engine_ready().map(drop)))
     }
 
-    /// The engine, with everything loaded.
+    /// The engine, after loading everything that is not loaded yet.
     ///
     /// # Errors
-    /// As [`Session::load`], but for the first loss already.
+    /// As [`Session::load`], but without recovery: the first loss is returned as an error.
     pub fn engine_ready(&mut self) -> anyhow::Result<&mut Engine> {
         if self.engine.is_none() {
             let (devices, ubatch) = (self.devices(), self.args.ubatch as usize);
             if !self.fits {
                 engine::check_memory(&self.model, &devices, ubatch, self.depth).context(
-                    "nothing was loaded; other devices, another --split, a smaller --ctx or --ubatch may help",
+                    "nothing was loaded: try other devices, another --split, or a smaller --ctx or --ubatch",
                 )?;
                 self.fits = true;
             }
@@ -177,12 +180,12 @@ impl<'a> Session<'a> {
             let (model, placement) = (&mut self.model, &self.placement);
             let all = load::load(model, &self.weights, placement, &devices, &self.account, &progress);
             let mut failed = None;
-            for (known, loaded) in self.loaded.iter_mut().zip(all) {
+            for (stats, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
-                    // What is loaded again is part of the recovery, and so is how long that takes.
-                    Ok(_) if known.bytes > 0 => {}
-                    Ok(loaded) if self.recovering => *known = LoadStats { time: Duration::ZERO, ..loaded },
-                    Ok(loaded) => *known = loaded,
+                    // A reload is part of the recovery: the statistics of the first load stay, and its time does not count here.
+                    Ok(_) if stats.bytes > 0 => {}
+                    Ok(loaded) if self.recovering => *stats = LoadStats { time: Duration::ZERO, ..loaded },
+                    Ok(loaded) => *stats = loaded,
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
@@ -191,13 +194,13 @@ impl<'a> Session<'a> {
             self.graph_stats = engine.graph_stats();
             self.engine = Some(engine);
         }
-        self.engine.as_mut().context("an engine that was just made is gone")
+        self.engine.as_mut().context("the engine that was just built is missing (a bug)")
     }
 
-    /// Puts tokens behind those that are there; the logits of the last one.
+    /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is given.
     ///
     /// # Errors
-    /// Whatever a device says; a server that is lost and does not come back.
+    /// A device failure, or a lost server that did not come back in time.
     pub fn append(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
         self.batches.push(tokens.to_vec());
         let logits = self.with_recovery(|session| {
@@ -205,7 +208,8 @@ impl<'a> Session<'a> {
             let logits = session.engine_ready().and_then(|engine| {
                 let (now, before) = batches.split_last().context("nothing to append")?;
                 if engine.length() == 0 {
-                    // Not as one prompt, although that is faster: its sums round otherwise, and other tokens may follow.
+                    // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the
+                    // tokens that follow could differ.
                     before.iter().try_for_each(|batch| engine.replay(batch))?;
                 }
                 Ok(engine.append(now)?)
@@ -213,12 +217,13 @@ impl<'a> Session<'a> {
             session.batches = batches;
             logits
         })?;
-        // Only a token is progress: a server that is lost whenever it computes must not keep this busy for ever.
+        // Only a finished batch resets the retry budgets: a server that crashes on every computation must not cause endless
+        // retries.
         self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
         Ok(logits)
     }
 
-    /// Does something again whenever something is lost in it, once that is back.
+    /// Runs `work`; on a loss, recovers and runs it again, until it succeeds or recovery fails.
     fn with_recovery<T>(&mut self, mut work: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut since = None;
         let done = loop {
@@ -226,9 +231,10 @@ impl<'a> Session<'a> {
                 Ok(done) => break done,
                 Err(error) => {
                     if since.is_none() {
-                        // What still runs now, nobody gets anything of.
+                        // Save the compute time of programs that have finished. The results of running ones are discarded, so
+                        // their time does not count.
                         let busy = self.busy.iter_mut().zip(&self.timed_devices);
-                        busy.for_each(|(busy, meter)| *busy += meter.take_finished_time());
+                        busy.for_each(|(busy, device)| *busy += device.take_finished_time());
                     }
                     since.get_or_insert_with(Instant::now);
                     self.record_traffic();
@@ -239,8 +245,8 @@ impl<'a> Session<'a> {
         };
         if let Some(since) = since {
             self.record_traffic();
-            for meter in &self.timed_devices {
-                meter.take_busy_time();
+            for device in &self.timed_devices {
+                device.take_busy_time();
             }
             self.recovering = false;
             self.losses.recoveries += 1;
@@ -249,30 +255,31 @@ impl<'a> Session<'a> {
         Ok(done)
     }
 
-    /// Counts what has gone over connections for what is going on.
+    /// Adds the traffic since the last call to the current phase, or to the recovery.
     fn record_traffic(&mut self) {
         let phase = if self.recovering { Phase::Recovery } else { self.phase };
         self.links.record_all(&self.devices(), phase);
     }
 
-    /// Waits until what is behind an error may be there again, and opens the devices of a lost server. Nothing is loaded yet.
+    /// Recovers from the loss that caused `error`: waits until a retry makes sense, and reopens the devices of a lost server.
+    /// Loads nothing: the caller's retry does. Errors that no loss caused, and losses without `--retry`, are returned.
     fn recover(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
-        // Its queues are dropped: the devices that live let go of what they were doing, and keep what is loaded.
+        // Drops all queues: the surviving devices abandon pending work, and keep the weights that are loaded.
         self.drop_engine();
         let Some(lost) = find_loss(&error, &self.devices(), self.retry_budgets.as_ref()) else { return Err(error) };
         let Some(waits) = &mut self.retry_budgets else {
-            let said = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
-            return Err(if said { error } else { error.context(lost) });
+            let reported = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
+            return Err(if reported { error } else { error.context(lost) });
         };
         let (limit, start) = (waits.limit(), Instant::now());
         if !matches!(lost, Loss::Server { .. }) {
             eprintln!("generate: {lost}; trying again for up to {limit:?}");
-            // The server is there, and so is what it has of ours.
+            // The server is still connected and keeps our weights: only wait before the next attempt.
             return Ok(waits.retry(&lost, |_| Ok(()))?);
         }
         self.losses.servers += 1;
         eprintln!("generate: {lost}; trying for up to {limit:?} to reach it again");
-        let is_lost = |meter: &TimedDevice| endpoint(meter) == Some(lost.endpoint());
+        let is_lost = |device: &TimedDevice| endpoint(device) == Some(lost.endpoint());
         let numbers: Vec<usize> = (0..self.timed_devices.len()).filter(|&i| is_lost(&self.timed_devices[i])).collect();
         let names = numbers.iter().map(|&i| self.timed_devices[i].info().name.clone()).collect::<Vec<_>>().join(",");
         numbers.iter().for_each(|&i| load::unload(&mut self.model, i));
@@ -285,7 +292,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Ends the engine, if there is one.
+    /// Drops the engine, if there is one, and adds its transfer counts to the totals.
     fn drop_engine(&mut self) {
         if let Some(engine) = self.engine.take() {
             let counts = engine.transfer_counts();
@@ -295,40 +302,40 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// From now on this is what connections are used for.
+    /// Counts the traffic from now on towards `phase`.
     pub fn begin_phase(&mut self, phase: Phase) {
         self.record_traffic();
         self.phase = phase;
     }
 
-    /// How long something takes, but for what lost servers cost.
+    /// Runs `work` and returns the time it took, without the time spent on recovery.
     pub fn timed(&mut self, work: impl FnOnce(&mut Self) -> anyhow::Result<()>) -> anyhow::Result<Duration> {
         let (start, lost) = (Instant::now(), self.losses.time);
         work(self)?;
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
     }
 
-    /// By device: how long it has computed since this was last asked, but for what lost servers cost, where that is known.
+    /// By device: compute time since the last call, without recovery; `None` for the devices of servers, which are not timed.
     pub fn take_busy_times(&mut self) -> Vec<Option<Duration>> {
         let busy = self.busy.iter_mut().map(std::mem::take);
-        self.timed_devices.iter().zip(busy).map(|(meter, busy)| Some(meter.take_busy_time()? + busy)).collect()
+        self.timed_devices.iter().zip(busy).map(|(device, busy)| Some(device.take_busy_time()? + busy)).collect()
     }
 
-    /// What the devices did all in all. Times are for who took them to say.
+    /// The report of the whole run; the caller fills in the prompt, the tokens and all times.
     ///
     /// # Errors
-    /// For a cache that cannot be.
+    /// A KV cache with a layout that is invalid for the model.
     pub fn report(&mut self) -> anyhow::Result<Report> {
         self.record_traffic();
         let compute = self.engine.as_ref().map_or_else(Vec::new, Engine::compute_bytes);
         let depth = self.depth;
         self.drop_engine();
-        let (cache, hyper) = (&self.model.cache_options, &self.model.hparams);
-        let block = (cache.keys(hyper)?.extent() + cache.values(hyper)?.extent()) as u64;
-        let device = |(number, meter): (usize, &Arc<TimedDevice>)| {
+        let (cache, hparams) = (&self.model.cache_options, &self.model.hparams);
+        let block = (cache.keys(hparams)?.extent() + cache.values(hparams)?.extent()) as u64;
+        let stats = |(number, device): (usize, &Arc<TimedDevice>)| {
             let layers = self.placement.blocks.iter().filter(|&&device| device == number).count();
             report::DeviceStats {
-                name: meter.info().name.clone(),
+                name: device.info().name.clone(),
                 layers,
                 weights: self.loaded[number],
                 cache_bytes: layers as u64 * block,
@@ -339,12 +346,12 @@ impl<'a> Session<'a> {
         };
         let [prompt_graph, decode_graph] = self.graph_stats;
         Ok(Report {
-            model: format!("{} {}", hyper.arch, self.args.model.display()),
+            model: format!("{} {}", hparams.arch, self.args.model.display()),
             ubatch: self.args.ubatch as usize,
             depth,
             prompt_graph,
             decode_graph,
-            devices: self.timed_devices.iter().enumerate().map(device).collect(),
+            devices: self.timed_devices.iter().enumerate().map(stats).collect(),
             links: self.links.clone(),
             losses: self.losses,
             ..Report::default()

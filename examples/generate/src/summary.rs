@@ -1,4 +1,4 @@
-//! What is in a model file, for people.
+//! The output of `--info`: architecture, sizes and tensor types of a model file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use fanout::gguf::Gguf;
 
 /// Prints a file's architecture, sizes and tensors.
 pub struct Summary<'a> {
-    /// The file.
+    /// The parsed file.
     pub gguf: &'a Gguf<'a>,
-    /// Its hyperparameters.
-    pub hyper: &'a HParams,
+    /// The model's hyperparameters.
+    pub hparams: &'a HParams,
 }
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HParams { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rope, .. } = self.hyper;
+        let HParams { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rope, .. } = self.hparams;
         writeln!(f, "architecture: {arch}, GGUF version {}", self.gguf.version)?;
         writeln!(f, "layers: {layers}, width {width}, {heads} heads of {head_width}, {kv_heads} of keys and values")?;
-        match &self.hyper.experts {
+        match &self.hparams.experts {
             Some(e) => writeln!(f, "feed-forward: {} experts of {}, {} for each token", e.count, e.ff, e.used)?,
             None => writeln!(f, "feed-forward: {ff}")?,
         }

@@ -1,4 +1,6 @@
-//! A device around another one, which measures how long that computes: any device of one's own can be given to the scheduler.
+//! A device wrapper that measures compute time: forwards everything to the inner device and times the programs.
+//!
+//! It also shows that a program can give the scheduler its own implementation of [`Device`].
 
 use fanout::device::{
     Account, Device, DeviceError, ForwardDevice, ForwardQueue, Point, Program, Queue, Region, RunInline,
@@ -8,14 +10,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A device whose computing is timed.
+/// A wrapper that times the programs of a local device. Devices of servers are forwarded untimed.
 #[derive(Debug)]
 pub struct TimedDevice {
     inner: Arc<dyn Device>,
     clock: Arc<Clock>,
 }
 
-/// How long a device has computed.
+/// The compute time of a device, shared by the wrapper, its queues and their timing threads.
 #[derive(Debug, Default)]
 struct Clock {
     state: Mutex<BusyState>,
@@ -25,7 +27,7 @@ struct Clock {
 #[derive(Debug, Default)]
 struct BusyState {
     busy: Duration,
-    /// Programs whose end nobody has seen yet.
+    /// Submitted programs that have no recorded end yet.
     pending: usize,
 }
 
@@ -43,13 +45,13 @@ impl Clock {
 }
 
 impl TimedDevice {
-    /// Measures a device. Whatever is made by the one is the other's too.
+    /// Wraps `inner`. Buffers, programs and regions of the two devices are interchangeable.
     pub fn new(inner: Arc<dyn Device>) -> Arc<TimedDevice> {
         Arc::new(TimedDevice { inner, clock: Arc::default() })
     }
 
-    /// How long its programs took since this was last asked, those of several queues added up. Waits until the programs
-    /// submitted so far have ended. Nobody knows of a device behind a connection, where each moment would cost messages.
+    /// Returns the compute time of all programs since the last call, summed over the queues, and resets it. First waits until all
+    /// submitted programs have ended. `None` for the device of a server: timing it would cost extra messages per program.
     pub fn take_busy_time(&self) -> Option<Duration> {
         if self.inner.link_stats().is_some() {
             return None;
@@ -61,7 +63,7 @@ impl TimedDevice {
         Some(std::mem::take(&mut state.busy))
     }
 
-    /// As [`Metered::lap`], of the programs that have ended, without a wait for the others.
+    /// As [`TimedDevice::take_busy_time`], but counts only the programs that have ended, and does not wait.
     pub fn take_finished_time(&self) -> Duration {
         std::mem::take(&mut self.clock.lock().busy)
     }
@@ -81,17 +83,18 @@ impl ForwardDevice for TimedDevice {
     }
 }
 
-/// A queue whose programs are timed.
+/// A queue that times its programs.
 struct TimedQueue {
     inner: Box<dyn Queue>,
     clock: Arc<Clock>,
-    /// Where to send the moments before and after a program that is not over when its submission is.
+    /// Channel to the timing thread: the timeline points before and after each program that is still running when its submission
+    /// returns. `None` until the first such program.
     watcher: Option<Sender<(Point, Point)>>,
 }
 
 impl fmt::Debug for TimedQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MeteredQueue").finish_non_exhaustive()
+        f.debug_struct("TimedQueue").finish_non_exhaustive()
     }
 }
 
@@ -109,14 +112,14 @@ impl TimedQueue {
         let clock = &self.clock;
         let watcher = self.watcher.get_or_insert_with(|| start_timing_thread(Arc::clone(clock)));
         if watcher.send((before, after)).is_err() {
-            // Its thread could not be started: the time is not known.
+            // The timing thread could not be started: count the program as 0 s, so that `take_busy_time` does not wait for it.
             self.clock.finish_program(Duration::ZERO);
         }
         Ok(())
     }
 }
 
-/// Waits for pairs of moments on a thread of its own, until the queue is gone.
+/// Starts the timing thread of a queue: it waits for pairs of timeline points, until the queue is dropped.
 fn start_timing_thread(clock: Arc<Clock>) -> Sender<(Point, Point)> {
     let (send, pairs) = channel::<(Point, Point)>();
     let body = move || {
@@ -126,8 +129,8 @@ fn start_timing_thread(clock: Arc<Clock>) -> Sender<(Point, Point)> {
             clock.finish_program(took);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("meter".to_owned()).spawn(body) {
-        log::warn!("no thread to measure a device's times: {error}");
+    if let Err(error) = std::thread::Builder::new().name("device-timer".to_owned()).spawn(body) {
+        log::warn!("cannot start a thread to time a device, its busy time will be too low: {error}");
     }
     send
 }
@@ -153,7 +156,7 @@ impl RunInline for TimedQueue {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // a test says what it needs by failing
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
     use fanout::cpu::{CpuDevice, Path};
@@ -163,7 +166,7 @@ mod tests {
     use fanout::tensor::DType;
 
     #[test]
-    fn programs_are_timed_however_they_are_submitted() {
+    fn inline_and_queued_programs_are_timed() {
         let device = TimedDevice::new(CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap());
         let mut b = Builder::new();
         let a = b.leaf(DType::F32, [256, 256, 1, 1]).unwrap();
@@ -185,15 +188,15 @@ mod tests {
         assert!(there > Duration::ZERO && there <= start.elapsed());
         assert_eq!(device.take_busy_time(), Some(Duration::ZERO));
         queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(9)).unwrap();
-        // What has not ended yet is told later.
+        // A program that is still running is counted by a later call.
         let (so_far, rest) = (device.take_finished_time(), device.take_busy_time().unwrap());
         assert!(so_far + rest > Duration::ZERO && so_far + rest <= start.elapsed());
         assert_eq!((device.take_finished_time(), device.take_busy_time()), (Duration::ZERO, Some(Duration::ZERO)));
     }
 
-    /// A measured CPU has the capabilities of the CPU, and their effects arrive there.
+    /// The wrapper forwards the capabilities of the CPU device, and their effects reach the inner device.
     #[test]
-    fn capabilities_are_those_of_the_measured_device() {
+    fn capabilities_are_those_of_the_inner_device() {
         let cpu = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
         let device: Arc<dyn Device> = TimedDevice::new(Arc::clone(&cpu) as _);
         assert_eq!(device.info().id, cpu.info().id);

@@ -1,9 +1,9 @@
-//! The program itself, as a process.
-#![allow(clippy::unwrap_used, reason = "a test says what it needs by failing")]
+//! Runs the built program as a process.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::process::Command;
 
-/// Besides, this makes `cargo test` build the program, which scripts run then (FANOUT_BUILT).
+/// This test also makes `cargo test` build the program, which scripts then run without building it (`FANOUT_BUILT`).
 #[test]
 fn help_names_the_options() {
     let output = Command::new(env!("CARGO_BIN_EXE_generate")).arg("--help").output().unwrap();

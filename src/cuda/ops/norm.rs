@@ -85,7 +85,7 @@ pub(super) fn select(op: Norm, on: &On<'_>) -> Result<Kernel, Unsupported> {
     long(op, on, parts, xs, ys)
 }
 
-/// The kernel for a norm with its neighbours: see [`crate::graph::fuse::Fused::Norm`] for the operands.
+/// The kernel for a norm with its neighbours: see [`crate::graph::fuse::FusedOp::Norm`] for the operands.
 pub(super) fn fused(op: Norm, around: NormFusion, on: &On<'_>) -> Option<Kernel> {
     let shape = |i: usize, is: bool| if is { on.shape(on.src(i).ok()?).ok().map(Some) } else { Some(None) };
     let (x, y) = (shape(0, true)?, on.shape(on.dst()).ok()?);

@@ -82,7 +82,7 @@ pub(super) fn select(op: Rope, on: &On<'_>) -> Result<Kernel, Unsupported> {
     Ok(kernel)
 }
 
-/// The kernel for ROPE into rows of a cache: see [`crate::graph::fuse::Fused::RopeSetRows`] for the operands.
+/// The kernel for ROPE into rows of a cache: see [`crate::graph::fuse::FusedOp::RopeSetRows`] for the operands.
 pub(super) fn fused(op: Rope, row: usize, on: &On<'_>) -> Option<Kernel> {
     let (x, y) = (on.src(0).ok()?, on.dst());
     let types = x.dtype() == F32 && matches!(y.dtype(), F32 | F16 | BF16);

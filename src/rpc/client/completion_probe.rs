@@ -1,4 +1,6 @@
-//! What proves that a point is reached: replies to reads that were sent after it.
+//! Completion probes: how points are reached on servers without the extensions. The replies of 7.0 arrive in order, so the
+//! reply to a read of a device proves that the server has done all work that was sent to this device before the read. Probes
+//! are downloads that were sent anyway, or reads of one byte that are sent when a caller waits for a point.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -10,38 +12,39 @@ use super::queue_failure::QueueStatus;
 use crate::device::{self, DeviceError, Timeline};
 use crate::rpc::wire::TensorRecord;
 
-/// What a connection knows of the work of its devices, where the server speaks 7.0.
+/// Progress of a connection's devices; used for servers without the extensions.
 #[derive(Debug, Default)]
 pub(super) struct CompletionTracker {
     /// By device.
     progress: Mutex<Vec<Arc<DeviceProgress>>>,
     queues: Mutex<Vec<Weak<ProbedMarks>>>,
-    /// By source and destination device: whether the server copies between the two.
+    /// Whether the server can copy between two devices, by source and destination device; learned from the first copy.
     copy_support: Mutex<HashMap<(u32, u32), bool>>,
 }
 
-/// How far a device has come. Messages that it has work with are numbered from 1.
+/// Progress of a device. The messages that carry work for it are numbered from 1.
 #[derive(Debug, Default)]
 pub(super) struct DeviceProgress {
-    /// The last that was sent. Changes only under the writer's lock, as `asked` does.
+    /// Number of the last message that was sent. Changes only with exclusive use of the writer, as does `probed`.
     pub(super) sent: AtomicU64,
-    /// The last that a read was sent behind.
+    /// Number of the last message that is followed by a read.
     pub(super) probed: AtomicU64,
-    /// The last that is known to be done.
+    /// Number of the last completed message.
     done: AtomicU64,
 }
 
-/// What a writer knows of a device.
+/// Per-device state of the writer.
 #[derive(Debug, Default)]
 pub(super) struct DeviceWriteState {
-    /// A byte of it that can be read, to prove that it has come so far.
+    /// One byte of the device's memory; reading it is the completion probe.
     pub(super) probe: Option<TensorRecord>,
-    /// The graph that it computed last, and the bytes of graphs that were sent since, its own too.
+    /// Id of the graph that the device computed last, and the bytes of all graphs that were sent to any device since, including
+    /// this one.
     pub(super) last_graph: Option<(u64, u64)>,
 }
 
 impl DeviceWriteState {
-    /// The server may have dropped its graphs.
+    /// Makes the next computation send its graph again: the server may have dropped its cached graphs.
     pub(super) fn forget_graph(&mut self) {
         self.last_graph = None;
     }
@@ -52,14 +55,15 @@ impl DeviceProgress {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Whether a read that would prove message `number` is on its way, or would come later than one sent at once did.
+    /// Whether a probe for message `number` is late: no read was sent behind it, but more work was. The reply then arrives only
+    /// after that work.
     pub(super) fn probe_is_late(&self, number: u64) -> bool {
         self.probed.load(Ordering::Acquire) < number && self.sent.load(Ordering::Acquire) > number
     }
 }
 
 impl CompletionTracker {
-    /// Makes room in the books for another device.
+    /// Starts tracking one more device.
     pub(super) fn add_device(&self) -> Arc<DeviceProgress> {
         let progress = Arc::<DeviceProgress>::default();
         lock(&self.progress).push(Arc::clone(&progress));
@@ -70,11 +74,11 @@ impl CompletionTracker {
         lock(&self.progress).get(device as usize).cloned()
     }
 
-    /// A device has done its messages up to this one.
+    /// Records that a device has done its messages up to `number`, and advances the queues with marks up to there.
     pub(super) fn record_done(&self, (device, number): (u32, u64)) {
         if let Some(progress) = self.progress(device) {
             progress.done.fetch_max(number, Ordering::AcqRel);
-            self.live_queues().iter().for_each(|track| track.advance_reached());
+            self.live_queues().iter().for_each(|queue| queue.advance_reached());
         }
     }
 
@@ -83,10 +87,10 @@ impl CompletionTracker {
     }
 
     pub(super) fn fail(&self, failure: &DeviceError) {
-        self.live_queues().iter().for_each(|track| track.status.fail(failure));
+        self.live_queues().iter().for_each(|queue| queue.status.fail(failure));
     }
 
-    /// Whether the server copies from one device to another, or within one, where that is known.
+    /// Whether the server can copy from one device to another, or within one; `None` before the first such copy.
     pub(super) fn known_copy_support(&self, from: u32, to: u32) -> Option<bool> {
         lock(&self.copy_support).get(&(from, to)).copied()
     }
@@ -96,7 +100,7 @@ impl CompletionTracker {
     }
 }
 
-/// Messages that must be done, as the last one of each device.
+/// A set of messages that must be done, as the last one of each device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequiredMessages(Vec<(u32, u64)>);
 
@@ -121,7 +125,7 @@ impl RequiredMessages {
     }
 }
 
-/// The marks of one queue on their way to being proved.
+/// The marks of one queue that wait for completion probes.
 #[derive(Debug)]
 pub(super) struct ProbedMarks {
     connection: Arc<Connection>,
@@ -131,38 +135,39 @@ pub(super) struct ProbedMarks {
 
 #[derive(Debug, Default)]
 struct ProbedMarksState {
-    /// Marks whose place among the messages is known, in order, until they are proved.
+    /// Placed marks that are not reached yet, in order.
     marks: VecDeque<(u64, RequiredMessages)>,
-    /// The last of them.
+    /// The last mark that was placed.
     last_placed: u64,
-    /// The last that somebody has asked for.
+    /// The last mark for which a caller has waited.
     last_awaited: u64,
-    /// Whether marks are asked for as soon as they are placed: somebody has asked too late before.
+    /// Whether marks are probed as soon as they are placed. Set when a probe was late.
     probe_at_once: bool,
 }
 
-/// What is known of the work before a mark.
+/// State of the work that precedes a mark.
 pub(super) enum PriorWork {
-    /// All that has to be done has been sent, and what of it may not be done yet is this.
+    /// All of it was sent; these messages may not be done yet.
     Sent(RequiredMessages),
-    /// Some of it has yet to be sent.
+    /// Some of it was not sent yet.
     Unsent,
 }
 
 impl ProbedMarks {
-    /// A queue's timeline with its track.
+    /// The mark state of a new queue, and its timeline.
     pub(super) fn new(connection: &Arc<Connection>) -> Result<(Arc<ProbedMarks>, Arc<Timeline>), DeviceError> {
-        let fate = QueueStatus::new(connection.endpoint());
-        let track = Arc::new(ProbedMarks { connection: Arc::clone(connection), status: fate, state: Mutex::default() });
-        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn device::Progress>);
-        track.status.set_timeline(&timeline);
-        let mut tracks = lock(&connection.completions.queues);
-        tracks.retain(|track| track.strong_count() > 0);
-        tracks.push(Arc::downgrade(&track));
-        drop(tracks);
-        // After the push: whoever fails the connection either sees the track, or has failed it before this.
+        let status = QueueStatus::new(connection.endpoint());
+        let queue = Arc::new(ProbedMarks { connection: Arc::clone(connection), status, state: Mutex::default() });
+        let timeline = Timeline::looked_at(Arc::clone(&queue) as Arc<dyn device::Progress>);
+        queue.status.set_timeline(&timeline);
+        let mut queues = lock(&connection.completions.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        drop(queues);
+        // The queue must be registered before this check: a thread that fails the connection then either finds the queue in the
+        // list, or has failed the connection before the check.
         connection.check_alive()?;
-        Ok((track, timeline))
+        Ok((queue, timeline))
     }
 
     pub(super) fn belongs_to(&self, connection: &Arc<Connection>) -> bool {
@@ -173,48 +178,51 @@ impl ProbedMarks {
         &self.status
     }
 
-    /// Mark `seq` stands behind these messages.
-    pub(super) fn place_mark(&self, seq: u64, needs: &RequiredMessages) {
+    /// Places mark `seq` behind the given messages in the stream. Probes it at once if a caller already waits for it or if
+    /// earlier probes were late.
+    pub(super) fn place_mark(&self, seq: u64, required: &RequiredMessages) {
         let mut state = lock(&self.state);
-        state.marks.push_back((seq, needs.clone()));
+        state.marks.push_back((seq, required.clone()));
         state.last_placed = seq;
-        let ask = state.probe_at_once || seq <= state.last_awaited;
+        let probe_now = state.probe_at_once || seq <= state.last_awaited;
         drop(state);
         self.advance_reached();
-        if ask {
-            self.connection.defer_probe(needs);
+        if probe_now {
+            self.connection.defer_probe(required);
         }
     }
 
-    /// Whether mark `seq` has its place.
+    /// Whether mark `seq` was placed.
     pub(super) fn is_placed(&self, seq: u64) -> bool {
         lock(&self.state).last_placed >= seq
     }
 
-    /// What has to be done before mark `seq` is reached.
+    /// The work that must be done before mark `seq` is reached.
     pub(super) fn prior_work(&self, seq: u64) -> Result<PriorWork, DeviceError> {
         let state = lock(&self.state);
-        let needs = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, needs)| needs.clone());
-        if needs.is_none() && state.last_placed >= seq {
+        let required = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, required)| required.clone());
+        if required.is_none() && state.last_placed >= seq {
             return Ok(PriorWork::Sent(RequiredMessages::default()));
         }
         drop(state);
         match self.status.timeline().and_then(|timeline| timeline.failure()) {
             Some(failure) => Err(failure),
-            None => Ok(needs.map_or(PriorWork::Unsent, PriorWork::Sent)),
+            None => Ok(required.map_or(PriorWork::Unsent, PriorWork::Sent)),
         }
     }
 
-    /// Tells the timeline of marks that are proved.
+    /// Advances the timeline over all leading marks whose required messages are done.
     pub(super) fn advance_reached(&self) {
-        // Marks of a queue that has failed stay where they are: they are not reached.
+        // The marks of a failed queue are never reached.
         if self.status.failure().is_some() {
             return;
         }
         let mut reached = None;
         let mut state = lock(&self.state);
         let done = |device| self.connection.completions.progress(device).map_or(0, |progress| progress.done());
-        while let Some((seq, _)) = state.marks.pop_front_if(|(_, needs)| needs.iter().all(|(of, n)| done(of) >= n)) {
+        while let Some((seq, _)) =
+            state.marks.pop_front_if(|(_, required)| required.iter().all(|(of, n)| done(of) >= n))
+        {
             reached = Some(seq);
         }
         drop(state);
@@ -223,9 +231,10 @@ impl ProbedMarks {
         }
     }
 
-    /// Of the marks up to `made`, those that have no place yet will never have one. The others may yet be proved.
-    pub(super) fn close(&self, made: u64) {
-        let unplaced = made > lock(&self.state).last_placed;
+    /// Closes the queue. `last_made` is the last mark that was made. Marks without a place can never be reached: if there are
+    /// any, the timeline fails. Placed marks may still be reached.
+    pub(super) fn close(&self, last_made: u64) {
+        let unplaced = last_made > lock(&self.state).last_placed;
         if unplaced && let Some(timeline) = self.status.timeline() {
             timeline.fail(DeviceError::Ended);
         }
@@ -233,22 +242,22 @@ impl ProbedMarks {
 }
 
 impl device::Progress for ProbedMarks {
-    /// There is nothing to look at: replies tell the timeline.
+    /// Nothing to poll: the replies advance the timeline.
     fn look(&self, _: &Timeline) {}
 
     fn ask(&self, _: &Timeline, seq: u64) -> bool {
         let mut state = lock(&self.state);
         state.last_awaited = state.last_awaited.max(seq);
-        let needs = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, needs)| needs.clone());
-        if let Some(needs) = &needs {
+        let required = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, required)| required.clone());
+        if let Some(required) = &required {
             let late = |(device, number)| {
                 self.connection.completions.progress(device).is_some_and(|p| p.probe_is_late(number))
             };
-            state.probe_at_once |= needs.iter().any(late);
+            state.probe_at_once |= required.iter().any(late);
         }
         drop(state);
-        if let Some(needs) = &needs {
-            self.connection.defer_probe(needs);
+        if let Some(required) = &required {
+            self.connection.defer_probe(required);
         }
         true
     }

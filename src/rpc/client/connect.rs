@@ -1,4 +1,5 @@
-//! From a name to a connection whose server speaks a version that we speak too.
+//! Connection setup: resolves the endpoint, dials it, and negotiates a protocol version that both ends support. Transient
+//! failures are retried with exponential backoff and jitter.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,124 +14,124 @@ use crate::rpc::wire::{
     Command, Dialect, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, SERVED, Version, WireError,
 };
 
-/// The pause after the first attempt to connect; each is twice the one before.
+/// Backoff after the first failed attempt; it doubles with each further attempt.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 
-/// The longest of them.
+/// Upper limit of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Why there is no connection to a server.
+/// Why a connection to a server could not be established.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// A text that names no endpoint.
+    /// The text is not of the form `host:port`.
     #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {0:?}")]
     Name(String),
-    /// The host's name is not known.
+    /// The host name does not resolve.
     #[error("{endpoint}: no such host: {source}")]
     Host {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// The resolver's word.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// Nobody answers there.
+    /// None of the endpoint's addresses accepts the connection.
     #[error("cannot connect to {endpoint}: {source}; is a server running there, on that port?")]
     Connect {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// Why the last of its addresses cannot be reached.
+        /// Error of the last address that was tried.
         source: DialError,
     },
-    /// The server takes nobody now: it has as many clients as it may have.
+    /// The server has reached its limit of clients.
     #[error(
-        "{endpoint} is full: it has as many clients as it takes (rpc-server --max-connections); try again when one has \
-         left, or use another server"
+        "{endpoint} is full: it has as many clients as it allows (rpc-server --max-connections); try again when one has \
+         disconnected, or use another server"
     )]
     Full {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
     },
-    /// The server takes nobody any more.
-    #[error("{endpoint} is about to end and takes no more clients; use another server, or try again when it is back")]
+    /// The server is draining: it finishes its current clients and accepts no more.
+    #[error("{endpoint} is about to end and accepts no more clients; use another server, or retry after its restart")]
     Draining {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
     },
-    /// Something takes connections, and does not answer.
+    /// The endpoint accepted the connection but did not reply in time.
     #[error(
-        "{endpoint}: no reply to {command} within {timeout:?}; it may be busy with another client, which llama.cpp's servers \
-         take one at a time"
+        "{endpoint}: no reply to {command} within {timeout:?}; it may be busy with another client: llama.cpp's servers \
+         serve one at a time"
     )]
     Silent {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// What it was asked.
+        /// The request that got no reply.
         command: &'static str,
-        /// How long it had for it.
+        /// How long the client waited for the reply.
         timeout: Duration,
     },
-    /// Something takes connections, and closes them.
-    #[error("{endpoint} closed the connection on {tried}; its log says why")]
+    /// The endpoint accepted the connection and closed it during the handshake.
+    #[error("{endpoint} closed the connection on {tried}; see its log for the reason")]
     Closed {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// What was said to it, each time on a new connection.
+        /// The requests that were tried, each on a new connection.
         tried: &'static str,
     },
-    /// Something answers, and not as a server of this protocol does.
-    #[error("{endpoint} does not answer as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
+    /// The endpoint replied, but not as a server of this protocol.
+    #[error("{endpoint} did not reply as an RPC server of version {PROTOCOL_VERSION}: {reason}")]
     Handshake {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// What was seen.
+        /// How the reply violates the protocol.
         reason: String,
     },
-    /// A server of another version.
-    #[error("{endpoint} speaks version {theirs} of the RPC protocol, this client {SERVED}: update {}", side_to_update(*.theirs))]
+    /// The server has a version that this client does not support.
+    #[error("{endpoint} has version {theirs} of the RPC protocol, this client {SERVED}: update {}", side_to_update(*.theirs))]
     Version {
-        /// As it was given.
+        /// The endpoint, as given to the client.
         endpoint: String,
-        /// Its version.
+        /// The server's version.
         theirs: Version,
     },
-    /// The server was lost, or its reply made no sense, when the client listed its devices; or this machine has no thread for the
-    /// connection.
+    /// The server was lost or sent an invalid reply while the client listed its devices, or this process could not start a
+    /// thread for the connection.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// It has been tried for [`Options::retry`].
+    /// Every attempt within [`Options::retry`] failed.
     #[error("{last}; {attempts} attempts in {elapsed:.1?}")]
     GivenUp {
-        /// How often.
+        /// Number of attempts.
         attempts: u32,
-        /// For how long.
+        /// Time from the first attempt to the end of the last one.
         elapsed: Duration,
-        /// Why not, the last time.
+        /// Error of the last attempt.
         last: Box<ConnectError>,
     },
 }
 
 impl ConnectError {
-    /// What it means that a server's answer to `command` could not be had.
+    /// Maps a transport error during the wait for a reply to `command` to a [`ConnectError`].
     pub(super) fn no_reply(
         endpoint: &str,
         command: &'static str,
-        patience: Duration,
+        timeout: Duration,
         e: &TransportError,
     ) -> ConnectError {
         let endpoint = endpoint.to_owned();
         match e {
-            TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, timeout: patience },
+            TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, timeout },
             TransportError::Closed | TransportError::Reset(_) => ConnectError::Closed { endpoint, tried: command },
             TransportError::Io(e) => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
         }
     }
 
-    /// Whether it may be another time, with everything as it is.
+    /// Whether a retry may succeed without any change of configuration.
     fn is_transient(&self) -> bool {
         use ConnectError::{Closed, Connect, Device, Draining, Full, Host, Silent};
         match self {
-            // Where containers come and go, a name is away while its server is.
+            // In container networks a host name resolves only while its container runs.
             Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
             Device(e) => matches!(e, DeviceError::Lost { .. } | DeviceError::Exhausted { .. }),
@@ -147,7 +148,8 @@ fn side_to_update(theirs: Version) -> &'static str {
     }
 }
 
-/// Makes attempts until one succeeds, or fails for good, or `retry` has passed: then with the last one's reason.
+/// Retries `attempt` with exponential backoff until it succeeds, fails permanently, or `retry` has passed. In the last case the
+/// error contains that of the last attempt.
 pub(super) fn retry_with_backoff<T>(
     retry: Duration,
     mut attempt: impl FnMut() -> Result<T, ConnectError>,
@@ -160,7 +162,7 @@ pub(super) fn retry_with_backoff<T>(
             Err(e) if e.is_transient() && !retry.is_zero() => e,
             done => return done,
         };
-        // Clients that a server has lost all at once do not come back all at once.
+        // Jitter of +-25 %: clients that were disconnected at the same moment do not reconnect at the same moment.
         let next = pause.mul_f64(0.75 + 0.5 * fastrand::f64());
         let elapsed = start.elapsed();
         let left = retry.saturating_sub(elapsed);
@@ -174,13 +176,13 @@ pub(super) fn retry_with_backoff<T>(
     }
 }
 
-/// A server that accepts this client, before GREET.
+/// A server that accepts this client, before the handshake of the extensions.
 pub(super) struct AcceptedHandshake {
     pub(super) handshake: Handshake,
     pub(super) server: ServerHello,
 }
 
-/// Connects and shakes hands, once.
+/// Makes one attempt to connect, including the version handshake.
 pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHandshake, ConnectError> {
     let deadline = Deadline::after(options.connect_timeout);
     let named = || endpoint.to_owned();
@@ -193,8 +195,8 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHands
     negotiate_version(endpoint, addr, Handshake::new(connection), &deadline)
 }
 
-/// Finds out how the server speaks. It closes the connection on what its version does not know: then there is another one,
-/// to say the same as the versions before did.
+/// Negotiates the protocol version by trying the forms of HELLO, newest first. A server closes the connection on a request that
+/// its version does not have, so each further form is tried on a new connection.
 fn negotiate_version(
     endpoint: &str,
     addr: Address,
@@ -202,8 +204,8 @@ fn negotiate_version(
     deadline: &Deadline,
 ) -> Result<AcceptedHandshake, ConnectError> {
     let forms = [
-        (HelloForm::Caps, "HELLO, and takes no other"),
-        (HelloForm::Empty, "HELLO, with its body and without, and takes no other"),
+        (HelloForm::Caps, "HELLO, and accepts no second connection"),
+        (HelloForm::Empty, "HELLO, with its body and without, and accepts no further connection"),
         (HelloForm::Absent, "HELLO, with its body and without, and on the first request of versions before HELLO"),
     ];
     let mut closed_on = "HELLO";
@@ -211,7 +213,8 @@ fn negotiate_version(
         match hello(endpoint, &mut handshake, form, deadline) {
             Err(ConnectError::Closed { .. }) => closed_on = tried,
             Err(e) => return Err(e),
-            // It knows the first form: it has closed that connection because it was full, say, or about to end.
+            // The server supports the first form, so it closed the first connection for another reason, such as being full or
+            // draining.
             Ok(server) if form == HelloForm::Empty && server.dialect.hello() == HelloForm::Caps => {
                 closed_on = "HELLO";
                 break;
@@ -234,7 +237,7 @@ fn hello(
 ) -> Result<ServerHello, ConnectError> {
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
-    let wrong = |e: HandshakeError| match e {
+    let connect_error = |e: HandshakeError| match e {
         HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, "HELLO", deadline.given(), &e),
         HandshakeError::Version(theirs) => ConnectError::Version { endpoint: named(), theirs },
         HandshakeError::Full => ConnectError::Full { endpoint: named() },
@@ -245,13 +248,13 @@ fn hello(
         let mut out = Vec::new();
         let first = Request::GetAlignment(GetAlignment { device: 0 });
         Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
-        let body = handshake.request(&out, Command::GetAlignment, deadline).map_err(wrong)?;
-        // Any answer shows that it knows the request.
+        let body = handshake.request(&out, Command::GetAlignment, deadline).map_err(connect_error)?;
+        // Any valid reply shows that the server supports the request.
         Response::decode(Command::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
         let version = Version { major: 0, minor: 0, patch: 0 };
         return Ok(ServerHello { dialect: Dialect::FIRST, version, revision: None });
     }
-    handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(wrong)
+    handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(connect_error)
 }
 
 #[cfg(test)]
@@ -259,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_tried_again_and_what_does_not_is_not() {
+    fn transient_errors_are_retried_and_permanent_errors_are_not() {
         let endpoint = || "a:1".to_owned();
         let mut left = 3;
         let done = retry_with_backoff(Duration::from_secs(30), || {
@@ -277,20 +280,23 @@ mod tests {
             });
             (attempts, done.unwrap_err().to_string())
         };
-        let (attempts, told) = fail(10_000, ConnectError::Name);
-        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
-        let (attempts, told) = fail(0, |endpoint| ConnectError::Full { endpoint });
-        assert!(attempts == 1 && !told.contains("attempts"), "{told}");
-        let (attempts, told) = fail(200, unknown);
-        assert!(attempts > 1 && told.starts_with("a:1: no such host") && told.contains("attempts in"), "{told}");
+        let (attempts, message) = fail(10_000, ConnectError::Name);
+        assert!(attempts == 1 && !message.contains("attempts"), "{message}");
+        let (attempts, message) = fail(0, |endpoint| ConnectError::Full { endpoint });
+        assert!(attempts == 1 && !message.contains("attempts"), "{message}");
+        let (attempts, message) = fail(200, unknown);
+        assert!(
+            attempts > 1 && message.starts_with("a:1: no such host") && message.contains("attempts in"),
+            "{message}"
+        );
         let no_thread = |_| DeviceError::no_thread("that reads replies", &io::ErrorKind::WouldBlock.into()).into();
-        let (attempts, told) = fail(200, no_thread);
-        assert!(attempts > 1 && told.contains("threads") && !told.contains("cannot connect"), "{told}");
-        let (attempts, told) = fail(200, |endpoint| ConnectError::Draining { endpoint });
+        let (attempts, message) = fail(200, no_thread);
+        assert!(attempts > 1 && message.contains("threads") && !message.contains("cannot connect"), "{message}");
+        let (attempts, message) = fail(200, |endpoint| ConnectError::Draining { endpoint });
         assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
         assert!(
-            told.starts_with("a:1 is about to end") && told.contains(&format!("; {attempts} attempts in ")),
-            "{told}"
+            message.starts_with("a:1 is about to end") && message.contains(&format!("; {attempts} attempts in ")),
+            "{message}"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! The one connection of an endpoint: requests go out in order, one writer at a time.
+//! The connection of an endpoint: requests leave in order, one writer at a time. All devices and queues of the endpoint share
+//! it.
 
 mod write_guard;
 
@@ -24,50 +25,51 @@ use crate::rpc::transport::Aborter;
 use crate::rpc::wire::ext::GreetReply;
 use crate::rpc::wire::{Dialect, Request};
 
-/// Bytes of a long message that are written at a time: so it is seen that the server takes them.
+/// Chunk size of long writes. After each chunk the writer records progress, so that a server that keeps accepting bytes does
+/// not count as silent.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
-/// How long a writer that finds the connection closed waits for the reader to find out why.
+/// How long a writer that finds the connection closed waits for the reader thread to report the reason.
 const CLOSE_REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A wait for an answer that takes longer is worth a sleep.
+/// Spin-then-park: a wait for a reply that takes longer than this parks the thread.
 const SPIN_LIMIT: Duration = Duration::from_millis(1);
 
-/// Counts the connections of this process.
+/// Source of connection ids.
 static NEXT_CONNECTION_ID: AtomicU64 = AtomicU64::new(0);
 
-/// A connection, ended when dropped.
+/// A connection; dropping it aborts the transport.
 #[derive(Debug)]
 pub(super) struct Connection(Arc<ConnectionShared>);
 
-/// What whoever writes, and the thread that reads, have in common.
+/// State that is shared by the writing threads and the reader thread.
 #[derive(Debug)]
 pub(super) struct ConnectionShared {
     endpoint: String,
     id: u64,
     domain: Domain,
     aborter: Aborter,
-    /// The version that the server speaks.
+    /// The server's protocol version.
     pub(super) dialect: &'static Dialect,
     pub(super) silence_timeout: Duration,
-    /// The longest that it may owe a reply, whatever else it says.
+    /// Longest time for which a reply may be outstanding, whatever else the server sends.
     pub(super) reply_timeout: Duration,
-    /// When the server last took more of a long message.
+    /// When the server last accepted a chunk of a long message.
     write_progress: Mutex<Instant>,
-    /// One thread has it at a time; what is in it changes in the order of the messages.
+    /// Lent to one thread at a time; its contents change in the order of the messages.
     writer: WriteSlot<WriterState>,
-    /// What is due from the server, and why no more comes.
+    /// Outstanding replies, and the failure of the connection.
     pub(super) replies: DueReplies<ReplySink, DeviceError>,
     deferred: Mutex<DeferredSends>,
     traffic: Traffic,
     pub(super) spin: AdaptiveSpin,
-    /// What is known to be done, where the server speaks 7.0.
+    /// Completed work per device, for servers without the extensions.
     pub(super) completions: Arc<CompletionTracker>,
-    /// What is under way, where it has greeted.
+    /// Open queues and outstanding reads, for servers with the extensions.
     pub(super) session: Option<ClientSession>,
 }
 
-/// What has gone over it.
+/// Traffic counters of the connection.
 #[derive(Debug, Default)]
 struct Traffic {
     sent: AtomicU64,
@@ -78,19 +80,19 @@ struct Traffic {
 #[derive(Debug)]
 pub(super) struct WriterState {
     out: MessageWriter,
-    /// In 7.0, what is known of each device.
+    /// Per-device state; used for servers without the extensions.
     pub(super) devices: Vec<DeviceWriteState>,
-    /// The graphs that a server which has greeted keeps.
+    /// Graphs that the server caches; used for servers with the extensions.
     pub(super) graph_cache: RemoteGraphCache,
 }
 
-/// Who gets a reply.
+/// Destination of a reply.
 pub(super) enum ReplySink {
-    /// Whoever waits for its bytes.
+    /// A thread that waits for the bytes.
     Waiter(TicketSender),
-    /// Called with its bytes, or why there will be none; returns what is wrong with them.
+    /// Called with the bytes, or with the failure of the connection. `Err` describes why the reply is invalid.
     Callback(ReplyCallback),
-    /// Nobody: that it came is all.
+    /// The reply's arrival is all that matters; its bytes are dropped.
     Discard,
 }
 
@@ -99,30 +101,31 @@ type ReplyCallback = Box<dyn FnOnce(Result<Vec<u8>, DeviceError>) -> Result<(), 
 impl fmt::Debug for ReplySink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ReplySink::Waiter(_) => "a ticket",
-            ReplySink::Callback(_) => "someone",
-            ReplySink::Discard => "nobody",
+            ReplySink::Waiter(_) => "waiter",
+            ReplySink::Callback(_) => "callback",
+            ReplySink::Discard => "discard",
         })
     }
 }
 
 impl ReplySink {
-    /// Hands a reply over. `Err` is what is wrong with it.
+    /// Delivers a reply. `Err` describes why the reply is invalid.
     pub(super) fn deliver(self, bytes: Result<Vec<u8>, DeviceError>) -> Result<(), String> {
         match self {
-            ReplySink::Waiter(to) => to.send(bytes),
-            ReplySink::Callback(told) => return told(bytes),
+            ReplySink::Waiter(waiter) => waiter.send(bytes),
+            ReplySink::Callback(callback) => return callback(bytes),
             ReplySink::Discard => {}
         }
         Ok(())
     }
 }
 
-/// What somebody wants to be sent, and need not wait for: done by whoever writes next, or is just writing.
+/// Deferred sends: messages that a thread queues without waiting for the writer. The thread that holds the writer, or the next
+/// one that gets it, sends them.
 #[derive(Default)]
 struct DeferredSends {
     freed_buffers: Vec<u64>,
-    /// Devices and messages to be proved.
+    /// Messages for which a completion probe is requested, by device.
     probes: RequiredMessages,
     sends: Vec<DeferredSend>,
 }
@@ -131,7 +134,7 @@ type DeferredSend = Box<dyn FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceErro
 
 impl fmt::Debug for DeferredSends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "freed {:?}, wanted {:?}, {} more", self.freed_buffers, self.probes, self.sends.len())
+        write!(f, "freed buffers {:?}, probes {:?}, {} sends", self.freed_buffers, self.probes, self.sends.len())
     }
 }
 
@@ -145,43 +148,45 @@ impl Deref for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The reader sees the end, and with it everything is freed there and here.
+        // The reader thread sees the end of the stream, fails the connection and releases its resources. The server frees the
+        // client's buffers.
         self.0.aborter.abort();
     }
 }
 
 impl Connection {
-    /// Takes over a connection whose handshake is done, with what the server said of itself if it greets.
+    /// Starts the reader thread of a connection after its handshake. The two timeouts are `(silence, reply)`. `server_info` is
+    /// the server's self-description; it is present only for servers with the extensions.
     ///
     /// # Errors
-    /// [`DeviceError::Exhausted`] when the system has no thread for it.
+    /// [`DeviceError::Exhausted`] when the system cannot start a thread.
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
         dialect: &'static Dialect,
-        (patience, longest): (Duration, Duration),
-        greeted: Option<GreetReply>,
+        (silence_timeout, reply_timeout): (Duration, Duration),
+        server_info: Option<GreetReply>,
     ) -> Result<Arc<Connection>, DeviceError> {
-        let patience = patience.max(Duration::from_millis(1));
+        let silence_timeout = silence_timeout.max(Duration::from_millis(1));
         let Handshake { aborter, receiver, sender, sent, received } = handshake;
-        let out = MessageWriter::new(sender, patience);
-        let kept = greeted.as_ref().map_or_else(RemoteGraphCache::default, RemoteGraphCache::new);
+        let out = MessageWriter::new(sender, silence_timeout);
+        let graph_cache = server_info.as_ref().map_or_else(RemoteGraphCache::default, RemoteGraphCache::new);
         let shared = Arc::new(ConnectionShared {
             endpoint: endpoint.to_owned(),
             id: NEXT_CONNECTION_ID.fetch_add(1, Ordering::Relaxed),
             domain: Domain::unique(endpoint),
             aborter,
             dialect,
-            silence_timeout: patience,
-            reply_timeout: longest,
+            silence_timeout,
+            reply_timeout,
             write_progress: Mutex::new(Instant::now()),
-            writer: WriteSlot::new(WriterState { out, devices: Vec::new(), graph_cache: kept }),
+            writer: WriteSlot::new(WriterState { out, devices: Vec::new(), graph_cache }),
             replies: DueReplies::new(),
             deferred: Mutex::default(),
             spin: AdaptiveSpin::new(SPIN_LIMIT),
             traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
             completions: Arc::default(),
-            session: greeted.map(ClientSession::new),
+            session: server_info.map(ClientSession::new),
         });
         reader::start(Arc::clone(&shared), receiver)?;
         let connection = Arc::new(Connection(shared));
@@ -197,12 +202,13 @@ impl ConnectionShared {
         &self.endpoint
     }
 
-    /// A number that no other connection of this process has.
+    /// Id of the connection, unique within this process.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Devices of one connection reach each other's memory, those of two connections to one server do not.
+    /// The domain of the connection's devices. Devices of one connection access each other's buffers; devices of two
+    /// connections to the same server do not.
     pub(super) fn domain(&self) -> Domain {
         self.domain.clone()
     }
@@ -221,13 +227,13 @@ impl ConnectionShared {
         self.traffic.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Writes messages while nobody else does.
+    /// Runs `work` with exclusive use of the writer.
     pub(super) fn with_writer<T>(
         &self,
         work: impl FnOnce(&mut WriteGuard<'_>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
         let done = self.with_writer_inner(work);
-        // Also when nothing was said: on a connection that is lost they are dropped, with what they hold.
+        // Also after a failure: on a lost connection this drops the deferred sends and the resources that they hold.
         self.run_deferred_sends();
         done
     }
@@ -238,64 +244,65 @@ impl ConnectionShared {
     ) -> Result<T, DeviceError> {
         let done = self.writer.with(|writer| {
             self.check_alive()?;
-            let mut turn = WriteGuard { shared: self, writer };
-            turn.run_deferred_sends()?;
-            work(&mut turn)
+            let mut guard = WriteGuard { shared: self, writer };
+            guard.run_deferred_sends()?;
+            work(&mut guard)
         });
         done.unwrap_or_else(|Poisoned| Err(self.fail_poisoned()))
     }
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
     pub(super) fn call(&self, request: &Request<'_>, len: u64) -> Result<Vec<u8>, DeviceError> {
-        let (to, ticket) = Ticket::new();
-        self.with_writer(|turn| turn.request(request, len, ReplySink::Waiter(to)))?;
+        let (waiter, ticket) = Ticket::new();
+        self.with_writer(|guard| guard.request(request, len, ReplySink::Waiter(waiter)))?;
         self.count_wait();
         // The reader ends every wait.
         ticket.wait(None)
     }
 
-    /// Sends a request and waits for its reply.
+    /// Sends a request and waits for its reply. `len` limits the length of the reply.
     pub(super) fn exchange(
         &self,
         command: &'static str,
         len: RangeInclusive<u64>,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<u8>, DeviceError> {
-        let (to, ticket) = Ticket::new();
-        self.with_writer(|turn| turn.request_encoded(command, len, ReplySink::Waiter(to), encode))?;
+        let (waiter, ticket) = Ticket::new();
+        self.with_writer(|guard| guard.request_encoded(command, len, ReplySink::Waiter(waiter), encode))?;
         self.count_wait();
         // The reader ends every wait.
         ticket.wait(None)
     }
 
-    /// Has a buffer freed, after all that was sent so far. Waits for nobody.
+    /// Queues a FREE_BUFFER behind everything that was sent so far. Does not block.
     pub(super) fn defer_free(&self, handle: u64) {
         lock(&self.deferred).freed_buffers.push(handle);
         self.run_deferred_sends();
     }
 
-    /// Has it proved that devices have come so far. Waits for nobody.
+    /// Queues completion probes for the given messages. Does not block.
     pub(super) fn defer_probe(&self, needs: &RequiredMessages) {
         lock(&self.deferred).probes.merge(needs);
         self.run_deferred_sends();
     }
 
-    /// Has something said, in a turn of whoever writes. Waits for nobody.
+    /// Queues a send that runs with exclusive use of the writer. Does not block.
     pub(super) fn defer_send(
         &self,
-        errand: impl FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceError> + Send + 'static,
+        send: impl FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceError> + Send + 'static,
     ) {
-        lock(&self.deferred).sends.push(Box::new(errand));
+        lock(&self.deferred).sends.push(Box::new(send));
         self.run_deferred_sends();
     }
 
-    /// Whoever is writing looks for errands when it is done: there is always someone to run them.
+    /// Runs the deferred sends, unless another thread holds the writer. That thread runs them when it returns the writer: no
+    /// deferred send is left behind.
     fn run_deferred_sends(&self) {
         while !lock(&self.deferred).is_empty() {
             let ran = self.writer.try_with(|writer| {
-                let mut turn = WriteGuard { shared: self, writer };
-                // When this fails, it has failed everything that could be told of it.
-                if self.check_alive().and_then(|()| turn.run_deferred_sends()).is_err() {
+                let mut guard = WriteGuard { shared: self, writer };
+                // A failure here has already failed the connection and everything that waits for it.
+                if self.check_alive().and_then(|()| guard.run_deferred_sends()).is_err() {
                     self.drop_deferred_sends();
                 }
             });
@@ -320,17 +327,18 @@ impl ConnectionShared {
         self.replies.failure().map_or(Ok(()), Err)
     }
 
-    /// Makes the first failure stick to everything: the connection ends, because of something that cannot be. Returns it.
+    /// Fails the connection permanently: aborts the transport and fails all outstanding replies and queues. Only the first
+    /// failure counts; it is returned.
     pub(super) fn fail(&self, reason: impl Into<String>) -> DeviceError {
         let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason: reason.into() };
         let due = match self.replies.fail(failure.clone()) {
             Ok(due) => due,
             Err(first) => return first,
         };
-        // Whoever is stuck in a write or a read is so no more.
+        // Wakes the threads that block in a read or a write.
         self.aborter.abort();
         for reply in due {
-            // There is nothing that could be wrong with no bytes.
+            // A failure carries no bytes that could be invalid.
             let _ = reply.sink.deliver(Err(failure.clone()));
         }
         self.completions.fail(&failure);
@@ -340,22 +348,23 @@ impl ConnectionShared {
         failure
     }
 
-    /// A writer that panicked may have left a part of a message.
+    /// A writer that panicked may have left an incomplete message on the stream.
     fn fail_poisoned(&self) -> DeviceError {
-        self.fail("a thread of this process ended in the middle of a message")
+        self.fail("a thread of this process panicked in the middle of a message")
     }
 
-    /// Why the connection ends, if the reader finds that out soon: the server may have said it.
+    /// The reason for the end of the connection, if the reader finds it soon: the server may have sent it before it closed the
+    /// connection.
     fn wait_close_reason(&self) -> Option<DeviceError> {
         self.replies.wait_failure(CLOSE_REASON_TIMEOUT)
     }
 
-    /// When the server last took more of a long message: whoever takes what is sent is there.
+    /// When the server last accepted a chunk of a long message. A server that accepts bytes is alive.
     pub(super) fn last_write_progress(&self) -> Instant {
         *lock(&self.write_progress)
     }
 
-    /// What has been due for longest, and since when.
+    /// The oldest outstanding request and the time of its sending.
     pub(super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
         let reply = self.replies.front().map(|(command, _, since)| (command, since));
         let notice = self.session.as_ref().and_then(ClientSession::oldest_due);
@@ -369,7 +378,8 @@ impl DeferredSends {
     }
 }
 
-/// What these locks guard is whole between any two statements: a panic elsewhere cannot have left it torn.
+/// Ignores poisoning: every state behind these locks is consistent between any two statements, so a panic cannot leave it half
+/// updated.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

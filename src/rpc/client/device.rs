@@ -1,4 +1,5 @@
-//! A remote device, and its memory: what is the same whatever the server speaks, and the device of one that speaks 7.0.
+//! Remote devices and their buffers: the parts that are common to all servers, and the [`Device`] of servers without the
+//! extensions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -21,22 +22,22 @@ use crate::rpc::wire::{
 };
 use crate::tensor::{DType, TensorDesc};
 
-/// More devices than any server has.
+/// Sanity limit: more devices than any server has.
 const MAX_DEVICES: u32 = 4096;
 
-/// More than any device's alignment.
+/// Sanity limit: more than the alignment of any device, in bytes.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// Bytes of the buffer that is read to prove a device's work.
+/// Size of the probe buffer; completion probes read its first byte.
 const PROBE_BUFFER_BYTES: u64 = 64;
 
-/// Rows of quantised tensors that are no multiple of this have padding on some devices.
+/// Some devices pad the rows of quantised tensors to a multiple of this many elements.
 const PADDED_ROW_ELEMENTS: usize = 512;
 
 /// Type, shape and strides of a tensor.
 type TensorLayout = (DType, [usize; 4], [usize; 4]);
 
-/// A device behind an endpoint.
+/// A device of a connected server.
 #[derive(Debug)]
 pub(super) struct RemoteDevice {
     pub(super) connection: Arc<Connection>,
@@ -45,22 +46,22 @@ pub(super) struct RemoteDevice {
     sizes: Mutex<HashMap<TensorLayout, u64>>,
 }
 
-/// What the contract knows of a device whose server speaks 7.0.
+/// The [`Device`] of a server without the extensions.
 #[derive(Debug)]
 struct GgmlDevice {
     remote: Arc<RemoteDevice>,
     progress: Arc<DeviceProgress>,
-    /// Whether there is a byte to read for proofs: made for the first queue, and there as long as the connection.
+    /// Whether the probe buffer exists. It is allocated for the first queue and lives as long as the connection.
     has_probe_buffer: Mutex<bool>,
 }
 
-/// A buffer of a server, freed when dropped.
+/// A buffer on a server; dropping it frees it there.
 #[derive(Debug)]
 pub(super) struct RemoteBuffer {
     pub(super) connection: Arc<Connection>,
     pub(super) device: u32,
     pub(super) handle: u64,
-    /// The address of its first byte.
+    /// Address of the buffer's first byte on the server.
     pub(super) base: u64,
 }
 
@@ -76,12 +77,12 @@ impl RemoteBuffer {
     }
 }
 
-/// The memory of a region.
+/// The remote buffer of a region.
 pub(super) fn remote_buffer(region: &Region) -> Result<&RemoteBuffer, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
-/// The devices of a server.
+/// Lists the devices of a server without the extensions. Servers from before DEVICE_COUNT have one device.
 pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     if connection.dialect.number(Command::DeviceCount).is_none() {
         return Ok(vec![open_device(connection, 0)?]);
@@ -90,43 +91,43 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
     let count = match Response::decode(Command::DeviceCount, &reply) {
         Ok(Response::DeviceCount(count @ 1..=MAX_DEVICES)) => count,
         Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
-        other => return Err(connection.fail(format!("the server answered DEVICE_COUNT with {other:?}"))),
+        other => return Err(connection.fail(format!("the server replied to DEVICE_COUNT with {other:?}"))),
     };
-    let until = Instant::now() + connection.reply_timeout;
-    let told = |index| {
-        if Instant::now() < until {
+    let deadline = Instant::now() + connection.reply_timeout;
+    let describe = |index| {
+        if Instant::now() < deadline {
             return open_device(connection, index);
         }
-        let within = connection.reply_timeout;
-        Err(connection.fail(format!("the server told of {index} of its {count} devices within {within:?}")))
+        let timeout = connection.reply_timeout;
+        Err(connection.fail(format!("the server described {index} of its {count} devices within {timeout:?}")))
     };
-    (0..count).map(told).collect()
+    (0..count).map(describe).collect()
 }
 
 fn open_device(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
     let alignment = request_number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = request_number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
     let dialect = connection.dialect;
-    let older = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
+    let version_note = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
     let info = DeviceInfo {
-        description: format!("device {index} of the RPC server {}{older}", connection.endpoint()),
+        description: format!("device {index} of the RPC server {}{version_note}", connection.endpoint()),
         alignment,
         max_buffer,
         domain: connection.domain(),
         caps: Caps { asynchronous: true, events: true },
-        // Servers do not say what it is; it is not the host's memory.
+        // The protocol has no device kind; the memory is not the host's, so `Gpu` is the closest one.
         ..DeviceInfo::new(format!("{}/{index}", connection.endpoint()), DeviceKind::Gpu)
     };
     let progress = connection.completions.add_device();
-    connection.with_writer(|turn| {
-        turn.writer.devices.push(DeviceWriteState::default());
+    connection.with_writer(|guard| {
+        guard.writer.devices.push(DeviceWriteState::default());
         Ok(())
     })?;
     let remote = RemoteDevice::new(connection, index, info)?;
     Ok(Arc::new(GgmlDevice { remote: Arc::new(remote), progress, has_probe_buffer: Mutex::default() }))
 }
 
-/// The answer to a request for one number.
+/// Sends a request for one number, and waits for the reply.
 fn request_number(connection: &Connection, request: &Request<'_>) -> Result<u64, DeviceError> {
     let reply = connection.call(request, 8)?;
     match Response::decode(request.command(), &reply) {
@@ -136,12 +137,12 @@ fn request_number(connection: &Connection, request: &Request<'_>) -> Result<u64,
             | Response::BufferGetBase(n)
             | Response::GetAllocSize(n),
         ) => Ok(n),
-        other => Err(connection.fail(format!("the server answered {} with {other:?}", request.command()))),
+        other => Err(connection.fail(format!("the server replied to {} with {other:?}", request.command()))),
     }
 }
 
 impl RemoteDevice {
-    /// Checks what the server says of a device.
+    /// Validates the server's description of a device.
     pub(super) fn new(
         connection: &Arc<Connection>,
         index: u32,
@@ -149,16 +150,16 @@ impl RemoteDevice {
     ) -> Result<RemoteDevice, DeviceError> {
         let DeviceInfo { alignment, max_buffer, .. } = info;
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
-            return Err(connection.fail(format!("the server says that device {index} aligns to {alignment} bytes")));
+            return Err(connection.fail(format!("the server reports that device {index} aligns to {alignment} bytes")));
         }
         if max_buffer == 0 {
-            return Err(connection.fail(format!("the server says that device {index} has no buffers")));
+            return Err(connection.fail(format!("the server reports that device {index} has no buffers")));
         }
         info.max_buffer = max_buffer.min(i64::MAX as u64);
         Ok(RemoteDevice { connection: Arc::clone(connection), index, info, sizes: Mutex::default() })
     }
 
-    /// Whether the server copies from the memory of another connection by itself.
+    /// Peer copy: whether the source's server can send bytes to this device's server directly.
     pub(super) fn can_receive_from(&self, source: &Connection) -> bool {
         source.can_send_to(&self.connection)
     }
@@ -167,42 +168,45 @@ impl RemoteDevice {
         let request = Request::GetDeviceMemory(GetDeviceMemory { device: self.index });
         let reply = self.connection.call(&request, 16)?;
         match Response::decode(Command::GetDeviceMemory, &reply) {
-            Ok(Response::GetDeviceMemory(has)) => Ok(MemoryInfo { free: has.free.min(has.total), total: has.total }),
-            other => Err(self.connection.fail(format!("the server answered GET_DEVICE_MEMORY with {other:?}"))),
+            Ok(Response::GetDeviceMemory(memory)) => {
+                Ok(MemoryInfo { free: memory.free.min(memory.total), total: memory.total })
+            }
+            other => Err(self.connection.fail(format!("the server replied to GET_DEVICE_MEMORY with {other:?}"))),
         }
     }
 
-    /// A buffer with whatever is in it: its handle and the address of its first byte.
+    /// Allocates a buffer with undefined contents. Returns its handle and the address of its first byte.
     fn allocate(&self, bytes: u64) -> Result<(u64, u64), DeviceError> {
         let request = Request::AllocBuffer(AllocBuffer { device: self.index, size: bytes });
         let reply = self.connection.call(&request, 16)?;
-        let made = match Response::decode(Command::AllocBuffer, &reply) {
-            Ok(Response::AllocBuffer(made)) => made,
-            other => return Err(self.connection.fail(format!("the server answered ALLOC_BUFFER with {other:?}"))),
+        let allocated = match Response::decode(Command::AllocBuffer, &reply) {
+            Ok(Response::AllocBuffer(allocated)) => allocated,
+            other => return Err(self.connection.fail(format!("the server replied to ALLOC_BUFFER with {other:?}"))),
         };
-        if made.remote_ptr == 0 {
+        if allocated.remote_ptr == 0 {
             let MemoryInfo { free, total } = self.memory()?;
             return Err(DeviceError::OutOfMemory { asked: bytes, left: free, limit: total });
         }
-        let base = Request::BufferGetBase(BufferGetBase { remote_ptr: made.remote_ptr });
+        let base = Request::BufferGetBase(BufferGetBase { remote_ptr: allocated.remote_ptr });
         let base = request_number(&self.connection, &base)?;
-        if made.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
-            let size = made.remote_size;
-            let reason = format!("the server made a buffer of {size} bytes at {base:#x}, {bytes} were asked for");
+        if allocated.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
+            let size = allocated.remote_size;
+            let reason = format!("the server allocated a buffer of {size} bytes at {base:#x}, requested were {bytes}");
             return Err(self.connection.fail(reason));
         }
-        Ok((made.remote_ptr, base))
+        Ok((allocated.remote_ptr, base))
     }
 
-    /// A buffer with whatever is in it, which the charge pays for.
+    /// Allocates a buffer with undefined contents. `charge` is its reservation in the memory budget.
     pub(super) fn alloc_buffer(&self, bytes: u64, charge: Charge) -> Result<Buffer, DeviceError> {
-        // Not every server has buffers of nothing.
+        // Some servers do not support empty buffers.
         let (handle, base) = self.allocate(bytes.max(1))?;
         let memory = RemoteBuffer { connection: Arc::clone(&self.connection), device: self.index, handle, base };
         Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charge)))
     }
 
-    /// Asked only for tensors that a server may pad, once for each kind of them.
+    /// Bytes that a tensor needs on the device. Sends GET_ALLOC_SIZE only for tensors that a server may pad, once per type,
+    /// shape and strides.
     pub(super) fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
         let extent = tensor.extent() as u64;
         if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW_ELEMENTS) || !fits_wire(tensor) {
@@ -210,7 +214,7 @@ impl RemoteDevice {
         }
         let dialect = self.connection.dialect;
         if dialect.number(Command::GetAllocSize).is_none() || !dialect.has_type(tensor.dtype()) {
-            // What devices that pad add: the rest of the last row.
+            // The server cannot be queried: assume the padding that such devices add, the rest of the last row.
             let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW_ELEMENTS) - tensor.ne()[0];
             return extent + (tensor.dtype().blocks(missing) * tensor.dtype().block_bytes()) as u64;
         }
@@ -221,12 +225,12 @@ impl RemoteDevice {
         let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
         let tensor = TensorRecord { id: 1, ..tensor_record(tensor) };
         let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
-        // A connection that is lost says so to whoever allocates.
+        // On a lost connection the allocation that follows returns the error.
         let size = request_number(&self.connection, &request).map_or(extent, |size| size.max(extent));
-        // Padding is no buffer of its own.
+        // Sanity check: padding is smaller than a whole buffer.
         if size > extent.saturating_add(self.info.max_buffer) {
-            let told = format!("the server says that a tensor of {extent} bytes needs {size}");
-            self.connection.fail(told);
+            let reason = format!("the server reports that a tensor of {extent} bytes needs {size} bytes");
+            self.connection.fail(reason);
             return extent;
         }
         lock(&self.sizes).insert(key, size);
@@ -240,12 +244,12 @@ impl RemoteDevice {
     }
 }
 
-/// Whether a region is all of one contiguous tensor, whose shape the wire can say.
+/// Whether `tensor` is contiguous, covers the whole region, and has dimensions that fit the wire format.
 pub(super) fn is_whole_tensor(tensor: &TensorDesc, region: &Region) -> bool {
     fits_wire(tensor) && tensor.is_contiguous() && tensor.extent() as u64 == region.bytes()
 }
 
-/// A part of a buffer as a row of bytes; `len` is below 2^32.
+/// A range of a buffer as a tensor record: one row of `len` I8 elements. `len` must be below 2^32.
 pub(super) fn byte_range_record(memory: &RemoteBuffer, offset: u64, len: u64) -> TensorRecord {
     byte_row_record(memory.handle, memory.base + offset, len)
 }
@@ -274,11 +278,11 @@ impl Device for GgmlDevice {
     fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
         let buffer = self.remote.alloc_buffer(bytes, account.charge(bytes)?)?;
         let handle = remote_buffer(&buffer.whole())?.handle;
-        // Not every server gives memory that is zeroed.
+        // Some servers return uninitialised memory.
         let clear = Request::BufferClear(BufferClear { remote_ptr: handle, value: 0 });
-        self.remote.connection.with_writer(|turn| {
-            turn.next_message_number(&self.progress);
-            turn.send(&clear)
+        self.remote.connection.with_writer(|guard| {
+            guard.next_message_number(&self.progress);
+            guard.send(&clear)
         })?;
         Ok(buffer)
     }
@@ -287,8 +291,8 @@ impl Device for GgmlDevice {
         self.remote.alloc_size(tensor)
     }
 
-    /// A server of 7.0 does not say what its devices run; fanout's and llama.cpp's have a CPU behind them for what they do
-    /// not.
+    /// 7.0 has no request for supported ops. fanout's and llama.cpp's servers run on a CPU backend what their devices do not
+    /// support, so every node that the wire format can express counts as supported.
     fn support(&self, node: NodeView<'_>) -> Support {
         not_expressible(&node, self.remote.connection.dialect).map_or(Support::Yes, Support::No)
     }
@@ -299,22 +303,22 @@ impl Device for GgmlDevice {
 
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
         self.ensure_probe_buffer()?;
-        let (speaker, timeline) = GgmlProtocol::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
-        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, MAX_RECORD_BYTES)?))
+        let (protocol, timeline) = GgmlProtocol::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
+        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, protocol, MAX_RECORD_BYTES)?))
     }
 }
 
 impl GgmlDevice {
-    /// Makes sure that there is a byte to read.
+    /// Allocates the probe buffer unless it exists.
     fn ensure_probe_buffer(&self) -> Result<(), DeviceError> {
-        let mut probed = lock(&self.has_probe_buffer);
-        if !*probed {
+        let mut has_probe_buffer = lock(&self.has_probe_buffer);
+        if !*has_probe_buffer {
             let (handle, base) = self.remote.allocate(PROBE_BUFFER_BYTES)?;
-            self.remote.connection.with_writer(|turn| {
-                turn.device_state(self.remote.index)?.probe = Some(byte_row_record(handle, base, 1));
+            self.remote.connection.with_writer(|guard| {
+                guard.device_state(self.remote.index)?.probe = Some(byte_row_record(handle, base, 1));
                 Ok(())
             })?;
-            *probed = true;
+            *has_probe_buffer = true;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What a queue says where the server speaks 7.0 alone.
+//! The protocol of a queue on servers without the extensions: sends its commands as messages of 7.0 or older, all on one
+//! ordered stream.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,17 +17,18 @@ use crate::rpc::wire::{
 };
 use crate::tensor::TensorDesc;
 
-/// Largest message of an upload that is no whole tensor: others come in between.
+/// Chunk size of an upload that is not a whole tensor: between two chunks other queues can send.
 const UPLOAD_CHUNK_BYTES: u64 = 4 << 20;
 
-/// Largest tensor whose bytes are gathered from a writer before they are sent, so that the server knows it as one.
+/// Staging limit for tensors that a writer produces: up to this size the bytes are gathered and sent as one message, so that
+/// the server sees a whole tensor.
 pub(super) const MAX_STAGED_TENSOR_BYTES: u64 = 64 << 20;
 
-/// Largest range that one tensor record describes here; dimensions are below 2^32.
+/// Largest range of bytes that one tensor record describes; dimensions of the wire format are below 2^32.
 pub(super) const MAX_RECORD_BYTES: u64 = 1 << 30;
 
-/// A server forgets graphs when others need the room. One whose bytes, with those of the graphs that were sent for other
-/// devices since, are more than this is sent again; fanout's servers keep several times as much.
+/// GRAPH_RECOMPUTE limit: a server may evict a graph when it needs the room. A graph is sent again if other graphs were sent
+/// for any device since, and their bytes together with its own exceed this limit. fanout's servers cache several times as much.
 const MAX_RECOMPUTE_BYTES: u64 = 4 << 20;
 
 impl WriteGuard<'_> {
@@ -34,12 +36,13 @@ impl WriteGuard<'_> {
         self.writer.devices.get_mut(device as usize).ok_or(DeviceError::Misuse("a device of another endpoint"))
     }
 
-    /// Numbers a message that is work for a device.
+    /// Numbers a message that carries work for a device.
     pub(super) fn next_message_number(&self, progress: &DeviceProgress) -> u64 {
         progress.sent.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Reads bytes of a device; their reply proves all that it was sent before. A queue that has failed by then gets none.
+    /// Sends a read of a device. Its reply is a completion probe for all messages to this device before it. If the queue has
+    /// failed by the time of the reply, the pending read fails too.
     fn read_tensor(
         &mut self,
         (device, progress): (u32, &DeviceProgress),
@@ -49,61 +52,66 @@ impl WriteGuard<'_> {
     ) -> Result<u64, DeviceError> {
         let number = self.next_message_number(progress);
         progress.probed.store(number, Ordering::Release);
-        let proofs = Arc::clone(&self.shared.completions);
-        let told = move |bytes: Result<Vec<u8>, DeviceError>| {
+        let completions = Arc::clone(&self.shared.completions);
+        let on_reply = move |bytes: Result<Vec<u8>, DeviceError>| {
             if bytes.is_ok() {
-                proofs.record_done((device, number));
+                completions.record_done((device, number));
             }
-            if let Some((to, fate)) = to {
-                to.complete(bytes.and_then(|bytes| fate.failure().map_or(Ok(bytes), Err)));
+            if let Some((to, status)) = to {
+                to.complete(bytes.and_then(|bytes| status.failure().map_or(Ok(bytes), Err)));
             }
             Ok(())
         };
         let request = Request::GetTensor(GetTensor { tensor, offset: 0, size });
-        self.request(&request, size, ReplySink::Callback(Box::new(told)))?;
+        self.request(&request, size, ReplySink::Callback(Box::new(on_reply)))?;
         Ok(number)
     }
 
-    /// Writes bytes into a tensor, from its start.
+    /// Writes `data` to a tensor, from its first byte.
     fn write_tensor(&mut self, tensor: TensorRecord, data: &[u8]) -> Result<(), DeviceError> {
         let head = SetTensorHead { tensor, cache: false, offset: 0 };
         let (dialect, mut encoded) = (self.shared.dialect, Ok(()));
         self.buffer(|out| encoded = dialect.encode_head(&head, data.len() as u64, out));
-        encoded.map_err(|e| DeviceError::Bug(format!("an upload that no message holds: {e}")))?;
+        encoded.map_err(|e| DeviceError::Bug(format!("an upload that does not fit a message: {e}")))?;
         self.expect_empty_reply(Wire::SetTensor)?;
         self.send_with_data(Wire::SetTensor.name(), data)
     }
 
-    /// Runs a graph for a queue; one that the device ran last is not sent again.
-    fn compute_graph(&mut self, device: u32, body: &GraphMessage, fate: &Arc<QueueStatus>) -> Result<(), DeviceError> {
+    /// Runs a graph for a queue. GRAPH_RECOMPUTE replaces the message if the device ran the same graph last.
+    fn compute_graph(
+        &mut self,
+        device: u32,
+        message: &GraphMessage,
+        status: &Arc<QueueStatus>,
+    ) -> Result<(), DeviceError> {
         let dialect = self.shared.dialect;
-        let again = dialect.number(Wire::GraphRecompute).is_some();
-        let bytes = body.frame().len() as u64;
+        let can_recompute = dialect.number(Wire::GraphRecompute).is_some();
+        let bytes = message.frame().len() as u64;
         let others = |(_, since): (u64, u64)| since.saturating_sub(bytes);
-        let last = self.device_state(device)?.last_graph.filter(|last| last.0 == body.id());
-        if again && last.is_some_and(|last| others(last) == 0 || last.1 <= MAX_RECOMPUTE_BYTES) {
+        let last = self.device_state(device)?.last_graph.filter(|last| last.0 == message.id());
+        if can_recompute && last.is_some_and(|last| others(last) == 0 || last.1 <= MAX_RECOMPUTE_BYTES) {
             return self.send(&Request::GraphRecompute(GraphRecompute { device }));
         }
-        for (_, since) in self.writer.devices.iter_mut().filter_map(|lane| lane.last_graph.as_mut()) {
+        for (_, since) in self.writer.devices.iter_mut().filter_map(|device_state| device_state.last_graph.as_mut()) {
             *since += bytes;
         }
-        self.device_state(device)?.last_graph = Some((body.id(), bytes));
+        self.device_state(device)?.last_graph = Some((message.id(), bytes));
         if let Some(BodySize::Exact(len)) = dialect.reply(Wire::GraphCompute) {
-            let fate = Arc::clone(fate);
-            let told = move |status: Result<Vec<u8>, DeviceError>| {
-                if let Ok([status]) = status.as_deref() {
-                    fate.record_graph_status(*status as i8);
+            let status = Arc::clone(status);
+            let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
+                if let Ok([ggml_status]) = reply.as_deref() {
+                    status.record_graph_status(*ggml_status as i8);
                 }
                 Ok(())
             };
-            self.expect(Wire::GraphCompute.name(), len..=len, ReplySink::Callback(Box::new(told)))?;
+            self.expect(Wire::GraphCompute.name(), len..=len, ReplySink::Callback(Box::new(on_reply)))?;
         }
-        self.send_with_data(Wire::GraphCompute.name(), body.frame())
+        self.send_with_data(Wire::GraphCompute.name(), message.frame())
     }
 
-    /// Reads a byte of each device that has to be proved.
-    pub(super) fn send_probes(&mut self, wanted: &RequiredMessages) -> Result<(), DeviceError> {
-        for (device, number) in wanted.iter() {
+    /// Sends a completion probe, a read of one byte, to each device for which no later read is under way.
+    pub(super) fn send_probes(&mut self, required: &RequiredMessages) -> Result<(), DeviceError> {
+        for (device, number) in required.iter() {
             let probe = self.device_state(device)?.probe.clone();
             let (Some(progress), Some(probe)) = (self.shared.completions.progress(device), probe) else { continue };
             if progress.probed.load(Ordering::Acquire) < number {
@@ -115,12 +123,12 @@ impl WriteGuard<'_> {
     }
 }
 
-/// Speaks for one queue.
+/// The protocol state of one queue.
 pub(super) struct GgmlProtocol {
     remote: Arc<RemoteDevice>,
     progress: Arc<DeviceProgress>,
     marks: Arc<ProbedMarks>,
-    /// What has to be done before the next mark is reached.
+    /// Messages that must be done before the next mark is reached.
     required: RequiredMessages,
 }
 
@@ -129,54 +137,55 @@ impl GgmlProtocol {
         remote: Arc<RemoteDevice>,
         progress: Arc<DeviceProgress>,
     ) -> Result<(GgmlProtocol, Arc<Timeline>), DeviceError> {
-        let (track, timeline) = ProbedMarks::new(&remote.connection)?;
-        Ok((GgmlProtocol { remote, progress, marks: track, required: RequiredMessages::default() }, timeline))
+        let (marks, timeline) = ProbedMarks::new(&remote.connection)?;
+        Ok((GgmlProtocol { remote, progress, marks, required: RequiredMessages::default() }, timeline))
     }
 
-    /// The track of a point of this connection.
+    /// The mark state of a point of this connection.
     fn own_marks<'a>(&self, point: &'a Point) -> Option<&'a ProbedMarks> {
-        point.progress::<ProbedMarks>().filter(|track| track.belongs_to(&self.remote.connection))
+        point.progress::<ProbedMarks>().filter(|marks| marks.belongs_to(&self.remote.connection))
     }
 
-    /// Sends work for the device.
+    /// Sends messages that carry work for the device.
     fn send_work(
         &mut self,
         work: impl FnOnce(&mut WriteGuard<'_>) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let number = self.remote.connection.with_writer(|turn| {
-            let number = turn.next_message_number(&self.progress);
-            work(turn).map(|()| number)
+        let number = self.remote.connection.with_writer(|guard| {
+            let number = guard.next_message_number(&self.progress);
+            work(guard).map(|()| number)
         })?;
         self.required.add(self.remote.index, number);
         Ok(())
     }
 
-    /// Reads a region, for whoever is taken out of `to`.
+    /// Reads a region. Takes the completer out of `to` once the request is registered.
     fn read_region(
         &mut self,
         src: &Region,
         to: &mut Option<(ReadCompleter, Arc<QueueStatus>)>,
     ) -> Result<(), DeviceError> {
         let record = byte_range_record(remote_buffer(src)?, src.offset(), src.bytes());
-        let lane = (self.remote.index, &*self.progress);
+        let device = (self.remote.index, &*self.progress);
         let number =
-            self.remote.connection.with_writer(|turn| turn.read_tensor(lane, record, src.bytes(), to.take()))?;
+            self.remote.connection.with_writer(|guard| guard.read_tensor(device, record, src.bytes(), to.take()))?;
         self.required.add(self.remote.index, number);
         Ok(())
     }
 
-    /// Whether the server is known to copy between two regions.
+    /// Whether an earlier copy has shown that the server can copy between the devices of two regions, and the regions do not
+    /// overlap.
     fn copies_on_server(&self, src: &Region, dst: &Region) -> bool {
         let from = remote_buffer(src).map_or(self.remote.index, |memory| memory.device);
         !regions_overlap(src, dst)
             && self.remote.connection.completions.known_copy_support(from, self.remote.index) == Some(true)
     }
 
-    /// Fills a region where the server has no word for it.
+    /// Fills a region on servers without MEMSET_TENSOR: by BUFFER_CLEAR for a whole buffer, else by an upload.
     fn fill_by_upload(&mut self, dst: &Region, memory: &RemoteBuffer, value: u8) -> Result<(), DeviceError> {
         if dst.bytes() == dst.buffer().bytes() {
             let clear = Request::BufferClear(BufferClear { remote_ptr: memory.handle, value });
-            return self.send_work(|turn| turn.send(&clear));
+            return self.send_work(|guard| guard.send(&clear));
         }
         let bytes = vec![value; UPLOAD_CHUNK_BYTES.min(dst.bytes()) as usize];
         for at in (0..dst.bytes()).step_by(UPLOAD_CHUNK_BYTES as usize) {
@@ -186,10 +195,11 @@ impl GgmlProtocol {
         Ok(())
     }
 
-    /// Finds out whether the server copies between two devices, or within one: not every device does.
+    /// Sends a copy and waits for its reply, to learn whether the server can copy between two devices, or within one: not every
+    /// backend can.
     fn probe_copy_support(&mut self, request: &Request<'_>, (from, to): (u32, u32)) -> Result<bool, DeviceError> {
         let (sender, ticket) = Ticket::new();
-        self.send_work(|turn| turn.request(request, 1, ReplySink::Waiter(sender)))?;
+        self.send_work(|guard| guard.request(request, 1, ReplySink::Waiter(sender)))?;
         let reply = ticket.wait(None)?;
         match Response::decode(Wire::CopyTensor, &reply) {
             Ok(Response::CopyTensor(does)) => {
@@ -200,7 +210,7 @@ impl GgmlProtocol {
         }
     }
 
-    /// All of it is read before any of it is written: the two may overlap.
+    /// Copies through this host. All bytes are read before the first is written, because the regions may overlap.
     fn copy_through_host(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
         let from = remote_buffer(src)?;
         let progress = self.remote.connection.completions.progress(from.device);
@@ -209,9 +219,9 @@ impl GgmlProtocol {
         for (at, size) in record_ranges(src.bytes()) {
             let (to, ticket) = ReadCompleter::new(&self.remote);
             let record = byte_range_record(from, src.offset() + at, size);
-            let lane = (from.device, &*progress);
+            let device = (from.device, &*progress);
             let to = (to, Arc::clone(self.marks.status()));
-            self.remote.connection.with_writer(|turn| turn.read_tensor(lane, record, size, Some(to)))?;
+            self.remote.connection.with_writer(|guard| guard.read_tensor(device, record, size, Some(to)))?;
             tickets.push((at, size, ticket));
         }
         let pieces = tickets.into_iter().map(|(at, size, ticket)| Ok((dst.part(at, size)?, ticket.wait(None)?)));
@@ -224,7 +234,7 @@ impl QueueProtocol for GgmlProtocol {
     fn must_block(&self, command: &QueueCommand) -> bool {
         match command {
             QueueCommand::Wait(point) => match self.own_marks(point) {
-                Some(track) => !track.is_placed(point.seq()),
+                Some(marks) => !marks.is_placed(point.seq()),
                 None => point.poll() != Ok(true),
             },
             QueueCommand::Copy { src, dst } => !self.copies_on_server(src, dst),
@@ -235,15 +245,15 @@ impl QueueProtocol for GgmlProtocol {
     fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError> {
         let memory = remote_buffer(dst)?;
         let known = |tensor: &TensorDesc| memory.connection.dialect.has_type(tensor.dtype());
-        let whole = tensor.filter(|tensor| is_whole_tensor(tensor, dst) && known(tensor));
-        if let Some(tensor) = whole {
+        let whole_tensor = tensor.filter(|tensor| is_whole_tensor(tensor, dst) && known(tensor));
+        if let Some(tensor) = whole_tensor {
             let (buffer, data_at) = (memory.handle, memory.base + dst.offset());
             let record = TensorRecord { buffer, data: data_at, ..tensor_record(tensor) };
-            return self.send_work(|turn| turn.write_tensor(record, data));
+            return self.send_work(|guard| guard.write_tensor(record, data));
         }
-        for (at, piece) in (0..).step_by(UPLOAD_CHUNK_BYTES as usize).zip(data.chunks(UPLOAD_CHUNK_BYTES as usize)) {
-            let record = byte_range_record(memory, dst.offset() + at, piece.len() as u64);
-            self.send_work(|turn| turn.write_tensor(record, piece))?;
+        for (at, chunk) in (0..).step_by(UPLOAD_CHUNK_BYTES as usize).zip(data.chunks(UPLOAD_CHUNK_BYTES as usize)) {
+            let record = byte_range_record(memory, dst.offset() + at, chunk.len() as u64);
+            self.send_work(|guard| guard.write_tensor(record, chunk))?;
         }
         Ok(())
     }
@@ -255,11 +265,11 @@ impl QueueProtocol for GgmlProtocol {
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
     ) -> Result<(), DeviceError> {
         let at_once = if tensor.is_some() { MAX_STAGED_TENSOR_BYTES } else { MAX_STAGED_UPLOAD_BYTES };
-        let piece = if dst.bytes() <= at_once { dst.bytes() } else { UPLOAD_CHUNK_BYTES };
-        let mut bytes = vec![0; piece as usize];
+        let chunk = if dst.bytes() <= at_once { dst.bytes() } else { UPLOAD_CHUNK_BYTES };
+        let mut bytes = vec![0; chunk as usize];
         let mut at = 0;
         while at < dst.bytes() {
-            let part = dst.part(at, piece.min(dst.bytes() - at))?;
+            let part = dst.part(at, chunk.min(dst.bytes() - at))?;
             let bytes = &mut bytes[..part.bytes() as usize];
             fill(bytes)?;
             self.upload(&part, tensor, bytes)?;
@@ -278,15 +288,15 @@ impl QueueProtocol for GgmlProtocol {
             failed = self.read_region(&src, &mut to).err().map(|error| (error, to));
         }
         let Some((error, to)) = failed else { return Ok(()) };
-        // What no message was made of is waited for too.
+        // The reads that were not sent must complete as well.
         let left = to.into_iter().map(|(to, _)| to).chain(parts.map(|(_, to)| to));
         left.for_each(|to| to.complete(Err(error.clone())));
         Err(error)
     }
 
-    /// No server of 7.0 does.
-    fn load_by_digest(&mut self, recall: DigestLoad) -> Result<(), DeviceError> {
-        recall.to.complete(Ok(vec![0]));
+    /// 7.0 has no load by digest: the pending read completes with "not found".
+    fn load_by_digest(&mut self, load: DigestLoad) -> Result<(), DeviceError> {
+        load.to.complete(Ok(vec![0]));
         Ok(())
     }
 
@@ -298,7 +308,7 @@ impl QueueProtocol for GgmlProtocol {
         for (at, size) in record_ranges(dst.bytes()) {
             let tensor = byte_range_record(memory, dst.offset() + at, size);
             let request = Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size, value });
-            self.send_work(|turn| turn.send(&request))?;
+            self.send_work(|guard| guard.send(&request))?;
         }
         Ok(())
     }
@@ -306,27 +316,27 @@ impl QueueProtocol for GgmlProtocol {
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
         let (from, to) = (remote_buffer(src)?, remote_buffer(dst)?);
         let known = self.remote.connection.completions.known_copy_support(from.device, to.device);
-        let plain = self.copies_on_server(src, dst);
+        let copies = self.copies_on_server(src, dst);
         for (at, size) in record_ranges(dst.bytes()) {
             let request = Request::CopyTensor(CopyTensor {
                 src: byte_range_record(from, src.offset() + at, size),
                 dst: byte_range_record(to, dst.offset() + at, size),
             });
-            if plain {
-                let fate = Arc::clone(self.marks.status());
-                let told = move |reply: Result<Vec<u8>, DeviceError>| {
+            if copies {
+                let status = Arc::clone(self.marks.status());
+                let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
                     let Ok(reply) = reply else { return Ok(()) };
                     match Response::decode(Wire::CopyTensor, &reply) {
                         Ok(Response::CopyTensor(copied)) => {
                             if !copied {
-                                fate.fail_refused(Wire::CopyTensor);
+                                status.fail_refused(Wire::CopyTensor);
                             }
                             Ok(())
                         }
                         other => Err(format!("{other:?}")),
                     }
                 };
-                self.send_work(|turn| turn.request(&request, 1, ReplySink::Callback(Box::new(told))))?;
+                self.send_work(|guard| guard.request(&request, 1, ReplySink::Callback(Box::new(on_reply))))?;
             } else if known.is_none()
                 && !regions_overlap(src, dst)
                 && self.probe_copy_support(&request, (from.device, to.device))?
@@ -340,21 +350,22 @@ impl QueueProtocol for GgmlProtocol {
     }
 
     fn copy_from_peer(&mut self, _: &Region, _: &Region, _: Option<&Point>) -> Result<(), DeviceError> {
-        Err(DeviceError::Bug("a copy between servers that do not know each other".to_owned()))
+        Err(DeviceError::Bug("a peer copy on a connection without the extensions".to_owned()))
     }
 
-    fn run_graph(&mut self, bodies: &[GraphMessage]) -> Result<(), DeviceError> {
+    fn run_graph(&mut self, messages: &[GraphMessage]) -> Result<(), DeviceError> {
         let device = self.remote.index;
-        let fate = Arc::clone(self.marks.status());
-        self.send_work(|turn| bodies.iter().try_for_each(|body| turn.compute_graph(device, body, &fate)))
+        let status = Arc::clone(self.marks.status());
+        self.send_work(|guard| messages.iter().try_for_each(|message| guard.compute_graph(device, message, &status)))
     }
 
-    /// What this connection has sent before is done before what it sends later; anything else is waited for.
+    /// Wait elimination: the server processes the messages of one connection in order, so a point of this connection needs no
+    /// wait once its work was sent. This thread waits for any other point.
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if let Some(track) = self.own_marks(point)
-            && let PriorWork::Sent(needs) = track.prior_work(point.seq())?
+        if let Some(marks) = self.own_marks(point)
+            && let PriorWork::Sent(needs) = marks.prior_work(point.seq())?
         {
-            track.status().add_dependent(self.marks.status(), point.seq());
+            marks.status().add_dependent(self.marks.status(), point.seq());
             self.required.merge(&needs);
             return Ok(());
         }
@@ -366,19 +377,19 @@ impl QueueProtocol for GgmlProtocol {
         Ok(())
     }
 
-    fn close(&mut self, made: u64) {
-        self.marks.close(made);
+    fn close(&mut self, last_made: u64) {
+        self.marks.close(last_made);
     }
 }
 
-/// Whether two regions do: not every server copies then, and none says so.
+/// Whether two regions overlap. Not every server can copy within an overlap, and none reports it.
 fn regions_overlap(src: &Region, dst: &Region) -> bool {
     src.buffer().id() == dst.buffer().id()
         && src.offset() < dst.offset() + dst.bytes()
         && dst.offset() < src.offset() + src.bytes()
 }
 
-/// Offsets and sizes of the parts that a record each describes.
+/// Splits a range of bytes into the parts that one tensor record each can describe, as offsets and sizes.
 fn record_ranges(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..bytes).step_by(MAX_RECORD_BYTES as usize).map(move |at| (at, MAX_RECORD_BYTES.min(bytes - at)))
 }

@@ -1,4 +1,5 @@
-//! A graph as the body of a GRAPH_COMPUTE.
+//! Graph encoding: a [`Graph`] as the messages that run it. A program splits its graph into GRAPH_COMPUTE messages that fit the
+//! server's size limit, and caches the encoded messages by the regions that they are bound to.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -15,33 +16,34 @@ use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::rpc::wire::{Dialect, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use crate::tensor::TensorDesc;
 
-/// Nodes of one message: so many, with all that they read, stay below what servers take in one.
+/// Largest number of nodes in one message. A message with this many nodes and their sources stays below the size limits of
+/// servers.
 const MAX_NODES_PER_MESSAGE: usize = 8192;
 
-/// Bytes of a KEEP_GRAPH besides its nodes and tensors: its number, the device, and two counts.
+/// Bytes of a KEEP_GRAPH besides its nodes and tensors: graph number, device, and two counts.
 const KEEP_GRAPH_HEAD_BYTES: u64 = 8 + 4 + 4 + 4;
 
-/// Bytes of a node in the list of them.
+/// Bytes of a node's id in the list of nodes.
 const NODE_ID_BYTES: usize = 8;
 
-// The smallest message that a server may limit its clients to holds a node with all that it reads.
+// A node with all its sources fits the smallest message limit that this client accepts from a server.
 const _: () =
     assert!(KEEP_GRAPH_HEAD_BYTES + (NODE_ID_BYTES + (MAX_SRC + 1) * TENSOR_RECORD) as u64 <= MIN_MESSAGE_LIMIT_BYTES);
 
-/// Bodies that a program keeps: one for each copy of its inputs that a scheduler alternates between.
+/// Size of a program's cache of encoded messages: one entry for each copy of the inputs between which a scheduler alternates.
 const MAX_CACHED_BINDINGS: usize = 16;
 
-/// Counts the bodies of this process.
+/// Source of message ids.
 static NEXT_MESSAGE_ID: AtomicU64 = AtomicU64::new(1);
 
-/// A whole GRAPH_COMPUTE message, bound to buffers.
+/// A complete GRAPH_COMPUTE message, bound to buffers.
 pub(super) struct GraphMessage {
     id: u64,
     frame: Vec<u8>,
 }
 
 impl GraphMessage {
-    /// A number that no other body of this process has.
+    /// Id of the message, unique within this process.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
@@ -55,19 +57,19 @@ impl GraphMessage {
 pub(super) struct RemoteProgram {
     connection: Arc<Connection>,
     device: u32,
-    /// Nodes of each message.
+    /// Range of nodes of each message.
     node_ranges: Vec<Range<usize>>,
-    /// By the regions that they are bound to, those used last at the end.
+    /// LRU cache of encoded messages by their bindings, most recently used last.
     messages: Mutex<Vec<(BindingKey, Arc<[GraphMessage]>)>>,
 }
 
-/// Buffers, by numbers that are never used again, and offsets of the bound regions.
+/// Ids of the buffers, which are never reused, and offsets of the bound regions.
 type BindingKey = Vec<(u64, u64)>;
 
-/// What of a node the wire cannot say, as the server speaks it.
+/// Why a node cannot be expressed in the server's version of the protocol; `None` if it can.
 pub(super) fn not_expressible(node: &NodeView<'_>, dialect: &Dialect) -> Option<Unsupported> {
-    if let Err(no) = dialect.says(node) {
-        return Some(Unsupported { op: node.op.code(), reason: no.to_string() });
+    if let Err(unsupported) = dialect.says(node) {
+        return Some(Unsupported { op: node.op.code(), reason: unsupported.to_string() });
     }
     let srcs = (0..MAX_SRC).filter_map(|i| node.srcs.get(i));
     let large = srcs.chain([node.dst]).find(|desc| !fits_wire(desc))?;
@@ -76,21 +78,21 @@ pub(super) fn not_expressible(node: &NodeView<'_>, dialect: &Dialect) -> Option<
 }
 
 impl RemoteProgram {
-    /// Checks that a graph can be sent.
+    /// Checks that a graph can be sent, and splits it into messages.
     pub(super) fn new(graph: &Graph, remote: &RemoteDevice) -> Result<RemoteProgram, DeviceError> {
         for node in graph.nodes() {
             let view =
                 graph.node_view(node).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))?;
-            if let Some(no) = not_expressible(&view, remote.connection.dialect) {
-                return Err(no.into());
+            if let Some(unsupported) = not_expressible(&view, remote.connection.dialect) {
+                return Err(unsupported.into());
             }
         }
-        let most = remote.connection.session.as_ref().map_or(u64::MAX, |session| session.server().max_message);
-        let parts = split_nodes(graph, most);
+        let max_bytes = remote.connection.session.as_ref().map_or(u64::MAX, |session| session.server().max_message);
+        let node_ranges = split_nodes(graph, max_bytes);
         Ok(RemoteProgram {
             connection: Arc::clone(&remote.connection),
             device: remote.index,
-            node_ranges: parts,
+            node_ranges,
             messages: Mutex::default(),
         })
     }
@@ -99,27 +101,27 @@ impl RemoteProgram {
         Arc::ptr_eq(&self.connection, &remote.connection) && self.device == remote.index
     }
 
-    /// The messages that run the graph on these regions.
+    /// The messages that run the graph on these regions; encoded on first use and cached.
     pub(super) fn messages(&self, graph: &Graph, bindings: &[Region]) -> Result<Arc<[GraphMessage]>, DeviceError> {
         let key: BindingKey = bindings.iter().map(|region| (region.buffer().id(), region.offset())).collect();
-        let mut bodies = lock(&self.messages);
-        if let Some(at) = bodies.iter().position(|(of, _)| *of == key) {
-            bodies[at..].rotate_left(1);
-            return bodies.last().map(|(_, body)| Arc::clone(body)).ok_or(DeviceError::Ended);
+        let mut cached = lock(&self.messages);
+        if let Some(at) = cached.iter().position(|(of, _)| *of == key) {
+            cached[at..].rotate_left(1);
+            return cached.last().map(|(_, messages)| Arc::clone(messages)).ok_or(DeviceError::Ended);
         }
-        let made = self.node_ranges.iter().map(|part| encode_message(graph, part.clone(), self, bindings));
-        let made: Arc<[GraphMessage]> = made.collect::<Result<_, _>>()?;
-        if bodies.len() == MAX_CACHED_BINDINGS {
-            bodies.remove(0);
+        let encoded = self.node_ranges.iter().map(|part| encode_message(graph, part.clone(), self, bindings));
+        let encoded: Arc<[GraphMessage]> = encoded.collect::<Result<_, _>>()?;
+        if cached.len() == MAX_CACHED_BINDINGS {
+            cached.remove(0);
         }
-        bodies.push((key, Arc::clone(&made)));
-        Ok(made)
+        cached.push((key, Arc::clone(&encoded)));
+        Ok(encoded)
     }
 }
 
-/// The nodes of each message, which has at most so many bytes. A single node always fits.
-fn split_nodes(graph: &Graph, most: u64) -> Vec<Range<usize>> {
-    let (mut parts, mut part) = (Vec::new(), 0..0);
+/// Splits the graph into messages of at most `max_bytes` bytes. A single node always fits.
+fn split_nodes(graph: &Graph, max_bytes: u64) -> Vec<Range<usize>> {
+    let (mut node_ranges, mut part) = (Vec::new(), 0..0);
     let mut bytes = KEEP_GRAPH_HEAD_BYTES;
     let (mut known, mut written) = (HashSet::new(), HashSet::new());
     let mut cost = |node: &Node, first: bool| {
@@ -128,23 +130,23 @@ fn split_nodes(graph: &Graph, most: u64) -> Vec<Range<usize>> {
             written.clear();
         }
         let fresh = node_tensors(node).filter(|id| known.insert(*id)).count();
-        // A tensor that is written again has another record.
+        // A tensor that is written by a second node needs a second record.
         let again = usize::from(!written.insert(node.dst));
         (NODE_ID_BYTES + (fresh + again) * TENSOR_RECORD) as u64
     };
     for (at, node) in graph.nodes().iter().enumerate() {
         bytes += cost(node, part.is_empty());
-        if !part.is_empty() && (part.len() == MAX_NODES_PER_MESSAGE || bytes > most) {
-            parts.push(std::mem::replace(&mut part, at..at));
+        if !part.is_empty() && (part.len() == MAX_NODES_PER_MESSAGE || bytes > max_bytes) {
+            node_ranges.push(std::mem::replace(&mut part, at..at));
             bytes = KEEP_GRAPH_HEAD_BYTES + cost(node, true);
         }
         part.end = at + 1;
     }
-    parts.extend(Some(part).filter(|part| !part.is_empty()));
-    parts
+    node_ranges.extend(Some(part).filter(|part| !part.is_empty()));
+    node_ranges
 }
 
-/// What a node reads, and what it writes.
+/// The sources and the destination of a node.
 fn node_tensors(node: &Node) -> impl Iterator<Item = TensorId> {
     node.srcs.into_iter().flatten().chain([node.dst])
 }
@@ -152,7 +154,7 @@ fn node_tensors(node: &Node) -> impl Iterator<Item = TensorId> {
 fn encode_message(
     graph: &Graph,
     nodes: Range<usize>,
-    code: &RemoteProgram,
+    program: &RemoteProgram,
     bindings: &[Region],
 ) -> Result<GraphMessage, DeviceError> {
     let mut records = RecordEncoder { graph, bindings, ids: HashMap::new(), order: Vec::new(), encoded: Vec::new() };
@@ -169,7 +171,7 @@ fn encode_message(
                 first.insert(node);
                 listed.push(id);
             }
-            // A tensor that is written again: the same bytes under another id, which is listed where the node is.
+            // A second node writes the same tensor: a second record with another id describes the same bytes.
             std::collections::hash_map::Entry::Occupied(_) => listed.push(records.encode_again(node)?),
         }
     }
@@ -177,20 +179,20 @@ fn encode_message(
         records.encode(id, computed.get(&id).copied())?;
     }
     let listed: Vec<_> = listed.into_iter().map(u64::to_le_bytes).collect();
-    let bug = |e: &dyn Display| DeviceError::Bug(format!("a graph that no message holds: {e}"));
-    let graph = GraphCompute::new(code.device, &listed, &records.encoded).map_err(|e| bug(&e))?;
+    let bug = |e: &dyn Display| DeviceError::Bug(format!("a graph that does not fit a message: {e}"));
+    let graph = GraphCompute::new(program.device, &listed, &records.encoded).map_err(|e| bug(&e))?;
     let mut frame = Vec::new();
-    code.connection.dialect.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
+    program.connection.dialect.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
     Ok(GraphMessage { id: NEXT_MESSAGE_ID.fetch_add(1, Ordering::Relaxed), frame })
 }
 
-/// The records of a graph in the making.
+/// Encoder of the tensor records of one message.
 struct RecordEncoder<'a> {
     graph: &'a Graph,
     bindings: &'a [Region],
-    /// From 1; 0 is none.
+    /// Ids of the tensors, from 1; 0 stands for no tensor.
     ids: HashMap<TensorId, u64>,
-    /// The tensors of the ids, in their order.
+    /// The tensors in the order of their ids.
     order: Vec<TensorId>,
     encoded: Vec<[u8; TENSOR_RECORD]>,
 }
@@ -216,9 +218,9 @@ impl RecordEncoder<'_> {
         Ok(())
     }
 
-    /// Another record of a node's destination.
+    /// Appends a second record for a node's destination, and returns its id.
     fn encode_again(&mut self, node: &Node) -> Result<u64, DeviceError> {
-        // Above those of all tensors.
+        // Second records get ids above those of all tensors.
         let number = self.graph.tensors().len() as u64 + 1 + self.encoded.len() as u64;
         let mut record = self.record(number, self.tensor(node.dst)?)?;
         self.set_op(&mut record, node);
@@ -249,20 +251,21 @@ impl RecordEncoder<'_> {
         for (i, (slot, src)) in record.src.iter_mut().zip(node.srcs).enumerate() {
             *slot = match src {
                 Some(src) => self.ids.get(&src).copied().unwrap_or(0),
-                // Where only the destination says what is written, the wire wants it said: a CPY names itself.
+                // In the graph only the destination identifies the written tensor. The wire format needs it as a source, too: a
+                // CPY names itself.
                 None if node.op.writes_onto(i) => record.id,
                 None => 0,
             };
         }
     }
 
-    /// A tensor that re-describes another one of this message: from that a server may learn that a result need not be
-    /// written for it.
+    /// Encodes a tensor without a node as a VIEW of another tensor of this message, where it aliases one. A server can then
+    /// skip writing an intermediate result that is read only through such views.
     fn set_view_source(&self, record: &mut TensorRecord, view: &Tensor) {
-        let shown = view.view_of.and_then(|of| Some((*self.ids.get(&of)?, self.graph.tensor(of)?)));
-        let Some((of, shown)) = shown else { return };
-        let (Some(here), Some(there)) = (view.place, shown.place) else { return };
-        let offset = here.offset.checked_sub(there.offset).filter(|_| here.slot == there.slot);
+        let source = view.view_of.and_then(|of| Some((*self.ids.get(&of)?, self.graph.tensor(of)?)));
+        let Some((of, source)) = source else { return };
+        let (Some(place), Some(source_place)) = (view.place, source.place) else { return };
+        let offset = place.offset.checked_sub(source_place.offset).filter(|_| place.slot == source_place.slot);
         if let Some(offset) = offset {
             (record.op, record.src[0]) = (OpCode::View.to_wire(), of);
             (record.view_src, record.view_offs) = (of, offset as u64);
@@ -270,17 +273,17 @@ impl RecordEncoder<'_> {
     }
 }
 
-/// Whether a tensor's dimensions fit the wire.
+/// Whether a tensor's dimensions fit the wire format's 32 bits.
 pub(super) fn fits_wire(desc: &TensorDesc) -> bool {
     desc.ne().into_iter().all(|n| u32::try_from(n).is_ok())
 }
 
-/// A tensor's type, shape and strides, whose dimensions are known to fit.
+/// Encodes type, shape and strides of a tensor, for which [`fits_wire`] must hold.
 pub(super) fn tensor_record(desc: &TensorDesc) -> TensorRecord {
     let mut record = TensorRecord::decode(&[0; TENSOR_RECORD]);
     record.dtype = desc.dtype().to_wire();
     record.ne = desc.ne().map(|n| n as u32);
-    // The wire keeps the low half of strides, and servers know how to make it whole.
+    // The wire format has the low 32 bits of each stride; servers reconstruct the upper half from the shape.
     record.nb = desc.nb().map(|n| n as u32);
     record
 }

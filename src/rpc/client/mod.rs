@@ -1,5 +1,6 @@
-//! A client: the devices of a server of protocol 7.0, fanout's or llama.cpp's, or of an older version, as devices of this
-//! process.
+//! RPC client: connects to a server that implements ggml's RPC protocol and presents its devices as devices of this process. It
+//! supports protocol 7.0, as fanout's and llama.cpp's `rpc-server` implement it, fanout's extensions of 7.0, and the versions
+//! before 7.0.
 //!
 //! ```no_run
 //! use fanout::rpc::client::{Endpoint, Options};
@@ -13,25 +14,35 @@
 //!
 //! ```text
 //! device ─┬─► queue ──► connection (one writer at a time, requests in order) ══► server
-//!         │     │           ▲ errands: buffers to free, proofs that someone waits for
+//!         │     │           ▲ deferred sends: buffers to free, completion probes
 //!         │     ▼           │
-//!         │   proof ◄──── reader (replies in order) ◄════════════════════════════ server
-//!         └─► graph (a Graph as the body of a GRAPH_COMPUTE)
+//!         │   completion_probe ◄──── reader (replies in order) ◄═════════════════ server
+//!         └─► graph_messages (a Graph as the body of a GRAPH_COMPUTE)
 //! ```
 //!
-//! - All devices and queues of an endpoint share one connection. A server takes its messages in order, also across devices,
-//!   so that work on one endpoint needs no waiting for each other: a copy between two of its devices is a message.
-//! - A request that has no reply is written and forgotten. The others wait in order; a thread reads their replies.
-//! - The protocol has no word for "done". A [`Point`](crate::device::Point) is proved by the reply to a later read of the
-//!   same device: one that was sent anyway, or one of a single byte, which is sent when somebody asks for the point. Where
-//!   that turns out to be late, because more work has been sent meanwhile, the queue's later points send it at once.
-//! - A server that closes the connection, answers what nobody asked, or says nothing for [`Options::patience`] while a reply
-//!   is due, is lost: [`DeviceError::Lost`](crate::device::DeviceError::Lost) for all that waits, at once,
-//!   and for all that comes later. One that greets is asked now and then whether it is there, so that something is due also
-//!   while others alone wait for its work, and while it has none. To go on, connect again: buffers of a lost connection are gone.
-//! - A server of an older version is spoken to in that version (`rpc::wire::dialect`). What it has no word
-//!   for, its devices do not run.
-//! - What comes from the server is checked as what comes to ours is: lengths before bytes, values before use.
+//! - **One connection per endpoint**: all devices and queues of an endpoint share it. A server processes the messages of 7.0 in
+//!   order, also across its devices. Work on one endpoint therefore needs no explicit synchronization, and a copy between two
+//!   of its devices is a message.
+//! - **Pipelining**: a request without a reply is written and needs no further attention. Replies arrive in the order of their
+//!   requests; a reader thread dispatches them.
+//! - **Completion probes**: 7.0 has no completion message. A [`Point`](crate::device::Point) counts as reached when the reply
+//!   to a later read of the same device arrives. That read is either a download that was sent anyway, or a read of one byte
+//!   that is sent when a caller waits for the point. A probe is late if more work has been sent in the meantime; after a late
+//!   probe the queue probes its later points as soon as they are placed.
+//! - **Liveness**: the connection is lost when the server closes it, sends an unsolicited reply, or sends nothing for
+//!   [`Options::silence_timeout`] while a reply is due. All pending waits then fail at once with
+//!   [`DeviceError::Lost`](crate::device::DeviceError::Lost), and so do all later calls. A server with the extensions gets a
+//!   heartbeat (PING) when it has been silent for a third of the timeout. The heartbeat reveals a frozen server also while no
+//!   reply is due, for example while only another server waits for its work. To recover, connect again: the buffers of a lost
+//!   connection are gone.
+//! - **Older versions**: the client encodes requests in the server's own version (`rpc::wire::dialect`). Ops that this version
+//!   cannot express are reported as unsupported by its devices.
+//! - **Validation**: replies are untrusted input, as requests are for a server. Lengths are checked before bytes are read,
+//!   values before they are used.
+//!
+//! Start reading at `connect.rs`, then `connection.rs` and `queue.rs`. `ggml_protocol.rs` sends a queue's work by the messages
+//! of 7.0, and `extended/` by those of the extensions. The encoding of messages lives in `rpc::wire`, sockets in
+//! `rpc::transport`, and what clients share with servers in `rpc::connection`.
 
 mod completion_probe;
 mod connect;
@@ -57,19 +68,19 @@ use extended::ClientSession;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to speak to a server.
+/// Timeouts of a connection to a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// From an attempt to connect to the end of its handshake.
+    /// Timeout of one attempt to connect, including its handshake.
     pub connect_timeout: Duration,
-    /// For how long to try again, with growing pauses, where nobody answers, a server is full or about to end, or its host's
-    /// name is not known: the names of containers come and go with them. An attempt that has begun in that time is let
-    /// finish; zero: a single attempt.
+    /// How long to retry with exponential backoff while the connection is refused or not answered, the server is full or
+    /// draining, or its host name does not resolve (in container networks a name exists only while its container runs). An
+    /// attempt that starts within this time is allowed to finish. Zero: a single attempt.
     pub retry: Duration,
-    /// The longest that a server may say nothing while a reply is due, or take nothing of a message. Work that is sent
-    /// before a read counts: a server must be able to do it in this time. One that greets answers in between, and must do so
-    /// also when it has nothing to do: it is asked after a third of this.
+    /// Longest time for which a server may send nothing while a reply is due, or accept no byte of a message. Work that was
+    /// sent before a read delays its reply: the server must finish that work within this time. A server with the extensions
+    /// replies to heartbeats in between, also while it is idle. A heartbeat is sent after a third of this time.
     pub silence_timeout: Duration,
 }
 
@@ -89,8 +100,8 @@ impl Default for Options {
     }
 }
 
-/// A connection to a server, and the devices that it offers. The connection lives as long as this, or anything made by one
-/// of its devices.
+/// A connection to a server and the devices that it offers. The connection stays open until the endpoint and every object that
+/// was made by its devices are dropped.
 #[derive(Debug)]
 pub struct Endpoint {
     connection: Arc<Connection>,
@@ -99,22 +110,23 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Connects to `host:port` (`[host]:port` for an IPv6 address) and asks which devices there are. They are named
-    /// `host:port/0`, `host:port/1` and so on, with the endpoint as it is given here.
+    /// Connects to `host:port` (`[host]:port` for an IPv6 address), negotiates the protocol version and lists the server's
+    /// devices. Their names are `host:port/0`, `host:port/1` and so on, where the part before the slash is `endpoint` as given.
+    /// Devices of a server with the extensions have the server's names instead of numbers where these are unique and printable.
     ///
     /// # Errors
-    /// [`ConnectError`] says whose fault it is: a name that is none, a server that cannot be reached, does not answer,
-    /// takes nobody now, or speaks another version.
+    /// [`ConnectError`]: `endpoint` is malformed, or the server is unreachable, does not reply, is full or draining, or has an
+    /// unsupported version.
     pub fn connect(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
         connect::retry_with_backoff(options.retry, || Endpoint::attempt(endpoint, options))
     }
 
     fn attempt(endpoint: &str, options: &Options) -> Result<Endpoint, ConnectError> {
         let AcceptedHandshake { mut handshake, server } = connect::connect(endpoint, options)?;
-        let greet = || extended::hello_ext(endpoint, &mut handshake, options.connect_timeout);
-        let greeted = server.supports_extensions().then(greet).transpose()?;
-        let patience = (options.silence_timeout, PATIENCE.max(options.silence_timeout));
-        let connection = Connection::start(endpoint, handshake, server.dialect, patience, greeted)?;
+        let negotiate_extensions = || extended::hello_ext(endpoint, &mut handshake, options.connect_timeout);
+        let server_info = server.supports_extensions().then(negotiate_extensions).transpose()?;
+        let timeouts = (options.silence_timeout, PATIENCE.max(options.silence_timeout));
+        let connection = Connection::start(endpoint, handshake, server.dialect, timeouts, server_info)?;
         let devices = match &connection.session {
             Some(_) => extended::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
@@ -127,17 +139,17 @@ impl Endpoint {
         &self.devices
     }
 
-    /// The server, as it was given to [`Endpoint::connect`].
+    /// The endpoint, as it was given to [`Endpoint::connect`].
     pub fn name(&self) -> &str {
         self.connection.endpoint()
     }
 
-    /// The version of the protocol that the server speaks; 0.0.0 where that is older than HELLO.
+    /// The protocol version of the server; 0.0.0 for versions from before HELLO existed.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// What a server of fanout's said of itself when it was connected to; `None` from others.
+    /// The server's self-description from the handshake of the extensions; `None` for servers without them.
     pub fn server(&self) -> Option<&GreetReply> {
         self.connection.session.as_ref().map(ClientSession::server)
     }
@@ -150,7 +162,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    /// A connection before its handshake.
+    /// Dials a server; the handshake has yet to be made.
     pub(super) fn dial_handshake(addr: SocketAddr) -> Handshake {
         Handshake::new(dial(&[Address::Tcp(addr)], &Deadline::after(Duration::from_secs(30))).unwrap().1)
     }

@@ -1,8 +1,10 @@
-//! A queue of a remote device: its work is messages, said at once unless something has to be waited for first.
+//! A queue of a remote device. Its commands are sent as messages, by the submitting thread itself unless a command has to block
+//! first.
 //!
-//! Whoever holds the queue's [`Executor`] speaks. While nothing is pending that is the submitter. What must wait, for a point
-//! of another connection or for a copy through this host, is handed with the executor to the queue's thread, and what is
-//! submitted after it goes the same way. What the work is called on the wire is a [`Speaker`]'s business.
+//! The owner of the queue's [`QueueExecutor`] sends. While no command is pending, the submitting thread owns it. A command that
+//! has to block (a wait for a point of another connection, a copy through this host) is handed over to the queue's thread
+//! together with the executor, and so are all commands behind it: their order is that of submission. The messages themselves
+//! are the business of a [`QueueProtocol`]: `ggml_protocol` or `extended::extended_protocol`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,20 +18,21 @@ use crate::device::{
 };
 use crate::tensor::TensorDesc;
 
-/// Largest upload that is copied into its command where it cannot be sent at once.
+/// Staging limit: a queue with pending commands copies an upload of at most this size into its command. A larger upload waits
+/// for the pending commands instead.
 pub(super) const MAX_STAGED_UPLOAD_BYTES: u64 = 256 << 10;
 
-/// Longest wait for earlier work to be sent, before a large upload.
+/// Longest wait of a large upload for the pending commands of its queue.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What says a queue's work on the wire, one thing after another.
+/// Sends a queue's commands, in order, as the messages of one protocol.
 pub(super) trait QueueProtocol: Send + 'static {
-    /// Whether saying a command has to wait for something else than its turn.
+    /// Whether sending a command has to wait for anything besides exclusive use of the writer.
     fn must_block(&self, command: &QueueCommand) -> bool;
 
     fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError>;
 
-    /// As an upload of what `fill` writes, piece after piece. [`DeviceError::Source`] is an error of `fill`.
+    /// Uploads the bytes that `fill` produces chunk by chunk. An error of `fill` is returned as [`DeviceError::Source`].
     fn upload_from_source(
         &mut self,
         dst: &Region,
@@ -39,14 +42,14 @@ pub(super) trait QueueProtocol: Send + 'static {
 
     fn download(&mut self, parts: Vec<(Region, ReadCompleter)>) -> Result<(), DeviceError>;
 
-    fn load_by_digest(&mut self, recall: DigestLoad) -> Result<(), DeviceError>;
+    fn load_by_digest(&mut self, load: DigestLoad) -> Result<(), DeviceError>;
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError>;
 
-    /// Copies within the connection.
+    /// Copies between two regions of this connection.
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError>;
 
-    /// Copies from another connection that [`Remote::fetches_from`] has allowed.
+    /// Copies from a region of another connection, for which [`RemoteDevice::can_receive_from`] must hold.
     fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError>;
 
     fn run_graph(&mut self, bodies: &[GraphMessage]) -> Result<(), DeviceError>;
@@ -55,11 +58,11 @@ pub(super) trait QueueProtocol: Send + 'static {
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
-    /// Nothing more will be said, though marks up to `made` were made.
+    /// Closes the queue. `made` is the last mark that was made; marks that were not sent are never reached.
     fn close(&mut self, made: u64);
 }
 
-/// Bytes that somebody may wait for.
+/// Completes a pending read of one range of bytes.
 #[derive(Debug)]
 pub(super) struct ReadCompleter {
     to: TicketSender,
@@ -67,19 +70,19 @@ pub(super) struct ReadCompleter {
 }
 
 impl ReadCompleter {
-    /// With the ticket for them. A wait for bytes that are not there yet is counted.
+    /// A completer and the pending read that it completes. A wait that starts before the completion is counted.
     pub(super) fn new(remote: &RemoteDevice) -> (ReadCompleter, Ticket) {
         let (to, ticket) = Ticket::new();
-        let (came, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
-        let awaited = ReadCompleter { to, completed: Arc::clone(&came) };
+        let (completed, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
+        let completer = ReadCompleter { to, completed: Arc::clone(&completed) };
         let ticket = Ticket::fetched(move |deadline| {
-            if came.load(Ordering::Acquire) {
+            if completed.load(Ordering::Acquire) {
                 return ticket.wait(deadline);
             }
             shared.count_wait();
-            shared.spin.wait(|| came.load(Ordering::Acquire), || ticket.wait(deadline))
+            shared.spin.wait(|| completed.load(Ordering::Acquire), || ticket.wait(deadline))
         });
-        (awaited, ticket)
+        (completer, ticket)
     }
 
     pub(super) fn complete(self, bytes: Result<Vec<u8>, DeviceError>) {
@@ -88,7 +91,7 @@ impl ReadCompleter {
     }
 }
 
-/// What is to be looked for on the server's disk.
+/// A load by digest: the server searches its disk for a range of a file with this BLAKE3 digest.
 pub(super) struct DigestLoad {
     pub(super) dst: Region,
     pub(super) tensor: Option<TensorDesc>,
@@ -117,7 +120,7 @@ pub(super) enum QueueCommand {
         dst: Region,
         after: Option<Point>,
     },
-    /// The regions are those of the bodies, which must not be freed before these are sent.
+    /// The bindings keep the regions of the graph messages allocated until these are sent.
     Run {
         bodies: Arc<[GraphMessage]>,
         bindings: Arc<[Region]>,
@@ -135,14 +138,14 @@ impl Staged for QueueCommand {
 pub(super) struct RemoteQueue<S: QueueProtocol> {
     remote: Arc<RemoteDevice>,
     channel: Arc<Line<QueueCommand, QueueExecutor<S>>>,
-    /// Here while nothing is pending, unless the thread has not given it back yet: see [`RemoteQueue::idle`].
+    /// Present while no command is pending, unless the thread has not handed it back yet: see [`RemoteQueue::idle`].
     executor: Option<Box<QueueExecutor<S>>>,
     timeline: Arc<Timeline>,
-    /// The most bytes that one read may bring.
+    /// Largest number of bytes of one read request.
     max_read_bytes: u64,
-    /// The last mark.
+    /// Sequence number of the last mark.
     last_mark: Arc<AtomicU64>,
-    /// Whether anything was submitted since the last mark.
+    /// Whether any command was submitted since the last mark.
     has_unmarked_work: bool,
 }
 
@@ -150,28 +153,25 @@ impl<S: QueueProtocol> RemoteQueue<S> {
     pub(super) fn new(
         remote: Arc<RemoteDevice>,
         timeline: Arc<Timeline>,
-        speaker: S,
-        most: u64,
+        protocol: S,
+        max_read_bytes: u64,
     ) -> Result<RemoteQueue<S>, DeviceError> {
-        let marked = Arc::<AtomicU64>::default();
-        let executor = Box::new(QueueExecutor {
-            protocol: speaker,
-            timeline: Arc::clone(&timeline),
-            last_mark: Arc::clone(&marked),
-        });
-        let line = Line::start("rpc-queue", QueueExecutor::process)?;
+        let last_mark = Arc::<AtomicU64>::default();
+        let executor =
+            Box::new(QueueExecutor { protocol, timeline: Arc::clone(&timeline), last_mark: Arc::clone(&last_mark) });
+        let channel = Line::start("rpc-queue", QueueExecutor::process)?;
         Ok(RemoteQueue {
             remote,
-            channel: line,
+            channel,
             executor: Some(executor),
             timeline,
-            max_read_bytes: most,
-            last_mark: marked,
+            max_read_bytes,
+            last_mark,
             has_unmarked_work: false,
         })
     }
 
-    /// The executor, if everything submitted so far is sent.
+    /// The executor, if all commands submitted so far have been sent.
     fn idle(&mut self) -> Option<&mut QueueExecutor<S>> {
         if self.executor.is_none() {
             self.executor = self.channel.idle();
@@ -193,32 +193,32 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         self.channel.hand_over(command, &mut self.executor)
     }
 
-    /// The memory of a region that this queue works on.
-    fn here<'a>(&self, region: &'a Region) -> Result<&'a RemoteBuffer, DeviceError> {
+    /// The buffer of a region of this queue's device.
+    fn own_buffer<'a>(&self, region: &'a Region) -> Result<&'a RemoteBuffer, DeviceError> {
         let memory = remote_buffer(region)?;
-        let here = memory.belongs_to(&self.remote.connection) && memory.device == self.remote.index;
-        if here { Ok(memory) } else { Err(DeviceError::Misuse("a region of another device")) }
+        let is_own = memory.belongs_to(&self.remote.connection) && memory.device == self.remote.index;
+        if is_own { Ok(memory) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 
-    /// Sends an upload straight from where its bytes are, when all that was submitted before is sent.
+    /// Sends an upload without copying its bytes. Blocks until all pending commands have been sent.
     fn upload_direct(&mut self, upload: impl FnOnce(&mut S) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.has_unmarked_work = true;
         if self.idle().is_none() {
             self.executor = Some(self.channel.idle_by(Instant::now() + IDLE_TIMEOUT)?);
         }
         self.check_failure()?;
-        self.executor.as_mut().ok_or(DeviceError::Ended)?.guard(upload)
+        self.executor.as_mut().ok_or(DeviceError::Ended)?.record_failure(upload)
     }
 
-    /// The tickets of the parts that a region is read in.
+    /// Splits a read into parts of at most `max_read_bytes`, and returns one pending read for all of them.
     fn split_read(&self, src: &Region, parts: &mut Vec<(Region, ReadCompleter)>) -> Result<Ticket, DeviceError> {
         let mut tickets = Vec::new();
         let mut at = 0;
         while at < src.bytes() {
             let part = src.part(at, self.max_read_bytes.min(src.bytes() - at))?;
             at += part.bytes();
-            let (awaited, ticket) = ReadCompleter::new(&self.remote);
-            parts.push((part, awaited));
+            let (completer, ticket) = ReadCompleter::new(&self.remote);
+            parts.push((part, completer));
             tickets.push(ticket);
         }
         Ok(match (tickets.pop(), tickets.is_empty()) {
@@ -237,7 +237,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
 
 impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        self.here(&dst)?;
+        self.own_buffer(&dst)?;
         self.check_failure()?;
         match src {
             Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
@@ -246,13 +246,13 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
             Source::Borrowed(bytes) if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.idle().is_none() => {
                 self.submit(QueueCommand::Upload { dst, bytes: bytes.to_vec() })
             }
-            Source::Borrowed(bytes) => self.upload_direct(|speaker| speaker.upload(&dst, tensor, bytes)),
+            Source::Borrowed(bytes) => self.upload_direct(|protocol| protocol.upload(&dst, tensor, bytes)),
             Source::Writer(fill) if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.idle().is_none() => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 self.submit(QueueCommand::Upload { dst, bytes })
             }
-            Source::Writer(fill) => self.upload_direct(|speaker| speaker.upload_from_source(&dst, tensor, fill)),
+            Source::Writer(fill) => self.upload_direct(|protocol| protocol.upload_from_source(&dst, tensor, fill)),
         }
     }
 
@@ -261,7 +261,7 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     }
 
     fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
-        srcs.iter().try_for_each(|src| self.here(src).map(drop))?;
+        srcs.iter().try_for_each(|src| self.own_buffer(src).map(drop))?;
         let mut parts = Vec::new();
         let tickets = srcs.iter().map(|src| self.split_read(src, &mut parts)).collect::<Result<_, _>>()?;
         if parts.is_empty() {
@@ -273,12 +273,12 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        self.here(&dst)?;
+        self.own_buffer(&dst)?;
         self.submit(QueueCommand::Fill { dst, value })
     }
 
     fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
-        self.here(&dst)?;
+        self.own_buffer(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
@@ -303,22 +303,22 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
         if bindings.len() != slots.len() || bindings.iter().zip(slots).any(|(r, &s)| r.bytes() < s as u64) {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
-        bindings.iter().try_for_each(|region| self.here(region).map(drop))?;
+        bindings.iter().try_for_each(|region| self.own_buffer(region).map(drop))?;
         self.check_failure()?;
         let bodies = code.messages(program.graph(), bindings)?;
         self.submit(QueueCommand::Run { bodies, bindings: Arc::clone(bindings) })
     }
 
     fn mark(&mut self) -> Point {
-        let mut marked = self.last_mark.load(Ordering::Acquire);
+        let mut last_mark = self.last_mark.load(Ordering::Acquire);
         if self.has_unmarked_work {
-            marked += 1;
-            self.last_mark.store(marked, Ordering::Release);
-            // When this fails, the timeline carries the failure that waiting for the point returns.
-            let _ = self.submit(QueueCommand::Mark(marked));
+            last_mark += 1;
+            self.last_mark.store(last_mark, Ordering::Release);
+            // On failure the timeline holds the error, and waiting for the point returns it.
+            let _ = self.submit(QueueCommand::Mark(last_mark));
             self.has_unmarked_work = false;
         }
-        Point::new(&self.timeline, marked)
+        Point::new(&self.timeline, last_mark)
     }
 
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
@@ -338,11 +338,11 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
     ) -> Result<Ticket<LoadOutcome>, DeviceError> {
-        self.here(&dst)?;
+        self.own_buffer(&dst)?;
         let (to, reply) = ReadCompleter::new(&self.remote);
         let (digest, name) = (wanted.digest, wanted.name.to_owned());
         self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor: tensor.copied(), digest, name, to }))?;
-        // The reply has been checked where it arrived: one byte, 0 or 1.
+        // The reply was validated on arrival: one byte, 0 or 1.
         let outcome = |reply: Vec<u8>| if reply == [1] { LoadOutcome::Found } else { LoadOutcome::Missing };
         Ok(Ticket::fetched(move |deadline| reply.wait(deadline).map(outcome)))
     }
@@ -350,12 +350,12 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
 
 impl<S: QueueProtocol> Drop for RemoteQueue<S> {
     fn drop(&mut self) {
-        // The thread ends when it has done what it is at. What was sent is with the server.
+        // The queue's thread ends after its current command. Messages that were sent stay with the server.
         self.channel.end();
     }
 }
 
-/// What sends a queue's work.
+/// Sends a queue's commands, and fails its timeline when one fails.
 struct QueueExecutor<S: QueueProtocol> {
     protocol: S,
     timeline: Arc<Timeline>,
@@ -363,23 +363,23 @@ struct QueueExecutor<S: QueueProtocol> {
 }
 
 impl<S: QueueProtocol> QueueExecutor<S> {
-    /// Says a command. Nothing is said after a failure; whoever waits for bytes learns why.
+    /// Sends a command. After a failure nothing is sent, and pending reads complete with that failure.
     fn process(&mut self, command: QueueCommand) {
         match (self.timeline.failure(), command) {
             (Some(failure), QueueCommand::Download(parts)) => {
                 parts.into_iter().for_each(|(_, to)| to.complete(Err(failure.clone())));
             }
-            (Some(failure), QueueCommand::LoadByDigest(recall)) => recall.to.complete(Err(failure)),
+            (Some(failure), QueueCommand::LoadByDigest(load)) => load.to.complete(Err(failure)),
             (Some(_), _) => {}
             (None, command) => {
-                // The timeline has it.
-                let _ = self.guard(|speaker| send_command(speaker, command));
+                // `record_failure` has stored the error in the timeline.
+                let _ = self.record_failure(|protocol| send_command(protocol, command));
             }
         }
     }
 
-    /// Makes a failure stick, unless it is that of an upload's source.
-    fn guard<T>(&mut self, work: impl FnOnce(&mut S) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    /// Runs `work` and fails the timeline with its error, except with an error of an upload's source.
+    fn record_failure<T>(&mut self, work: impl FnOnce(&mut S) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         work(&mut self.protocol).inspect_err(|error| {
             if !matches!(error, DeviceError::Source(_)) {
                 self.timeline.fail(error.clone());
@@ -388,27 +388,27 @@ impl<S: QueueProtocol> QueueExecutor<S> {
     }
 }
 
-fn send_command(speaker: &mut impl QueueProtocol, command: QueueCommand) -> Result<(), DeviceError> {
+fn send_command(protocol: &mut impl QueueProtocol, command: QueueCommand) -> Result<(), DeviceError> {
     match command {
-        QueueCommand::Upload { dst, bytes } => speaker.upload(&dst, None, &bytes),
-        QueueCommand::Download(parts) => speaker.download(parts),
-        QueueCommand::LoadByDigest(recall) => speaker.load_by_digest(recall),
-        QueueCommand::Fill { dst, value } => speaker.fill(&dst, value),
-        QueueCommand::Copy { src, dst } => speaker.copy(&src, &dst),
-        QueueCommand::PeerCopy { src, dst, after } => speaker.copy_from_peer(&src, &dst, after.as_ref()),
+        QueueCommand::Upload { dst, bytes } => protocol.upload(&dst, None, &bytes),
+        QueueCommand::Download(parts) => protocol.download(parts),
+        QueueCommand::LoadByDigest(load) => protocol.load_by_digest(load),
+        QueueCommand::Fill { dst, value } => protocol.fill(&dst, value),
+        QueueCommand::Copy { src, dst } => protocol.copy(&src, &dst),
+        QueueCommand::PeerCopy { src, dst, after } => protocol.copy_from_peer(&src, &dst, after.as_ref()),
         QueueCommand::Run { bodies, bindings } => {
-            let done = speaker.run_graph(&bodies);
+            let done = protocol.run_graph(&bodies);
             drop(bindings);
             done
         }
-        QueueCommand::Wait(point) => speaker.wait(&point),
-        QueueCommand::Mark(seq) => speaker.mark(seq),
+        QueueCommand::Wait(point) => protocol.wait(&point),
+        QueueCommand::Mark(seq) => protocol.mark(seq),
     }
 }
 
 impl<S: QueueProtocol> Drop for QueueExecutor<S> {
     fn drop(&mut self) {
-        // Marks that were never sent are never reached; what was sent may yet be.
+        // Marks that were never sent are never reached. Marks that were sent may still be.
         self.protocol.close(self.last_mark.load(Ordering::Acquire));
     }
 }

@@ -1,4 +1,5 @@
-//! Failures that servers tell of after the fact, where they speak 7.0 or a version before: by a status, or a `false`.
+//! Failure tracking for queues of servers without the extensions: versions up to 7.0 report a failed request only in a later
+//! reply, as a status or a `false`. A failed queue also fails the queues that wait for its marks.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -6,7 +7,7 @@ use super::connection::lock;
 use crate::device::{DeviceError, Timeline};
 use crate::rpc::wire::Command;
 
-/// How a queue fares. Its track has it, and so have the replies that are due, which may outlive the queue.
+/// Failure state of a queue. Shared by the queue's marks and by outstanding replies, which may outlive the queue.
 #[derive(Debug)]
 pub(super) struct QueueStatus {
     endpoint: String,
@@ -17,9 +18,9 @@ pub(super) struct QueueStatus {
 #[derive(Debug, Default)]
 struct QueueStatusState {
     failure: Option<DeviceError>,
-    /// The last mark that is known to be reached.
+    /// Last mark for which a completion was observed.
     reached: u64,
-    /// Queues whose work waits for a mark of this one, and the last such mark.
+    /// Queues that depend on a mark of this queue, each with its last such mark.
     dependents: Vec<(Weak<QueueStatus>, u64)>,
 }
 
@@ -36,12 +37,13 @@ impl QueueStatus {
         self.timeline.get().and_then(Weak::upgrade)
     }
 
-    /// Why bytes that were read for the queue are not what it asked for.
+    /// Why the bytes that were read for the queue are invalid.
     pub(super) fn failure(&self) -> Option<DeviceError> {
         lock(&self.state).failure.clone()
     }
 
-    /// The server has gone past mark `seq`. That proves nothing where it has said that it did not do the work.
+    /// The server has processed all messages before mark `seq`. If it has reported a failure before, the work was not done, and
+    /// the mark does not count as reached.
     pub(super) fn record_reached(&self, seq: u64) {
         let mut state = lock(&self.state);
         if state.failure.is_some() {
@@ -54,9 +56,10 @@ impl QueueStatus {
         }
     }
 
-    /// A queue's work waits for mark `seq` of this one: it fails with this one, unless that is known to be reached before.
-    pub(super) fn add_dependent(&self, user: &Arc<QueueStatus>, seq: u64) {
-        if std::ptr::eq(self, &**user) {
+    /// Makes `dependent` fail with this queue, because its work waits for mark `seq` of this queue. Does nothing if that mark
+    /// was already reached.
+    pub(super) fn add_dependent(&self, dependent: &Arc<QueueStatus>, seq: u64) {
+        if std::ptr::eq(self, &**dependent) {
             return;
         }
         let mut state = lock(&self.state);
@@ -65,41 +68,41 @@ impl QueueStatus {
         }
         let failure = state.failure.clone();
         if failure.is_none() {
-            state.dependents.retain(|(user, _)| user.strong_count() > 0);
-            match state.dependents.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(user))) {
+            state.dependents.retain(|(dependent, _)| dependent.strong_count() > 0);
+            match state.dependents.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(dependent))) {
                 Some((_, last)) => *last = seq.max(*last),
-                None => state.dependents.push((Arc::downgrade(user), seq)),
+                None => state.dependents.push((Arc::downgrade(dependent), seq)),
             }
         }
         drop(state);
         if let Some(failure) = failure {
-            user.fail(&failure);
+            dependent.fail(&failure);
         }
     }
 
-    /// The queue fails, and all that waits for it with it.
+    /// Fails the queue and its dependents.
     pub(super) fn fail(&self, error: &DeviceError) {
         let mut state = lock(&self.state);
         if state.failure.is_some() {
             return;
         }
         state.failure = Some(error.clone());
-        let (reached, users) = (state.reached, std::mem::take(&mut state.dependents));
+        let (reached, dependents) = (state.reached, std::mem::take(&mut state.dependents));
         drop(state);
         if let Some(timeline) = self.timeline() {
             timeline.fail(error.clone());
         }
-        let waiting = users.into_iter().filter(|(_, seq)| *seq > reached);
-        waiting.filter_map(|(user, _)| user.upgrade()).for_each(|user| user.fail(error));
+        let waiting = dependents.into_iter().filter(|(_, seq)| *seq > reached);
+        waiting.filter_map(|(dependent, _)| dependent.upgrade()).for_each(|dependent| dependent.fail(error));
     }
 
-    /// The server says that it has not done what this queue asked for.
+    /// Fails the queue because the server replied that it did not carry out `command`.
     pub(super) fn fail_refused(&self, command: Command) {
         let (device, call) = (self.endpoint.clone(), command.name());
-        self.fail(&DeviceError::Driver { device, call, reason: "the server says that it has not done it".to_owned() });
+        self.fail(&DeviceError::Driver { device, call, reason: "the server reports that it did not do it".to_owned() });
     }
 
-    /// The server says how a graph of this queue ended: a `ggml_status`, from versions that tell.
+    /// Handles the `ggml_status` of a graph of this queue, which versions that reply to GRAPH_COMPUTE send.
     pub(super) fn record_graph_status(&self, status: i8) {
         let why = match status {
             0 => return,
@@ -108,7 +111,7 @@ impl QueueStatus {
             _ => "a device failed",
         };
         let (device, call) = (self.endpoint.clone(), Command::GraphCompute.name());
-        let reason = format!("the server says: {why} (status {status}); its log says more");
+        let reason = format!("the server reports: {why} (status {status}); see its log for details");
         self.fail(&DeviceError::Driver { device, call, reason });
     }
 }

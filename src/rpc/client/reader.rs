@@ -1,4 +1,5 @@
-//! The thread that reads what the server sends, and gives each reply to whoever it is for.
+//! The reader thread of a connection: reads replies and notifications, and delivers each reply to its sink. It also detects the
+//! loss of the server: an end of the stream, an overdue reply, an invalid message.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -14,16 +15,16 @@ use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 pub(super) type ConnectionReader = ReplyReader<ConnectionShared>;
 
 /// # Errors
-/// [`DeviceError::Exhausted`] without a thread.
 pub(super) fn start(shared: Arc<ConnectionShared>, receiver: Receiver) -> Result<(), DeviceError> {
     let reader = ConnectionReader::new(Arc::clone(&shared), receiver);
-    let ends = FailOnExit(shared);
+    let fail_on_exit = FailOnExit(shared);
     let thread = std::thread::Builder::new().name("rpc-replies".to_owned());
-    let started = thread.spawn(move || read_replies(reader, &ends));
+    let started = thread.spawn(move || read_replies(reader, &fail_on_exit));
     started.map(drop).map_err(|e| DeviceError::no_thread("that reads replies", &e))
 }
 
-/// However the thread ends: nobody waits for replies that nobody reads.
+/// Fails the connection when the reader thread ends for any reason, including a panic: without it, replies would be waited for
+/// forever.
 struct FailOnExit(Arc<ConnectionShared>);
 
 impl Deref for FailOnExit {
@@ -36,7 +37,7 @@ impl Deref for FailOnExit {
 
 impl Drop for FailOnExit {
     fn drop(&mut self) {
-        self.0.fail("nobody reads its replies any more");
+        self.0.fail("the thread that reads its replies has ended");
     }
 }
 
@@ -70,8 +71,8 @@ impl Requester for ConnectionShared {
         Timeouts { silence: self.silence_timeout, reply: self.reply_timeout, heartbeat }
     }
 
-    fn deliver(&self, to: ReplySink, body: Vec<u8>) -> Result<(), String> {
-        to.deliver(Ok(body))
+    fn deliver(&self, sink: ReplySink, body: Vec<u8>) -> Result<(), String> {
+        sink.deliver(Ok(body))
     }
 
     fn oldest_request_due(&self) -> Option<(&'static str, Instant)> {
@@ -92,31 +93,31 @@ impl Requester for ConnectionShared {
 }
 
 impl ConnectionShared {
-    /// Why the connection ends, for whoever uses it.
+    /// Describes a read error as the reason for the loss of the connection.
     fn loss_reason(&self, e: ReadError) -> String {
         match e {
             ReadError::Ended | ReadError::Lost(TransportError::Reset(_) | TransportError::Closed) => {
                 match self.oldest_due() {
                     Some((command, _)) => {
-                        format!("the server closed the connection while {command} was due; its log says why")
+                        format!("the server closed the connection while {command} was due; see its log for the reason")
                     }
-                    None => "the server closed the connection; its log says why".to_owned(),
+                    None => "the server closed the connection; see its log for the reason".to_owned(),
                 }
             }
             ReadError::Lost(TransportError::Io(e)) => e.to_string(),
             ReadError::Lost(e) => e.to_string(),
             ReadError::Silent { command, after } => {
-                format!("the server said nothing for {after:?} while {command} was due")
+                format!("the server sent nothing for {after:?} while {command} was due")
             }
-            ReadError::Overdue { command, after } => format!("the server did not answer {command} within {after:?}"),
-            ReadError::Unexpected => "the server sent a reply that nothing had asked for".to_owned(),
+            ReadError::Overdue { command, after } => format!("the server did not reply to {command} within {after:?}"),
+            ReadError::Unexpected => "the server sent an unsolicited reply".to_owned(),
             ReadError::Length { command, size, len } => {
                 let (least, most) = len.into_inner();
-                let asked = if least == most { least.to_string() } else { format!("{least} to {most}") };
-                format!("the server answered {command} with {size} bytes, {asked} were asked for")
+                let expected = if least == most { least.to_string() } else { format!("{least} to {most}") };
+                format!("the server replied to {command} with {size} bytes, expected {expected}")
             }
             ReadError::InvalidReply { command, reason } => {
-                format!("the server answered {command} with nonsense: {reason}")
+                format!("the server sent an invalid reply to {command}: {reason}")
             }
             e @ ReadError::Memory { .. } => e.to_string(),
             ReadError::Notification(reason) => reason,

@@ -1,23 +1,23 @@
-//! Requests whose replies are due.
+//! Outstanding replies of a connection, in the order of their requests.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A reply that is due.
+/// An outstanding reply.
 #[derive(Debug)]
 pub(in crate::rpc) struct DueReply<T> {
     pub(in crate::rpc) command: &'static str,
-    /// Bytes that it may have.
+    /// Allowed lengths, in bytes.
     pub(in crate::rpc) len: RangeInclusive<u64>,
     pub(in crate::rpc) since: Instant,
-    /// Where it goes.
+    /// Destination of the reply.
     pub(in crate::rpc) sink: T,
 }
 
-/// The replies that are due, in the order of their requests, until the connection fails: `T` is where a reply goes, `F` why there
-/// will be none.
+/// FIFO of the outstanding replies, until the connection fails. `T` is the destination of a reply, `F` the failure of the
+/// connection.
 #[derive(Debug)]
 pub(in crate::rpc) struct DueReplies<T, F> {
     state: Mutex<DueRepliesState<T, F>>,
@@ -38,11 +38,11 @@ impl<T, F: Clone> DueReplies<T, F> {
         }
     }
 
-    /// A reply is due. Called before its request leaves, by the thread that has the writer: so replies are expected in the order
-    /// of their requests, and before the reader can see them.
+    /// Registers the reply to a request. The thread that holds the writer calls this before it sends the request: replies are
+    /// thus registered in the order of their requests, and before the reader can receive them.
     ///
     /// # Errors
-    /// The connection's failure, and where the reply should have gone.
+    /// The connection's failure, and the destination `to`.
     pub(in crate::rpc) fn expect(&self, command: &'static str, len: RangeInclusive<u64>, to: T) -> Result<(), (F, T)> {
         let mut state = self.lock();
         if let Some(failure) = state.failure.clone() {
@@ -52,28 +52,29 @@ impl<T, F: Clone> DueReplies<T, F> {
         Ok(())
     }
 
-    /// The reply that comes next: its command, the bytes that it may have, and since when it is due.
+    /// The next expected reply: its command, its allowed lengths, and the time of its request.
     pub(in crate::rpc) fn front(&self) -> Option<(&'static str, RangeInclusive<u64>, Instant)> {
         self.lock().due.front().map(|reply| (reply.command, reply.len.clone(), reply.since))
     }
 
-    /// The reply that has come.
+    /// Removes the next expected reply, after it has arrived.
     pub(in crate::rpc) fn pop(&self) -> Option<DueReply<T>> {
         self.lock().due.pop_front()
     }
 
-    /// Why there are no more replies.
+    /// The failure of the connection.
     pub(in crate::rpc) fn failure(&self) -> Option<F> {
         self.lock().failure.clone()
     }
 
-    /// As [`DueReplies::failure`], if that is known within `timeout`: a peer that ends a connection may have said why.
+    /// Waits up to `timeout` for the failure of the connection: a peer may have sent the reason before it closed the
+    /// connection.
     pub(in crate::rpc) fn wait_failure(&self, timeout: Duration) -> Option<F> {
         let waited = self.failed.wait_timeout_while(self.lock(), timeout, |state| state.failure.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.failure.clone()
     }
 
-    /// No more replies come. The first failure sticks: the replies that were due, for the caller to fail them.
+    /// Fails the connection; only the first failure counts. Returns the outstanding replies, which the caller has to fail.
     ///
     /// # Errors
     /// An earlier failure.
@@ -90,7 +91,7 @@ impl<T, F: Clone> DueReplies<T, F> {
     }
 
     fn lock(&self) -> MutexGuard<'_, DueRepliesState<T, F>> {
-        // Whole between any two statements: a panic elsewhere cannot have left it torn.
+        // Ignores poisoning: the state is consistent between any two statements, so a panic cannot leave it half updated.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! HELLO and GREET: one request at a time, before a thread reads replies.
+//! Client handshake: HELLO negotiates the version, GREET the extensions. One request at a time, before a reader thread exists.
 
 use thiserror::Error;
 
@@ -9,10 +9,10 @@ use crate::rpc::wire::{
     Version, WireError,
 };
 
-/// The longest reply to a HELLO: version, padding and capabilities.
+/// Size limit of a reply to HELLO: version, padding and capabilities.
 const MAX_HELLO_REPLY_BYTES: u64 = 28;
 
-/// The longest reply to a GREET: far more than the devices of one server need.
+/// Size limit of a reply to GREET: far more than the devices of one server need.
 const MAX_HELLO_EXT_REPLY_BYTES: u64 = 1 << 20;
 
 /// Why a handshake failed.
@@ -20,31 +20,31 @@ const MAX_HELLO_EXT_REPLY_BYTES: u64 = 1 << 20;
 pub(in crate::rpc) enum HandshakeError {
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// Checked before its bytes are read.
-    #[error("a reply of {size} bytes, at most {limit} are possible")]
+    /// Detected before the body is read.
+    #[error("a reply of {size} bytes, expected at most {limit}")]
     TooLong { size: u64, limit: u64 },
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("the reply of another command")]
     OtherReply,
-    /// A version that no dialect describes.
+    /// The server's version has no dialect in this crate.
     #[error("it speaks version {0} of the RPC protocol, this end {SERVED}")]
     Version(Version),
-    /// The server's version has transport capabilities in HELLO, and its reply has none.
-    #[error("a reply to HELLO as before version 4.0")]
+    /// The server's version has transport capabilities in HELLO, but its reply has none.
+    #[error("a reply to HELLO in the form of versions before 4.0")]
     ShortHello,
-    /// It has as many clients as it takes.
+    /// The server has reached its limit of clients.
     #[error("it is full")]
     Full,
-    /// It is about to end, and takes no more clients.
+    /// The server is draining: it accepts no more clients.
     #[error("it is about to end")]
     Draining,
 }
 
-/// A server that accepts this end as its client, as its reply to HELLO describes it.
+/// A server that accepts this client, as described by its reply to HELLO.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rpc) struct ServerHello {
-    /// How the server speaks.
+    /// The server's version of the protocol.
     pub(in crate::rpc) dialect: &'static Dialect,
     pub(in crate::rpc) version: Version,
     /// The revision of the extensions, from a fanout server of version 7.0.
@@ -52,8 +52,8 @@ pub(in crate::rpc) struct ServerHello {
 }
 
 impl ServerHello {
-    /// Checks a reply to a HELLO, which had capabilities or not. The byte that holds a greeting is padding in other versions than
-    /// 7.0: it is ignored there.
+    /// Validates a reply to HELLO; `sent_caps`: the request had capabilities. The byte with the state is padding in versions
+    /// other than 7.0, and ignored there.
     fn check(reply: &HelloReply, sent_caps: bool) -> Result<ServerHello, HandshakeError> {
         let dialect = Dialect::of(reply.version).ok_or(HandshakeError::Version(reply.version))?;
         if sent_caps && reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
@@ -69,19 +69,19 @@ impl ServerHello {
         Ok(ServerHello { dialect, version: reply.version, revision })
     }
 
-    /// Whether the server takes GREET, and behind it the extensions of this crate's revision.
+    /// Whether the server supports the extensions in the revision of this crate.
     pub(in crate::rpc) fn supports_extensions(&self) -> bool {
         self.revision == Some(REVISION)
     }
 }
 
-/// A connection whose server has yet to be met.
+/// A connection before and during its handshake.
 #[derive(Debug)]
 pub(in crate::rpc) struct Handshake {
     pub(in crate::rpc) aborter: Aborter,
     pub(in crate::rpc) receiver: Receiver,
     pub(in crate::rpc) sender: Sender,
-    /// Bytes so far.
+    /// Bytes sent so far.
     pub(in crate::rpc) sent: u64,
     pub(in crate::rpc) received: u64,
 }
@@ -93,10 +93,10 @@ impl Handshake {
         Handshake { aborter, receiver, sender, sent: 0, received: 0 }
     }
 
-    /// HELLO, with capabilities or in the short form of versions before 4.0.
+    /// Sends HELLO, with capabilities or in the short form of versions before 4.0.
     ///
     /// # Errors
-    /// Also where the server speaks a version that this crate does not, or does not accept another client.
+    /// Also if the server's version is unsupported, or if it accepts no more clients.
     pub(in crate::rpc) fn hello(
         &mut self,
         conn_caps: Option<[u8; 24]>,
@@ -111,7 +111,7 @@ impl Handshake {
         }
     }
 
-    /// GREET, which introduces this end to a server that speaks the extensions. Its reply is the last one in a frame of 7.0.
+    /// Sends GREET, which starts the extensions. Its reply is the last one in a frame of 7.0.
     pub(in crate::rpc) fn hello_ext(&mut self, deadline: &Deadline) -> Result<GreetReply, HandshakeError> {
         let mut out = Vec::new();
         ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
@@ -126,7 +126,7 @@ impl Handshake {
         }
     }
 
-    /// Sends a request of 7.0 that is encoded already, and reads the body of its reply, which is no longer than that of a HELLO.
+    /// Sends an encoded request of 7.0, and reads the body of its reply, which must not be longer than that of HELLO.
     pub(in crate::rpc) fn request(
         &mut self,
         encoded: &[u8],
@@ -136,7 +136,7 @@ impl Handshake {
         self.exchange(encoded, |size| Ok(command.response_size(size, MAX_HELLO_REPLY_BYTES)?), deadline)
     }
 
-    /// Sends a request and reads the body of its reply, of a length that is `allowed`.
+    /// Sends a request and reads the body of its reply. `allowed` checks the length of the body.
     fn exchange(
         &mut self,
         encoded: &[u8],
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use crate::rpc::wire::PROTOCOL_VERSION;
 
-    /// The byte of the greeting counts in 7.0 alone: a server of another version may have anything there.
+    /// Only 7.0 defines the byte with the state; a server of another version may send anything there.
     #[test]
     fn a_reply_to_hello_is_checked_for_version_form_and_state() {
         let version = |major, minor| Version { major, minor, patch: 0 };

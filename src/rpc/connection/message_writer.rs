@@ -1,30 +1,30 @@
-//! Writes whole messages: small ones joined into one write, large data from where it lies.
+//! Buffered writer of whole messages: small messages are coalesced into one write, large data is sent without a copy.
 
 use std::time::Duration;
 
 use crate::rpc::transport::{Deadline, Sender, TransportError};
 
-/// Data of at most so many bytes is copied behind the head of its message and leaves in one write.
+/// Coalescing limit: data up to this size is copied behind the head of its message and sent in one write.
 pub(in crate::rpc) const MAX_COALESCED_BYTES: usize = 64 << 10;
 
-/// The sending half of a connection with the messages that have yet to leave.
+/// The sending half of a connection, with its write buffer.
 #[derive(Debug)]
 pub(in crate::rpc) struct MessageWriter {
     sender: Sender,
-    /// How long the peer may take nothing.
+    /// Stall timeout: how long the peer may accept no byte.
     stall: Duration,
     buffer: Vec<u8>,
-    /// A message was cut off: nothing that came after it could be understood.
+    /// A message was sent incompletely: the peer could not parse anything behind it.
     broken: bool,
 }
 
 impl MessageWriter {
-    /// Writes to a peer that takes something at least every `stall`.
+    /// Creates a writer that fails when the peer accepts no byte for `stall`.
     pub(in crate::rpc) fn new(sender: Sender, stall: Duration) -> MessageWriter {
         MessageWriter { sender, stall, buffer: Vec::new(), broken: false }
     }
 
-    /// Messages that leave with the next flush: encode further ones behind them.
+    /// The write buffer: messages that the next flush sends. Encode further messages behind them.
     pub(in crate::rpc) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
@@ -34,7 +34,7 @@ impl MessageWriter {
         self.flush_with(&[] as &[&[u8]])
     }
 
-    /// Sends the buffered messages with `parts` behind them: in one write, or without copying what is large.
+    /// Sends the buffered messages and `parts` behind them: in one write if they are small, else without copying `parts`.
     pub(in crate::rpc) fn flush_with(&mut self, parts: &[impl AsRef<[u8]>]) -> Result<(), TransportError> {
         let bytes: usize = parts.iter().map(|part| part.as_ref().len()).sum();
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -51,19 +51,21 @@ impl MessageWriter {
         sent
     }
 
-    /// Sends the rest of a message, from where it lies.
+    /// Sends the rest of a message without a copy.
     pub(in crate::rpc) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         self.send(&[bytes])
     }
 
-    /// Lingering close, as HTTP servers do it: nothing more is sent, the peer sees the end behind what was, and what it sends until
-    /// the deadline, or its own end, is dropped. Nobody else may receive meanwhile.
+    /// Lingering close, as in HTTP servers: ends the sending direction, then reads and drops what the peer sends until its end
+    /// or the deadline. A close with unread input would reset the connection and could destroy data that the peer has not read
+    /// yet. No other thread may receive meanwhile.
     pub(in crate::rpc) fn linger(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         self.finish(deadline)?;
         self.sender.drain(deadline)
     }
 
-    /// Nothing more is sent, and the peer sees the end behind what was, if there is room for it by the deadline.
+    /// Half close: the peer sees the end of the stream behind the data sent so far, provided there is room for it by the
+    /// deadline.
     pub(in crate::rpc) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         self.broken = true;
         self.sender.finish(deadline)
@@ -73,7 +75,7 @@ impl MessageWriter {
         if self.broken {
             return Err(TransportError::cut());
         }
-        // Also where a panic ends this.
+        // Set before the write, so that it also holds after a panic in it.
         self.broken = true;
         self.sender.write_all(parts, self.stall)?;
         self.broken = false;

@@ -1,11 +1,12 @@
-//! What the ends of a connection have in common, for the client, the server, and a server that is the client of another one.
+//! Building blocks of a connection that the client, the server and the links between servers share. On a link, one server is
+//! the client of another.
 //!
 //! ```text
-//! handshake: HELLO and GREET, checked   (client, links between servers)
+//! handshake: HELLO and GREET             (client, links between servers)
 //!   ↓
-//! message_writer in a write_slot        (all: whole messages, one thread at a time)
-//! due_replies ◄── reply_reader          (client, links: replies in the order of their requests; what is overdue)
-//!                 read_ahead            (all)
+//! message_writer in a write_slot         (all: whole messages, one thread at a time)
+//! due_replies ◄── reply_reader           (client, links: replies in the order of their requests; timeouts)
+//!                 read_ahead             (all: input buffer)
 //! ```
 
 mod due_replies;

@@ -1,22 +1,22 @@
-//! A buffer between a receiver and those that parse what it receives.
+//! Input buffer between a receiver and the parser of its messages.
 
-/// Bytes read ahead: a header with a small body, or many of them, cost one read.
+/// Buffer size: one read fetches a header with its small body, or several of them.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// How an end of a connection receives: each has its own deadlines, and its own way to wait.
+/// Source of received bytes. Each end of a connection implements it with its own deadlines and its own way to wait.
 pub(in crate::rpc) trait ByteSource {
     type Error;
 
-    /// Receives at least one byte into `dst`; 0: the peer sends no more.
+    /// Receives at least one byte into `dst`. 0: end of the stream.
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error>;
 
-    /// As [`Source::receive`], where a small message may be next.
+    /// As [`ByteSource::receive`], at a point where the next message may be small.
     fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error> {
         self.receive(dst)
     }
 }
 
-/// Bytes that were received and not used yet.
+/// Received bytes that were not consumed yet.
 #[derive(Debug)]
 pub(in crate::rpc) struct ReadAhead {
     buffer: Box<[u8]>,
@@ -33,15 +33,15 @@ impl ReadAhead {
         self.start == self.end
     }
 
-    /// Receives into the empty buffer. `false`: the peer sends no more.
+    /// Receives into the empty buffer. `false`: end of the stream.
     pub(in crate::rpc) fn fill<S: ByteSource>(&mut self, source: &mut S) -> Result<bool, S::Error> {
         let got = source.receive_ahead(&mut self.buffer);
         (self.start, self.end) = (0, *got.as_ref().unwrap_or(&0));
         got.map(|n| n > 0)
     }
 
-    /// Fills `dst` with the next bytes. Where more is missing than the buffer holds, it is received straight into `dst`. `false`:
-    /// the peer sends no more.
+    /// Fills `dst` with the next bytes. A remainder larger than the buffer is received directly into `dst`. `false`: end of the
+    /// stream.
     pub(in crate::rpc) fn read_exact<S: ByteSource>(
         &mut self,
         mut dst: &mut [u8],
@@ -67,14 +67,14 @@ impl ReadAhead {
         }
     }
 
-    /// Drops the next `len` bytes. `false`: the peer sends no more.
+    /// Drops the next `len` bytes. `false`: end of the stream.
     pub(in crate::rpc) fn skip<S: ByteSource>(&mut self, mut len: u64, source: &mut S) -> Result<bool, S::Error> {
         while len > 0 {
             if self.is_empty() && !self.fill(source)? {
                 return Ok(false);
             }
             let n = len.min((self.end - self.start) as u64);
-            self.start += n as usize; // no more than there is
+            self.start += n as usize; // n is at most end - start
             len -= n;
         }
         Ok(true)
@@ -87,7 +87,7 @@ mod tests {
     use std::convert::Infallible;
     use std::io::Read;
 
-    /// Gives bytes in pieces of random lengths.
+    /// A source that returns bytes in chunks of random lengths.
     struct Split<'a>(&'a [u8], fastrand::Rng);
 
     impl ByteSource for Split<'_> {
@@ -99,9 +99,9 @@ mod tests {
         }
     }
 
-    /// However bytes are split, they are read in order and to the last one.
+    /// Bytes arrive in order and completely, whatever the sizes of reads and of received chunks.
     #[test]
-    fn bytes_come_in_order_however_they_are_split() {
+    fn bytes_arrive_in_order_for_any_split() {
         let bytes: Vec<u8> = (0..200_000u32).map(|n| (n * 7 + n / 251) as u8).collect();
         for seed in 0..20 {
             let mut rng = fastrand::Rng::with_seed(seed);

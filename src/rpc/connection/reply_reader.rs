@@ -1,4 +1,5 @@
-//! Reads what a server sends: replies in the order of their requests, and what it sends unasked. Finds out what is overdue.
+//! Reads and dispatches the messages of a server: replies in the order of their requests, and unsolicited messages. Detects
+//! silence and overdue replies, and drives the heartbeat.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -9,45 +10,45 @@ use thiserror::Error;
 use super::{ByteSource, DueReplies, ReadAhead};
 use crate::rpc::transport::{Deadline, Receiver, TransportError};
 
-/// How long a server may take.
+/// Timeouts of a connection to a server.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rpc) struct Timeouts {
-    /// The longest that it may send nothing while something is due.
+    /// Longest silence of the server while a reply is outstanding.
     pub(in crate::rpc) silence: Duration,
-    /// The longest that it may owe a reply, whatever else it sends.
+    /// Longest time for which a reply may be outstanding, whatever else the server sends.
     pub(in crate::rpc) reply: Duration,
-    /// Heartbeat: a server that has been silent for so long is asked whether it is there, so that a frozen one is noticed while
-    /// nothing else is due. `None`: it is not asked.
+    /// Heartbeat interval: after this time of silence the client sends a PING, so that a frozen server is noticed also while no
+    /// reply is outstanding. `None`: no heartbeat.
     pub(in crate::rpc) heartbeat: Option<Duration>,
 }
 
 impl Timeouts {
-    /// How long the server may be silent before it is looked after.
+    /// Time of silence after which the connection is checked.
     fn idle_check_interval(&self) -> Duration {
         self.heartbeat.unwrap_or(self.silence)
     }
 }
 
-/// The end of a connection that sends the requests.
+/// The requesting end of a connection.
 pub(in crate::rpc) trait Requester {
-    /// Where a reply goes.
+    /// Destination of a reply.
     type Sink;
-    /// Why there are no more replies.
+    /// Failure of the connection.
     type Failure: Clone;
 
     fn replies(&self) -> &DueReplies<Self::Sink, Self::Failure>;
 
     fn timeouts(&self) -> Timeouts;
 
-    /// Hands a reply over. `Err` is what is wrong with it.
+    /// Delivers a reply. `Err` describes why the reply is invalid.
     fn deliver(&self, to: Self::Sink, body: Vec<u8>) -> Result<(), String>;
 
-    /// What has been due for longest, and since when.
+    /// The oldest outstanding request, and its time.
     fn oldest_request_due(&self) -> Option<(&'static str, Instant)> {
         self.replies().front().map(|(command, _, since)| (command, since))
     }
 
-    /// When the server last took more of a long message: a server that takes what is sent is there.
+    /// When the server last accepted a part of a long message. A server that accepts data is alive.
     fn last_write_time(&self) -> Option<Instant> {
         None
     }
@@ -55,56 +56,56 @@ pub(in crate::rpc) trait Requester {
     /// Sends the heartbeat.
     fn send_heartbeat(&self) {}
 
-    /// Whether all that the server sends here is short, so that a reply that is overdue is so in the middle of a message too.
+    /// Whether all messages of the server are short, so that overdue replies can be detected also within a message.
     fn takes_short_messages_only(&self) -> bool {
         false
     }
 
-    /// Bytes have come.
+    /// Counts received bytes.
     fn count_received(&self, _bytes: usize) {}
 }
 
-/// Why a connection cannot be read on.
+/// Why reading from a connection must end.
 #[derive(Debug, Error)]
 pub(in crate::rpc) enum ReadError {
-    #[error("the server sends no more")]
+    #[error("the server closed the connection")]
     Ended,
     #[error(transparent)]
     Lost(#[from] TransportError),
-    #[error("nothing came for {after:?} while {command} was due")]
+    #[error("the server sent nothing for {after:?} while {command} was due")]
     Silent { command: &'static str, after: Duration },
     #[error("no reply to {command} within {after:?}")]
     Overdue { command: &'static str, after: Duration },
-    #[error("a reply that nothing had asked for")]
+    #[error("an unsolicited reply")]
     Unexpected,
-    #[error("{size} bytes for {command}, {len:?} are possible")]
+    #[error("a reply of {size} bytes to {command}, expected {len:?}")]
     Length { command: &'static str, size: u64, len: RangeInclusive<u64> },
     #[error("no memory for the {len} bytes of a reply to {command}")]
     Memory { command: &'static str, len: u64 },
     #[error("{command}: {reason}")]
     InvalidReply { command: &'static str, reason: String },
-    /// What the server sent unasked makes no sense, or says that it ends the connection.
+    /// An unsolicited message is invalid, or announces the end of the connection.
     #[error("{0}")]
     Notification(String),
 }
 
-/// The reading side of a connection, for one thread.
+/// The reading side of a connection; used by one thread.
 pub(in crate::rpc) struct ReplyReader<R> {
     requester: Arc<R>,
     incoming: IncomingBytes<R>,
     ahead: ReadAhead,
 }
 
-/// What the server sends, and how long it may be silent.
+/// Received bytes, and the state of the timeouts.
 struct IncomingBytes<R> {
     requester: Arc<R>,
     receiver: Receiver,
     timeouts: Timeouts,
-    /// When the server last sent anything.
+    /// When the server last sent any byte.
     last_received: Instant,
-    /// When the server last brought what it was asked for.
+    /// When the server last sent a reply.
     last_answered: Instant,
-    /// Whether it was sent a heartbeat since.
+    /// Whether a heartbeat was sent since the last received byte.
     heartbeat_sent: bool,
 }
 
@@ -127,7 +128,7 @@ impl<R: Requester> ReplyReader<R> {
         &self.requester
     }
 
-    /// Reads the body of the reply that comes next, and hands it over.
+    /// Reads the body of the next expected reply, and delivers it.
     pub(in crate::rpc) fn read_reply(&mut self, size: u64) -> Result<(), ReadError> {
         let (command, len, _) = self.requester.replies().front().ok_or(ReadError::Unexpected)?;
         if !len.contains(&size) {
@@ -135,22 +136,23 @@ impl<R: Requester> ReplyReader<R> {
         }
         let body = self.read_bytes(size, command)?;
         self.record_answer();
-        // Nothing is due where another thread has failed the connection meanwhile.
+        // No reply is outstanding if another thread has failed the connection in the meantime.
         let Some(reply) = self.requester.replies().pop() else { return Ok(()) };
         self.requester.deliver(reply.sink, body).map_err(|reason| ReadError::InvalidReply { command, reason })
     }
 
-    /// The server has brought what it was asked for.
+    /// Records that the server has replied to a request.
     pub(in crate::rpc) fn record_answer(&mut self) {
         self.incoming.last_answered = self.incoming.last_received;
     }
 
-    /// A server that sends other things all the while is not silent, but a reply that is due has a deadline too.
+    /// Fails when the oldest reply is overdue. A server that sends other messages is not silent, but its replies still have a
+    /// deadline.
     pub(in crate::rpc) fn check_overdue(&self) -> Result<(), ReadError> {
         self.incoming.check_overdue()
     }
 
-    /// The next bytes: no more than a request of this process asked for, which has room for them.
+    /// Reads the next `len` bytes into new memory. The caller has limited `len` to what a request of this process expects.
     pub(in crate::rpc) fn read_bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, ReadError> {
         let too_long = |_| ReadError::Memory { command, len };
         let mut body = Vec::new();
@@ -198,19 +200,19 @@ impl<R: Requester> ByteSource for IncomingBytes<R> {
 
 impl<R: Requester> IncomingBytes<R> {
     fn check_overdue(&self) -> Result<(), ReadError> {
-        let (heard, after) = (self.last_received, self.timeouts.reply);
-        if heard.duration_since(self.last_answered) < after {
+        let (last_received, after) = (self.last_received, self.timeouts.reply);
+        if last_received.duration_since(self.last_answered) < after {
             return Ok(());
         }
         match self.requester.replies().front() {
-            Some((command, _, since)) if heard.duration_since(since.max(self.last_answered)) >= after => {
+            Some((command, _, since)) if last_received.duration_since(since.max(self.last_answered)) >= after => {
                 Err(ReadError::Overdue { command, after })
             }
             _ => Ok(()),
         }
     }
 
-    /// The server has sent nothing for a while: how long it may go on so. `Err` when that was too long.
+    /// Handles a silence of the server. Returns how long to wait before the next check; `Err` when the silence was too long.
     fn handle_silence(&mut self) -> Result<Duration, ReadError> {
         let (after, pause) = (self.timeouts.silence, self.timeouts.idle_check_interval());
         let oldest = self.requester.oldest_request_due();
@@ -222,7 +224,8 @@ impl<R: Requester> IncomingBytes<R> {
         if silent < pause {
             return Ok(pause - silent);
         }
-        // Also where nothing is due: its work may be what another server waits for, and nobody else asks this one.
+        // Also while no reply is outstanding: another server may wait for this server's work, and no other thread checks this
+        // server.
         if !std::mem::replace(&mut self.heartbeat_sent, true) {
             self.requester.send_heartbeat();
         }
@@ -235,7 +238,7 @@ mod tests {
     use super::*;
     use crate::rpc::transport::memory::{Weather, pair};
 
-    /// An end that owes a deadline of nothing.
+    /// A requester whose replies are overdue at once.
     struct Impatient {
         replies: DueReplies<(), String>,
         short: bool,
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_overdue_within_a_message_where_all_are_short() {
+    fn overdue_replies_are_detected_within_a_message_if_all_messages_are_short() {
         for short in [false, true] {
             let (server, client) = pair(Weather { seed: 1, cut_after: None });
             let (_receiver, mut sender) = server.split();
@@ -275,7 +278,7 @@ mod tests {
             assert_eq!(matches!(read, Err(ReadError::Overdue { command: "PING", .. })), short, "{read:?}");
             assert!(
                 matches!(reader.check_overdue(), Err(ReadError::Overdue { .. })),
-                "behind a message it is so in any case"
+                "an overdue reply is detected after a message in any case"
             );
         }
     }

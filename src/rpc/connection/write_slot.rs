@@ -1,10 +1,11 @@
-//! Exclusive use of a connection's writer, by threads that may wait while they have it.
+//! Exclusive use of a connection's writer. Unlike a mutex it holds no lock during the use, so a thread may block on the peer
+//! meanwhile.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Lends its value to one thread at a time. Unlike a mutex it holds no lock while a thread has the value, which may wait for the
-/// peer. A wait for the value is bounded by what bounds the thread that has it: a peer that takes nothing for the stall timeout,
-/// or the end of the connection.
+/// Lends its value to one thread at a time. No lock is held while a thread uses the value, because the thread may block on the
+/// peer. A wait for the value is bounded by that block: it ends when the peer has accepted no byte for the stall timeout, or
+/// when the connection ends.
 #[derive(Debug)]
 pub(in crate::rpc) struct WriteSlot<T> {
     state: Mutex<WriteSlotState<T>>,
@@ -13,15 +14,15 @@ pub(in crate::rpc) struct WriteSlot<T> {
 
 #[derive(Debug)]
 struct WriteSlotState<T> {
-    /// `None` while it is lent, or lost.
+    /// `None` while the value is lent, and after a panic.
     value: Option<T>,
-    /// Threads that wait for it: a notification costs a system call also where nobody waits.
+    /// Number of waiting threads: a notification costs a system call even without a waiting thread.
     waiting: usize,
-    /// A thread has panicked that had the value.
+    /// A thread panicked while it used the value.
     poisoned: bool,
 }
 
-/// A thread has panicked in the middle of a message: the value is lost.
+/// A thread panicked while it used the value, possibly within a message: the value is lost.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rpc) struct Poisoned;
 
@@ -33,7 +34,7 @@ impl<T> WriteSlot<T> {
         }
     }
 
-    /// Does `work` with the value once no other thread has it.
+    /// Calls `work` with the value, after waiting until no other thread uses it.
     pub(in crate::rpc) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R, Poisoned> {
         let mut state = self.lock();
         loop {
@@ -50,7 +51,7 @@ impl<T> WriteSlot<T> {
         }
     }
 
-    /// Does `work` with the value, unless another thread has it: then `None`.
+    /// Calls `work` with the value; `None` if another thread uses it.
     pub(in crate::rpc) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<Result<R, Poisoned>> {
         let mut state = self.lock();
         if state.poisoned {
@@ -76,12 +77,12 @@ impl<T> WriteSlot<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, WriteSlotState<T>> {
-        // Held for single assignments: no panic leaves them torn.
+        // Ignores poisoning: the lock is held only for single assignments, which a panic cannot leave half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Dropped by a panic of the thread that has the value.
+/// Poisons the slot when dropped, which happens only by a panic of the thread that uses the value.
 struct PoisonOnPanic<'a, T>(&'a WriteSlot<T>);
 
 impl<T> Drop for PoisonOnPanic<'_, T> {
@@ -97,7 +98,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn one_thread_has_the_value_at_a_time() {
+    fn one_thread_uses_the_value_at_a_time() {
         let slot = WriteSlot::new((0, false));
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_value_is_not_had_twice_and_a_panic_loses_it() {
+    fn a_lent_value_cannot_be_lent_again_and_a_panic_loses_it() {
         let slot = WriteSlot::new(1);
         slot.with(|_| assert!(slot.try_with(|_| ()).is_none())).unwrap();
         std::thread::scope(|scope| {

@@ -1,14 +1,14 @@
-//! Names of the ends of connections.
+//! Addresses of connections, and the resolution of `host:port`.
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
-/// The other end of a connection, as the log shows it.
+/// Address of a peer, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerAddr {
     Ip(SocketAddr),
-    /// An end of the same machine that has no address, by the number of its connection.
+    /// An in-memory peer, by the number of its connection.
     #[cfg(test)]
     Local(u64),
 }
@@ -23,17 +23,17 @@ impl fmt::Display for PeerAddr {
     }
 }
 
-/// An address to connect to.
+/// An address to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Tcp(SocketAddr),
-    /// A listener of this process, by its number.
+    /// An in-memory listener of this process, by its number.
     #[cfg(test)]
     Memory(u64),
 }
 
 impl Address {
-    /// Its IP address and port; `None` for an address of another kind, which only its own name identifies.
+    /// The IP address and port; `None` for an in-memory address.
     pub(crate) fn ip(&self) -> Option<SocketAddr> {
         match self {
             Address::Tcp(addr) => Some(*addr),
@@ -53,16 +53,16 @@ impl fmt::Display for Address {
     }
 }
 
-/// A text that leads to no address.
+/// Why a text could not be resolved to addresses.
 #[derive(Debug)]
 pub(crate) enum ResolveError {
-    /// It names no endpoint.
+    /// The text is not of the form `host:port`.
     Name,
-    /// Its host is not known: the resolver's error.
+    /// The host name does not resolve; contains the resolver's error.
     Host(io::Error),
 }
 
-/// The addresses of `host:port`, with an IPv6 address in brackets.
+/// Resolves `host:port`; an IPv6 address is given in brackets.
 pub(crate) fn resolve(endpoint: &str) -> Result<Vec<Address>, ResolveError> {
     #[cfg(test)]
     if let Some(number) = endpoint.strip_prefix("memory:").and_then(|number| number.parse().ok()) {

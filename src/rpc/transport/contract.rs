@@ -1,17 +1,17 @@
-//! The contract of a transport, for each of them.
+//! Contract tests of transports: every test runs over TCP and over the in-memory transport with several seeds.
 
 use super::memory::{Weather, pair};
 use super::*;
 use std::net::Ipv4Addr;
 use std::thread;
 
-/// Longer than anything here takes.
+/// Upper limit of every wait in these tests; no test comes close to it.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// Long enough for another thread to be waiting, and short enough to pass in a test.
+/// Long enough for another thread to start waiting, and short enough for a test.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// More than any transport keeps for a peer that reads nothing.
+/// More bytes than any transport buffers for a peer that reads nothing.
 const MUCH: usize = 64 << 20;
 
 fn later() -> Deadline {
@@ -24,7 +24,7 @@ fn tcp_pair() -> (Connection, Connection) {
     (ours, listener.accept(&later()).unwrap().unwrap())
 }
 
-/// Runs a test over a pair of each transport.
+/// Runs a test over a connected pair of each transport.
 fn each(test: impl Fn(Connection, Connection)) {
     let (ours, theirs) = tcp_pair();
     test(ours, theirs);
@@ -40,7 +40,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_come_in_order_from_parts_of_any_lengths() {
+fn bytes_arrive_in_order_from_parts_of_any_lengths() {
     each(|ours, theirs| {
         let data = noise(7, 300_000);
         let (_, mut sender) = ours.split();
@@ -65,20 +65,20 @@ fn bytes_come_in_order_from_parts_of_any_lengths() {
             receiver.read_exact(&mut got, &later()).unwrap();
             assert!(got == data);
             assert_eq!(receiver.read_into(&mut [0], &later()).unwrap(), 0);
-            // The end stays.
+            // The end of the stream is permanent.
             assert!(matches!(receiver.read_exact(&mut [0], &later()), Err(TransportError::Closed)));
         });
     });
 }
 
 #[test]
-fn both_directions_go_on_at_the_same_time() {
+fn both_directions_transfer_concurrently() {
     each(|ours, theirs| {
         let data = noise(9, 1 << 20);
         let (mut our_receiver, mut our_sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         thread::scope(|scope| {
-            // Neither end reads before it has sent more than the other one's room, but for its other thread.
+            // Each end sends more than its peer buffers: this completes only because a second thread reads.
             scope.spawn(|| our_sender.write_all(&[&data], WATCHDOG).unwrap());
             scope.spawn(|| their_sender.write_all(&[&data], WATCHDOG).unwrap());
             for receiver in [&mut our_receiver, &mut their_receiver] {
@@ -94,7 +94,7 @@ fn both_directions_go_on_at_the_same_time() {
 }
 
 #[test]
-fn half_a_close_leaves_the_other_direction() {
+fn a_half_close_leaves_the_other_direction_open() {
     each(|ours, theirs| {
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
@@ -111,9 +111,10 @@ fn half_a_close_leaves_the_other_direction() {
     });
 }
 
-/// Some first attempts to finish find no room, as TLS's close_notify does behind a full socket. The peer sees the end all the same.
+/// Some first attempts to finish find no room, as for TLS's close_notify behind a full socket. The peer still sees the end of
+/// the stream.
 #[test]
-fn an_end_that_finds_no_room_is_sent_later() {
+fn a_half_close_without_room_is_retried() {
     let mut refused = 0;
     for seed in 0..64 {
         let (ours, theirs) = pair(Weather { seed, cut_after: None });
@@ -122,7 +123,7 @@ fn an_end_that_finds_no_room_is_sent_later() {
         sender.finish(&later()).unwrap();
         let (mut receiver, _keep_theirs) = theirs.split();
         assert_eq!(receiver.read_into(&mut [0], &later()).unwrap(), 0);
-        // It stays finished.
+        // Finishing again is allowed.
         sender.finish(&Deadline::after(Duration::ZERO)).unwrap();
     }
     assert!(refused > 0);
@@ -161,10 +162,10 @@ impl Transport for Full {
 }
 
 #[test]
-fn an_end_without_room_fails_at_its_deadline() {
+fn a_half_close_without_room_fails_at_its_deadline() {
     let (_, mut sender) = Connection::new(Full).split();
-    let told = sender.finish(&Deadline::after(SHORT)).unwrap_err();
-    assert!(matches!(told, TransportError::TimedOut { after: SHORT, .. }), "{told:?}");
+    let error = sender.finish(&Deadline::after(SHORT)).unwrap_err();
+    assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
 }
 
 #[test]
@@ -174,11 +175,11 @@ fn an_abort_wakes_a_reader_and_a_writer() {
         let (mut receiver, mut sender) = ours.split();
         thread::scope(|scope| {
             let reads = scope.spawn(move || receiver.read_into(&mut [0; 16], &later()));
-            // It waits, because nobody reads.
+            // It blocks, because the peer reads nothing more.
             let writes = scope.spawn(move || sender.write_all(&[&vec![7; MUCH]], WATCHDOG));
             let waited = thread::spawn(move || {
                 let (mut receiver, _keep) = theirs.split();
-                // What has come is left in the way: the writer is stuck, or about to be.
+                // The rest stays unread: the writer blocks, or is about to.
                 receiver.read_exact(&mut [0; 1000], &later()).unwrap();
                 receiver
             });
@@ -192,32 +193,32 @@ fn an_abort_wakes_a_reader_and_a_writer() {
 }
 
 #[test]
-fn a_dropped_connection_ends_for_its_peer() {
+fn dropping_a_connection_ends_it_for_its_peer() {
     each(|ours, theirs| {
         let (mut receiver, mut sender) = theirs.split();
         drop(ours);
         assert!(matches!(receiver.read_into(&mut [0; 16], &later()), Ok(0) | Err(TransportError::Reset(_))));
-        // A system may take some bytes before it hears of the end.
+        // The system may accept some bytes before it learns of the end.
         assert!(sender.write_all(&[&vec![7; MUCH]], WATCHDOG).unwrap_err().is_reset());
     });
 }
 
 #[test]
-fn waits_end_at_their_deadlines() {
+fn reads_and_writes_time_out_at_their_deadlines() {
     each(|ours, theirs| {
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         let since = Instant::now();
-        let told = receiver.read_into(&mut [0; 16], &Deadline::after(SHORT)).unwrap_err();
-        assert!(matches!(told, TransportError::TimedOut { after: SHORT, .. }), "{told:?}");
+        let error = receiver.read_into(&mut [0; 16], &Deadline::after(SHORT)).unwrap_err();
+        assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
         assert!(since.elapsed() >= SHORT);
-        // One that has passed reads what is there, and no more.
+        // A deadline that has passed still returns available bytes, but does not wait.
         their_sender.write_all(&[b"x"], WATCHDOG).unwrap();
         receiver.read_exact(&mut [0], &later()).unwrap();
         assert!(receiver.read_into(&mut [0], &Deadline::after(Duration::ZERO)).unwrap_err().is_timeout());
-        let told = sender.write_all(&[&vec![7; MUCH]], SHORT).unwrap_err();
-        assert!(matches!(told, TransportError::TimedOut { after: SHORT, .. }), "{told:?}");
-        // The other direction goes on, and so does what has left of this one.
+        let error = sender.write_all(&[&vec![7; MUCH]], SHORT).unwrap_err();
+        assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
+        // The other direction still works, and the bytes that were sent in this one arrive.
         their_sender.write_all(&[b"y"], WATCHDOG).unwrap();
         receiver.read_exact(&mut [0], &later()).unwrap();
         their_receiver.read_exact(&mut [0; 1000], &later()).unwrap();
@@ -225,29 +226,29 @@ fn waits_end_at_their_deadlines() {
 }
 
 #[test]
-fn a_drip_does_not_outlast_the_deadline() {
+fn a_slow_drip_of_bytes_does_not_extend_the_deadline() {
     each(|ours, theirs| {
         let (mut receiver, _keep) = ours.split();
         let (_, mut sender) = theirs.split();
         thread::scope(|scope| {
-            // Until the reader has given up, which it does with its halves.
+            // Until the reader has timed out and dropped its halves.
             scope.spawn(move || while sender.write_all(&[b"."], WATCHDOG).is_ok() {});
             let mut much = vec![0; 1 << 30];
-            let told = receiver.read_exact(&mut much, &Deadline::after(SHORT)).unwrap_err();
-            assert!(told.is_timeout(), "{told:?}");
+            let error = receiver.read_exact(&mut much, &Deadline::after(SHORT)).unwrap_err();
+            assert!(error.is_timeout(), "{error:?}");
             drop((receiver, _keep));
         });
     });
 }
 
 #[test]
-fn readable_tells_of_bytes_and_of_the_end() {
+fn readable_reports_bytes_and_the_end() {
     each(|ours, theirs| {
         let (mut receiver, _keep) = ours.split();
         let (_, mut sender) = theirs.split();
         assert!(!receiver.readable());
         sender.write_all(&[b"ab"], WATCHDOG).unwrap();
-        // A look alone does not bring delayed bytes closer; a read that finds nothing does.
+        // `readable` alone does not age delayed bytes; an unsuccessful read does.
         let mut got = [0];
         receiver.read_exact(&mut got, &later()).unwrap();
         assert!(receiver.readable());
@@ -260,7 +261,7 @@ fn readable_tells_of_bytes_and_of_the_end() {
 }
 
 #[test]
-fn what_a_peer_sends_at_last_is_drained() {
+fn the_last_data_of_a_peer_is_drained() {
     each(|ours, theirs| {
         let (receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
@@ -278,7 +279,7 @@ fn what_a_peer_sends_at_last_is_drained() {
 }
 
 #[test]
-fn ends_are_named() {
+fn peers_are_named_by_their_address() {
     let (ours, theirs) = tcp_pair();
     let ip = |peer| match peer {
         PeerAddr::Ip(addr) => addr.ip(),
@@ -301,7 +302,7 @@ fn a_listener_names_the_address_that_reaches_it() {
     }
 }
 
-/// A cut ends both ends of a connection, wherever it comes.
+/// A cut ends both ends of a connection, after any number of bytes.
 #[test]
 fn a_cut_ends_both_ends() {
     for after in [1, 2, 1000, 100_000] {

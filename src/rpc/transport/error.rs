@@ -1,4 +1,4 @@
-//! Typed failures of connections.
+//! Typed errors of connections.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,26 +7,26 @@ use thiserror::Error;
 
 use super::Address;
 
-/// A connection that cannot go on, or has not gone on in time.
+/// Why a connection ended, or did not make progress in time.
 #[derive(Debug, Error)]
 pub(crate) enum TransportError {
-    /// The peer sends no more, in the middle of something.
+    /// The stream ended within a message.
     #[error("the peer went away in the middle of a message")]
     Closed,
-    /// The peer, or a thread of this process, ended both directions: a process that was killed, or had not read everything. Or
-    /// the peer's machine answers no longer (TCP keepalive).
+    /// Both directions were ended, by the peer (its process was killed, or closed the socket with unread input) or by a thread
+    /// of this process. Also when TCP keepalive finds that the peer's machine no longer responds.
     #[error("connection lost: {0}")]
     Reset(io::Error),
-    /// No byte moved in time.
+    /// No byte was transferred in time.
     #[error("stalled: {what} within {after:?}")]
     TimedOut { what: &'static str, after: Duration },
-    /// The system refused.
+    /// Another error of the operating system.
     #[error("connection lost: {0}")]
     Io(io::Error),
 }
 
 impl TransportError {
-    /// An error of the system's.
+    /// Classifies an error of the operating system.
     pub(super) fn system(e: io::Error) -> TransportError {
         use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut};
         match e.kind() {
@@ -35,12 +35,12 @@ impl TransportError {
         }
     }
 
-    /// The end of a connection whose sending half can send no more.
+    /// The error of a write after the end of the sending direction.
     pub(crate) fn cut() -> TransportError {
         TransportError::Reset(ErrorKind::BrokenPipe.into())
     }
 
-    /// The same error; a timeout is reported as `what`, which was to come within `after`.
+    /// The same error; a timeout is reported as missing `what` within `after`.
     pub(crate) fn naming(self, what: &'static str, after: Duration) -> TransportError {
         match self {
             TransportError::TimedOut { .. } => TransportError::TimedOut { what, after },
@@ -52,37 +52,37 @@ impl TransportError {
         matches!(self, TransportError::TimedOut { .. })
     }
 
-    /// How a peer that is killed, or has not read everything, ends a connection.
+    /// Whether the connection was reset: the peer's process was killed, or closed the socket with unread input.
     pub(crate) fn is_reset(&self) -> bool {
         matches!(self, TransportError::Reset(_))
     }
 }
 
-/// Why there is no connection to an address.
+/// Why dialling an address failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DialError {
     /// The name has no address.
     #[error("address not available")]
     NoAddress,
-    /// The time for it had passed before the attempt.
+    /// The deadline had passed before the attempt.
     #[error("timed out")]
     TimedOut,
-    /// Nobody listens: the system has connected the socket to itself.
+    /// No process listens: the system connected the socket to itself.
     #[error("connection refused")]
     OwnSocket,
-    /// The system refused.
+    /// Another error of the operating system.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// A place where nothing can listen.
+/// Why listening on an address failed.
 #[derive(Debug, Error)]
 pub(crate) enum ListenError {
-    /// The host has no address.
+    /// The host name does not resolve.
     #[error("{0}")]
     Host(io::Error),
-    /// The system refused: taken, or not ours.
+    /// The system refused the address: it is in use, or not an address of this machine.
     #[error("{addr}: {source}")]
     Address { addr: Address, source: io::Error },
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_is_gone_is_told_from_a_system_that_refuses() {
+    fn errors_of_a_lost_peer_are_distinguished_from_errors_of_the_local_system() {
         use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, OutOfMemory, PermissionDenied, TimedOut};
         for gone in [BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut] {
             assert!(TransportError::system(gone.into()).is_reset(), "{gone}");

@@ -1,7 +1,8 @@
-//! Connections within this process, for tests: what a network does at random, a seed does here. Bytes stay in order.
+//! In-memory transport for tests: a seed determines everything that a network does at random. Bytes stay in order.
 //!
-//! Each direction splits reads and writes anywhere, shows bytes only after some attempts, keeps bytes back until they are
-//! flushed, finds no room for some attempts to flush or to finish, and may be cut after a number of bytes. Delays are counts of attempts: nothing sleeps.
+//! Each direction splits reads and writes at random positions, delays the visibility of bytes by some attempts, keeps bytes
+//! back until they are flushed, finds no room for some attempts to flush or to finish, and can be cut after a number of bytes.
+//! Delays are counted in attempts: nothing sleeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
@@ -11,30 +12,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
 
-/// What happens to the bytes of a connection.
+/// Fault injection for the bytes of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weather {
     pub(crate) seed: u64,
-    /// Both directions end after so many bytes of one of them.
+    /// Both directions are cut after this many bytes of one direction.
     pub(crate) cut_after: Option<u64>,
 }
 
-/// Attempts that bytes stay invisible for, at most.
-const LONGEST_DELAY: u32 = 3;
+/// Largest delay of bytes, in attempts to read.
+const MAX_DELAY: u32 = 3;
 
-/// Room of a direction, at least and at most.
-const ROOM: std::ops::Range<usize> = 1 << 10..64 << 10;
+/// Range of the buffer size of a direction, in bytes.
+const CAPACITY: std::ops::Range<usize> = 1 << 10..64 << 10;
 
-/// Numbers connections.
-static NUMBER: AtomicU64 = AtomicU64::new(0);
+/// Source of connection numbers.
+static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 
-/// Numbers listeners. In `memory:NUMBER` the number has the place of a port, which `--peer` takes from 1 to 65535.
-static LISTENER: AtomicU64 = AtomicU64::new(1);
+/// Source of listener numbers. The address `memory:NUMBER` has the number in place of a port, for which `--peer` accepts 1 to
+/// 65535.
+static NEXT_LISTENER: AtomicU64 = AtomicU64::new(1);
 
 /// The two ends of a connection.
 pub(crate) fn pair(weather: Weather) -> (Connection, Connection) {
     let pipes = [0, 1].map(|n| Arc::new(Pipe::new(weather, n)));
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let number = NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed);
     let end = |from: usize| {
         let (incoming, outgoing) = (Arc::clone(&pipes[from]), Arc::clone(&pipes[1 - from]));
         Connection::new(Memory { number, incoming, outgoing })
@@ -50,56 +52,56 @@ struct Memory {
     outgoing: Arc<Pipe>,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Debug)]
 struct Pipe {
-    state: Mutex<State>,
+    state: Mutex<PipeState>,
     changed: Condvar,
-    /// What [`Transport::readable`] looks at: it takes no lock.
+    /// Result of [`Transport::readable`], which takes no lock.
     readable: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
+struct PipeState {
     rng: fastrand::Rng,
-    room: usize,
+    capacity: usize,
     /// Bytes that a read returns.
     visible: VecDeque<u8>,
-    /// Bytes that become visible after so many attempts to read.
+    /// Bytes that become visible after a number of attempts to read.
     delayed: (VecDeque<u8>, u32),
-    /// Bytes that become delayed with the next flush.
+    /// Bytes that the next flush makes delayed bytes.
     unflushed: VecDeque<u8>,
     /// Whether the last attempt to flush or to finish found no room.
     refused: bool,
-    /// Bytes until the connection is cut.
+    /// Remaining bytes until the cut.
     until_cut: Option<u64>,
     finished: bool,
     aborted: bool,
 }
 
-impl State {
+impl PipeState {
     fn has_ended(&self) -> bool {
         (self.finished || self.aborted) && self.visible.is_empty() && self.delayed.0.is_empty()
     }
 
     fn has_room(&self) -> bool {
-        self.visible.len() + self.delayed.0.len() + self.unflushed.len() < self.room
+        self.visible.len() + self.delayed.0.len() + self.unflushed.len() < self.capacity
     }
 
     fn flush(&mut self) {
         if !self.unflushed.is_empty() {
-            self.delayed.1 = self.rng.u32(..=LONGEST_DELAY);
+            self.delayed.1 = self.rng.u32(..=MAX_DELAY);
             self.delayed.0.append(&mut self.unflushed);
         }
     }
 
-    /// Whether an attempt to flush or to finish finds no room: some do, but never two in a row.
+    /// Whether an attempt to flush or to finish finds no room: a random quarter of them, but never two in a row.
     fn refuses(&mut self) -> bool {
         self.refused = !self.refused && self.rng.u8(..4) == 0;
         self.refused
     }
 
-    /// An attempt to read brings delayed bytes closer.
+    /// Ages the delayed bytes by one attempt to read.
     fn age(&mut self) {
         match self.delayed.1.checked_sub(1) {
             Some(left) => self.delayed.1 = left,
@@ -111,8 +113,8 @@ impl State {
 impl Pipe {
     fn new(weather: Weather, direction: u64) -> Pipe {
         let mut rng = fastrand::Rng::with_seed(2 * weather.seed + direction);
-        let state = State {
-            room: rng.usize(ROOM),
+        let state = PipeState {
+            capacity: rng.usize(CAPACITY),
             rng,
             visible: VecDeque::new(),
             delayed: (VecDeque::new(), 0),
@@ -125,8 +127,8 @@ impl Pipe {
         Pipe { state: Mutex::new(state), changed: Condvar::new(), readable: AtomicBool::new(false) }
     }
 
-    /// Changes the state, and shows it to threads that look or wait.
-    fn change<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+    /// Changes the state and notifies the threads that poll or wait.
+    fn change<T>(&self, work: impl FnOnce(&mut PipeState) -> T) -> T {
         let mut state = self.lock();
         let done = work(&mut state);
         self.readable.store(!state.visible.is_empty() || state.has_ended(), Ordering::Release);
@@ -135,11 +137,11 @@ impl Pipe {
         done
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PipeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait(&self, deadline: &Deadline, ready: impl Fn(&State) -> bool) -> bool {
+    fn wait(&self, deadline: &Deadline, ready: impl Fn(&PipeState) -> bool) -> bool {
         let mut state = self.lock();
         while !ready(&state) {
             let Some(left) = deadline.left() else { return false };
@@ -175,7 +177,7 @@ impl Transport for Memory {
                 return (Ok(None), false);
             }
             let len = src.iter().map(|part| part.len()).sum::<usize>();
-            let most = len.min(state.room);
+            let most = len.min(state.capacity);
             let mut n = if state.rng.bool() { most } else { state.rng.usize(1..=most) };
             let cut = state.until_cut.is_some_and(|left| left <= n as u64);
             if let Some(left) = &mut state.until_cut {
@@ -249,31 +251,32 @@ impl Drop for Memory {
     }
 }
 
-/// What a listener is sent: a connection, or nothing, to wake it.
-type Knock = Option<Connection>;
+/// Message to a listener: a connection, or `None` to wake it.
+type Incoming = Option<Connection>;
 
-/// The listeners of this process, by their numbers, with the weather of their connections.
-type Listeners = HashMap<u64, (mpsc::Sender<Knock>, Weather)>;
+/// The listeners of this process by their numbers, with the fault injection of their connections.
+type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, Weather)>;
 static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
 
-/// A listener that clients of this process reach as `memory:NUMBER`.
+/// A listener that clients in this process reach as `memory:NUMBER`.
 #[derive(Debug)]
 pub(crate) struct Listener {
     number: u64,
-    to: mpsc::Sender<Knock>,
-    knocks: mpsc::Receiver<Knock>,
+    to: mpsc::Sender<Incoming>,
+    incoming: mpsc::Receiver<Incoming>,
 }
 
-/// Listens within this process. Each connection has a seed of its own, from that of the weather on.
+/// Listens within this process. The seed of the first connection is that of `weather`; each further connection has the next
+/// seed.
 pub(crate) fn listen(weather: Weather) -> Listener {
-    let number = LISTENER.fetch_add(1, Ordering::Relaxed);
-    let (to, knocks) = mpsc::channel();
+    let number = NEXT_LISTENER.fetch_add(1, Ordering::Relaxed);
+    let (to, incoming) = mpsc::channel();
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     listeners.get_or_insert_default().insert(number, (to.clone(), weather));
-    Listener { number, to, knocks }
+    Listener { number, to, incoming }
 }
 
-/// Connects to the listener of a number.
+/// Connects to a listener by its number.
 pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
     let (to, weather) = listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
@@ -285,9 +288,9 @@ pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
 
 impl Listen for Listener {
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
-        match self.knocks.recv_timeout(deadline.left().unwrap_or_default()) {
-            Ok(knock) => Ok(knock),
-            // This end has a sender too.
+        match self.incoming.recv_timeout(deadline.left().unwrap_or_default()) {
+            Ok(incoming) => Ok(incoming),
+            // Disconnected cannot happen: the listener itself holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
         }
     }
@@ -298,7 +301,7 @@ impl Listen for Listener {
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         let to = self.to.clone();
-        // Fails where the listener is gone.
+        // Fails if the listener was dropped.
         Box::new(move || _ = to.send(None))
     }
 }

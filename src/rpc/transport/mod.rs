@@ -1,15 +1,16 @@
-//! Connections between a client and a server, or between two servers: ordered bytes in both directions.
+//! Transport: connections between a client and a server, or between two servers, as ordered byte streams in both directions.
+//! Messages are encoded elsewhere (`rpc::wire`).
 //!
 //! ```text
 //! server, client, links between servers
-//!         │ Receiver, Sender, Aborter      (deadlines, loops, typed errors: the same for every transport)
+//!         │ Receiver, Sender, Aborter      (deadlines, retry loops, typed errors: the same for every transport)
 //!         ▼
-//!     Transport ── tcp                     (one attempt each, never blocking; how to wait)
+//!     Transport ── tcp                     (one non-blocking attempt per call; how to wait)
 //!               └─ memory                  (tests: seeded splits, delays and cuts)
 //! ```
 //!
-//! A connection is split into a [`Receiver`] and a [`Sender`], which two threads use at the same time; an [`Aborter`] ends it
-//! from any thread. Only this module names sockets. How to add a transport: CONTRIBUTING.md.
+//! A connection is split into a [`Receiver`] and a [`Sender`], which two threads use concurrently. An [`Aborter`] ends it from
+//! any thread. Sockets appear in this module only. CONTRIBUTING.md describes how to add a transport.
 
 mod address;
 #[cfg(test)]
@@ -29,7 +30,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A deadline, with the time that it gave, which an error names.
+/// A deadline. It remembers the timeout that it was made of, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -37,79 +38,81 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Farther away than any process lives. `Instant` overflows at a time that depends on the system.
+    /// Upper limit of timeouts: `Instant` overflows at a point that depends on the system.
     const FOREVER: Duration = Duration::from_secs(1 << 32);
 
-    /// `after` from now.
+    /// The deadline `after` from now.
     pub(crate) fn after(after: Duration) -> Deadline {
         Deadline { at: Instant::now() + after.min(Deadline::FOREVER), after }
     }
 
-    /// What is left of it; `None` when it has passed.
+    /// Time until the deadline; `None` when it has passed.
     pub(crate) fn left(&self) -> Option<Duration> {
         Some(self.at.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// The time that it gave.
+    /// The timeout that the deadline was made of.
     pub(crate) fn given(&self) -> Duration {
         self.after
     }
 }
 
-/// What a thread waits for.
+/// The readiness for which a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     Read,
     Write,
 }
 
-/// The contract of a transport: a stream of bytes in each direction, in order and without loss until the connection ends.
+/// Contract of a transport: one byte stream in each direction, in order and without loss until the connection ends.
 ///
-/// - **Threads**: one thread calls `try_read` and waits for [`Interest::Read`] while another one calls `try_write`, `try_flush`,
-///   `try_finish` and waits for [`Interest::Write`]. All else is called by any thread at any time.
-/// - **Blocking**: only `wait` blocks, and it holds no lock of the transport meanwhile: a reader that waits never keeps a writer
-///   from writing, nor the reverse.
-/// - **Readiness** concerns the bytes that `try_read` returns, not those of a socket: a transport that decrypts reports bytes that
-///   it holds in plain text as readable though its socket is empty, and does not report half a record.
-/// - **Handshakes** of the transport's own, such as TLS's, are lazy: the first attempts to read or write carry one out. They never
-///   happen in [`Listen::accept`], where one slow client would keep out all others.
-/// - **Messages of the transport's own** (handshake, key update): `try_read` and `wait` may write them, so the transport orders its
-///   writes itself where it has any. The thread that causes such a message sends it: `wait` for [`Interest::Read`] sends what is
-///   left before it sleeps, and where that finds no room, it also wakes for room. No thread may be writing that would do it.
-/// - **Ends**: after `abort` each waiting thread wakes, reads see the end once the bytes that have come are used up, and writes
-///   fail with [`TransportError::Reset`]. Dropping the last reference closes the connection.
+/// - **Threads**: one thread calls `try_read` and waits for [`Interest::Read`] while another thread calls `try_write`,
+///   `try_flush`, `try_finish` and waits for [`Interest::Write`]. Any thread may call the other functions at any time.
+/// - **Blocking**: only `wait` blocks. It holds no lock of the transport meanwhile, so a waiting reader never blocks a writer,
+///   nor a waiting writer a reader.
+/// - **Readiness** refers to the bytes that `try_read` returns, not to those of a socket. A transport that decrypts reports
+///   buffered plain text as readable even if its socket is empty, and does not report half a record.
+/// - **Handshakes** of the transport itself, such as TLS's, are lazy: the first attempts to read or write perform them. They
+///   never happen in [`Listen::accept`], where one slow client would block all others.
+/// - **Messages of the transport itself** (handshake, key update): `try_read` and `wait` may write them, so such a transport
+///   orders its writes itself. The thread that causes such a message sends it: `wait` for [`Interest::Read`] sends pending
+///   messages before it sleeps. If there is no room for them, it also wakes when there is, because possibly no other thread is
+///   writing.
+/// - **Ends**: `abort` wakes each waiting thread. Reads then return the received bytes and after them the end; writes fail with
+///   [`TransportError::Reset`]. Dropping the last reference closes the connection.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
-    /// Moves bytes that have come straight into `dst`, which has room: `Some(0)` is the end of what the peer sends, `None` means
-    /// that nothing has come.
+    /// Reads received bytes into `dst`, which must not be empty. `Some(0)`: the peer has closed its sending direction. `None`:
+    /// no byte is available.
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError>;
 
-    /// Takes bytes from the front of `src`, which has some, and says how many; `None` means that there is no room.
+    /// Writes bytes from the front of `src`, which must not be empty, and returns how many. `None`: there is no room.
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError>;
 
-    /// Sends bytes that `try_write` has taken and kept, as a transport that encrypts whole records does. `false` means that there
+    /// Sends bytes that `try_write` has accepted and buffered, as a transport does that encrypts whole records. `false`: there
     /// is no room for all of them.
     fn try_flush(&self) -> Result<bool, TransportError> {
         Ok(true)
     }
 
-    /// Waits until an attempt would make progress, or fail. `false`: the deadline has passed. May wake early.
+    /// Blocks until an attempt would make progress or fail. `false`: the deadline has passed. May wake early.
     fn wait(&self, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError>;
 
-    /// Whether `try_read` would return bytes, the end or an error. Called in a spin: takes no lock that a sender holds.
+    /// Whether `try_read` would return bytes, the end or an error. Called in a spin loop, so it must not take a lock that a
+    /// sender holds.
     fn readable(&self) -> bool;
 
-    /// Ends the sending direction behind the bytes sent so far. The other direction goes on. `false` means that there is no room
-    /// for all that the peer must receive for it, such as TLS's close_notify: the next attempt goes on. Idempotent.
+    /// Half close: ends the sending direction behind the bytes sent so far; the receiving direction stays open. `false`: there
+    /// is no room for the closing message, such as TLS's close_notify, and the caller must try again. Idempotent.
     fn try_finish(&self) -> Result<bool, TransportError>;
 
-    /// Ends both directions at once, from any thread. Idempotent.
+    /// Ends both directions immediately, from any thread. Idempotent.
     fn abort(&self);
 
-    /// The other end, for the log.
+    /// Address of the peer, for the log.
     fn peer(&self) -> PeerAddr;
 }
 
-/// A connection before two threads share it.
+/// A connection before it is split into its two halves.
 #[derive(Debug)]
 pub(crate) struct Connection(Arc<dyn Transport>);
 
@@ -118,12 +121,12 @@ impl Connection {
         Connection(Arc::new(transport))
     }
 
-    /// The other end, for the log.
+    /// Address of the peer, for the log.
     pub(crate) fn peer(&self) -> PeerAddr {
         self.0.peer()
     }
 
-    /// Ends the connection, whoever uses it.
+    /// A handle that ends the connection, whatever its halves are doing.
     pub(crate) fn aborter(&self) -> Aborter {
         Aborter(Arc::clone(&self.0))
     }
@@ -134,12 +137,12 @@ impl Connection {
     }
 }
 
-/// Ends a connection from any thread.
+/// Handle that ends a connection from any thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Aborter(Arc<dyn Transport>);
 
 impl Aborter {
-    /// Ends both directions: threads that wait for the connection wake.
+    /// Ends both directions and wakes the threads that wait for the connection.
     pub(crate) fn abort(&self) {
         self.0.abort();
     }
@@ -150,15 +153,15 @@ impl Aborter {
 pub(crate) struct Receiver(Arc<dyn Transport>);
 
 impl Receiver {
-    /// Whether a read would return at once, be it with the end. Lock-free.
+    /// Whether a read would return at once, also with the end of the stream. Lock-free.
     pub(crate) fn readable(&self) -> bool {
         self.0.readable()
     }
 
-    /// Reads at least one byte straight into the caller's memory. 0: the peer sends no more.
+    /// Reads at least one byte into `dst`. 0: end of the stream.
     ///
     /// # Errors
-    /// [`TransportError::TimedOut`] when nothing has come by the deadline; the connection can be read on.
+    /// [`TransportError::TimedOut`] when no byte arrived by the deadline; the connection stays usable.
     pub(crate) fn read_into(&mut self, dst: &mut [u8], deadline: &Deadline) -> Result<usize, TransportError> {
         loop {
             if let Some(n) = self.0.try_read(dst)? {
@@ -170,17 +173,17 @@ impl Receiver {
         }
     }
 
-    /// Fills the caller's memory by the deadline, however slowly its bytes drip.
+    /// Fills `dst` by the deadline. The deadline holds for all bytes together, however slowly they arrive.
     ///
     /// # Errors
-    /// [`TransportError::Closed`] when the peer sends fewer.
+    /// [`TransportError::Closed`] when the stream ends before that.
     pub(crate) fn read_exact(&mut self, mut dst: &mut [u8], deadline: &Deadline) -> Result<(), TransportError> {
         while !dst.is_empty() {
             match self.read_into(dst, deadline)? {
                 0 => return Err(TransportError::Closed),
                 n => dst = dst.get_mut(n..).unwrap_or_default(),
             }
-            // A peer that drips bytes never lets the wait time out.
+            // A peer that sends single bytes slowly never lets the wait above time out.
             if !dst.is_empty() && deadline.left().is_none() {
                 return Err(TransportError::TimedOut { what: "nothing to read", after: deadline.given() });
             }
@@ -194,12 +197,12 @@ impl Receiver {
 pub(crate) struct Sender(Arc<dyn Transport>);
 
 impl Sender {
-    /// Sends all bytes of `parts`, gathered from where they are.
+    /// Sends all bytes of `parts` with gathered writes, without copying them.
     ///
     /// # Errors
-    /// [`TransportError::TimedOut`] when the peer takes none of them for `stall`; what has left stays unknown.
+    /// [`TransportError::TimedOut`] when the peer accepts no byte for `stall`. How many bytes were sent is then unknown.
     pub(crate) fn write_all(&mut self, parts: &[&[u8]], stall: Duration) -> Result<(), TransportError> {
-        // Most messages are one part; a vector of slices on the heap is for the others.
+        // Most messages have one part; only longer lists need a vector of slices on the heap.
         match parts {
             [] => Ok(()),
             [one] => self.write_slices(&mut [IoSlice::new(one)], stall),
@@ -208,14 +211,14 @@ impl Sender {
         }
     }
 
-    /// As [`Sender::write_all`], by a deadline for all of it.
+    /// As [`Sender::write_all`], with one deadline for all bytes.
     pub(crate) fn write_by(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<(), TransportError> {
         let left = deadline.left().ok_or(TransportError::TimedOut { what: NOTHING_TAKEN, after: deadline.given() })?;
         self.write_all(&[bytes], left)
     }
 
     fn write_slices(&mut self, mut parts: &mut [IoSlice<'_>], stall: Duration) -> Result<(), TransportError> {
-        // Leading empty slices would look like an end of the connection.
+        // A write of only empty slices returns 0, which would look like the end of the connection.
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match self.0.try_write(parts)? {
@@ -232,7 +235,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Repeats an attempt that found no room until it succeeds.
+    /// Repeats an attempt until there is room for it.
     fn wait_for<T>(
         &self,
         deadline: &Deadline,
@@ -240,7 +243,7 @@ impl Sender {
     ) -> Result<T, TransportError> {
         loop {
             let in_time = self.0.wait(Interest::Write, deadline)?;
-            // Also after the deadline: a system reports room only when there is much of it.
+            // One more attempt after the deadline: a system reports room only when there is much of it.
             if let Some(done) = attempt(&*self.0)? {
                 return Ok(done);
             }
@@ -250,10 +253,11 @@ impl Sender {
         }
     }
 
-    /// Half close: the peer sees the end behind what was sent so far.
+    /// Half close: the peer sees the end of the stream behind the bytes sent so far.
     ///
     /// # Errors
-    /// [`TransportError::TimedOut`] when there is no room for it by the deadline. One that has passed allows a single attempt.
+    /// [`TransportError::TimedOut`] when there is no room for it by the deadline. A deadline that has already passed allows one
+    /// attempt.
     pub(crate) fn finish(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         if self.0.try_finish()? {
             return Ok(());
@@ -261,10 +265,10 @@ impl Sender {
         self.wait_for(deadline, |transport| Ok(transport.try_finish()?.then_some(())))
     }
 
-    /// Reads and drops what the peer sends until its end or the deadline. The receiving half must be gone.
+    /// Reads and drops the peer's data until the end of the stream or the deadline. The receiving half must have been dropped.
     pub(crate) fn drain(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         let (mut receiver, mut rest) = (Receiver(Arc::clone(&self.0)), [0; 4096]);
-        // A peer that sends without a pause never lets the wait time out.
+        // The loop checks the deadline, because a peer that sends continuously never lets the wait time out.
         while deadline.left().is_some() && receiver.read_into(&mut rest, deadline)? > 0 {}
         Ok(())
     }
@@ -272,22 +276,22 @@ impl Sender {
 
 const NOTHING_TAKEN: &str = "nothing taken";
 
-/// A place where connections are accepted.
+/// A listener.
 pub(crate) trait Listen: fmt::Debug + Send {
-    /// The next connection; `None` when none has come by the deadline, or one that has come is gone already.
+    /// Accepts the next connection. `None` when none arrived by the deadline, or when the client has disconnected already.
     ///
     /// # Errors
-    /// The system has no descriptor or memory for one.
+    /// The system has no file descriptor or memory for the connection.
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError>;
 
-    /// Where clients connect: of an IP address, with the actual port.
+    /// The address to which clients connect, with the actual port.
     fn local_addr(&self) -> Address;
 
-    /// Ends a wait in `accept`, from any thread.
+    /// A function that wakes a thread in `accept`; callable from any thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
 }
 
-/// Listens on a host, given as IPv4 or IPv6 address or as a name. Port 0: the system picks one.
+/// Listens on a host, given as an IPv4 or IPv6 address or as a name. Port 0: the system chooses a port.
 ///
 /// # Errors
 /// [`ListenError`].
@@ -295,11 +299,11 @@ pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenErr
     Ok(Box::new(tcp::listen(host, port)?))
 }
 
-/// Connects to the first of some addresses that answers. Each has its share of the time that is left, so that one where nobody
-/// answers leaves time for the others.
+/// Connects to the first of several addresses that accepts. Each address gets an equal share of the remaining time, so that an
+/// unresponsive one leaves time for the others.
 ///
 /// # Errors
-/// The last address's, with that address.
+/// The error of the last address, and that address.
 pub(crate) fn dial(
     targets: &[Address],
     deadline: &Deadline,
@@ -314,7 +318,7 @@ pub(crate) fn dial(
     Err(last)
 }
 
-/// Connects to one address within a share of the time that is left.
+/// Connects to one address within its share of the remaining time.
 fn dial_one(target: &Address, deadline: &Deadline, shares: u32) -> Result<Connection, DialError> {
     let timeout = deadline.left().ok_or(DialError::TimedOut)? / shares;
     match target {

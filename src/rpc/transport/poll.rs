@@ -1,4 +1,4 @@
-//! Waiting for non-blocking sockets.
+//! Readiness of non-blocking sockets, by `poll(2)`.
 
 #[cfg(not(unix))]
 pub(super) use other::{readable, wait};
@@ -15,10 +15,10 @@ mod unix {
 
     use super::super::{Deadline, Interest, TransportError};
 
-    /// The longest single wait: some systems refuse timeouts above 24 days.
-    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+    /// Longest single wait: some systems reject timeouts above 24 days.
+    const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-    /// Waits for a socket. `false`: the deadline has passed. May return early.
+    /// Waits until a socket is ready. `false`: the deadline has passed. May return early.
     pub(in super::super) fn wait(
         socket: &impl AsFd,
         interest: Interest,
@@ -28,7 +28,7 @@ mod unix {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
         };
-        let left = deadline.left().unwrap_or_default().min(LONGEST);
+        let left = deadline.left().unwrap_or_default().min(MAX_WAIT);
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
             Ok(0) => Ok(deadline.left().is_some()),
@@ -44,7 +44,7 @@ mod unix {
     }
 }
 
-/// Systems whose `poll` no dependency of this crate wraps: an attempt each millisecond.
+/// Fallback for systems without a `poll` in this crate's dependencies: one attempt per millisecond.
 #[cfg(not(unix))]
 mod other {
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Connections over TCP, on non-blocking sockets.
+//! TCP transport on non-blocking sockets.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,11 +11,11 @@ use super::{
     Address, Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport, TransportError,
 };
 
-/// Connections that the system holds for a listener before they are accepted.
+/// Listen backlog: connections that the system queues before they are accepted.
 const BACKLOG: i32 = 1024;
 
-/// The longest that a thread which wakes a listener may take.
-const WAKE: Duration = Duration::from_secs(1);
+/// Timeout of the connection that wakes a listener.
+const WAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A TCP socket.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ struct Tcp {
 }
 
 impl Tcp {
-    /// Sets a connected socket up: attempts never block, small messages leave at once, and a peer whose machine is gone is
-    /// noticed in the end also where nothing is due for long.
+    /// Configures a connected socket: non-blocking, TCP_NODELAY so that small messages leave at once, and TCP keepalive so that
+    /// the loss of the peer's machine is detected even if no reply is outstanding.
     fn new(stream: TcpStream, peer: SocketAddr) -> io::Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -36,7 +36,7 @@ impl Tcp {
     }
 }
 
-/// One attempt: `None` where it would block.
+/// Makes one attempt. `None`: it would block.
 fn attempt<T>(mut work: impl FnMut() -> io::Result<T>) -> Result<Option<T>, TransportError> {
     loop {
         match work() {
@@ -48,15 +48,15 @@ fn attempt<T>(mut work: impl FnMut() -> io::Result<T>) -> Result<Option<T>, Tran
     }
 }
 
-/// A gathered write that raises no SIGPIPE where the peer is gone: the standard library's `write` does not, its
-/// `write_vectored` does on Linux, and a program that has given the signal its default back would die of it.
+/// A gathered write without SIGPIPE when the peer is gone. The standard library's `write` suppresses the signal; its
+/// `write_vectored` does not on Linux, and would kill a program that has restored the signal's default action.
 #[cfg(target_os = "linux")]
 fn write_vectored(stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
     Ok(sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
 }
 
-/// Elsewhere sockets are set up so that none is raised, or there is no such signal.
+/// On other systems sockets are configured to raise no SIGPIPE, or the signal does not exist.
 #[cfg(not(target_os = "linux"))]
 fn write_vectored(mut stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     stream.write_vectored(parts)
@@ -70,7 +70,7 @@ impl Transport for Tcp {
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
         attempt(|| match src {
             [one] => (&self.stream).write(one),
-            many => write_vectored(&self.stream, many),
+            parts => write_vectored(&self.stream, parts),
         })
     }
 
@@ -78,8 +78,7 @@ impl Transport for Tcp {
         poll::wait(&self.stream, interest, deadline)
     }
 
-    /// Asks the system with `poll`, which takes no lock: a peek at the bytes would take the socket's, for which a sender would
-    /// have to wait.
+    /// Uses `poll`, which takes no lock: peeking at the data would take the socket's lock and make a sender wait.
     fn readable(&self) -> bool {
         poll::readable(&self.stream)
     }
@@ -90,7 +89,7 @@ impl Transport for Tcp {
     }
 
     fn abort(&self) {
-        // Fails where the peer was faster.
+        // Fails if the peer has already closed the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -104,8 +103,8 @@ pub(super) fn connect(addr: SocketAddr, timeout: Duration) -> Result<Connection,
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.connect_timeout(&addr.into(), timeout)?;
     let stream = TcpStream::from(socket);
-    // Where nobody listens on a port of this machine that the system also gives to those that connect, it may give it to this
-    // very socket, which is then connected to itself.
+    // Self-connection: a local port without a listener may lie in the range of ephemeral ports. The system may then choose the
+    // same port for this socket and connect it to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(DialError::OwnSocket);
     }
@@ -119,7 +118,7 @@ pub(super) struct Listener {
     addr: SocketAddr,
 }
 
-/// Listens on a host. Of a name's addresses the IPv4 ones come first: llama.cpp's clients know no others.
+/// Listens on a host. The IPv4 addresses of a name are tried first, because llama.cpp's clients support no others.
 pub(super) fn listen(host: &str, port: u16) -> Result<Listener, ListenError> {
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
     let mut addrs: Vec<_> = (bare, port).to_socket_addrs().map_err(ListenError::Host)?.collect();
@@ -140,11 +139,11 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Listener, ListenError> {
 fn open(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     if addr.is_ipv6() {
-        // `::` serves IPv4 too.
+        // `::` accepts IPv4 connections, too.
         socket.set_only_v6(false)?;
     }
-    // A restarted server need not wait until the old one's connections are forgotten. Elsewhere the option would let
-    // two servers share a port.
+    // SO_REUSEADDR: a restarted server does not have to wait for the TIME_WAIT of the old connections. On other systems the
+    // option would let two servers share a port.
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     socket.bind(&addr.into())?;
@@ -157,9 +156,9 @@ impl Listen for Listener {
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
         loop {
             match attempt(|| self.socket.accept()) {
-                // Setting a socket up fails where its client is gone already.
+                // Configuring the socket fails if the client is already gone.
                 Ok(Some((stream, peer))) => return Ok(Tcp::new(stream, peer).ok().map(Connection::new)),
-                // The client was gone before it was accepted.
+                // The client disconnected before it was accepted.
                 Err(TransportError::Reset(_)) => return Ok(None),
                 Err(e) => return Err(e),
                 Ok(None) => {}
@@ -175,14 +174,14 @@ impl Listen for Listener {
     }
 
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
-        let addr = reachable(self.addr);
-        // Where nothing can connect, the listener is not waiting.
-        Box::new(move || _ = connect(addr, WAKE))
+        let addr = loopback_addr(self.addr);
+        // If the connection fails, no thread waits in `accept`.
+        Box::new(move || _ = connect(addr, WAKE_TIMEOUT))
     }
 }
 
-/// Where a listener at `addr` can be reached from this machine.
-fn reachable(mut addr: SocketAddr) -> SocketAddr {
+/// The address at which this machine reaches a listener at `addr`: the loopback address for an unspecified one.
+fn loopback_addr(mut addr: SocketAddr) -> SocketAddr {
     if addr.ip().is_unspecified() {
         addr.set_ip(match addr.ip() {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -197,32 +196,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_addresses_or_names() {
+    fn a_host_may_be_an_address_or_a_name() {
         for host in ["127.0.0.1", "localhost"] {
             let addr = listen(host, 0).unwrap().addr;
             assert!(addr.ip().is_loopback() && addr.port() != 0, "{host}: {addr}");
         }
         assert!(matches!(listen("host name", 0), Err(ListenError::Host(_))));
-        // TEST-NET-1 of RFC 5737: nobody's address.
+        // TEST-NET-1 of RFC 5737: an address that no machine has.
         assert!(matches!(listen("192.0.2.1", 0), Err(ListenError::Address { .. })));
     }
 
     #[test]
-    fn a_port_is_served_once() {
+    fn a_second_listener_on_the_same_port_fails() {
         let first = listen("127.0.0.1", 0).unwrap();
         let port = first.addr.port();
         assert!(matches!(listen("127.0.0.1", port), Err(ListenError::Address { .. })));
     }
 
     #[test]
-    fn ipv6_where_the_machine_has_it() {
+    fn listens_on_ipv6_if_the_machine_has_it() {
         if TcpListener::bind("[::1]:0").is_err() {
             return;
         }
         for host in ["::1", "[::1]", "::"] {
             let listener = listen(host, 0).unwrap();
             let addr = listener.addr;
-            TcpStream::connect(reachable(addr)).unwrap();
+            TcpStream::connect(loopback_addr(addr)).unwrap();
             if host == "::" {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port())).unwrap();
             }
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_waits_no_longer_than_its_deadline_and_is_woken_from_elsewhere() {
+    fn accept_ends_at_its_deadline_and_by_its_waker() {
         let listener = listen("127.0.0.1", 0).unwrap();
         assert!(listener.accept(&Deadline::after(Duration::from_millis(1))).unwrap().is_none());
         listener.waker()();

@@ -59,7 +59,7 @@ impl SmallTask {
     }
 }
 
-/// Devices by letter: `C` a CPU, `G` a GPU, `O` a GPU that wants MUL_MAT's weights; and what they refuse.
+/// Devices by letter: `C` a CPU, `G` a GPU, `O` a GPU that prefers to offload MUL_MAT. `refused` lists unsupported ops by device.
 fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
     let device = |(i, kind): (usize, char)| {
         let (name, what) = if kind == 'C' { ("CPU", DeviceKind::Cpu) } else { ("GPU", DeviceKind::Gpu) };
@@ -77,7 +77,7 @@ fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
     kinds.chars().enumerate().map(device).collect()
 }
 
-/// One word for each node: its device, and the first letter of what decided.
+/// One word for each node: its device, and the first letter of its [`AssignReason`].
 fn show(assigned: &[Assignment]) -> String {
     let word = |a: &Assignment| format!("{}{}", a.device, format!("{:?}", a.reason)[..1].to_lowercase());
     assigned.iter().map(word).collect::<Vec<_>>().join(" ")
@@ -85,7 +85,7 @@ fn show(assigned: &[Assignment]) -> String {
 
 type Case = (&'static str, &'static str, &'static [(usize, OpCode)], fn(&mut SmallTask), &'static str);
 
-/// The places of the nodes, or the error.
+/// The assignment in the form of [`show`], or the error.
 fn run(kinds: &str, refused: &[(usize, OpCode)], build: fn(&mut SmallTask), options: &Options) -> String {
     let mut net = SmallTask::new();
     build(&mut net);
@@ -119,7 +119,7 @@ fn dot_sqr_dot(net: &mut SmallTask) {
     net.dot(b, y);
 }
 
-/// SQR and products with a matrix of the given devices in turn; `.` is SQR.
+/// A chain of nodes: a digit is a product with a matrix stored on that device, `.` is SQR.
 fn chain(net: &mut SmallTask, devices: &str) {
     let mut y = net.input("x", 1);
     for c in devices.chars() {
@@ -200,7 +200,7 @@ fn neighbours_decide() {
 }
 
 #[test]
-fn what_is_left_goes_where_its_sources_are() {
+fn remaining_nodes_follow_the_bytes_of_their_sources() {
     all(&[
         ("the first device, when nothing decides", "GC", &[], |n| chain(n, ".."), "0l 0l"),
         ("the first that can", "GC", &[(0, OpCode::Sqr)], |n| chain(n, ".."), "1l 1l"),
@@ -236,7 +236,7 @@ fn written_cache(net: &mut SmallTask) {
     net.onto(Rows::SetRows, &[k, ids, cache], cache);
 }
 
-/// A computed matrix of 2 rows, the second of which another device's product is copied to.
+/// A computed matrix of 2 rows. The product of another device is copied to its second row.
 fn written_view(net: &mut SmallTask) {
     let (x, a, b) = (net.input("x", 2), net.stored(0, "a", 8), net.stored(1, "b", 8));
     let y = net.dot(a, x);
@@ -246,7 +246,7 @@ fn written_view(net: &mut SmallTask) {
     net.onto(CopyOp::Cpy, &[z], second);
 }
 
-/// The same without stored tensors, the copy pinned.
+/// As [`written_view`], without stored tensors and with the copy pinned.
 fn pinned_view(net: &mut SmallTask) {
     let x = net.input("x", 2);
     let y = net.sqr(x);
@@ -269,7 +269,7 @@ fn destinations_decide() {
             "GG",
             &[(1, SET)],
             written_cache,
-            "SET_ROWS (tensor 5) runs nowhere: on GPU1, SET_ROWS is not supported: refused",
+            "cannot place SET_ROWS (tensor 5): on GPU1, SET_ROWS is not supported: refused",
         ),
         (
             "none takes all that write it",
@@ -281,7 +281,7 @@ fn destinations_decide() {
                 let (from, to) = (n.rows(x, 0..1), n.rows(y, 1..2));
                 n.onto(CopyOp::Cpy, &[from], to);
             },
-            "MUL_MAT (tensor 2) runs nowhere: on GPU0, CPY is not supported: refused; on GPU1, MUL_MAT is not \
+            "cannot place MUL_MAT (tensor 2): on GPU0, CPY is not supported: refused; on GPU1, MUL_MAT is not \
              supported: refused",
         ),
     ]);
@@ -320,7 +320,7 @@ fn pins_decide() {
                 written_cache(n);
                 n.0.pin(0).unwrap();
             },
-            "SET_ROWS (tensor 5) runs nowhere: on GPU0, SET_ROWS is not supported: it writes memory that lies on GPU1",
+            "cannot place SET_ROWS (tensor 5): on GPU0, SET_ROWS is not supported: it writes memory that lies on GPU1",
         ),
         (
             "two for one memory",
@@ -335,7 +335,7 @@ fn pins_decide() {
                 n.0.name(y, "y again");
                 n.0.pin(1).unwrap();
             },
-            "CPY \"y again\" runs nowhere: on GPU1, CPY is not supported: it writes memory that lies on GPU0",
+            "cannot place CPY \"y again\": on GPU1, CPY is not supported: it writes memory that lies on GPU0",
         ),
         (
             "to one that refuses",
@@ -345,14 +345,14 @@ fn pins_decide() {
                 one_dot(n, 0);
                 n.0.pin(1).unwrap();
             },
-            "MUL_MAT (tensor 2) runs nowhere: on GPU1, MUL_MAT is not supported: refused",
+            "cannot place MUL_MAT (tensor 2): on GPU1, MUL_MAT is not supported: refused",
         ),
         (
             "to one that refuses another that writes there",
             "GG",
             &[(1, OpCode::Sqr)],
             pinned_view,
-            "SQR (tensor 1) runs nowhere: on GPU1, SQR is not supported: refused",
+            "cannot place SQR (tensor 1): on GPU1, SQR is not supported: refused",
         ),
         (
             "beyond the list",
@@ -362,25 +362,31 @@ fn pins_decide() {
                 one_dot(n, 0);
                 n.0.pin(2).unwrap();
             },
-            "MUL_MAT (tensor 2) is on device 2, of 2",
+            "MUL_MAT (tensor 2) names device 2, but there are 2 devices, numbered from 0",
         ),
-        ("a stored tensor beyond the list", "GG", &[], |n| one_dot(n, 7), "\"w\" is on device 7, of 2"),
+        (
+            "a stored tensor beyond the list",
+            "GG",
+            &[],
+            |n| one_dot(n, 7),
+            "\"w\" names device 7, but there are 2 devices, numbered from 0",
+        ),
     ]);
 }
 
 #[test]
-fn weights_in_the_hosts_memory_may_be_brought() {
+fn offload_moves_nodes_from_the_cpu_to_a_device_that_prefers_them() {
     const DOT: OpCode = OpCode::MulMat;
     let on_the_last: fn(&mut SmallTask) = |n| one_dot(n, 2);
     let cases: &[(Case, &str)] = &[
-        (("by the first that wants them", "OOC", &[], on_the_last, "0o"), "2s"),
-        (("by the next, where that cannot", "OOC", &[(0, DOT)], on_the_last, "1o"), "2s"),
-        (("not by one that does not want them", "GGC", &[], on_the_last, "2s"), "2s"),
-        (("not from a GPU", "OOG", &[], on_the_last, "2s"), "2s"),
-        (("not by one behind the CPU", "COO", &[], |n| one_dot(n, 0), "0s"), "0s"),
+        (("the first device that prefers them", "OOC", &[], on_the_last, "0o"), "2s"),
+        (("the next device, if the first does not support them", "OOC", &[(0, DOT)], on_the_last, "1o"), "2s"),
+        (("not a device that does not prefer them", "GGC", &[], on_the_last, "2s"), "2s"),
+        (("not weights of a GPU", "OOG", &[], on_the_last, "2s"), "2s"),
+        (("not a device after the CPU in the list", "COO", &[], |n| one_dot(n, 0), "0s"), "0s"),
         (
             (
-                "not what a node writes",
+                "not a tensor that a node writes",
                 "OC",
                 &[],
                 |n| {
@@ -394,7 +400,7 @@ fn weights_in_the_hosts_memory_may_be_brought() {
         ),
         (
             (
-                "by one that cannot run the others that write there",
+                "not a device that does not support the followers",
                 "OC",
                 &[(0, OpCode::Cpy)],
                 |n| {
@@ -416,18 +422,18 @@ fn weights_in_the_hosts_memory_may_be_brought() {
 }
 
 #[test]
-fn what_runs_nowhere_says_what_each_device_lacks() {
+fn placement_errors_list_the_reason_of_each_device() {
     const SQR: OpCode = OpCode::Sqr;
-    let refused = "SQR (tensor 1) runs nowhere: on GPU0, SQR is not supported: refused; on CPU1, SQR is not supported: \
+    let refused = "cannot place SQR (tensor 1): on GPU0, SQR is not supported: refused; on CPU1, SQR is not supported: \
                    refused";
     all(&[
         ("refused by all", "GC", &[(0, SQR), (1, SQR)], |n| chain(n, "."), refused),
-        ("no devices", "", &[], |n| chain(n, "."), "SQR (tensor 1) runs nowhere: "),
+        ("no devices", "", &[], |n| chain(n, "."), "cannot place SQR (tensor 1): "),
         ("no nodes", "G", &[], |_| (), ""),
     ]);
 }
 
-/// A decoder of blocks of 20 nodes each, evenly over some devices, with caches beside the weights.
+/// A decoder with blocks of 20 nodes each, spread evenly over the devices. The caches of a block are on the device of its weights.
 pub(in crate::sched) fn decoder(blocks: usize, devices: usize) -> Task {
     let mut net = SmallTask::new();
     let (mut x, ids, mask) = (net.input("x", 1), net.ids(1), net.0.input("mask", DType::F32, [16, 1, 1, 1]).unwrap());
@@ -460,19 +466,19 @@ pub(in crate::sched) fn decoder(blocks: usize, devices: usize) -> Task {
 }
 
 #[test]
-fn devices_are_asked_about_their_own_nodes_only() {
-    let asked = Arc::new(AtomicUsize::new(0));
+fn support_is_queried_once_per_assigned_node() {
+    let queries = Arc::new(AtomicUsize::new(0));
     let list = (0..8).map(|i| {
-        let asked = Arc::clone(&asked);
+        let queries = Arc::clone(&queries);
         let says = move |_: crate::ops::NodeView<'_>| {
-            asked.fetch_add(1, Ordering::Relaxed);
+            queries.fetch_add(1, Ordering::Relaxed);
             Support::Yes
         };
         NoopDevice::new(&format!("GPU{i}"), DeviceKind::Gpu).with_support(says).shared()
     });
     let (task, list) = (decoder(40, 8), list.collect::<Vec<_>>());
     let assigned = assign(&task, &list, &Options::default()).unwrap();
-    assert_eq!(asked.load(Ordering::Relaxed), assigned.len());
+    assert_eq!(queries.load(Ordering::Relaxed), assigned.len());
     let mut used = assigned.iter().map(|a| a.device).collect::<Vec<_>>();
     assert!(used.is_sorted(), "{used:?}");
     used.dedup();

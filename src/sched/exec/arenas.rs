@@ -1,54 +1,55 @@
-//! Memory of the devices that plans' tensors lie in.
+//! Arenas: the device buffers in which plans place computed slots and replicas.
 
 use super::super::plan::{MemoryId, MemoryRange};
 use super::super::{ArenaKind, ArenaSizes, Devices, Plan, SchedError, Storage};
 use crate::device::{Account, Buffer, Region};
 use std::sync::Arc;
 
-/// Buffers of all devices: as large as the largest plan so far needs them.
+/// Arena and ring buffers of all devices. They only grow: each is as large as any plan so far has needed.
 #[derive(Debug, Default)]
 pub(super) struct Arenas {
-    /// By device, then chunk.
+    /// By device: arena buffers.
     arenas: Vec<Vec<Buffer>>,
-    /// By device, then copy, then chunk.
+    /// By device, then by ring copy: ring buffers.
     rings: Vec<Vec<Vec<Buffer>>>,
-    /// Who holds regions of older buffers must look again.
+    /// Incremented when buffers are replaced. Bindings of an older generation must be renewed.
     generation: u64,
 }
 
 impl Arenas {
-    /// Whether a plan's tensors have room.
-    pub(super) fn are_large_enough(&self, rooms: &[ArenaSizes], depth: usize) -> bool {
+    /// Whether the buffers are large enough for a plan.
+    pub(super) fn are_large_enough(&self, required: &[ArenaSizes], depth: usize) -> bool {
         let fits = |buffers: Option<&Vec<Buffer>>, sizes: &[u64]| {
             let buffers = buffers.map_or(&[][..], Vec::as_slice);
             sizes.len() <= buffers.len() && sizes.iter().zip(buffers).all(|(&size, buffer)| size <= buffer.bytes())
         };
-        rooms.iter().enumerate().all(|(device, room)| {
+        required.iter().enumerate().all(|(device, device_sizes)| {
             let rings = self.rings.get(device).map_or(&[][..], Vec::as_slice);
-            let copies = if room.ring.is_empty() { 0 } else { depth };
-            fits(self.arenas.get(device), &room.arena) && (0..copies).all(|copy| fits(rings.get(copy), &room.ring))
+            let copies = if device_sizes.ring.is_empty() { 0 } else { depth };
+            fits(self.arenas.get(device), &device_sizes.arena)
+                && (0..copies).all(|copy| fits(rings.get(copy), &device_sizes.ring))
         })
     }
 
-    /// Makes room for a plan. Nothing may be running in what is there.
+    /// Replaces buffers that are too small for a plan. The caller must have waited for all work on the existing buffers.
     pub(super) fn grow(
         &mut self,
         devices: &Devices,
         account: &Arc<Account>,
-        rooms: &[ArenaSizes],
+        required: &[ArenaSizes],
         depth: usize,
     ) -> Result<(), SchedError> {
         self.generation += 1;
         self.arenas.resize(devices.len(), Vec::new());
         self.rings.resize(devices.len(), Vec::new());
-        for (number, (device, room)) in devices.iter().zip(rooms).enumerate() {
+        for (number, (device, device_sizes)) in devices.iter().zip(required).enumerate() {
             let enlarge = |buffers: &mut Vec<Buffer>, sizes: &[u64]| {
-                for (chunk, &bytes) in sizes.iter().enumerate() {
-                    if buffers.get(chunk).is_some_and(|buffer| buffer.bytes() >= bytes) {
+                for (index, &bytes) in sizes.iter().enumerate() {
+                    if buffers.get(index).is_some_and(|buffer| buffer.bytes() >= bytes) {
                         continue;
                     }
-                    // The old one goes first: a device need not hold both.
-                    let later = buffers.split_off(chunk.min(buffers.len()));
+                    // Drops the old buffer before it allocates the new one: the device need not hold both at once.
+                    let later = buffers.split_off(index.min(buffers.len()));
                     let rest = later.into_iter().skip(1);
                     let buffer = device.alloc(bytes, account);
                     buffers.push(buffer.map_err(|e| SchedError::from_device(&device.info().name, e))?);
@@ -56,34 +57,34 @@ impl Arenas {
                 }
                 Ok(())
             };
-            enlarge(&mut self.arenas[number], &room.arena)?;
-            if !room.ring.is_empty() {
+            enlarge(&mut self.arenas[number], &device_sizes.arena)?;
+            if !device_sizes.ring.is_empty() {
                 let copies = self.rings[number].len().max(depth);
                 self.rings[number].resize(copies, Vec::new());
-                self.rings[number].iter_mut().take(depth).try_for_each(|ring| enlarge(ring, &room.ring))?;
+                self.rings[number].iter_mut().take(depth).try_for_each(|ring| enlarge(ring, &device_sizes.ring))?;
             }
         }
         Ok(())
     }
 
-    /// Counts the changes of buffers.
+    /// A counter of buffer replacements.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Gives all of it back.
+    /// Frees all buffers.
     pub(super) fn clear(&mut self) {
         *self = Arenas { arenas: Vec::new(), rings: Vec::new(), generation: self.generation + 1 };
     }
 
-    /// Bytes on each device.
+    /// By device: bytes of all buffers.
     pub(super) fn bytes(&self) -> Vec<u64> {
         let sum = |buffers: &[Buffer]| buffers.iter().map(Buffer::bytes).sum::<u64>();
         let rings = |device: usize| self.rings.get(device).map_or(0, |rings| rings.iter().map(|ring| sum(ring)).sum());
         self.arenas.iter().enumerate().map(|(device, arena)| sum(arena) + rings(device)).collect()
     }
 
-    /// The memory of a slot of a split's graph, for one of the copies.
+    /// The region of a whole memory, for one ring copy.
     pub(super) fn buffer_region(&self, plan: &Plan, memory: MemoryId, copy: usize) -> Result<Region, SchedError> {
         match memory {
             MemoryId::Arena { device, area, chunk } => {
@@ -92,7 +93,7 @@ impl Arenas {
                     ArenaKind::Ring => self.rings.get(device).and_then(|rings| rings.get(copy)),
                 };
                 let buffer = buffers.and_then(|buffers| buffers.get(chunk as usize));
-                buffer.map(Buffer::whole).ok_or(SchedError::Bug("a plan's room was not made"))
+                buffer.map(Buffer::whole).ok_or(SchedError::Bug("a plan's arena buffer was not allocated"))
             }
             MemoryId::Stored { slot } => match plan.task.storage().get(slot as usize) {
                 Some(Storage::Stored { region: Some(region), .. }) => Ok(region.clone()),
@@ -101,7 +102,7 @@ impl Arenas {
         }
     }
 
-    /// The bytes of something that has been located, for one of the copies.
+    /// The region of a memory range, for one ring copy.
     pub(super) fn region(&self, plan: &Plan, at: &MemoryRange, copy: usize) -> Result<Region, SchedError> {
         let whole = self.buffer_region(plan, at.memory, copy)?;
         let part = whole.part(at.bytes.start, at.bytes.end - at.bytes.start);

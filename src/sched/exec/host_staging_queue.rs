@@ -1,6 +1,7 @@
-//! A queue whose uploads may still be on their way from another device: a thread waits for them, nobody else does. Another
-//! one waits for its moments, so that behind a connection the next upload is on its way before the last one is known to
-//! have come.
+//! Host-staged copies: a queue wrapper with a thread that waits for downloads from other devices and then uploads them.
+//!
+//! With the wait on this thread, the host can submit further steps. A second thread waits for the completion of the queue's marks.
+//! Over a connection, the next upload is therefore sent before the completion of the previous upload has arrived.
 
 use super::super::SchedError;
 use crate::device::{
@@ -11,12 +12,12 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Brings things to a device, in order.
+/// An in-order queue for uploads and copies. Its commands run on a staging thread.
 pub(super) struct HostStagingQueue {
-    work: Sender<StagingCommand>,
+    commands: Sender<StagingCommand>,
     timeline: Arc<Timeline>,
     marked: u64,
-    /// Whether the queue that the thread has can prefault.
+    /// Whether the wrapped queue supports prefault hints.
     prefaults: bool,
 }
 
@@ -31,27 +32,26 @@ enum StagingCommand {
 
 impl HostStagingQueue {
     pub(super) fn new(mut queue: Box<dyn Queue>, device: &str) -> Result<HostStagingQueue, SchedError> {
-        let (work, loads) = unbounded();
+        let (commands, received_commands) = unbounded();
         let (mark, marks) = unbounded();
         let (timeline, prefaults) = (Timeline::new(), queue.prefault().is_some());
-        let ends = [(); 2].map(|()| FailOnDrop(Arc::clone(&timeline)));
-        let [carrier, watcher] = ends;
+        let [staging, completion] = [(); 2].map(|()| FailOnDrop(Arc::clone(&timeline)));
         let thread = |name: &str| std::thread::Builder::new().name(format!("{name} {device}"));
-        thread("at").spawn(move || run_completion_thread(&marks, &watcher.0)).map_err(SchedError::ThreadSpawn)?;
-        thread("to")
-            .spawn(move || run_staging_thread(queue, &loads, &mark, &carrier.0))
+        thread("done").spawn(move || run_completion_thread(&marks, &completion.0)).map_err(SchedError::ThreadSpawn)?;
+        thread("stage")
+            .spawn(move || run_staging_thread(queue, &received_commands, &mark, &staging.0))
             .map_err(SchedError::ThreadSpawn)?;
-        Ok(HostStagingQueue { work, timeline, marked: 0, prefaults })
+        Ok(HostStagingQueue { commands, timeline, marked: 0, prefaults })
     }
 
-    /// Writes bytes that have yet to come.
+    /// Uploads the bytes of a pending download. The staging thread waits for them.
     pub(super) fn upload_pending(&mut self, dst: Region, bytes: Ticket) -> Result<(), DeviceError> {
         self.send_command(StagingCommand::UploadPending(dst, bytes))
     }
 
-    fn send_command(&mut self, load: StagingCommand) -> Result<(), DeviceError> {
+    fn send_command(&mut self, command: StagingCommand) -> Result<(), DeviceError> {
         self.timeline.failure().map_or(Ok(()), Err)?;
-        self.work.send(load).map_err(|_| self.timeline.failure().unwrap_or(DeviceError::Ended))
+        self.commands.send(command).map_err(|_| self.timeline.failure().unwrap_or(DeviceError::Ended))
     }
 }
 
@@ -61,7 +61,7 @@ impl Drop for HostStagingQueue {
     }
 }
 
-/// Whoever waits for a point is told when the thread ends, however it does.
+/// Fails the timeline when a thread ends for any reason, a panic included, so that waiters for its points do not hang.
 struct FailOnDrop(Arc<Timeline>);
 
 impl Drop for FailOnDrop {
@@ -72,24 +72,24 @@ impl Drop for FailOnDrop {
 
 fn run_staging_thread(
     mut queue: Box<dyn Queue>,
-    loads: &Receiver<StagingCommand>,
+    commands: &Receiver<StagingCommand>,
     marks: &Sender<(u64, Point)>,
     timeline: &Timeline,
 ) {
-    for load in loads {
-        // Nobody wants the rest when the porter is gone.
+    for command in commands {
+        // After the `HostStagingQueue` was dropped or a command failed, the remaining commands are discarded.
         if timeline.failure().is_some() {
             return;
         }
-        if let Err(e) = process(&mut *queue, load, marks) {
+        if let Err(e) = process(&mut *queue, command, marks) {
             timeline.fail(e);
             return;
         }
     }
 }
 
-fn process(queue: &mut dyn Queue, load: StagingCommand, marks: &Sender<(u64, Point)>) -> Result<(), DeviceError> {
-    match load {
+fn process(queue: &mut dyn Queue, command: StagingCommand, marks: &Sender<(u64, Point)>) -> Result<(), DeviceError> {
+    match command {
         StagingCommand::Upload(dst, bytes) => upload_in_chunks(queue, &dst, &bytes),
         StagingCommand::UploadPending(dst, ticket) => upload_in_chunks(queue, &dst, &ticket.wait(deadline())?),
         StagingCommand::Copy(src, dst, after) => copy_from_device(queue, src, dst, after.as_ref()),
@@ -100,7 +100,7 @@ fn process(queue: &mut dyn Queue, load: StagingCommand, marks: &Sender<(u64, Poi
             }
             Ok(())
         }
-        // Who waits for them ends only when this does, or when it has said why.
+        // The completion thread ends only after this thread has ended, or after it has failed the timeline with the cause.
         StagingCommand::Mark(seq) => marks.send((seq, queue.mark())).map_err(|_| DeviceError::Ended),
     }
 }
@@ -109,7 +109,7 @@ fn deadline() -> Option<Instant> {
     Some(Instant::now() + PATIENCE)
 }
 
-/// Waits for the moments of the queue, in order.
+/// Waits for the points of the wrapped queue in order, and advances the timeline.
 fn run_completion_thread(marks: &Receiver<(u64, Point)>, timeline: &Timeline) {
     for (seq, point) in marks {
         match point.wait(deadline()) {
@@ -119,7 +119,7 @@ fn run_completion_thread(marks: &Receiver<(u64, Point)>, timeline: &Timeline) {
     }
 }
 
-/// Copies between devices of which one has said that it copies from the other.
+/// Submits a copy to a device for which [`Device::copies_from`](crate::device::Device) returned true.
 pub(super) fn copy_from_device(
     queue: &mut dyn Queue,
     src: Region,
@@ -129,12 +129,12 @@ pub(super) fn copy_from_device(
     match queue.copy_from(src, dst, after)? {
         CopyOutcome::Submitted => Ok(()),
         CopyOutcome::Unreachable => {
-            Err(DeviceError::Bug("a device does not copy what it has said that it copies".to_owned()))
+            Err(DeviceError::Bug("copies_from returned true, but copy_from returned Unreachable".to_owned()))
         }
     }
 }
 
-/// Uploads in pieces that are taken in at once.
+/// Uploads in chunks of at most [`PIECE`] bytes.
 pub(super) fn upload_in_chunks(queue: &mut dyn Queue, dst: &Region, bytes: &[u8]) -> Result<(), DeviceError> {
     if bytes.len() as u64 <= PIECE {
         return queue.upload(dst.clone(), None, Source::Borrowed(bytes));
@@ -146,9 +146,9 @@ pub(super) fn upload_in_chunks(queue: &mut dyn Queue, dst: &Region, bytes: &[u8]
 }
 
 impl ForwardQueue for HostStagingQueue {
-    /// The queue is with the thread. What no method below hands to the thread is refused: a porter only brings.
+    /// The staging thread owns the wrapped queue, so calls that no method below sends to the thread are refused.
     fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        Err(DeviceError::Misuse("a porter only brings"))
+        Err(DeviceError::Misuse("a host staging queue only uploads and copies"))
     }
 
     fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
@@ -170,7 +170,7 @@ impl ForwardQueue for HostStagingQueue {
 
     fn mark(&mut self) -> Point {
         self.marked += 1;
-        // When the thread is gone, the timeline already carries why.
+        // If the thread has ended, the timeline already carries the cause.
         let _ = self.send_command(StagingCommand::Mark(self.marked));
         Point::new(&self.timeline, self.marked)
     }
@@ -186,7 +186,7 @@ impl ForwardQueue for HostStagingQueue {
 
 impl Prefault for HostStagingQueue {
     fn prefault(&mut self, region: &Region) {
-        // A hint: when the thread is gone, nothing needs it.
+        // Prefaulting is a hint, so an ended thread is no error here.
         let _ = self.send_command(StagingCommand::Prefault(region.clone()));
     }
 }
@@ -218,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn a_porter_forwards_hints_and_refuses_what_it_does_not_bring() {
+    fn prefault_hints_are_forwarded_and_other_commands_than_uploads_are_refused() {
         let (device, account) = (NoopDevice::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
         let buffer = device.alloc(64, &account).unwrap();
-        let (tell, told) = unbounded();
-        let reporting = Reporting(device.queue(&account).unwrap(), tell);
-        let mut porter: Box<dyn Queue> = Box::new(HostStagingQueue::new(Box::new(reporting), "N").unwrap());
-        porter.prefault().unwrap().prefault(&buffer.whole());
-        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(64));
-        assert!(porter.load_by_digest().is_none() && porter.run_inline().is_none());
-        assert!(matches!(porter.download(buffer.whole()), Err(DeviceError::Misuse(_))));
-        assert!(matches!(porter.fill(buffer.whole(), 0), Err(DeviceError::Misuse(_))));
-        porter.upload(buffer.whole(), None, Source::Borrowed(&[0; 64])).unwrap();
-        porter.mark().wait(deadline()).unwrap();
+        let (report, reported) = unbounded();
+        let reporting = Reporting(device.queue(&account).unwrap(), report);
+        let mut staging: Box<dyn Queue> = Box::new(HostStagingQueue::new(Box::new(reporting), "N").unwrap());
+        staging.prefault().unwrap().prefault(&buffer.whole());
+        assert_eq!(reported.recv_timeout(Duration::from_secs(60)), Ok(64));
+        assert!(staging.load_by_digest().is_none() && staging.run_inline().is_none());
+        assert!(matches!(staging.download(buffer.whole()), Err(DeviceError::Misuse(_))));
+        assert!(matches!(staging.fill(buffer.whole(), 0), Err(DeviceError::Misuse(_))));
+        staging.upload(buffer.whole(), None, Source::Borrowed(&[0; 64])).unwrap();
+        staging.mark().wait(deadline()).unwrap();
         let mut plain: Box<dyn Queue> = Box::new(HostStagingQueue::new(device.queue(&account).unwrap(), "N").unwrap());
         assert!(plain.prefault().is_none());
     }

@@ -1,4 +1,8 @@
-//! Plans at work: queues, memory, and the points of the last runs.
+//! Executor: opens queues, allocates arenas and submits runs of prepared plans.
+//!
+//! Start with [`Scheduler::submit`] in `submit`, which submits the steps of one run. `queues` opens device queues,
+//! `host_staging_queue` waits for host-staged bytes on a thread, `arenas` owns the memory, `programs` prepares splits for their
+//! devices and binds them to memory, `observer` runs a plan node by node. Planning is not here: see [`super::plan`].
 
 mod arenas;
 mod host_staging_queue;
@@ -18,14 +22,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a waiting host looks whether it should stop.
+/// Interval at which a waiting host polls the abort flag.
 const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs tasks over several devices. One scheduler's runs follow each other in the order they are submitted; up to
-/// [`depth`](field@Options::depth) of them are under way at once.
+/// Plans tasks and runs them over several devices. Runs take effect in submission order; up to
+/// [`depth`](field@Options::depth) runs are in flight at once.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// Tells its prepared plans from those of others.
+    /// Identifies the plans that this scheduler prepared.
     id: u64,
     devices: Vec<Arc<dyn Device>>,
     copy_paths: CopyPaths,
@@ -35,52 +39,52 @@ pub struct Scheduler {
     queues: QueueSet,
     /// Runs submitted so far.
     runs: u64,
-    /// The plan whose lanes and history these are.
+    /// The prepared plan that `queue_numbers` and `history` belong to; 0 for none.
     current_plan: u64,
-    /// The plan whose outputs the last run leaves behind.
+    /// The prepared plan of the last complete run, which has its outputs in memory; 0 for none.
     readable_plan: u64,
-    /// Whether a run ended before all of its steps were submitted: marks that later ones would wait for were never made.
+    /// Whether a run stopped before all of its steps were submitted. Later runs would wait for marks that were never made.
     incomplete: bool,
-    /// By mark, for each of the last runs of the current plan: run `i` is at `i % (depth + 1)`.
+    /// By run, then by mark: the timeline points of the last runs of the current plan. Run `i` is at `i % (depth + 1)`.
     history: Vec<Vec<Option<Point>>>,
-    /// The last moments on each lane of the last runs, of whatever plan, in a ring; that of the device that computes first
-    /// comes first.
+    /// Ring of the last runs of any plan: for each run, the last point on each queue. The queue that runs the first split is the
+    /// first entry.
     in_flight: Vec<Vec<(usize, Point)>>,
-    /// By lane of the current plan: its number among the lanes.
+    /// By queue of the current plan: its index in `queues`.
     queue_numbers: Vec<usize>,
-    /// Bytes on their way through the host.
+    /// Host-staged downloads of the run that is being submitted.
     staged: Vec<StagedDownload>,
     abort: Arc<AtomicBool>,
     counts: TransferCounts,
 }
 
-/// Bytes of a replica that have left its home.
+/// A download of a replica's bytes from its home to the host.
 #[derive(Debug)]
 struct StagedDownload {
     replica: u32,
     ticket: Ticket,
-    /// When they have.
+    /// The point after the download.
     done: Point,
 }
 
-/// What a scheduler has moved.
+/// Transfer statistics of a scheduler.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TransferCounts {
     /// Runs submitted.
     pub runs: u64,
-    /// By device: bytes that the host wrote to it.
+    /// By device: bytes of inputs that the host wrote to it.
     pub uploaded: Vec<u64>,
-    /// By device: bytes that came to it from other devices.
+    /// By device: bytes copied to it from other devices, directly or through the host.
     pub copied: Vec<u64>,
-    /// By device: bytes that the host read from it.
+    /// By device: bytes that the host read from it with [`Scheduler::read`].
     pub downloaded: Vec<u64>,
 }
 
-/// A plan made ready to run many times.
+/// A plan with programs and bindings, ready to run many times.
 #[derive(Debug)]
 pub struct PreparedPlan {
     id: u64,
-    /// The scheduler's number.
+    /// The id of the scheduler that prepared it.
     owner: u64,
     plan: Arc<Plan>,
     programs: SplitPrograms,
@@ -93,12 +97,12 @@ impl PreparedPlan {
     }
 }
 
-/// Of schedulers and of prepared plans.
+/// The next id of a scheduler or a prepared plan; 0 means none.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Scheduler {
-    /// A scheduler over devices in order of preference. `account` pays for what it holds on all of them. Asks the devices once
-    /// which of them copy from which, and goes by that.
+    /// Creates a scheduler over devices, in order of preference. Its memory on all devices is charged to `account`. Queries once
+    /// which devices copy from which; later changes are not noticed.
     ///
     /// # Errors
     /// [`SchedError::NoDevices`] for an empty list.
@@ -111,11 +115,11 @@ impl Scheduler {
             return Err(SchedError::NoDevices);
         }
         let (none, depth) = (vec![0; devices.len()], options.depth());
-        let reach = CopyPaths::new(&devices);
+        let copy_paths = CopyPaths::new(&devices);
         Ok(Scheduler {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            queues: QueueSet::new(account, &reach),
-            copy_paths: reach,
+            queues: QueueSet::new(account, &copy_paths),
+            copy_paths,
             options: Options { depth, ..options },
             account: Arc::clone(account),
             arenas: Arenas::default(),
@@ -138,12 +142,12 @@ impl Scheduler {
         })
     }
 
-    /// Its devices.
+    /// The devices, in order of preference.
     pub fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// Plans a task: nothing is allocated, uploaded or run.
+    /// Plans a task. Allocates, uploads and runs nothing.
     ///
     /// # Errors
     /// [`SchedError`] for a task that these devices cannot run.
@@ -151,12 +155,12 @@ impl Scheduler {
         Plan::with_copy_paths(Arc::clone(task), &self.devices, &self.copy_paths, &self.options)
     }
 
-    /// Makes room for a plan's tensors, so that running it and any smaller one allocates nothing. Waits for what runs where
-    /// buffers must grow: outputs of the last run are gone then.
+    /// Allocates arenas for a plan, so that runs of this plan and of any smaller plan allocate nothing. If buffers must grow, waits
+    /// for all runs first; the outputs of the last run are lost.
     ///
     /// # Errors
-    /// [`SchedError::Device`] when a device's memory is used up; a failure of what runs; [`SchedError::Foreign`] for a plan
-    /// over other devices.
+    /// [`SchedError::Device`] when a device is out of memory or an earlier run failed; [`SchedError::ForeignPlan`] for a plan over
+    /// other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
         let same = self.devices.iter().map(|device| &device.info().id).eq(&plan.device_ids);
         if !same || plan.copy_paths != self.copy_paths {
@@ -165,7 +169,7 @@ impl Scheduler {
         self.ensure_arenas(plan)
     }
 
-    /// As [`Scheduler::reserve`], for a plan over these devices.
+    /// As [`Scheduler::reserve`], without the check that the plan is for these devices.
     fn ensure_arenas(&mut self, plan: &Plan) -> Result<(), SchedError> {
         if !self.arenas.are_large_enough(&plan.layout.arenas, plan.depth) {
             self.synchronize(None)?;
@@ -175,11 +179,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes a plan ready: memory for its tensors and programs for its splits.
+    /// Prepares a plan: allocates arenas, prepares a program for each split and binds it to memory.
     ///
     /// # Errors
-    /// As [`Scheduler::reserve`]; [`SchedError::Unplaced`] for a stored tensor without a region, [`SchedError::Elsewhere`]
-    /// for one whose region is not on its device.
+    /// As [`Scheduler::reserve`]; [`SchedError::StoredWithoutRegion`] for a stored tensor without a region;
+    /// [`SchedError::RegionOnOtherDevice`] if its region is not on its device.
     pub fn prepare(&mut self, plan: Plan) -> Result<PreparedPlan, SchedError> {
         self.check_stored_regions(&plan)?;
         self.reserve(&plan)?;
@@ -188,7 +192,7 @@ impl Scheduler {
         Ok(PreparedPlan { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
     }
 
-    /// That stored tensors lie where their task says.
+    /// Checks that the region of each stored tensor is on the device that the task declares.
     fn check_stored_regions(&self, plan: &Plan) -> Result<(), SchedError> {
         for (slot, storage) in (0..).zip(plan.task.storage()) {
             if let Storage::Stored { device, region: Some(region) } = storage
@@ -212,12 +216,12 @@ impl Scheduler {
         self.prepare(plan)
     }
 
-    /// Reads an output of the run that was submitted last, or a stored tensor as that run leaves it: all bytes that it
-    /// spans. To be called before the next run is submitted; runs submitted while the ticket is waited for do it no harm.
+    /// Submits a download of an output, or of a stored tensor, as the last submitted run leaves it: all bytes that the tensor
+    /// spans. Call it before the next run is submitted; runs submitted after this call do not affect the bytes.
     ///
     /// # Errors
-    /// [`SchedError::NoOutput`] for a tensor that nobody said would be read; [`SchedError::Gone`] for one that the last run
-    /// did not leave behind, or that made way for a larger plan.
+    /// [`SchedError::NotAnOutput`] for a tensor that is neither stored nor declared as an output; [`SchedError::OutputExpired`] if
+    /// the last run was of another plan or did not complete, or if a larger plan has replaced the arenas.
     pub fn read(&mut self, prepared: &PreparedPlan, id: TensorId) -> Result<Ticket, SchedError> {
         self.check_owner(prepared)?;
         let plan = &*prepared.plan;
@@ -235,44 +239,45 @@ impl Scheduler {
         self.download(home, region)
     }
 
-    /// Bytes of a device, in order with what it computes.
+    /// Submits a download on the device's compute queue.
     fn download(&mut self, device: usize, region: Region) -> Result<Ticket, SchedError> {
-        let lane = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?;
-        lane.queue().download(region).map_err(|e| SchedError::from_device(&self.devices[device].info().name, e))
+        let open = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?;
+        open.queue().download(region).map_err(|e| SchedError::from_device(&self.devices[device].info().name, e))
     }
 
-    /// As [`Scheduler::download`], waited for.
+    /// As [`Scheduler::download`], and waits for the bytes.
     pub(crate) fn download_blocking(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
         let ticket = self.download(device, region)?;
         let done = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?.queue().mark();
         wait_for_bytes(ticket, &done, &self.abort, &self.devices[device].info().name)
     }
 
-    /// That a plan was prepared by this scheduler.
+    /// Checks that this scheduler prepared the plan.
     pub(super) fn check_owner(&self, prepared: &PreparedPlan) -> Result<(), SchedError> {
         if prepared.owner == self.id { Ok(()) } else { Err(SchedError::ForeignPlan) }
     }
 
-    /// Waits until everything submitted so far is done; without a deadline, for ten minutes at most.
+    /// Waits until all submitted work is done. Without a deadline, waits for at most ten minutes.
     ///
     /// # Errors
-    /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when that passes.
+    /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when the deadline passes.
     pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
         let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
-        for (lane, end) in self.queues.last_points() {
-            let name = &self.devices[lane.device].info().name;
-            wait_or_abort(end, deadline, &self.abort, name)?;
+        for (id, point) in self.queues.last_points() {
+            let name = &self.devices[id.device].info().name;
+            wait_or_abort(point, deadline, &self.abort, name)?;
         }
         Ok(())
     }
 
-    /// Raised by anyone, it ends what runs with [`SchedError::Aborted`], soon. Whoever raised it lowers it again.
+    /// The abort flag. While any thread keeps it raised, running and new calls fail with [`SchedError::Aborted`] within a few
+    /// milliseconds. The scheduler never lowers the flag: the caller lowers it before the next run.
     pub fn abort_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.abort)
     }
 
-    /// Forgets all runs and gives all memory back, after a failure or an abort too. What is stored stays as it is; what was
-    /// running may have written some of it. Programs made before stay good.
+    /// Discards all runs, closes the queues and frees the arenas. Makes the scheduler usable again after a failure or an abort.
+    /// Stored tensors keep their contents, which unfinished runs may have partly overwritten. Prepared plans stay valid.
     pub fn reset(&mut self) {
         self.queues.clear();
         self.arenas.clear();
@@ -282,12 +287,12 @@ impl Scheduler {
         (self.current_plan, self.readable_plan, self.incomplete) = (0, 0, false);
     }
 
-    /// What has been moved so far.
+    /// Transfer statistics since the scheduler was created.
     pub fn transfer_counts(&self) -> &TransferCounts {
         &self.counts
     }
 
-    /// Bytes of memory that it holds on each device for tensors of its runs.
+    /// By device: bytes of arenas that the scheduler holds.
     pub fn arena_bytes(&self) -> Vec<u64> {
         let mut bytes = self.arenas.bytes();
         bytes.resize(self.devices.len(), 0);
@@ -295,20 +300,20 @@ impl Scheduler {
     }
 }
 
-/// Waits for bytes, which are there at a moment of their device's queue, and looks now and then whether to stop.
-fn wait_for_bytes(ticket: Ticket, there: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
+/// Waits for downloaded bytes. Waits for `done`, the point after the download, first: only that wait polls the abort flag.
+fn wait_for_bytes(ticket: Ticket, done: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
     let deadline = Instant::now() + PATIENCE;
-    wait_or_abort(there, deadline, abort, device)?;
+    wait_or_abort(done, deadline, abort, device)?;
     ticket.wait(Some(deadline)).map_err(|e| SchedError::from_device(device, e))
 }
 
-/// Waits for a point, and looks now and then whether to stop.
+/// Waits for a point, and polls the abort flag every [`ABORT_POLL_INTERVAL`].
 fn wait_or_abort(point: &Point, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
     use crate::device::DeviceError::Deadline;
     loop {
-        let glance = deadline.min(Instant::now() + ABORT_POLL_INTERVAL);
-        match point.wait(Some(glance)) {
-            Err(Deadline(_)) if glance < deadline => {}
+        let next_poll = deadline.min(Instant::now() + ABORT_POLL_INTERVAL);
+        match point.wait(Some(next_poll)) {
+            Err(Deadline(_)) if next_poll < deadline => {}
             done => return done.map_err(|e| SchedError::from_device(device, e)),
         }
         if abort.load(Ordering::Relaxed) {

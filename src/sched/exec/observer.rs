@@ -1,4 +1,4 @@
-//! Runs that someone watches, node by node.
+//! Observed runs: after each node that an [`Observer`] selects, the run waits and hands over the node's result.
 
 use super::programs::subgraph;
 use super::submit::{SplitRunner, StepContext};
@@ -11,35 +11,36 @@ use crate::tensor::TensorDesc;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-/// A node as observers see it.
+/// A node as passed to an [`Observer`].
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedNode<'a> {
-    /// Its place in the task's list of nodes.
+    /// Its index in the task's list of nodes.
     pub node: usize,
-    /// What it computes.
+    /// Its op.
     pub op: OpCode,
-    /// The tensor that it writes.
+    /// Its destination tensor.
     pub id: TensorId,
-    /// That tensor's name, or empty.
+    /// The destination's name, or an empty string.
     pub name: &'a str,
-    /// That tensor's type, shape and strides.
+    /// The destination's type, shape and strides.
     pub desc: &'a TensorDesc,
-    /// Number of the device that computes it.
+    /// Index of the device that runs it.
     pub device: usize,
 }
 
-/// Someone who watches a run.
+/// Callback interface of [`Scheduler::run_observed`], the counterpart of ggml's `cb_eval`.
 pub trait Observer {
-    /// Whether to be shown what a node computes. Asked of every node, in order, before it runs.
+    /// Selects nodes: [`Observer::on_result`] receives their results. Called for each node, in order, before the node runs.
     fn selects(&mut self, node: ObservedNode<'_>) -> bool;
 
-    /// Shows all bytes that the node's tensor spans, as the node left them. `Break` ends the run.
+    /// Receives all bytes that the node's destination spans, right after the node. `Break` ends the run.
     fn on_result(&mut self, node: ObservedNode<'_>, bytes: &[u8]) -> ControlFlow<()>;
 }
 
 impl Scheduler {
-    /// Runs a task while an observer watches. Slow: each node that it asks for is a program's last, and is waited for.
-    /// `Break` when the observer ended the run: what is stored is as the run left it there, and there are no outputs to read.
+    /// Runs a task and passes the results of selected nodes to an observer. Slow: each selected node ends a separate program, and
+    /// the host waits for that program. Returns `Break` if the observer ended the run: stored tensors then hold the values written
+    /// so far, and there are no outputs to read.
     ///
     /// # Errors
     /// As [`Scheduler::run`].
@@ -54,7 +55,7 @@ impl Scheduler {
         self.submit_steps(prepared, inputs, &mut watched)?;
         let flow = watched.flow;
         self.synchronize(None)?;
-        // All of it is done, so that later runs need not wait for what was left out.
+        // All submitted steps are complete, so later runs do not depend on the skipped steps.
         self.incomplete = false;
         Ok(flow)
     }
@@ -99,7 +100,7 @@ impl SplitRunner for ObservedRun<'_> {
 }
 
 impl ObservedRun<'_> {
-    /// Runs some nodes of a split as a program of their own.
+    /// Runs some consecutive nodes of a split as a separate program.
     fn run_segment(
         &self,
         scheduler: &mut Scheduler,
@@ -120,7 +121,7 @@ impl ObservedRun<'_> {
     }
 }
 
-/// What a node has written.
+/// Downloads the bytes that a node has written.
 fn node_result(
     scheduler: &mut Scheduler,
     plan: &Plan,
@@ -134,7 +135,7 @@ fn node_result(
     scheduler.download_blocking(seen.device, region)
 }
 
-/// A node as observers see it.
+/// A node as passed to an [`Observer`].
 fn observed_node(plan: &Plan, node: usize) -> Option<ObservedNode<'_>> {
     let of = plan.task.graph().nodes().get(node)?;
     Some(ObservedNode {

@@ -1,4 +1,4 @@
-//! A plan's splits as programs of their devices, bound to memory.
+//! Programs of a plan's splits: each split is prepared by its device and bound to regions, once for each ring copy.
 
 use super::super::plan::{self, MemoryId, MemoryRange};
 use super::super::{Devices, Plan, ReplicaOrigin, SchedError, StepAction};
@@ -9,16 +9,16 @@ use crate::tensor::TensorDesc;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a plan needs to run.
+/// The programs, bindings and replica regions of a prepared plan.
 #[derive(Debug)]
 pub(super) struct SplitPrograms {
-    /// Of the rooms that regions are in.
+    /// The [`Arenas::generation`] that the bindings refer to.
     generation: u64,
     splits: Vec<SplitProgram>,
     replicas: Vec<ReplicaRegions>,
-    /// By lane of the plan: the devices whose memory it touches.
+    /// By queue of the plan, then by device: whether the queue accesses the device's memory.
     pub(super) touched_devices: Vec<Vec<bool>>,
-    /// By mark of the plan: the device whose lane makes it.
+    /// By mark of the plan: the device of the queue that makes it.
     pub(super) mark_devices: Vec<usize>,
     /// Slots that the host writes before each run.
     pub(super) inputs: Vec<u32>,
@@ -28,32 +28,34 @@ pub(super) struct SplitPrograms {
 struct SplitProgram {
     program: Program,
     memories: Vec<MemoryId>,
-    /// By copy of the ring.
+    /// By ring copy: the region of each of `memories`.
     bindings: Vec<Arc<[Region]>>,
 }
 
-/// Between which memory a replica's bytes move.
+/// Source and destination regions of a replica.
 #[derive(Debug)]
 struct ReplicaRegions {
-    /// By copy of the ring, as those of `to`; none of an input.
+    /// By ring copy: the region at home. Empty for an input.
     from: Vec<Region>,
+    /// By ring copy: the region of the replica.
     to: Vec<Region>,
     experts: Option<ExpertWeights>,
 }
 
-/// Which part of a replica is needed is in the numbers of the experts.
+/// Layout of a replica of expert weights (MUL_MAT_ID), of which only the experts named by the ids are copied.
 #[derive(Debug)]
 pub(super) struct ExpertWeights {
-    /// Where the numbers lie, by copy of the ring.
+    /// By ring copy: the region of the expert ids.
     pub(super) ids: Vec<Region>,
     pub(super) ids_desc: TensorDesc,
     /// Bytes from one expert to the next.
     pub(super) stride: u64,
+    /// Number of experts.
     pub(super) count: u64,
 }
 
 impl SplitPrograms {
-    pub(super) fn new(plan: &Plan, devices: &Devices, rooms: &Arenas) -> Result<SplitPrograms, SchedError> {
+    pub(super) fn new(plan: &Plan, devices: &Devices, arenas: &Arenas) -> Result<SplitPrograms, SchedError> {
         let readers = plan.task.graph().reader_counts();
         let mut splits = Vec::with_capacity(plan.split_graph.splits.len());
         for (number, split) in plan.split_graph.splits.iter().enumerate() {
@@ -63,20 +65,20 @@ impl SplitPrograms {
                 device.prepare(Arc::new(graph)).map_err(|e| SchedError::from_device(&device.info().name, e))?;
             splits.push(SplitProgram { program, memories, bindings: Vec::new() });
         }
-        let mut touches = vec![vec![false; devices.len()]; plan.queues.len()];
-        let mut makers = vec![0; plan.marks as usize];
+        let mut touched_devices = vec![vec![false; devices.len()]; plan.queues.len()];
+        let mut mark_devices = vec![0; plan.marks as usize];
         let mut inputs = Vec::new();
         for step in &plan.steps {
-            if let Some(maker) = step.mark.and_then(|mark| makers.get_mut(mark as usize)) {
-                *maker = plan.queues[step.queue].device;
+            if let Some(device) = step.mark.and_then(|mark| mark_devices.get_mut(mark as usize)) {
+                *device = plan.queues[step.queue].device;
             }
-            let touches = &mut touches[step.queue];
-            touches[plan.queues[step.queue].device] = true;
+            let touched = &mut touched_devices[step.queue];
+            touched[plan.queues[step.queue].device] = true;
             if let StepAction::DeviceCopy(number) | StepAction::CopyExperts(number) = step.action
                 && let ReplicaOrigin::Device(home) | ReplicaOrigin::Experts { home, .. } =
                     plan.split_graph.replicas[number as usize].origin
             {
-                touches[home] = true;
+                touched[home] = true;
             }
             if let StepAction::UploadInput(number) = step.action {
                 inputs.push(plan.split_graph.replicas[number as usize].slot);
@@ -84,33 +86,27 @@ impl SplitPrograms {
         }
         inputs.sort_unstable();
         inputs.dedup();
-        let mut programs = SplitPrograms {
-            generation: 0,
-            splits,
-            replicas: Vec::new(),
-            touched_devices: touches,
-            mark_devices: makers,
-            inputs,
-        };
-        programs.bind(plan, rooms)?;
+        let mut programs =
+            SplitPrograms { generation: 0, splits, replicas: Vec::new(), touched_devices, mark_devices, inputs };
+        programs.bind(plan, arenas)?;
         Ok(programs)
     }
 
-    /// Binds everything to the memory that there is now.
-    fn bind(&mut self, plan: &Plan, rooms: &Arenas) -> Result<(), SchedError> {
+    /// Binds all splits and replicas to the current buffers.
+    fn bind(&mut self, plan: &Plan, arenas: &Arenas) -> Result<(), SchedError> {
         for split in &mut self.splits {
             let bound = |copy| {
-                let regions = split.memories.iter().map(|&memory| rooms.buffer_region(plan, memory, copy));
+                let regions = split.memories.iter().map(|&memory| arenas.buffer_region(plan, memory, copy));
                 regions.collect::<Result<Arc<[Region]>, _>>()
             };
             split.bindings = (0..plan.depth).map(bound).collect::<Result<_, _>>()?;
         }
         let copies =
-            |at: &MemoryRange| (0..plan.depth).map(|copy| rooms.region(plan, at, copy)).collect::<Result<_, _>>();
+            |at: &MemoryRange| (0..plan.depth).map(|copy| arenas.region(plan, at, copy)).collect::<Result<_, _>>();
         self.replicas.clear();
         for (number, replica) in (0..).zip(&plan.split_graph.replicas) {
-            let lost = SchedError::Bug("a replica without a place");
-            let to = copies(&plan.replica_range(number).ok_or(lost)?)?;
+            let missing = SchedError::Bug("a replica without an allocation");
+            let to = copies(&plan.replica_range(number).ok_or(missing)?)?;
             let from = plan.home_range(replica.slot, &replica.range);
             let from = from.map_or(Ok(Vec::new()), |at| copies(&at))?;
             let experts = match plan::expert_ids_range(plan, number) {
@@ -119,29 +115,29 @@ impl SplitPrograms {
             };
             self.replicas.push(ReplicaRegions { from, to, experts });
         }
-        self.generation = rooms.generation();
+        self.generation = arenas.generation();
         Ok(())
     }
 
-    /// Looks again where memory is, if it has changed.
-    pub(super) fn rebind_if_moved(&mut self, plan: &Plan, rooms: &Arenas) -> Result<(), SchedError> {
-        if self.generation == rooms.generation() { Ok(()) } else { self.bind(plan, rooms) }
+    /// Binds again if buffers have been replaced since the last binding.
+    pub(super) fn rebind_if_moved(&mut self, plan: &Plan, arenas: &Arenas) -> Result<(), SchedError> {
+        if self.generation == arenas.generation() { Ok(()) } else { self.bind(plan, arenas) }
     }
 
-    /// A split's program and its bindings for one of the copies.
+    /// A split's program, and its bindings for one ring copy.
     pub(super) fn bound_program(&self, number: u32, copy: usize) -> Result<(&Program, &Arc<[Region]>), SchedError> {
         let split = self.splits.get(number as usize).ok_or(SchedError::Bug("a step of another plan"))?;
-        let bindings = split.bindings.get(copy).ok_or(SchedError::Bug("a copy beyond the depth"))?;
+        let bindings = split.bindings.get(copy).ok_or(SchedError::Bug("a ring copy beyond the depth"))?;
         Ok((&split.program, bindings))
     }
 
-    /// A replica's place in one of the copies.
+    /// A replica's region for one ring copy.
     pub(super) fn replica_region(&self, number: u32, copy: usize) -> Result<&Region, SchedError> {
         let ends = self.replicas.get(number as usize).and_then(|ends| ends.to.get(copy));
         ends.ok_or(SchedError::Bug("a step of another plan"))
     }
 
-    /// Where a replica's bytes come from, in one of the copies.
+    /// The source region of a replica for one ring copy.
     pub(super) fn home_region(&self, number: u32, copy: usize) -> Result<&Region, SchedError> {
         let from = self.replicas.get(number as usize).and_then(|ends| ends.from.get(copy));
         from.ok_or(SchedError::Bug("a replica without a home"))
@@ -155,7 +151,7 @@ impl SplitPrograms {
 
 impl ExpertWeights {
     fn new(plan: &Plan, number: u32, ids: Vec<Region>) -> Result<ExpertWeights, SchedError> {
-        let bug = || SchedError::Bug("experts without a node");
+        let bug = || SchedError::Bug("a replica of experts without a MUL_MAT_ID node");
         let replica = plan.split_graph.replicas.get(number as usize).ok_or_else(bug)?;
         let ReplicaOrigin::Experts { ids: id, .. } = replica.origin else { return Err(bug()) };
         let graph = plan.task.graph();
@@ -171,7 +167,7 @@ impl ExpertWeights {
     }
 }
 
-/// The graph of some nodes of a split, and the memory that is to be bound to each of its slots.
+/// The subgraph of some nodes of a split, and for each of its slots the memory to bind.
 pub(super) fn subgraph(
     plan: &Plan,
     split: usize,
@@ -180,13 +176,13 @@ pub(super) fn subgraph(
 ) -> Result<(Graph, Vec<MemoryId>), SchedError> {
     let mut memories: Vec<MemoryId> = Vec::new();
     let mut sizes: Vec<usize> = Vec::new();
-    let mut lost = false;
+    let mut missing = false;
     let place = |tensor: &Tensor| {
         let place = tensor.place?;
         let bytes = place.offset..place.offset + tensor.desc.extent();
         let Some(at) = plan.locate(split, place.slot, &bytes) else {
-            // Nothing of it is ever touched, so it may lie anywhere.
-            lost |= !bytes.is_empty();
+            // An empty tensor is never accessed, so any offset will do.
+            missing |= !bytes.is_empty();
             return Some(SlotOffset { slot: 0, offset: 0 });
         };
         let slot = memories.iter().position(|&memory| memory == at.memory).unwrap_or_else(|| {
@@ -197,20 +193,21 @@ pub(super) fn subgraph(
         Some(SlotOffset { slot: slot as u32, offset: at.bytes.start as usize })
     };
     let graph = plan.task.graph().subgraph(nodes, readers, Vec::new(), place);
-    if lost {
+    if missing {
         return Err(SchedError::Bug("a node's tensor is not on its device"));
     }
     Ok((graph.with_slots(sizes), memories))
 }
 
-/// Bytes of a memory that a program must find.
+/// Size in bytes of a memory, which is the size of its slot in the subgraph.
 fn memory_bytes(plan: &Plan, memory: MemoryId) -> usize {
     use super::super::ArenaKind;
     match memory {
         MemoryId::Stored { slot } => plan.task.graph().slot_sizes().get(slot as usize).copied().unwrap_or(0),
         MemoryId::Arena { device, area, chunk } => {
-            let room = plan.layout.arenas.get(device);
-            let sizes = room.map(|room| if area == ArenaKind::Arena { &room.arena } else { &room.ring });
+            let device_sizes = plan.layout.arenas.get(device);
+            let sizes = device_sizes
+                .map(|device_sizes| if area == ArenaKind::Arena { &device_sizes.arena } else { &device_sizes.ring });
             sizes.and_then(|sizes| sizes.get(chunk as usize)).map_or(0, |&bytes| bytes as usize)
         }
     }

@@ -1,4 +1,4 @@
-//! The queues that steps go to.
+//! Queue set: the open device queues that steps are submitted to.
 
 use super::super::{CopyPaths, Devices, QueueId, QueueRole, SchedError};
 use super::host_staging_queue::HostStagingQueue;
@@ -6,27 +6,27 @@ use crate::device::{Account, Point, Queue};
 use std::fmt;
 use std::sync::Arc;
 
-/// Queues of all devices, made when they are first needed.
+/// The open queues of all devices. A queue is opened on first use.
 pub(super) struct QueueSet {
     account: Arc<Account>,
-    reach: CopyPaths,
+    copy_paths: CopyPaths,
     all: Vec<SchedQueue>,
 }
 
-/// A lane at work.
+/// An open queue.
 pub(super) struct SchedQueue {
     pub(super) id: QueueId,
     pub(super) backend: QueueBackend,
-    /// The last moment that was marked.
+    /// The point of the last mark.
     pub(super) last_point: Option<Point>,
-    /// Devices whose memory it has touched.
+    /// By device: whether the queue has accessed the device's memory.
     pub(super) touched_devices: Vec<bool>,
 }
 
-/// What does a lane's work.
+/// The implementation of a queue.
 pub(super) enum QueueBackend {
     Direct(Box<dyn Queue>),
-    /// A queue with a thread that waits for bytes on their way through the host.
+    /// A queue with a staging thread that waits for host-staged bytes.
     HostStaging(HostStagingQueue),
 }
 
@@ -37,59 +37,55 @@ impl fmt::Debug for QueueSet {
 }
 
 impl QueueSet {
-    pub(super) fn new(account: &Arc<Account>, reach: &CopyPaths) -> QueueSet {
-        QueueSet { account: Arc::clone(account), reach: reach.clone(), all: Vec::new() }
+    pub(super) fn new(account: &Arc<Account>, copy_paths: &CopyPaths) -> QueueSet {
+        QueueSet { account: Arc::clone(account), copy_paths: copy_paths.clone(), all: Vec::new() }
     }
 
-    /// The number of a lane.
-    pub(super) fn open(&mut self, devices: &Devices, lane: QueueId) -> Result<usize, SchedError> {
-        if let Some(number) = self.all.iter().position(|running| running.id == lane) {
+    /// The index of a queue, which is opened if necessary.
+    pub(super) fn open(&mut self, devices: &Devices, id: QueueId) -> Result<usize, SchedError> {
+        if let Some(number) = self.all.iter().position(|running| running.id == id) {
             return Ok(number);
         }
-        let device = &devices[lane.device];
+        let device = &devices[id.device];
         let info = device.info();
         let queue = device.queue(&self.account).map_err(|e| SchedError::from_device(&info.name, e))?;
-        // Only what is brought through the host has to be waited for by a thread, while the host submits more.
-        let worker = match lane.role {
-            QueueRole::Transfer if self.reach.needs_host_staging(lane.device) => {
+        // Only host-staged copies need a staging thread: it waits for their downloads while the host submits further steps.
+        let backend = match id.role {
+            QueueRole::Transfer if self.copy_paths.needs_host_staging(id.device) => {
                 QueueBackend::HostStaging(HostStagingQueue::new(queue, &info.name)?)
             }
             _ => QueueBackend::Direct(queue),
         };
-        self.all.push(SchedQueue {
-            id: lane,
-            backend: worker,
-            last_point: None,
-            touched_devices: vec![false; devices.len()],
-        });
+        self.all.push(SchedQueue { id, backend, last_point: None, touched_devices: vec![false; devices.len()] });
         Ok(self.all.len() - 1)
     }
 
-    /// A lane by its number.
+    /// A queue by its index.
     pub(super) fn by_index(&mut self, number: usize) -> Result<&mut SchedQueue, SchedError> {
-        self.all.get_mut(number).ok_or(SchedError::Bug("a lane that was never made"))
+        self.all.get_mut(number).ok_or(SchedError::Bug("a queue that was never opened"))
     }
 
-    /// A lane.
-    pub(super) fn get_or_open(&mut self, devices: &Devices, lane: QueueId) -> Result<&mut SchedQueue, SchedError> {
-        let number = self.open(devices, lane)?;
+    /// A queue, which is opened if necessary.
+    pub(super) fn get_or_open(&mut self, devices: &Devices, id: QueueId) -> Result<&mut SchedQueue, SchedError> {
+        let number = self.open(devices, id)?;
         self.by_index(number)
     }
 
-    /// The last moment of each lane.
+    /// The last point of each queue.
     pub(super) fn last_points(&self) -> impl Iterator<Item = (QueueId, &Point)> {
         self.all.iter().filter_map(|running| Some((running.id, running.last_point.as_ref()?)))
     }
 
-    /// A lane is to touch the memory of these devices from now on: it waits for what other lanes last did there.
+    /// Registers that a queue is about to access the memory of these devices, and makes it wait for the last point of each other
+    /// queue that has accessed one of them.
     pub(super) fn order_after_others(
         &mut self,
         devices: &Devices,
         number: usize,
         touches: &[bool],
     ) -> Result<(), SchedError> {
-        let meets = |other: &SchedQueue| other.touched_devices.iter().zip(touches).any(|(a, b)| *a && *b);
-        let others = self.all.iter().enumerate().filter(|(other, running)| *other != number && meets(running));
+        let overlaps = |other: &SchedQueue| other.touched_devices.iter().zip(touches).any(|(a, b)| *a && *b);
+        let others = self.all.iter().enumerate().filter(|(other, running)| *other != number && overlaps(running));
         let ends: Vec<Point> = others.filter_map(|(_, running)| running.last_point.clone()).collect();
         let running = self.by_index(number)?;
         running.touched_devices.iter_mut().zip(touches).for_each(|(all, new)| *all |= new);
@@ -97,18 +93,18 @@ impl QueueSet {
         ends.iter().try_for_each(|end| running.wait(end)).map_err(|e| SchedError::from_device(name, e))
     }
 
-    /// Abandons all work.
+    /// Closes all queues and abandons their work.
     pub(super) fn clear(&mut self) {
         self.all.clear();
     }
 }
 
 impl SchedQueue {
-    /// What a computing lane works on.
+    /// The device queue.
     pub(super) fn queue(&mut self) -> &mut dyn Queue {
         match &mut self.backend {
             QueueBackend::Direct(queue) => &mut **queue,
-            QueueBackend::HostStaging(porter) => porter,
+            QueueBackend::HostStaging(staging) => staging,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Submitting the steps of a run.
+//! Submission of a run: sends each step's waits, action and mark to its queue, in the order of the plan.
 
 use super::super::{Plan, ReplicaOrigin, SchedError, StepAction, Storage};
 use super::host_staging_queue;
@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the caller's thread does a device's work itself before it leaves the rest to the device and looks whether to stop.
+/// How long the calling thread executes nodes inline before it hands the rest of the split to the queue. Bounds the delay until
+/// the abort flag is polled.
 const INLINE_BUDGET: Duration = Duration::from_millis(100);
 
-/// How the nodes of a split are run.
+/// Strategy for submitting the nodes of a split.
 pub(super) trait SplitRunner {
-    /// Submits a split.
+    /// Submits the nodes of a split.
     fn run_split(
         &mut self,
         scheduler: &mut Scheduler,
@@ -28,24 +29,24 @@ pub(super) trait SplitRunner {
         at: StepContext,
     ) -> Result<(), SchedError>;
 
-    /// Whether the rest of the run is left out.
+    /// Whether the rest of the run is skipped.
     fn is_stopped(&self) -> bool {
         false
     }
 }
 
-/// Where a step runs.
+/// The queue and the ring copy of a step.
 #[derive(Clone, Copy)]
 pub(super) struct StepContext {
-    /// The lane's number.
+    /// Index of the queue in the scheduler's [`super::queues::QueueSet`].
     pub(super) queue: usize,
-    /// Which copy of the ring is this run's.
+    /// Index of this run's ring copy.
     pub(super) ring_copy: usize,
 }
 
-/// As a whole.
+/// Submits each split as one program.
 struct WholeSplits {
-    /// Whether the calling thread may do the work.
+    /// Whether the calling thread may execute nodes itself (for CPU devices).
     inline: bool,
 }
 
@@ -71,18 +72,18 @@ impl SplitRunner for WholeSplits {
 }
 
 impl Scheduler {
-    /// Submits a run and returns while it is under way. Inputs are copied before that. Waits only for the run `depth` before
-    /// this one, and with a depth above 1 only for the device that computes first.
+    /// Submits a run and returns without waiting for it. Inputs are copied before the call returns. Backpressure: waits for the run
+    /// `depth` before this one; with a depth above 1, only for the device that runs the first split.
     ///
     /// # Errors
-    /// [`SchedError::Input`] where one is missing or of another length, [`SchedError::NoInput`] for bytes too many: nothing
-    /// was submitted. Otherwise the failure of a device, now or of work submitted before. After a run that ended half-way
-    /// there is only [`SchedError::Torn`] until [`Scheduler::reset`] makes the scheduler usable again.
+    /// [`SchedError::InputLength`] for an input that is missing or has the wrong length, [`SchedError::UnexpectedInput`] for bytes
+    /// of another tensor: nothing was submitted. Otherwise a device's failure, possibly of earlier work. After a run that stopped
+    /// before all steps were submitted, all calls fail with [`SchedError::RunIncomplete`] until [`Scheduler::reset`].
     pub fn submit(&mut self, prepared: &mut PreparedPlan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedError> {
         self.submit_steps(prepared, inputs, &mut WholeSplits { inline: false })
     }
 
-    /// Submits a run and waits for it; the calling thread may do a device's work.
+    /// Submits a run and waits for it. The calling thread may execute nodes of CPU devices itself, which saves thread switches.
     ///
     /// # Errors
     /// As [`Scheduler::submit`] and [`Scheduler::synchronize`].
@@ -95,7 +96,7 @@ impl Scheduler {
         &mut self,
         prepared: &mut PreparedPlan,
         inputs: &[(TensorId, &[u8])],
-        runs: &mut dyn SplitRunner,
+        runner: &mut dyn SplitRunner,
     ) -> Result<(), SchedError> {
         self.check_owner(prepared)?;
         let plan = Arc::clone(&prepared.plan);
@@ -106,7 +107,7 @@ impl Scheduler {
         if self.incomplete {
             return Err(SchedError::RunIncomplete);
         }
-        // Other plans may have made it grow or a reset taken it away.
+        // The arenas may have grown for another plan, or a reset may have freed them.
         self.ensure_arenas(&plan)?;
         prepared.programs.rebind_if_moved(&plan, &self.arenas)?;
         if self.current_plan != prepared.id {
@@ -124,33 +125,34 @@ impl Scheduler {
             if self.abort.load(Ordering::Relaxed) {
                 return Err(SchedError::Aborted);
             }
-            let lane = self.queue_numbers[step.queue];
+            let queue = self.queue_numbers[step.queue];
             let device = plan.queues[step.queue].device;
             let of = |e| SchedError::from_device(&plan.devices[device], e);
-            let over = runs.is_stopped();
-            // What a copy waits for on the device that it copies from need not hold up this one: whoever sends the bytes waits.
+            let stopped = runner.is_stopped();
+            // A copy passes its first wait on the source device as `after`: the sender of the bytes waits for it, and this queue
+            // continues. All further waits block the queue.
             let home = match step.action {
                 StepAction::DeviceCopy(replica) => plan.home(plan.split_graph.replicas[replica as usize].slot),
                 _ => None,
             };
             let mut after = None;
-            for wait in step.waits.iter().filter(|_| !over) {
+            for wait in step.waits.iter().filter(|_| !stopped) {
                 let then = (run + plan.depth + 1 - wait.runs_ago as usize) % (plan.depth + 1);
                 let Some(point) = &self.history[then][wait.mark as usize] else { continue };
                 if after.is_none() && home == Some(prepared.programs.mark_devices[wait.mark as usize]) {
                     after = Some(point.clone());
                 } else {
-                    self.queues.by_index(lane)?.wait(point).map_err(of)?;
+                    self.queues.by_index(queue)?.wait(point).map_err(of)?;
                 }
             }
-            let at = StepContext { queue: lane, ring_copy: copy };
+            let at = StepContext { queue, ring_copy: copy };
             match step.action {
-                _ if over => {}
-                StepAction::RunSplit(split) => runs.run_split(self, prepared, split, at)?,
-                work => self.submit_transfer(prepared, (work, after), at, inputs).map_err(|e| e.into_sched(of))?,
+                _ if stopped => {}
+                StepAction::RunSplit(split) => runner.run_split(self, prepared, split, at)?,
+                action => self.submit_transfer(prepared, (action, after), at, inputs).map_err(|e| e.into_sched(of))?,
             }
             if let Some(mark) = step.mark {
-                let running = self.queues.by_index(lane)?;
+                let running = self.queues.by_index(queue)?;
                 let point = running.queue().mark();
                 running.last_point = Some(point.clone());
                 self.history[run][mark as usize] = Some(point);
@@ -159,69 +161,69 @@ impl Scheduler {
         let first =
             plan.steps.iter().find(|step| matches!(step.action, StepAction::RunSplit(_))).map(|step| step.queue);
         let at = number % self.in_flight.len();
-        // The lane that computes first comes first.
-        let lanes = first.into_iter().chain((0..self.queue_numbers.len()).filter(|&lane| Some(lane) != first));
-        for number in lanes.map(|lane| self.queue_numbers[lane]) {
+        // The queue that runs the first split is the first entry: see `limit_runs_in_flight`.
+        let queues = first.into_iter().chain((0..self.queue_numbers.len()).filter(|&queue| Some(queue) != first));
+        for number in queues.map(|queue| self.queue_numbers[queue]) {
             if let Some(end) = &self.queues.by_index(number)?.last_point {
                 self.in_flight[at].push((number, end.clone()));
             }
         }
-        // Whoever left the rest out waits for what was submitted.
-        self.incomplete = runs.is_stopped();
+        // A runner that stopped waits for the submitted steps and then clears the flag: see `run_observed`.
+        self.incomplete = runner.is_stopped();
         if !self.incomplete {
             self.readable_plan = prepared.id;
         }
         Ok(())
     }
 
-    /// Goes over to another plan, which uses the same memory in another way: each of its lanes waits for what others last did
-    /// to the memory it touches.
+    /// Makes another plan the current one. Plans share the arenas, so each queue of the new plan first waits for the last access of
+    /// other queues to the devices' memory that it uses.
     fn switch_plan(&mut self, prepared: &PreparedPlan) -> Result<(), SchedError> {
         let plan = &*prepared.plan;
-        // Should it fail half-way, no plan is the current one.
+        // If an open or a wait below fails, no plan is current, and the next run switches again.
         self.current_plan = 0;
         self.queue_numbers.clear();
-        for (&lane, touches) in plan.queues.iter().zip(&prepared.programs.touched_devices) {
-            let number = self.queues.open(&self.devices, lane)?;
+        for (&queue, touches) in plan.queues.iter().zip(&prepared.programs.touched_devices) {
+            let number = self.queues.open(&self.devices, queue)?;
             self.queues.order_after_others(&self.devices, number, touches)?;
             self.queue_numbers.push(number);
         }
-        // Repeated runs find all the memory that they need.
+        // Allocates here so that repeated runs allocate nothing.
         self.history = vec![vec![None; plan.marks as usize]; plan.depth + 1];
         self.in_flight.iter_mut().for_each(|ends| ends.reserve(plan.queues.len()));
         self.current_plan = prepared.id;
         Ok(())
     }
 
-    /// Keeps the host from running ahead. The device that computes first sets the pace: it may be `depth` runs behind. The
-    /// others follow at the distance that their waits allow; to wait for the last of them would leave the first idle where
-    /// devices are more than runs. None is further behind than all rings together reach.
+    /// Backpressure: keeps the host from submitting too far ahead. The queue of the first split may be `depth` runs behind; all
+    /// further queues follow at the distance that their waits allow. Waiting for the last queue instead would leave the first
+    /// device idle when there are more devices than runs in flight. No queue may be further behind than `in_flight` has entries.
     fn limit_runs_in_flight(&mut self) -> Result<(), SchedError> {
         let (number, all) = (self.runs as usize, self.in_flight.len());
-        let far = number % all;
-        let near = number.checked_sub(self.options.depth).map(|near| near % all);
-        let near = near.and_then(|near| self.in_flight[near].first());
+        let oldest = number % all;
+        let pacing = number.checked_sub(self.options.depth).map(|run| run % all);
+        let pacing = pacing.and_then(|at| self.in_flight[at].first());
         let deadline = Instant::now() + PATIENCE;
-        for (lane, end) in near.into_iter().chain(&self.in_flight[far]) {
-            let device = self.queues.by_index(*lane)?.id.device;
+        for (queue, end) in pacing.into_iter().chain(&self.in_flight[oldest]) {
+            let device = self.queues.by_index(*queue)?.id.device;
             wait_or_abort(end, deadline, &self.abort, &self.devices[device].info().name)?;
         }
-        self.in_flight[far].clear();
+        self.in_flight[oldest].clear();
         Ok(())
     }
 
-    /// A step that brings something to a device, or on its way there; a copy after that moment.
+    /// Submits the action of a step that makes a replica, or half of a host-staged copy. A device copy starts after point `after`.
     fn submit_transfer(
         &mut self,
         prepared: &mut PreparedPlan,
-        (work, after): (StepAction, Option<Point>),
+        (action, after): (StepAction, Option<Point>),
         at: StepContext,
         inputs: &[(TensorId, &[u8])],
     ) -> Result<(), StepError> {
         let (plan, programs) = (&*prepared.plan, &prepared.programs);
         let running = self.queues.by_index(at.queue)?;
         let device = running.id.device;
-        match work {
+        match action {
             StepAction::UploadInput(number) => {
                 let (replica, to) =
                     (&plan.split_graph.replicas[number as usize], programs.replica_region(number, at.ring_copy)?);
@@ -242,11 +244,11 @@ impl Scheduler {
             }
             StepAction::UploadStaged(number) => {
                 let to = programs.replica_region(number, at.ring_copy)?;
-                let fetched = self.staged.iter().position(|fetched| fetched.replica == number);
-                let at = fetched.ok_or(SchedError::Bug("nothing was fetched"))?;
+                let staged = self.staged.iter().position(|staged| staged.replica == number);
+                let at = staged.ok_or(SchedError::Bug("a staged upload without a download"))?;
                 let StagedDownload { ticket, done, .. } = self.staged.swap_remove(at);
                 match &mut running.backend {
-                    QueueBackend::HostStaging(porter) => porter.upload_pending(to.clone(), ticket)?,
+                    QueueBackend::HostStaging(staging) => staging.upload_pending(to.clone(), ticket)?,
                     QueueBackend::Direct(queue) => {
                         let home = plan.home(plan.split_graph.replicas[number as usize].slot).unwrap_or(device);
                         let bytes = wait_for_bytes(ticket, &done, &self.abort, &plan.devices[home])?;
@@ -257,19 +259,19 @@ impl Scheduler {
             }
             StepAction::CopyExperts(number) => {
                 let experts = programs.experts(number)?;
-                let ids = experts.ids.get(at.ring_copy).ok_or(SchedError::Bug("a copy beyond the depth"))?;
+                let ids = experts.ids.get(at.ring_copy).ok_or(SchedError::Bug("a ring copy beyond the depth"))?;
                 let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
                 let ids = wait_for_bytes(ids, &done, &self.abort, &plan.devices[device])?;
                 let (from, to) =
                     (programs.home_region(number, at.ring_copy)?, programs.replica_region(number, at.ring_copy)?);
                 let ReplicaOrigin::Experts { home, .. } = plan.split_graph.replicas[number as usize].origin else {
-                    return Err(SchedError::Bug("experts of a replica that has none").into());
+                    return Err(SchedError::Bug("a copy of experts for a replica of another origin").into());
                 };
                 let ranges = expert_ranges(experts, &ids, to.bytes())?;
                 self.counts.copied[device] += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
                 self.copy_experts(home, at.queue, (from, to), &ranges)?;
             }
-            StepAction::RunSplit(_) => return Err(SchedError::Bug("a split is run, not brought").into()),
+            StepAction::RunSplit(_) => return Err(SchedError::Bug("a split was submitted as a transfer").into()),
         }
         Ok(())
     }
@@ -277,26 +279,26 @@ impl Scheduler {
     fn copy_experts(
         &mut self,
         home: usize,
-        lane: usize,
+        queue: usize,
         (from, to): (&Region, &Region),
         ranges: &[Range<u64>],
     ) -> Result<(), StepError> {
-        let copies = self.copy_paths.can_copy(self.queues.by_index(lane)?.id.device, home);
+        let copies = self.copy_paths.can_copy(self.queues.by_index(queue)?.id.device, home);
         for range in ranges {
             let part = |of: &Region| of.part(range.start, range.end - range.start);
             let (from, to) = (part(from)?, part(to)?);
             if copies {
-                host_staging_queue::copy_from_device(self.queues.by_index(lane)?.queue(), from, to, None)?;
+                host_staging_queue::copy_from_device(self.queues.by_index(queue)?.queue(), from, to, None)?;
                 continue;
             }
             let bytes = self.download_blocking(home, from)?;
-            host_staging_queue::upload_in_chunks(self.queues.by_index(lane)?.queue(), &to, &bytes)?;
+            host_staging_queue::upload_in_chunks(self.queues.by_index(queue)?.queue(), &to, &bytes)?;
         }
         Ok(())
     }
 }
 
-/// A failure whose device is still to be named, or one of ours.
+/// A device's error that still lacks the device's name, or a complete error.
 enum StepError {
     Device(DeviceError),
     Other(SchedError),
@@ -323,20 +325,20 @@ impl StepError {
     }
 }
 
-/// The bytes of an input.
+/// The bytes given for an input.
 fn input_bytes<'a>(plan: &Plan, slot: u32, inputs: &[(TensorId, &'a [u8])]) -> Result<&'a [u8], SchedError> {
     let want = plan.task.graph().slot_sizes().get(slot as usize).copied().unwrap_or(0);
     let is = |id: TensorId| plan.task.span(id).is_some_and(|(of, range)| of == slot && range == (0..want));
     let bytes = inputs.iter().find(|(id, _)| is(*id)).map(|(_, bytes)| *bytes);
-    let complain = |got: String| SchedError::InputLength { name: plan.task.slot_name(slot).to_owned(), want, got };
+    let error = |got: String| SchedError::InputLength { name: plan.task.slot_name(slot).to_owned(), want, got };
     match bytes {
         Some(bytes) if bytes.len() == want => Ok(bytes),
-        Some(bytes) => Err(complain(bytes.len().to_string())),
-        None => Err(complain("none".to_owned())),
+        Some(bytes) => Err(error(bytes.len().to_string())),
+        None => Err(error("none".to_owned())),
     }
 }
 
-/// That nothing is given but inputs, and each only once.
+/// Checks that only inputs are given, and each at most once.
 fn check_inputs(plan: &Plan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedError> {
     let slot = |id: TensorId| Some(plan.task.span(id)?.0);
     let twice = |at: usize, of: u32| inputs[..at].iter().any(|(id, _)| slot(*id) == Some(of));
@@ -349,7 +351,7 @@ fn check_inputs(plan: &Plan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedEr
     Ok(())
 }
 
-/// The bytes of the experts that are named, of `bytes` in all; neighbours together.
+/// The byte ranges of the experts with the given ids, in a tensor of `bytes` bytes. Ranges of adjacent experts are merged.
 fn expert_ranges(experts: &ExpertWeights, ids: &[u8], bytes: u64) -> Result<Vec<Range<u64>>, DeviceError> {
     let (ne, nb) = (experts.ids_desc.ne(), experts.ids_desc.nb());
     let mut named = BTreeSet::new();

@@ -23,16 +23,16 @@ fn gpu() -> Vec<Arc<dyn Device>> {
     vec![NoopDevice::new("GPU0", DeviceKind::Gpu).shared()]
 }
 
-/// Which of the tensors lie in the memory of which: by tensor, the first one with its spot.
+/// By tensor: the index of the first tensor with the same allocation.
 fn shared(ids: &[TensorId], task: &Task, layout: &MemoryLayout) -> Vec<usize> {
-    let spot = |id: TensorId| task.span(id).and_then(|(slot, _)| layout.slots[slot as usize]).unwrap();
-    ids.iter().map(|&id| ids.iter().position(|&other| spot(other) == spot(id)).unwrap()).collect()
+    let allocation = |id: TensorId| task.span(id).and_then(|(slot, _)| layout.slots[slot as usize]).unwrap();
+    ids.iter().map(|&id| ids.iter().position(|&other| allocation(other) == allocation(id)).unwrap()).collect()
 }
 
 const ROW: [usize; 4] = [64, 4, 1, 1];
 
 #[test]
-fn destinations_take_over_what_dies_where_the_op_allows_it() {
+fn destinations_reuse_dead_sources_where_the_op_allows_it() {
     type Build = fn(&mut TaskBuilder, TensorId) -> Vec<TensorId>;
     let cases: [(&str, Build, &[usize]); 7] = [
         (
@@ -104,7 +104,7 @@ fn destinations_take_over_what_dies_where_the_op_allows_it() {
     }
 }
 
-/// A sum of squares whose terms all live at once.
+/// A sum of squares: all of its terms are live at once.
 fn wide(terms: usize) -> Arc<Task> {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW).unwrap();
@@ -117,7 +117,7 @@ fn wide(terms: usize) -> Arc<Task> {
 }
 
 #[test]
-fn no_buffer_is_larger_than_the_device_allows() {
+fn buffers_respect_the_maximum_buffer_size() {
     let limited =
         |limit| vec![NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.max_buffer = limit).shared()];
     let task = wide(7);
@@ -126,39 +126,42 @@ fn no_buffer_is_larger_than_the_device_allows() {
         assert_eq!(layout.arenas[0].arena, arena, "buffers of at most {limit}");
     }
     let refused = layout(&task, &limited(1023), 1).unwrap_err().to_string();
-    assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960");
+    assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960 bytes");
 }
 
 #[test]
-fn devices_get_the_bytes_and_the_alignment_that_they_want() {
+fn allocations_respect_alloc_size_and_alignment() {
     let null = NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.alignment = 256);
     let devices = vec![null.with_padding(100).shared()];
     for depth in [1, 2] {
         let (plan, layout) = layout(&wide(3), &devices, depth).unwrap();
-        let spots = layout.slots.iter().flatten().chain(&layout.replicas);
-        assert!(spots.clone().all(|spot| spot.offset % 256 == 0 && spot.bytes == 1280), "{layout:?}");
+        let allocations = layout.slots.iter().flatten().chain(&layout.replicas);
+        assert!(
+            allocations.clone().all(|allocation| allocation.offset % 256 == 0 && allocation.bytes == 1280),
+            "{layout:?}"
+        );
         verify(&plan, &devices).unwrap();
     }
 }
 
 #[test]
-fn what_comes_from_elsewhere_has_room_for_itself_where_runs_overlap() {
+fn replicas_have_exclusive_memory_when_runs_overlap() {
     let task = Arc::new(
         graphs::TransformerTask { devices: 2, layers: 2, ..graphs::TransformerTask::default() }.build().unwrap(),
     );
-    for (depth, area) in [(1, ArenaKind::Arena), (2, ArenaKind::Ring), (4, ArenaKind::Ring)] {
+    for (depth, kind) in [(1, ArenaKind::Arena), (2, ArenaKind::Ring), (4, ArenaKind::Ring)] {
         let (plan, layout) = layout(&task, &graphs::devices(2, true), depth).unwrap();
-        assert!(layout.replicas.iter().all(|spot| spot.kind == area));
-        assert!(layout.slots.iter().flatten().all(|spot| spot.kind == ArenaKind::Arena));
-        for (number, room) in layout.arenas.iter().enumerate().filter(|_| depth > 1) {
+        assert!(layout.replicas.iter().all(|allocation| allocation.kind == kind));
+        assert!(layout.slots.iter().flatten().all(|allocation| allocation.kind == ArenaKind::Arena));
+        for (number, sizes) in layout.arenas.iter().enumerate().filter(|_| depth > 1) {
             let here =
                 plan.split_graph.replicas.iter().zip(&layout.replicas).filter(|(replica, _)| replica.device == number);
-            assert_eq!(room.ring, [here.map(|(_, spot)| spot.bytes).sum::<u64>()]);
+            assert_eq!(sizes.ring, [here.map(|(_, allocation)| allocation.bytes).sum::<u64>()]);
         }
     }
 }
 
-/// A random task: each node reads a few of the tensors before it, mostly late ones.
+/// A random task: each node reads a few of the tensors before it, mostly recent ones.
 fn random(rng: &mut Rng, nodes: usize) -> Arc<Task> {
     let mut b = TaskBuilder::new();
     let mut all = vec![b.input("x", DType::F32, [16, 8, 1, 1]).unwrap()];
@@ -188,13 +191,13 @@ fn random(rng: &mut Rng, nodes: usize) -> Arc<Task> {
     Arc::new(b.build().unwrap())
 }
 
-/// That arenas take little more than the largest set of what is alive in them at once.
+/// Checks that arenas exceed the peak of live bytes by at most 10 %.
 fn check_arenas(name: &str, task: &Arc<Task>, devices: &Devices, depth: usize) {
     let (plan, layout) = layout(task, devices, depth).unwrap();
     verify(&plan, devices).unwrap_or_else(|fault| panic!("{name}: {fault}"));
     let mut lives = Lifetimes::new(task, devices, &plan.split_graph);
     lives.reuse_in_place(task, &plan.split_graph);
-    for (number, room) in layout.arenas.iter().enumerate() {
+    for (number, sizes) in layout.arenas.iter().enumerate() {
         let slots =
             (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && plan.split_graph.homes[slot] == Some(number));
         let mut alive: Vec<Lifetime> = slots.filter_map(|slot| lives.slots[slot]).collect();
@@ -205,13 +208,13 @@ fn check_arenas(name: &str, task: &Arc<Task>, devices: &Devices, depth: usize) {
             .iter()
             .map(|life| PackItem { start: life.start, end: life.end, bytes: life.bytes.next_multiple_of(64) })
             .collect();
-        let (least, used) = (pack::peak_bytes(&items), room.arena.iter().sum::<u64>());
-        assert!(used >= least && used * 10 <= least * 11, "{name}, device {number}: {used} bytes for {least}");
+        let (peak, used) = (pack::peak_bytes(&items), sizes.arena.iter().sum::<u64>());
+        assert!(used >= peak && used * 10 <= peak * 11, "{name}, device {number}: {used} bytes for {peak}");
     }
 }
 
 #[test]
-fn arenas_are_hardly_larger_than_what_is_alive_at_once() {
+fn arenas_exceed_the_peak_of_live_bytes_by_at_most_10_percent() {
     let mut rng = Rng::with_seed(4);
     for round in 0..60 {
         let task = random(&mut rng, 10 + 4 * round);
@@ -228,7 +231,7 @@ fn arenas_are_hardly_larger_than_what_is_alive_at_once() {
 }
 
 #[test]
-fn what_far_devices_copy_from_has_memory_of_its_own_for_each_run() {
+fn sources_of_cross_domain_copies_have_exclusive_ring_memory() {
     for (name, make) in graphs::ALL {
         for (devices, far) in [(graphs::one_way(3), true), (graphs::devices(3, true), false)] {
             for depth in [1, 2] {
@@ -241,15 +244,16 @@ fn what_far_devices_copy_from_has_memory_of_its_own_for_each_run() {
                         ReplicaOrigin::Host | ReplicaOrigin::Experts { .. } => false,
                     })
                 };
-                for (slot, spot) in (0..).zip(&layout.slots).filter(|(_, spot)| spot.is_some()) {
+                for (slot, allocation) in (0..).zip(&layout.slots).filter(|(_, allocation)| allocation.is_some()) {
                     let apart = far && depth > 1 && far_slot(slot);
                     assert_eq!(
-                        spot.is_some_and(|spot| spot.kind == ArenaKind::Ring),
+                        allocation.is_some_and(|allocation| allocation.kind == ArenaKind::Ring),
                         apart,
                         "{name}, depth {depth}: {slot}"
                     );
-                    let same =
-                        |(other, at): &(u32, &Option<Allocation>)| *at == spot && plan.home(*other) == plan.home(slot);
+                    let same = |(other, at): &(u32, &Option<Allocation>)| {
+                        *at == allocation && plan.home(*other) == plan.home(slot)
+                    };
                     let sharing = (0..).zip(&layout.slots).filter(same).count();
                     assert!(!apart || sharing == 1, "{name}, depth {depth}: {slot}");
                 }

@@ -1,17 +1,17 @@
-//! Plans as they print themselves, beside those of yesterday: a change shows what it changes.
+//! Golden tests: compare the text form of the plans of all test graphs with the committed files.
 //!
-//! `FANOUT_BLESS=1 cargo test --lib golden` writes them anew; read the difference before it is committed.
+//! `FANOUT_BLESS=1 cargo test --lib golden` rewrites the files. Review their difference before it is committed.
 
 use super::graphs;
 use crate::sched::{Options, Plan};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Devices, whether they are of one domain, and the depth: what each graph is planned for.
+/// Configurations that each graph is planned for: number of devices, whether they are in one domain, and depth.
 const CONFIGS: [(usize, bool, usize); 2] = [(3, true, 2), (2, false, 1)];
 
 #[test]
-fn plans_are_those_of_yesterday() {
+fn plans_match_the_golden_files() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/sched/tests/golden");
     let bless = std::env::var("FANOUT_BLESS").is_ok_and(|value| value == "1");
     for (name, make) in graphs::ALL {

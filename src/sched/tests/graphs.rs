@@ -1,4 +1,4 @@
-//! Tasks of many shapes, each over any number of devices, to plan, verify and print.
+//! Test graphs: tasks of many shapes over any number of devices, for tests of planning, verification and golden plans.
 
 use crate::device::noop::NoopDevice;
 use crate::device::{Device, DeviceInfo, DeviceKind, Domain, Support};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 
 type Built = Result<Task, crate::graph::BuildError>;
 
-/// Makes a task for so many devices.
+/// Builds a task for a number of devices.
 pub(crate) type TaskMaker = fn(usize) -> Built;
 
-/// All of them, by name.
+/// All test graphs, by name.
 pub(crate) const ALL: [(&str, TaskMaker); 14] = [
     ("chain", chain),
     ("diamond", diamond),
@@ -48,13 +48,13 @@ pub(crate) const ALL: [(&str, TaskMaker); 14] = [
     ("gathered", gathered),
 ];
 
-/// `count` devices: GPUs, which take experts from the host, and last, where there are several, a CPU; of one domain or each
-/// of its own.
+/// `count` no-op devices, in one domain or in a domain each: GPUs that prefer to offload MUL_MAT_ID, and a CPU as the last of
+/// several.
 pub(crate) fn devices(count: usize, together: bool) -> Vec<Arc<dyn Device>> {
     devices_copying(count, together, |_, _, _| false)
 }
 
-/// As [`devices`], of domains of their own: each copies from those before it, and the first from the last.
+/// As [`devices`], in a domain each: each device copies from the devices before it, and the first also from the last.
 pub(crate) fn one_way(count: usize) -> Vec<Arc<dyn Device>> {
     devices_copying(count, false, |count, to, from| from < to || (to == 0 && from + 1 == count))
 }
@@ -79,7 +79,7 @@ fn devices_copying(count: usize, together: bool, copies: fn(usize, usize, usize)
 
 const ROW: [usize; 4] = [64, 4, 1, 1];
 
-/// Weights on one device after another, each multiplied to what came before.
+/// A chain of products with weights on one device after another.
 fn chain(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let mut x = b.input("x", DType::F32, ROW)?;
@@ -92,7 +92,7 @@ fn chain(devices: usize) -> Built {
     b.build()
 }
 
-/// Two ways from one tensor to another, over two devices.
+/// Two paths from one tensor to another, over two devices.
 fn diamond(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -108,16 +108,16 @@ fn diamond(devices: usize) -> Built {
     b.build()
 }
 
-/// A language model of the usual kind, of some tokens at once, its layers spread over the devices.
+/// A transformer that processes several tokens at once, with its layers spread over the devices.
 #[derive(Clone, Copy)]
 pub(crate) struct TransformerTask {
     pub(crate) devices: usize,
     pub(crate) layers: usize,
-    /// Caches of keys and values on the last device, whatever the layer's.
+    /// Whether the caches of keys and values of all layers are on the last device.
     pub(crate) cache_on_last: bool,
-    /// Feed-forward nets of experts, whose weights lie on the last device.
+    /// Whether feed-forward nets are mixtures of experts, with their weights on the last device.
     pub(crate) experts: bool,
-    /// What each layer gives is read after the run.
+    /// Whether the result of each layer is an output.
     pub(crate) outputs: bool,
 }
 
@@ -137,7 +137,7 @@ const VOCABULARY: usize = 96;
 const EXPERTS: usize = 4;
 const USED: usize = 2;
 
-/// What each layer reads.
+/// The inputs that each layer reads.
 struct Inputs {
     positions: TensorId,
     rows: TensorId,
@@ -227,7 +227,7 @@ impl TransformerTask {
         let scores = b.node(MulMat::PLAIN, &[Some(cached[0]), Some(query)])?;
         let soft = SoftMax { scale: 0.25, max_bias: 0.0 };
         let weights = b.node(soft, &[Some(scores), Some(inputs.mask)])?;
-        // Packed, with the context first.
+        // Contiguous, with the context as the fastest dimension.
         let values = b.permute(cached[1], [1, 0, 2, 3])?;
         let packed = b.node(CopyOp::Cont, &[Some(values)])?;
         let mixed = b.node(MulMat::PLAIN, &[Some(packed), Some(weights)])?;
@@ -286,7 +286,7 @@ fn normed(b: &mut TaskBuilder, name: &str, x: TensorId, device: usize) -> Result
     b.node(Binary::Mul, &[Some(normal), Some(weight)])
 }
 
-/// Every node on another device than the one before.
+/// Consecutive nodes are on different devices.
 fn ping_pong(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -300,7 +300,7 @@ fn ping_pong(devices: usize) -> Built {
     b.build()
 }
 
-/// Results that can take over the memory of sources, and some that cannot.
+/// Destinations that can reuse the memory of a source, and some that cannot.
 fn in_place(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -314,7 +314,7 @@ fn in_place(devices: usize) -> Built {
     b.output(chain)?;
     let again = b.node(Unary::Sqr, &[Some(chain)])?;
     b.pin(0)?;
-    // The elements in another order: what is overwritten would be read later.
+    // The elements in another order: in-place execution would overwrite elements before they are read.
     let square = b.node_as(CopyOp::Cont, &[Some(again)], OutputSpec { dtype: DType::F32, ne: [16, 16, 1, 1] })?;
     b.pin(0)?;
     let turned = b.permute(square, [1, 0, 2, 3])?;
@@ -353,7 +353,7 @@ fn written_views(devices: usize) -> Built {
     b.build()
 }
 
-/// Columns of a matrix written by themselves: the others stay.
+/// Nodes that write single columns of a matrix and keep the rest of it.
 fn columns(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -388,7 +388,7 @@ fn shared_input(devices: usize) -> Built {
     b.build()
 }
 
-/// A tensor that is written again in the middle after another device has read it.
+/// A node overwrites the middle of a tensor after another device has read the tensor.
 fn rewritten_part(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -410,7 +410,7 @@ fn rewritten_part(devices: usize) -> Built {
     b.build()
 }
 
-/// Memory that carries over from run to run, read by another device before and after it is written.
+/// Persistent state that another device reads before and after it is written.
 fn state(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;
@@ -427,7 +427,7 @@ fn state(devices: usize) -> Built {
     b.build()
 }
 
-/// What all devices make, put together on one.
+/// The results of all devices, gathered on one device.
 fn gathered(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW)?;

@@ -1,4 +1,4 @@
-//! Plans with one mistake each, which have to be found.
+//! Mutation tests of the verifier: each test breaks correct plans in one way, and the verifier must reject every mutated plan.
 
 use super::{PlanFault, step_name, verify};
 use crate::device::Device;
@@ -9,7 +9,8 @@ use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Plans of all graphs over one to four devices of one domain and of several, which do not copy from each other or some do.
+/// Calls `check` with plans of all test graphs over one to four devices: in one domain; in a domain each without peer copies; in a
+/// domain each with peer copies between some pairs, in one direction only.
 fn each_plan(depth: usize, mut check: impl FnMut(&str, &Plan, &[Arc<dyn Device>])) {
     for (graph, make) in graphs::ALL {
         for (count, domains) in (1..=4).flat_map(|count| [(count, "one"), (count, "own"), (count, "own, one way")]) {
@@ -27,15 +28,15 @@ fn each_plan(depth: usize, mut check: impl FnMut(&str, &Plan, &[Arc<dyn Device>]
 const DEPTHS: [usize; 3] = [1, 2, 4];
 
 #[test]
-fn what_is_planned_passes_and_no_wait_is_superfluous() {
+fn plans_pass_and_removing_any_wait_fails() {
     for depth in DEPTHS {
         each_plan(depth, |name, plan, devices| {
             verify(plan, devices).unwrap_or_else(|fault| panic!("{name}: {fault}"));
             for (at, step) in plan.steps.iter().enumerate() {
                 for wait in 0..step.waits.len() {
-                    let mut less = plan.clone();
-                    less.steps[at].waits.remove(wait);
-                    let fault = verify(&less, devices);
+                    let mut without = plan.clone();
+                    without.steps[at].waits.remove(wait);
+                    let fault = verify(&without, devices);
                     let found = matches!(fault, Err(PlanFault::Race { .. } | PlanFault::Value { .. }));
                     assert!(found, "{name}: without {:?} of {}: {fault:?}", step.waits[wait], step_name(plan, at));
                 }
@@ -44,82 +45,83 @@ fn what_is_planned_passes_and_no_wait_is_superfluous() {
     }
 }
 
-/// Something with a place: a slot or a replica.
+/// The owner of an allocation: a slot or a replica.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Thing {
+enum ResidentId {
     Slot(u32),
     Replica(u32),
 }
 
-/// Where a thing lies, and from when to when all of its bytes matter: twice the number of a node while it runs, one less
-/// just before it.
+/// An allocation, and the time in which all of its bytes must stay intact. Time `2 * n` is while node `n` runs, `2 * n - 1` just
+/// before it.
 #[derive(Clone, Copy, Debug)]
 struct Resident {
-    thing: Thing,
+    id: ResidentId,
     device: usize,
-    spot: Allocation,
+    allocation: Allocation,
     start: usize,
     end: usize,
 }
 
 fn residents(plan: &Plan) -> Vec<Resident> {
-    let (task, cut) = (&plan.task, &plan.split_graph);
+    let (task, split_graph) = (&plan.task, &plan.split_graph);
     let nodes = task.graph().nodes();
-    // The last node of some splits that reads all of some bytes.
+    // The time of the last node, among some splits, that reads exactly this range of a slot.
     let last_read = |splits: &dyn Fn(&Split) -> bool, slot: u32, range: Range<usize>| {
         let reads = |node: &Node| task.reads(node).any(|(_, of, read)| of == slot && read == range);
-        let among = cut.splits.iter().filter(|split| splits(split)).flat_map(|split| split.nodes.clone());
+        let among = split_graph.splits.iter().filter(|split| splits(split)).flat_map(|split| split.nodes.clone());
         among.filter(|&at| reads(&nodes[at])).map(|at| 2 * at).max().unwrap_or(0)
     };
-    let before = |split: usize| (2 * cut.splits[split].nodes.start).saturating_sub(1);
+    let before = |split: usize| (2 * split_graph.splits[split].nodes.start).saturating_sub(1);
     let mut all = Vec::new();
-    for (slot, spot) in (0..).zip(&plan.layout.slots) {
-        let (Some(spot), Some(device)) = (*spot, cut.homes[slot as usize]) else { continue };
+    for (slot, allocation) in (0..).zip(&plan.layout.slots) {
+        let (Some(allocation), Some(device)) = (*allocation, split_graph.homes[slot as usize]) else { continue };
         let writes = |node: &Node| task.write_range(node).is_some_and(|(of, _)| of == slot);
         let mut writers = (0..nodes.len()).filter(|&at| writes(&nodes[at]));
-        // Of what is written piece by piece, some bytes live later than others.
+        // Slots with several writers are left out: their bytes become live at different times.
         let (Some(writer), None) = (writers.next(), writers.next()) else { continue };
         let whole = 0..task.graph().slot_sizes()[slot as usize];
-        let copies = cut.replicas.iter().filter(|replica| replica.slot == slot && replica.range == whole);
+        let copies = split_graph.replicas.iter().filter(|replica| replica.slot == slot && replica.range == whole);
         let copied = copies.map(|replica| before(replica.first_split)).max().unwrap_or(0);
         let seen = if task.is_output(slot) { 2 * nodes.len() } else { 0 };
         let read = last_read(&|split| split.device == device, slot, whole);
         let end = read.max(copied).max(seen).max(2 * writer);
-        all.push(Resident { thing: Thing::Slot(slot), device, spot, start: 2 * writer, end });
+        all.push(Resident { id: ResidentId::Slot(slot), device, allocation, start: 2 * writer, end });
     }
-    for (number, replica) in (0..).zip(&cut.replicas) {
-        let (thing, spot) = (Thing::Replica(number), plan.layout.replicas[number as usize]);
+    for (number, replica) in (0..).zip(&split_graph.replicas) {
+        let (id, allocation) = (ResidentId::Replica(number), plan.layout.replicas[number as usize]);
         let end = last_read(&|split| split.reads.contains(&number), replica.slot, replica.range.clone());
-        all.push(Resident { thing, device: replica.device, spot, start: before(replica.first_split), end });
+        all.push(Resident { id, device: replica.device, allocation, start: before(replica.first_split), end });
     }
     all
 }
 
 #[test]
-fn what_lies_on_something_that_lives_is_found() {
+fn moving_an_allocation_onto_a_live_one_is_rejected() {
     let mut rng = Rng::with_seed(11);
     for depth in DEPTHS {
         let mut moved = 0;
         each_plan(depth, |name, plan, devices| {
             let all = residents(plan);
             for a in &all {
-                let meets = |b: &&Resident| {
-                    let beside = b.device == a.device && b.spot.kind == a.spot.kind && b.spot != a.spot;
+                let overlaps = |b: &&Resident| {
+                    let beside =
+                        b.device == a.device && b.allocation.kind == a.allocation.kind && b.allocation != a.allocation;
                     beside && a.start < b.end && b.start < a.end
                 };
-                let others: Vec<&Resident> = all.iter().filter(meets).collect();
+                let others: Vec<&Resident> = all.iter().filter(overlaps).collect();
                 let Some(b) = rng.choice(&others) else { continue };
-                let mut mixed = plan.clone();
-                let spot = Allocation { bytes: a.spot.bytes, ..b.spot };
-                match a.thing {
-                    Thing::Slot(slot) => mixed.layout.slots[slot as usize] = Some(spot),
-                    Thing::Replica(number) => mixed.layout.replicas[number as usize] = spot,
+                let mut mutated = plan.clone();
+                let allocation = Allocation { bytes: a.allocation.bytes, ..b.allocation };
+                match a.id {
+                    ResidentId::Slot(slot) => mutated.layout.slots[slot as usize] = Some(allocation),
+                    ResidentId::Replica(number) => mutated.layout.replicas[number as usize] = allocation,
                 }
-                let room = &mut mixed.layout.arenas[a.device];
-                let buffers = if spot.kind == ArenaKind::Arena { &mut room.arena } else { &mut room.ring };
-                let buffer = &mut buffers[spot.buffer as usize];
-                *buffer = (*buffer).max(spot.offset + spot.bytes);
-                assert!(verify(&mixed, devices).is_err(), "{name}: {a:?} moved onto {b:?}");
+                let sizes = &mut mutated.layout.arenas[a.device];
+                let buffers = if allocation.kind == ArenaKind::Arena { &mut sizes.arena } else { &mut sizes.ring };
+                let buffer = &mut buffers[allocation.buffer as usize];
+                *buffer = (*buffer).max(allocation.offset + allocation.bytes);
+                assert!(verify(&mutated, devices).is_err(), "{name}: {a:?} moved onto {b:?}");
                 moved += 1;
             }
         });
@@ -127,7 +129,7 @@ fn what_lies_on_something_that_lives_is_found() {
     }
 }
 
-/// The steps with one of them moved to where another one is.
+/// The plan with step `from` moved to index `to`.
 fn moved(plan: &Plan, from: usize, to: usize) -> Plan {
     let mut plan = plan.clone();
     let step = plan.steps.remove(from);
@@ -136,13 +138,13 @@ fn moved(plan: &Plan, from: usize, to: usize) -> Plan {
 }
 
 #[test]
-fn steps_that_are_missing_or_late_are_found() {
+fn removing_or_delaying_a_step_is_rejected() {
     for depth in DEPTHS {
         each_plan(depth, |name, plan, devices| {
             for (at, step) in plan.steps.iter().enumerate() {
-                let mut less = plan.clone();
-                less.steps.remove(at);
-                assert!(verify(&less, devices).is_err(), "{name}: without {}", step_name(plan, at));
+                let mut without = plan.clone();
+                without.steps.remove(at);
+                assert!(verify(&without, devices).is_err(), "{name}: without {}", step_name(plan, at));
                 let user = match step.action {
                     StepAction::UploadInput(r)
                     | StepAction::DeviceCopy(r)
@@ -161,7 +163,7 @@ fn steps_that_are_missing_or_late_are_found() {
 }
 
 #[test]
-fn splits_that_run_too_early_are_found() {
+fn running_a_split_before_its_inputs_is_rejected() {
     for depth in DEPTHS {
         each_plan(depth, |name, plan, devices| {
             for (number, split) in plan.split_graph.splits.iter().enumerate() {
@@ -182,7 +184,7 @@ fn splits_that_run_too_early_are_found() {
 }
 
 #[test]
-fn replicas_that_are_not_the_right_ones_are_found() {
+fn reading_another_replica_is_rejected() {
     let mut swapped = 0;
     for depth in DEPTHS {
         each_plan(depth, |name, plan, devices| {
@@ -204,11 +206,11 @@ fn replicas_that_are_not_the_right_ones_are_found() {
             }
         });
     }
-    assert!(swapped > 0, "some slot has an older replica on the same device");
+    assert!(swapped > 0, "no plan had an older replica of the same slot on the same device");
 }
 
 #[test]
-fn copies_by_devices_that_do_not_copy_are_found() {
+fn device_copies_without_a_copy_path_are_rejected() {
     let mut found = [0, 0];
     for depth in DEPTHS {
         each_plan(depth, |name, plan, devices| {
@@ -220,7 +222,7 @@ fn copies_by_devices_that_do_not_copy_are_found() {
                         let home = plan.home(replica.slot).unwrap();
                         let (to, from) = (devices[replica.device].as_ref(), devices[home].info());
                         assert!(to.copies_from(from), "{name}: {}", step_name(plan, at));
-                        // The other way is not enough.
+                        // A copy path in the opposite direction is not enough.
                         other.copy_paths.set(replica.device, home, false);
                         found[0] += 1;
                     }

@@ -1,4 +1,7 @@
-//! Runs of a plan, one after another, on marks in the place of bytes.
+//! Symbolic execution of a plan: several runs in submission order, with a writer and a position for each byte instead of data.
+//!
+//! Each read of a step is compared with the reference execution ([`Replay::run_reference`]). Each access is checked for races with
+//! vector clocks.
 
 use super::byte_map::ByteMap;
 use super::{ByteLocation, PlanFault, ReplayMemory, slot_name, step_name};
@@ -7,30 +10,30 @@ use crate::ops::OpCode;
 use crate::sched::{ArenaKind, Plan, QueueRole, ReplicaOrigin, StepAction, Storage, node_name};
 use std::ops::Range;
 
-/// Replays a plan whose parts fit together.
+/// Replays a plan that has passed the structural checks.
 pub(super) fn replay(plan: &Plan, runs: usize) -> Result<(), PlanFault> {
     let reads = Reads::new(plan);
     let mut replay = Replay::new(plan, &reads);
     for run in 0..runs {
         replay.run_reference(run);
         for step in 0..plan.steps.len() {
-            replay.step(run, step)?;
+            replay.run_step(run, step)?;
         }
         replay.check_outputs(run)?;
     }
     Ok(())
 }
 
-/// Who wrote a byte.
+/// The last writer of a byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
-    /// Nobody, or nobody in this run.
+    /// Not written, or not written in this run: the contents are undefined.
     Unwritten,
-    /// It was there before the first run.
+    /// Contents from before the first run.
     Stored {
         slot: u32,
     },
-    /// The host, an input of a run.
+    /// The host, as an input of a run.
     Host {
         slot: u32,
         run: usize,
@@ -41,52 +44,53 @@ enum Writer {
     },
 }
 
-/// What a byte holds.
+/// The symbolic value of a byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ByteValue {
     writer: Writer,
-    /// How far in memory it lies after its place in its slot.
+    /// The byte's offset in memory minus its offset in its slot. A wrong shift means the right writer but the wrong byte.
     shift: i64,
 }
 
-/// A step of some run: the `count`-th on its lane, from 1 on.
+/// An executed step: the `count`-th on its queue over all runs, from 1 on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct StepEvent {
-    lane: usize,
+    queue: usize,
     count: u32,
 }
 
-/// A byte of a memory: what it holds, and the last ones to touch it.
+/// A byte of a memory: its value, and the last steps that accessed it.
 #[derive(Clone, Debug)]
 struct ByteState {
     value: ByteValue,
     written: Option<StepEvent>,
-    /// Since then, the last one of each lane.
+    /// The last read since then, one for each queue.
     read: Vec<StepEvent>,
 }
 
-/// Bytes and what they hold.
+/// Ranges of bytes and their values.
 type ByteValues = Vec<(Range<u64>, ByteValue)>;
 
-/// By lane, how many of its steps have passed.
+/// By queue: how many of its steps have completed.
 type VectorClock = Vec<u32>;
 
-/// A slot's bytes that something reads, and its number among all reads of a run.
+/// A read of some bytes of a slot.
 struct Read {
+    /// Its index among all reads of a run.
     number: usize,
     slot: u32,
     range: Range<usize>,
-    /// As a slot's last values, not a node's source.
+    /// The reading node; `None` for a read by the host after the run.
     node: Option<usize>,
 }
 
-/// All that is read in a run.
+/// All reads of a run.
 struct Reads {
     /// By node, in order.
     nodes: Vec<Vec<Read>>,
-    /// Slots that someone may read after the run.
+    /// Slots that the host may read after the run: outputs, and stored slots that a node writes.
     outputs: Vec<Read>,
-    /// How many there are.
+    /// The total number of reads.
     count: usize,
 }
 
@@ -102,17 +106,17 @@ impl Reads {
         let mut written = vec![false; storage.len()];
         for (at, node) in graph.nodes().iter().enumerate() {
             let sources = plan.task.reads(node).map(|(_, slot, range)| (slot, range));
-            let onto = plan.task.write_range(node).filter(|_| keeps_rest(plan, node));
-            nodes.push(sources.chain(onto).map(|of| read(Some(at), of)).collect());
+            let old_contents = plan.task.write_range(node).filter(|_| keeps_rest(plan, node));
+            nodes.push(sources.chain(old_contents).map(|of| read(Some(at), of)).collect());
             if let Some((slot, _)) = plan.task.write_range(node) {
                 written[slot as usize] = true;
             }
         }
-        let seen = |&slot: &u32| {
+        let readable = |&slot: &u32| {
             let stored = matches!(storage[slot as usize], Storage::Stored { .. });
             written[slot as usize] && (stored || plan.task.is_output(slot))
         };
-        let outputs = (0..storage.len() as u32).filter(seen);
+        let outputs = (0..storage.len() as u32).filter(readable);
         let outputs = outputs.map(|slot| read(None, (slot, 0..graph.slot_sizes()[slot as usize]))).collect();
         Reads { nodes, outputs, count }
     }
@@ -121,24 +125,25 @@ impl Reads {
 struct Replay<'a> {
     plan: &'a Plan,
     reads: &'a Reads,
-    /// By slot: what running one node after another leaves there.
+    /// By slot: the writers that the reference execution leaves there.
     slots: Vec<ByteMap<Writer>>,
-    /// By read: what it has to find in the present run, as a range of `values`.
+    /// By read: the writers that it must find in the current run, as a range of `values`.
     expected: Vec<Range<usize>>,
     values: Vec<(Range<u64>, Writer)>,
     memories: Vec<ByteMap<ByteState>>,
-    /// By device: the first of its memories; of the ring, all copies of a buffer lie together.
+    /// By device: the index of its first arena memory and of its first ring memory. All copies of a ring buffer are adjacent.
     arenas: Vec<usize>,
     rings: Vec<usize>,
-    /// By slot, where stored.
+    /// By slot: the index of its memory, for stored slots.
     stored: Vec<Option<usize>>,
-    /// By lane: what it knows, and its steps.
+    /// By queue: the completed steps that its next step is ordered after.
     clocks: Vec<VectorClock>,
+    /// By queue: its steps.
     steps: Vec<Vec<usize>>,
-    /// By run and mark: what its lane knew.
+    /// By run and mark: the clock of the queue that made the mark, at that step.
     marks: Vec<Vec<Option<VectorClock>>>,
-    /// By replica: what was fetched for it in this run, and what the lane knew.
-    fetched: Vec<Option<(VectorClock, ByteValues)>>,
+    /// By replica: the bytes downloaded for it in this run, and the clock of the downloading queue.
+    downloads: Vec<Option<(VectorClock, ByteValues)>>,
 }
 
 impl<'a> Replay<'a> {
@@ -153,11 +158,11 @@ impl<'a> Replay<'a> {
         let byte = |writer| ByteState { value: ByteValue { writer, shift: 0 }, written: None, read: Vec::new() };
         let mut memories: Vec<ByteMap<ByteState>> = Vec::new();
         let (mut arenas, mut rings) = (Vec::new(), Vec::new());
-        for room in &plan.layout.arenas {
+        for sizes in &plan.layout.arenas {
             arenas.push(memories.len());
-            memories.extend(room.arena.iter().map(|&bytes| ByteMap::new(bytes, byte(Writer::Unwritten))));
+            memories.extend(sizes.arena.iter().map(|&bytes| ByteMap::new(bytes, byte(Writer::Unwritten))));
             rings.push(memories.len());
-            let copies = room.ring.iter().flat_map(|&bytes| std::iter::repeat_n(bytes, plan.depth));
+            let copies = sizes.ring.iter().flat_map(|&bytes| std::iter::repeat_n(bytes, plan.depth));
             memories.extend(copies.map(|bytes| ByteMap::new(bytes, byte(Writer::Unwritten))));
         }
         let mut stored = vec![None; storage.len()];
@@ -180,11 +185,11 @@ impl<'a> Replay<'a> {
             clocks: vec![vec![0; plan.queues.len()]; plan.queues.len()],
             steps,
             marks: Vec::new(),
-            fetched: vec![None; plan.split_graph.replicas.len()],
+            downloads: vec![None; plan.split_graph.replicas.len()],
         }
     }
 
-    /// Runs all nodes, one after another, each slot on memory of its own, and notes what they read.
+    /// Reference execution: runs all nodes in order, each slot in separate memory, and records the writers that each read finds.
     fn run_reference(&mut self, run: usize) {
         let (graph, storage) = (self.plan.task.graph(), self.plan.task.storage());
         self.values.clear();
@@ -198,24 +203,24 @@ impl<'a> Replay<'a> {
         }
         let reads = self.reads;
         for (at, node) in graph.nodes().iter().enumerate() {
-            reads.nodes[at].iter().for_each(|read| self.note(read));
+            reads.nodes[at].iter().for_each(|read| self.record_expected(read));
             if let Some((slot, range)) = self.plan.task.write_range(node) {
                 self.slots[slot as usize].set(to_u64(&range), Writer::Node { node: at, run });
             }
         }
-        reads.outputs.iter().for_each(|read| self.note(read));
+        reads.outputs.iter().for_each(|read| self.record_expected(read));
         self.marks.push(vec![None; self.plan.marks as usize]);
-        self.fetched.fill(None);
+        self.downloads.fill(None);
     }
 
-    fn note(&mut self, read: &Read) {
+    fn record_expected(&mut self, read: &Read) {
         let first = self.values.len();
         let pieces = self.slots[read.slot as usize].pieces_in(to_u64(&read.range));
         self.values.extend(pieces.map(|(piece, writer)| (piece, *writer)));
         self.expected[read.number] = first..self.values.len();
     }
 
-    fn step(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
+    fn run_step(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
         let step = &self.plan.steps[number];
         for wait in &step.waits {
             let Some(of) = run.checked_sub(wait.runs_ago as usize) else { continue };
@@ -225,22 +230,22 @@ impl<'a> Replay<'a> {
             merge_clock(&mut self.clocks[step.queue], clock);
         }
         if let StepAction::UploadStaged(replica) = step.action
-            && let Some((clock, _)) = &self.fetched[replica as usize]
+            && let Some((clock, _)) = &self.downloads[replica as usize]
         {
             merge_clock(&mut self.clocks[step.queue], clock);
         }
         self.clocks[step.queue][step.queue] += 1;
-        self.work(run, number)?;
+        self.run_action(run, number)?;
         if let Some(mark) = step.mark {
             self.marks[run][mark as usize] = Some(self.clocks[step.queue].clone());
         }
         Ok(())
     }
 
-    fn work(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
+    fn run_action(&mut self, run: usize, number: usize) -> Result<(), PlanFault> {
         let (plan, step) = (self.plan, &self.plan.steps[number]);
         match step.action {
-            StepAction::RunSplit(split) => self.split(run, number, split as usize),
+            StepAction::RunSplit(split) => self.run_split(run, number, split as usize),
             StepAction::UploadInput(replica) => {
                 let Range { start, end } = to_u64(&plan.split_graph.replicas[replica as usize].range);
                 let slot = plan.split_graph.replicas[replica as usize].slot;
@@ -252,21 +257,21 @@ impl<'a> Replay<'a> {
                 self.write_replica(run, number, replica, &values)
             }
             StepAction::CopyExperts(replica) => {
-                self.experts(run, number, replica)?;
+                self.check_expert_ids(run, number, replica)?;
                 let values = self.read_home(run, number, replica)?;
                 self.write_replica(run, number, replica, &values)
             }
             StepAction::Download(replica) => {
                 let values = self.read_home(run, number, replica)?;
-                self.fetched[replica as usize] = Some((self.clocks[step.queue].clone(), values));
+                self.downloads[replica as usize] = Some((self.clocks[step.queue].clone(), values));
                 Ok(())
             }
             StepAction::UploadStaged(replica) => {
-                let Some((_, values)) = self.fetched[replica as usize].take() else {
+                let Some((_, values)) = self.downloads[replica as usize].take() else {
                     return Err(PlanFault::Structure {
                         what: step_name(plan, number),
-                        expected: "a fetch before it".to_owned(),
-                        found: "none so far".to_owned(),
+                        expected: "a download before the staged upload".to_owned(),
+                        found: "none in this run".to_owned(),
                     });
                 };
                 self.write_replica(run, number, replica, &values)
@@ -274,8 +279,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The nodes of a split, one after another.
-    fn split(&mut self, run: usize, number: usize, split: usize) -> Result<(), PlanFault> {
+    /// Executes the nodes of a split in order.
+    fn run_split(&mut self, run: usize, number: usize, split: usize) -> Result<(), PlanFault> {
         let plan = self.plan;
         for at in plan.split_graph.splits[split].nodes.clone() {
             for read in &self.reads.nodes[at] {
@@ -293,8 +298,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// The numbers of the experts to bring have to be those that the nodes read which use them.
-    fn experts(&mut self, run: usize, number: usize, replica: u32) -> Result<(), PlanFault> {
+    /// Checks that the expert ids that select the bytes to copy are the ids that the split's nodes read.
+    fn check_expert_ids(&mut self, run: usize, number: usize, replica: u32) -> Result<(), PlanFault> {
         let plan = self.plan;
         let ReplicaOrigin::Experts { ids, .. } = plan.split_graph.replicas[replica as usize].origin else {
             return Ok(());
@@ -310,14 +315,14 @@ impl<'a> Replay<'a> {
         let (Some(read), Some(from)) = (found, ByteLocation::in_split(plan, split, slot, &range)) else {
             return Err(PlanFault::Structure {
                 what: step_name(plan, number),
-                expected: format!("a node that reads the experts' numbers, {}", slot_name(plan, slot)),
+                expected: format!("a node that reads the expert ids, {}", slot_name(plan, slot)),
                 found: format!("none in split {split}"),
             });
         };
         self.read_expected(run, number, read, from)
     }
 
-    /// What a replica's bytes hold at home, by bytes of the slot.
+    /// Reads the bytes of a replica at the slot's home. Ranges and shifts of the result are relative to the slot.
     fn read_home(&mut self, run: usize, number: usize, replica: u32) -> Result<ByteValues, PlanFault> {
         let plan = self.plan;
         let (slot, range) =
@@ -332,7 +337,7 @@ impl<'a> Replay<'a> {
         Ok(pieces.into_iter().map(moved).collect())
     }
 
-    /// Writes a replica.
+    /// Writes values, given relative to the slot, into a replica.
     fn write_replica(
         &mut self,
         run: usize,
@@ -350,13 +355,13 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// What is left after a run, as the home's computing lane sees it when the host reads it then.
+    /// Checks the values that the host reads after a run on the compute queue of each slot's home.
     fn check_outputs(&mut self, run: usize) -> Result<(), PlanFault> {
         let plan = self.plan;
         for output in &self.reads.outputs {
             let home = plan.split_graph.homes[output.slot as usize];
-            let lane = plan.queues.iter().position(|l| Some(l.device) == home && l.role == QueueRole::Compute);
-            let last = lane.and_then(|lane| self.steps[lane].last().copied());
+            let queue = plan.queues.iter().position(|l| Some(l.device) == home && l.role == QueueRole::Compute);
+            let last = queue.and_then(|queue| self.steps[queue].last().copied());
             if let (Some(step), Some(from)) = (last, ByteLocation::at_home(plan, output.slot, &output.range)) {
                 self.read_expected(run, step, output, from)?;
             }
@@ -364,7 +369,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Reads bytes that have to hold what is expected.
+    /// Reads bytes and compares each with the reference. Bytes that the reference never wrote may hold anything.
     fn read_expected(&mut self, run: usize, number: usize, read: &Read, from: ByteLocation) -> Result<(), PlanFault> {
         let end = from.start + read.range.len() as u64;
         let found = self.read(run, number, from.memory, from.start..end)?;
@@ -381,15 +386,15 @@ impl<'a> Replay<'a> {
                 if !right && *writer != Writer::Unwritten {
                     let reader = match read.node {
                         Some(node) => node_name(&self.plan.task, node),
-                        None => "whoever wants it after the run".to_owned(),
+                        None => "the host, after the run,".to_owned(),
                     };
                     let moved = value.shift - shift;
-                    let astray = if moved == 0 { String::new() } else { format!(", {moved} bytes astray") };
+                    let misplaced = if moved == 0 { String::new() } else { format!(", misplaced by {moved} bytes") };
                     return Err(PlanFault::Value {
                         read: format!("{reader} reads bytes {at}..{end} of {}", slot_name(self.plan, read.slot)),
                         step: format!("run {run}'s {}", step_name(self.plan, number)),
                         expected: self.describe_writer(*writer),
-                        found: self.describe_writer(value.writer) + &astray,
+                        found: self.describe_writer(value.writer) + &misplaced,
                     });
                 }
                 at = end;
@@ -408,9 +413,9 @@ impl<'a> Replay<'a> {
         memory: ReplayMemory,
         range: Range<u64>,
     ) -> Result<ByteValues, PlanFault> {
-        let lane = self.plan.steps[number].queue;
-        let clock = &self.clocks[lane];
-        let now = StepEvent { lane, count: clock[lane] };
+        let queue = self.plan.steps[number].queue;
+        let clock = &self.clocks[queue];
+        let now = StepEvent { queue, count: clock[queue] };
         let (mut found, mut clash) = (Vec::new(), None);
         let index = self.index(memory, run);
         for (piece, byte) in self.memories[index].pieces_in(range) {
@@ -418,7 +423,7 @@ impl<'a> Replay<'a> {
                 clash = Some((before, piece));
                 break;
             }
-            match byte.read.iter_mut().find(|read| read.lane == lane) {
+            match byte.read.iter_mut().find(|read| read.queue == queue) {
                 Some(read) => *read = now,
                 None => byte.read.push(now),
             }
@@ -435,9 +440,9 @@ impl<'a> Replay<'a> {
         range: Range<u64>,
         value: ByteValue,
     ) -> Result<(), PlanFault> {
-        let lane = self.plan.steps[number].queue;
-        let clock = &self.clocks[lane];
-        let now = StepEvent { lane, count: clock[lane] };
+        let queue = self.plan.steps[number].queue;
+        let clock = &self.clocks[queue];
+        let now = StepEvent { queue, count: clock[queue] };
         let index = self.index(memory, run);
         let clash = self.memories[index].pieces_in(range.clone()).find_map(|(piece, byte)| {
             let mut before = byte.written.iter().chain(&byte.read);
@@ -457,14 +462,14 @@ impl<'a> Replay<'a> {
             ReplayMemory::Arena { device, area: ArenaKind::Ring, chunk } => {
                 self.rings[device] + chunk as usize * depth + run % depth
             }
-            // Only stored slots are found there.
+            // `ByteLocation::at_home` returns this variant for stored slots only, so the entry exists.
             ReplayMemory::Stored { slot } => self.stored[slot as usize].unwrap_or_default(),
         }
     }
 
     fn race(&self, first: StepEvent, second: StepEvent, memory: ReplayMemory, bytes: Range<u64>) -> PlanFault {
         let name = |event: StepEvent| {
-            let steps = &self.steps[event.lane];
+            let steps = &self.steps[event.queue];
             let nth = event.count as usize - 1;
             format!("run {}'s {}", nth / steps.len(), step_name(self.plan, steps[nth % steps.len()]))
         };
@@ -482,28 +487,28 @@ impl<'a> Replay<'a> {
 
     fn describe_writer(&self, writer: Writer) -> String {
         match writer {
-            Writer::Unwritten => "what nobody wrote".to_owned(),
-            Writer::Stored { slot } => format!("what {} held before run 0", slot_name(self.plan, slot)),
+            Writer::Unwritten => "undefined bytes".to_owned(),
+            Writer::Stored { slot } => format!("contents of {} from before run 0", slot_name(self.plan, slot)),
             Writer::Host { slot, run } => format!("run {run}'s input {}", slot_name(self.plan, slot)),
-            Writer::Node { node, run } => format!("what run {run}'s {} wrote", node_name(&self.plan.task, node)),
+            Writer::Node { node, run } => format!("the result of run {run}'s {}", node_name(&self.plan.task, node)),
         }
     }
 }
 
-/// Whether an event may happen after `now`, for all that its lane knows.
+/// Whether `before` is unordered with `now`: another queue executed it, and `now`'s clock does not include it.
 fn unordered(before: StepEvent, now: StepEvent, clock: &VectorClock) -> bool {
-    before.lane != now.lane && clock[before.lane] < before.count
+    before.queue != now.queue && clock[before.queue] < before.count
 }
 
 fn merge_clock(clock: &mut VectorClock, more: &VectorClock) {
-    clock.iter_mut().zip(more).for_each(|(known, more)| *known = (*known).max(*more));
+    clock.iter_mut().zip(more).for_each(|(count, more)| *count = (*count).max(*more));
 }
 
 fn to_u64(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
-/// Whether some of the bytes that a node's destination spans stay as they were.
+/// Whether a node leaves some of the bytes in its destination's span unchanged. The node then depends on their old contents.
 fn keeps_rest(plan: &Plan, node: &Node) -> bool {
     let desc = plan.task.graph().tensor(node.dst).map(|tensor| tensor.desc);
     node.op.code() == OpCode::SetRows || desc.is_some_and(|desc| desc.extent() != desc.dense_bytes())

@@ -11,30 +11,35 @@ fn plan_of(make: TaskMaker, count: usize, together: bool, depth: usize) -> (Plan
     (plan, devices)
 }
 
-/// The graph that is called a chain.
+/// The task `chain` of `graphs::ALL`.
 fn chain(devices: usize) -> Result<crate::sched::Task, crate::graph::BuildError> {
     let (_, make) = graphs::ALL[0];
     make(devices)
 }
 
 #[test]
-fn faults_say_what_was_expected_and_what_was_found() {
+fn faults_report_expected_and_found_state() {
     type Change = fn(&mut Plan);
     let cases: [(Change, &str); 9] = [
         (
-            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Allocation { offset: 32, bytes: 64, ..spot }),
-            "slot 2 on GPU0: expected a multiple of 64, \
-             found Spot { area: Arena, chunk: 0, offset: 32, bytes: 64 }",
+            |plan| {
+                plan.layout.slots[2] =
+                    plan.layout.slots[2].map(|allocation| Allocation { offset: 32, bytes: 64, ..allocation })
+            },
+            "slot 2 on GPU0: expected an offset that is a multiple of 64, \
+             found Allocation { kind: Arena, buffer: 0, offset: 32, bytes: 64 }",
         ),
         (
-            |plan| plan.layout.slots[2] = plan.layout.slots[2].map(|spot| Allocation { bytes: 960, ..spot }),
+            |plan| {
+                plan.layout.slots[2] = plan.layout.slots[2].map(|allocation| Allocation { bytes: 960, ..allocation })
+            },
             "slot 2 on GPU0: expected at least 1024 bytes, \
-             found Spot { area: Arena, chunk: 0, offset: 0, bytes: 960 }",
+             found Allocation { kind: Arena, buffer: 0, offset: 0, bytes: 960 }",
         ),
         (
             |plan| plan.layout.arenas[0].ring[0] -= 64,
-            "replica 2 of slot 4 on GPU0: expected a place inside 1984 bytes, \
-             found Spot { area: Ring, chunk: 0, offset: 1024, bytes: 1024 }",
+            "replica 2 of slot 4 on GPU0: expected an end within 1984 bytes, \
+             found Allocation { kind: Ring, buffer: 0, offset: 1024, bytes: 1024 }",
         ),
         (
             |plan| {
@@ -44,24 +49,24 @@ fn faults_say_what_was_expected_and_what_was_found() {
         ),
         (
             |plan| plan.steps[2].waits.clear(),
-            "run 0's step 1 (split 0, computing lane 1 of GPU0) and run 0's step 2 (copy to replica 1 of slot 2, \
-             bringing lane 2 of CPU) both touch bytes 0..1024 of the arena of GPU0, buffer 0, one writes, and nothing \
-             orders them",
+            "run 0's step 1 (split 0, compute queue 1 of GPU0) and run 0's step 2 (copy to replica 1 of slot 2, \
+             transfer queue 2 of CPU) both touch bytes 0..1024 of the arena of GPU0, buffer 0, at least one writes, and \
+             no wait orders them",
         ),
         (
             |plan| plan.steps.swap(2, 3),
-            "step 2 (split 1, computing lane 3 of CPU) waits for mark 2, which this run has not made yet",
+            "step 2 (split 1, compute queue 3 of CPU) waits for mark 2, which no earlier step of this run makes",
         ),
         (
             |plan| plan.steps[0].waits.push(StepWait { mark: 7, runs_ago: 0 }),
-            "step 0 (upload of replica 0 of \"x\" (slot 0), bringing lane 0 of GPU0) waits for mark 7, which this run has \
-             not made yet",
+            "step 0 (upload of replica 0 of \"x\" (slot 0), transfer queue 0 of GPU0) waits for mark 7, which no earlier \
+             step of this run makes",
         ),
         (
             |plan| plan.split_graph.replicas[0].origin = ReplicaOrigin::Device(1),
             "replica 0 of \"x\" (slot 0): expected home None, found Some(1)",
         ),
-        (|plan| plan.steps[0].mark = None, "marks: expected each made by a step, found one that is not"),
+        (|plan| plan.steps[0].mark = None, "marks: expected each made by a step, found one that no step makes"),
     ];
     for (change, expected) in cases {
         let (mut plan, devices) = plan_of(chain, 2, true, 2);
@@ -71,7 +76,7 @@ fn faults_say_what_was_expected_and_what_was_found() {
 }
 
 #[test]
-fn large_plans_are_checked_in_little_time() {
+fn verifying_a_plan_of_1500_nodes_takes_less_than_10_seconds() {
     let (plan, devices) =
         plan_of(|devices| graphs::TransformerTask { devices, layers: 66, ..Default::default() }.build(), 8, true, 4);
     let nodes = plan.task.graph().nodes().len();

@@ -58,7 +58,7 @@ extern "C" __global__ void producer_consumer(const int* in, int* out, int rounds
     if (t >= 32) out[t - 32] = sum;
 }
 
-// The lanes of a warp come to the barrier one half after the other: allowed without .aligned.
+// The two halves of a warp reach the barrier one after the other: allowed without .aligned.
 extern "C" __global__ void unaligned_barrier(int* out) {
     __shared__ int cells[64];
     int t = threadIdx.x;
@@ -72,7 +72,7 @@ extern "C" __global__ void unaligned_barrier(int* out) {
     }
 }
 
-// Threads past n leave before the barrier, in whole warps: they count as having come.
+// Threads past n exit before the barrier, in whole warps: exited threads count as arrived.
 extern "C" __global__ void early_exit(const int* in, int* out, int warps) {
     __shared__ int cells[256];
     int t = threadIdx.x;
@@ -106,7 +106,7 @@ extern "C" __global__ void ring(unsigned* values, unsigned* other, int n, int ro
     }
 }
 
-// The last block to finish adds up what the others left: a sum in one launch without a grid barrier.
+// The last block to finish adds up the partial sums of all blocks: a sum in one launch without a grid barrier.
 __device__ unsigned finished;
 extern "C" __global__ void sum_last_block(const float* in, int n, float* partial, float* out) {
     __shared__ float cells[256];

@@ -25,7 +25,7 @@ __device__ __noinline__ Range widen(Range range, double by) {
 
 __device__ __noinline__ void add_to(int* where, int value) { *where += value; }
 
-// A deep frame: each level keeps an array of its own.
+// A deep frame: each level has its own array.
 __device__ __noinline__ int sum_digits(int depth, int seed) {
     int digits[10];
     for (int k = 0; k < 10; k++) digits[k] = (seed + k * depth) % 10;

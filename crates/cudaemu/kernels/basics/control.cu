@@ -39,7 +39,7 @@ extern "C" __global__ void branch_by_table(const unsigned* what, unsigned* out) 
     out[i] = result;
 }
 
-// Steps until the Collatz sequence of i + 1 reaches 1: every lane leaves at another time.
+// Steps until the Collatz sequence of i + 1 reaches 1: the lanes leave the loop at different times.
 extern "C" __global__ void collatz(unsigned* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;

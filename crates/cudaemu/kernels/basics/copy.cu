@@ -60,7 +60,7 @@ extern "C" __global__ void copy_volatile(const volatile unsigned* from, volatile
     if (i < n) to[i] = from[i];
 }
 
-// A structure whose size is no power of two: the compiler splits it.
+// A structure whose size is not a power of two: the compiler splits it.
 struct Record {
     unsigned key;
     unsigned short flags;

@@ -1,9 +1,9 @@
-// The cooperative groups library: grid synchronisation, tiles, and groups of those that are active.
+// The cooperative groups library: grid synchronisation, tiles, and groups of the active lanes.
 
 #include <cooperative_groups.h>
 namespace cg = cooperative_groups;
 
-// Each block adds its number to every cell, one after the other. Needs a cooperative launch.
+// The blocks add their numbers to every cell in turn. Needs a cooperative launch.
 extern "C" __global__ void groups_grid(int* cells) {
     cg::grid_group grid = cg::this_grid();
     int i = threadIdx.x;
@@ -25,7 +25,7 @@ extern "C" __global__ void groups_tile(const int* in, int* out) {
     block.sync();
 }
 
-// out[i] = how many active lanes with an odd value come before i.
+// out[i] = number of active lanes with an odd value before lane i.
 extern "C" __global__ void groups_active(const int* in, int* out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     out[i] = -1;

@@ -25,7 +25,7 @@ extern "C" __global__ void print_many(const double* x) {
     if (threadIdx.x == 0) printf("%g %g %g %g %g %g %g %g %d\n", x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], 8);
 }
 
-// Holds where every value is below the limit; else the kernel stops with an assertion failure.
+// Succeeds if every value is below the limit; otherwise the kernel stops with an assertion failure.
 extern "C" __global__ void assert_below(const int* values, int limit) {
     assert(values[blockIdx.x * blockDim.x + threadIdx.x] < limit);
 }

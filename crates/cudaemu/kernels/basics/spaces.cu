@@ -34,7 +34,7 @@ extern "C" __global__ void device_globals(unsigned* out, double* scaled) {
     atomicAdd(&counter, 1);
 }
 
-// Each block turns its 256 elements around.
+// Each block reverses its 256 elements.
 extern "C" __global__ void shared_static_reverse(const float* in, float* out) {
     __shared__ float tile[256];
     int i = threadIdx.x;
@@ -73,7 +73,7 @@ __device__ __noinline__ int sum_of(const int* values, int n) {
     return sum;
 }
 
-// The same function over global, shared and local memory, by generic pointers; out[i] = the one that i % 3 names.
+// The same function over global, shared and local memory, by generic pointers; i % 3 selects the result for out[i].
 extern "C" __global__ void generic_pointers(const int* in, int* out) {
     __shared__ int shared[8];
     int local[8];
@@ -85,7 +85,7 @@ extern "C" __global__ void generic_pointers(const int* in, int* out) {
     out[i] = sum_of(chosen, 8);
 }
 
-// Which space an address lies in: bit 0 global, 1 shared, 2 constant, 3 local.
+// The state space of an address: bit 0 global, 1 shared, 2 constant, 3 local.
 __device__ unsigned space_of(const void* p) {
     return (__isGlobal(p) ? 1u : 0u) | (__isShared(p) ? 2u : 0u) | (__isConstant(p) ? 4u : 0u) | (__isLocal(p) ? 8u : 0u);
 }
@@ -108,7 +108,7 @@ struct Settings {
     Pair pairs[3];
 };
 
-// Parameters of each width, and a structure by value whose array is indexed by data.
+// Parameters of each width, and a structure by value with an array that is indexed by data.
 extern "C" __global__ void parameters(signed char a, unsigned short b, int c, long long d, float e, double f, bool g,
                                       Settings settings, uint4 h, double* out) {
     int i = threadIdx.x;

@@ -1,4 +1,4 @@
-// What the lanes of a warp tell each other: shuffles, votes, matches, reductions and the mask of the active.
+// Communication within a warp: shuffles, votes, matches, reductions and the mask of active lanes.
 
 #define WHERE                                         \
     int i = blockIdx.x * blockDim.x + threadIdx.x;    \
@@ -33,7 +33,7 @@ extern "C" __global__ void shuffle_in_range(unsigned* out) {
     out[i] = up | down << 1 | indexed << 2;
 }
 
-// Only the lanes of the mask take part; the others do something else meanwhile.
+// Only the lanes of the mask execute the shuffle; the others execute other code meanwhile.
 extern "C" __global__ void shuffle_part(const int* in, int* out) {
     WHERE;
     int value = in[i];
@@ -100,7 +100,7 @@ extern "C" __global__ void warp_scan(const int* in, int* out) {
     out[i] = sum;
 }
 
-// Appends the positive values to a list, one atomic per warp: the lanes that take part elect a leader.
+// Appends the positive values to a list with one atomic per warp: the active lanes elect a leader.
 extern "C" __global__ void compact(const int* in, int n, int* out, int* count) {
     WHERE;
     if (i < n && in[i] > 0) {

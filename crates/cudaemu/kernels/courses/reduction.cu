@@ -43,7 +43,7 @@ extern "C" __global__ void reduce_sequential(const float* in, float* out, int n)
     if (t == 0) atomicAdd(out, cells[0]);
 }
 
-// The last warp goes on without block barriers, on volatile shared memory with warp barriers.
+// The last warp continues without block barriers, on volatile shared memory with warp barriers.
 extern "C" __global__ void reduce_first_add(const float* in, float* out, int n) {
     __shared__ float cells[BLOCK];
     int t = threadIdx.x, i = blockIdx.x * BLOCK * 2 + t;
@@ -95,7 +95,7 @@ extern "C" __global__ void reduce_vector(const float4* in, float* out, int n) {
     if (t % 32 == 0) atomicAdd(out, sum);
 }
 
-// Where the largest value is: *best holds the value's ordered bits above the complement of its index, and begins as 0.
+// Index of the largest value: *best holds the value's ordered bits above the complement of its index, and starts as 0.
 extern "C" __global__ void arg_max(const float* in, unsigned long long* best, int n) {
     unsigned long long largest = 0;
     for (int i = blockIdx.x * BLOCK + threadIdx.x; i < n; i += gridDim.x * BLOCK) {

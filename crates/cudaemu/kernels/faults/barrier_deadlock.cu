@@ -1,4 +1,4 @@
-// Fault: warps wait for ever, at barriers that the others never reach. 64 threads.
+// Fault: warps wait forever, at barriers that the others never reach. 64 threads.
 
 extern "C" __global__ void barrier_deadlock_clean(int* out) {
     if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;" ::: "memory");
@@ -6,14 +6,14 @@ extern "C" __global__ void barrier_deadlock_clean(int* out) {
     out[threadIdx.x] = 1;
 }
 
-// Each warp waits at another barrier.
+// The warps wait at different barriers.
 extern "C" __global__ void different_barriers_fault(int* out) {
     if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;" ::: "memory");
     else asm volatile("bar.sync 2, 64;" ::: "memory");
     out[threadIdx.x] = 1;
 }
 
-// 96 are expected, 64 come.
+// 96 threads are expected, 64 arrive.
 extern "C" __global__ void too_few_threads_fault(int* out) {
     asm volatile("bar.sync 1, 96;" ::: "memory");
     out[threadIdx.x] = 1;

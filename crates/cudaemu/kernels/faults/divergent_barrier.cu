@@ -1,4 +1,4 @@
-// Fault: lanes of one warp come to an aligned barrier apart. 64 threads.
+// Fault: the lanes of one warp reach an aligned barrier separately. 64 threads.
 
 extern "C" __global__ void divergent_barrier_clean(const int* in, int* out) {
     __shared__ int cells[64];
@@ -22,7 +22,7 @@ extern "C" __global__ void barrier_in_branch_fault(const int* in, int* out) {
     out[t] = cells[63 - t];
 }
 
-// Both halves have a barrier, each its own.
+// Each half has its own barrier.
 extern "C" __global__ void barrier_in_both_branches_fault(const int* in, int* out) {
     __shared__ int cells[64];
     int t = threadIdx.x;
@@ -48,7 +48,7 @@ extern "C" __global__ void barrier_in_loop_fault(const int* rounds, int* out) {
     out[t] = sum;
 }
 
-// The same with rounds that are equal for all.
+// The same loop with an equal number of rounds for all lanes.
 extern "C" __global__ void barrier_in_loop_clean(int rounds, int* out) {
     int t = threadIdx.x, sum = 0;
     for (int k = 0; k < rounds; k++) {

@@ -1,4 +1,4 @@
-// Fault: a loop that never ends, which a watchdog has to stop. The host sets the flag to 1 for the clean run.
+// Fault: an endless loop, which the instruction limit (watchdog) must stop. The host sets the flag to 1 for the valid run.
 
 extern "C" __global__ void wait_for_flag(const volatile int* flag, int* out) {
     while (*flag == 0) {}

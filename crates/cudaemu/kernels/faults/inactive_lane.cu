@@ -1,4 +1,4 @@
-// Fault: a shuffle reads from a lane that takes no part, or a lane executes it without being in the mask. 32 threads.
+// Fault: a shuffle reads from a lane that does not execute it, or a lane outside of the mask executes it. 32 threads.
 
 extern "C" __global__ void inactive_lane_clean(const int* in, int* out) {
     int t = threadIdx.x, value = in[t];
@@ -15,13 +15,13 @@ extern "C" __global__ void source_lane_fault(const int* in, int* out) {
     out[t] = value;
 }
 
-// Lane 31 executes the shuffle without being named.
+// Lane 31 executes the shuffle without being in the mask.
 extern "C" __global__ void mask_without_caller_fault(const int* in, int* out) {
     int t = threadIdx.x;
     out[t] = __shfl_xor_sync(0x7fffffff, in[t], 1);
 }
 
-// The mask names lanes that have left the kernel: they are not waited for, and nobody reads from them.
+// The mask contains lanes that have exited: the others do not wait for them and do not read from them.
 extern "C" __global__ void mask_of_exited_clean(const int* in, int* out) {
     int t = threadIdx.x;
     if (t >= 24) return;

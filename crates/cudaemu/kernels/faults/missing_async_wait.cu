@@ -1,4 +1,4 @@
-// Fault: shared memory is read before the asynchronous copy into it was waited for. 64 threads, 16 bytes each; target 80.
+// Fault: shared memory is read before the asynchronous copy into it is waited for. 64 threads, 16 bytes each; target 80.
 
 #define COPY_16(TO, FROM) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(TO)), "l"(FROM) : "memory")
@@ -29,7 +29,7 @@ extern "C" __global__ void async_wait_missing_fault(const uint4* in, uint4* out)
     out[t] = cells[63 - t];
 }
 
-// Waits until one group is left, which is the one it reads.
+// Waits until one group is pending, which is the group it reads.
 extern "C" __global__ void async_wait_too_early_fault(const uint4* in, uint4* out) {
     __shared__ uint4 cells[2][64];
     int t = threadIdx.x;

@@ -26,7 +26,7 @@ extern "C" __global__ void write_before_start_fault(const float* in, float* out,
     if (i < n) out[i - 1] = in[i] + 1.0f;
 }
 
-// The first element of the vector is inside, its end is not: n is 4 k + 2, say.
+// The first element of the vector is inside, its end is not: for example n = 4 k + 2.
 extern "C" __global__ void vector_over_end_fault(const float* in, float* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (4 * i < n) {

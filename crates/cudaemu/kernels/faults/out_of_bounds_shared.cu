@@ -22,7 +22,7 @@ extern "C" __global__ void shared_dynamic_clean(const int* in, int* out) {
     out[threadIdx.x] = dynamic[63 - threadIdx.x];
 }
 
-// One element behind what the launch asked for.
+// One element past the requested size.
 extern "C" __global__ void shared_dynamic_write_fault(const int* in, int* out) {
     extern __shared__ int dynamic[];
     dynamic[threadIdx.x + 1] = in[threadIdx.x];

@@ -1,4 +1,4 @@
-// Fault: recursion deeper than the thread's stack. A small depth is clean: one kernel serves both.
+// Fault: recursion deeper than the thread's stack. A small depth is valid: one kernel serves both.
 
 __device__ __noinline__ int deep(int depth, const int* in) {
     int frame[64];

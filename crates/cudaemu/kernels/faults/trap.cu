@@ -12,7 +12,7 @@ extern "C" __global__ void assert_where_negative(const int* in, int* out) {
     out[i] = in[i];
 }
 
-// Past a promise to the compiler, which may leave anything there.
+// Breaks a promise to the compiler, so the behaviour is undefined.
 extern "C" __global__ void unreachable_where_negative(const int* in, int* out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (in[i] < 0) {

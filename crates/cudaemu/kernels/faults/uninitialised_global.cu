@@ -6,7 +6,7 @@ extern "C" __global__ void uninitialised_global(const int* in, int* out, int n) 
     if (i < n) out[i] = in[i] > 0 ? 1 : 2;
 }
 
-// Writes every second element only, or all of them: the next launch reads what is left out.
+// Writes every second element, or all of them: the next launch reads the unwritten elements.
 extern "C" __global__ void write_every_second(int* out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n && i % 2 == 0) out[i] = i;

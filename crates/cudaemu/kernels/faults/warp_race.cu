@@ -1,4 +1,4 @@
-// Fault: lanes of one warp exchange through shared memory without __syncwarp: they may not run in step. 32 threads.
+// Fault: lanes of one warp exchange data through shared memory without __syncwarp: they need not run in lockstep. 32 threads.
 
 extern "C" __global__ void warp_race_clean(const int* in, int* out) {
     __shared__ volatile int cells[32];

@@ -1,4 +1,5 @@
-//! Stream capture.
+//! Stream capture: `cuStreamBeginCapture` to `cuStreamEndCapture`, and queries of a capture's state. The logic is in
+//! `driver/capture.rs`.
 
 use std::ffi::c_uint;
 use std::thread;
@@ -61,7 +62,7 @@ api! {
         edges: Out<u64>,
         count: Out<usize>,
     ) {
-        // All edges are plain ones: there is nothing to say of them.
+        // Null edge data: every dependency of the emulator is a full one, for which the driver reports no data.
         edges.set(0);
         info(stream, status, id, graph, nodes, count)
     }
@@ -99,7 +100,7 @@ fn info(
     status.check_not_null()?;
     let info = with_state(|_, state| state.capture_info(stream))?;
     status.set(info.status);
-    // Of a capture that is lost there is nothing else to tell.
+    // An invalidated capture reports its status only.
     if info.status == 1 {
         id.set(info.id);
         if !info.graph.is_null() {
@@ -113,7 +114,7 @@ fn info(
 
 fn update(stream: StreamId, nodes: In<NodeId>, count: usize, flags: c_uint) -> Result<()> {
     let nodes = nodes.read_array(count)?;
-    // Flags: add (0) or set (1).
+    // Flags: 0 adds dependencies, 1 replaces them.
     if flags > 1 {
         return Err(Error::InvalidValue);
     }

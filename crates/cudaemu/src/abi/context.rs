@@ -1,4 +1,4 @@
-//! Primary contexts, contexts, peer access, the profiler's switches.
+//! Contexts: primary contexts, `cuCtx*`, peer access, and the profiler's switches (which do nothing).
 
 use std::ffi::{c_int, c_uint};
 
@@ -51,7 +51,7 @@ api! {
     }
 
     fn cuCtxCreate_v4(context: Out<ContextId>, params: In<[u64; 3]>, flags: c_uint, device: c_int) {
-        // {affinities, their count, parameters of graphics}: none is supported.
+        // The three words are execution affinities, their count, and parameters for graphics interoperability: none is supported.
         if params.is_given() && params.get()? != [0; 3] {
             return Err(Error::NotSupported);
         }
@@ -160,7 +160,8 @@ api! {
     }
 
     fn cuCtxSetSharedMemConfig(config: c_uint) {
-        // Banks are 4 bytes wide on every device that is emulated: the wish is accepted and changes nothing, as there.
+        // Accepted without effect: shared memory banks are 4 bytes wide on every emulated device, and real ones ignore the setting
+        // too.
         with_state(|_, state| state.current().and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
     }
 
@@ -183,7 +184,7 @@ api! {
         let driver = driver()?;
         let state = driver.lock();
         let context = state.current()?;
-        // Work that uses the peer's memory comes first.
+        // Queued work may still use the peer's memory, so it runs before the access ends.
         let (mut state, _) = driver.synchronize_context(state, context);
         state.disable_peer(peer)
     }

@@ -1,4 +1,4 @@
-//! Copies and memsets.
+//! Copies and memsets: `cuMemcpy*` and `cuMemset*`, translated to a [`CopyRequest`] or a fill.
 
 use std::ffi::c_uint;
 
@@ -195,7 +195,7 @@ fn fill(address: u64, pitch: usize, value: u32, bytes: u8, [width, height]: [usi
 }
 
 impl Volume {
-    /// Where the copied part starts, and how rows and slices lie. A pitch of 0 means that rows follow each other.
+    /// Address and pitch of one side of the copy. A pitch of 0 means that rows follow each other without a gap.
     fn end(self, width: usize, height: usize) -> Result<(CopyPointer, Pitch)> {
         let row = if self.pitch == 0 { width } else { self.pitch };
         let rows = if self.height == 0 { height } else { self.height };
@@ -208,7 +208,7 @@ impl Volume {
         let end = match self.kind {
             1 => CopyPointer::Host(self.host.offset(offset as u64).ok_or(Error::InvalidValue)?),
             2 => CopyPointer::Device(self.device.checked_add(offset as u64).ok_or(Error::InvalidValue)?),
-            // Arrays are for textures, which are not emulated.
+            // CUDA arrays hold textures, which the emulator does not support.
             3 => return Err(Error::NotSupported),
             4 => CopyPointer::Unified(HostMemory::at(self.device).offset(offset as u64).ok_or(Error::InvalidValue)?),
             _ => return Err(Error::InvalidValue),
@@ -248,7 +248,7 @@ fn boxes(copy: Copy3D, when: CallMode) -> Result<()> {
 }
 
 impl Copy3D {
-    /// As a copy.
+    /// The driver's form of the same copy.
     pub(super) fn request(self) -> Result<CopyRequest> {
         let Self { from, to, width, height, depth } = self;
         let (to, to_pitch) = to.end(width, height)?;
@@ -257,7 +257,7 @@ impl Copy3D {
         Ok(CopyRequest { to, to_pitch, from, from_pitch, extent })
     }
 
-    /// The description of a copy, with all offsets in the addresses.
+    /// The C structure of a copy. All offsets are already added to the addresses.
     pub(super) fn of(request: &CopyRequest) -> Self {
         let CopyRequest { to, to_pitch, from, from_pitch, extent } = *request;
         let volume = |end: CopyPointer, pitch: Pitch| {

@@ -1,4 +1,4 @@
-//! Initialisation, versions, errors, devices.
+//! Initialisation, versions, error names, device attributes.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -20,7 +20,7 @@ api! {
     }
 
     fn cuDriverGetVersion(version: Out<c_int>) {
-        // The one call that works before cuInit.
+        // Works before cuInit; 12.9 is the version of the default settings.
         version.write_with(|| Ok(driver().map_or(12090, |driver| driver.config.driver_version) as c_int))
     }
 
@@ -113,7 +113,7 @@ api! {
         value.write_with(|| {
             let can = can_access(from, to)?;
             match attribute {
-                // The link's rank: all are alike.
+                // 1: performance rank. All links between devices have the same rank, 0.
                 1 => Ok(0),
                 2 | 3 => Ok(c_int::from(can)),
                 4 | 5 => Ok(0),
@@ -162,7 +162,7 @@ api! {
     }
 }
 
-/// The device of a `CUmemLocation` {type, id}, for pools of pinned device memory.
+/// The device of a `CUmemLocation` {type, id}; fails unless the location and the allocation kind mean pinned device memory.
 fn pool_location(location: In<[c_int; 2]>, kind: c_uint) -> Result<c_int, Error> {
     match (location.get()?, kind) {
         ([1, device], 1) => Ok(device),

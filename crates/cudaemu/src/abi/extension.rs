@@ -1,4 +1,4 @@
-//! Functions of the emulator's own, for tests: settings, reports, counts.
+//! Functions that exist only in the emulator, for tests: change settings, read reports and counts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -7,7 +7,7 @@ use super::ffi_guard::{Buffer, Text, api};
 use crate::counts::call_counts;
 use crate::driver::{Driver, configure, driver, reset};
 
-// SAFETY of the names: they begin with the emulator's own.
+// SAFETY of the symbol names: they start with `cudaemu_`, which no other library uses.
 api! {
     fn cudaemu_configure(settings: Text, message: Buffer, room: usize) {
         let wrong = configure(&settings.read()?);
@@ -23,16 +23,16 @@ api! {
     }
 }
 
-/// Reports so far, separated by the record separator 0x1e: writes as much as fits into `room` bytes with a zero, and answers how many
-/// bytes all of it needs, zero included.
-// SAFETY: the name begins with the emulator's own.
+/// Copies the reports so far, separated by the record separator 0x1e, to `text`: as much as fits into `room` bytes with a
+/// terminating zero. Returns the bytes that the whole text needs, zero included.
+// SAFETY: the symbol name starts with `cudaemu_`, which no other library uses.
 #[unsafe(no_mangle)]
 extern "C" fn cudaemu_reports(text: Buffer, room: usize) -> usize {
     fill(text, room, || driver().map_or_else(|_| String::new(), |driver| driver.lock().reports.join("\u{1e}")))
 }
 
-/// Counts so far as JSON; buffer and answer as with `cudaemu_reports`.
-// SAFETY: the name begins with the emulator's own.
+/// Copies the counts so far as JSON to `text`. Buffer size and return value as for `cudaemu_reports`.
+// SAFETY: the symbol name starts with `cudaemu_`, which no other library uses.
 #[unsafe(no_mangle)]
 extern "C" fn cudaemu_counts_json(text: Buffer, room: usize) -> usize {
     fill(text, room, || {
@@ -54,12 +54,12 @@ fn fill(buffer: Buffer, room: usize, text: impl FnOnce() -> String) -> usize {
     needed
 }
 
-/// Has the summary printed when the process ends.
+/// Registers the printing of the counts' summary at process exit.
 pub(super) fn at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the function takes nothing and does not unwind; the library is never unloaded once `cuInit` was called with it, as
-        // its users keep it open.
+        // SAFETY: the function takes no arguments and does not unwind. The library stays loaded until exit: a program that called
+        // `cuInit` keeps it open.
         unsafe { libc::atexit(summary) };
     });
 }

@@ -1,4 +1,4 @@
-//! What programs give to be loaded, and the options that go with it.
+//! JIT options and module images: what `cuModuleLoad*` and `cuLibraryLoad*` receive.
 
 use std::ffi::c_uint;
 
@@ -7,25 +7,25 @@ use crate::console::log_stderr;
 use crate::driver::module::{LoadError, ModuleImage};
 use crate::error::{Error, Result};
 
-/// The options of a load that mean something here: where the log goes. Others tune code that is not made.
+/// The load options that have an effect: where the error log goes. The others tune a code generator, which the emulator lacks.
 pub(super) struct Options {
-    /// Place of the error log, its size, and which option's value takes the length.
+    /// Buffer of the error log, its size in bytes, and the index of the option whose value receives the length.
     log: Option<(Buffer, usize)>,
     length: Option<usize>,
     values: Option<InOut<u64>>,
 }
 
-/// `CU_JIT_ERROR_LOG_BUFFER` and `…_SIZE_BYTES`, then those of the information log.
+/// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`; `INFO` is the same pair for the information log.
 const LOG: [u32; 2] = [5, 6];
 const INFO: [u32; 2] = [3, 4];
 
 impl Options {
-    /// None.
+    /// No options.
     pub(super) fn none() -> Self {
         Self { log: None, length: None, values: None }
     }
 
-    /// Reads them; information logs are left empty.
+    /// Reads the options. Information logs stay empty: a successful load has nothing to report.
     pub(super) fn read(count: c_uint, options: In<c_uint>, values: InOut<u64>) -> Result<Self> {
         let count = count as usize;
         let options = options.read_array(count)?;
@@ -44,7 +44,7 @@ impl Options {
         Ok(Self { log, length: at(LOG[1]), values: (count > 0).then_some(values) })
     }
 
-    /// Loads; a refusal goes to the program's log and to stderr.
+    /// Loads. A load error goes to the program's log buffer and to stderr.
     pub(super) fn load<T>(self, load: impl FnOnce() -> std::result::Result<T, LoadError>) -> Result<T> {
         let loaded = load();
         let text = loaded.as_ref().err().map_or("", |refused| refused.log.as_str());
@@ -65,7 +65,7 @@ impl Options {
     }
 }
 
-/// Data of unknown length: text up to its zero, or the start of something binary.
+/// The image at a pointer without a length: text up to its zero byte, or a binary format recognised by its first bytes.
 pub(super) fn image(data: In<u8>) -> Result<ModuleImage> {
     let mut text = Vec::new();
     loop {
@@ -96,7 +96,7 @@ pub(super) fn file(path: Text) -> Result<ModuleImage> {
     Ok(ModuleImage::Text(data))
 }
 
-/// What binary formats begin with.
+/// The name of the binary format that the data starts with; `None` for text.
 fn binary(data: &[u8]) -> Option<&'static str> {
     match data.get(..4)? {
         b"\x7fELF" => Some("machine code (a cubin)"),

@@ -1,4 +1,4 @@
-//! Launches.
+//! Kernel launches: `cuLaunchKernel`, `cuLaunchCooperativeKernel` and `cuLaunchKernelEx`, their attributes and parameter blocks.
 
 use std::ffi::{c_int, c_uint};
 
@@ -73,11 +73,11 @@ api! {
         let mut events = Vec::new();
         for Attribute { id, value, .. } in attributes.read_array(count as usize)? {
             match id {
-                // Hints, and the leave to start before the work in front has ended, which need not be taken.
+                // Hints without effect. Programmatic overlap with the preceding kernel (6) is a permission that need not be used.
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 11 | 14 => {}
                 2 => request.cooperative = value[0] as c_int != 0,
                 4 => request.cluster = [value[0] as u32, (value[0] >> 32) as u32, value[1] as u32],
-                // Events that may come before the kernel's end: its end is early enough.
+                // Events that may be recorded before the kernel ends: recording them at its end is allowed.
                 7 | 12 => events.push(EventId::from_raw(value[0])),
                 13 => return Err(Error::NotSupported),
                 _ => return Err(Error::InvalidValue),
@@ -89,7 +89,7 @@ api! {
     }
 }
 
-/// The parameter block: from an array of pointers to each, or from a buffer that `extra` describes.
+/// The kernel's parameter block, built from an array of pointers to each parameter or from a buffer that `extra` describes.
 pub(super) fn parameters(kernel: &bytecode::Function, params: In<HostMemory>, extra: In<u64>) -> Result<Vec<u8>> {
     let mut block = vec![0; kernel.param_bytes as usize];
     if extra.is_given() {
@@ -114,7 +114,7 @@ pub(super) fn parameters(kernel: &bytecode::Function, params: In<HostMemory>, ex
     Ok(block)
 }
 
-/// Reads `{1, buffer, 2, &bytes, 0}`.
+/// Reads the buffer and its size from `{1, buffer, 2, &bytes, 0}`.
 fn described(extra: In<u64>) -> Result<(HostMemory, usize)> {
     let (mut buffer, mut bytes) = (None, None);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Libraries and their kernels.
+//! Libraries (`CUlibrary`) and their kernels.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -80,7 +80,7 @@ api! {
     }
 
     fn cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<usize>, library: LibraryId, _name: Text) {
-        // PTX declares managed variables by an attribute that is refused when it is loaded: there are none.
+        // A library has no managed variables: loading refuses PTX with the `.managed` attribute.
         with_state(|_, state| state.library_kernels(library).map(drop))?;
         Err(Error::NotFound)
     }
@@ -94,7 +94,7 @@ api! {
     }
 
     fn cuKernelGetName(name: Out<*const c_char>, kernel: KernelId) {
-        // The name lives as long as the library.
+        // The library owns the name, so the pointer stays valid until the library is unloaded.
         name.write_with(|| with_state(|_, state| Ok(state.kernels.get(kernel)?.name.as_ptr())))
     }
 

@@ -1,4 +1,4 @@
-//! Memory: plain, managed, pinned, registered; what a pointer is; advice.
+//! Memory: device, managed, pinned and registered memory; pointer attributes; prefetch and advice.
 
 use std::ffi::{c_int, c_uint};
 
@@ -9,7 +9,7 @@ use crate::engine::StreamOp;
 use crate::error::{Error, Result};
 use crate::handle::StreamId;
 
-/// Alignment of a row that `cuMemAllocPitch` gives.
+/// Row alignment in bytes of `cuMemAllocPitch`.
 const PITCH: usize = 512;
 
 api! {
@@ -80,7 +80,7 @@ api! {
         let driver = driver()?;
         driver.register(bytes as u64, flags, |device| {
             let start = pointer.0.cast::<u8>();
-            // SAFETY: the caller promises that these bytes are its own, and stay until it unregisters them.
+            // SAFETY: the caller promises that it owns these bytes and keeps them until it unregisters them.
             unsafe { driver.space().register_host(device, start, bytes as u64, "cuMemHostRegister") }
         })
     }
@@ -101,7 +101,7 @@ api! {
         flags.write_with(|| with_state(|driver, state| {
             let known = driver.find(pointer)?;
             match state.memory.get(known.base()).map(|owner| owner.origin) {
-                // All host memory is mapped where addresses are unified.
+                // 2 (CU_MEMHOSTALLOC_DEVICEMAP) is always set: with unified addressing all pinned host memory is mapped.
                 Some(AllocationOrigin::Host(flags)) => Ok(flags | 2),
                 _ => Err(Error::InvalidValue),
             }
@@ -127,7 +127,7 @@ api! {
         let values = values.read_array(count as usize)?;
         for (attribute, value) in attributes.read_array(count as usize)?.into_iter().zip(values) {
             value.check_not_null()?;
-            // Of memory that is not known every attribute is zero, and the device -2.
+            // For memory that CUDA did not allocate, every attribute is zero; only the device ordinal is -2.
             match driver.pointer_attribute(attribute, address) {
                 Ok(found) => put(value, found),
                 Err(_) => put(value, unknown_value(attribute)),
@@ -137,7 +137,7 @@ api! {
     }
 
     fn cuPointerSetAttribute(value: In<c_int>, attribute: c_uint, address: u64) {
-        // 6: copies of this memory are synchronous. They may be, at any time.
+        // 6: copies of this memory are synchronous. Accepted without effect: the emulator may run any copy synchronously.
         value.get()?;
         driver()?.find(address)?;
         if attribute == 6 { Ok(()) } else { Err(Error::InvalidValue) }
@@ -164,7 +164,7 @@ api! {
         driver()?.find(address)?;
         match (attribute, bytes) {
             (1, 4) => value.set(0),
-            // No location was preferred, nothing was prefetched.
+            // -2: no preferred location was set, no prefetch was made.
             (2 | 4, 4) => value.set(-2),
             (3, _) if bytes.is_multiple_of(4) => (0..bytes / 4).for_each(|index| value.set_at(index, -2)),
             _ => return Err(Error::InvalidValue),
@@ -193,7 +193,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// The device; `None` for the host.
+    /// The device ordinal; `None` for the host.
     fn device(self) -> Result<Option<c_int>> {
         match self.kind {
             1 => Ok(Some(self.id)),
@@ -203,7 +203,7 @@ impl Location {
     }
 }
 
-/// Advice changes where memory lies, which nobody sees here; it is only checked.
+/// Checks the advice and drops it: advice moves memory between devices, which has no visible effect in the emulator.
 fn advise(address: u64, bytes: usize, advice: c_uint, device: Option<c_int>) -> Result<()> {
     let driver = driver()?;
     if !(1..=6).contains(&advice) || bytes == 0 {
@@ -235,7 +235,7 @@ fn managed(address: u64, bytes: usize) -> Result<()> {
     }
 }
 
-/// Writes a value of the size that it has.
+/// Writes a pointer attribute in its own size.
 fn put(place: Out<u8>, value: PointerValue) {
     let write = |bytes: &[u8]| bytes.iter().enumerate().for_each(|(index, &byte)| place.set_at(index, byte));
     match value {
@@ -245,7 +245,7 @@ fn put(place: Out<u8>, value: PointerValue) {
     }
 }
 
-/// The zero of an attribute, in its size.
+/// The zero of a pointer attribute, in its own size.
 fn unknown_value(attribute: c_uint) -> PointerValue {
     match attribute {
         2 | 6 | 8 | 10 | 16 => PointerValue::Int(0),

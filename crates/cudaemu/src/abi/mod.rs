@@ -1,8 +1,10 @@
-//! The C functions of the driver API, by topic. They only translate: raw pointers and numbers become typed values ([`door`]), the
-//! [`driver`](crate::driver) decides, and its error becomes the returned code. A panic never leaves a function.
+//! The exported C functions of the CUDA driver API, one module per topic. They only translate: [`ffi_guard`] turns raw pointers and
+//! numbers into typed values, the [`driver`](crate::driver) executes the call, and its error becomes the returned `CUresult`. A
+//! panic never leaves a function. Open `ffi_guard.rs` first.
 //!
-//! `unsafe` in this folder rests on one promise, the C caller's: a pointer argument that is not null points to what the driver API's
-//! documentation says, for as long as it says. Handles are not pointers ([`crate::handle`]) and need no promise.
+//! Every `unsafe` block in this folder relies on one promise of the C caller: a pointer argument that is not null points to the
+//! memory that the driver API documents, for as long as it documents. Handles are not pointers ([`crate::handle`]), so an invalid
+//! handle is safe.
 
 #![allow(unsafe_code, reason = "this is the C boundary; see above")]
 #![allow(non_snake_case, reason = "the names are the driver's")]

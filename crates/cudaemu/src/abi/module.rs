@@ -1,4 +1,4 @@
-//! Modules, functions, occupancy.
+//! Modules, functions and their attributes, occupancy.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -9,7 +9,7 @@ use crate::driver::occupancy::{available_shared, best_block, blocks_per_sm};
 use crate::error::{Error, Result};
 use crate::handle::{FunctionId, ModuleId};
 
-/// `CUoccupancyB2DSize`: bytes of dynamic shared memory that a block of so many threads needs.
+/// `CUoccupancyB2DSize`: returns the bytes of dynamic shared memory that a block with this many threads needs.
 type SharedOfBlock = Option<extern "C" fn(c_int) -> usize>;
 
 api! {
@@ -50,7 +50,7 @@ api! {
     }
 
     fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
-        // Eager: all functions are there when the module is.
+        // 1: eager. Loading a module loads all its functions.
         mode.write_with(|| driver().map(|_| 1))
     }
 
@@ -102,7 +102,7 @@ api! {
     }
 
     fn cuFuncSetSharedMemConfig(function: FunctionId, config: c_uint) {
-        // See cuCtxSetSharedMemConfig.
+        // Without effect, as in `cuCtxSetSharedMemConfig`.
         with_state(|driver, state| state.resolve_function(driver, function).and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
     }
 
@@ -116,7 +116,7 @@ api! {
     fn cuFuncGetName(name: Out<*const c_char>, function: FunctionId) {
         name.write_with(|| with_state(|driver, state| {
             let function = state.resolve_function(driver, function)?;
-            // The name lives as long as the module.
+            // The module owns the name, so the pointer stays valid until the module is unloaded.
             Ok(state.functions.get(function)?.name.as_ptr())
         }))
     }
@@ -234,7 +234,7 @@ fn potential(
     if flags > 1 {
         return Err(Error::InvalidValue);
     }
-    // The program's function runs without the lock.
+    // The program's callback runs without the lock: it may call the driver.
     let (needs, spec) = with_state(|driver, state| {
         let function = state.resolve_function(driver, function)?;
         let (function, spec) = state.function(driver, function)?;

@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Virtual memory management: address reservations, physical allocations, mappings.
 
 use std::ffi::{c_int, c_uint};
 
@@ -19,7 +19,7 @@ struct Properties {
 }
 
 impl Properties {
-    /// The device, if this is pinned memory of one, without a shareable handle.
+    /// The device ordinal; fails unless this is pinned memory of a device without a shareable handle.
     fn device(self) -> Result<c_int> {
         match (self.kind, self.handles, self.location) {
             (1, 0, [1, device]) => Ok(device),

@@ -1,4 +1,4 @@
-//! Memory pools, and memory in stream order.
+//! Memory pools and stream-ordered allocation (`cuMemAllocAsync`).
 
 use std::ffi::{c_int, c_uint};
 

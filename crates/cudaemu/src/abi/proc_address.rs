@@ -1,4 +1,4 @@
-//! Finding functions by name: `cuGetProcAddress`.
+//! `cuGetProcAddress`: finds the exported functions by name and version.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -19,7 +19,7 @@ api! {
     fn cuGetProcAddress_v2(name: Text, function: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_uint>) {
         function.check_not_null()?;
         let (found, known) = resolve(name, version, flags)?;
-        // Found; no such name; only in a later version.
+        // 0: found; 1: no function has that name; 2: only a later version has it.
         status.set(match (found, known) {
             (Some(_), _) => 0,
             (None, false) => 1,
@@ -28,7 +28,7 @@ api! {
         function.set(found.unwrap_or(std::ptr::null()));
         match found {
             Some(_) => Ok(()),
-            // With a place for the status, the status is the answer.
+            // A caller that passes a status pointer reads the result there; the call itself succeeds.
             None if status.is_given() => Ok(()),
             None => Err(Error::NotFound),
         }
@@ -39,7 +39,8 @@ api! {
     }
 }
 
-/// Names whose suffixed forms came with a certain version: version, exported name. The others have their highest suffix since long ago.
+/// Functions whose suffixed form (`_v2`, …) came with a certain version: for each name (version, exported name). All others got
+/// their highest suffix before the oldest version that the emulator reports.
 const VERSIONS: &[(&str, &[(i32, &str)])] = &[
     ("cuCtxCreate", &[(3020, "cuCtxCreate_v2"), (11040, "cuCtxCreate_v3"), (12050, "cuCtxCreate_v4")]),
     ("cuCtxGetDevice", &[(2000, "cuCtxGetDevice"), (13000, "cuCtxGetDevice_v2")]),
@@ -79,7 +80,7 @@ const VERSIONS: &[(&str, &[(i32, &str)])] = &[
     ("cuStreamWriteValue64", &[(9000, "cuStreamWriteValue64"), (11070, "cuStreamWriteValue64_v2")]),
 ];
 
-/// All exported functions, by name.
+/// Addresses of all exported functions by name.
 fn all_entries() -> &'static BTreeMap<&'static str, usize> {
     static ALL: OnceLock<BTreeMap<&'static str, usize>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -104,8 +105,8 @@ fn all_entries() -> &'static BTreeMap<&'static str, usize> {
     })
 }
 
-/// The function of that name for programs of that version (12040 for 12.4), and whether any version knows the name. The flags ask
-/// for per-thread default streams or not; there is one form of each function.
+/// Finds the function of that name for a program of that version (12040 for 12.4), and whether any version has the name. The flags
+/// choose per-thread default streams; they are ignored because each function exists in one form only.
 fn resolve(name: Text, version: c_int, _flags: u64) -> Result<(Option<*const c_void>, bool)> {
     let name = name.read()?;
     let all = all_entries();

@@ -1,4 +1,4 @@
-//! Streams and events; functions of the program; values in memory.
+//! Streams and events, host functions in stream order, waits for and writes of values in memory.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ api! {
             let stream = state.resolve_stream(stream)?;
             let mut bytes = [0; 64];
             match attribute {
-                // Access policy window, synchronisation policy, memory domains: as they are from the start.
+                // Access policy window, synchronisation policy, memory domains: they keep their default value, zero.
                 1 | 3 | 9 | 10 => {}
                 8 => bytes[..4].copy_from_slice(&state.streams.get(stream)?.priority.to_le_bytes()),
                 _ => return Err(Error::InvalidValue),
@@ -96,7 +96,7 @@ api! {
     }
 
     fn cuStreamSetAttribute(stream: StreamId, attribute: c_uint, value: In<[u8; 64]>) {
-        // Hints to caches and schedulers: accepted, and without effect.
+        // Hints for caches and schedulers: accepted without effect.
         value.get()?;
         with_state(|_, state| state.resolve_stream(stream))?;
         if [1, 3, 8, 9, 10].contains(&attribute) { Ok(()) } else { Err(Error::InvalidValue) }
@@ -206,7 +206,7 @@ fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Resu
 }
 
 fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
-    // 1: without a barrier before it, which changes nothing where work is done in order.
+    // 1: no memory barrier before the write. Without effect, because a stream's operations run in order.
     if flags > 1 { Err(Error::InvalidValue) } else { Ok(StreamOp::WriteValue(address, value, bytes)) }
 }
 
@@ -245,7 +245,7 @@ fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> 
             match operation {
                 1 | 4 => wait_work(address, value, bytes, flags)?,
                 2 | 5 => write_work(address, value, bytes, flags)?,
-                // Flush of remote writes, barrier: nothing to do where work is done in order.
+                // Flush of remote writes, barrier: no work to do, because a stream's operations run in order.
                 3 | 6 => StreamOp::Wait,
                 _ => return Err(Error::InvalidValue),
             },

@@ -1,4 +1,4 @@
-//! Functions that exist so that programs can be loaded, and answer CUDA_ERROR_NOT_SUPPORTED.
+//! Stubs: functions of the driver API that are only exported so that programs can link. Each returns CUDA_ERROR_NOT_SUPPORTED.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::console::log_stderr;
 use crate::error::Error;
 
-/// Says the name, once per process.
+/// Logs the function's name, once per process.
 fn missing(name: &'static str) -> u32 {
     static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(name) {
@@ -18,15 +18,15 @@ fn missing(name: &'static str) -> u32 {
 macro_rules! not_emulated {
     ($($name:ident)*) => {
         $(
-            // SAFETY: the name is the driver's, and no other library of a process that uses this one defines it. The function takes
-            // no arguments; those that a C caller passes are the caller's to clean up.
+            // SAFETY: the symbol name is one of the CUDA driver's. A process that loads this library loads no other that defines
+            // it. The function reads none of its arguments, and in the C calling convention the caller cleans them up.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> u32 {
                 missing(stringify!($name))
             }
         )*
 
-        /// Name and address of each function here.
+        /// Name and address of each stub.
         pub(super) fn entries() -> Vec<(&'static str, *const std::ffi::c_void)> {
             vec![$((stringify!($name), $name as *const std::ffi::c_void)),*]
         }

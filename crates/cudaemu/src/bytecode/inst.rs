@@ -1,29 +1,29 @@
-//! Instructions: what each does, and to which operands.
+//! Bytecode instructions ([`Inst`]): the operation, its operands and its guard.
 
 use super::{Function, Param};
 use crate::exec_context::{ExecContext, Registers};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
 
-/// Work on registers alone; it cannot fail. The mask holds the lanes whose result counts (active and not predicated
-/// off): every lane may be computed, only those may be written.
+/// An operation on registers alone; it cannot fail. The mask holds the active lanes whose guard is true. The function may compute
+/// every lane, but writes only the lanes of the mask.
 pub type ComputeFn = fn(&mut Registers, &Args, u32);
 
-/// Work that touches memory, other lanes or the machine.
+/// An operation that accesses memory, other lanes or the state of the machine; it may report a fault.
 pub type AccessFn = fn(&mut ExecContext<'_>, &Args, u32) -> Result<(), Box<Fault>>;
 
-/// What an instruction does.
+/// The operation of an instruction.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Registers only.
+    /// Reads and writes registers only.
     Compute(ComputeFn),
-    /// Memory, other lanes, the machine.
+    /// Accesses memory, other lanes or the state of the machine.
     Access(AccessFn),
-    /// Changes what is executed next; the warp's loop does it.
+    /// Control flow: the warp's interpreter loop executes it.
     Control(Control),
 }
 
-/// Control flow. Targets are indices into [`super::Code::insts`].
+/// Control flow. Targets are indices into [`super::DecodedModule::insts`].
 #[derive(Clone, Debug)]
 pub enum Control {
     /// `bra`
@@ -40,17 +40,17 @@ pub enum Control {
     Barrier(Barrier),
     /// `bar.warp.sync`: the mask is in `s[0]` (B32).
     WarpSync,
-    /// Lets other warps run: `nanosleep`, `yield`.
+    /// `nanosleep`, `yield`: gives other warps a turn.
     Yield,
 }
 
 /// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`, the
-/// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate.
-/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster's barrier, one of its own for all threads of the block, where
-/// `sync` only waits: the arrival came before.
+/// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate. Without
+/// a number (`s[0]` is [`Slot::NONE`]) it is the cluster barrier: a separate barrier for all threads of the block, whose `sync`
+/// only waits, because `barrier.cluster.arrive` has counted the arrival already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
-    /// What it does.
+    /// The operation on the barrier.
     pub kind: BarrierKind,
     /// All threads of a warp execute it together (`bar`, `barrier….aligned`).
     pub aligned: bool,
@@ -61,32 +61,32 @@ pub struct Barrier {
 /// Kinds of block barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierKind {
-    /// Waits.
+    /// Arrives and waits.
     Sync,
-    /// Counts as arrived, goes on.
+    /// Arrives without waiting.
     Arrive,
-    /// Waits, then gives each thread the number of threads whose predicate held.
+    /// Waits, then returns to each thread the number of threads whose predicate was true.
     RedPopc,
-    /// Waits, then tells whether it held for all.
+    /// Waits, then returns whether the predicate was true in all threads.
     RedAnd,
-    /// Waits, then tells whether it held for any.
+    /// Waits, then returns whether the predicate was true in any thread.
     RedOr,
 }
 
-/// A call: who, with what.
+/// A call: the callee, and the caller's locations of arguments and results.
 #[derive(Clone, Debug)]
 pub struct CallSite {
-    /// Whom.
+    /// The function to call.
     pub callee: Callee,
-    /// Arguments, in order: where the caller has them.
+    /// Locations of the arguments in the caller, in order.
     pub args: Box<[ArgLocation]>,
-    /// Results, in order: where the caller wants them.
+    /// Locations of the results in the caller, in order.
     pub returns: Box<[ArgLocation]>,
-    /// Of a call by address: what the callee must take and give.
+    /// For a call by address: the sizes that the callee's parameters and results must have.
     pub prototype: Option<Prototype>,
 }
 
-/// Sizes of the parameters and results that a `.callprototype` (or the functions of a `.calltargets`) has.
+/// Sizes of parameters and results, from a `.callprototype` or from the functions of a `.calltargets`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prototype {
     /// Bytes of each parameter.
@@ -96,19 +96,19 @@ pub struct Prototype {
 }
 
 impl Prototype {
-    /// Whether a function takes and gives just that.
+    /// Whether the function's parameters and results have exactly these sizes.
     pub fn fits(&self, function: &Function) -> bool {
         let same = |bytes: &[u32], params: &[Param]| bytes.iter().eq(params.iter().map(|param| &param.bytes));
         same(&self.params, &function.params) && same(&self.returns, &function.returns)
     }
 }
 
-/// Whom a call calls.
+/// The target of a call.
 #[derive(Clone, Debug)]
 pub enum Callee {
-    /// Index into [`super::Code::functions`].
+    /// Index into [`super::DecodedModule::functions`].
     Function(u32),
-    /// The address (B64; its value is [`super::FUNCTION_ADDRESS`] + index) is in this slot.
+    /// The slot (B64) holds the address: [`super::FUNCTION_ADDRESS`] + index of the function.
     Indirect(Slot),
     /// `vprintf(format, arguments)`
     Printf,
@@ -137,17 +137,18 @@ pub enum ArgLocation {
 /// Which lanes must execute an instruction together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Convergence {
-    /// Each lane for itself.
+    /// Each lane alone.
     #[default]
     None,
-    /// The lanes that this operand names (B32): `shfl.sync`, `vote.sync`, `bar.warp.sync`, …
+    /// The lanes of the mask in this operand (B32): `shfl.sync`, `vote.sync`, `bar.warp.sync`, …
     Mask(Slot),
     /// All lanes that have not exited: `.aligned` instructions, `bar`.
     All,
 }
 
 impl Convergence {
-    /// Who must be there, by the opcode's canonical name: `.aligned` means all, else the last operand of a `.sync` names them.
+    /// The convergence that an opcode's canonical name requires: `.aligned` means all lanes; the last operand of a `.sync` is the
+    /// mask.
     pub(crate) fn of(name: &str, action: &Action, args: &Args) -> Self {
         let aligned = matches!(action, Action::Control(Control::Barrier(Barrier { aligned: true, .. })));
         if aligned || name.contains(".aligned") {
@@ -165,9 +166,9 @@ impl Convergence {
 /// One instruction.
 #[derive(Clone, Debug)]
 pub struct Inst {
-    /// What it does.
+    /// The operation.
     pub action: Action,
-    /// With what.
+    /// The operands.
     pub args: Args,
     /// Guard predicate (with [`Slot::negated`]), or [`Slot::NONE`].
     pub guard: Slot,
@@ -175,6 +176,6 @@ pub struct Inst {
     pub convergence: Convergence,
     /// Line of the PTX text.
     pub line: u32,
-    /// Index of its row in the instruction table.
+    /// Index of the instruction's row in the instruction table.
     pub row: u32,
 }

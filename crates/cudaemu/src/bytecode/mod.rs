@@ -1,7 +1,7 @@
-//! Bytecode: a decoded module. Functions, what they want of registers and memory, and their instructions ([`Inst`]).
+//! Bytecode: a decoded module. It holds the functions, their needs of registers and memory, and their instructions ([`Inst`]).
 //!
-//! An instruction holds the function that executes it ([`Action`]) and its operands. The decoder makes it once per module; from
-//! then on nothing is looked up by name.
+//! An instruction holds the function pointer that executes it ([`Action`]) and its operands. The decoder builds it once per module,
+//! so execution looks up nothing by name.
 
 mod inst;
 
@@ -13,10 +13,10 @@ pub use inst::{
 use crate::operands::{RegisterCounts, Slot};
 use std::sync::Arc;
 
-/// Address of function 0; function `i` is at `FUNCTION_ADDRESS + i`. No memory lies there.
+/// Address of function 0; function `i` has the address `FUNCTION_ADDRESS + i`. No memory is ever allocated in this range.
 pub const FUNCTION_ADDRESS: u64 = 0x0008_0000_0000_0000;
 
-/// A decoded module: code of all its functions in one array, and what it wants of memory.
+/// A decoded module: the code of all its functions in one array, and the variables to allocate.
 #[derive(Clone, Debug, Default)]
 pub struct DecodedModule {
     /// Instructions of all functions, one after another.
@@ -25,78 +25,80 @@ pub struct DecodedModule {
     pub functions: Vec<Function>,
     /// Variables in global and constant memory, to be allocated when the module is loaded.
     pub globals: Vec<Global>,
-    /// The source's lines, for reports.
+    /// Lines of the PTX text, quoted in reports.
     pub lines: Vec<Arc<str>>,
-    /// Target of the file: 80 for sm_80.
+    /// The `.target` of the module: 80 for sm_80.
     pub target: u32,
 }
 
 /// A function or kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Function {
-    /// Its name.
+    /// The name in the PTX text.
     pub name: Arc<str>,
-    /// It can be launched.
+    /// Whether it is a kernel, which the host can launch.
     pub entry: bool,
-    /// First instruction; the last one is always a `ret` or `exit`.
+    /// Index of the first instruction. The last one is always a `ret` or `exit`.
     pub start: u32,
-    /// One past the last instruction.
+    /// Index after the last instruction.
     pub end: u32,
-    /// Parameters of a kernel: offset and bytes in the parameter block. Of a function: in its frame.
+    /// Parameters. Offsets count from the start of a kernel's parameter block, or of a function's frame.
     pub params: Vec<Param>,
     /// Results of a function, in its frame or in registers.
     pub returns: Vec<Param>,
     /// Bytes of a kernel's parameter block.
     pub param_bytes: u32,
-    /// Bytes of its frame in local memory: `.local` and `.param` variables. Multiple of 16.
+    /// Bytes of its frame in local memory: `.local` and `.param` variables. A multiple of 16.
     pub frame_bytes: u32,
-    /// Bytes of its frame and those of all functions that it may reach, each once: what a thread needs without recursion.
+    /// Bytes of its own frame and the frames of all functions that it may reach, each counted once: the stack of a thread without
+    /// recursion.
     pub stack_bytes: u64,
-    /// Statically allocated shared memory of the kernel, with that of all functions of the module that it may call.
+    /// Bytes of the kernel's static shared memory, including the variables of all functions that it may reach.
     pub shared_bytes: u32,
-    /// Alignment that dynamic shared memory (`.extern .shared`) asks for; it starts at `shared_bytes` rounded up to it.
+    /// Alignment in bytes of dynamic shared memory (`.extern .shared`), which starts at `shared_bytes` rounded up to it.
     pub dynamic_shared_align: u32,
-    /// Of a kernel: registers of each class that it needs with all functions it may reach, the lengths of the register file.
+    /// For a kernel: the size of the register file per class, for itself and all functions that it may reach.
     pub registers: RegisterCounts,
-    /// Of a kernel: what constant slots hold when a warp starts, its own and those of all it may reach.
+    /// For a kernel: initial values of constant slots, for itself and all functions that it may reach.
     pub constants: Vec<(Slot, Constant)>,
-    /// The registers that belong to this function alone, by class: saved and restored around recursion.
+    /// Registers of this function alone, by class: a recursive call saves and restores them.
     pub own_registers: Vec<Slot>,
-    /// It may be active more than once in a thread: calls save `own` first.
+    /// It may be active more than once in a thread, so calls save `own_registers` first.
     pub recursive: bool,
-    /// It is no kernel, and something holds its address: calls by address may reach it, and no other function.
+    /// It is a device function whose address is taken. Calls by address can reach only such functions.
     pub address_taken: bool,
-    /// `.maxntid`, or `.reqntid`.
+    /// Threads of a block by `.maxntid` or `.reqntid`, in x, y, z.
     pub max_threads: Option<[u32; 3]>,
-    /// `.reqntid`: blocks must be exactly that.
+    /// `.reqntid` was given: a launch must use exactly these block extents.
     pub required_threads: bool,
-    /// Registers a thread is reported to use: the most 32-bit registers live at once, at least; see the decoder.
+    /// Registers per thread in `CU_FUNC_ATTRIBUTE_NUM_REGS`: the maximum of 32-bit registers live at once, which is a lower bound
+    /// of ptxas's number. See the decoder's `liveness`.
     pub reported_registers: u32,
 }
 
-/// A parameter or result.
+/// A parameter or result of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// In a register of the function, if declared `.reg`.
+    /// Its register, if it is declared `.reg`.
     pub register: Option<Slot>,
-    /// Else its offset.
+    /// Its offset in bytes otherwise.
     pub offset: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u32,
-    /// Alignment.
+    /// Alignment in bytes.
     pub align: u32,
 }
 
-/// What a constant slot holds.
+/// The initial value of a constant slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
-    /// These bits, in every lane.
+    /// The same bits in every lane.
     Bits(u64),
-    /// The address of a global (index into [`Code::globals`]) plus an offset.
+    /// The address of a global variable (index into [`DecodedModule::globals`]) plus an offset in bytes.
     Global(u32, i64),
-    /// Offset into dynamic shared memory: its start plus this.
+    /// An address in dynamic shared memory: its start plus this offset in bytes.
     DynamicShared(i64),
-    /// A special register that does not change while a warp runs.
+    /// A special register that stays constant while a warp runs.
     Special(SpecialRegister),
 }
 
@@ -135,40 +137,40 @@ pub enum SpecialRegister {
 /// A variable of the module in global or constant memory.
 #[derive(Clone, Debug)]
 pub struct Global {
-    /// Its name.
+    /// The name in the PTX text.
     pub name: Arc<str>,
-    /// In constant memory: kernels may not write it.
+    /// It is in constant memory, which kernels cannot write.
     pub constant: bool,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Alignment.
+    /// Alignment in bytes.
     pub align: u32,
-    /// Initial bytes; shorter than `bytes` means zeros after; `None`: the text gives no initialiser. (CUDA zeroes it then too.)
+    /// Initial bytes; the rest up to `bytes` is zero. `None` without an initialiser (CUDA zeroes the variable then as well).
     pub init: Option<Vec<u8>>,
-    /// Addresses to write into the initial bytes: (offset, bytes to write, byte mask or 0, global or function, added).
+    /// Addresses to write into the initial bytes when the module is loaded.
     pub relocations: Vec<Relocation>,
 }
 
 /// An address inside an initialiser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relocation {
-    /// Where, in the variable.
+    /// Offset in the variable, in bytes.
     pub at: u64,
-    /// Bytes written there: 8, 4 or 1.
+    /// Bytes to write: 8, 4 or 1.
     pub bytes: u32,
-    /// Which byte of the address (0 = lowest) if `bytes` is 1.
+    /// If `bytes` is 1: which byte of the address, 0 being the lowest.
     pub byte: u32,
-    /// Whose address.
+    /// The symbol whose address is written.
     pub of: Symbol,
-    /// Bytes added to it.
+    /// Bytes added to the address.
     pub offset: i64,
 }
 
-/// What an address can be of.
+/// A symbol that has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbol {
-    /// Index into [`Code::globals`].
+    /// Index into [`DecodedModule::globals`].
     Global(u32),
-    /// Index into [`Code::functions`].
+    /// Index into [`DecodedModule::functions`].
     Function(u32),
 }

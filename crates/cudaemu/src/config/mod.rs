@@ -1,7 +1,7 @@
-//! What the machine is: read from the environment when the driver starts, and changeable by tests before that.
+//! Configuration of the emulated machine: environment variables, read when the driver starts; tests can override them before.
 //!
-//! A value that cannot be understood is a message on stderr, and `cuInit` answers CUDA_ERROR_INVALID_VALUE. Lists are separated
-//! by commas, one value per device; a single value counts for all. [`SETTINGS`] is the whole of it.
+//! A value that cannot be parsed is reported on stderr, and `cuInit` returns CUDA_ERROR_INVALID_VALUE. Lists are separated by
+//! commas, one value per device; a single value applies to all devices. [`SETTINGS`] lists every variable with its help text.
 
 mod parse_values;
 pub mod spec;
@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use parse_values::{bytes, choice, driver_version, list, number, pci, peers, positive_float, store_parsed};
 use spec::Spec;
 
-/// One setting: its name, what it says (with default), and how its text is read.
+/// One setting: its name, its help text and its parser.
 pub struct Setting {
     /// Name of the environment variable.
     pub name: &'static str,
-    /// What it says, with unit and default.
+    /// Help text with unit and default.
     pub help: &'static str,
     read: fn(&mut Raw, &str) -> Result<(), String>,
 }
@@ -138,13 +138,13 @@ pub const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Where counts go when the process ends.
+/// Where counts are written when the process ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CountsOutput {
     /// Nowhere.
     #[default]
     Off,
-    /// Nowhere, but they are made: tests ask for them.
+    /// Nowhere, but counting is on: tests read the counts through `cudaemu_counts_json`.
     On,
     /// A table on stderr.
     Table,
@@ -152,24 +152,24 @@ pub enum CountsOutput {
     File(PathBuf),
 }
 
-/// Simulated time: what is `None` takes none. With all `None` events report the time that really passed.
+/// Rates of simulated time. An operation whose rate is `None` takes no simulated time. If all are `None`, events report real time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedRates {
-    /// Microseconds a kernel takes.
+    /// Duration of a kernel in microseconds.
     pub kernel_us: Option<f64>,
-    /// Microseconds that a launch takes the calling thread.
+    /// Microseconds that a launch occupies the calling thread.
     pub launch_us: Option<f64>,
-    /// Gigabytes a second between host and device.
+    /// Bandwidth between host and device in gigabytes per second.
     pub host_gbps: Option<f64>,
-    /// Gigabytes a second between two devices.
+    /// Bandwidth between two devices in gigabytes per second.
     pub peer_gbps: Option<f64>,
-    /// Gigabytes a second within a device.
+    /// Bandwidth within a device in gigabytes per second.
     pub device_gbps: Option<f64>,
-    /// Kernels that a device runs at once; 0 counts as 1.
+    /// Kernels that a device runs concurrently; 0 counts as 1.
     pub kernels_at_once: u32,
 }
 
-/// The settings as they were given.
+/// The parsed settings, before defaults are filled in.
 #[derive(Clone, Debug, Default)]
 struct Raw {
     devices: Option<u64>,
@@ -200,53 +200,54 @@ pub struct Pci {
     pub device: u32,
 }
 
-/// Which devices can access each other.
+/// Which devices can access each other's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Peers {
     All,
     Pairs(Vec<(usize, usize)>),
 }
 
-/// One device.
+/// Configuration of one device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// Which one it is before CUDA_VISIBLE_DEVICES chose; its UUID is made from it.
+    /// Index before CUDA_VISIBLE_DEVICES selects devices; the UUID is derived from it.
     pub index: usize,
     /// Its name.
     pub name: String,
-    /// Bytes of its memory.
+    /// Memory in bytes.
     pub memory: u64,
     /// Limits and attributes.
     pub spec: Spec,
     /// Its PCI address.
     pub pci: Pci,
-    /// The devices (as visible) that it can access.
+    /// Visible indices of the devices whose memory it can access.
     pub peers: Vec<usize>,
 }
 
-/// The whole machine.
+/// Configuration of the whole machine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The devices that the program sees.
+    /// The visible devices.
     pub devices: Vec<DeviceConfig>,
-    /// Chooses among the legal orders.
+    /// Seed of the choice among the execution orders that CUDA allows.
     pub seed: u64,
-    /// Faults that only the checker sees do not stop a launch.
+    /// Faults that real hardware would not notice are reported without stopping the launch.
     pub report_only: bool,
     /// Where counts go at the end.
     pub counts: CountsOutput,
-    /// Limit of a warp's instructions in one launch.
+    /// Limit of warp instructions in one launch, after which a kernel counts as endless.
     pub max_instructions: u64,
-    /// Threads that execute blocks.
+    /// Host threads that execute blocks.
     pub threads: usize,
-    /// As `cuDriverGetVersion` gives it: 1000 × major + 10 × minor.
+    /// Version that `cuDriverGetVersion` returns: 1000 × major + 10 × minor.
     pub driver_version: u32,
-    /// Simulated time.
+    /// Rates of simulated time.
     pub time: SimulatedRates,
 }
 
 impl Config {
-    /// Reads settings: name and text of each. Later ones win. The error says what is wrong with which.
+    /// Parses settings given as (name, text). The last of several values for a name applies. The error names the setting and the
+    /// reason.
     pub fn from_settings(settings: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
         let mut raw = Raw::default();
         for (name, text) in settings {
@@ -263,7 +264,7 @@ impl Config {
         raw.machine()
     }
 
-    /// The settings of the environment.
+    /// The settings in the process environment.
     pub fn environment() -> impl Iterator<Item = (String, String)> {
         std::env::vars_os()
             .filter_map(|(name, text)| Some((name.into_string().ok()?, text.to_string_lossy().into_owned())))
@@ -329,7 +330,7 @@ impl Raw {
     }
 }
 
-/// The value of a list for one device.
+/// The value for device `index` from a list setting: a single value applies to all devices.
 fn one<'a, T>(setting: &str, list: &'a Option<Vec<T>>, index: usize, count: usize) -> Result<Option<&'a T>, String> {
     match list {
         None => Ok(None),
@@ -342,7 +343,7 @@ fn one<'a, T>(setting: &str, list: &'a Option<Vec<T>>, index: usize, count: usiz
     }
 }
 
-/// CUDA_VISIBLE_DEVICES as the real driver reads it: the list ends before the first entry that names no device, or one again.
+/// Parses CUDA_VISIBLE_DEVICES as the real driver does: the list ends before the first entry that names no device or repeats one.
 fn visible(text: &str, devices: &[DeviceConfig]) -> Vec<usize> {
     let mut shown = Vec::new();
     for entry in text.split(',').map(str::trim) {
@@ -359,14 +360,14 @@ fn visible(text: &str, devices: &[DeviceConfig]) -> Vec<usize> {
 }
 
 impl DeviceConfig {
-    /// 16 bytes that differ from device to device and are the same in every run.
+    /// 16 bytes that differ between devices and are the same in every run.
     pub fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"cudaemu\0\x80\0\0\0\0\0\0\0";
         uuid[15] = self.index as u8;
         uuid
     }
 
-    /// The UUID as nvidia-smi writes it, without the `GPU-` in front.
+    /// The UUID in the format of nvidia-smi, without the `GPU-` prefix.
     fn uuid_text(&self) -> String {
         let hex: Vec<String> = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         let part = |from: usize, to: usize| hex[from..to].concat();
@@ -380,7 +381,7 @@ impl Pci {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
     }
 
-    /// Reads `domain:bus:device.function`; domain and function may be absent.
+    /// Parses `domain:bus:device.function`; domain and function are optional.
     pub fn parse(text: &str) -> Option<Self> {
         let text = match text.split_once('.') {
             Some((address, function)) => (u32::from_str_radix(function, 16) == Ok(0)).then_some(address)?,

@@ -1,4 +1,4 @@
-//! Reading the values of settings.
+//! Parsers for the values of settings: numbers, sizes, lists, PCI addresses.
 
 use super::{Pci, Peers};
 
@@ -33,7 +33,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
         Some((at, 'g' | 'G')) => (&text[..at], 30),
         _ => (text, 0),
     };
-    // 64 TB: what the address space of a device holds.
+    // At most 64 TiB, the size of a device's range in the address space.
     number(digits, 1, (1 << 46) >> shift).map(|number| number << shift)
 }
 

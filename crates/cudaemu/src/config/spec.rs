@@ -1,10 +1,10 @@
-//! What a device of a capability can do: limits (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")
-//! and the answers to `cuDeviceGetAttribute`.
+//! Device limits by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability") and the
+//! values of `cuDeviceGetAttribute`.
 
 use super::DeviceConfig;
 use crate::error::{Error, Result};
 
-/// Limits of a device. Sizes in bytes, clocks in kHz.
+/// Limits of a device. Sizes are in bytes, clock rates in kHz.
 #[allow(missing_docs, reason = "the names say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
@@ -13,9 +13,9 @@ pub struct Spec {
     pub threads_per_sm: u32,
     pub blocks_per_sm: u32,
     pub shared_per_sm: u32,
-    /// Shared memory of a block that asks for more than the default (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`).
+    /// Maximum shared memory of a block after opting in with `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     pub shared_optin: u32,
-    /// Shared memory that the system takes of each block.
+    /// Shared memory that the system reserves in each block.
     pub shared_reserved: u32,
     pub l2: u32,
     pub clock: u32,
@@ -23,33 +23,33 @@ pub struct Spec {
     pub bus_bits: u32,
 }
 
-/// Threads of a block.
+/// Maximum number of threads in a block.
 pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
-/// Extents of a block.
+/// Maximum extents of a block in x, y, z.
 pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
-/// Extents of a grid.
+/// Maximum extents of a grid in x, y, z.
 pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// Shared memory of a block that asks for nothing.
+/// Maximum shared memory of a block without opting in, in bytes.
 pub const DEFAULT_SHARED_PER_BLOCK: u32 = 48 << 10;
-/// 32-bit registers of a multiprocessor, and of a block.
+/// 32-bit registers of a multiprocessor, which is also the maximum of one block.
 pub const REGISTERS_PER_SM: u32 = 65536;
-/// Registers are given to warps in units of this many.
+/// Granularity of register allocation: a warp gets a multiple of this many registers.
 pub const REGISTER_ALLOC_UNIT: u32 = 256;
 /// Threads of a warp.
 pub const WARP_SIZE: u32 = 32;
-/// Bytes of `.const` memory.
+/// Maximum bytes of `.const` memory in a module.
 pub const CONSTANT_BYTES: u32 = 65536;
 
 impl Spec {
-    /// `8.0` → (8, 0), if there is such a device.
+    /// Parses `8.0` to (8, 0); fails if no device of this compute capability is supported.
     pub fn parse_capability(text: &str) -> std::result::Result<(u32, u32), String> {
         let pair = text.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
         let pair = pair.ok_or_else(|| format!("{text:?} is no capability"))?;
         Self::of(pair).map(|spec| spec.capability)
     }
 
-    /// The device of a capability: the limits are the capability's, size and clocks those of one that is often met
-    /// (T4, A100, RTX 3090, RTX 4090, H100).
+    /// The device of a compute capability. Limits follow from the capability; multiprocessor count and clock rates are those of a
+    /// common card (T4, A100, RTX 3090, RTX 4090, H100).
     pub fn of(capability: (u32, u32)) -> std::result::Result<Self, String> {
         let k = 1024;
         let (sms, threads, blocks, shared, optin, l2, clock, memory_clock, bus_bits) = match capability {
@@ -75,18 +75,19 @@ impl Spec {
         })
     }
 
-    /// 80 for capability 8.0.
+    /// The capability as one number: 80 for 8.0.
     pub fn sm(&self) -> u32 {
         self.capability.0 * 10 + self.capability.1
     }
 
-    /// Bytes of a kernel's parameters: more since Volta where the toolkit is 12.1 or newer, as is here.
+    /// Maximum bytes of a kernel's parameters. The larger limit needs Volta or later and a toolkit of 12.1 or later, which the
+    /// emulator assumes.
     pub fn parameter_bytes(&self) -> u32 {
         if self.capability.0 >= 7 { 32764 } else { 4096 }
     }
 }
 
-/// The answer to `cuDeviceGetAttribute`. Numbers are `CUdevice_attribute`; a number that is none is a wrong value.
+/// The value of `cuDeviceGetAttribute`. `attribute` is a `CUdevice_attribute`; an unknown number fails with `InvalidValue`.
 pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
     let spec = &device.spec;
     let since = |major: u32| u32::from(spec.capability.0 >= major);

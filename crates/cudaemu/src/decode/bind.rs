@@ -1,4 +1,4 @@
-//! Operands: from syntax to slots, by the kinds that the row asks for.
+//! Operand binding: turns the operands of the syntax tree into register slots, by the operand kinds of an instruction table row.
 
 use super::Error;
 use super::diagnostics::{describe, register, register_from, source_kind, space_name, wrong_count};
@@ -10,22 +10,22 @@ use crate::isa::{Operand as Kind, Row, Value};
 use crate::operands::{Args, Base, Class, Slot};
 use crate::ptx::ast::{Name, Operand, Space};
 
-/// An instruction's operands, bound.
+/// An instruction's operands after binding.
 #[derive(Debug, Default)]
 pub(super) struct BoundOperands {
     pub(super) args: Args,
-    /// Which flattened operands are destinations.
+    /// Bit set: which of the flattened operands are destinations.
     pub(super) dests: u64,
-    /// The static shared variable whose offset is to be added to the address operand's.
+    /// The static shared variable whose offset the linker adds to the address operand.
     pub(super) shared: Option<usize>,
 }
 
-/// What is being bound, for messages.
+/// The instruction and operand that is bound now, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperandSite<'a> {
     pub(super) opcode: &'a str,
     pub(super) line: u32,
-    /// Place of the operand in the text, from 1.
+    /// Position of the operand in the text, from 1.
     pub(super) place: usize,
 }
 
@@ -36,7 +36,7 @@ impl OperandSite<'_> {
     }
 }
 
-/// Slots collected so far.
+/// The slots bound so far.
 #[derive(Debug, Default)]
 struct Flat {
     slots: Vec<Slot>,
@@ -52,7 +52,7 @@ impl Flat {
         self.slots.push(slot);
     }
 
-    /// The operand without the part that it names; the part goes to the first immediate.
+    /// Splits off the part that an operand names and stores it as the first immediate; returns the operand without it.
     fn part(&mut self, operand: &Operand) -> Operand {
         let (operand, number) = split_part(operand);
         if self.parts == 0 {
@@ -71,7 +71,7 @@ impl Flat {
 }
 
 impl FunctionDecoder<'_, '_> {
-    /// Binds operands to a row's kinds.
+    /// Binds all operands of an instruction to the kinds of a row.
     pub(super) fn bind(
         &mut self,
         opcode: &str,
@@ -201,13 +201,13 @@ impl FunctionDecoder<'_, '_> {
                 flat.imm.push(offset);
             }
             Kind::Label => {
-                return Err(Error::new(at.line, format!("the emulator is at fault: `{}` wants a label", row.name)));
+                return Err(Error::new(at.line, format!("the emulator is at fault: `{}` needs a label", row.name)));
             }
         }
         Ok(())
     }
 
-    /// The elements of `{a, b}`; braces may be absent around one.
+    /// The elements of a vector operand `{a, b}`. The braces are optional around a single element.
     fn vector(
         &mut self,
         at: OperandSite<'_>,
@@ -226,7 +226,7 @@ impl FunctionDecoder<'_, '_> {
             }
             _ if count == 1 => each(self, operand, flat),
             Operand::Name(name) => {
-                // A vector register is its components; one of fewer lacks the last.
+                // A vector register expands to its components. If it has too few, resolving the last name fails.
                 COMPONENTS.iter().take(usize::from(count)).try_for_each(|component| {
                     let component = Operand::Name(format!("{name}.{component}").into());
                     each(self, &component, flat)
@@ -236,7 +236,7 @@ impl FunctionDecoder<'_, '_> {
         }
     }
 
-    /// A destination register, or no slot for `_`.
+    /// Binds a destination register; `_` gives no slot.
     pub(super) fn dest(
         &mut self,
         at: OperandSite<'_>,
@@ -259,7 +259,7 @@ impl FunctionDecoder<'_, '_> {
         }
     }
 
-    /// A source: a register, or a constant slot for whatever is known before the kernel runs.
+    /// Binds a source: a register, or a constant slot for a value that is known before the kernel runs.
     pub(super) fn source(
         &mut self,
         at: OperandSite<'_>,
@@ -325,7 +325,7 @@ impl FunctionDecoder<'_, '_> {
             Entity::KernelParam(start) => {
                 UnlinkedConstant::Known(Constant::Bits(truncate(i128::from(start) + i128::from(offset), bits(class))))
             }
-            // Where the frame lies is not known before the call: the address is computed into a register first.
+            // The frame's address is only known at the call, so an instruction computes it into a register first.
             Entity::Frame { .. } => {
                 let Some(slot) = self.used.register(class) else { return Err(too_many(at.line)) };
                 self.frame_address(at.line, Slot::NONE, slot, name, offset)?;
@@ -335,7 +335,7 @@ impl FunctionDecoder<'_, '_> {
         self.constant(class, pending, at.line)
     }
 
-    /// The slot that holds a constant when the warp starts.
+    /// The slot that holds this constant when a warp starts.
     pub(super) fn constant(&mut self, class: Class, value: UnlinkedConstant, line: u32) -> Result<Slot, Error> {
         if let Some(&slot) = self.constants.get(&(class, value)) {
             return Ok(slot);
@@ -346,7 +346,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(slot)
     }
 
-    /// Base and offset of an address operand, and the static shared variable it names.
+    /// Base and offset of an address operand, and the static shared variable that it names.
     fn address(
         &mut self,
         at: OperandSite<'_>,
@@ -427,7 +427,7 @@ impl FunctionDecoder<'_, '_> {
     }
 }
 
-/// The state space that an opcode names for its `index`-th address; with fewer spaces than addresses the last counts.
+/// The state space of the opcode's `index`-th address. If the opcode names fewer spaces than addresses, the last one applies.
 pub(super) fn space(opcode: &str, index: usize) -> Option<Space> {
     let mut spaces = opcode.split('.').filter_map(|part| match part.split("::").next().unwrap_or(part) {
         "global" => Some(Space::Global),
@@ -445,7 +445,7 @@ fn fits(class: Class, value: Value, wide: bool) -> bool {
     class == value.class() || wide && class != Class::Pred && bits(class) >= bits(value.class())
 }
 
-/// An integer that is known now.
+/// The value of an integer operand that is a literal.
 pub(super) fn integer(operand: &Operand) -> Option<i128> {
     match operand {
         Operand::Int(value) => Some(*value),
@@ -454,18 +454,18 @@ pub(super) fn integer(operand: &Operand) -> Option<i128> {
     }
 }
 
-/// The low bits of an integer.
+/// The low `bits` bits of an integer.
 fn truncate(value: i128, bits: u32) -> u64 {
     if bits >= 64 { value as u64 } else { value as u64 & ((1 << bits) - 1) }
 }
 
-/// The bits of a literal as a value of this kind; `None` if PTX has no such literal for it.
+/// The bits of a literal as a value of this type; `None` if PTX has no such literal for it.
 fn immediate(operand: &Operand, value: Value) -> Option<u64> {
     match (operand, value) {
         // NVRTC writes -1 for true.
         (&Operand::Int(number), Value::Pred) => (-1..=1).contains(&number).then(|| u64::from(number != 0)),
         (&Operand::Int(number), Value::B16 | Value::B32 | Value::B64) => Some(truncate(number, bits(value.class()))),
-        // The constant has room for 64 bits; the rest of a 128-bit one would have to be zeros.
+        // A constant slot has 64 bits, so a 128-bit literal must have zeros above them.
         (&Operand::Int(number), Value::B128) => u64::try_from(number).ok(),
         (&Operand::F32(single), Value::F32 | Value::B32) => Some(u64::from(single)),
         (&Operand::F64(double), Value::F64 | Value::B64) => Some(double),

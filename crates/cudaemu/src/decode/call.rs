@@ -1,4 +1,4 @@
-//! `call`: whom, with what (PTX ISA, "Control Flow Instructions: call").
+//! `call`: binds callee, arguments and results (PTX ISA, "Control Flow Instructions: call").
 
 use super::Error;
 use super::bind::{BoundOperands, OperandSite, integer};
@@ -12,7 +12,7 @@ use crate::isa::Value;
 use crate::operands::{Class, Slot};
 use crate::ptx::ast::{Instruction, Name, Operand, Space};
 
-/// Functions that the machine itself supplies: name, what they do, bytes of their arguments and results.
+/// Device functions that the emulator provides: name, callee, bytes of each argument and of each result.
 const SUPPLIED: [(&str, Callee, &[u32], &[u32]); 4] = [
     ("vprintf", Callee::Printf, &[8, 8], &[4]),
     ("__assertfail", Callee::AssertFail, &[8, 8, 4, 8, 8], &[]),
@@ -20,7 +20,7 @@ const SUPPLIED: [(&str, Callee, &[u32], &[u32]); 4] = [
     ("free", Callee::Free, &[8], &[]),
 ];
 
-/// The parts of a call as the text has them.
+/// The operands of a call as written.
 struct Parts<'a> {
     returns: &'a [Operand],
     callee: &'a Name,
@@ -87,7 +87,7 @@ impl FunctionDecoder<'_, '_> {
             }
             None => return Err(Error::new(line, format!("no function `{name}` in this module"))),
         };
-        // Results may be dropped as a whole, arguments may not.
+        // A call may drop all results, but must pass all arguments.
         if args.len() != params.len() || !returns.is_empty() && returns.len() != results.len() {
             return Err(Error::new(
                 line,
@@ -112,7 +112,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// An argument or result: a `.param` variable of the caller, a register, or (arguments only) a number.
+    /// Binds an argument or result: a `.param` variable of the caller, a register, or (arguments only) a number.
     fn passed(
         &mut self,
         at: OperandSite<'_>,
@@ -166,7 +166,7 @@ impl FunctionDecoder<'_, '_> {
     }
 }
 
-/// `call (results), callee, (arguments), prototype`: only the callee must be there.
+/// Splits `call (results), callee, (arguments), prototype`; everything but the callee is optional.
 fn parts(instruction: &Instruction) -> Result<Parts<'_>, Error> {
     let (returns, rest) = leading_list(&instruction.operands);
     if let [Operand::Name(callee), rest @ ..] = rest {

@@ -1,16 +1,16 @@
-//! Who can call whom.
+//! Call graph of a module: which functions each kernel may reach, and which functions are recursive.
 
 use super::state::UnlinkedFunction;
 
 /// The call graph of a module.
 #[derive(Debug)]
 pub(super) struct CallGraph {
-    /// Callees of each function; after them those of one more node, which stands for every call through an address.
+    /// Callees of each function. The last node stands for every call by address.
     edges: Vec<Vec<usize>>,
 }
 
 impl CallGraph {
-    /// `taken` are the functions whose address something holds: what an indirect call may reach.
+    /// `taken` are the functions whose address is taken: the possible targets of an indirect call.
     pub(super) fn new(bodies: &[UnlinkedFunction], taken: impl Iterator<Item = u32>) -> Self {
         let any = bodies.len();
         let direct = |body: &UnlinkedFunction| {
@@ -22,8 +22,9 @@ impl CallGraph {
         Self { edges }
     }
 
-    /// Functions that a call chain from each of `kernels` may reach, in rising order; empty for the others. `weights` says what
-    /// each function adds to a kernel that reaches it; `Err` is the first kernel with which it is more than `limit` in all.
+    /// For each of `kernels` the functions that it may reach, in ascending order; empty for other functions. Each function adds its
+    /// `weights` entry to every kernel that reaches it; `Err` is the first kernel with which the sum over all kernels exceeds
+    /// `limit`.
     pub(super) fn reachable_functions(
         &self,
         kernels: impl Iterator<Item = usize>,
@@ -31,7 +32,7 @@ impl CallGraph {
         limit: usize,
     ) -> Result<Vec<Vec<usize>>, usize> {
         let mut all = vec![Vec::new(); weights.len()];
-        // For which kernel a node was last seen.
+        // The kernel whose traversal visited each node last.
         let mut seen = vec![usize::MAX; self.edges.len()];
         let mut weight = 0usize;
         for kernel in kernels {
@@ -46,7 +47,7 @@ impl CallGraph {
                 for &callee in &self.edges[node] {
                     if std::mem::replace(&mut seen[callee], kernel) != kernel {
                         open.push(callee);
-                        // The last node is no function.
+                        // The last node is not a function.
                         if callee < weights.len() {
                             reached.push(callee);
                         }
@@ -59,8 +60,9 @@ impl CallGraph {
         Ok(all)
     }
 
-    /// Which functions a call chain from themselves may reach: those in a strongly connected component of several nodes, or
-    /// with an edge to themselves. (Tarjan's algorithm, with a stack of its own: call chains may be long.)
+    /// Which functions may call themselves, directly or through others: members of a strongly connected component with several
+    /// nodes, or with an edge to themselves. Tarjan's algorithm with an explicit stack, because long call chains would overflow the
+    /// thread's stack.
     pub(super) fn recursive(&self) -> Vec<bool> {
         const NEW: usize = usize::MAX;
         let count = self.edges.len();
@@ -69,7 +71,7 @@ impl CallGraph {
         let mut low = vec![NEW; count];
         let mut on_stack = vec![false; count];
         let mut stack = Vec::new();
-        // Nodes that are being visited, with the number of edges followed so far.
+        // Nodes on the current path, each with the number of its edges followed so far.
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut next = 0;
         for root in 0..count {

@@ -1,4 +1,4 @@
-//! Operands and registers in words, for messages.
+//! Descriptions of operands and registers for error messages.
 
 use super::Error;
 use super::names::bits;
@@ -6,7 +6,7 @@ use crate::isa::{Operand as Kind, Row, Value};
 use crate::operands::Class;
 use crate::ptx::ast::{Operand, Space};
 
-/// A state space as PTX writes it.
+/// The name of a state space in PTX.
 pub(super) fn space_name(space: Space) -> &'static str {
     match space {
         Space::Reg => ".reg",
@@ -18,7 +18,7 @@ pub(super) fn space_name(space: Space) -> &'static str {
     }
 }
 
-/// Too few or too many operands for a row.
+/// The error for an instruction with too few or too many operands for its row.
 pub(super) fn wrong_count(opcode: &str, line: u32, row: &Row, came: usize) -> Error {
     let kinds: Vec<String> = row.operands.iter().map(shape).collect();
     let count = kinds.len();
@@ -26,7 +26,7 @@ pub(super) fn wrong_count(opcode: &str, line: u32, row: &Row, came: usize) -> Er
     Error::new(line, format!("`{opcode}` takes {count} operand{plural} ({}), {came} came", kinds.join(", ")))
 }
 
-/// A register of a class, in words.
+/// A description of a register class.
 pub(super) fn register(class: Class) -> String {
     match class {
         Class::Pred => "a predicate register".into(),
@@ -65,7 +65,7 @@ fn shape(kind: &Kind) -> String {
     }
 }
 
-/// An operand, in words.
+/// A description of an operand.
 pub(super) fn describe(operand: &Operand) -> String {
     match operand {
         Operand::Name(name) => format!("`{name}`"),

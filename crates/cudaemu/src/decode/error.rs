@@ -1,25 +1,25 @@
-//! Why a module is refused.
+//! Errors of the decoder: why a module cannot be loaded.
 
 use std::fmt;
 
-/// A module that cannot be loaded: what is wrong, and where.
+/// A module that cannot be loaded: the reason and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Line of the PTX text, from 1; 0 where the fault is the module's as a whole.
+    /// Line of the PTX text, from 1; 0 if the error concerns the module as a whole.
     pub line: u32,
-    /// What was expected and what came.
+    /// Expected and actual input.
     pub message: String,
-    /// The line's text.
+    /// Text of the line.
     pub quote: String,
 }
 
 impl Error {
-    /// An error of a line; the decoder adds the quotation once it is on its way out.
+    /// An error at a line. [`Error::quoting`] adds the text of the line when the error leaves the decoder.
     pub(super) fn new(line: u32, message: impl Into<String>) -> Self {
         Self { line, message: message.into(), quote: String::new() }
     }
 
-    /// The same with its line quoted.
+    /// Adds the text of the line.
     pub(super) fn quoting(mut self, lines: &[impl AsRef<str>]) -> Self {
         let line = (self.line as usize).checked_sub(1).and_then(|index| lines.get(index));
         self.quote = line.map(|line| line.as_ref().trim().to_string()).unwrap_or_default();

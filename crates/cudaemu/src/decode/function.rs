@@ -1,4 +1,4 @@
-//! Bodies of functions: scopes, labels, instructions.
+//! Function bodies: decodes scopes, labels and instructions.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,10 @@ use crate::isa::{Decode, Row, Value};
 use crate::operands::{Args, Class, Slot};
 use crate::ptx::ast::{self, Instruction, Name, Operand, Space, Statement, Variable};
 
-/// `{` in `{`: compilers nest two or three deep.
+/// Maximum nesting of `{ … }` scopes. Compilers nest two or three levels.
 const MAX_DEPTH: usize = 64;
 
-/// Decodes one function.
+/// State while one function is decoded.
 #[derive(Debug)]
 pub(super) struct FunctionDecoder<'a, 'm> {
     pub(super) module: &'a mut ModuleState<'m>,
@@ -23,16 +23,16 @@ pub(super) struct FunctionDecoder<'a, 'm> {
     pub(super) used: SlotAllocator,
     pub(super) constants: HashMap<(Class, UnlinkedConstant), Slot>,
     pub(super) body: UnlinkedFunction,
-    /// Where labels lie, by number; `None` until reached.
+    /// Instruction index of each label, by label number; `None` until the label is reached.
     labels: Vec<Option<u32>>,
     frame: u64,
-    /// What a pragma says of the next instruction, if that is a load.
+    /// The bytes that a `used_bytes_mask` pragma marks for the next instruction, if that is a load.
     used_bytes: Option<u32>,
-    /// It is a kernel.
+    /// Whether the function is a kernel.
     entry: bool,
 }
 
-/// Decodes a function's body; targets, slots and shared offsets count from its own start.
+/// Decodes the body of a function. Branch targets, slots and shared offsets are relative to the function; the linker moves them.
 pub(super) fn decode_function(
     module: &mut ModuleState<'_>,
     function: &ast::Function,
@@ -55,7 +55,7 @@ pub(super) fn decode_function(
 }
 
 impl FunctionDecoder<'_, '_> {
-    /// What a name means here.
+    /// Resolves a name in the current scope.
     pub(super) fn look_up(&mut self, name: &Name) -> Option<Entity> {
         self.scopes.look_up(name, &mut self.used).or_else(|| self.module.names.get(name).copied())
     }
@@ -117,7 +117,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(placed)
     }
 
-    /// Declares a variable of the frame; gives its offset.
+    /// Declares a variable of the frame; returns its offset in bytes.
     fn frame_variable(&mut self, variable: &Variable, space: Space) -> Result<u32, Error> {
         let (bytes, align) = sized(variable, MAX_FRAME)?;
         let offset = align_up(self.frame, align);
@@ -169,7 +169,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// Labels, branch targets and prototypes of a scope may be used before they stand in the text.
+    /// Declares the labels, branch targets and prototypes of a scope in advance: they may be used before their definition.
     fn forward_names(&mut self, statements: &[Statement]) -> Result<(), Error> {
         let twice =
             |name: &Name, line: u32| Err(Error::new(line, format!("the label `{name}` stands twice in one scope")));
@@ -209,7 +209,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// The parameters that functions of a `.calltargets` have in common.
+    /// The common parameters of all functions in a `.calltargets`.
     fn targets(&mut self, functions: &[Name], line: u32) -> Result<Prototype, Error> {
         let mut common: Option<Prototype> = None;
         for name in functions {
@@ -269,7 +269,7 @@ impl FunctionDecoder<'_, '_> {
     fn instruction(&mut self, instruction: &Instruction) -> Result<(), Error> {
         let table = self.module.table;
         let (opcode, line) = (&*instruction.opcode, instruction.line);
-        // In a function `.param` is its frame, also where the address is in a register.
+        // In a device function `.param` means its frame, even if the address is in a register.
         let candidates = match opcode.split_once(".param.") {
             Some((head, rest)) if !self.entry => table.candidates(&format!("{head}.param::func.{rest}")),
             _ => table.candidates(opcode),
@@ -312,7 +312,8 @@ impl FunctionDecoder<'_, '_> {
         }
     }
 
-    /// Instructions of rows with plain operands; of several rows with one name the first that fits.
+    /// Decodes an instruction without special operand forms. If several rows have its name, the first one whose operand kinds match
+    /// applies.
     pub(super) fn plain(&mut self, instruction: &Instruction, guard: Slot, candidates: &[u32]) -> Result<(), Error> {
         let table = self.module.table;
         let (opcode, line) = (&*instruction.opcode, instruction.line);
@@ -325,7 +326,7 @@ impl FunctionDecoder<'_, '_> {
                     self.push(action.clone(), bound, guard, line, index);
                     return Ok(());
                 }
-                // What the row with the right number of operands says is worth more than a wrong number.
+                // Prefer the error of the row with the right number of operands: it is more useful than "wrong number of operands".
                 Err(error) if refused.is_none() || row.operands.len() == instruction.operands.len() => {
                     refused = Some(error);
                 }
@@ -351,7 +352,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// Appends an instruction; branch targets still are numbers of labels.
+    /// Appends an instruction. Its branch targets are still label numbers.
     pub(super) fn push(&mut self, action: Action, mut bound: BoundOperands, guard: Slot, line: u32, row: u32) {
         let name = self.module.table.row(row).map_or("", |row| &row.name);
         let used_bytes = self.used_bytes.take();

@@ -1,4 +1,4 @@
-//! Sizes, alignments and initial bytes of variables.
+//! Layout of variables: sizes, alignments and initial bytes.
 
 use super::Error;
 use super::diagnostics::space_name;
@@ -8,19 +8,20 @@ use crate::bytecode::{Global, Relocation, Symbol};
 use crate::operands::Class;
 use crate::ptx::ast::{Init, Linkage, Space, Type, Variable};
 
-/// Static shared memory that a kernel may have without asking the driver for more (ptxas refuses it beyond).
+/// Maximum bytes of a kernel's static shared memory, as in ptxas. More needs dynamic shared memory.
 pub(super) const MAX_STATIC_SHARED: u64 = 48 << 10;
-/// Local memory of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+/// Maximum bytes of local memory per thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) const MAX_FRAME: u64 = 512 << 10;
-/// A kernel's parameters, and what they may take from PTX 8.1 on for sm_70 and later (PTX ISA, "Kernel Function Parameters").
+/// Maximum bytes of a kernel's parameters; [`MAX_PARAMS_8_1`] applies from PTX 8.1 on for sm_70 and later (PTX ISA, "Kernel
+/// Function Parameters").
 pub(super) const MAX_PARAMS: u64 = 4096;
 pub(super) const MAX_PARAMS_8_1: u64 = 32764;
-/// More than any device has of memory: beyond it a size is a slip.
+/// Maximum bytes of a global variable: larger than any device's memory, so a larger size must be a mistake.
 const MAX_GLOBAL: u64 = 1 << 42;
-/// No hardware or tool asks for more.
+/// Maximum alignment in bytes: larger than any hardware or tool requires.
 const MAX_ALIGN: u32 = 1 << 16;
 
-/// Size of a parameter, and its register's class if it is declared `.reg`.
+/// Size of a parameter, and its register class if it is declared `.reg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ParamSize {
     pub(super) bytes: u32,
@@ -28,7 +29,7 @@ pub(super) struct ParamSize {
     pub(super) register: Option<Class>,
 }
 
-/// Bytes and alignment of a variable in memory; an open extent (`[]`) gives 0 bytes.
+/// Bytes and alignment of a variable in memory; an open extent (`[]`) counts as 0 bytes.
 pub(super) fn memory_size(variable: &Variable) -> Result<(u64, u32), Error> {
     let fail = |message: String| Err(Error::new(variable.line, message));
     let name = &variable.name;
@@ -47,7 +48,7 @@ pub(super) fn memory_size(variable: &Variable) -> Result<(u64, u32), Error> {
     Ok((bytes, align))
 }
 
-/// The same for a variable that must have a size, within a limit.
+/// As [`memory_size`], for a variable that needs a size of at most `limit` bytes.
 pub(super) fn sized(variable: &Variable, limit: u64) -> Result<(u32, u32), Error> {
     let (bytes, align) = memory_size(variable)?;
     if bytes == 0 {
@@ -73,14 +74,14 @@ pub(super) fn param_size(variable: &Variable) -> Result<ParamSize, Error> {
     Ok(ParamSize { bytes, align, register: None })
 }
 
-/// The next multiple of a power of two.
+/// Rounds `offset` up to a multiple of `align`, a power of two.
 pub(super) fn align_up(offset: u64, align: u32) -> u64 {
     offset.next_multiple_of(u64::from(align.max(1)))
 }
 
 impl ModuleState<'_> {
-    /// Makes room for a variable that is not on a function's frame, and says what its name means from now on. Its initialiser
-    /// comes later ([`ModuleState::initialise`]), when all names are known.
+    /// Allocates a module-scope, shared or constant variable and returns the entity for its name. [`ModuleState::initialise`] fills
+    /// in its initialiser later, when all names are declared.
     pub(super) fn place_variable(&mut self, variable: &Variable) -> Result<Entity, Error> {
         let fail = |message: String| Err(Error::new(variable.line, message));
         let name = &variable.name;
@@ -91,7 +92,7 @@ impl ModuleState<'_> {
                 }
                 let (bytes, align) = memory_size(variable)?;
                 let given = variable.init.len() as u64 * u64::from(variable.ty.bytes());
-                // An open extent is closed by the initialiser.
+                // The initialiser determines an open extent.
                 let bytes = if variable.dims.first() == Some(&0) { given } else { bytes };
                 if bytes == 0 {
                     return fail(format!("`{name}` has no size: an extent is missing or 0"));
@@ -119,7 +120,7 @@ impl ModuleState<'_> {
         }
     }
 
-    /// Initial bytes of a placed variable.
+    /// Computes the initial bytes of a variable that has its place.
     pub(super) fn initialise(&mut self, entity: &Entity, variable: &Variable) -> Result<(), Error> {
         if variable.init.is_empty() {
             return Ok(());
@@ -168,7 +169,7 @@ impl ModuleState<'_> {
         Ok(())
     }
 
-    /// Whose address an initialiser asks for.
+    /// Resolves the symbol whose address an initialiser contains.
     fn symbol(&mut self, name: &str, line: u32) -> Result<Symbol, Error> {
         match self.names.get(name) {
             Some(&Entity::Global { index, .. }) => Ok(Symbol::Global(index)),

@@ -1,8 +1,9 @@
-//! Places decoded functions: in the code, in the register files and in the shared memory of the kernels that reach them.
+//! Linker: places the decoded functions in the code array, in the register files and in the shared memory of the kernels that reach
+//! them.
 //!
-//! A function is decoded once, so its registers and shared variables lie at the same place in every kernel that reaches it.
-//! Functions are placed first, one after another, each at the lowest place that is free in all of those kernels; then every
-//! kernel's own follow, which nobody else shares.
+//! A function is decoded once, so its registers and shared variables have the same place in every kernel that reaches it. Functions
+//! are placed first, one after another, each at the lowest offset that is free in all of those kernels. The registers and variables
+//! of each kernel itself follow; no other kernel shares them.
 
 use std::collections::HashMap;
 
@@ -15,25 +16,24 @@ use crate::bytecode::{Action, ArgLocation, Callee, Constant, Control, DecodedMod
 use crate::operands::{Base, Class, RegisterCounts, Slot};
 use crate::ptx::ast;
 
-/// What all kernels of a module may reach in all: functions and their calls, constants and shared variables. Compilers make
-/// kernels that call few functions; without an end some megabytes of text could ask for any amount of memory.
+/// Maximum of what all kernels of a module reach in total: functions and their calls, constants and shared variables. Compiled
+/// kernels call few functions; without a limit, a few megabytes of text could need any amount of memory.
 const MAX_REACHED: usize = 8 << 20;
 
 const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128];
 
-/// Registers that a thread can have, and that a block's threads share (CUDA C++ Programming Guide, "Technical
-/// Specifications per Compute Capability").
+/// Maximum registers of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_REGISTERS: u32 = 255;
 const BLOCK_REGISTERS: u32 = 64 << 10;
 
-/// Puts the functions together. `functions` are those with a body, in the order of `bodies`.
+/// Links the functions into `module`. `functions` holds the functions that have a body, in the order of `bodies`.
 pub(super) fn link(
     module: ModuleState<'_>,
     functions: &[&ast::Function],
     bodies: Vec<UnlinkedFunction>,
     code: &mut DecodedModule,
 ) -> Result<(), Error> {
-    // Kernels cannot be called, by address no more than by name.
+    // Kernels cannot be called, neither by name nor by address.
     let callable = |function: u32| functions.get(function as usize).is_some_and(|function| !function.entry);
     let graph = CallGraph::new(&bodies, module.address_taken.iter().copied().filter(|&function| callable(function)));
     let weight = |body: &UnlinkedFunction| 1 + body.constants.len() + body.shared.len();
@@ -123,8 +123,8 @@ pub(super) fn link(
     Ok(())
 }
 
-/// The most that is live at once in the kernel or in one of the functions it reaches, within what the machine and the
-/// function's own directives allow. ptxas needs a few more for addresses and calls.
+/// Register count to report: the maximum live at once in the kernel or any function that it reaches, limited by the hardware and
+/// the kernel's own directives. ptxas needs a few more, for addresses and calls.
 fn reported(function: &ast::Function, live: Option<u32>) -> u32 {
     let mut limit = MAX_REGISTERS;
     if function.max_registers > 0 {
@@ -137,7 +137,7 @@ fn reported(function: &ast::Function, live: Option<u32>) -> u32 {
     live.unwrap_or(0).clamp(1, limit)
 }
 
-/// Where each function's slots start in each class, and how long the register file is up to its end.
+/// First slot of each function per register class, and the size of the register file up to its end.
 struct RegisterPlaces {
     base: Vec<RegisterCounts>,
     counts: Vec<RegisterCounts>,
@@ -168,7 +168,7 @@ fn place_registers(
     RegisterPlaces { base, counts }
 }
 
-/// For each function the kernels that reach it.
+/// For each function, the kernels that reach it.
 fn kernels_of(functions: &[&ast::Function], reached: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut kernels = vec![Vec::new(); functions.len()];
     for (kernel, reach) in reached.iter().enumerate().filter(|(kernel, _)| functions[*kernel].entry) {
@@ -179,11 +179,12 @@ fn kernels_of(functions: &[&ast::Function], reached: &[Vec<usize>]) -> Vec<Vec<u
     kernels
 }
 
-/// Offsets of static shared variables.
+/// Offsets in bytes of static shared variables.
 struct SharedPlaces {
-    /// By variable, and by kernel where only kernels name it: each has its own layout then.
+    /// By variable and kernel; the kernel is `None` for a variable that device functions name, whose offset is common to all
+    /// kernels.
     offsets: HashMap<(usize, Option<usize>), u32>,
-    /// Bytes of each kernel.
+    /// Bytes of static shared memory per kernel.
     bytes: Vec<u32>,
 }
 
@@ -194,7 +195,7 @@ fn place_shared(
     reached: &[Vec<usize>],
 ) -> Result<SharedPlaces, Error> {
     let kernels = kernels_of(functions, reached);
-    // Kernels that need a variable: through a function (its offset must be one and the same for all), or by themselves.
+    // Kernels that need a variable: `through` a function (its offset must then be the same in all of them), or `direct`ly.
     let mut through: Vec<Option<Vec<usize>>> = vec![None; module.shared.len()];
     let mut direct: Vec<Vec<usize>> = vec![Vec::new(); module.shared.len()];
     for (function, body) in bodies.iter().enumerate() {
@@ -234,7 +235,7 @@ fn place_shared(
     Ok(SharedPlaces { offsets, bytes: ends.into_iter().map(|end| end as u32).collect() })
 }
 
-/// A function's place in the register file.
+/// A function's place in the register file and in the code.
 struct Placed {
     base: RegisterCounts,
     line: u32,
@@ -256,7 +257,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Moves slots to their places and targets behind `start`.
+    /// Moves the instruction's slots to their place in the register file and its branch targets behind `start`.
     fn inst(&self, inst: &mut Inst, start: u32) -> Result<(), Error> {
         let args = &mut inst.args;
         for slot in args.s.iter_mut().chain(&mut args.all).chain([&mut inst.guard]) {

@@ -1,14 +1,14 @@
-//! How many registers a function needs: the most that are live at once.
+//! Liveness analysis: the maximum number of registers of a function that are live at once.
 
 use super::names::bits;
 use super::state::UnlinkedFunction;
 use crate::bytecode::{Action, ArgLocation, Callee, Control, Inst};
 use crate::operands::{Base, Class, Slot};
 
-/// Beyond this many words of bit sets a function counts as needing as many registers as there are.
+/// Maximum words of bit sets. A larger function is assumed to need all registers.
 const MAX_WORDS: usize = 4 << 20;
 
-/// The largest sum of 32-bit units that are live at once. Predicates have a file of their own and count nothing.
+/// The maximum sum of 32-bit units live at once. Predicates have a separate register file and do not count.
 pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
     let numbers = Numbers::new(body);
     let blocks = Blocks::new(&body.insts);
@@ -18,7 +18,7 @@ pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
     }
     let mut live_in = vec![vec![0u64; words]; blocks.starts.len()];
     let mut most = 0;
-    // Backwards until nothing changes; what is live only grows, so this ends.
+    // Iterates backwards to the fixed point; it terminates because the live sets only grow.
     loop {
         let mut changed = false;
         for block in (0..blocks.starts.len()).rev() {
@@ -31,7 +31,7 @@ pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
             for at in blocks.range(block).rev() {
                 let guarded = !body.insts[at].guard.is_none();
                 operands(&body.insts[at], body.dests[at], |slot, dest| {
-                    // A guarded write leaves the old value in some lanes.
+                    // A guarded write keeps the old value in some lanes, so it does not end the live range.
                     if dest && !guarded {
                         units -= numbers.remove(&mut live, slot);
                     }
@@ -54,11 +54,11 @@ pub(super) fn max_live_registers(body: &UnlinkedFunction) -> u32 {
     }
 }
 
-/// Registers numbered across classes; constants are not registers.
+/// Registers, numbered across classes. Constants are not registers.
 struct Numbers {
     starts: [usize; 5],
     total: usize,
-    /// 32-bit units by number; 0 for constants and predicates.
+    /// 32-bit units by register number; 0 for constants and predicates.
     units: Vec<u32>,
 }
 
@@ -94,7 +94,7 @@ impl Numbers {
         sum
     }
 
-    /// Units that became live.
+    /// Adds the slot to the live set; returns the units that became live.
     fn insert(&self, live: &mut [u64], slot: Slot) -> u32 {
         let number = self.of(slot);
         let bit = 1 << (number % 64);
@@ -105,7 +105,7 @@ impl Numbers {
         self.units[number]
     }
 
-    /// Units that were live until here.
+    /// Removes the slot from the live set; returns the units that ended.
     fn remove(&self, live: &mut [u64], slot: Slot) -> u32 {
         let number = self.of(slot);
         let bit = 1 << (number % 64);
@@ -117,7 +117,7 @@ impl Numbers {
     }
 }
 
-/// Slots of an instruction, and whether each is written.
+/// Calls `each` with every slot of an instruction and whether the instruction writes it.
 fn operands(inst: &Inst, dests: u64, mut each: impl FnMut(Slot, bool)) {
     let args = &inst.args;
     let flat = if args.all.is_empty() { &args.s[..] } else { &args.all };
@@ -141,7 +141,7 @@ fn operands(inst: &Inst, dests: u64, mut each: impl FnMut(Slot, bool)) {
     }
 }
 
-/// Stretches of code that are entered at the top and left at the bottom.
+/// Basic blocks: code entered only at the first and left only at the last instruction.
 struct Blocks {
     starts: Vec<usize>,
     next: Vec<Vec<usize>>,
@@ -186,7 +186,7 @@ fn targets(inst: &Inst) -> &[u32] {
     }
 }
 
-/// Nothing falls through it.
+/// Whether execution never continues with the next instruction.
 fn leaves(inst: &Inst) -> bool {
     use Control::{Branch, BranchIndexed, Exit, Return};
     inst.guard.is_none() && matches!(inst.action, Action::Control(Branch(_) | BranchIndexed(_) | Return | Exit))

@@ -1,8 +1,8 @@
-//! Syntax tree + instruction table → bytecode, once per module.
+//! Decoder: syntax tree + instruction table → bytecode, once per module. Open `module.rs` first.
 //!
-//! [`decode()`] collects the module's names (`layout` sizes its variables), decodes each function by itself (`function`: scopes
-//! and labels; `bind`: operands; `moves`, `call`: the instructions with forms of their own), and then puts them together
-//! (`link`): who reaches whom (`graph`) decides where each function's registers and shared variables lie.
+//! [`decode()`] collects the module's names (`layout` sizes its variables) and decodes each function separately (`function`: scopes
+//! and labels; `bind`: operands; `moves`, `call`: instructions with special forms). `link` then puts them together: the call graph
+//! (`call_graph`) determines where each function's registers and shared variables are placed. `liveness` computes register counts.
 
 mod bind;
 mod call;

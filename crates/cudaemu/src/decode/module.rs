@@ -1,4 +1,4 @@
-//! A module as a whole: its names, then its functions, then their places.
+//! Decoding of a module: declares its names, decodes its functions, links them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::bytecode::DecodedModule;
 use crate::isa::{InstructionTable, table};
 use crate::ptx::ast::{self, Name, Variable};
 
-/// Decodes a module. `source` is the text it was parsed from, which reports quote.
+/// Decodes a module. `source` is its PTX text; reports quote lines of it.
 pub fn decode(module: &ast::Module, source: &str) -> Result<DecodedModule, Error> {
     decode_with(module, source, table())
 }
 
-/// The same with an instruction table of one's own.
+/// As [`decode`], with another instruction table.
 pub(crate) fn decode_with(
     module: &ast::Module,
     source: &str,
@@ -77,7 +77,7 @@ fn decode_module(module: &ast::Module, table: &InstructionTable, code: &mut Deco
     }
     for variable in &module.variables {
         let entity = state.place_variable(variable)?;
-        // A declaration says nothing that the definition does not say.
+        // A declaration adds nothing to an existing definition.
         if matches!(entity, Entity::Undefined) {
             state.names.entry(variable.name.clone()).or_insert(entity);
         } else {

@@ -1,4 +1,4 @@
-//! `mov`: registers, numbers, special registers, addresses; packing and unpacking.
+//! `mov`: registers, numbers, special registers, addresses; packing and unpacking of vectors.
 
 use super::Error;
 use super::bind::{BoundOperands, OperandSite};
@@ -37,7 +37,7 @@ impl FunctionDecoder<'_, '_> {
                     let slot = self.dest(OperandSite { opcode, line, place: 1 }, to, value, false)?;
                     return self.frame_address(line, guard, slot, name, offset);
                 }
-                // A special register that changes while the warp runs is an instruction of its own.
+                // A special register that changes while the warp runs (such as `%clock`) needs an instruction that reads it.
                 None if name.starts_with('%') && special_register(name).is_none() => {
                     let form = format!("mov.u{}.{name}", bits(class));
                     if let [index, ..] = *self.module.table.candidates(&form) {
@@ -56,7 +56,7 @@ impl FunctionDecoder<'_, '_> {
         Ok(())
     }
 
-    /// An instruction decoded as another row than the one its opcode names.
+    /// Decodes an instruction by another row than its opcode names.
     fn derived(&mut self, instruction: &Instruction, guard: Slot, form: &str) -> Result<(), Error> {
         let candidates = self.module.table.candidates(form);
         if candidates.is_empty() {
@@ -68,7 +68,7 @@ impl FunctionDecoder<'_, '_> {
         self.plain(instruction, guard, candidates)
     }
 
-    /// Writes the address of a variable of the frame into a register.
+    /// Emits the instruction that writes the address of a frame variable into a register.
     pub(super) fn frame_address(
         &mut self,
         line: u32,
@@ -91,7 +91,7 @@ impl FunctionDecoder<'_, '_> {
         self.push_row(index, bound, guard, line)
     }
 
-    /// Appends what a row does with operands that are bound already.
+    /// Emits the instruction of a row with operands that are already bound.
     fn push_row(&mut self, index: u32, mut bound: BoundOperands, guard: Slot, line: u32) -> Result<(), Error> {
         let Some(Row { decode: Decode::Plain(action), k, .. }) = self.module.table.row(index) else {
             return Err(Error::new(line, "the emulator is at fault: a form of mov is no plain row"));
@@ -102,7 +102,7 @@ impl FunctionDecoder<'_, '_> {
     }
 }
 
-/// `mov.b64` with a vector of two elements is the row `mov.b64.pack2.b32` or `mov.b64.unpack2.b32`.
+/// The row of a `mov` with a vector operand: `mov.b64` with two elements is `mov.b64.pack2.b32` or `mov.b64.unpack2.b32`.
 fn vector_form(opcode: &str, verb: &str, count: usize, class: Class) -> String {
     format!("{opcode}.{verb}{count}.b{}", bits(class) as usize / count.max(1))
 }

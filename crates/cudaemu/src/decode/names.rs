@@ -1,4 +1,4 @@
-//! What names mean: module scope, the scopes of a function, registers, special registers.
+//! Name resolution: module scope, the scopes of a function, registers, special registers.
 
 use std::collections::HashMap;
 
@@ -7,32 +7,32 @@ use crate::bytecode::SpecialRegister;
 use crate::operands::{Class, RegisterCounts, Slot};
 use crate::ptx::ast::{Name, Operand, Space, Type};
 
-/// What a name stands for.
+/// The entity that a name denotes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Entity {
-    /// A register that nothing has used yet: it has no slot.
+    /// A register without a slot, because nothing has used it yet.
     Register(Class),
-    /// A register.
+    /// A register with its slot.
     Slot(Slot),
-    /// A variable of the function's frame: `.local` or `.param`.
+    /// A `.local` or `.param` variable of the function's frame, at this offset.
     Frame { space: Space, offset: u32, bytes: u32 },
-    /// A parameter of the kernel: its offset in the parameter block.
+    /// A parameter of the kernel, at this offset of the parameter block.
     KernelParam(u32),
-    /// A static shared variable: its number in the module.
+    /// A static shared variable: its index in the module.
     Shared(usize),
-    /// Dynamic shared memory, with the alignment asked for.
+    /// Dynamic shared memory with this alignment in bytes.
     DynamicShared(u32),
-    /// A variable in global or constant memory: its index.
+    /// A variable in global or constant memory: its index in the module.
     Global { index: u32, space: Space },
     /// A function with a body: its index.
     Function(u32),
-    /// A function that is declared only.
+    /// A function that is only declared.
     Declared,
     /// An `.extern` variable that the module does not define.
     Undefined,
 }
 
-/// The register class of a type.
+/// The register class for values of a type.
 pub(super) fn class_of(ty: Type) -> Class {
     match ty {
         Type::Pred => Class::Pred,
@@ -43,7 +43,7 @@ pub(super) fn class_of(ty: Type) -> Class {
     }
 }
 
-/// Bits that a register of the class holds.
+/// Bits of a register of the class.
 pub(super) fn bits(class: Class) -> u32 {
     match class {
         Class::Pred => 1,
@@ -54,52 +54,52 @@ pub(super) fn bits(class: Class) -> u32 {
     }
 }
 
-/// The parameters that a `.callprototype` describes.
+/// Parameter sizes from a `.callprototype`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prototype {
     pub(super) returns: Vec<ParamSize>,
     pub(super) params: Vec<ParamSize>,
 }
 
-/// Names of a vector register's components.
+/// Component names of a vector register.
 pub(super) const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 
-/// Registers declared together: `.reg .v2 .b32 %v<7>`.
+/// Registers declared together, as in `.reg .v2 .b32 %v<7>`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegisterRange {
     pub(super) class: Class,
     pub(super) count: u32,
-    /// Components of each; 1: no vector.
+    /// Components of each register; 1 for scalars.
     pub(super) vector: u32,
 }
 
-/// One `{ … }` of a function.
+/// One `{ … }` scope of a function.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     names: HashMap<Name, Entity>,
-    /// `%r<10>`, by prefix.
+    /// Register ranges such as `%r<10>`, by prefix.
     ranges: HashMap<Name, RegisterRange>,
-    /// Numbers of the labels, which are known before they are reached.
+    /// Label numbers, assigned before the labels are reached.
     pub(super) labels: HashMap<Name, usize>,
-    /// `.branchtargets`: the labels' numbers.
+    /// Label numbers of each `.branchtargets`.
     pub(super) targets: HashMap<Name, Vec<usize>>,
-    /// `.callprototype`, and what `.calltargets` say of the same.
+    /// Parameter sizes of each `.callprototype` and `.calltargets`.
     pub(super) prototypes: HashMap<Name, Prototype>,
 }
 
 impl Scope {
-    /// Declares a name; `false` if the scope has it already.
+    /// Declares a name; returns `false` if the scope already declares it.
     pub(super) fn declare(&mut self, name: &Name, entity: Entity) -> bool {
         self.names.insert(name.clone(), entity).is_none()
     }
 
-    /// Declares `prefix<count>`; `false` if the scope has that prefix already.
+    /// Declares `prefix<count>`; returns `false` if the scope already declares the prefix.
     pub(super) fn declare_range(&mut self, prefix: &Name, range: RegisterRange) -> bool {
         self.ranges.insert(prefix.clone(), range).is_none()
     }
 
-    /// What a name means in this scope alone. A register gets its slot when it is first asked for, so that declared but
-    /// unused ones take no room in the register file.
+    /// Resolves a name in this scope only. A register gets its slot at its first use, so unused declarations take no space in the
+    /// register file.
     fn look_up(&mut self, name: &Name, used: &mut SlotAllocator) -> Option<Entity> {
         match self.names.get_mut(name) {
             Some(entity) => {
@@ -117,7 +117,7 @@ impl Scope {
         }
     }
 
-    /// The class of `%r7` if `%r<n>` with n > 7 is declared here, or of `%v7.x`. A prefix may itself end in digits.
+    /// The class of `%r7` if this scope declares `%r<n>` with n > 7, or of a component such as `%v7.x`. A prefix may end in digits.
     fn range_of(&self, name: &str) -> Option<Class> {
         let (name, component) = match name.split_once('.') {
             Some((name, component)) => (name, Some(COMPONENTS.iter().position(|&c| c == component)?)),
@@ -152,7 +152,7 @@ impl Scopes {
         self.0.len()
     }
 
-    /// The scope that declarations go to.
+    /// The innermost scope, which receives declarations.
     pub(super) fn innermost(&mut self) -> &mut Scope {
         if self.0.is_empty() {
             self.enter();
@@ -161,27 +161,27 @@ impl Scopes {
         &mut self.0[last]
     }
 
-    /// What a name means, if the function declares it.
+    /// Resolves a name among the function's scopes, from the innermost outwards.
     pub(super) fn look_up(&mut self, name: &Name, used: &mut SlotAllocator) -> Option<Entity> {
         self.0.iter_mut().rev().find_map(|scope| scope.look_up(name, used))
     }
 
-    /// The innermost scope's answer that there is.
+    /// The first `Some` of `pick`, from the innermost scope outwards.
     pub(super) fn find<'a, T>(&'a self, pick: impl Fn(&'a Scope) -> Option<T>) -> Option<T> {
         self.0.iter().rev().find_map(pick)
     }
 }
 
-/// Slots a function uses, counted from 0; the linker moves them to where the kernel's register file has room.
+/// Slots of a function, counted from 0 per class. The linker moves them to free places in the kernel's register file.
 #[derive(Debug, Default)]
 pub(super) struct SlotAllocator {
     pub(super) counts: RegisterCounts,
-    /// Its registers, without constants.
+    /// Slots of registers, without constants.
     pub(super) own: Vec<Slot>,
 }
 
 impl SlotAllocator {
-    /// A new slot; `None` when a class has 2^28 of them.
+    /// Allocates a slot; `None` if the class has 2^28 of them already.
     pub(super) fn slot(&mut self, class: Class) -> Option<Slot> {
         let count = self.counts.of_mut(class);
         let slot = Slot::new(class, *count)?;
@@ -189,7 +189,7 @@ impl SlotAllocator {
         Some(slot)
     }
 
-    /// A new register.
+    /// Allocates a register.
     pub(super) fn register(&mut self, class: Class) -> Option<Slot> {
         let slot = self.slot(class)?;
         self.own.push(slot);
@@ -197,7 +197,7 @@ impl SlotAllocator {
     }
 }
 
-/// A special register that is constant for a thread, and its class (PTX ISA, "Special Registers").
+/// The special register of this name if it is constant for a thread, with its class (PTX ISA, "Special Registers").
 pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Class)> {
     let name = name.strip_prefix('%')?;
     if let Some((name, axis)) = name.split_once('.') {
@@ -246,7 +246,8 @@ pub(super) fn special_register(name: &str) -> Option<(SpecialRegister, Class)> {
     Some((special, Class::B32))
 }
 
-/// A register and the number of the part of it that is named ([`crate::isa::Operand::OutPart`]); 0 is the whole.
+/// Splits an operand into the register and the number of the named part ([`crate::isa::Operand::OutPart`]); 0 means the whole
+/// register.
 pub(super) fn split_part(operand: &Operand) -> (Operand, i64) {
     let parts = ["b0", "b1", "b2", "b3", "h0", "h1"];
     let Operand::Name(name) = operand else { return (operand.clone(), 0) };

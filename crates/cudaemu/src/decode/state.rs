@@ -1,4 +1,4 @@
-//! What the decoder knows of a module, and of a function before its place in the register file is decided.
+//! State of the decoder: the module, and each function before the linker places it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,14 +9,14 @@ use crate::isa::InstructionTable;
 use crate::operands::{RegisterCounts, Slot};
 use crate::ptx::ast::Name;
 
-/// A static shared variable; its place is decided when it is known which kernels reach it.
+/// A static shared variable. It has no offset before the linker computes which kernels reach it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SharedVariable {
     pub(super) bytes: u32,
     pub(super) align: u32,
 }
 
-/// Parameters and results of a function that has a body.
+/// Parameters and results of a function with a body.
 #[derive(Clone, Debug)]
 pub(super) struct Signature {
     pub(super) returns: Vec<ParamSize>,
@@ -32,45 +32,45 @@ pub(super) struct ModuleState<'a> {
     pub(super) version: (u32, u32),
     /// `.target`
     pub(super) target: u32,
-    /// Names at module scope.
+    /// Names in module scope.
     pub(super) names: HashMap<Name, Entity>,
     pub(super) globals: Vec<Global>,
     pub(super) shared: Vec<SharedVariable>,
-    /// By index of the function.
+    /// Signatures by function index.
     pub(super) signatures: Vec<Signature>,
-    /// Functions that an indirect call may reach.
+    /// Functions whose address is taken: an indirect call may reach them.
     pub(super) address_taken: BTreeSet<u32>,
-    /// The largest alignment that a variable of a frame asks for, at least 16.
+    /// The largest alignment of any frame variable, at least 16 bytes.
     pub(super) frame_align: u32,
 }
 
-/// A constant before shared memory is laid out.
+/// A constant before the layout of shared memory is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum UnlinkedConstant {
     Known(Constant),
-    /// Offset of a static shared variable plus this.
+    /// Address of a static shared variable (its index) plus an offset in bytes.
     Shared(usize, i64),
 }
 
-/// A decoded function before it is linked: slots, shared offsets and targets count from its own start.
+/// A decoded function before linking: slots, shared offsets and targets are relative to the function.
 #[derive(Debug, Default)]
 pub(super) struct UnlinkedFunction {
     pub(super) insts: Vec<Inst>,
-    /// Which of an instruction's flattened operands are destinations, one bit each.
+    /// Per instruction, a bit set of the flattened operands that are destinations.
     pub(super) dests: Vec<u64>,
     pub(super) counts: RegisterCounts,
-    /// Registers without constants.
+    /// Slots of registers, without constants.
     pub(super) own: Vec<Slot>,
     pub(super) constants: Vec<(Slot, UnlinkedConstant)>,
-    /// Static shared variables it names.
+    /// Static shared variables that the function names.
     pub(super) shared: BTreeSet<usize>,
-    /// Instructions whose address operand is a static shared variable: its offset is still to be added.
+    /// (instruction, variable): instructions whose address is relative to a static shared variable; the linker adds its offset.
     pub(super) shared_addresses: Vec<(usize, usize)>,
-    /// Largest alignment asked for by dynamic shared memory it names; 0: it names none.
+    /// Largest alignment of the dynamic shared variables that the function names; 0 if there are none.
     pub(super) dynamic_align: u32,
-    /// Functions it calls by name.
+    /// Functions that it calls by name.
     pub(super) calls: BTreeSet<u32>,
-    /// It calls by address.
+    /// Whether it calls by address.
     pub(super) indirect: bool,
     pub(super) params: Vec<Param>,
     pub(super) returns: Vec<Param>,

@@ -1,4 +1,5 @@
-//! Stream capture: calls that record into a graph instead of a stream.
+//! Stream capture: calls on a capturing stream append graph nodes instead of queueing work. `engine/capture` tracks which streams
+//! capture.
 
 use std::thread;
 
@@ -10,23 +11,25 @@ use crate::engine::{CaptureMode, StreamKind, StreamOp};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphId, NodeId, StreamId};
 
-/// What `cuStreamGetCaptureInfo` tells.
+/// Result of `cuStreamGetCaptureInfo`.
 #[derive(Debug, Default)]
 pub struct CaptureInfo {
     /// `CUstreamCaptureStatus`: 0 none, 1 active, 2 invalidated.
     pub status: u32,
-    /// Number of the capture.
+    /// Number of the capture, unique in the process.
     pub id: u64,
-    /// What is recorded into, while that is active.
+    /// The graph that receives the nodes, while the capture is active.
     pub graph: GraphId,
-    /// Address of the nodes that the next one will wait for. The array is the driver's; it stays until the stream's capture goes on.
+    /// Address of an array of the nodes that the next node will depend on. The driver owns the array; it is valid until the next
+    /// call that changes the stream's capture.
     pub nodes: u64,
-    /// How many.
+    /// Number of nodes in the array.
     pub count: usize,
 }
 
 impl DriverState {
-    /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and nodes that the first one waits for.
+    /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and the nodes that the first captured node depends
+    /// on.
     pub fn begin_capture(&mut self, stream: StreamId, mode: u32, given: Option<(GraphId, Vec<NodeId>)>) -> Result<()> {
         let stream = self.resolve_stream(stream)?;
         let mode = CaptureMode::new(mode)?;
@@ -47,7 +50,7 @@ impl DriverState {
         self.captures.begin(stream, mode, thread::current().id(), graph, given)
     }
 
-    /// What `cuStreamIsCapturing` and `cuStreamGetCaptureInfo` tell.
+    /// State of a stream's capture, for `cuStreamIsCapturing` and `cuStreamGetCaptureInfo`.
     pub fn capture_info(&mut self, stream: StreamId) -> Result<CaptureInfo> {
         let id = match crate::engine::default_stream_kind(stream) {
             Some(kind) => {
@@ -58,7 +61,7 @@ impl DriverState {
         };
         let own = self.streams.get(id)?;
         if own.kind == StreamKind::Legacy && !self.implicated(own.context).is_empty() {
-            // Asking does no harm, unlike using.
+            // A query fails without invalidating the capture; using the legacy stream would invalidate it.
             return Err(Error::StreamCaptureImplicit);
         }
         let Some(capture) = self.captures.of(id) else { return Ok(CaptureInfo::default()) };
@@ -77,7 +80,7 @@ impl DriverState {
         self.captures.update(stream, nodes, replace)
     }
 
-    /// Capturing streams of a context that the legacy default stream would have to wait for.
+    /// Capturing streams of a context with which the legacy default stream synchronises implicitly.
     fn implicated(&self, context: ContextId) -> Vec<StreamId> {
         if self.captures.is_empty() {
             return Vec::new();
@@ -88,7 +91,7 @@ impl DriverState {
         streams.map(|(id, _)| id).collect()
     }
 
-    /// The legacy default stream cannot be used while a stream that it would wait for is captured.
+    /// Fails if the stream is the legacy default stream and a stream that it would synchronise with is capturing.
     pub(super) fn check_legacy(&mut self, stream: StreamId) -> Result<()> {
         let own = self.streams.get(stream)?;
         if own.kind != StreamKind::Legacy {
@@ -98,12 +101,12 @@ impl DriverState {
         self.captures.invalidate_streams(implicated, Error::StreamCaptureImplicit)
     }
 
-    /// The host asks about a stream's work, or waits for it.
+    /// Fails, and invalidates the capture, if the host queries or waits for a capturing stream.
     pub(super) fn check_host_wait(&mut self, stream: StreamId) -> Result<()> {
         self.captures.invalidate_streams([stream], Error::StreamCaptureUnsupported)
     }
 
-    /// The host waits for all of a context.
+    /// Fails, and invalidates the captures, if the host waits for a context with capturing streams.
     pub fn check_host_wait_context(&mut self, context: ContextId) -> Result<()> {
         if self.captures.is_empty() {
             return Ok(());
@@ -112,7 +115,7 @@ impl DriverState {
         self.captures.invalidate_streams(streams, Error::StreamCaptureUnsupported)
     }
 
-    /// A call that is unsafe while something is captured.
+    /// Fails for a call that is unsafe during a capture (`CUstreamCaptureMode`).
     pub(super) fn check_unsafe_call(&mut self) -> Result<()> {
         self.captures.check_unsafe_call(thread::current().id())
     }
@@ -126,7 +129,7 @@ impl DriverState {
         Ok(node)
     }
 
-    /// Appends a stream's work to what is captured; fails, and ends what can come of the capture, for work that no node does.
+    /// Appends a stream operation as a node. An operation that no node kind can hold fails and invalidates the capture.
     pub(super) fn capture(&mut self, stream: StreamId, work: StreamOp) -> Result<()> {
         let context = self.streams.get(stream)?.context;
         match self.node_of(work, context) {
@@ -141,7 +144,7 @@ impl DriverState {
 }
 
 impl Driver {
-    /// `cuStreamEndCapture`: the graph.
+    /// `cuStreamEndCapture`: ends the capture and returns its graph.
     pub fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
@@ -161,7 +164,7 @@ impl Driver {
         }
     }
 
-    /// A launch into a capturing stream.
+    /// Captures a kernel launch.
     pub(super) fn capture_launch(
         &self,
         mut state: StateGuard<'_>,
@@ -176,7 +179,7 @@ impl Driver {
         state.append(stream, node).map(drop)
     }
 
-    /// A copy into a capturing stream.
+    /// Captures a copy.
     pub(super) fn capture_copy(&self, mut state: StateGuard<'_>, request: CopyRequest, stream: StreamId) -> Result<()> {
         let context = state.streams.get(stream)?.context;
         let node = self.copy_node(request, context)?;

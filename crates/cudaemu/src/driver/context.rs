@@ -1,4 +1,5 @@
-//! Contexts: primary ones and others, the stack of each thread, limits, peer access, and what is left when they end.
+//! Contexts: primary and other contexts, each thread's context stack, limits, peer access, and the release of resources when a
+//! context ends.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -10,13 +11,13 @@ use crate::handle::{ContextId, Handle};
 /// A context.
 #[derive(Debug)]
 pub struct Context {
-    /// Its device.
+    /// Index of its device.
     pub device: usize,
-    /// It is the device's primary context.
+    /// Whether it is its device's primary context.
     pub primary: bool,
     /// `CU_CTX_…`
     pub flags: u32,
-    /// The fault that it was lost to: all that its calls answer from then on.
+    /// The fault that destroyed the context's state: every later call in it returns this error.
     pub failed: Option<Error>,
     /// Values of `cuCtxGetLimit`, by number.
     pub limits: [u64; LIMITS],
@@ -24,11 +25,12 @@ pub struct Context {
     pub cache: u32,
     /// `CUsharedconfig`
     pub shared: u32,
-    /// Contexts whose memory its kernels may touch.
+    /// Contexts whose memory its kernels may access.
     pub peers: BTreeSet<ContextId>,
-    /// Launches so far.
+    /// Number of launches so far.
     pub launches: u64,
-    /// What its cooperative launches meet through ([`crate::exec::Launch::workspace`]); 0 before the first.
+    /// Address of the workspace that cooperative launches synchronise through ([`crate::exec::Launch::workspace`]); 0 before the
+    /// first.
     pub workspace: u64,
     /// `cuCtxGetId`
     pub id: u64,
@@ -37,49 +39,50 @@ pub struct Context {
 /// The primary context of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Primary {
-    /// The context.
+    /// The context's handle.
     pub context: ContextId,
-    /// How often it is retained.
+    /// Reference count of `cuDevicePrimaryCtxRetain`.
     pub retained: u32,
 }
 
-/// Limits that have a number.
+/// Number of limits of `cuCtxGetLimit`, which number them from 0.
 const LIMITS: usize = 7;
-/// Stack (local memory of a thread), printf buffer, heap, depth and count of launches by kernels, L2 fetch, persisting L2.
+/// Defaults: stack per thread (local memory), printf buffer, heap, depth of launches by kernels, pending launches by kernels, L2
+/// fetch granularity, persisting L2. Sizes in bytes.
 const DEFAULT_LIMITS: [u64; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
-/// Bits of context flags that exist.
+/// Valid bits of context flags.
 const FLAGS: u32 = 0xff;
 
 thread_local! {
     static STACK: RefCell<Vec<ContextId>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's current context, alive or not.
+/// The thread's current context; the handle may be invalid by now.
 pub fn current_handle() -> Option<ContextId> {
     stack(|stack| stack.last().copied()).ok().flatten().filter(|context| !context.is_null())
 }
 
-/// Does something with the thread's stack of contexts. A thread that ends may call the driver when its stack is gone already.
+/// Calls `body` with the thread's context stack. Fails if the thread is ending and its thread-local stack is already destroyed.
 fn stack<R>(body: impl FnOnce(&mut Vec<ContextId>) -> R) -> Result<R> {
     STACK.try_with(|stack| body(&mut stack.borrow_mut())).map_err(|_| Error::InvalidContext)
 }
 
 impl DriverState {
-    /// The thread's current context, whether lost or not.
+    /// The thread's current context, even after a fault.
     pub fn current_even_lost(&self) -> Result<ContextId> {
         let context = current_handle().ok_or(Error::InvalidContext)?;
         self.contexts.get(context).map_err(|_| Error::ContextIsDestroyed)?;
         Ok(context)
     }
 
-    /// The thread's current context, if it works.
+    /// The thread's current context; fails with its fault after one.
     pub fn current(&self) -> Result<ContextId> {
         let context = self.current_even_lost()?;
         self.check_alive(context)?;
         Ok(context)
     }
 
-    /// The error that the context was lost to.
+    /// Fails with the context's fault after one.
     pub fn check_alive(&self, context: ContextId) -> Result<()> {
         match self.contexts.get(context)?.failed {
             Some(error) => Err(error),
@@ -93,7 +96,7 @@ impl DriverState {
         Ok((context, self.contexts.get(context)?.device))
     }
 
-    /// A named context, or the current one for null.
+    /// The given context, or the current one if it is null.
     pub fn context_or_current(&self, context: ContextId) -> Result<ContextId> {
         if context.is_null() {
             return self.current();
@@ -147,7 +150,7 @@ impl DriverState {
         Ok(())
     }
 
-    /// `cuCtxCreate`: the new context is current.
+    /// `cuCtxCreate`: pushes the new context on the thread's stack.
     pub fn create_context(&mut self, device: usize, flags: u32) -> Result<ContextId> {
         if flags & !FLAGS != 0 {
             return Err(Error::InvalidValue);
@@ -160,7 +163,7 @@ impl DriverState {
         Ok(context)
     }
 
-    /// `cuCtxSetCurrent`: null takes the top away.
+    /// `cuCtxSetCurrent`: null pops the stack's top.
     pub fn set_current(&self, context: ContextId) -> Result<()> {
         if !context.is_null() {
             self.contexts.get(context)?;
@@ -184,7 +187,7 @@ impl DriverState {
         stack(Vec::pop)?.ok_or(Error::InvalidContext)
     }
 
-    /// `cuCtxSetFlags` and its kin.
+    /// `cuCtxSetFlags` and similar calls.
     pub fn set_flags(&mut self, flags: u32) -> Result<()> {
         let context = self.current()?;
         if flags & !FLAGS != 0 {
@@ -201,7 +204,7 @@ impl DriverState {
         limits.get(limit as usize).copied().ok_or(Error::UnsupportedLimit)
     }
 
-    /// `cuCtxSetLimit`: values are rounded up or capped as the driver sees fit.
+    /// `cuCtxSetLimit`: rounds up or caps the value as the real driver does.
     pub fn set_limit(&mut self, limit: u32, value: u64) -> Result<()> {
         let context = self.current()?;
         let value = match limit {
@@ -214,7 +217,7 @@ impl DriverState {
         Ok(())
     }
 
-    /// Devices whose memory a context's kernels may touch: one bit each.
+    /// Devices whose memory a context's kernels may access, as a bit mask.
     pub fn accessible_devices(&self, context: ContextId) -> Result<u64> {
         let own = self.contexts.get(context)?;
         let peers = own.peers.iter().filter_map(|&peer| self.contexts.get(peer).ok()).map(|peer| peer.device as u32);
@@ -249,7 +252,7 @@ impl DriverState {
         }
     }
 
-    /// Ends a context with all that belongs to it, and reports what the program left.
+    /// Ends a context with everything that it owns, and reports the leaks.
     fn end_context(&mut self, driver: &Driver, id: ContextId) {
         let Ok(context) = self.contexts.remove(id) else { return };
         for (_, other) in self.contexts.iter_mut() {
@@ -259,7 +262,7 @@ impl DriverState {
         let events = self.events.remove_where(|_, event| event.context == id).len();
         let modules = self.drop_modules(driver, id);
         let memory = self.drop_memory(driver, id);
-        // After a fault the program had no way to give anything back.
+        // After a fault the program cannot free anything, so leaks are not its mistake.
         if context.failed.is_some() {
             return;
         }
@@ -273,7 +276,7 @@ impl DriverState {
         if !left.is_empty() {
             let kind = if context.primary { "primary context" } else { "context" };
             self.report(format!(
-                "leak: when the {kind} of device {} ended, there were left: {}",
+                "leak: the {kind} of device {} ended with unreleased resources: {}",
                 context.device,
                 left.join(", ")
             ));
@@ -282,7 +285,7 @@ impl DriverState {
 }
 
 impl Driver {
-    /// `cuCtxSynchronize`: runs all work of the context. Its own fault is the answer, if it met one.
+    /// `cuCtxSynchronize`: runs all operations of the context. Fails with the context's fault if one of them caused it.
     pub fn synchronize_context<'a>(
         &'a self,
         state: StateGuard<'a>,
@@ -294,8 +297,9 @@ impl Driver {
         (state, result)
     }
 
-    /// The same before the context ends. Other threads may have begun more of its work meanwhile, which uses its memory and the
-    /// program's: that is waited for too. What they only queued goes with the context.
+    /// As [`Driver::synchronize_context`], before the context ends. Operations that other threads have begun meanwhile use the
+    /// context's memory and the program's, so they are waited for too. Operations that are only queued are dropped with the
+    /// context.
     fn still_context<'a>(&'a self, state: StateGuard<'a>, context: ContextId) -> StateGuard<'a> {
         let (state, _) = self.synchronize_context(state, context);
         let all = state.memory.registered_by(context);
@@ -318,7 +322,7 @@ impl Driver {
         self.end_primary(self.lock(), device, |_| true)
     }
 
-    /// Ends a primary context, if it is still to be when its work is done: others may retain or end it meanwhile.
+    /// Runs the primary context's operations and then ends it if `still` holds: other threads may retain or end it meanwhile.
     fn end_primary(&self, state: StateGuard<'_>, device: usize, still: fn(&Primary) -> bool) -> Result<()> {
         let Some(Primary { context, .. }) = state.devices[device].primary else { return Ok(()) };
         let mut state = self.still_context(state, context);
@@ -329,7 +333,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuCtxDestroy`: a primary context is released by other means.
+    /// `cuCtxDestroy`: fails for a primary context, which `cuDevicePrimaryCtxRelease` releases.
     pub fn destroy_context(&self, context: ContextId) -> Result<()> {
         let state = self.lock();
         if state.contexts.get(context)?.primary {

@@ -1,7 +1,8 @@
-//! Copies and memsets: what they may touch, and when they happen.
+//! Copies and memsets: checks their address ranges and determines when they execute.
 //!
-//! Pinned, registered and managed memory is known to the driver, and its copies run when their turn comes. Other host memory is
-//! pageable: bytes to the device are taken when the call is made, and calls that bring bytes to the host return after the copy.
+//! Pinned, registered and managed memory is registered with the driver, and its copies execute in stream order. Other host memory
+//! is pageable: a copy to the device takes a staging copy of the bytes at the call, and a copy to the host returns only when it is
+//! done.
 
 use super::graph::CopyRequest;
 use super::memory::is_host_memory;
@@ -14,45 +15,45 @@ use crate::mem::HostMemory;
 /// When a call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallMode {
-    /// When it is done; it runs in the legacy default stream.
+    /// After completion; the copy uses the legacy default stream.
     Sync,
-    /// When it is submitted to this stream.
+    /// After submission to this stream.
     Async(StreamId),
 }
 
-/// One side of a copy, as the call names it.
+/// One side of a copy as the program passed it.
 #[derive(Clone, Copy, Debug)]
 pub enum CopyPointer {
     /// A host pointer.
     Host(HostMemory),
     /// A device pointer.
     Device(u64),
-    /// Any pointer: the address says what it is.
+    /// A pointer of either kind; the address determines which.
     Unified(HostMemory),
 }
 
-/// Bytes from row to row and from slice to slice.
+/// Distances in bytes between the starts of rows and of slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pitch {
-    /// Row to row.
+    /// From row to row.
     pub row: u64,
-    /// Slice to slice.
+    /// From slice to slice.
     pub slice: u64,
 }
 
-/// Bytes of a row, rows, slices.
+/// Extent of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Bytes of a row.
+    /// Bytes per row.
     pub width: u64,
-    /// Rows.
+    /// Rows per slice.
     pub height: u64,
-    /// Slices.
+    /// Number of slices.
     pub depth: u64,
 }
 
 impl Extent {
-    /// A row.
+    /// A single row.
     pub fn row(width: u64) -> Self {
         Self { width, height: 1, depth: 1 }
     }
@@ -61,7 +62,7 @@ impl Extent {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// Bytes from the first to the last one that is touched; `None` where that is no number, or rows overlap.
+    /// Bytes from the first to the last accessed byte; `None` on overflow or if rows overlap.
     pub(super) fn span(self, pitch: Pitch) -> Option<u64> {
         if (self.height > 1 && pitch.row < self.width)
             || (self.depth > 1 && pitch.slice < pitch.row.checked_mul(self.height)?)
@@ -74,7 +75,7 @@ impl Extent {
 }
 
 impl Driver {
-    /// The stream that a call works in.
+    /// The stream of a call.
     fn stream_of(&self, state: &mut StateGuard<'_>, when: CallMode) -> Result<StreamId> {
         match when {
             CallMode::Sync => state.resolve_stream(StreamId::default()),
@@ -82,7 +83,7 @@ impl Driver {
         }
     }
 
-    /// Any copy. Empty ones are done at once.
+    /// Checks and submits any copy. An empty copy completes at once.
     pub fn copy(
         &self,
         to: CopyPointer,
@@ -108,7 +109,7 @@ impl Driver {
         let to = self.resolve_endpoint(to, to_pitch, to_span)?;
         let mut from = self.resolve_endpoint(from, from_pitch, from_span)?;
         if let CopyEndpoint::Host { memory, .. } = &from {
-            // The bytes are taken now: the program may change them as soon as the call returns.
+            // Staging copy: the program may change the bytes as soon as the call returns.
             let mut bytes = Vec::with_capacity((extent.width * extent.height * extent.depth) as usize);
             for slice in 0..extent.depth {
                 for row in 0..extent.height {
@@ -117,7 +118,7 @@ impl Driver {
             }
             from = CopyEndpoint::Staged(bytes.into());
         }
-        // Between device memory even the call named synchronous returns before it is done.
+        // As in CUDA, a copy between device memories returns before it is done, even for a synchronous call.
         let wait = matches!(to, CopyEndpoint::Host { .. })
             || (when == CallMode::Sync && !(self.on_device(&to) && self.on_device(&from)));
         let work = StreamOp::Memcpy(Box::new(Memcpy {
@@ -133,7 +134,7 @@ impl Driver {
         }
     }
 
-    /// What an end is, with all its bytes inside of one allocation if the driver knows it.
+    /// The engine's form of one side. If the address lies in an allocation, all bytes must lie in the same one.
     pub(super) fn resolve_endpoint(&self, end: CopyPointer, pitch: Pitch, span: u64) -> Result<CopyEndpoint> {
         let (address, memory, must_be_known) = match end {
             CopyPointer::Device(address) => (address, None, true),
@@ -172,12 +173,12 @@ impl Driver {
         matches!(side, CopyEndpoint::Known { address, .. } if self.is_device(*address))
     }
 
-    /// All bytes from an address on are memory that the driver knows.
+    /// Fails unless the range lies in a single allocation.
     fn within(&self, address: u64, bytes: u64) -> Result<()> {
         self.space().snapshot().find(address, bytes).map(drop).map_err(|_| Error::InvalidValue)
     }
 
-    /// `cuMemcpyPeer`: the contexts are only looked up; unified addresses say where the memory is.
+    /// `cuMemcpyPeer`: only checks that the contexts exist; unified addresses determine the devices.
     pub fn copy_peer(&self, to: (u64, ContextId), from: (u64, ContextId), bytes: u64, when: CallMode) -> Result<()> {
         let state = self.lock();
         for (_, context) in [to, from] {
@@ -194,7 +195,7 @@ impl Driver {
         )
     }
 
-    /// Any memset: `height` rows of `width` elements of `bytes` bytes.
+    /// Checks and submits any memset: `height` rows of `width` elements of `bytes` bytes.
     pub fn memset(&self, fill: Memset, when: CallMode) -> Result<()> {
         let mut state = self.lock();
         let stream = self.stream_of(&mut state, when)?;
@@ -205,7 +206,7 @@ impl Driver {
             state.check_unsafe_call()?;
         }
         self.check_memset(&fill)?;
-        // Whatever the call is named: a memset of device memory returns before it is done.
+        // As in CUDA, a memset of device memory returns before it is done, even for a synchronous call.
         let wait = when == CallMode::Sync && !self.is_device(fill.address);
         match wait {
             true => self.submit_and_wait(state, stream, StreamOp::Memset(fill)),
@@ -213,7 +214,7 @@ impl Driver {
         }
     }
 
-    /// Fails for a memset that is not aligned, or whose bytes are not all of one allocation.
+    /// Fails if a memset is misaligned or not inside a single allocation.
     pub(super) fn check_memset(&self, fill: &Memset) -> Result<()> {
         let bytes = u64::from(fill.bytes);
         let width = fill.width.checked_mul(bytes).ok_or(Error::InvalidValue)?;
@@ -225,12 +226,12 @@ impl Driver {
         self.within(fill.address, span)
     }
 
-    /// `cuStreamWriteValue` and `cuStreamWaitValue`: 4 or 8 bytes of device memory, aligned.
+    /// `cuStreamWriteValue` and `cuStreamWaitValue` on 4 or 8 aligned bytes of device memory.
     pub fn value_work(&self, stream: StreamId, address: u64, bytes: u32, work: StreamOp) -> Result<()> {
         self.value_batch(stream, vec![(address, bytes, work)])
     }
 
-    /// `cuStreamBatchMemOp`: operations in order, each with its address and bytes.
+    /// `cuStreamBatchMemOp`: operations in order, each with its address and size in bytes.
     pub fn value_batch(&self, stream: StreamId, works: Vec<(u64, u32, StreamOp)>) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;

@@ -1,4 +1,4 @@
-//! Functions: their attributes, and the limits that follow from them.
+//! Functions: their attributes, and launch limits that follow from these.
 
 use std::sync::Arc;
 
@@ -13,39 +13,39 @@ use crate::handle::{FunctionId, ModuleId};
 /// A kernel of a module.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Its module.
+    /// The module that contains it.
     pub module: ModuleId,
     /// The module's code.
     pub code: Arc<DecodedModule>,
-    /// Index in [`Code::functions`].
+    /// Index in [`DecodedModule::functions`].
     pub index: usize,
-    /// Zero-terminated name, whose address programs keep.
+    /// Zero-terminated name. Programs keep its address, so it must not move.
     pub name: Arc<std::ffi::CStr>,
-    /// What can be set of it.
+    /// Attributes that the program can set.
     pub settings: FunctionSettings,
 }
 
-/// Attributes of a function that can be set.
+/// Attributes of a function that `cuFuncSetAttribute` can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionSettings {
-    /// Bytes of dynamic shared memory that a launch may ask for.
+    /// Maximum bytes of dynamic shared memory in a launch.
     pub max_dynamic_shared: u32,
-    /// Preferred share of shared memory in percent, or -1.
+    /// Preferred carveout of shared memory in percent, or -1.
     pub carveout: i32,
-    /// Cluster: must be set, width, height, depth, larger than portable, scheduling.
+    /// Cluster attributes: size must be set, width, height, depth, non-portable size allowed, scheduling policy.
     pub cluster: [u32; 6],
     /// `CUfunc_cache`
     pub cache: u32,
 }
 
-/// What a block needs.
+/// Resources of a multiprocessor that one block occupies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockResources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Static shared memory.
+    /// Bytes of static shared memory.
     pub static_shared: u32,
-    /// Threads that a block may have.
+    /// Maximum threads of a block.
     pub max_threads: u32,
 }
 
@@ -55,7 +55,7 @@ impl Function {
         &self.code.functions[self.index]
     }
 
-    /// As it is after loading.
+    /// The attributes directly after loading.
     pub fn settings(kernel: &bytecode::Function) -> FunctionSettings {
         FunctionSettings {
             max_dynamic_shared: DEFAULT_SHARED_PER_BLOCK.saturating_sub(kernel.shared_bytes),
@@ -65,7 +65,7 @@ impl Function {
         }
     }
 
-    /// What a block needs.
+    /// Resources that a block of this function occupies.
     pub fn block_resources(&self) -> BlockResources {
         let kernel = self.kernel();
         let registers = kernel.reported_registers.clamp(8, 255);
@@ -116,13 +116,13 @@ impl Function {
     }
 }
 
-/// Registers that a warp takes, by the unit in which they are given.
+/// Registers allocated to a warp: `registers` for each thread, rounded up to the allocation granularity.
 pub fn registers_per_warp(registers: u32) -> u32 {
     (registers * WARP_SIZE).next_multiple_of(REGISTER_ALLOC_UNIT)
 }
 
 impl DriverState {
-    /// A function, with the limits of its device.
+    /// A function and the limits of its device.
     pub fn function<'a>(&'a self, driver: &'a Driver, id: FunctionId) -> Result<(&'a Function, &'a Spec)> {
         let function = self.functions.get(id)?;
         let module = self.modules.get(function.module)?;

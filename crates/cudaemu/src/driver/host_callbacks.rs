@@ -1,5 +1,5 @@
-//! Functions of the program that streams call: they run on a thread of their own, as the real driver's do, so that one that waits for the
-//! program's thread does not keep it from going on. They may not call the driver.
+//! Host callbacks in stream order. They run on a separate thread, as in the real driver, so that a callback may wait for the
+//! program's thread. They must not call the driver.
 
 use std::cell::Cell;
 use std::sync::mpsc::{Sender, channel};
@@ -10,7 +10,7 @@ use crate::engine::{HostCall, OpOutcome};
 use crate::error::Error;
 use crate::handle::{ContextId, StreamId};
 
-/// The thread that calls, once it was needed. It ends with the driver.
+/// The callback thread, started by the first callback. It ends with the driver.
 #[derive(Debug, Default)]
 pub(super) struct CallbackThread {
     jobs: OnceLock<Mutex<Sender<Job>>>,
@@ -28,13 +28,13 @@ thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in a function that a stream called.
+/// Whether this thread is executing a stream's callback.
 pub(super) fn in_host_callback() -> bool {
     CALLING.get()
 }
 
 impl CallbackThread {
-    /// Has a stream's work called; the stream goes on when it returns. `lost` is the error of a lost context.
+    /// Queues a callback; its stream continues when the callback returns. `lost` is the error of a context that had a fault.
     pub(super) fn call(
         &self,
         driver: Arc<Driver>,
@@ -49,7 +49,7 @@ impl CallbackThread {
             Mutex::new(sender)
         });
         let jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        // The thread takes jobs as long as there is a sender.
+        // Cannot fail: the thread receives as long as the sender exists.
         let _ = jobs.send(Job { driver, context, stream, call, lost });
     }
 }

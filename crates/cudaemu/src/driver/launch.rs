@@ -1,4 +1,4 @@
-//! Launches: what a grid may be on this device, and how it becomes work.
+//! Kernel launches: checks a grid against the device's limits and turns it into a stream operation.
 
 use std::sync::Arc;
 
@@ -12,30 +12,30 @@ use crate::error::{Error, Result};
 use crate::exec;
 use crate::handle::{ContextId, FunctionId, StreamId};
 
-/// The most local memory that a thread can have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+/// Maximum bytes of local memory per thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_LOCAL: u64 = 512 << 10;
 
-/// A launch as the call asks for it.
+/// A launch as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchRequest {
     /// The function, or a library's kernel.
     pub function: FunctionId,
-    /// Blocks.
+    /// Blocks in x, y, z.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a block in x, y, z.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
-    /// Where it runs.
+    /// The stream.
     pub stream: StreamId,
-    /// All blocks at once.
+    /// Whether all blocks must be resident at once.
     pub cooperative: bool,
-    /// Blocks of a cluster; [1, 1, 1] without.
+    /// Blocks of a cluster in x, y, z; [1, 1, 1] without clusters.
     pub cluster: [u32; 3],
 }
 
 impl Driver {
-    /// Any launch. `params` reads the parameter block once the kernel is known.
+    /// Submits any launch. `params` reads the parameter block once the kernel is known.
     pub fn launch(
         &self,
         request: LaunchRequest,
@@ -53,7 +53,7 @@ impl Driver {
         self.submit(state, stream, StreamOp::Launch(Box::new(launch)))
     }
 
-    /// Checks a launch against the limits of device and kernel; the context is the kernel's.
+    /// Checks a launch against the limits of device and kernel, and returns it with the kernel's context.
     pub fn checked_launch(
         &self,
         state: &mut StateGuard<'_>,
@@ -115,8 +115,8 @@ impl Driver {
         Ok((KernelLaunch { launch, local_bytes }, context))
     }
 
-    /// The memory that the cooperative launches of a context meet through. It goes with the context. One is enough: the engine runs
-    /// cooperative kernels one at a time ([`crate::engine::Machinery`]).
+    /// The workspace through which cooperative launches of a context synchronise their blocks; it is freed with the context. One
+    /// workspace is enough because the engine runs cooperative kernels one at a time ([`crate::engine::OpExecutor`]).
     fn workspace(&self, state: &mut StateGuard<'_>, context: ContextId) -> Result<u64> {
         let owner = state.contexts.get(context)?;
         if owner.workspace != 0 {
@@ -131,18 +131,18 @@ impl Driver {
     }
 }
 
-/// How much larger a frame with its parameters may be than one without, for recursion.
+/// Factor by which the granted stack grows for recursion: the emulator's frames contain parameters that hardware keeps in
+/// registers.
 const PARAMETERS: u64 = 8;
 
-/// Local memory of a thread: the frames of all that the kernel may call, and for recursion what the context grants (`stack`, from
-/// `CU_LIMIT_STACK_SIZE`) several times over, as far as there is room for it: parameters, which lie in our frames, are in registers
-/// on hardware.
+/// Bytes of local memory per thread: the frames of all functions that the kernel may call. For recursion it adds the context's
+/// stack limit (`stack`, `CU_LIMIT_STACK_SIZE`) times [`PARAMETERS`], as far as `MAX_LOCAL` allows.
 fn local_bytes(code: &bytecode::DecodedModule, kernel: &bytecode::Function, stack: u64) -> Result<u32> {
     let needed = kernel.stack_bytes;
     if needed > MAX_LOCAL {
         return Err(Error::LaunchOutOfResources);
     }
-    // Whether the kernel itself reaches the recursion is not known, and it may have the stack anyway.
+    // Whether this kernel reaches the recursive function is unknown here, so any recursion in the module grants the stack.
     let recursion = needed > 0 && code.functions.iter().any(|function| function.recursive);
     let granted = if recursion { needed.saturating_add(stack.saturating_mul(PARAMETERS)) } else { needed };
     Ok(granted.min(MAX_LOCAL) as u32)

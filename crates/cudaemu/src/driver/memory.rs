@@ -1,4 +1,4 @@
-//! Memory: who allocated what, and how it goes back.
+//! Memory: records the owner and origin of each allocation, and how it may be freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle, PoolId, StreamId};
 use crate::mem::{self, Allocation, AllocationKind};
 
-/// How memory came to be, which decides how it may go.
+/// The call that made an allocation, which determines the call that may free it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationOrigin {
     /// `cuMemAlloc`, `cuMemAllocPitch`, `cuMemAllocManaged`
     Plain,
-    /// `cuMemAllocAsync` and its kin.
+    /// `cuMemAllocAsync` and similar calls.
     Pool(PoolId),
-    /// `cuMemAllocHost`, `cuMemHostAlloc`, with the flags.
+    /// `cuMemAllocHost` and `cuMemHostAlloc`, with the flags.
     Host(u32),
     /// `cuMemHostRegister`, with the flags.
     Registered(u32),
     /// A variable of a module.
     Global,
-    /// A node of a graph: in use or not, as launches of the graph say.
+    /// An allocation node of a graph; the graph's launches determine whether it is in use.
     Graph,
 }
 
-/// An allocation's owner.
+/// Owner and origin of an allocation.
 #[derive(Clone, Debug)]
 pub struct AllocationRecord {
-    /// The context it was made in.
+    /// The context that was current.
     pub context: ContextId,
-    /// How it was made.
+    /// The call that made it.
     pub origin: AllocationOrigin,
-    /// Its number: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    /// Unique number: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub id: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It was given back in stream order, and the stream is not there yet.
+    /// `cuMemFreeAsync` is queued and has not executed yet.
     pub free_pending: bool,
 }
 
-/// All allocations but those that programs map themselves, by address.
+/// All allocations by address, except mappings of the virtual memory API.
 #[derive(Debug, Default)]
 pub struct Ledger {
     owners: BTreeMap<u64, AllocationRecord>,
@@ -49,12 +49,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The allocation that starts here.
+    /// The allocation that starts at this address.
     pub fn get(&self, address: u64) -> Option<&AllocationRecord> {
         self.owners.get(&address)
     }
 
-    /// Notes an allocation.
+    /// Records an allocation.
     pub fn add(&mut self, allocation: &Allocation, context: ContextId, how: AllocationOrigin) {
         self.made += 1;
         let owner =
@@ -62,12 +62,12 @@ impl Ledger {
         self.owners.insert(allocation.base(), owner);
     }
 
-    /// It is gone; whether it was still there.
+    /// Removes an allocation; returns whether it was recorded.
     pub fn remove(&mut self, address: u64) -> bool {
         self.owners.remove(&address).is_some()
     }
 
-    /// What the program has not given back.
+    /// A report of all memory that the program has not freed; `None` if there is none.
     pub fn leak_summary(&self) -> Option<String> {
         let mine = || {
             self.owners.values().filter(|owner| {
@@ -78,20 +78,20 @@ impl Ledger {
         (bytes > 0).then(|| format!("{bytes} bytes of memory in {} allocations", mine().count()))
     }
 
-    /// Whether a context has registered memory of the program.
+    /// Whether a context has registered host memory.
     pub fn registered_by(&self, context: ContextId) -> bool {
         self.owners
             .values()
             .any(|owner| owner.context == context && matches!(owner.origin, AllocationOrigin::Registered(_)))
     }
 
-    /// Bytes that a pool's allocations hold.
+    /// Bytes of all allocations from a pool.
     pub fn pool_bytes(&self, pool: PoolId) -> u64 {
         self.owners.values().filter(|owner| owner.origin == AllocationOrigin::Pool(pool)).map(|owner| owner.bytes).sum()
     }
 }
 
-/// The code for memory that could not be had.
+/// The error code for a failed allocation.
 pub fn memory_error(error: &mem::Error) -> Error {
     match error {
         mem::Error::OutOfMemory { .. } | mem::Error::AddressSpace { .. } => Error::OutOfMemory,
@@ -100,24 +100,24 @@ pub fn memory_error(error: &mem::Error) -> Error {
     }
 }
 
-/// What is asked for.
+/// Kind of memory to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Memory of the device.
+    /// Device memory.
     Device,
-    /// Memory that the host may touch too.
+    /// Managed memory, which the host may access too.
     Managed,
-    /// Pinned memory of the host.
+    /// Pinned host memory, with the flags.
     Host(u32),
 }
 
-/// Flags of `cuMemHostAlloc`: portable, mapped, write-combined.
+/// Valid flags of `cuMemHostAlloc`: portable, mapped, write-combined.
 pub const HOST_FLAGS: u32 = 7;
-/// Flags of `cuMemHostRegister`: portable, mapped, I/O memory, read-only.
+/// Valid flags of `cuMemHostRegister`: portable, mapped, I/O memory, read-only.
 pub const REGISTER_FLAGS: u32 = 15;
 
 impl Driver {
-    /// `cuMemAlloc` and its kin; the address.
+    /// `cuMemAlloc` and similar calls; returns the address.
     pub fn allocate(&self, bytes: u64, kind: MemoryKind, origin: &'static str) -> Result<u64> {
         let mut state = self.lock();
         let (context, device) = state.current_device()?;
@@ -141,7 +141,7 @@ impl Driver {
         Ok(allocation.base())
     }
 
-    /// Memory that was given back in stream order is waited for before there is none.
+    /// Allocates; if memory is exhausted, waits for queued stream-ordered frees and tries again.
     pub(super) fn alloc_with_retry<'a>(
         &'a self,
         state: StateGuard<'a>,
@@ -157,8 +157,8 @@ impl Driver {
         }
     }
 
-    /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` says whether the call is for memory of this kind; the
-    /// error is the call's answer if it is not. Waits for the context's work, as the driver does, but not for pools' memory.
+    /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` returns whether the call may free memory of this origin; if not,
+    /// it fails with `wrong`. Waits for the context's operations first, as CUDA does, except for pool memory.
     pub fn free(&self, address: u64, fits: fn(AllocationOrigin) -> bool, wrong: Error) -> Result<()> {
         let mut state = self.lock();
         state.current()?;
@@ -176,7 +176,7 @@ impl Driver {
         let (context, how) = (owner.context, owner.origin);
         let mut state = match how {
             AllocationOrigin::Pool(_) => state,
-            // All contexts may use it, and afterwards the program may do with it what it likes.
+            // All contexts may use registered memory, and the program may reuse it freely afterwards.
             AllocationOrigin::Registered(_) => {
                 let ends = state.streams.all_tails();
                 let state = self.run_until_reached(state, &ends);
@@ -184,7 +184,7 @@ impl Driver {
             }
             _ => self.synchronize_context(state, context).0,
         };
-        // Another thread may have been faster while work ran.
+        // Another thread may have freed the memory while the lock was released.
         if state.memory.get(address).is_none_or(|owner| owner.free_pending) {
             return Err(wrong);
         }
@@ -212,7 +212,7 @@ impl Driver {
         self.submit(state, stream, StreamOp::Free(address))
     }
 
-    /// Notes memory of the program that is now known to the driver.
+    /// Registers host memory of the program.
     pub fn register(
         &self,
         bytes: u64,
@@ -225,7 +225,7 @@ impl Driver {
             return Err(Error::InvalidValue);
         }
         let allocation = make(device as u32).map_err(|error| match error {
-            // Overlap with memory that is known already.
+            // The range overlaps memory that is already registered.
             mem::Error::Invalid(_) => Error::HostMemoryAlreadyRegistered,
             other => memory_error(&other),
         })?;
@@ -233,14 +233,14 @@ impl Driver {
         Ok(())
     }
 
-    /// The allocation that holds an address, live or leaving.
+    /// The allocation that contains an address, even if a stream-ordered free is queued.
     pub fn find(&self, address: u64) -> Result<Arc<Allocation>> {
         self.space().find(address).ok_or(Error::InvalidValue)
     }
 }
 
 impl DriverState {
-    /// Takes back all memory of a context, and says what of it the program had left.
+    /// Frees all memory of a context. Returns a report of what the program had not freed.
     pub(super) fn drop_memory(&mut self, driver: &Driver, context: ContextId) -> Option<String> {
         let gone: Vec<u64> =
             self.memory.owners.iter().filter(|(_, owner)| owner.context == context).map(|(&at, _)| at).collect();
@@ -258,12 +258,12 @@ impl DriverState {
     }
 }
 
-/// Whether an allocation is memory of the host.
+/// Whether an allocation is host memory.
 pub fn is_host_memory(allocation: &Allocation) -> bool {
     matches!(allocation.kind(), AllocationKind::PinnedHost | AllocationKind::RegisteredHost)
 }
 
-/// One value of `cuPointerGetAttribute`.
+/// Value of `cuPointerGetAttribute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerValue {
     /// 4 bytes.
@@ -281,7 +281,7 @@ impl Driver {
         let state = self.lock();
         let allocation = match self.find(address) {
             Ok(allocation) => allocation,
-            // MAPPED asks exactly this.
+            // 13: `CU_POINTER_ATTRIBUTE_MAPPED`, false for an unknown address instead of an error.
             Err(_) if attribute == 13 => return Ok(Bool(false)),
             Err(error) => return Err(error),
         };

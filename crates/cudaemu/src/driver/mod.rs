@@ -1,8 +1,9 @@
-//! The CUDA driver API: what its functions mean. The C functions themselves are in [`crate::abi`].
+//! The CUDA driver API: semantics of its functions. The exported C functions are in [`crate::abi`]. Open this file first; the other
+//! modules add methods to its two types by topic.
 //!
-//! One [`Driver`] holds the machine that the settings describe; one lock guards its [`State`]. A call takes the lock, looks up its
-//! handles, checks, and either answers or submits work to the engine. Calls that wait run the engine meanwhile
-//! ([`Driver::run_until`]), with the lock released while work is done.
+//! One [`Driver`] holds the machine that the settings describe; one lock guards its [`DriverState`]. A call takes the lock, looks
+//! up its handles, checks its arguments, and either returns a result or submits work to the engine. A call that waits runs the
+//! engine meanwhile ([`Driver::run_until`]); the lock is released while an operation executes.
 
 pub mod capture;
 pub mod context;
@@ -36,12 +37,12 @@ use crate::mem::AddressSpace;
 use crate::{console, counts};
 use context::{Context, Primary};
 
-/// The driver of one process (or, in tests that reset it, of one stretch of its life).
+/// The driver of a process; tests that reset it create several in succession.
 #[derive(Debug)]
 pub struct Driver {
     /// The settings.
     pub config: Config,
-    /// What work needs.
+    /// Executes stream operations; holds memory and limits.
     pub machinery: OpExecutor,
     state: Mutex<DriverState>,
     changed: Condvar,
@@ -50,14 +51,14 @@ pub struct Driver {
     me: Weak<Driver>,
 }
 
-/// All that changes.
+/// All mutable state.
 #[derive(Debug)]
 pub struct DriverState {
-    /// The devices' primary contexts and pools.
+    /// Mutable state of each device.
     pub devices: Vec<Device>,
     /// Contexts.
     pub contexts: HandleTable<ContextId, Context>,
-    /// Modules.
+    /// Loaded modules.
     pub modules: HandleTable<ModuleId, module::Module>,
     /// Functions of modules.
     pub functions: HandleTable<FunctionId, function::Function>,
@@ -65,9 +66,9 @@ pub struct DriverState {
     pub libraries: HandleTable<LibraryId, module::Library>,
     /// Kernels of libraries.
     pub kernels: HandleTable<KernelId, module::LibraryKernel>,
-    /// Streams and their work.
+    /// Streams with their queues.
     pub streams: Streams,
-    /// What is being captured.
+    /// Active stream captures.
     pub captures: Captures,
     /// Graphs.
     pub graphs: graph::Graphs,
@@ -75,40 +76,40 @@ pub struct DriverState {
     pub events: HandleTable<EventId, Event>,
     /// Memory pools.
     pub pools: HandleTable<PoolId, pool::Pool>,
-    /// Physical memory that programs map themselves.
+    /// Physical memory of the virtual memory API.
     pub physical: HandleTable<PhysicalId, Arc<crate::mem::PhysicalMemory>>,
-    /// Who allocated what.
+    /// Owner and origin of each allocation.
     pub memory: memory::Ledger,
-    /// What the checker found, oldest first.
+    /// Reports of the checker, oldest first.
     pub reports: Vec<String>,
     /// Counts of all kernels so far.
     pub counts: counts::Totals,
-    /// Contexts whose work some thread does at the moment, outside of the lock; once for each piece of work.
+    /// Contexts with an operation that a thread is executing outside of the lock, one entry per operation.
     performing: Vec<ContextId>,
     order: ScheduleRng,
 }
 
-/// What changes of a device.
+/// Mutable state of a device.
 #[derive(Debug)]
 pub struct Device {
-    /// Its primary context, while it is retained.
+    /// Its primary context while it is retained.
     pub primary: Option<Primary>,
     /// Flags for the primary context.
     pub primary_flags: u32,
-    /// The pool that it came with.
+    /// The default pool, which exists from the start.
     pub default_pool: PoolId,
-    /// The pool that `cuMemAllocAsync` takes from.
+    /// The pool from which `cuMemAllocAsync` allocates.
     pub pool: PoolId,
 }
 
-/// The state, locked.
+/// The locked state.
 pub type StateGuard<'a> = MutexGuard<'a, DriverState>;
 
 /// The driver of the process. `None` before `cuInit`.
 static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
-/// How long no call has to come before queued work runs by itself.
+/// Idle timeout: without an API call for this long, the idle runner executes queued operations.
 const QUIET: Duration = Duration::from_millis(2);
-/// Settings of tests; they go over those of the environment.
+/// Settings by `cudaemu_configure`; they take precedence over the environment.
 static OVERRIDES: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// `cuInit`
@@ -132,7 +133,7 @@ pub fn init(flags: u32) -> Result<()> {
     Ok(())
 }
 
-/// The driver, once `cuInit` was called. Functions that streams call may not use it.
+/// The driver. Fails before `cuInit`, and in a host callback, which must not call the driver.
 pub fn driver() -> Result<Arc<Driver>> {
     if host_callbacks::in_host_callback() {
         return Err(Error::NotPermitted);
@@ -140,8 +141,8 @@ pub fn driver() -> Result<Arc<Driver>> {
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::NotInitialized)
 }
 
-/// Replaces the settings of tests (lines `NAME=value`) and forgets the driver: the next `cuInit` makes a new one.
-/// The error says what is wrong with them.
+/// Replaces the settings of tests (lines `NAME=value`) and drops the driver; the next `cuInit` makes a new one. The error names the
+/// setting and the reason.
 pub fn configure(text: &str) -> std::result::Result<(), String> {
     let mut settings = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -154,7 +155,7 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Forgets the driver with all that it holds.
+/// Drops the driver with everything that it holds.
 pub fn reset() {
     let gone = DRIVER.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(gone);
@@ -207,18 +208,18 @@ impl Driver {
         Ok(Arc::new_cyclic(|me| Self { config, machinery, state, changed, caller, runner, me: me.clone() }))
     }
 
-    /// Takes the lock for a call.
+    /// Takes the lock for an API call, which counts as activity for the idle runner.
     pub fn lock(&self) -> StateGuard<'_> {
         self.runner.note_call();
         self.state()
     }
 
-    /// Takes the lock, but not for a call.
+    /// Takes the lock outside of an API call.
     fn state(&self) -> StateGuard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something was submitted: it runs at the latest when no call came for a while.
+    /// Wakes the idle runner after a submission.
     fn wake_runner(&self) {
         let this = self.me.clone();
         self.runner.notify_submitted(QUIET, || {
@@ -237,23 +238,24 @@ impl Driver {
         }
     }
 
-    /// All memory.
+    /// The address space of all memory.
     pub fn space(&self) -> &AddressSpace {
         &self.machinery.space
     }
 
-    /// The device of this number.
+    /// The index of a device ordinal; fails if there is no such device.
     pub fn device(&self, device: i32) -> Result<usize> {
         usize::try_from(device).ok().filter(|&device| device < self.config.devices.len()).ok_or(Error::InvalidDevice)
     }
 
-    /// Runs work, in an order that the seed chooses, until the goal is reached.
+    /// Executes operations, in an order that the seed chooses, until `goal` holds.
     pub fn run_until<'a>(&'a self, mut state: StateGuard<'a>, goal: impl Fn(&DriverState) -> bool) -> StateGuard<'a> {
         while !goal(&state) {
             let moved;
             (state, moved) = self.run_one_op(state);
             if !moved {
-                // Others do the work, or a value is awaited that anyone may write.
+                // Another thread executes the operation, or a wait for a value depends on a write that sends no notification: so
+                // wait with a timeout.
                 let waited = self.changed.wait_timeout(state, Duration::from_micros(200));
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -261,14 +263,14 @@ impl Driver {
         state
     }
 
-    /// Runs work until the points are reached.
+    /// Executes operations until all points are reached.
     pub fn run_until_reached<'a>(&'a self, state: StateGuard<'a>, points: &[StreamPoint]) -> StateGuard<'a> {
         let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.is_reached(point)));
         state.streams.host_waited(points);
         state
     }
 
-    /// Waits until no thread does work of these contexts. Nothing is begun for it, and what is queued stays so.
+    /// Waits until no thread executes an operation of these contexts. Starts none itself; queued operations stay queued.
     pub fn wait_quiescent<'a>(&'a self, mut state: StateGuard<'a>, of: impl Fn(ContextId) -> bool) -> StateGuard<'a> {
         while state.performing.iter().any(|&context| of(context)) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -276,7 +278,7 @@ impl Driver {
         state
     }
 
-    /// Does one piece of work, if some is ready; whether something came of it.
+    /// Executes one operation if one is ready; returns whether it made progress.
     pub fn run_one_op<'a>(&'a self, mut state: StateGuard<'a>) -> (StateGuard<'a>, bool) {
         let ready = state.streams.ready();
         if ready.is_empty() {
@@ -296,9 +298,9 @@ impl Driver {
                 }
                 return (state, true);
             }
-            // A lost context's work comes to nothing; memory goes with the context.
+            // Operations of a context that had a fault are skipped; its memory is freed with the context.
             _ if lost.is_some() => OpOutcome::default(),
-            // It went with its context, which ended while the stream of another one still held this.
+            // The memory was freed with its context, while another context's stream still held this operation.
             StreamOp::Free(address) if !state.memory.remove(address) => OpOutcome::default(),
             work => {
                 state.performing.push(context);
@@ -324,9 +326,9 @@ impl Driver {
         (state, moved)
     }
 
-    /// What is said when the process ends: reports, what was never given back, counts.
+    /// Prints the summary at process exit: reports, leaks, counts.
     pub fn summary(&self) {
-        // A thread that is killed inside of a call holds the lock for good.
+        // A thread killed during a call never releases the lock, so do not block on it.
         let Ok(state) = self.state.try_lock() else { return };
         let left = state.memory.leak_summary();
         if !state.reports.is_empty() {
@@ -334,7 +336,7 @@ impl Driver {
             console::log_stderr(format_args!("{} report{s} in all", state.reports.len()));
         }
         if let Some(left) = left {
-            console::log_stderr(format_args!("when the process ended, there were left: {left}"));
+            console::log_stderr(format_args!("unreleased at process exit: {left}"));
         }
         match &self.config.counts {
             config::CountsOutput::Off | config::CountsOutput::On => {}
@@ -376,7 +378,7 @@ impl DriverState {
         }
     }
 
-    /// Tells the user, and keeps it for `cudaemu_reports` of [`crate::abi`].
+    /// Logs a report and keeps it for `cudaemu_reports` of [`crate::abi`].
     pub fn report(&mut self, report: String) {
         console::log_stderr(&report);
         self.reports.push(report);

@@ -1,4 +1,4 @@
-//! Modules and libraries: PTX becomes code, its variables become memory.
+//! Modules and libraries: compiles PTX to bytecode, allocates and initialises variables.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -15,22 +15,22 @@ use crate::handle::{ContextId, FunctionId, Handle, KernelId, LibraryId, ModuleId
 use crate::mem::MemorySnapshot;
 use crate::ptx;
 
-/// A module in a context.
+/// A module loaded into a context.
 #[derive(Debug)]
 pub struct Module {
-    /// The context it was loaded into.
+    /// The context that contains it.
     pub context: ContextId,
     /// Its code.
     pub code: Arc<DecodedModule>,
     /// Device addresses of its variables.
     pub globals: Arc<[u64]>,
-    /// Its kernels, in the order of the text.
+    /// Its kernels, in the order of the PTX text.
     pub functions: Vec<FunctionId>,
-    /// The library it belongs to, which alone may end it.
+    /// The library that it belongs to; only that library can unload it.
     pub library: Option<LibraryId>,
 }
 
-/// A library: code that is loaded into each context that asks for one of its kernels.
+/// A library: code that is loaded into a context at the first use of one of its kernels there.
 #[derive(Debug)]
 pub struct Library {
     code: Arc<DecodedModule>,
@@ -47,21 +47,21 @@ pub struct LibraryKernel {
     pub name: Arc<std::ffi::CStr>,
 }
 
-/// What a program gave to be loaded.
+/// The content of a module file.
 #[derive(Clone, Debug)]
 pub enum ModuleImage {
-    /// Text, as bytes up to the first zero.
+    /// PTX text up to the first zero byte.
     Text(Vec<u8>),
-    /// Machine code or a container of it.
+    /// Machine code or a container with machine code, which the emulator cannot execute. Holds the format's name.
     Binary(&'static str),
 }
 
-/// Why a module was refused: the answer of the call, and what goes into the program's error log.
+/// A load error: the result code and the text for the program's error log.
 #[derive(Debug)]
 pub struct LoadError {
-    /// The answer.
+    /// The result code.
     pub error: Error,
-    /// The text.
+    /// The log text.
     pub log: String,
 }
 
@@ -77,7 +77,7 @@ impl LoadError {
     }
 }
 
-/// The newest PTX that a driver knows ("PTX ISA", release notes).
+/// The newest PTX version that a driver of this version supports ("PTX ISA", release notes).
 fn newest_ptx(driver_version: u32) -> (u32, u32) {
     match (driver_version / 1000, driver_version % 1000 / 10) {
         (11, minor) => (7, minor),
@@ -90,7 +90,7 @@ fn newest_ptx(driver_version: u32) -> (u32, u32) {
 }
 
 impl Driver {
-    /// Text → code, for a device of this sm (80 for sm_80), or any for `None`.
+    /// Compiles an image for a device of compute capability `sm` (80 for sm_80), or for any device if `None`.
     fn translate(&self, image: &ModuleImage, sm: Option<u32>) -> std::result::Result<Arc<DecodedModule>, LoadError> {
         let text = match image {
             ModuleImage::Text(text) => text,
@@ -105,7 +105,7 @@ impl Driver {
         let newest = newest_ptx(self.config.driver_version);
         if tree.version > newest {
             let log = format!(
-                "the PTX is of version {}.{}, but driver {} knows none newer than {}.{}",
+                "the PTX is of version {}.{}, but driver {} supports none newer than {}.{}",
                 tree.version.0, tree.version.1, self.config.driver_version, newest.0, newest.1
             );
             return Err(LoadError::new(Error::UnsupportedPtxVersion, log));
@@ -121,7 +121,7 @@ impl Driver {
         Ok(Arc::new(code))
     }
 
-    /// `cuModuleLoad` and its kin.
+    /// `cuModuleLoad` and similar calls.
     pub fn load_module(&self, image: &ModuleImage) -> std::result::Result<ModuleId, LoadError> {
         let (context, device) = self.lock().current_device()?;
         let code = self.translate(image, Some(self.config.devices[device].spec.sm()))?;
@@ -143,7 +143,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// `cuModuleUnload`: waits for the context's work, which may still use it.
+    /// `cuModuleUnload`: first waits for the context's operations, which may still use the module.
     pub fn unload(&self, id: ModuleId) -> Result<()> {
         let state = self.lock();
         let module = state.modules.get(id)?;
@@ -164,11 +164,11 @@ impl Driver {
         let mut state = self.run_until_reached(state, &ends);
         let library = state.libraries.remove(id)?;
         for kernel in library.kernels {
-            // Kernels live as long as their library.
+            // Cannot fail: kernels live as long as their library.
             let _ = state.kernels.remove(kernel);
         }
         for module in library.modules.into_values() {
-            // The context may have ended first.
+            // Fails harmlessly if the context ended first and took the module with it.
             let _ = state.drop_module(self, module);
         }
         Ok(())
@@ -176,7 +176,7 @@ impl Driver {
 }
 
 impl DriverState {
-    /// Gives a module's variables memory, and its kernels handles.
+    /// Allocates a module's variables and creates handles for its kernels.
     fn place(
         &mut self,
         driver: &Driver,
@@ -194,7 +194,8 @@ impl DriverState {
             };
             match made {
                 Ok(allocation) => {
-                    // CUDA zeroes what has no initialiser, and so is new memory.
+                    // CUDA zeroes variables without initialiser. New memory is zero already, so it only needs to be marked as
+                    // written.
                     allocation.physical().mark_written(0, allocation.physical().bytes());
                     self.memory.add(&allocation, context, AllocationOrigin::Global);
                     globals.push(allocation.base());
@@ -230,7 +231,7 @@ impl DriverState {
     fn free_globals(&mut self, driver: &Driver, globals: &[u64]) {
         for &address in globals {
             self.memory.remove(address);
-            // It was just allocated, or the context took it already.
+            // The allocation exists, unless the context freed it already.
             let _ = driver.space().free(address);
         }
     }
@@ -238,7 +239,7 @@ impl DriverState {
     fn drop_module(&mut self, driver: &Driver, id: ModuleId) -> Result<()> {
         let module = self.modules.remove(id)?;
         for function in &module.functions {
-            // Functions live as long as their module.
+            // Cannot fail: functions live as long as their module.
             let _ = self.functions.remove(*function);
         }
         let globals: Vec<u64> = module.globals.to_vec();
@@ -246,7 +247,7 @@ impl DriverState {
         Ok(())
     }
 
-    /// Ends all modules of a context; how many of them the program should have unloaded.
+    /// Unloads all modules of a context; returns how many of them the program leaked.
     pub(super) fn drop_modules(&mut self, driver: &Driver, context: ContextId) -> usize {
         let gone: Vec<(ModuleId, bool)> = self
             .modules
@@ -258,7 +259,7 @@ impl DriverState {
             library.modules.remove(&context);
         }
         for &(id, _) in &gone {
-            // It was just found.
+            // Cannot fail: the module was found above.
             let _ = self.drop_module(driver, id);
         }
         gone.iter().filter(|(_, own)| *own).count()
@@ -272,7 +273,7 @@ impl DriverState {
         module.functions.iter().find(named).copied().ok_or(Error::NotFound)
     }
 
-    /// `cuModuleGetGlobal`: address and bytes.
+    /// `cuModuleGetGlobal`: address and size in bytes.
     pub fn find_global(&self, module: ModuleId, name: &str) -> Result<(u64, u64)> {
         let module = self.modules.get(module)?;
         self.check_alive(module.context)?;
@@ -280,7 +281,7 @@ impl DriverState {
         Ok((module.globals[at], module.code.globals[at].bytes))
     }
 
-    /// The module of a library in the current context, made at the first need.
+    /// A library's module in the current context; loads it at the first use.
     pub fn library_module(&mut self, driver: &Driver, id: LibraryId) -> Result<ModuleId> {
         let (context, device) = self.current_device()?;
         let library = self.libraries.get(id)?;
@@ -296,7 +297,7 @@ impl DriverState {
         Ok(module)
     }
 
-    /// `cuKernelGetFunction`: the kernel in the current context.
+    /// `cuKernelGetFunction`: the kernel's function in the current context.
     pub fn kernel_function(&mut self, driver: &Driver, kernel: KernelId) -> Result<FunctionId> {
         let LibraryKernel { library, name } = self.kernels.get(kernel)?;
         let (library, name) = (*library, name.clone());
@@ -304,7 +305,7 @@ impl DriverState {
         self.find_function(module, name.to_str().map_err(|_| Error::NotFound)?)
     }
 
-    /// A function handle, which may be a library's kernel too.
+    /// Resolves a function handle, which may be the handle of a library's kernel.
     pub fn resolve_function(&mut self, driver: &Driver, function: FunctionId) -> Result<FunctionId> {
         if self.functions.get(function).is_ok() {
             return Ok(function);
@@ -328,7 +329,7 @@ impl DriverState {
     }
 }
 
-/// Writes what a variable holds when the module is loaded; the rest of it is zero already.
+/// Writes a variable's initial bytes; the rest is zero already.
 fn initialise(
     view: &MemorySnapshot,
     address: u64,

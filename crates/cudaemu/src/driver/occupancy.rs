@@ -1,10 +1,10 @@
-//! How many blocks fit on a multiprocessor (CUDA C++ Programming Guide, "Hardware Multithreading").
+//! Occupancy: how many blocks are resident on a multiprocessor (CUDA C++ Programming Guide, "Hardware Multithreading").
 
 use super::function::{BlockResources, registers_per_warp};
 use crate::config::spec::{REGISTERS_PER_SM, Spec, WARP_SIZE};
 use crate::error::{Error, Result};
 
-/// Shared memory is given to blocks in units of this many bytes.
+/// Granularity of shared memory allocation, in bytes.
 const SHARED_UNIT: u32 = 128;
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`
@@ -27,8 +27,8 @@ pub fn blocks_per_sm(needs: BlockResources, threads: u32, dynamic_shared: u64, s
     Ok(by_warps.min(by_registers).min(by_shared).min(spec.blocks_per_sm))
 }
 
-/// `cuOccupancyMaxPotentialBlockSize`: the block with the most threads active, the larger one where two have as many; with the
-/// blocks that fill the device. `dynamic_shared` tells the bytes that a block of a size needs; `most` (0: no limit) bounds the size.
+/// `cuOccupancyMaxPotentialBlockSize`: the block size with the most active threads, the larger of two equals, and the number of
+/// blocks that fill the device. `dynamic_shared` returns the bytes for a block size; `most` limits the block size (0: no limit).
 pub fn best_block(
     needs: BlockResources,
     dynamic_shared: impl Fn(u32) -> u64,
@@ -48,7 +48,7 @@ pub fn best_block(
     Ok((best.1 * spec.sms, best.2))
 }
 
-/// `cuOccupancyAvailableDynamicSMemPerBlock`: the most that leaves room for so many blocks.
+/// `cuOccupancyAvailableDynamicSMemPerBlock`: the largest size that still allows this many resident blocks.
 pub fn available_shared(needs: BlockResources, blocks: u32, threads: u32, spec: &Spec) -> Result<u64> {
     if blocks == 0 || blocks_per_sm(needs, threads, 0, spec)? < blocks {
         return Err(Error::InvalidValue);
@@ -75,8 +75,8 @@ mod tests {
             (needs(64, 0), 256, 0, &a100, 4),       // registers
             (needs(255, 0), 256, 0, &a100, 1),      // registers
             (needs(16, 16384), 128, 0, &a100, 9),   // shared: (16 + 1) K of 164 K
-            (needs(16, 0), 128, 166_912, &a100, 1), // all that a block can have
-            (needs(16, 0), 128, 166_913, &a100, 0), // more
+            (needs(16, 0), 128, 166_912, &a100, 1), // maximum of one block
+            (needs(16, 0), 128, 166_913, &a100, 0), // above the maximum
             (needs(16, 1), 128, u64::MAX, &a100, 0),
             (needs(16, 0), 128, 232_448, &h100, 1),
             (needs(16, 0), 1024, 0, &t4, 1),

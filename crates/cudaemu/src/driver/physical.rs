@@ -1,4 +1,4 @@
-//! Virtual memory management: address ranges, physical memory, mappings.
+//! Virtual memory management: address reservations, physical memory, mappings.
 
 use super::Driver;
 use super::memory::memory_error;
@@ -7,7 +7,7 @@ use crate::handle::PhysicalId;
 use crate::mem::{AccessRights, GRANULARITY};
 
 impl Driver {
-    /// `cuMemGetAllocationGranularity`: the same whether the least or the best is asked for.
+    /// `cuMemGetAllocationGranularity` in bytes: the same for the minimum and the recommended granularity.
     pub fn granularity(&self, device: i32) -> Result<u64> {
         self.device(device)?;
         Ok(GRANULARITY)
@@ -23,12 +23,12 @@ impl Driver {
         Ok(self.lock().physical.insert(physical))
     }
 
-    /// `cuMemRelease`: mappings keep the memory.
+    /// `cuMemRelease`: mappings keep the memory alive.
     pub fn release_physical(&self, id: PhysicalId) -> Result<()> {
         self.lock().physical.remove(id).map(drop)
     }
 
-    /// `cuMemAddressReserve`; an address that the program wishes for is not heeded, as the driver may.
+    /// `cuMemAddressReserve`: ignores the requested address, which the API allows.
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || (align != 0 && !align.is_power_of_two()) {
             return Err(Error::InvalidValue);
@@ -48,7 +48,7 @@ impl Driver {
         self.space().map(address, bytes, physical, offset).map_err(|error| memory_error(&error))
     }
 
-    /// `cuMemUnmap`: waits for all work first, as the driver does.
+    /// `cuMemUnmap`: first waits for all operations, as the real driver does.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         let state = self.lock();
         let ends = state.streams.all_tails();
@@ -68,7 +68,7 @@ impl Driver {
         self.space().set_access(address, bytes, device, access).map_err(|error| memory_error(&error))
     }
 
-    /// The handle of the memory behind an address, for `cuMemRetainAllocationHandle`: a new handle to the same memory.
+    /// `cuMemRetainAllocationHandle`: a new handle to the memory mapped at an address.
     pub fn retain_physical(&self, address: u64) -> Result<PhysicalId> {
         let mut state = self.lock();
         let allocation = self.find(address)?;

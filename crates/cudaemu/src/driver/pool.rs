@@ -1,4 +1,4 @@
-//! Memory pools, and allocation in the order of a stream.
+//! Memory pools and stream-ordered allocation.
 
 use std::collections::BTreeSet;
 
@@ -7,33 +7,33 @@ use super::memory::{AllocationOrigin, memory_error};
 use crate::error::{Error, Result};
 use crate::handle::{PoolId, StreamId};
 
-/// A pool.
+/// A memory pool.
 #[derive(Debug)]
 pub struct Pool {
-    /// Where its memory lies.
+    /// Device that holds its memory.
     pub device: u32,
-    /// It came with the device, and stays.
+    /// A default pool, which cannot be destroyed.
     pub fixed: bool,
-    /// The program destroyed it; it goes when its memory does.
+    /// The program destroyed it; it is removed when its last allocation is freed.
     pub destroyed: bool,
-    /// Attributes 1 to 4 as they were set.
+    /// Values of attributes 1 to 4.
     settings: [u64; 4],
-    /// The most bytes in use since that was set back.
+    /// High-water mark of bytes in use since its last reset.
     high: u64,
-    /// The most bytes it may hold; 0: no limit of its own.
+    /// Maximum bytes that it may hold; 0 for no limit of its own.
     most: u64,
-    /// Other devices that may touch its memory.
+    /// Other devices that may access its memory.
     pub accessible: BTreeSet<u32>,
 }
 
 impl Pool {
-    /// An empty one.
+    /// An empty pool.
     pub fn new(device: u32, fixed: bool) -> Self {
         Self { device, fixed, destroyed: false, settings: [1, 1, 1, 0], high: 0, most: 0, accessible: BTreeSet::new() }
     }
 }
 
-/// A pool's attribute: 4 or 8 bytes.
+/// Value of a pool attribute, 4 or 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolValue {
     /// `int`
@@ -51,7 +51,7 @@ impl Driver {
         Ok(self.lock().pools.insert(pool))
     }
 
-    /// `cuMemPoolDestroy`: memory that is in use stays until it is freed.
+    /// `cuMemPoolDestroy`: memory in use stays valid until it is freed.
     pub fn destroy_pool(&self, id: PoolId) -> Result<()> {
         let mut state = self.lock();
         let pool = live(state.pools.get_mut(id)?)?;
@@ -79,14 +79,14 @@ impl Driver {
         Ok(match attribute {
             1..=3 => PoolValue::Int(pool.settings[attribute as usize - 1] as u32),
             4 => PoolValue::Long(pool.settings[3]),
-            // Nothing is held in reserve: what is reserved is what is used.
+            // A pool keeps no freed memory, so reserved memory equals memory in use.
             5 | 7 => PoolValue::Long(used),
             6 | 8 => PoolValue::Long(pool.high),
             _ => return Err(Error::InvalidValue),
         })
     }
 
-    /// `cuMemPoolSetAttribute`: the high-water marks can only be set to 0.
+    /// `cuMemPoolSetAttribute`: high-water marks can only be reset to 0.
     pub fn set_pool_attribute(&self, id: PoolId, attribute: u32, value: u64) -> Result<()> {
         let mut state = self.lock();
         let used = state.memory.pool_bytes(id);
@@ -99,7 +99,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemAllocAsync` (no pool named: the current one of the stream's device) and `cuMemAllocFromPoolAsync`.
+    /// `cuMemAllocAsync` (without a pool: the current pool of the stream's device) and `cuMemAllocFromPoolAsync`.
     pub fn allocate_async(&self, bytes: u64, pool: Option<PoolId>, stream: StreamId) -> Result<u64> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
@@ -170,7 +170,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Fails for a pool that is not there: `cuMemPoolTrimTo` has nothing to give back.
+    /// `cuMemPoolTrimTo`: only checks the handle, because a pool keeps no freed memory.
     pub fn trim_pool(&self, id: PoolId) -> Result<()> {
         live(self.lock().pools.get_mut(id)?).map(drop)
     }

@@ -1,4 +1,4 @@
-//! What work costs in simulated time.
+//! Costs of operations in simulated time.
 
 use super::{Driver, DriverState};
 use crate::engine::{CopyEndpoint, OpCost, StreamOp, StreamPoint};
@@ -7,7 +7,7 @@ use crate::handle::{ContextId, StreamId};
 use crate::mem::AllocationKind;
 
 impl Driver {
-    /// Appends work to a stream, at its cost.
+    /// Appends an operation with its cost to a stream.
     pub(super) fn enqueue(&self, state: &mut DriverState, stream: StreamId, work: StreamOp) -> Result<StreamPoint> {
         if matches!(work, StreamOp::Launch(_)) {
             state.streams.host_launched();
@@ -17,7 +17,7 @@ impl Driver {
         state.streams.submit_costing(stream, work, Vec::new(), cost)
     }
 
-    /// What work keeps busy, and for how much.
+    /// The resource that an operation occupies, and the amount of work.
     pub(super) fn cost(&self, state: &DriverState, context: ContextId, work: &StreamOp) -> OpCost {
         if !state.streams.time.is_enabled() {
             return OpCost::Nothing;
@@ -43,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// The device where one side of a copy lies; none for the host.
+    /// The device that holds one side of a copy; `None` for host memory.
     fn place(&self, side: &CopyEndpoint) -> Option<u32> {
         let CopyEndpoint::Known { address, .. } = side else { return None };
         let allocation = self.space().find(*address)?;

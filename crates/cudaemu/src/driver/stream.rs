@@ -1,4 +1,4 @@
-//! Streams and events: submitting, waiting, asking.
+//! Streams and events: creation, submission, waits and queries.
 
 use super::graph::GraphNode;
 use super::{Driver, DriverState, StateGuard};
@@ -14,8 +14,8 @@ const EVENT_NO_TIMING: u32 = 2;
 const EVENT_INTERPROCESS: u32 = 4;
 
 impl DriverState {
-    /// The stream that a handle names: 0 and 1 are the legacy default stream of the current context, 2 is the thread's own.
-    /// Fails with the fault of a lost context.
+    /// Resolves a stream handle: 0 and 1 are the legacy default stream of the current context, 2 is the thread's default stream.
+    /// Fails with the context's fault after one.
     pub fn resolve_stream(&mut self, stream: StreamId) -> Result<StreamId> {
         let id = match crate::engine::default_stream_kind(stream) {
             Some(kind) => {
@@ -36,7 +36,7 @@ impl DriverState {
         Ok(self.streams.get(stream)?.context)
     }
 
-    /// `cuStreamCreate` and its kin.
+    /// `cuStreamCreate` and similar calls.
     pub fn create_stream(&mut self, flags: u32, priority: i32) -> Result<StreamId> {
         let context = self.current()?;
         let kind = match flags {
@@ -47,8 +47,8 @@ impl DriverState {
         Ok(self.streams.create(context, kind, priority))
     }
 
-    /// `cuStreamDestroy`: default streams cannot be destroyed; what is queued still runs.
-    /// The graph, if there is one, that a capture which began in it has recorded for nothing.
+    /// Ends a stream for `cuStreamDestroy`: default streams cannot be destroyed; queued operations still run. Returns the graph of
+    /// a capture that began in this stream, if any: nothing can use it any more.
     pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
         if crate::engine::default_stream_kind(stream).is_some() {
             return Err(Error::InvalidHandle);
@@ -95,8 +95,8 @@ impl Driver {
         lost.map_or(Ok(()), |graph| self.destroy_graph(graph))
     }
 
-    /// Appends work to a stream. Whether some of the work that waits is done at once is the seed's choice too: CUDA allows a
-    /// stream to begin as soon as it likes.
+    /// Appends an operation to a stream. The seed also chooses whether some queued operations run at once: CUDA may start a stream
+    /// at any time.
     pub fn submit<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
         if state.captures.is_capturing(stream)? {
             return state.capture(stream, work);
@@ -106,7 +106,7 @@ impl Driver {
         Ok(())
     }
 
-    /// In one submission of four, up to four pieces of work run.
+    /// One submission in four runs up to four queued operations.
     pub(super) fn maybe_run_ops<'a>(&'a self, mut state: StateGuard<'a>) {
         self.wake_runner();
         if state.order.choose(4) == 0 {
@@ -120,7 +120,7 @@ impl Driver {
         }
     }
 
-    /// Appends work and waits for it: a call that is synchronous with the host.
+    /// Appends an operation and waits for it: a call that is synchronous with the host.
     pub fn submit_and_wait<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
         state.check_host_wait(stream)?;
         let point = self.enqueue(&mut state, stream, work)?;
@@ -140,7 +140,7 @@ impl Driver {
         state.check_alive(context)
     }
 
-    /// `cuStreamQuery`: asking lets some work run, so that a program that asks until it is done gets there.
+    /// `cuStreamQuery`: each query executes some operations, so that a program that polls makes progress.
     pub fn query_stream(&self, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         let stream = state.resolve_stream(stream)?;
@@ -157,8 +157,8 @@ impl Driver {
         if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }
 
-    /// `cuStreamWaitEvent`: an event that was never recorded is no wait. With flag 1 a captured wait becomes a node that waits when the
-    /// graph runs.
+    /// `cuStreamWaitEvent`: an event that was never recorded does not block. With flag 1 a captured wait becomes a node that waits
+    /// when the graph runs.
     pub fn wait_event(&self, stream: StreamId, event: EventId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);
@@ -175,8 +175,8 @@ impl Driver {
         }
     }
 
-    /// `cuEventRecord`: event and stream must be of one context. In a capturing stream the event stands for what was recorded so far; with
-    /// flag 1 it becomes a node that records it when the graph runs.
+    /// `cuEventRecord`: event and stream must belong to one context. In a capturing stream the event marks the nodes captured so
+    /// far; with flag 1 it becomes a node that records the event when the graph runs.
     pub fn record_event(&self, event: EventId, stream: StreamId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);
@@ -199,7 +199,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuEventSynchronize`: an event that was never recorded is reached.
+    /// `cuEventSynchronize`: returns at once for an event that was never recorded.
     pub fn synchronize_event(&self, event: EventId) -> Result<()> {
         let mut state = self.lock();
         let found = state.events.get(event)?;

@@ -1,4 +1,4 @@
-//! Events: points of streams, with the time when they were reached.
+//! Events: a point of a stream, and the time at which it was reached.
 
 use super::StreamPoint;
 use crate::handle::ContextId;
@@ -6,18 +6,18 @@ use crate::handle::ContextId;
 /// An event.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Whose it is.
+    /// The context that it belongs to.
     pub context: ContextId,
-    /// Its time counts (not `CU_EVENT_DISABLE_TIMING`).
+    /// Whether it records times (not `CU_EVENT_DISABLE_TIMING`).
     pub timing: bool,
-    /// Where it was last recorded.
+    /// Point of its last record.
     pub recorded: Option<StreamPoint>,
-    /// When that was reached, in microseconds since the driver began.
+    /// Time at which the point was reached, in microseconds since the driver started.
     pub time: Option<f64>,
 }
 
 impl Event {
-    /// One that was not recorded yet.
+    /// An event that was never recorded.
     pub fn new(context: ContextId, timing: bool) -> Self {
         Self { context, timing, recorded: None, time: None }
     }

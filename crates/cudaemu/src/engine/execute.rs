@@ -1,4 +1,4 @@
-//! Doing a piece of work, outside of the driver's lock.
+//! Execution of stream operations, outside of the driver's lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -11,60 +11,60 @@ use crate::exec;
 use crate::fault::{FaultKind, FaultReport};
 use crate::mem::{AddressSpace, MemorySnapshot};
 
-/// What doing work needs of the machine. Shared, and the same as long as the driver lives.
+/// Shared resources for executing operations; constant for the lifetime of a driver.
 #[derive(Debug)]
 pub struct OpExecutor {
-    /// All memory.
+    /// The address space of all memory.
     pub space: Arc<AddressSpace>,
-    /// Multiprocessors of each device.
+    /// Number of multiprocessors of each device.
     pub sms: Vec<u32>,
-    /// Threads that execute blocks.
+    /// Host threads that execute blocks.
     pub threads: usize,
-    /// Warp instructions of one block after which a launch counts as endless.
+    /// Limit of warp instructions of one block, after which a launch counts as endless.
     pub max_instructions: u64,
-    /// Faults that only the checker sees do not stop a launch.
+    /// Faults that hardware would not notice are reported without stopping the launch.
     pub report_only: bool,
-    /// Traffic and the distinct bytes that kernels touch are counted.
+    /// Whether traffic and the distinct bytes that kernels touch are counted.
     pub counting: bool,
-    /// Held by the cooperative kernel that runs: those of a context share what their blocks meet through, and two threads of the
-    /// program may each run one.
+    /// Held while a cooperative kernel runs: all cooperative kernels of a context share one workspace, and two threads of the
+    /// program could execute one each.
     pub cooperative: Mutex<()>,
-    /// When the driver began.
+    /// Time at which the driver started.
     pub began: Instant,
 }
 
-/// What came of it.
+/// Result of an operation.
 #[derive(Debug, Default)]
 pub struct OpOutcome {
-    /// The context is lost.
+    /// The error that the context had, if the operation failed.
     pub error: Option<Error>,
-    /// What the checker found.
+    /// Reports of the checker.
     pub reports: Vec<String>,
     /// Counts of a kernel, with its name.
     pub counts: Vec<(String, KernelCounts)>,
     /// Bytes copied between host and device.
     pub host_bytes: u64,
-    /// It cannot be done yet.
+    /// The operation, if it must be retried later.
     pub retry: Option<StreamOp>,
 }
 
 impl OpExecutor {
-    /// Microseconds since the driver began.
+    /// Microseconds since the driver started.
     pub fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64() * 1e6
     }
 
-    /// Does it.
+    /// Executes an operation.
     pub fn execute(&self, work: StreamOp) -> OpOutcome {
         let mut done = OpOutcome::default();
         let failed = match work {
             StreamOp::Launch(launch) => self.launch(*launch, &mut done),
             StreamOp::Memcpy(copy) => copy.perform(&self.space.snapshot(), &mut done.host_bytes),
             StreamOp::Memset(fill) => fill.perform(&self.space.snapshot()),
-            // The driver has its own thread for these.
+            // Callbacks run on the driver's callback thread and never get here.
             StreamOp::Call(_) => Err(FaultKind::Internal("a function of the program is no work of the device".into())),
             StreamOp::Record(_) | StreamOp::Wait => Ok(()),
-            // That it is an allocation was checked when it was submitted; that it still is one, the program has to see to.
+            // The submission checked that this is an allocation. If it no longer is one, the program has freed it twice.
             StreamOp::Free(address) => {
                 self.space.free(address).map(drop).map_err(|error| FaultKind::UseAfterFree(error.to_string()))
             }
@@ -140,7 +140,7 @@ impl OpOutcome {
     }
 }
 
-/// The code that a context answers after a fault. What only the checker sees is an unspecified launch failure.
+/// The error code of a context after a fault. A fault that hardware would not notice becomes an unspecified launch failure.
 fn hardware_error(kind: &FaultKind) -> Error {
     match kind {
         FaultKind::OutOfBounds(_) | FaultKind::UseAfterFree(_) | FaultKind::NotAccessible(_) => Error::IllegalAddress,
@@ -160,7 +160,7 @@ fn hardware_error(kind: &FaultKind) -> Error {
 }
 
 impl Memcpy {
-    /// Copies row by row; `host_bytes` grows by what passes between host and device.
+    /// Copies row by row; adds the bytes copied between host and device to `host_bytes`.
     fn perform(&self, view: &MemorySnapshot, host_bytes: &mut u64) -> Result<(), FaultKind> {
         let crosses = self.from.on_host(view) != self.to.on_host(view);
         if crosses {
@@ -223,7 +223,7 @@ impl Memcpy {
 }
 
 impl CopyEndpoint {
-    /// Address of a row in known memory; its offset in the program's.
+    /// Address of a row in registered memory, or its offset in pageable memory.
     fn address(&self, slice_index: u64, row: u64) -> u64 {
         match self {
             Self::Known { address, pitch, slice } => address + slice * slice_index + pitch * row,

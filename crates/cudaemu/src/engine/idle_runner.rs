@@ -1,9 +1,9 @@
-//! The idle runner: does what is queued when the program makes no calls.
+//! Idle runner: a background thread that executes queued operations while the program makes no calls.
 //!
-//! Work normally runs on the threads that wait for it. A program may also wait by other means, such as for what a host function does
-//! or for a value in pinned memory; for its sake a thread of ours runs ready work when no call has come for a while. The thread
-//! sleeps without a timeout while nothing is queued, is started by the first submission, and ends with the driver; a process that
-//! ends does not wait for it.
+//! Operations normally execute on the threads that wait for them. A program may also wait by other means, such as for the effect of
+//! a host function or for a value in pinned memory. For these cases the idle runner executes ready operations when no call arrived
+//! for a while. The first submission starts the thread. It sleeps without a timeout while nothing is queued, and ends with the
+//! driver; process exit does not wait for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,20 +11,20 @@ use std::time::Duration;
 
 use crate::console::log_stderr;
 
-/// What came of a step.
+/// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepProgress {
-    /// Something was done; there may be more.
+    /// An operation was executed; there may be more.
     Moved,
-    /// Something is queued, but cannot be done now.
+    /// Operations are queued, but none can execute now.
     Blocked,
     /// Nothing is queued.
     Idle,
-    /// The driver is gone.
+    /// The driver was dropped.
     Gone,
 }
 
-/// The handle of the thread; dropping it ends the thread after its step.
+/// Handle of the thread. Dropping it ends the thread after its current step.
 #[derive(Debug)]
 pub struct IdleRunner {
     shared: Arc<Shared>,
@@ -32,7 +32,7 @@ pub struct IdleRunner {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Calls so far: whether one came meanwhile is seen by comparing.
+    /// Number of calls so far. The thread compares two readings to detect a call in between.
     calls: AtomicU64,
     state: Mutex<State>,
     wake: Condvar,
@@ -52,12 +52,13 @@ impl Default for IdleRunner {
 }
 
 impl IdleRunner {
-    /// A call came: the program is not idle.
+    /// Records a call: the program is not idle.
     pub fn note_call(&self) {
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Something is queued. The first time, the thread is made: it calls what `step` makes when no call came for `quiet`.
+    /// Wakes the thread after a submission. The first submission starts it: the thread calls the function that `step` returns when
+    /// no API call arrived for `quiet`.
     pub fn notify_submitted<S: FnMut() -> StepProgress + Send + 'static>(
         &self,
         quiet: Duration,
@@ -80,7 +81,7 @@ impl IdleRunner {
         let made = std::thread::Builder::new().name("cudaemu idle".into()).spawn(move || shared.run(quiet, step));
         if let Err(error) = made {
             log_stderr(format_args!(
-                "no thread for idle times ({error}): queued work runs only when the program waits for it"
+                "cannot start the idle runner's thread ({error}): queued work runs only when the program waits for it"
             ));
         }
     }
@@ -114,7 +115,7 @@ impl Shared {
             if self.calls.load(Ordering::Relaxed) != before {
                 continue;
             }
-            // What is submitted from here on sets it again.
+            // A submission from here on sets the flag again, so none is lost.
             state.queued = false;
             drop(state);
             let progress = loop {
@@ -139,8 +140,8 @@ mod tests {
     use std::sync::mpsc;
 
     const QUIET: Duration = Duration::from_micros(200);
-    /// Only a failure waits so long.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    /// Test timeout: only a failure waits this long.
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn runs_what_is_queued_and_parks() {
@@ -156,21 +157,21 @@ mod tests {
         let again = || || -> StepProgress { unreachable!("the thread is made once") };
         runner.notify_submitted(QUIET, step);
         for answer in [StepProgress::Moved, StepProgress::Blocked, StepProgress::Moved, StepProgress::Idle] {
-            seen.recv_timeout(PATIENCE).unwrap();
+            seen.recv_timeout(TIMEOUT).unwrap();
             answers.send(answer).unwrap();
         }
-        // It sleeps now, or is about to; either way one submission is one step, with no other between.
+        // The thread sleeps now or is about to. In both cases one submission causes exactly one step.
         runner.note_call();
         runner.notify_submitted(QUIET, again);
-        seen.recv_timeout(PATIENCE).unwrap();
-        // Work that comes during a step is not forgotten.
+        seen.recv_timeout(TIMEOUT).unwrap();
+        // A submission during a step is not lost.
         runner.notify_submitted(QUIET, again);
         answers.send(StepProgress::Idle).unwrap();
-        seen.recv_timeout(PATIENCE).unwrap();
+        seen.recv_timeout(TIMEOUT).unwrap();
         answers.send(StepProgress::Idle).unwrap();
         drop(runner);
-        // The thread ends, and drops its end of the channel, without another step.
-        assert_eq!(seen.recv_timeout(PATIENCE), Err(mpsc::RecvTimeoutError::Disconnected));
+        // The thread ends without another step and drops its end of the channel.
+        assert_eq!(seen.recv_timeout(TIMEOUT), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[test]
@@ -183,7 +184,7 @@ mod tests {
                 StepProgress::Gone
             }
         });
-        seen.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(seen.recv_timeout(PATIENCE), Err(mpsc::RecvTimeoutError::Disconnected));
+        seen.recv_timeout(TIMEOUT).unwrap();
+        assert_eq!(seen.recv_timeout(TIMEOUT), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 }

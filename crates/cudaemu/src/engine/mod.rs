@@ -1,15 +1,15 @@
-//! Streams, events and the order in which work runs.
+//! Streams, events, graphs, and the order in which operations execute. Open `stream.rs` first.
 //!
-//! Nothing runs when it is submitted. Work waits in its stream's queue ([`stream`]) until the program synchronises with
-//! something (or asks whether it is done), and then one stream after another is chosen by the seed among those whose first work
-//! has all that it waits for ([`order`]): so every order that CUDA allows can occur, and a program that forgot a dependency
-//! meets one that it did not expect. An [`event`] is a point of a stream; to wait for it is to wait for that point.
-//! While the program makes no calls, a [`runner`] of ours does what is ready.
+//! Submission executes nothing. An operation waits in its stream's queue (`stream`) until the program synchronises (or queries).
+//! Then the seed repeatedly chooses a stream (`schedule_rng`) among those whose first operation has all its dependencies met. So
+//! every order that CUDA allows can occur, and a program with a missing dependency gets an order that it did not expect. An
+//! [`Event`] marks a point of a stream; waiting for an event means waiting for that point. While the program makes no calls, an
+//! [`IdleRunner`] executes ready operations.
 //!
-//! A [`graph`] becomes work in streams of its own when it is launched; [`capture`] knows which streams record into one. What
-//! [`time`] simulates is computed from what is submitted, in the order of submission.
+//! Launching a graph (`graph`) submits its nodes to hidden streams; `capture` tracks which streams record into a graph. Simulated
+//! time (`simulated_time`) is computed from what is submitted, in the order of submission.
 //!
-//! The state is guarded by the driver's lock; work itself runs outside of it ([`run`]), on the thread that synchronises.
+//! The driver's lock guards the state. Operations execute outside of the lock (`execute`), on the thread that synchronises.
 
 mod capture;
 mod event;

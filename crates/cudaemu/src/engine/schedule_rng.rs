@@ -1,16 +1,16 @@
-//! The choice among legal orders.
+//! Seeded random choice among the execution orders that CUDA allows.
 
 /// A seeded sequence of choices (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct ScheduleRng(u64);
 
 impl ScheduleRng {
-    /// The sequence of a seed.
+    /// The sequence for a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// One of `count` (at least 1).
+    /// A number below `count`, which must be at least 1.
     pub fn choose(&mut self, count: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;

@@ -1,52 +1,52 @@
-//! Simulated time: when work would begin and end on a machine of the rates that are set.
+//! Simulated time: when operations would begin and end on a machine with the configured rates.
 //!
-//! Times are computed when work is *submitted*, since all durations are known then: they depend on what the program submits, and not
-//! on the order in which the emulator happens to execute it. The rule: a piece of work begins as early as its resource has a gap
-//! that is long enough, but not before
+//! Times are computed when an operation is *submitted*. All durations are known then, so times depend on what the program submits,
+//! and not on the order in which the emulator executes it. The rule: an operation begins in the first gap of its resource that is
+//! long enough, but not before
 //!
 //! - the clock of the thread that submitted it,
-//! - the end of its stream's earlier work, and of what the default stream's rules imply,
-//! - the ends of all that it waits for (events, the nodes of a graph before it).
+//! - the end of its stream's earlier operations, and of the operations that the default stream's rules imply,
+//! - the ends of its dependencies (events, predecessors in a graph).
 //!
-//! Resources are: a device's multiprocessors (kernels, and copies and fills within the device; several places if so set), one copy
-//! engine from the host and one to the host per device, and one link per direction between two devices. Everything else (events,
-//! host functions, allocations, awaited values) takes no time. Gaps are given in the order of submission.
+//! Resources are: a device's multiprocessors (kernels, and copies and fills within the device; several slots if so configured), one
+//! copy engine from the host and one to the host per device, and one link per direction between two devices. Everything else
+//! (events, host functions, allocations, awaited values) takes no time. Gaps are assigned in the order of submission.
 //!
-//! Each host thread has a clock of its own, which begins at 0: a launch of a kernel or a graph keeps the thread busy for
-//! `CUDAEMU_LAUNCH_US`, and waiting for a point sets the thread's clock to that point's time at least. Asking whether a point is
-//! reached gets the answer of the thread's clock, and passes the time: 1 µs, and twice as much each time that the thread asks again
-//! without having done anything else, but never beyond the point. What one thread tells another by other means than streams and
-//! events does not move clocks.
+//! Each host thread has its own clock, which starts at 0. Launching a kernel or a graph keeps the thread busy for
+//! `CUDAEMU_LAUNCH_US`; waiting for a point advances the thread's clock to at least that point's time. A query whether a point is
+//! reached compares with the thread's clock and advances it: by 1 µs, and by twice as much at each further query that follows
+//! directly, but never beyond the point. Synchronisation between threads by other means than streams and events does not advance
+//! clocks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
 
 use crate::config::SimulatedRates;
 
-/// Picoseconds since the driver began: whole numbers, so that sums do not depend on their order.
+/// Picoseconds since the driver started. Integers, so that sums do not depend on their order.
 pub type Picos = u64;
 
-/// Picoseconds of a microsecond.
+/// Picoseconds per microsecond.
 const MICRO: f64 = 1e6;
 
-/// What a piece of work keeps busy, and for how much.
+/// The resource that an operation occupies, and the amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpCost {
-    /// No time.
+    /// No resource: takes no time.
     Nothing,
-    /// A kernel of a device.
+    /// A kernel on this device.
     Kernel(u32),
-    /// Bytes from the host to a device.
+    /// This many bytes from the host to this device.
     ToDevice(u32, u64),
-    /// Bytes from a device to the host.
+    /// This many bytes from this device to the host.
     ToHost(u32, u64),
-    /// Bytes from one device to another.
+    /// Bytes from the first device to the second.
     Peer(u32, u32, u64),
-    /// Bytes written within a device.
+    /// Bytes written within this device.
     Within(u32, u64),
 }
 
-/// What only so much work can use at once.
+/// A resource with a limited number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Resource {
     Compute(u32),
@@ -55,10 +55,10 @@ enum Resource {
     Link(u32, u32),
 }
 
-/// Gaps that are remembered per place; older ones count as busy.
+/// Maximum gaps remembered per slot; older ones count as busy.
 const GAPS: usize = 1024;
 
-/// One place of a resource: when it is busy, sorted, no two of them touching.
+/// One slot of a resource: its busy intervals, sorted, no two of them adjacent.
 #[derive(Clone, Debug, Default)]
 struct Place(Vec<(Picos, Picos)>);
 
@@ -68,15 +68,15 @@ pub struct Timeline {
     rates: SimulatedRates,
     busy: BTreeMap<Resource, Vec<Place>>,
     threads: HashMap<ThreadId, Picos>,
-    /// How often threads have asked in vain since they last did anything else.
+    /// Number of consecutive failed queries per thread.
     asked: HashMap<ThreadId, u32>,
 }
 
-/// Picoseconds that a question takes.
+/// Picoseconds that the first failed query takes.
 const QUESTION: Picos = 1_000_000;
 
 impl Timeline {
-    /// With these rates; without any, nothing is simulated.
+    /// A timeline with these rates. If none is set, time is not simulated.
     pub fn new(rates: SimulatedRates) -> Self {
         Self { rates, ..Self::default() }
     }
@@ -92,13 +92,13 @@ impl Timeline {
         self.threads.get(&thread).copied().unwrap_or(0)
     }
 
-    /// When all work submitted so far has ended.
+    /// The time at which all operations submitted so far end.
     pub fn end(&self) -> Picos {
         let places = self.busy.values().flatten();
         places.filter_map(|place| place.0.last().map(|&(_, end)| end)).max().unwrap_or(0)
     }
 
-    /// A thread launches a kernel or a graph; its clock afterwards.
+    /// Advances a thread's clock by the duration of a launch; returns the new value.
     pub fn launch(&mut self, thread: ThreadId) -> Picos {
         let now = self.now(thread) + micros(self.rates.launch_us);
         if now > 0 {
@@ -107,7 +107,7 @@ impl Timeline {
         now
     }
 
-    /// A thread asks for something that happens at this time; whether it has happened by the thread's clock.
+    /// A thread queries whether something that happens at `time` has happened; advances its clock if not.
     pub fn poll(&mut self, thread: ThreadId, time: Picos) -> bool {
         let now = self.now(thread);
         if time > now {
@@ -123,19 +123,19 @@ impl Timeline {
         true
     }
 
-    /// A thread does something else than to ask.
+    /// Resets the thread's count of queries, because it made another call.
     pub fn reset_polling(&mut self, thread: ThreadId) {
         self.asked.remove(&thread);
     }
 
-    /// A thread has waited for something that happened at this time.
+    /// Advances a thread's clock to at least `time`, because it waited for something that happens then.
     pub fn advance_to(&mut self, thread: ThreadId, time: Picos) {
         if time > self.now(thread) {
             self.threads.insert(thread, time);
         }
     }
 
-    /// Finds the place in time of work that can begin at `ready`; when it ends.
+    /// Schedules an operation that may begin at `ready`; returns its end.
     pub fn schedule(&mut self, cost: OpCost, ready: Picos) -> Picos {
         let Some((resource, duration)) = self.needs(cost) else { return ready };
         let count = match resource {
@@ -149,7 +149,7 @@ impl Timeline {
         start + duration
     }
 
-    /// Resource and duration; none for what takes no time.
+    /// Resource and duration; `None` if the operation takes no time.
     fn needs(&self, cost: OpCost) -> Option<(Resource, Picos)> {
         let rates = &self.rates;
         let (resource, duration) = match cost {
@@ -168,13 +168,13 @@ fn micros(micros: Option<f64>) -> Picos {
     (micros.unwrap_or(0.0) * MICRO).round() as Picos
 }
 
-/// A gigabyte a second is a byte in 1000 ps.
+/// Duration of a transfer. One gigabyte per second is one byte per 1000 ps.
 fn transfer(bytes: u64, gigabytes_per_second: Option<f64>) -> Picos {
     gigabytes_per_second.map_or(0, |rate| (bytes as f64 * 1000.0 / rate).round() as Picos)
 }
 
 impl Place {
-    /// The start of the first gap from `ready` on that is long enough.
+    /// Start of the first gap from `ready` on that is long enough.
     fn earliest(&self, ready: Picos, duration: Picos) -> Picos {
         let first = self.0.partition_point(|&(_, end)| end <= ready);
         let mut start = ready;
@@ -187,7 +187,7 @@ impl Place {
         start
     }
 
-    /// Notes that it is busy then; that is a gap now.
+    /// Marks an interval as busy; it must be a gap.
     fn take(&mut self, start: Picos, end: Picos) {
         let at = self.0.partition_point(|&(from, _)| from < start);
         self.0.insert(at, (start, end));
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn kernels_and_both_copy_directions_overlap() {
         let mut time = timeline();
-        // Two streams, each: 50 µs to the device, kernel, 50 µs back. The copies of one direction take turns.
+        // Two streams, each: 50 µs to the device, kernel, 50 µs back. Copies in the same direction serialise.
         let mut ends = [0; 2];
         for end in &mut ends {
             *end = time.schedule(OpCost::ToDevice(0, 1_000_000), *end);
@@ -259,7 +259,7 @@ mod tests {
             *end = time.schedule(OpCost::ToHost(0, 1_000_000), *end);
         }
         assert_eq!(ends, [110 * US, 160 * US]);
-        // Another device has all to itself.
+        // Another device has its own resources.
         assert_eq!(time.schedule(OpCost::Kernel(1), 0), 10 * US);
         assert_eq!(time.schedule(OpCost::Peer(0, 1, 1_000_000), 0), 20 * US);
         assert_eq!(time.schedule(OpCost::Peer(1, 0, 1_000_000), 0), 20 * US);
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(time.schedule(OpCost::Kernel(0), 25 * US), 35 * US);
         assert_eq!(time.schedule(OpCost::Kernel(0), 0), 10 * US);
         assert_eq!(time.schedule(OpCost::Kernel(0), 5 * US), 20 * US);
-        // 5 µs are left before 25: not enough.
+        // The gap before 25 µs has 5 µs left: not enough.
         assert_eq!(time.schedule(OpCost::Kernel(0), 5 * US), 45 * US);
         assert_eq!(time.schedule(OpCost::Within(0, 5_000_000), 0), 25 * US);
         assert_eq!(time.busy[&Resource::Compute(0)][0].0, [(0, 45 * US)]);
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!((time.now(me), time.now(other)), (30 * US, 0));
     }
 
-    /// What ends later has not happened yet, and asking passes the time, faster and faster.
+    /// A point that ends later is not reached yet; each query advances the clock by twice as much as the one before.
     #[test]
     fn questions_pass_the_time() {
         let mut time = timeline();
@@ -322,7 +322,7 @@ mod tests {
             looks.push(time.now(me) / US);
         }
         assert_eq!((looks, time.now(me)), (vec![1, 3, 7, 15], 20 * US));
-        // Between other things a question takes no longer than the first.
+        // With other calls in between, every query takes only the first query's time.
         for _ in 0..3 {
             time.reset_polling(me);
             assert!(!time.poll(me, 50 * US));

@@ -1,4 +1,4 @@
-//! Streams: queues of work, and what their work waits for.
+//! Streams: queues of operations, and the dependencies of the queued operations.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::thread::{self, ThreadId};
@@ -8,34 +8,34 @@ use super::simulated_time::{OpCost, Picos, Timeline};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle, HandleTable, StreamId};
 
-/// How a stream stands to the legacy default stream of its context.
+/// How a stream synchronises with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// The legacy default stream: waits for all blocking streams, and they wait for it.
     Legacy,
-    /// The default stream of one thread; it is a blocking one.
+    /// The default stream of one thread, which is a blocking stream.
     PerThread(ThreadId),
-    /// Made with `CU_STREAM_DEFAULT`.
+    /// Created with `CU_STREAM_DEFAULT`.
     Blocking,
-    /// Made with `CU_STREAM_NON_BLOCKING`.
+    /// Created with `CU_STREAM_NON_BLOCKING`.
     NonBlocking,
 }
 
-/// A point of a stream: the end of its `index`-th work, from 1. Index 0 is always reached.
+/// Timeline point of a stream: the end of its `index`-th operation, from 1. Index 0 is always reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamPoint {
     /// The stream.
     pub stream: StreamId,
-    /// How much of its work has to be done.
+    /// Number of operations that must be done.
     pub index: u64,
-    /// When that is, in simulated time; 0 without.
+    /// The simulated time of the point; 0 without simulated time.
     pub time: Picos,
 }
 
-/// Work in a queue.
+/// A queued operation.
 #[derive(Debug)]
 struct Item {
-    /// What to do.
+    /// The operation.
     work: StreamOp,
     /// Points of other streams that must be reached first.
     after: Vec<StreamPoint>,
@@ -44,25 +44,25 @@ struct Item {
 /// A stream.
 #[derive(Debug)]
 pub struct Stream {
-    /// Whose it is.
+    /// The context that it belongs to.
     pub context: ContextId,
     /// Its kind.
     pub kind: StreamKind,
-    /// Priority, clamped: 0 is the lowest, -5 the highest.
+    /// Priority within the valid range: 0 is the lowest, -5 the highest.
     pub priority: i32,
     /// `cuStreamGetId`
     pub id: u64,
-    /// Work that has not begun.
+    /// Operations that have not started.
     queue: VecDeque<Item>,
-    /// Points that the next work has to wait for.
+    /// Points that the next operation must wait for.
     pending: Vec<StreamPoint>,
     submitted: u64,
     done: u64,
-    /// Simulated end of all that was submitted.
+    /// Simulated end of all submitted operations.
     time: Picos,
-    /// Its first work is being done now.
+    /// Whether its first operation is executing.
     running: bool,
-    /// The program destroyed it; it goes when its work is done.
+    /// The program destroyed it; it is removed when its operations are done.
     destroyed: bool,
 }
 
@@ -71,19 +71,19 @@ pub struct Stream {
 pub struct Streams {
     table: HandleTable<StreamId, Stream>,
     made: u64,
-    /// Simulated time.
+    /// The simulated clock.
     pub time: Timeline,
-    /// Simulated ends of streams that are gone, for default streams of their context that have to wait for them.
+    /// Simulated ends of removed streams, which the default streams of their context must still wait for.
     past: BTreeMap<ContextId, Picos>,
 }
 
 impl Streams {
-    /// None, with this clock.
+    /// No streams, with this clock.
     pub fn new(time: Timeline) -> Self {
         Self { time, ..Self::default() }
     }
 
-    /// A new stream.
+    /// Creates a stream.
     pub fn create(&mut self, context: ContextId, kind: StreamKind, priority: i32) -> StreamId {
         self.made += 1;
         self.table.insert(Stream {
@@ -101,7 +101,8 @@ impl Streams {
         })
     }
 
-    /// A stream of the driver's own: programs cannot name it, nothing waits for it implicitly, and it goes when its work is done.
+    /// Creates a hidden stream: programs cannot name it, no other stream waits for it implicitly, and it is removed when its
+    /// operations are done.
     pub fn create_internal(&mut self, context: ContextId) -> StreamId {
         let id = self.create(context, StreamKind::NonBlocking, 0);
         if let Ok(stream) = self.table.get_mut(id) {
@@ -110,12 +111,12 @@ impl Streams {
         id
     }
 
-    /// A stream that the program has not destroyed.
+    /// The stream of a handle; fails if the program destroyed it.
     pub fn get(&self, stream: StreamId) -> Result<&Stream> {
         self.table.get(stream).ok().filter(|stream| !stream.destroyed).ok_or(Error::InvalidHandle)
     }
 
-    /// The default stream of a context: the legacy one, or that of this thread (made if it is not there yet).
+    /// The default stream of a context: the legacy one, or this thread's (created at its first use).
     pub fn default_of(&mut self, context: ContextId, kind: StreamKind) -> StreamId {
         let found = self.table.iter().find(|(_, stream)| stream.context == context && stream.kind == kind);
         match found {
@@ -124,18 +125,18 @@ impl Streams {
         }
     }
 
-    /// Appends work that takes no simulated time.
+    /// Appends an operation that takes no simulated time.
     pub fn submit(&mut self, stream: StreamId, work: StreamOp) -> Result<StreamPoint> {
         self.submit_costing(stream, work, Vec::new(), OpCost::Nothing)
     }
 
-    /// The same for work that also waits for points.
+    /// As [`Streams::submit`], with points to wait for.
     pub fn submit_after(&mut self, stream: StreamId, work: StreamOp, after: Vec<StreamPoint>) -> Result<StreamPoint> {
         self.submit_costing(stream, work, after, OpCost::Nothing)
     }
 
-    /// Appends work that waits for points. A blocking stream's work waits for what the legacy stream has by now, and the other way
-    /// round.
+    /// Appends an operation with points to wait for. An operation of a blocking stream also waits for everything that the legacy
+    /// stream has queued by now, and vice versa.
     pub fn submit_costing(
         &mut self,
         stream: StreamId,
@@ -157,7 +158,7 @@ impl Streams {
         Ok(StreamPoint { stream, index: target.submitted, time })
     }
 
-    /// When work that is submitted now could begin in simulated time.
+    /// The earliest simulated start of an operation that is submitted now.
     fn start<'a>(&self, stream: StreamId, after: impl Iterator<Item = &'a StreamPoint>) -> Result<Picos> {
         if !self.time.is_enabled() {
             return Ok(0);
@@ -171,41 +172,41 @@ impl Streams {
         Ok(after.map(|point| point.time).fold(own.time.max(past).max(host), Picos::max))
     }
 
-    /// The thread launches a kernel or a graph, which keeps it busy for a while.
+    /// Advances the calling thread's clock by the duration of a launch.
     pub fn host_launched(&mut self) {
         self.time.launch(thread::current().id());
     }
 
-    /// The thread asks for points that are reached: whether they are by its clock too.
+    /// Whether points that are reached are reached by the calling thread's simulated clock too.
     pub fn host_queried(&mut self, points: &[StreamPoint]) -> bool {
         let latest = points.iter().map(|point| point.time).max();
         self.time.poll(thread::current().id(), latest.unwrap_or(0))
     }
 
-    /// The thread has waited for points.
+    /// Advances the calling thread's clock to the points.
     pub fn host_waited(&mut self, points: &[StreamPoint]) {
         let latest = points.iter().map(|point| point.time).max();
         self.time.advance_to(thread::current().id(), latest.unwrap_or(0));
     }
 
-    /// All later work of the stream waits for the point.
+    /// Makes all later operations of the stream wait for the point.
     pub fn wait(&mut self, stream: StreamId, point: StreamPoint) -> Result<()> {
         self.get(stream)?;
         if point.stream != stream && (self.time.is_enabled() || !self.is_reached(point)) {
             self.table.get_mut(stream)?.pending.push(point);
-            // The wait takes a place in the queue: what the default streams imply must see it.
+            // The wait is queued as an operation, because the default streams' implicit dependencies must include it.
             self.submit(stream, StreamOp::Wait)?;
         }
         Ok(())
     }
 
-    /// The end of all that the stream has by now.
+    /// The end of everything that the stream has queued by now.
     pub fn tail(&self, stream: StreamId) -> StreamPoint {
         let (index, time) = self.table.get(stream).map_or((0, 0), |stream| (stream.submitted, stream.time));
         StreamPoint { stream, index, time }
     }
 
-    /// What a synchronisation with the stream waits for: with the legacy stream, that is all blocking streams too.
+    /// The points that synchronising with the stream waits for; for the legacy stream these include all blocking streams.
     pub fn sync_points(&self, stream: StreamId) -> Vec<StreamPoint> {
         let mut points = vec![self.tail(stream)];
         if self.table.get(stream).is_ok_and(|stream| stream.kind == StreamKind::Legacy) {
@@ -224,12 +225,12 @@ impl Streams {
         self.table.iter().map(|(id, _)| self.tail(id)).collect()
     }
 
-    /// Whether the point is reached. The streams that are gone have done all they had.
+    /// Whether the point is reached. Removed streams have reached all their points.
     pub fn is_reached(&self, point: StreamPoint) -> bool {
         self.table.get(point.stream).map_or(true, |stream| stream.done >= point.index)
     }
 
-    /// Streams whose first work can begin, oldest first.
+    /// Streams whose first operation can start, oldest first.
     pub fn ready(&self) -> Vec<StreamId> {
         let ready = |stream: &Stream| {
             let first = stream.queue.front();
@@ -238,7 +239,7 @@ impl Streams {
         self.table.iter().filter(|(_, stream)| ready(stream)).map(|(id, _)| id).collect()
     }
 
-    /// Whether some work waits or is being done.
+    /// Whether any operation is queued or executing.
     pub fn any_queued(&self) -> bool {
         self.table.iter().any(|(_, stream)| stream.running || !stream.queue.is_empty())
     }
@@ -248,12 +249,12 @@ impl Streams {
         self.table.iter().filter(move |(_, stream)| stream.context == context)
     }
 
-    /// The context of a stream, which may be one of the driver's own.
+    /// The context of a stream, which may be hidden.
     pub fn context_of(&self, stream: StreamId) -> Option<ContextId> {
         self.table.get(stream).ok().map(|stream| stream.context)
     }
 
-    /// Takes the first work of a stream, to be done now.
+    /// Takes the first operation of a stream to execute it now.
     pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, StreamOp)> {
         let stream = self.table.get_mut(stream).ok()?;
         let item = stream.queue.pop_front()?;
@@ -261,7 +262,7 @@ impl Streams {
         Some((stream.context, item.work))
     }
 
-    /// Puts work back that cannot be done yet (a value that has not come).
+    /// Puts an operation back that cannot execute yet (a wait for a value).
     pub fn requeue(&mut self, stream: StreamId, work: StreamOp) {
         if let Ok(stream) = self.table.get_mut(stream) {
             stream.running = false;
@@ -269,12 +270,12 @@ impl Streams {
         }
     }
 
-    /// Index of the work that [`Streams::begin`] gave.
+    /// Index of the operation that [`Streams::begin`] returned.
     pub fn running_index(&self, stream: StreamId) -> u64 {
         self.table.get(stream).map_or(0, |stream| stream.done + 1)
     }
 
-    /// The work that [`Streams::begin`] gave is done.
+    /// Marks the operation that [`Streams::begin`] returned as done.
     pub fn finish(&mut self, stream: StreamId) {
         if let Ok(found) = self.table.get_mut(stream) {
             found.running = false;
@@ -283,11 +284,12 @@ impl Streams {
         self.sweep(stream);
     }
 
-    /// Ends the handle; what is queued still runs.
+    /// Invalidates the handle; queued operations still run.
     pub fn destroy(&mut self, stream: StreamId) -> Result<()> {
         let (context, kind, time) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.time))?;
         if kind != StreamKind::NonBlocking && self.time.is_enabled() {
-            // When the stream itself goes depends on the order of execution; what waits for it must not.
+            // When the stream is removed depends on the order of execution; the simulated times of streams that wait for it must
+            // not.
             let past = self.past.entry(context).or_default();
             *past = time.max(*past);
         }
@@ -296,7 +298,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Ends all streams of a context at once, with what is queued, and gives those that the program left.
+    /// Removes all streams of a context at once, with their queued operations. Returns the streams that the program had not
+    /// destroyed.
     pub fn drop_context(&mut self, context: ContextId) -> Vec<StreamId> {
         self.past.remove(&context);
         let gone = self.table.remove_where(|_, stream| stream.context == context);
@@ -309,12 +312,12 @@ impl Streams {
     fn sweep(&mut self, id: StreamId) {
         let over = |stream: &Stream| stream.destroyed && !stream.running && stream.queue.is_empty();
         if self.table.get(id).is_ok_and(over) {
-            // It was just found.
+            // Cannot fail: the stream was found above.
             let _ = self.table.remove(id);
         }
     }
 
-    /// Points that work of this stream waits for because of the default stream's rules.
+    /// Points that an operation of this stream must wait for by the default stream's rules.
     fn implied(&self, stream: StreamId) -> Result<Vec<StreamPoint>> {
         let own = self.table.get(stream)?;
         let others = |wanted: fn(StreamKind) -> bool| {
@@ -336,7 +339,7 @@ impl Streams {
 pub const HIGHEST_PRIORITY: i32 = -5;
 
 impl Stream {
-    /// Whether all its work is done.
+    /// Whether all its operations are done.
     pub fn idle(&self) -> bool {
         self.done == self.submitted
     }
@@ -347,7 +350,7 @@ impl Stream {
     }
 }
 
-/// The null handle and the two special ones.
+/// The kind of default stream of the null handle and the two special handles; `None` for others.
 pub fn default_stream_kind(stream: StreamId) -> Option<StreamKind> {
     match stream.raw() {
         0 | 1 => Some(StreamKind::Legacy),

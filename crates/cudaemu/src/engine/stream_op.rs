@@ -1,4 +1,4 @@
-//! What streams do.
+//! Stream operations: the units of work in a stream's queue.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,77 +8,77 @@ use crate::exec;
 use crate::handle::EventId;
 use crate::mem::HostMemory;
 
-/// One piece of work. It holds all that it needs, so that it runs without the driver's lock.
+/// One operation. It holds everything that it needs, so that it executes without the driver's lock.
 #[derive(Debug)]
 pub enum StreamOp {
-    /// A kernel.
+    /// A kernel launch.
     Launch(Box<KernelLaunch>),
     /// A copy.
     Memcpy(Box<Memcpy>),
     /// A memset.
     Memset(Memset),
-    /// A function of the program.
+    /// A host function of the program.
     Call(HostCall),
-    /// An event is reached.
+    /// Marks an event as reached.
     Record(EventId),
-    /// Nothing: what it waits for is in its item.
+    /// No operation: only its dependencies matter.
     Wait,
-    /// Memory is given back, in the stream's order.
+    /// A stream-ordered free of the memory at this address.
     Free(u64),
-    /// A value is written: address, value, bytes (4 or 8).
+    /// Writes a value: address, value, bytes (4 or 8).
     WriteValue(u64, u64, u32),
-    /// A value is awaited: address, value, bytes (4 or 8), how it is compared.
+    /// Waits for a value: address, value, bytes (4 or 8), condition.
     WaitValue(u64, u64, u32, WaitCondition),
-    /// Several, with nothing in between.
+    /// Several operations that execute without others in between.
     Batch(Vec<StreamOp>),
 }
 
-/// A kernel to run.
+/// A kernel launch ready to run.
 #[derive(Clone, Debug)]
 pub struct KernelLaunch {
-    /// What the executor needs.
+    /// The executor's form of the launch.
     pub launch: exec::Launch,
-    /// Local memory that a thread may use.
+    /// Maximum bytes of local memory per thread.
     pub local_bytes: u32,
 }
 
 /// A copy of `height` × `depth` rows of `width` bytes.
 #[derive(Clone, Debug)]
 pub struct Memcpy {
-    /// From where.
+    /// Source.
     pub from: CopyEndpoint,
-    /// To where.
+    /// Destination.
     pub to: CopyEndpoint,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub width: u64,
-    /// Rows of a slice.
+    /// Rows per slice.
     pub height: u64,
-    /// Slices.
+    /// Number of slices.
     pub depth: u64,
 }
 
-/// One side of a copy. Rows are `pitch` apart, slices `slice`.
+/// One side of a copy. Rows are `pitch` bytes apart, slices `slice` bytes.
 #[derive(Clone, Debug)]
 pub enum CopyEndpoint {
-    /// Memory that the driver knows: of a device, pinned, registered or managed.
+    /// Memory in the address space: device, pinned, registered or managed.
     Known {
         /// Address of the first byte.
         address: u64,
-        /// Bytes from row to row.
+        /// Distance of rows in bytes.
         pitch: u64,
-        /// Bytes from slice to slice.
+        /// Distance of slices in bytes.
         slice: u64,
     },
-    /// Memory of the program that the driver does not know.
+    /// Pageable host memory.
     Host {
         /// The first byte.
         memory: HostMemory,
-        /// Bytes from row to row.
+        /// Distance of rows in bytes.
         pitch: u64,
-        /// Bytes from slice to slice.
+        /// Distance of slices in bytes.
         slice: u64,
     },
-    /// Bytes that were taken when the copy was submitted, row after row.
+    /// Staging copy of pageable memory, made at submission, row after row.
     Staged(Arc<[u8]>),
 }
 
@@ -87,37 +87,36 @@ pub enum CopyEndpoint {
 pub struct Memset {
     /// Address of the first byte.
     pub address: u64,
-    /// Bytes from row to row.
+    /// Distance of rows in bytes.
     pub pitch: u64,
     /// The element, in the lowest `bytes` bytes.
     pub value: u32,
     /// Bytes of an element: 1, 2 or 4.
     pub bytes: u8,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: u64,
-    /// Rows.
+    /// Number of rows.
     pub height: u64,
 }
 
-/// A function of the program, with its argument. A copy of it is the same call again, as graphs need it.
+/// A host function with its argument. Graphs clone it to call it again at each launch.
 #[derive(Clone)]
 pub struct HostCall {
-    /// What is called.
-    /// With the error that the context was lost to, if it is.
+    /// The call. Its argument is the error of a context that had a fault.
     pub run: Arc<dyn Fn(Option<Error>) + Send + Sync>,
-    /// It is called for a lost context too.
+    /// Whether it is called even if the context had a fault.
     pub run_after_error: bool,
-    /// Addresses of function and argument, for those who ask what a node of a graph does.
+    /// Addresses of function and argument, for `cuGraphHostNodeGetParams`.
     pub raw: [u64; 2],
 }
 
 impl Memcpy {
-    /// Bytes that it moves.
+    /// Bytes that the copy moves.
     pub fn bytes(&self) -> u64 {
         self.width * self.height * self.depth
     }
 
-    /// Whether another copy has the same kinds of memory on both sides.
+    /// Whether `other` has the same kinds of memory on both sides.
     pub fn same_route(&self, other: &Self) -> bool {
         let known = |side: &CopyEndpoint| matches!(side, CopyEndpoint::Known { .. });
         known(&self.from) == known(&other.from) && known(&self.to) == known(&other.to)
@@ -125,7 +124,7 @@ impl Memcpy {
 }
 
 impl Memset {
-    /// Bytes that it writes.
+    /// Bytes that the memset writes.
     pub fn total(&self) -> u64 {
         u64::from(self.bytes) * self.width * self.height
     }
@@ -137,21 +136,21 @@ impl fmt::Debug for HostCall {
     }
 }
 
-/// How `cuStreamWaitValue` compares, with the value in memory first.
+/// Comparison of `cuStreamWaitValue`, between the value found in memory and the given value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitCondition {
-    /// Not behind it, in wrapping arithmetic.
+    /// Found minus given is not negative, in wrapping arithmetic.
     Geq,
-    /// Equal.
+    /// Found equals given.
     Eq,
-    /// A bit in common.
+    /// They have a set bit in common.
     And,
-    /// A bit that neither has.
+    /// A bit is set in neither.
     Nor,
 }
 
 impl WaitCondition {
-    /// Whether the wait is over.
+    /// Whether the condition is met.
     pub fn holds(self, found: u64, value: u64, bytes: u32) -> bool {
         let mask = if bytes == 4 { u64::from(u32::MAX) } else { u64::MAX };
         match self {

@@ -1,4 +1,4 @@
-//! The sixteen barriers of a block.
+//! Block barriers: the sixteen `bar` barriers of a block and its cluster barrier.
 
 use crate::bytecode::{Barrier, BarrierKind};
 use crate::fault::{Fault, FaultKind};
@@ -6,9 +6,9 @@ use crate::operands::Args;
 
 use crate::exec_context::{ExecContext, Registers};
 
-/// Barriers that a block's instructions can name.
+/// Number of `bar` barriers of a block.
 const BARRIERS: usize = 16;
-/// Behind them: the cluster's barrier, for which arriving and waiting are two instructions. A cluster is one block here.
+/// Index of the cluster barrier, which has separate instructions to arrive and to wait. A cluster is always one block here.
 const CLUSTER: usize = BARRIERS;
 
 /// Lanes of a warp that execute a barrier instruction.
@@ -20,7 +20,7 @@ pub(super) struct Arrival {
     pub(super) barrier: Barrier,
 }
 
-/// Lanes that wait no longer, with what a reduction gave.
+/// Released lanes of a warp, with the results of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Released {
     pub(super) mask: u32,
@@ -30,7 +30,7 @@ pub(super) struct Released {
 }
 
 impl Released {
-    /// Writes a reduction's result: the first operand is its destination.
+    /// Writes a reduction's result to its destination, the first operand.
     pub(super) fn deliver(&self, kind: BarrierKind, regs: &mut Registers, args: &Args) {
         match kind {
             BarrierKind::Sync | BarrierKind::Arrive => {}
@@ -41,19 +41,19 @@ impl Released {
     }
 }
 
-/// One barrier, from its first arrival to its completion.
+/// State of one barrier between its first arrival and its completion.
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// Threads that have arrived; whole warps count 32 where the instruction is aligned and counted.
+    /// Threads that have arrived; an aligned instruction with a thread count counts a whole warp as 32.
     arrived: u32,
-    /// Threads whose predicate held, and those that were asked.
+    /// Reduction: threads whose predicate was true, and all threads that contributed one.
     held: u32,
     asked: u32,
-    /// The count that was given; 0: all threads of the block that have not exited.
+    /// The expected number of threads; 0 means all threads of the block that have not exited.
     expected: u32,
-    /// Who waits: warp and lanes.
+    /// (warp, lanes) that wait.
     waiting: Vec<(usize, u32)>,
-    /// Lanes of each warp that have arrived at the cluster's barrier.
+    /// Lanes of each warp that have arrived at the cluster barrier.
     lanes: [u32; 32],
 }
 
@@ -63,14 +63,14 @@ pub(super) struct Barriers {
     states: [State; BARRIERS + 1],
     /// Threads that have not exited.
     live: u32,
-    /// Who may go on: warp and what it gets.
+    /// (warp, lanes and results) that a completed barrier releases.
     released: Vec<(usize, Released)>,
-    /// Barriers that are complete, with the warps that waited: to be told to the race checker.
+    /// (barrier, mask of waiting warps) of completed barriers, for the race checker.
     completed: Vec<(u32, u32)>,
 }
 
 impl Barriers {
-    /// For the next block.
+    /// Resets all barriers for the next block.
     pub(super) fn reset(&mut self, threads: u32) {
         self.states = Default::default();
         self.live = threads;
@@ -78,7 +78,7 @@ impl Barriers {
         self.completed.clear();
     }
 
-    /// Lanes of this warp that may go on.
+    /// Takes the released lanes of this warp.
     pub(super) fn released(&mut self, warp: usize) -> Vec<Released> {
         if self.released.is_empty() {
             return Vec::new();
@@ -87,10 +87,10 @@ impl Barriers {
         mine.map(|(_, released)| released).collect()
     }
 
-    /// Threads that exit are waited for no longer.
+    /// Removes exited threads: no barrier waits for them any more.
     pub(super) fn exited(&mut self, warp: usize, lanes: u32) {
         self.live = self.live.saturating_sub(lanes.count_ones());
-        // Who has arrived at the cluster's barrier and exits without having waited counts no longer.
+        // Exited lanes that arrived at the cluster barrier without waiting no longer count.
         let cluster = &mut self.states[CLUSTER];
         cluster.arrived -= (cluster.lanes[warp] & lanes).count_ones();
         cluster.lanes[warp] &= !lanes;
@@ -99,12 +99,12 @@ impl Barriers {
         }
     }
 
-    /// Barriers that were completed since the last call, with the warps that waited at them.
+    /// Takes the barriers completed since the last call, with the warps that waited at them.
     pub(super) fn completed(&mut self) -> std::vec::Drain<'_, (u32, u32)> {
         self.completed.drain(..)
     }
 
-    /// Counts lanes in; whether they wait.
+    /// Counts the arrival of lanes; returns whether they must wait.
     pub(super) fn arrive(
         &mut self,
         arrival: &Arrival,
@@ -157,7 +157,7 @@ impl Barriers {
         Ok(waits)
     }
 
-    /// `barrier.cluster.arrive` counts in; `.wait` waits for the phase that the warp has arrived in.
+    /// `barrier.cluster.arrive` counts an arrival; `.wait` waits for the phase in which the warp arrived.
     fn cluster(&mut self, arrival: &Arrival, cx: &mut ExecContext<'_>) -> bool {
         let state = &mut self.states[CLUSTER];
         if arrival.barrier.kind == BarrierKind::Arrive {
@@ -183,13 +183,13 @@ impl Barriers {
         let done = std::mem::take(state);
         let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
         self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
-        // Warps that have arrived at the cluster's barrier and come to wait later find it complete: they are ordered now.
+        // Warps that arrived at the cluster barrier and wait later will find it complete, so the race checker must order them now.
         let came = (0..32).filter(|&warp| done.lanes[warp] != 0).fold(0, |warps, warp| warps | 1 << warp);
         let waited = done.waiting.iter().fold(came, |warps, &(warp, _)| warps | 1 << warp);
         self.completed.push((number as u32, waited));
     }
 
-    /// What is awaited, for the report of a deadlock.
+    /// Describes the threads that are missing, for the report of a deadlock.
     pub(super) fn describe(&self) -> String {
         let open = self.states.iter().enumerate().filter(|(_, s)| s.arrived > 0).map(|(number, s)| {
             let expected = if s.expected == 0 { self.live } else { s.expected };

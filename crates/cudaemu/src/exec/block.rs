@@ -1,4 +1,4 @@
-//! A block: its warps in turn, until all have ended.
+//! Execution of a block: runs its warps in turn until all have exited.
 
 use crate::bytecode::{Constant, SpecialRegister};
 use crate::fault::{Fault, FaultKind};
@@ -11,10 +11,10 @@ use super::worker::RunningWarp;
 use super::{Profile, Worker};
 use crate::exec_context::{AsyncCopies, Lanes, Local, Registers, Shared};
 
-/// Warp instructions of a warp's turn.
+/// Warp instructions of one turn of a warp.
 const TURN: u64 = 1 << 16;
 
-/// A warp with what is its own.
+/// A warp with its registers, local memory and lane groups.
 #[derive(Debug)]
 struct Warp {
     flow: LaneGroups,
@@ -24,16 +24,16 @@ struct Warp {
     clock: u64,
 }
 
-/// A block that is being run. It can be left between turns and taken up again.
+/// A block in execution. It can be suspended between turns and resumed.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Its place in the grid, x fastest.
+    /// Linear index in the grid, x fastest.
     pub(super) index: u64,
     at: [u32; 3],
     warps: Vec<Warp>,
     shared: Shared,
     barriers: Barriers,
-    /// Warp instructions since it started.
+    /// Warp instructions executed since the start of the block.
     executed: u64,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct BlockFault {
     pub(super) warp: usize,
 }
 
-/// Registers that every warp of a launch starts with, those that differ by thread left out.
+/// The initial registers of every warp of a launch, except those that differ between threads.
 pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Registers {
     let kernel = launch.kernel();
     let mut registers = Registers::new(&kernel.registers);
@@ -62,7 +62,7 @@ pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Re
     registers
 }
 
-/// Special registers that are the same for the whole launch; 0 for the others.
+/// The value of a special register that is constant for the whole launch; 0 for the others.
 fn launch_wide(special: SpecialRegister, launch: &Launch, machine: &ExecutorConfig) -> u64 {
     let axis = |values: &[u32; 3], axis: u8| values.get(usize::from(axis)).map_or(0, |&v| u64::from(v));
     match special {
@@ -82,7 +82,7 @@ fn launch_wide(special: SpecialRegister, launch: &Launch, machine: &ExecutorConf
 }
 
 impl Block {
-    /// An empty block to be [`Block::start`]ed.
+    /// Memory for a block, to be initialised by [`Block::start`].
     pub(super) fn new(launch: &Launch, machine: &ExecutorConfig, template: &Registers) -> Self {
         let warps = launch.threads().div_ceil(32);
         let warp = |_| Warp {
@@ -102,7 +102,7 @@ impl Block {
         }
     }
 
-    /// Makes it the `index`-th block of the grid, at its start.
+    /// Initialises it as block `index` of the grid.
     pub(super) fn start(&mut self, index: u64, launch: &Launch, machine: &ExecutorConfig, template: &Registers) {
         let [nx, ny, _] = launch.grid.map(u64::from);
         self.index = index;
@@ -130,7 +130,7 @@ impl Block {
         }
     }
 
-    /// Runs its warps for about `budget` warp instructions (counted down). True: it has ended.
+    /// Runs its warps for about `budget` warp instructions, which it counts down. Returns true when all warps have exited.
     pub(super) fn run(
         &mut self,
         launch: &Launch,
@@ -192,7 +192,7 @@ impl Block {
         }
     }
 
-    /// No warp can go on: names the first that waits.
+    /// The fault for a block in which no warp can continue; it names the first waiting one.
     fn deadlock(&self) -> BlockFault {
         let waiting = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
         let (pc, mask) = self.warps.get(waiting).map_or((0, 1), |w| w.flow.place());
@@ -200,12 +200,12 @@ impl Block {
         BlockFault { stopped: WarpFault { fault, pc }, warp: waiting }
     }
 
-    /// Warp instructions since it started.
+    /// Warp instructions executed since the start of the block.
     pub(super) fn executed(&self) -> u64 {
         self.executed
     }
 
-    /// Where the block stands, for a launch that does not end.
+    /// The fault for exceeding the instruction limit, with the block's current position.
     pub(super) fn endless(&self) -> BlockFault {
         let running = self.warps.iter().position(|w| !w.flow.ended()).unwrap_or(0);
         let (pc, mask) = self.warps.get(running).map_or((0, 1), |w| w.flow.place());
@@ -219,12 +219,12 @@ impl Block {
     }
 }
 
-/// `threadIdx` of a thread's number in its block.
+/// `threadIdx` of a thread, from its linear number in the block.
 pub(super) fn thread_at(number: u32, [nx, ny, _]: [u32; 3]) -> [u32; 3] {
     [number % nx, number / nx % ny, number / nx / ny]
 }
 
-/// Special registers that differ by thread or block; `None` for the others.
+/// The value of a special register that differs between threads or blocks; `None` for the others.
 fn special_of(
     special: SpecialRegister,
     first: u32,

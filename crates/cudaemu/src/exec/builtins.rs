@@ -1,4 +1,4 @@
-//! Functions that the device's runtime brings along: printf and assertions.
+//! Built-in device functions: printf, assertions and the device heap's entry points.
 
 use crate::bytecode::{CallSite, Callee};
 use crate::fault::{Fault, FaultKind};
@@ -9,10 +9,10 @@ use super::printf;
 use crate::exec_context::lanes;
 use crate::exec_context::{ExecContext, LANES, Lanes};
 
-/// Longest string that is read from device memory.
+/// Maximum bytes of a string that is read from device memory.
 const LONGEST: usize = 1 << 16;
 
-/// Calls one of them for the lanes in the mask; `frame` is the caller's.
+/// Calls a built-in function for the lanes in the mask; `frame` is the caller's frame.
 pub(super) fn call(
     callee: &Callee,
     site: &CallSite,
@@ -47,7 +47,7 @@ pub(super) fn call(
     Ok(())
 }
 
-/// The text of each lane, in the order of the lanes; the result is the number of arguments, as CUDA's is.
+/// Prints the text of each lane in ascending order; the result is the number of arguments, as in CUDA.
 fn print(
     cx: &mut ExecContext<'_>,
     format: &Lanes<u64>,
@@ -65,7 +65,7 @@ fn print(
         let mut bytes = vec![0; parsed.argument_bytes()];
         for (offset, byte) in bytes.iter_mut().enumerate() {
             let at = [values[lane].wrapping_add(offset as u64); LANES];
-            // Padding between arguments is never written.
+            // Compilers never write the padding between arguments, so unwritten bytes read as 0.
             *byte = cx.peek(&at, lane).unwrap_or(0);
         }
         let line = parsed.render(&bytes, &mut |address| string(cx, address, lane));
@@ -75,7 +75,7 @@ fn print(
     Ok(counts)
 }
 
-/// A zero-terminated string of one lane's generic address space; `None` if it cannot be read.
+/// A zero-terminated string in one lane's generic address space; `None` if it cannot be read.
 fn string(cx: &mut ExecContext<'_>, address: u64, lane: usize) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     while text.len() < LONGEST {

@@ -1,4 +1,4 @@
-//! Calls of device functions: whom, with what, and what comes back.
+//! Calls of device functions: call stack, passing of arguments and results, indirect calls.
 
 use std::rc::Rc;
 
@@ -9,23 +9,23 @@ use crate::operands::Slot;
 use crate::exec_context::lanes;
 use crate::exec_context::{ExecContext, Lanes, Registers, StateSpace};
 
-/// A call that has not returned.
+/// A call that has not returned, on a lane group's call stack.
 #[derive(Debug)]
 pub(super) struct CallFrame {
-    /// The call instruction.
+    /// Index of the call instruction.
     pub(super) pc: u32,
-    /// The caller's frame.
+    /// Offset of the caller's frame in local memory.
     pub(super) frame: u32,
-    /// The caller.
+    /// Index of the calling function.
     pub(super) function: u32,
-    /// The caller's registers, if it may be called again before this returns.
+    /// The caller's registers, if it may be called recursively before this call returns.
     pub(super) saved: Vec<(Slot, Lanes<u128>)>,
-    /// The calls around it.
+    /// The enclosing call.
     pub(super) parent: Option<Rc<CallFrame>>,
 }
 
 impl Drop for CallFrame {
-    /// A deep recursion is given up call by call: dropping parents inside of their children would use up our own stack.
+    /// Iterative drop: dropping a deep recursion's parents recursively would overflow the host's stack.
     fn drop(&mut self) {
         let mut parent = self.parent.take();
         while let Some(call) = parent {
@@ -34,7 +34,7 @@ impl Drop for CallFrame {
     }
 }
 
-/// An argument or result at one side of a call, its place in local memory absolute.
+/// Location of an argument or result on one side of a call; offsets in local memory are absolute.
 #[derive(Clone, Copy)]
 pub(super) enum ArgPlace {
     Register(Slot),
@@ -57,7 +57,7 @@ impl ArgPlace {
     }
 }
 
-/// What is passed, read before anything is written: the registers of both sides may be the same ones.
+/// A value to pass. All values are read before any is written, because both sides may use the same registers.
 pub(super) enum ArgValue {
     Lanes(Box<Lanes<u128>>),
     Frame { at: u32, bytes: u32 },
@@ -91,7 +91,7 @@ fn write(value: &ArgValue, to: ArgPlace, mask: u32, cx: &mut ExecContext<'_>) ->
     }
 }
 
-/// Arguments from the caller to the callee.
+/// Passes arguments from the caller to the callee.
 pub(super) fn pass_args(
     args: &[ArgLocation],
     caller: u32,
@@ -107,12 +107,12 @@ pub(super) fn pass_args(
     Ok(())
 }
 
-/// Reads the results of a function, before its caller's registers are restored.
+/// Reads the results of a function, before the caller's registers are restored.
 pub(super) fn results(returns: &[Param], frame: u32, cx: &ExecContext<'_>) -> Vec<ArgValue> {
     returns.iter().map(|param| read(ArgPlace::param(param, frame), cx)).collect()
 }
 
-/// Results from the callee to the caller. The callee's frame lies beyond the caller's and is still whole.
+/// Passes results from the callee to the caller. The callee's frame lies above the caller's and is still intact.
 pub(super) fn write_results(
     wanted: &[ArgLocation],
     caller: u32,
@@ -126,7 +126,7 @@ pub(super) fn write_results(
     Ok(())
 }
 
-/// Reads a place in the frame.
+/// Loads a value from local memory.
 pub(super) fn load(at: u32, bytes: u32, mask: u32, cx: &mut ExecContext<'_>) -> Result<Lanes<u128>, Box<Fault>> {
     let at = [u64::from(at); 32];
     Ok(match bytes {
@@ -138,7 +138,7 @@ pub(super) fn load(at: u32, bytes: u32, mask: u32, cx: &mut ExecContext<'_>) -> 
     })
 }
 
-/// Stores register lanes at a place in the frame.
+/// Stores register lanes to local memory.
 pub(super) fn store(
     lanes: &Lanes<u128>,
     at: u32,
@@ -156,19 +156,20 @@ pub(super) fn store(
     }
 }
 
-/// Registers of a function that may be entered again before it goes on.
+/// Saves the registers of a function that may be entered again before it continues.
 pub(super) fn save(regs: &Registers, own: &[Slot]) -> Vec<(Slot, Lanes<u128>)> {
     own.iter().map(|&slot| (slot, regs.get_widest(slot))).collect()
 }
 
-/// Puts them back.
+/// Restores saved registers.
 pub(super) fn restore(regs: &mut Registers, saved: &[(Slot, Lanes<u128>)], mask: u32) {
     for (slot, lanes) in saved {
         regs.set_widest(*slot, lanes, mask);
     }
 }
 
-/// The function that the first lane calls, and the lanes that call the same one. It must have the prototype's parameters.
+/// Resolves an indirect call: the first lane's function, and all lanes that call the same one. Its parameters must match the
+/// prototype.
 pub(super) fn resolve(
     regs: &Registers,
     slot: Slot,
@@ -181,11 +182,11 @@ pub(super) fn resolve(
     let same = (0..32).filter(|&lane| lanes[lane] == lanes[first]).fold(0, |m, lane| m | 1 << lane) & mask;
     let found = lanes[first].checked_sub(FUNCTION_ADDRESS).and_then(|index| {
         let function = code.functions.get(usize::try_from(index).ok()?)?;
-        // A number that is no function's address must not become one.
+        // Accept only functions whose address is taken: an arbitrary number must not resolve to a function.
         function.address_taken.then_some((index as u32, function))
     });
     let Some((index, function)) = found else {
-        let text = format!("a call of {:#x}, where no function of this module lies", lanes[first]);
+        let text = format!("a call of {:#x}, which is not the address of a function of this module", lanes[first]);
         return Err(Fault::new(FaultKind::InvalidValue(text), first));
     };
     if prototype.is_some_and(|prototype| !prototype.fits(function)) {

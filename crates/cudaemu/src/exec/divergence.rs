@@ -1,4 +1,4 @@
-//! The groups of a warp's lanes: who goes next, who waits for whom, where they join.
+//! Divergence: the lane groups of a warp, their scheduling, and their reconvergence.
 
 use std::rc::Rc;
 
@@ -9,34 +9,34 @@ use super::calls::CallFrame;
 use super::warp::BlockContext;
 use crate::exec_context::{ExecContext, Registers};
 
-/// Warp instructions that a group may run while others wait before they get their turn.
+/// Time slice: warp instructions that a group may run while others wait for a turn.
 pub(super) const GROUP_SLICE: u64 = 1 << 14;
 
-/// Lanes that are at the same place.
+/// Lanes with the same program counter and call stack.
 #[derive(Clone, Debug)]
 pub(super) struct LaneGroup {
     pub(super) pc: u32,
     pub(super) mask: u32,
-    /// The calls it is in, innermost first.
+    /// Call stack, innermost call first.
     pub(super) stack: Option<Rc<CallFrame>>,
-    /// How many.
+    /// Depth of the call stack.
     pub(super) depth: u32,
-    /// Start of its frame in local memory.
+    /// Start of the current frame in local memory.
     pub(super) frame: u32,
-    /// Function it is in.
+    /// Index of the current function.
     pub(super) function: u32,
     pub(super) state: GroupState,
-    /// Warp instructions that it ran while others could have, since all lanes were last together.
+    /// Warp instructions that it ran while other groups could have run, since all lanes were last in one group.
     pub(super) used: u64,
 }
 
 impl LaneGroup {
-    /// How often it used up its patience; those that did so less often go before it.
+    /// Number of time slices used up; groups with fewer have priority.
     fn spun(&self) -> u64 {
         self.used / GROUP_SLICE
     }
 
-    /// Whether the two are one group where their program counters agree.
+    /// Whether the two groups can merge when their program counters are equal.
     pub(super) fn could_join(&self, other: &Self) -> bool {
         let same_calls = match (&self.stack, &other.stack) {
             (None, None) => true,
@@ -50,15 +50,15 @@ impl LaneGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GroupState {
     Ready,
-    /// At an instruction that needs lanes which are not here yet.
+    /// Waits at an instruction for lanes that it needs.
     Converging,
-    /// At that instruction, and nobody else can come: it goes on alone.
+    /// At an instruction whose other lanes can no longer arrive: executes it without them.
     Alone,
-    /// At a barrier of the block.
+    /// Waits at a block barrier.
     Barrier,
 }
 
-/// What a warp keeps between turns.
+/// Lane groups of a warp, kept between turns.
 #[derive(Debug, Default)]
 pub(super) struct LaneGroups {
     /// Lanes that exist and have not exited.
@@ -67,7 +67,7 @@ pub(super) struct LaneGroups {
 }
 
 impl LaneGroups {
-    /// All of `lanes` at the start of a kernel.
+    /// Starts a kernel with all of `lanes` in one group.
     pub(super) fn start(&mut self, lanes: u32, function: u32, pc: u32) {
         self.live = lanes;
         self.groups.clear();
@@ -83,7 +83,7 @@ impl LaneGroups {
         });
     }
 
-    /// Where the warp's first group stands and how: for the report of a deadlock.
+    /// Function and program counter of the warp's first group, for the report of a deadlock.
     pub(super) fn place(&self) -> (u32, u32) {
         self.groups.first().map_or((0, 0), |group| (group.pc, group.mask))
     }
@@ -93,7 +93,7 @@ impl LaneGroups {
         self.live == 0
     }
 
-    /// Lets groups go whose barrier is complete.
+    /// Resumes groups whose barrier is complete.
     pub(super) fn release(&mut self, cx: &mut ExecContext<'_>, around: &mut BlockContext<'_>) {
         for (barrier, waited) in around.barriers.completed() {
             cx.shared.release(barrier, waited);
@@ -112,7 +112,7 @@ impl LaneGroups {
         }
     }
 
-    /// The group to run next; `None` if all wait at barriers of the block.
+    /// The group to run next; `None` if all wait at block barriers.
     pub(super) fn choose(&mut self, cx: &mut ExecContext<'_>, around: &BlockContext<'_>, force: bool) -> Option<usize> {
         if let [only] = &mut self.groups[..] {
             if only.state == GroupState::Converging {
@@ -127,7 +127,7 @@ impl LaneGroups {
         if let Some(ready) = first(&self.groups, &|s| matches!(s, GroupState::Ready | GroupState::Alone)) {
             return Some(ready);
         }
-        // Lanes that were waited for may have exited.
+        // Exited lanes no longer need to arrive.
         let satisfied = |g: &LaneGroup| {
             let inst = &around.code.insts[g.pc as usize];
             g.state == GroupState::Converging && !self.must_wait(inst, g.mask, cx.regs)
@@ -147,7 +147,8 @@ impl LaneGroups {
         Some(alone)
     }
 
-    /// `bar.warp.sync` may stand at different places: if all lanes that a waiting one names wait at any, they go on.
+    /// Completes `bar.warp.sync`, whose lanes may wait at different instructions: once all lanes of a group's mask wait at any of
+    /// them, they continue.
     fn meet_at_warp_barriers(&mut self, cx: &mut ExecContext<'_>, around: &BlockContext<'_>) -> bool {
         let at_sync = |g: &LaneGroup| {
             let inst = &around.code.insts[g.pc as usize];
@@ -172,7 +173,7 @@ impl LaneGroups {
         true
     }
 
-    /// Whether lanes that this instruction needs are elsewhere and may still come.
+    /// Whether lanes that this instruction needs are elsewhere and may still arrive.
     pub(super) fn must_wait(&self, inst: &Inst, active: u32, regs: &Registers) -> bool {
         let needed = match inst.convergence {
             Convergence::None => return false,
@@ -182,7 +183,7 @@ impl LaneGroups {
         needed & !active != 0
     }
 
-    /// Makes the lanes in `mask` a group of their own, at the same place; gives its index (`at` if that is all of it).
+    /// Splits the lanes in `mask` off into their own group at the same place; returns its index (`at` if that is the whole group).
     pub(super) fn split(&mut self, at: usize, mask: u32) -> usize {
         if self.groups[at].mask == mask {
             return at;
@@ -194,7 +195,7 @@ impl LaneGroups {
         self.groups.len() - 1
     }
 
-    /// Takes exited lanes out of a group.
+    /// Removes exited lanes from a group.
     pub(super) fn remove_exited(&mut self, at: usize, mask: u32) {
         self.groups[at].mask &= !mask;
         if self.groups[at].mask == 0 {
@@ -204,7 +205,7 @@ impl LaneGroups {
         }
     }
 
-    /// Joins every group at the same place to this one; gives its index after that.
+    /// Merges all groups at the same place into this one; returns its new index.
     pub(super) fn merge(&mut self, at: usize) -> usize {
         let mut at = at;
         let mut other = 0;
@@ -216,7 +217,7 @@ impl LaneGroups {
             }
             self.groups[at].mask |= self.groups[other].mask;
             self.groups[at].state = GroupState::Ready;
-            // Lanes that part and meet in a loop still use up their patience.
+            // Keep the larger use, so that lanes that diverge and reconverge in a loop still exhaust their time slice.
             self.groups[at].used = self.groups[at].used.max(self.groups[other].used);
             self.groups.swap_remove(other);
             if at == self.groups.len() {
@@ -229,7 +230,7 @@ impl LaneGroups {
         at
     }
 
-    /// The nearest place after this group's at which another one stands that it could join.
+    /// The nearest later program counter at which this group could merge with another one.
     pub(super) fn next_reconvergence(&self, at: usize) -> u32 {
         if self.groups.len() == 1 {
             return u32::MAX;
@@ -240,7 +241,7 @@ impl LaneGroups {
     }
 }
 
-/// Lanes that the mask operand of a `.sync` instruction names.
+/// The lanes in the mask operand of a `.sync` instruction.
 pub(super) fn mask_operand(regs: &Registers, slot: Slot, active: u32) -> u32 {
     regs.get::<u32>(slot)[active.trailing_zeros() as usize & 31]
 }

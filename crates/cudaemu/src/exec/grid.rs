@@ -1,7 +1,7 @@
-//! A grid: its blocks spread over threads.
+//! Execution of a grid: distributes its blocks over worker threads.
 //!
-//! A worker takes the next block when its own have ended, or when one has run for so long that it may be waiting for another
-//! block. Blocks of a cooperative launch are all taken at the start.
+//! A worker takes a new block when all its blocks have ended, or when one has run for so long that it may be waiting for another
+//! block. In a cooperative launch the workers take all blocks at the start.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +15,12 @@ use super::block::{Block, BlockFault, initial_registers};
 use super::launch::{ExecutorConfig, Launch, LaunchOutcome, Profile};
 use crate::exec_context::{MemoryCounts, Registers};
 
-/// Warp instructions that a block may run before another one gets its turn.
+/// Time slice: warp instructions that a block may run before the worker's next block gets a turn.
 const TURN: u64 = 1 << 22;
-/// Blocks that a worker holds at most, where they need not all be there at once.
+/// Maximum blocks that a worker keeps in execution, unless the launch is cooperative.
 const HELD: usize = 32;
 
-/// What the workers share.
+/// State that the workers share.
 struct Grid<'a> {
     launch: &'a Launch,
     machine: &'a ExecutorConfig,
@@ -29,7 +29,7 @@ struct Grid<'a> {
     footprint: Option<Arc<Footprint>>,
     blocks: u64,
     next: AtomicU64,
-    /// Lowest block that has failed: later ones need not go on.
+    /// Lowest index of a failed block; later blocks need not continue.
     failed: AtomicU64,
     sum: Mutex<Sum>,
 }
@@ -79,7 +79,7 @@ pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorC
 }
 
 impl Grid<'_> {
-    /// One worker: blocks until there are none left.
+    /// One worker: runs blocks until none are left.
     fn work(&self, number: u64, workers: u64) {
         let mut worker = Worker::new(self.launch, self.view, self.machine, self.footprint.clone());
         let mut profile = Profile::new(&self.launch.code);
@@ -118,14 +118,14 @@ impl Grid<'_> {
         sum.more_warnings += worker.more_warnings();
     }
 
-    /// Whether a block need not go on because of one that failed: those before it still may fail first. Blocks that run
-    /// together wait for each other, so there none goes on.
+    /// Whether a block need not continue because another one failed. Blocks with a lower index continue, since their fault would be
+    /// reported first. Blocks of a cooperative launch wait for each other, so all of them stop.
     fn is_over(&self, block: &Block) -> bool {
         let failed = self.failed.load(Ordering::Relaxed);
         block.index > failed || self.launch.cooperative && failed != u64::MAX
     }
 
-    /// The next block of the grid, started.
+    /// Takes and starts the next block of the grid.
     fn take(&self, spare: &mut Vec<Block>) -> Option<Block> {
         if self.next.load(Ordering::Relaxed) >= self.blocks {
             return None;
@@ -145,7 +145,7 @@ impl Grid<'_> {
         let report = self.report(block, *fault.stopped.fault, fault.warp, line);
         self.failed.fetch_min(block.index, Ordering::Relaxed);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
-        // A block that waits for ever may do so because another one failed.
+        // Rank deadlocks and exceeded limits behind other faults: a block may wait forever because another one failed.
         let rank = |index: u64, kind: &FaultKind| {
             (matches!(kind, FaultKind::InstructionLimit | FaultKind::Deadlock(_)), index)
         };

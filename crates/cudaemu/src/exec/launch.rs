@@ -1,4 +1,4 @@
-//! A launch: what is run, on what, and what came of it.
+//! Kernel launches: input and result of the executor.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,33 +8,33 @@ use crate::fault::FaultReport;
 
 use crate::exec_context::MemoryCounts;
 
-/// One kernel launch, validated: the driver has checked limits and parameter bytes.
+/// One validated kernel launch: the driver has checked limits and the size of the parameters.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// The module.
+    /// The module's code.
     pub code: Arc<DecodedModule>,
-    /// Index of the kernel in [`Code::functions`].
+    /// Index of the kernel in [`DecodedModule::functions`].
     pub function: usize,
-    /// Blocks in x, y, z; none is 0.
+    /// Blocks in x, y, z, each at least 1.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y, z; at most 1024 together, none is 0.
+    /// Threads of a block in x, y, z, each at least 1, at most 1024 in total.
     pub block: [u32; 3],
     /// Dynamic shared memory in bytes.
     pub dynamic_shared: u32,
     /// The parameter block, exactly [`Function::param_bytes`] long.
     pub params: Arc<[u8]>,
-    /// Device addresses of [`Code::globals`].
+    /// Device addresses of [`DecodedModule::globals`].
     pub globals: Arc<[u64]>,
-    /// All blocks run at once, so that they can wait for each other.
+    /// Cooperative launch: all blocks are resident at once, so that they can wait for each other.
     pub cooperative: bool,
-    /// The device it runs on.
+    /// Ordinal of its device.
     pub device: u32,
-    /// Devices whose memory it may touch, itself included: one bit each.
+    /// Devices whose memory it may access, its own included, as a bit mask.
     pub peers: u64,
-    /// Address of eight bytes, zero at first, through which the blocks of cooperative launches meet: the compiler's library for groups
-    /// finds it in `%envreg1` (upper half) and `%envreg2`. 0 where there is none.
+    /// Address of eight bytes, initially zero, through which the blocks of cooperative launches synchronise; 0 for none. CUDA's
+    /// cooperative groups library reads the address from `%envreg1` (upper half) and `%envreg2`.
     pub workspace: u64,
-    /// `%gridid`: counts the launches of a context.
+    /// `%gridid`: number of the launch in its context.
     pub id: u64,
 }
 
@@ -44,17 +44,17 @@ impl Launch {
         &self.code.functions[self.function]
     }
 
-    /// Threads of a block.
+    /// Number of threads in a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().product()
     }
 
-    /// Blocks of the grid.
+    /// Number of blocks in the grid.
     pub fn blocks(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 
-    /// Where dynamic shared memory starts.
+    /// Offset of dynamic shared memory.
     pub fn dynamic_shared_start(&self) -> u32 {
         let kernel = self.kernel();
         kernel.shared_bytes.next_multiple_of(kernel.dynamic_shared_align.max(16))
@@ -70,27 +70,27 @@ impl Launch {
     }
 }
 
-/// Where the text of the device's printf goes.
+/// Receives the output of the device's printf.
 pub type PrintSink = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What runs launches.
+/// Configuration of the executor.
 #[derive(Clone)]
 pub struct ExecutorConfig {
-    /// Multiprocessors that the device claims: `%nsmid`.
+    /// Number of multiprocessors of the device: `%nsmid`.
     pub sms: u32,
-    /// Threads of this process that run blocks.
+    /// Host threads that run blocks.
     pub threads: usize,
-    /// Warp instructions of one block after which a launch is called endless.
+    /// Limit of warp instructions of one block, after which a launch counts as endless.
     pub max_instructions: u64,
-    /// Faults that only the checker sees are reported and the kernel goes on, instead of ending it.
+    /// Faults that hardware would not notice are reported and the kernel continues, instead of ending it.
     pub report_only: bool,
-    /// Local memory a thread may use, in bytes: frames of all active calls.
+    /// Local memory per thread in bytes, for the frames of all active calls.
     pub local_bytes: u32,
-    /// Count memory traffic and bank conflicts.
+    /// Whether to count memory traffic and bank conflicts.
     pub counting: bool,
-    /// Count distinct bytes touched (costs a bitmap per allocation).
+    /// Whether to count distinct bytes touched (costs a bitmap per allocation).
     pub footprint: bool,
-    /// Output of printf.
+    /// Receives the output of printf.
     pub print: PrintSink,
 }
 
@@ -100,46 +100,46 @@ impl fmt::Debug for ExecutorConfig {
     }
 }
 
-/// What came of a launch.
+/// Result of a launch.
 #[derive(Clone, Debug)]
 pub struct LaunchOutcome {
-    /// The first fault that ended it (of the lowest block among those that were running).
+    /// The fault that ended it: the one of the lowest block among the blocks that were running.
     pub result: Result<(), Box<FaultReport>>,
-    /// Faults that did not end it ([`Machine::report_only`]): the first ones of each thread of the emulator.
+    /// Faults that did not end it ([`ExecutorConfig::report_only`]): the first ones of each worker thread.
     pub warnings: Vec<FaultReport>,
-    /// How many more there were.
+    /// Number of further warnings, which were dropped.
     pub more_warnings: u64,
-    /// Instructions executed.
+    /// Counts of executed instructions.
     pub profile: Profile,
-    /// Memory traffic, if counted.
+    /// Memory traffic, zeros unless counted.
     pub counts: MemoryCounts,
     /// Distinct bytes of global memory read and written, if counted.
     pub footprint: Option<[u64; 2]>,
 }
 
-/// How often each instruction of the module ran.
+/// Execution counts of each instruction of the module.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// Warp instructions, by index in [`Code::insts`].
+    /// Warp instructions, by index in [`DecodedModule::insts`].
     pub warps: Vec<u64>,
-    /// Lane instructions: the lanes whose guard held.
+    /// Lane instructions: executions by lanes whose guard was true.
     pub lanes: Vec<u64>,
 }
 
 impl Profile {
-    /// Zeros for a module.
+    /// Zero counts for a module.
     pub fn new(code: &DecodedModule) -> Self {
         Self { warps: vec![0; code.insts.len()], lanes: vec![0; code.insts.len()] }
     }
 
-    /// Adds another one of the same module.
+    /// Adds the counts of another profile of the same module.
     pub fn add(&mut self, other: &Self) {
         for (sum, more) in [(&mut self.warps, &other.warps), (&mut self.lanes, &other.lanes)] {
             sum.iter_mut().zip(more).for_each(|(a, b)| *a += b);
         }
     }
 
-    /// Lane instructions in all.
+    /// Sum of all lane instructions.
     pub fn total_lanes(&self) -> u64 {
         self.lanes.iter().sum()
     }

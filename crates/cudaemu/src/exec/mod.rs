@@ -1,8 +1,8 @@
-//! The executor: warps, blocks, grids.
+//! The executor: runs warps, blocks and grids. Open `warp.rs` first.
 //!
-//! A grid's blocks are spread over threads ([`grid`]); a block runs its warps in turn until each waits at a barrier or ends
-//! ([`block`]); a warp executes an instruction for all its lanes at once, and where lanes part, the group with the
-//! deepest call and then the smallest program counter goes first, so that they meet again ([`warp`]).
+//! Worker threads share a grid's blocks (`grid`). A block runs its warps in turn until each of them waits at a barrier or has
+//! exited (`block`). A warp executes an instruction for all its lanes at once (`warp`). Where lanes diverge, the group with the
+//! deepest call and then the smallest program counter runs first, so that the groups reconverge (`divergence`).
 
 mod barrier;
 mod block;

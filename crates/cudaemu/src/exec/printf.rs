@@ -1,14 +1,14 @@
-//! Text of the device's `printf` and of failed assertions.
+//! printf formatting: the text of the device's `printf` and of failed assertions.
 //!
-//! `vprintf(format, arguments)` gets its arguments packed as C's varargs on the device: integers of 4 bytes, `long`, pointers
-//! and doubles of 8, each aligned to its size, narrower ones promoted. The format is C's; what is malformed is printed as
-//! it stands, as the CUDA manual says ("Formatted Output").
+//! `vprintf(format, arguments)` receives its arguments packed as C's varargs on the device: 4-byte integers; `long`, pointers and
+//! doubles of 8 bytes, each aligned to its size; narrower types promoted. The format is C's. A malformed conversion is printed
+//! literally, as the CUDA manual specifies ("Formatted Output").
 
 mod number;
 
 use std::borrow::Cow;
 
-/// Widths and precisions beyond this are no format: nobody means them, and they would fill the memory.
+/// Maximum width and precision. A larger one makes the conversion malformed, because its padding would exhaust memory.
 const LONGEST: usize = 1 << 15;
 
 /// A parsed format.
@@ -23,25 +23,25 @@ enum Piece {
     Conversion(Conversion),
 }
 
-/// `%-08.3lld`
+/// A conversion such as `%-08.3lld`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Conversion {
     flags: Flags,
     width: Count,
     precision: Count,
     size: Size,
-    /// The letter.
+    /// The conversion letter.
     kind: u8,
 }
 
 /// Flags of a conversion.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flags {
-    /// `-`: to the left.
+    /// `-`: left-justified.
     left: bool,
     /// `+`
     plus: bool,
-    /// ` `: a space where a plus would stand.
+    /// ` `: a space in place of a plus sign.
     space: bool,
     /// `#`
     alternative: bool,
@@ -55,11 +55,11 @@ enum Count {
     #[default]
     Absent,
     Fixed(usize),
-    /// `*`: an argument.
+    /// `*`: taken from an argument.
     Argument,
 }
 
-/// How wide an integer is meant.
+/// Length modifier of an integer conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Size {
     /// `hh`
@@ -72,7 +72,7 @@ enum Size {
     Long,
 }
 
-/// Reads the packed arguments one after another.
+/// Reads the packed arguments in order.
 struct Arguments<'a> {
     bytes: &'a [u8],
     next: usize,
@@ -95,7 +95,7 @@ impl Arguments<'_> {
 }
 
 impl Format {
-    /// Splits a format (without its terminating zero).
+    /// Parses a format (without its terminating zero).
     pub(crate) fn parse(format: &[u8]) -> Self {
         let (mut pieces, mut text, mut rest) = (Vec::new(), Vec::new(), format);
         while let Some((&first, after)) = rest.split_first() {
@@ -123,7 +123,7 @@ impl Format {
         self.arguments().iter().fold(0usize, |end, &bytes| end.next_multiple_of(bytes) + bytes)
     }
 
-    /// Bytes of each argument that the format reads; widths and precisions count.
+    /// Bytes of each argument that the format reads, including widths and precisions given by `*`.
     pub(crate) fn arguments(&self) -> Vec<usize> {
         let mut arguments = Vec::new();
         for piece in &self.pieces {
@@ -136,8 +136,8 @@ impl Format {
         arguments
     }
 
-    /// The text, with arguments from `bytes`; `read` gives the string at a device address, or `None` where there is none. A
-    /// conversion whose argument is missing gives nothing.
+    /// Renders the text with arguments from `bytes`; `read` returns the string at a device address, or `None` if it is not
+    /// readable. A conversion without argument prints nothing.
     pub(crate) fn render(&self, bytes: &[u8], read: &mut dyn FnMut(u64) -> Option<Vec<u8>>) -> String {
         let mut arguments = Arguments { bytes, next: 0 };
         let mut out = Vec::new();
@@ -154,7 +154,7 @@ impl Format {
 }
 
 impl Conversion {
-    /// What follows a `%`, and the rest after it.
+    /// Parses the conversion after a `%`; returns it and the rest of the format.
     fn parse(mut rest: &[u8]) -> Option<(Self, &[u8])> {
         let mut it = Self::default();
         while let Some((&flag, after)) = rest.split_first() {
@@ -216,7 +216,7 @@ impl Conversion {
         let precision = match self.precision {
             Count::Absent => None,
             Count::Fixed(precision) => Some(precision),
-            // A negative one counts as none.
+            // As in C, a negative precision counts as none.
             Count::Argument => usize::try_from(arguments.int()?).ok().map(|precision| precision.min(LONGEST)),
         };
         let kind = self.kind;
@@ -292,7 +292,7 @@ impl Conversion {
     }
 }
 
-/// A width or precision at the start, and the rest; `None` for one that is too large.
+/// Parses a width or precision; returns it and the rest, or `None` if it is too large.
 fn count(text: &[u8]) -> Option<(Count, &[u8])> {
     if let Some(rest) = text.strip_prefix(b"*") {
         return Some((Count::Argument, rest));
@@ -308,7 +308,7 @@ fn count(text: &[u8]) -> Option<(Count, &[u8])> {
     Some((if given { Count::Fixed(value) } else { Count::Absent }, rest))
 }
 
-/// What a failed assertion prints: CUDA's own words.
+/// The message of a failed assertion, in CUDA's wording.
 pub(crate) fn assertion(
     message: &[u8],
     file: &[u8],

@@ -1,10 +1,10 @@
-//! A warp: 32 lanes that execute together, and part and meet where the code says so.
+//! Execution of a warp: 32 lanes that execute together and may diverge and reconverge.
 //!
-//! Lanes with the same program counter and the same calls are a *group*. While all lanes agree there is one. A branch on
-//! which they do not agree splits it; from then on the group with the deepest call and then the smallest program counter
-//! goes first, so that the others are met where the paths join. A group that reaches an instruction which other lanes must execute with it
-//! (`.sync`, aligned barriers) waits for them while any of them can still come. A group that runs for long lets the
-//! others go, so that lanes may wait for each other's stores.
+//! Lanes with the same program counter and call stack form a *group*. While all lanes agree there is one group. A divergent branch
+//! splits it; from then on the group with the deepest call and then the smallest program counter runs first, so that the groups
+//! reconverge where the paths join. At an instruction that other lanes must execute too (`.sync`, aligned barriers), a group waits
+//! while any of these lanes can still arrive. A group that runs for long yields to the others, so that lanes may wait for each
+//! other's stores.
 
 use std::rc::Rc;
 
@@ -17,9 +17,9 @@ use super::calls::{self, CallFrame};
 use super::divergence::{GROUP_SLICE, GroupState, LaneGroups, mask_operand};
 use crate::exec_context::ExecContext;
 
-/// Calls that may be open in a thread beside those that local memory has room for.
+/// Maximum depth of calls in addition to those that local memory has room for.
 const CALLS: u32 = 1024;
-/// Bytes of local memory that a call takes at least, as far as the number of open calls goes.
+/// Bytes of local memory that a call takes at least, for computing the maximum depth.
 const CALL_BYTES: u32 = 16;
 
 /// A fault and the instruction that caused it.
@@ -29,32 +29,32 @@ pub(super) struct WarpFault {
     pub(super) pc: u32,
 }
 
-/// Where a warp stands after a turn.
+/// State of a warp after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WarpStatus {
     /// All lanes have exited.
     Ended,
-    /// Every group waits at a barrier of the block.
+    /// Every group waits at a block barrier.
     Waiting,
-    /// Its turn is over; it can go on.
+    /// The turn is over; the warp can continue.
     Yielded,
 }
 
-/// What the loop shares with the block.
+/// Parts of the block that the interpreter loop uses.
 pub(super) struct BlockContext<'a> {
     pub(super) code: &'a DecodedModule,
     pub(super) barriers: &'a mut Barriers,
     /// Index of the warp in its block.
     pub(super) warp: usize,
-    /// Local memory a thread may use.
+    /// Maximum bytes of local memory per thread.
     pub(super) local_bytes: u32,
-    /// Executed warps and lanes, by instruction.
+    /// Executed warp and lane instructions.
     pub(super) profile: &'a mut super::Profile,
 }
 
 impl LaneGroups {
-    /// Runs until all groups wait or end, or `budget` warp instructions are used up (which it counts down). With `force`,
-    /// lanes that wait for lanes at a barrier of the block wait no longer: that barrier cannot complete.
+    /// Runs until all groups wait or have exited, or `budget` warp instructions (counted down) are used up. `force` releases lanes
+    /// that wait for other lanes which are at a block barrier: neither wait could ever end otherwise.
     pub(super) fn run(
         &mut self,
         cx: &mut ExecContext<'_>,
@@ -79,7 +79,8 @@ impl LaneGroups {
         }
     }
 
-    /// Runs one group until it waits, ends, meets another one or uses up a budget. False: the warp's turn is over.
+    /// Runs one group until it waits, exits, can merge with another one or uses up a budget. Returns false when the warp's turn is
+    /// over.
     fn step(
         &mut self,
         chosen: usize,
@@ -89,7 +90,7 @@ impl LaneGroups {
     ) -> Result<bool, WarpFault> {
         let code = around.code;
         let mut at = chosen;
-        // The next program counter at which another group stands.
+        // The next program counter at which this group could merge with another one.
         let mut meeting = self.next_reconvergence(at);
         let mut alone = self.groups[at].state == GroupState::Alone;
         self.groups[at].state = GroupState::Ready;
@@ -116,7 +117,7 @@ impl LaneGroups {
                 let group = &mut self.groups[at];
                 group.used += 1;
                 if group.used.is_multiple_of(GROUP_SLICE) {
-                    // Its patience is used up: the next instruction is run when it is chosen again.
+                    // The time slice is used up: the next instruction runs when the group is chosen again.
                     group.pc = pc;
                     return Ok(true);
                 }
@@ -175,7 +176,8 @@ impl LaneGroups {
         }
     }
 
-    /// Control flow other than a branch that all lanes take. False: the groups changed, or wait: choose again.
+    /// Executes control flow other than a uniform branch. Returns false if the groups changed or the group waits, so that the
+    /// caller must choose again.
     fn control(
         &mut self,
         at: usize,
@@ -235,7 +237,7 @@ impl LaneGroups {
                 let arrival = Arrival { warp: around.warp, mask, live: self.live, barrier: *barrier };
                 if !around.barriers.arrive(&arrival, &inst.args, cx)? {
                     self.groups[at].pc = pc + 1;
-                    // It may have been the last to arrive: then others go on, and what they did is ordered.
+                    // It may have been the last arrival, which releases the waiting warps and orders their accesses.
                     self.release(cx, around);
                     return Ok(true);
                 }
@@ -251,7 +253,7 @@ impl LaneGroups {
                 let named = mask_operand(cx.regs, inst.args.s[0], mask);
                 let missing = named & self.live & !mask;
                 if missing != 0 {
-                    let text = format!("bar.warp.sync waits for lanes {missing:#010x}, which cannot come");
+                    let text = format!("bar.warp.sync waits for lanes {missing:#010x}, which cannot arrive");
                     cx.report_kind(FaultKind::InactiveLane(text), mask.trailing_zeros() as usize)?;
                 }
                 cx.shared.warp_sync(cx.warp, mask, self.live);
@@ -280,7 +282,7 @@ impl LaneGroups {
         let callee = match &site.callee {
             Callee::Function(index) => *index,
             Callee::Indirect(slot) => {
-                // One callee at a time: the other lanes come back to this instruction.
+                // One callee at a time: the other lanes execute this call instruction again.
                 let (index, same) = calls::resolve(cx.regs, *slot, site.prototype.as_ref(), mask, around.code)?;
                 mask = same;
                 index
@@ -316,7 +318,7 @@ impl LaneGroups {
         Ok(false)
     }
 
-    /// `ret` of the lanes in `mask`: results to the caller, whose frame is theirs again.
+    /// `ret` of the lanes in `mask`: passes results to the caller and restores its frame.
     fn give_back(
         &mut self,
         at: usize,

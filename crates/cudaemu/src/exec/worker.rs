@@ -1,4 +1,4 @@
-//! What one thread of the emulator keeps while it runs blocks of a launch.
+//! Worker state: memory views, counts and warnings of one thread that runs blocks of a launch.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::mem::{Footprint, MemorySnapshot};
 use super::launch::{ExecutorConfig, Launch, PrintSink};
 use crate::exec_context::{AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
 
-/// Warnings of one launch that a thread keeps: a kernel that is wrong everywhere says so often enough.
+/// Maximum warnings that a worker keeps per launch: a kernel with one mistake usually repeats it in every thread.
 const WARNINGS: u64 = 64;
 
 /// A fault that did not end the launch.
@@ -19,30 +19,30 @@ pub(super) struct Warning {
     pub(super) line: u32,
 }
 
-/// One thread's view of memory, its counts and its reports.
+/// One worker's view of memory, its counts and its warnings.
 #[derive(Debug)]
 pub(super) struct Worker {
     global: Global,
     counts: MemoryCounts,
-    desk: Desk,
+    sink: WorkerSink,
 }
 
-/// The worker's console.
-struct Desk {
+/// The worker's diagnostic sink.
+struct WorkerSink {
     report_only: bool,
     warnings: Vec<Warning>,
-    /// Warnings of this launch so far.
+    /// Number of warnings of this launch so far.
     count: u64,
     print: PrintSink,
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for WorkerSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").field("warnings", &self.warnings).finish_non_exhaustive()
+        f.debug_struct("WorkerSink").field("warnings", &self.warnings).finish_non_exhaustive()
     }
 }
 
-impl DiagnosticSink for Desk {
+impl DiagnosticSink for WorkerSink {
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>> {
         if !self.report_only {
             return Err(fault);
@@ -59,7 +59,7 @@ impl DiagnosticSink for Desk {
     }
 }
 
-/// What belongs to the warp that runs.
+/// State of the warp that runs.
 pub(super) struct RunningWarp<'a> {
     pub(super) regs: &'a mut Registers,
     pub(super) local: &'a mut Local,
@@ -81,7 +81,7 @@ impl Worker {
         Self {
             global: Global::new(view.clone(), launch.device, launch.peers, counting, footprint),
             counts: MemoryCounts::default(),
-            desk: Desk {
+            sink: WorkerSink {
                 report_only: machine.report_only,
                 warnings: Vec::new(),
                 count: 0,
@@ -90,7 +90,7 @@ impl Worker {
         }
     }
 
-    /// The context for a turn of a warp.
+    /// The execution context for a turn of a warp.
     pub(super) fn exec_context<'a>(&'a mut self, launch: &'a Launch, running: RunningWarp<'a>) -> ExecContext<'a> {
         let RunningWarp { regs, local, copies, shared, warp, block, clock } = running;
         ExecContext {
@@ -104,7 +104,7 @@ impl Worker {
             params: &launch.params,
             frame: 0,
             counts: &mut self.counts,
-            console: &mut self.desk,
+            console: &mut self.sink,
             warp,
             block,
             shape: launch.block,
@@ -114,17 +114,17 @@ impl Worker {
         }
     }
 
-    /// Faults since the last call.
+    /// Takes the warnings since the last call.
     pub(super) fn take_warnings(&mut self) -> Vec<Warning> {
-        std::mem::take(&mut self.desk.warnings)
+        std::mem::take(&mut self.sink.warnings)
     }
 
-    /// Warnings that were not kept.
+    /// Number of warnings that were dropped.
     pub(super) fn more_warnings(&self) -> u64 {
-        self.desk.count.saturating_sub(WARNINGS)
+        self.sink.count.saturating_sub(WARNINGS)
     }
 
-    /// What was counted.
+    /// The counts so far.
     pub(super) fn counts(&self) -> &MemoryCounts {
         &self.counts
     }

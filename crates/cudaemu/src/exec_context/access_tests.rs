@@ -1,4 +1,5 @@
-//! Each check of the memories that is not of shared memory alone, with its clean twin; and fast paths against a plain model.
+//! Checks of global, local, constant and parameter memory, each with a valid counterpart; and the fast paths against a simple
+//! model.
 
 use super::fixture::{Fixture, fault_name, strided};
 use super::{Addresses, Global, LANES, Lanes, StateSpace, window};
@@ -10,7 +11,7 @@ const ALL: u32 = u32::MAX;
 
 #[test]
 fn global_accesses_are_checked() {
-    // Half of the allocation is written.
+    // Only half of the allocation is written.
     let (mut rig, (base, freed, other, constant)) = Fixture::new(0, 1, |space| {
         let alloc = |device| space.alloc(device, 4096, "cuMemAlloc").expect("memory").base();
         let (base, freed, other) = (alloc(0), alloc(0), alloc(1));
@@ -22,7 +23,7 @@ fn global_accesses_are_checked() {
         space.free(freed).expect("freed");
         (base, freed, other, constant)
     });
-    // (what, first address, step, lanes, write, result of a load or store of 4 bytes)
+    // (description, first address, stride, lanes, write, result of a load or store of 4 bytes)
     let cases = [
         ("coalesced", base, 4, ALL, false, "ok"),
         ("coalesced, up to the last written byte", base + 1920, 4, ALL, false, "ok"),
@@ -61,7 +62,7 @@ fn global_accesses_are_checked() {
     }
     rig.global = Global::new(rig.space.snapshot(), 0, 1 << 1, true, None);
     rig.context(0, 1).load::<4>(StateSpace::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
-    // Freed while the launch runs: the view it started with must not help.
+    // Freed while the launch runs: its older snapshot must not hide that.
     let base_again = strided(base, 4);
     rig.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL).expect("still there");
     rig.space.free(base).expect("freed");
@@ -82,7 +83,7 @@ fn reports_do_not_stop_where_asked_not_to() {
     assert!(rig.log.faults.len() >= 3);
 }
 
-/// Loads, stores and atomics of all widths, with addresses of every pattern, against bytes and written bits of a model.
+/// Loads, stores and atomics of all widths and address patterns, compared with a model of bytes and written bits.
 #[test]
 fn fast_paths_agree_with_a_model() {
     const BYTES: usize = 1024;
@@ -131,7 +132,7 @@ fn one<const N: usize>(
         _ => std::array::from_fn(|_| rng.u64(0..slots) * unit),
     };
     let mut mask = if rng.bool() { ALL } else { rng.u32(1..) };
-    // Lanes outside of the allocation do not take part: that is tested by itself.
+    // Drop lanes outside of the allocation; another test covers them.
     for lane in 0..LANES {
         if at[lane] + unit > model.len() as u64 {
             mask &= !(1 << lane);
@@ -150,7 +151,7 @@ fn one<const N: usize>(
     let missing = active.iter().copied().find(|&lane| model[range(lane)].contains(&None));
     if read && what != 2 || atomic {
         let result = if atomic {
-            // With lanes at one address the first one's write makes the others' bytes known.
+            // If lanes share an address, the first lane's write initialises the bytes for the others.
             rig.context(0, 1).update::<N>(StateSpace::Generic, &addresses, mask, &mut |lane, old| {
                 std::array::from_fn(|i| old[i].wrapping_add(values[lane][i]))
             })
@@ -159,7 +160,7 @@ fn one<const N: usize>(
         };
         if let Some(lane) = missing {
             assert_eq!(fault_name(&result), format!("Uninitialised {lane}"));
-            // Lanes before it were done; that much the model cannot say: forget it by writing all.
+            // Lanes before the faulting one were executed, which the model cannot follow: write everything to synchronise.
             rig.space.snapshot().write(base, &[5; 1024]).expect("inside");
             model.fill(Some(5));
             let done = active.iter().take_while(|&&other| other != lane);
@@ -236,7 +237,7 @@ fn atomics_of_many_threads_add_up() {
     assert_eq!(out[16..32], u128::from(sum).to_le_bytes());
 }
 
-/// The first five bytes of every eight are written: a load that uses no others is good, and says nothing of those it does use.
+/// The first five bytes of every eight are written. A load that uses only these is valid; a load that uses others is reported.
 #[test]
 fn padding_need_not_be_written() {
     let (mut rig, base) = Fixture::new(512, 1, |space| {
@@ -283,7 +284,7 @@ fn reports_say_which_memory_and_whether_it_was_read() {
         let fault = result.expect_err("it is wrong");
         fault.access.map(|access| (access.memory, access.write))
     };
-    // An atomic reads what it finds.
+    // An atomic reads all bytes of its operand.
     let mut add = |_: usize, old: [u8; 4]| old;
     let at = strided(base, 0);
     assert_eq!(access(cx.update(StateSpace::Global, &at, 1, &mut add)), Some((MemorySpace::Global, false)));
@@ -308,7 +309,7 @@ fn local_memory_is_each_threads_own() {
     assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(256, 0), 2)), "OutOfBounds 1");
     assert_eq!(fault_name(&cx.load::<8>(StateSpace::Local, &strided(u64::MAX - 7, 0), 2)), "OutOfBounds 1");
     assert_eq!(cx.counts.local_written.bytes, 256);
-    // A call's frame is new, its argument is passed with what is known of it.
+    // A call's frame is uninitialised; its argument keeps which of its bytes were written.
     rig.local.copy_param(3, 8, 12, 8).expect("inside");
     rig.local.enter_frame(8, 4, ALL);
     let mut cx = rig.context(0, 1);
@@ -356,7 +357,7 @@ fn generic_addresses_may_lie_in_different_windows() {
     assert_eq!(cx.load::<4>(StateSpace::Generic, &at, ALL).expect("written"), values.map(|v| v.map(|byte| byte + 1)));
 }
 
-/// A rig with 512 written bytes (each its index) and 128 that are not, at the base.
+/// A fixture with 512 written bytes (each its index) and 128 unwritten bytes, and the base address.
 fn copies() -> (Fixture, u64) {
     Fixture::new(4096, 2, |space| {
         let base = space.alloc(0, 640, "cuMemAlloc").expect("memory").base();
@@ -416,7 +417,7 @@ fn asynchronous_copies_are_checked() {
     let mut start = |to: u64, from: u64, size: u32, bytes: u32| {
         fault_name(&rig.context(0, 1).copy_async(&strided(to, 16), &strided(base + from, 16), size, &[bytes; LANES], 1))
     };
-    // (to, from, size, bytes read, result)
+    // (destination, source, size, bytes read, result)
     let cases = [
         (0, 0, 16, 16, "ok"),
         (0, 0, 16, 16, "PendingCopy 0"),
@@ -431,7 +432,7 @@ fn asynchronous_copies_are_checked() {
     for (to, from, size, bytes, wanted) in cases {
         assert_eq!(start(to, from, size, bytes), wanted, "{to} {from} {size} {bytes}");
     }
-    // Another warp still reads the buffer that is to be filled again.
+    // Another warp still reads the buffer that the copy refills.
     let mut cx = rig.context(0, 1);
     cx.store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
     rig.shared.barrier(3);
@@ -445,7 +446,7 @@ fn asynchronous_copies_are_checked() {
     rig.shared.barrier(3);
     let mut cx = rig.context(0, 3);
     cx.copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("after a barrier");
-    // Freed before it is waited for.
+    // Freed before the copy is waited for.
     rig.space.free(base).expect("freed");
     assert_eq!(fault_name(&rig.context(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
 }
@@ -461,7 +462,7 @@ fn copies_never_waited_for_never_arrive() {
     assert_eq!(fault_name(&rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "Uninitialised 0");
     rig.context(1, 2)
         .store(StateSpace::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
-        .expect("the next block knows nothing of it");
+        .expect("the next block does not inherit it");
 }
 
 #[test]

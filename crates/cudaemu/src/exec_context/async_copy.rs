@@ -1,25 +1,25 @@
-//! `cp.async`: copies from global to shared memory that happen as late as allowed, when they are waited for.
+//! `cp.async`: copies from global to shared memory, executed as late as allowed, namely when they are waited for.
 //!
-//! Until then the target bytes are *pending*: whoever touches them, the thread that copies included, is told. What is
-//! never waited for is never copied. PTX ISA, "Data movement and conversion: asynchronous copy".
+//! Until then the destination bytes are *pending*: any access to them is reported, even by the thread that copies. A copy that is
+//! never waited for never executes. PTX ISA, "Data movement and conversion: asynchronous copy".
 
 use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
 use super::{AccessEnv, Addresses, Global, LANES, Lanes, Shared, lanes};
 
-/// The most bytes that one copy has.
+/// Maximum bytes of one copy.
 const MOST: usize = 16;
 
-/// Copies of one lane that wait.
+/// A pending copy of one lane.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     lane: u8,
     size: u8,
-    /// Bytes read; the rest up to `size` is zeros.
+    /// Bytes read; the rest up to `size` becomes zero.
     bytes: u8,
-    /// Number of its group, counted by lane.
+    /// Number of its group, counted per lane.
     group: u32,
-    /// PTX line that started it.
+    /// PTX line of the copy.
     line: u32,
     to: u32,
     from: u64,
@@ -28,14 +28,14 @@ struct Copy {
 /// Asynchronous copies of a warp.
 #[derive(Debug, Default)]
 pub struct AsyncCopies {
-    /// In the order they were started.
+    /// Pending copies in the order of their start.
     waiting: Vec<Copy>,
-    /// For each lane: the number of the group that is open.
+    /// For each lane the number of its open group.
     open: Lanes<u32>,
 }
 
 impl AsyncCopies {
-    /// For the next warp: what still waits is dropped, its bytes never arrive.
+    /// Resets for the next warp: pending copies are dropped and never execute.
     pub fn reset(&mut self) {
         self.waiting.clear();
         self.open = [0; LANES];
@@ -104,7 +104,7 @@ impl AsyncCopies {
         let open = self.open;
         let due = |copy: &Copy| {
             let lane = usize::from(copy.lane);
-            let age = open[lane].wrapping_sub(copy.group); // 0: its group is still open
+            let age = open[lane].wrapping_sub(copy.group); // 0: the copy's group is still open
             mask >> lane & 1 != 0 && pending.is_none_or(|pending| age > pending)
         };
         let mut kept = 0;

@@ -1,37 +1,37 @@
-//! What a kernel did, counted: deterministic numbers in place of times.
+//! Traffic counters of a kernel: deterministic measures of performance instead of times.
 
 /// Accesses to one memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Instructions of a warp that accessed it.
+    /// Warp instructions that accessed it.
     pub requests: u64,
-    /// Bytes that their lanes asked for.
+    /// Bytes that the lanes requested.
     pub bytes: u64,
-    /// 32-byte sectors that they touched, each once an instruction (global memory only).
+    /// Distinct 32-byte sectors per instruction, summed (global memory only).
     pub sectors: u64,
 }
 
-/// Memory traffic of a kernel, or of a part of it.
+/// Memory traffic of a kernel or a part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryCounts {
-    /// Global memory, read (atomics count as read and written).
+    /// Reads of global memory (atomics count as read and write).
     pub global_read: Traffic,
-    /// Global memory, written.
+    /// Writes of global memory.
     pub global_written: Traffic,
-    /// Shared memory, read.
+    /// Reads of shared memory.
     pub shared_read: Traffic,
-    /// Shared memory, written.
+    /// Writes of shared memory.
     pub shared_written: Traffic,
-    /// Extra passes over shared memory because lanes met in a bank: for each access, the most distinct words in one bank, less one.
+    /// Bank conflicts: extra passes over shared memory, per access the maximum number of distinct words in one bank, minus one.
     pub bank_conflicts: u64,
-    /// Local memory, read.
+    /// Reads of local memory.
     pub local_read: Traffic,
-    /// Local memory, written.
+    /// Writes of local memory.
     pub local_written: Traffic,
 }
 
 impl Traffic {
-    /// Counts one instruction.
+    /// Counts one warp instruction.
     #[inline(always)]
     pub fn count(&mut self, bytes: u64, sectors: u64) {
         self.requests += 1;
@@ -47,7 +47,7 @@ impl Traffic {
 }
 
 impl MemoryCounts {
-    /// Adds what another part of the kernel did.
+    /// Adds the traffic of another part of the kernel.
     pub fn add(&mut self, other: &Self) {
         self.global_read.add(&other.global_read);
         self.global_written.add(&other.global_written);

@@ -1,4 +1,4 @@
-//! The parts of a block, without an executor: for the tests of this layer.
+//! Test fixture: the memories and registers of a block without an executor.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::mem::{AddressSpace, Footprint};
 
 use super::{Addresses, AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
 
-/// Keeps what is reported; stops at it unless told to go on.
+/// A sink that records reports; returns the fault unless it is set to continue.
 #[derive(Debug, Default)]
 pub(crate) struct FaultLog {
     pub(crate) go_on: bool,
@@ -23,7 +23,7 @@ impl DiagnosticSink for FaultLog {
     fn print(&mut self, _: &str) {}
 }
 
-/// A block's parts.
+/// The parts of a block.
 #[derive(Debug)]
 pub(crate) struct Fixture {
     pub(crate) space: Arc<AddressSpace>,
@@ -39,7 +39,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// A block on device 0 of two, with this much shared memory and warps; `fill` makes the allocations.
+    /// A block on device 0 of two, with `shared` bytes of shared memory and `warps` warps; `fill` makes the allocations.
     pub(crate) fn new<T>(shared: u32, warps: u32, fill: impl FnOnce(&AddressSpace) -> T) -> (Self, T) {
         let space = Arc::new(AddressSpace::new(&[1 << 30, 1 << 30]).expect("a space"));
         let filled = fill(&space);
@@ -59,7 +59,7 @@ impl Fixture {
         (rig, filled)
     }
 
-    /// The context of an instruction of a warp.
+    /// The execution context of an instruction of a warp.
     pub(crate) fn context(&mut self, warp: u32, line: u32) -> ExecContext<'_> {
         ExecContext {
             regs: &mut self.regs,
@@ -88,7 +88,7 @@ pub(crate) fn strided(start: u64, step: u64) -> Addresses {
     std::array::from_fn(|lane| start.wrapping_add((lane as u64).wrapping_mul(step)))
 }
 
-/// The name of a fault's kind and its lane: "OutOfBounds 3".
+/// Kind and lane of a fault, such as "OutOfBounds 3".
 pub(crate) fn fault_name<T>(result: &Result<T, Box<Fault>>) -> String {
     match result {
         Ok(_) => "ok".into(),

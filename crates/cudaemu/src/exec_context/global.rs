@@ -7,10 +7,10 @@ use crate::mem::{Allocation, AllocationKind, Footprint, MemorySnapshot, Physical
 
 use super::{AccessEnv, Addresses, LANES, Lanes, consecutive, lanes};
 
-/// Allocations that a kernel uses at once, mostly: matrix, vector, result, scales.
+/// Size of the cache of recently used allocations. Most kernels use at most four at once: matrix, vector, result, scales.
 const RECENT: usize = 4;
 
-/// Global memory as one thread of the emulator sees it, for one launch.
+/// Global memory as one worker thread sees it during a launch.
 #[derive(Debug)]
 pub struct Global {
     view: Arc<MemorySnapshot>,
@@ -19,45 +19,45 @@ pub struct Global {
     counting: bool,
     footprint: Option<Arc<Footprint>>,
     recent: [Recent; RECENT],
-    /// Which of them is replaced next.
+    /// The cache entry to evict next.
     oldest: usize,
 }
 
-/// An allocation that was used lately.
+/// A cached allocation.
 #[derive(Clone, Debug, Default)]
 struct Recent {
     base: u64,
     bytes: u64,
-    /// `None`: an empty place (of 0 bytes, so that nothing is found there).
+    /// `None` for an empty entry, whose 0 bytes match no access.
     allocation: Option<Arc<Allocation>>,
-    /// Index in the view.
+    /// Index in the snapshot.
     index: usize,
     readable: bool,
     writable: bool,
 }
 
-/// A range found, ready for use.
+/// A checked range.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     physical: &'a PhysicalMemory,
-    /// Where in the memory.
+    /// Offset in the physical memory.
     at: u64,
-    /// Where in the allocation, and its index.
+    /// Offset in the allocation, and the allocation's index.
     in_allocation: u64,
     index: usize,
     allocation_bytes: u64,
 }
 
-/// One allocation that holds all lanes' bytes.
+/// A single allocation that contains the bytes of all lanes.
 #[derive(Clone, Copy)]
 struct Together<'a> {
     physical: &'a PhysicalMemory,
-    /// Address + shift = where in the memory (wrapping).
+    /// Address + shift = offset in the physical memory (wrapping).
     shift: u64,
     /// The allocation's first address, and its index.
     start: u64,
     index: usize,
-    /// All lanes have the same address.
+    /// Whether all lanes have the same address.
     same: bool,
 }
 
@@ -65,17 +65,17 @@ fn access<const N: usize>(address: u64, write: bool) -> FaultAccess {
     FaultAccess { memory: MemorySpace::Global, address, bytes: N as u32, write }
 }
 
-/// Whether all bytes of a load were written but those that it does not use.
+/// Whether all bytes that a load uses were written.
 #[cold]
 fn known<const N: usize>(physical: &PhysicalMemory, at: u64, padding: u32) -> bool {
     let mut used = (0..N as u64).filter(|byte| padding >> byte & 1 == 0);
     physical.is_written(at, N as u64) || padding != 0 && used.all(|byte| physical.is_written(at + byte, 1))
 }
 
-/// Distinct 32-byte sectors.
+/// Number of distinct 32-byte sectors.
 fn sectors(at: &Addresses, mask: u32) -> u64 {
     if mask == u32::MAX {
-        // Mostly the lanes' addresses rise: then a sector is new where it differs from its neighbour's.
+        // Fast path for ascending addresses, the common case: a sector is new if it differs from the neighbouring lane's.
         let (mut new, mut falls) = (1, 0);
         for lane in 1..LANES {
             let (before, here) = (at[lane - 1] >> 5, at[lane] >> 5);
@@ -102,8 +102,8 @@ fn sectors(at: &Addresses, mask: u32) -> u64 {
 }
 
 impl Global {
-    /// The memory that a kernel on `device` sees, with the memory of the devices in the mask `peers` enabled.
-    /// `counting`: bytes and sectors are counted; with a footprint, distinct bytes too.
+    /// The memory that a kernel on `device` sees; `peers` is the mask of devices whose memory it may access. `counting` counts
+    /// bytes and sectors, and distinct bytes if there is a footprint.
     pub fn new(
         view: Arc<MemorySnapshot>,
         device: u32,
@@ -120,7 +120,7 @@ impl Global {
         index.is_some_and(|index| self.view.allocations()[index].kind() == AllocationKind::Constant)
     }
 
-    /// A place among the recent ones that holds the range.
+    /// A cached allocation that contains the range.
     #[inline(always)]
     fn lookup(&self, address: u64, bytes: u64, write: bool) -> Option<Place<'_>> {
         for recent in &self.recent {
@@ -140,7 +140,7 @@ impl Global {
         None
     }
 
-    /// The place of a range, or why there is none.
+    /// The place of a range, or the fault.
     #[inline(always)]
     fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<Place<'_>, FaultKind> {
         if self.lookup(address, bytes, write).is_none() {
@@ -150,7 +150,7 @@ impl Global {
         self.lookup(address, bytes, write).ok_or_else(lost)
     }
 
-    /// Brings an allocation among the recent ones.
+    /// Finds an allocation and puts it into the cache.
     #[cold]
     fn fetch(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), FaultKind> {
         let allocation = self.view.reachable(address, bytes, self.device, self.peers, write)?.clone();
@@ -167,8 +167,8 @@ impl Global {
         Ok(())
     }
 
-    /// Where address 0 would be if all lanes of the mask lie, aligned, in one allocation: lane by lane nothing is left to check
-    /// but whether the bytes were written. `None`: the lanes must be looked at one by one.
+    /// Fast path: if all lanes of the mask lie aligned in one allocation, returns the offset that address 0 would have. Then only
+    /// written bytes remain to be checked per lane. `None` means that each lane needs its own check.
     #[inline(always)]
     fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<Together<'_>> {
         let first = at[mask.trailing_zeros() as usize & 31];
@@ -178,7 +178,7 @@ impl Global {
         let mut wrong = 0;
         let mut different = 0;
         for lane in 0..LANES {
-            // Lanes outside the mask hold anything: the first one's address stands for theirs.
+            // Lanes outside the mask have arbitrary addresses: use the first lane's address in their place.
             let address = if mask >> lane & 1 != 0 { at[lane] } else { first };
             let inside = address.wrapping_sub(start);
             wrong |= u64::from(inside > last) | address & (N as u64 - 1);
@@ -194,7 +194,7 @@ impl Global {
         })
     }
 
-    /// Finds one lane's bytes and checks everything but whether they were written.
+    /// Finds one lane's bytes and checks everything except whether they were written.
     #[inline(always)]
     fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<Place<'_>, Box<Fault>> {
         if !address.is_multiple_of(N as u64) {
@@ -243,7 +243,7 @@ impl Global {
         let mut out = [[0; N]; LANES];
         let run = (LANES * N) as u64;
         if mask == u32::MAX && at[0].is_multiple_of(N as u64) && consecutive::<N>(at) {
-            // A run that does not end well is left to the lanes, which say who is wrong.
+            // If the fast path finds a fault, fall through to the per-lane path, which reports the right lane.
             if let Ok(place) = self.place(at[0], run, false)
                 && place.physical.is_written(place.at, run)
             {
@@ -358,13 +358,13 @@ impl Global {
         Ok(out)
     }
 
-    /// Checks the source of an asynchronous copy of one lane; whether all of its bytes were written.
+    /// Checks the source of one lane's asynchronous copy; returns whether all of its bytes were written.
     pub(super) fn check_source(&mut self, address: u64, bytes: u64) -> Result<bool, FaultKind> {
         let place = self.place(address, bytes, false)?;
         Ok(place.physical.is_written(place.at, bytes))
     }
 
-    /// Reads the source of an asynchronous copy of one lane.
+    /// Reads the source of one lane's asynchronous copy.
     pub(super) fn read_source(&mut self, address: u64, out: &mut [u8]) -> Result<(), FaultKind> {
         let place = self.place(address, out.len() as u64, false)?;
         place.physical.backing().read(place.at as usize, out);
@@ -373,7 +373,7 @@ impl Global {
         Ok(())
     }
 
-    /// Counts the sources of an asynchronous copy.
+    /// Counts the traffic of an asynchronous copy's sources.
     pub(super) fn count_sources(&self, at: &Addresses, bytes: &Lanes<u32>, mask: u32, env: &mut AccessEnv<'_>) {
         if self.counting {
             let sum = lanes(mask).map(|lane| u64::from(bytes[lane])).sum();

@@ -1,4 +1,4 @@
-//! Checked accesses to local memory: each thread's own.
+//! Checked accesses to local memory, which is private to each thread.
 
 use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
@@ -7,33 +7,34 @@ use super::{AccessEnv, Addresses, LANES, Lanes, lanes};
 /// Local memory of a warp's 32 threads.
 #[derive(Debug)]
 pub struct Local {
-    /// Bytes of one thread, as asked for.
+    /// Bytes per thread, as requested.
     bytes: usize,
     /// Distance between threads: `bytes` rounded up, so that a word of `written` belongs to one thread.
     stride: usize,
     data: Vec<u8>,
-    /// One bit a byte.
+    /// Written bits, one per byte.
     written: Vec<u64>,
 }
 
 impl Local {
-    /// `bytes` for each thread, none of them written.
+    /// `bytes` bytes per thread, all unwritten.
     pub fn new(bytes: u32) -> Self {
         let stride = (bytes as usize).next_multiple_of(64);
         Self { bytes: bytes as usize, stride, data: vec![0; stride * LANES], written: vec![0; stride / 64 * LANES] }
     }
 
-    /// Bytes of each thread.
+    /// Bytes per thread.
     pub fn bytes(&self) -> u32 {
         self.bytes as u32
     }
 
-    /// For the next warp: nothing is written.
+    /// Marks all bytes as unwritten, for the next warp.
     pub fn reset(&mut self) {
         self.written.fill(0);
     }
 
-    /// A call entered a frame of `bytes` at `frame`: what an earlier call left there counts as never written.
+    /// Enters a frame of `bytes` at offset `frame`: marks it as unwritten, so that values of an earlier call do not count as
+    /// initialised.
     pub fn enter_frame(&mut self, frame: u32, bytes: u32, mask: u32) {
         for lane in lanes(mask) {
             let start = (frame as usize).min(self.bytes);
@@ -44,7 +45,7 @@ impl Local {
         }
     }
 
-    /// Where one lane's bytes are.
+    /// Offset of one lane's bytes.
     #[inline(always)]
     fn place<const N: usize>(&self, address: u64, lane: usize, write: bool) -> Result<usize, Box<Fault>> {
         let kind = if !address.is_multiple_of(N as u64) {
@@ -57,7 +58,7 @@ impl Local {
         Err(Fault::access(kind, lane, access::<N>(address, write)))
     }
 
-    /// The word of `written` and the bits of `N` aligned bytes.
+    /// Index of the word of `written`, and the mask of `N` aligned bytes.
     #[inline(always)]
     fn bits<const N: usize>(at: usize) -> (usize, u64) {
         (at / 64, ((1 << N) - 1) << (at % 64))
@@ -102,7 +103,7 @@ impl Local {
         Ok(())
     }
 
-    /// An atomic on memory that nobody else has: a load and a store.
+    /// An atomic on local memory: no other thread can access it, so a load and a store suffice.
     pub(super) fn update<const N: usize>(
         &mut self,
         at: &Addresses,
@@ -117,14 +118,14 @@ impl Local {
         Ok(old)
     }
 
-    /// Reads a thread's bytes for the executor (arguments of calls), unchecked but for bounds.
+    /// Reads a thread's bytes for the executor (arguments of calls), with a bounds check only.
     pub fn peek(&self, lane: usize, address: u64, out: &mut [u8]) -> Result<(), Box<Fault>> {
         let range = self.range(lane, address, out.len(), false)?;
         out.copy_from_slice(&self.data[range]);
         Ok(())
     }
 
-    /// Writes a thread's bytes for the executor (results of calls); they count as written.
+    /// Writes a thread's bytes for the executor (results of calls) and marks them as written.
     pub fn poke(&mut self, lane: usize, address: u64, data: &[u8]) -> Result<(), Box<Fault>> {
         let range = self.range(lane, address, data.len(), true)?;
         for at in range.clone() {
@@ -134,7 +135,7 @@ impl Local {
         Ok(())
     }
 
-    /// Copies a thread's bytes with the knowledge which were written: a `.param` variable into the callee's frame.
+    /// Copies a thread's bytes and their written bits: a `.param` variable into the callee's frame.
     pub fn copy_param(&mut self, lane: usize, from: u64, to: u64, bytes: usize) -> Result<(), Box<Fault>> {
         let (source, target) = (self.range(lane, from, bytes, false)?, self.range(lane, to, bytes, true)?);
         for (source, target) in source.clone().zip(target.clone()) {

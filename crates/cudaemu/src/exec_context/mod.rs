@@ -1,15 +1,15 @@
-//! What an instruction sees of the machine ([`Cx`]): its warp's registers and the checked way to each memory.
+//! Execution context of an instruction ([`ExecContext`]): the registers of its warp and the checked accesses to each memory.
 //!
-//! The executor ([`crate::exec`]) owns these parts and lends them to one instruction at a time; the instruction families
-//! ([`crate::isa`]) know nothing else of it.
+//! The executor ([`crate::exec`]) owns these parts and lends them to one instruction at a time. The instruction families
+//! ([`crate::isa`]) depend on nothing else of the executor.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | `registers` | a warp's register file |
+//! | `registers` | register file of a warp |
 //! | `global`, `shared`, `local` | checked accesses to each memory |
-//! | `async_copy` | copies of `cp.async` that wait |
+//! | `async_copy` | pending copies of `cp.async` |
 //! | `counts` | traffic and bank conflicts |
-//! | [`window`] | where the memories lie in the generic address space |
+//! | [`window`] | windows of the memories in the generic address space |
 
 #[cfg(test)]
 mod access_tests;
@@ -37,26 +37,26 @@ use std::fmt;
 use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 use crate::operands::{Args, Base};
 
-/// Where faults that only the checker sees, and what the device prints, go.
+/// Receives the faults that only the checker detects, and the output of printf.
 pub trait DiagnosticSink: fmt::Debug {
-    /// A fault that hardware would not notice, of a warp at a line of the PTX: `Err` stops the kernel with it; `Ok`, after it
-    /// was written down, goes on.
+    /// Reports a fault that hardware would not notice, with its warp and PTX line. `Err` stops the kernel with the fault; `Ok` has
+    /// recorded it and continues.
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
 
-    /// A line, or a part of one, of the device's printf.
+    /// Receives a piece of printf output, which need not end at a line.
     fn print(&mut self, text: &str);
 }
 
-/// The context of one instruction of one warp. The executor builds it from what it owns: all is public.
+/// The context of one instruction of one warp. Its fields are public because the executor builds it from parts that it owns.
 #[derive(Debug)]
 pub struct ExecContext<'a> {
     /// The warp's registers.
     pub regs: &'a mut Registers,
-    /// Lanes that execute this instruction's group (before the guard is applied; the guard's result is the handler's mask).
+    /// Lanes that execute this instruction's group, before the guard is applied (the handler's mask is after the guard).
     pub active: u32,
     /// Lanes of the warp that exist and have not exited.
     pub live: u32,
-    /// Global memory, as this thread of the emulator sees it.
+    /// Global memory, as this worker thread sees it.
     pub global: &'a mut Global,
     /// Shared memory of the block.
     pub shared: &'a mut Shared,
@@ -66,27 +66,27 @@ pub struct ExecContext<'a> {
     pub copies: &'a mut AsyncCopies,
     /// The kernel's parameter block.
     pub params: &'a [u8],
-    /// Where in local memory the group's current frame starts.
+    /// Offset of the group's current frame in local memory.
     pub frame: u32,
-    /// What is counted.
+    /// Traffic counters.
     pub counts: &'a mut MemoryCounts,
-    /// Where reports go.
+    /// Receives reports and printf output.
     pub console: &'a mut dyn DiagnosticSink,
-    /// Number of the warp in its block.
+    /// Index of the warp in its block.
     pub warp: u32,
     /// `blockIdx`.
     pub block: [u32; 3],
     /// `blockDim`.
     pub shape: [u32; 3],
-    /// Bytes of a load's data that the program does not use, as in [`Args::padding`]: they need not have been written.
+    /// Mask of bytes of a load's data that the program does not use ([`crate::operands::Args::padding`]); they may be unwritten.
     pub padding: u32,
-    /// PTX line of the instruction, for reports that name an earlier access.
+    /// PTX line of the instruction, for later reports about this access.
     pub line: u32,
-    /// Clock of the machine, in instructions of this warp.
+    /// The machine's clock: instructions executed by this warp.
     pub clock: u64,
 }
 
-/// What the memories need to know of the access at hand.
+/// The parts of the context that an access to memory needs.
 #[derive(Debug)]
 struct AccessEnv<'a> {
     counts: &'a mut MemoryCounts,
@@ -97,33 +97,33 @@ struct AccessEnv<'a> {
 }
 
 impl AccessEnv<'_> {
-    /// A fault that only the checker sees: see [`Console::report`].
+    /// Reports a fault that only the checker detects: see [`DiagnosticSink::report`].
     fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
         self.console.report(fault, self.warp, self.line)
     }
 }
 
-/// An address a lane, as the instruction computed it. Lanes outside the mask hold anything.
+/// One address per lane, as the instruction computed it; arbitrary in lanes outside the mask.
 pub type Addresses = Lanes<u64>;
 
-/// The memory that an instruction names.
+/// The state space that an instruction names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSpace {
-    /// None: the address's window decides, lane by lane ([`window`]).
+    /// None: the window that contains the address determines the space, per lane ([`window`]).
     Generic,
-    /// Global (and constant) memory: device addresses.
+    /// Global (and constant) memory, by device address.
     Global,
-    /// The same for an instruction that says `.const`; reports name it so.
+    /// The same memory for instructions with `.const`; only reports differ.
     Const,
-    /// Shared memory of the block: offsets.
+    /// Shared memory of the block, by offset.
     Shared,
-    /// Local memory of the thread: offsets (frame base included for variables of a frame).
+    /// Local memory of the thread, by offset (frame base included for variables of a frame).
     Local,
-    /// The kernel's parameter block: offsets.
+    /// The kernel's parameter block, by offset.
     Param,
 }
 
-/// The lanes of a mask, from the lowest.
+/// Iterates over the lanes of a mask in ascending order.
 #[inline(always)]
 pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
@@ -144,7 +144,7 @@ fn consecutive<const N: usize>(at: &Addresses) -> bool {
     difference == 0
 }
 
-/// The lanes whose address lies in each window, with the start that is to be taken off: at most one entry a window.
+/// Groups the lanes by the window of their address: (space, window start to subtract, lanes), at most one entry per window.
 fn split(at: &Addresses, mask: u32) -> [(StateSpace, u64, u32); 4] {
     let mut parts = [
         (StateSpace::Global, 0, 0),
@@ -160,7 +160,7 @@ fn split(at: &Addresses, mask: u32) -> [(StateSpace, u64, u32); 4] {
     parts
 }
 
-/// Whether no lane of the mask is in a window: all addresses are global.
+/// Whether all addresses are global, that is no lane of the mask is in a window.
 #[inline(always)]
 fn all_global(at: &Addresses, mask: u32) -> bool {
     let mut high = 0;
@@ -178,7 +178,7 @@ impl ExecContext<'_> {
         match args.base {
             Base::None | Base::Param => [offset; LANES],
             Base::Wide(slot) => each(&self.regs.get::<u64>(slot), |base| base.wrapping_add(offset)),
-            // Narrow addresses wrap at 32 bits, as the memories they are for.
+            // 32-bit addresses wrap at 32 bits, like the memories that they address.
             Base::Narrow(slot) => each(&self.regs.get::<u32>(slot), |base| u64::from(base.wrapping_add(offset as u32))),
             Base::Frame => [u64::from(self.frame).wrapping_add(offset); LANES],
         }
@@ -196,7 +196,8 @@ impl ExecContext<'_> {
         (self.global, self.shared, self.local, env)
     }
 
-    /// Reads `N` (1, 2, 4, 8 or 16) bytes a lane, naturally aligned, every byte checked. What lanes outside the mask get is anything.
+    /// Reads `N` (1, 2, 4, 8 or 16) naturally aligned bytes per lane and checks every byte. Results of lanes outside the mask are
+    /// arbitrary.
     #[inline]
     pub fn load<const N: usize>(
         &mut self,
@@ -225,7 +226,7 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Writes `N` bytes a lane; where lanes meet, the highest lane's value stays.
+    /// Writes `N` bytes per lane; if lanes overlap, the highest lane's value remains.
     #[inline]
     pub fn store<const N: usize>(
         &mut self,
@@ -251,8 +252,8 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Atomically replaces `N` (2, 4, 8 or 16) bytes a lane by `update(lane, old)`, lane after lane, and gives the old ones.
-    /// `update` may be called more than once a lane where another thread interferes.
+    /// Atomically replaces `N` (2, 4, 8 or 16) bytes per lane by `update(lane, old)`, in ascending order of lanes, and returns the
+    /// old values. `update` may be called repeatedly for a lane if another thread interferes.
     pub fn update<const N: usize>(
         &mut self,
         at_window: StateSpace,
@@ -278,8 +279,8 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Starts an asynchronous copy of `bytes` from global `from` to shared `to` (the rest up to `size`: zeros) for each lane;
-    /// it happens when waited for, and not before. `size` is 4, 8 or 16.
+    /// Starts an asynchronous copy of `bytes` from global `from` to shared `to` for each lane; the rest up to `size` (4, 8 or 16)
+    /// becomes zero. The copy executes when it is waited for.
     pub fn copy_async(
         &mut self,
         to: &Addresses,
@@ -293,20 +294,20 @@ impl ExecContext<'_> {
         self.copies.start(self.global, self.shared, to, from, size, bytes, mask, &mut env)
     }
 
-    /// Closes the group of asynchronous copies of the lanes in the mask.
+    /// Closes the open group of asynchronous copies of the lanes in the mask.
     pub fn commit_async(&mut self, mask: u32) {
         self.copies.commit(mask);
     }
 
-    /// Completes the asynchronous copies of the lanes in the mask, up to `pending` of the youngest groups; `None`: all, with
-    /// those that no group holds yet.
+    /// Completes the asynchronous copies of the lanes in the mask, except the youngest `pending` groups. `None` completes all,
+    /// including copies without a group.
     pub fn wait_async(&mut self, pending: Option<u32>, mask: u32) -> Result<(), Box<Fault>> {
         let (counts, console) = (&mut *self.counts, &mut *self.console);
         let mut env = AccessEnv { counts, console, warp: self.warp, padding: 0, line: self.line };
         self.copies.wait(self.global, self.shared, pending, mask, &mut env)
     }
 
-    /// One byte of one lane's generic address space, unchecked but for its place; `None` if there is none.
+    /// One byte of one lane's generic address space, without a check for written bytes; `None` if there is no such memory.
     pub fn peek(&mut self, at: &Addresses, lane: usize) -> Option<u8> {
         let address = at[lane];
         let mut byte = [0];
@@ -317,29 +318,29 @@ impl ExecContext<'_> {
         self.load::<1>(StateSpace::Generic, at, 1 << lane).ok().map(|bytes| bytes[lane][0])
     }
 
-    /// Clock of the machine, in instructions of this warp: `%clock64`.
+    /// `%clock64`: instructions executed by this warp.
     pub fn clock(&self) -> u64 {
         self.clock
     }
 
-    /// Appends to the device's printf output; whole lines come out in the order of the warps' execution.
+    /// Appends to the device's printf output, in the order in which warps execute.
     pub fn print(&mut self, text: &str) {
         self.console.print(text);
     }
 
-    /// Reports a fault that only the checker sees (uninitialised reads, races, …): an error, or a line on stderr and
-    /// `Ok` where the user asked for reports only.
+    /// Reports a fault that only the checker detects (uninitialised reads, races, …): an error, or a line on stderr and `Ok` in the
+    /// report-only configuration.
     pub fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
         self.console.report(fault, self.warp, self.line)
     }
 
-    /// The same for one that is no access.
+    /// As [`ExecContext::report`], for a fault that is not an access.
     pub fn report_kind(&mut self, kind: FaultKind, lane: usize) -> Result<(), Box<Fault>> {
         self.report(Fault::new(kind, lane))
     }
 }
 
-/// Constant memory lies among global memory, and so do the addresses that miss it.
+/// The fault of a global access, named as a constant access: constant memory is part of the global address space.
 #[cold]
 fn in_constant_memory(mut fault: Box<Fault>) -> Box<Fault> {
     if let Some(access) = &mut fault.access {
@@ -354,7 +355,7 @@ fn param_fault<const N: usize>(at: &Addresses, mask: u32, text: &str, write: boo
     Fault::access(FaultKind::NotAccessible(text.into()), lane, access)
 }
 
-/// Kernel parameters. They are always set: a launch gives all of them.
+/// Loads kernel parameters. A launch sets all of them, so they need no written bits.
 fn load_param<const N: usize>(params: &[u8], at: &Addresses, mask: u32) -> Result<Lanes<[u8; N]>, Box<Fault>> {
     let read = |lane: usize| {
         let access = FaultAccess { memory: MemorySpace::Param, address: at[lane], bytes: N as u32, write: false };
@@ -369,7 +370,7 @@ fn load_param<const N: usize>(params: &[u8], at: &Addresses, mask: u32) -> Resul
     };
     let first = mask.trailing_zeros() as usize;
     let mut out = [read(first)?; LANES];
-    // Nearly always all lanes read the same parameter.
+    // Usually all lanes read the same parameter.
     for lane in lanes(mask).filter(|&lane| at[lane] != at[first]) {
         out[lane] = read(lane)?;
     }

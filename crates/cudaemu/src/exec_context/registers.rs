@@ -1,14 +1,15 @@
-//! A warp's register file: every register is 32 lanes side by side, so that an instruction is a loop over an array.
+//! Register file of a warp: each register is an array of 32 lanes, so that an instruction is a loop over arrays that the compiler
+//! can vectorise.
 
 use crate::operands::{Args, Class, RegisterCounts, Slot};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
 
-/// One value a lane.
+/// One value per lane.
 pub type Lanes<T> = [T; LANES];
 
-/// `f` of each lane. A loop that is always compiled where it stands, and so becomes vector code; `array::map` is not.
+/// Applies `f` to each lane. Always inlined, so that the caller's loop is vectorised; `array::map` is not.
 #[inline(always)]
 pub fn each<A: Copy, D: Copy + Default>(lanes: &Lanes<A>, f: impl Fn(A) -> D) -> Lanes<D> {
     let mut out = [D::default(); LANES];
@@ -18,7 +19,7 @@ pub fn each<A: Copy, D: Copy + Default>(lanes: &Lanes<A>, f: impl Fn(A) -> D) ->
     out
 }
 
-/// Registers, constants and special registers of one warp. Predicates are masks, one bit a lane.
+/// Registers, constants and special registers of one warp. Predicates are masks with one bit per lane.
 #[derive(Clone, Debug, Default)]
 pub struct Registers {
     preds: Vec<u32>,
@@ -29,9 +30,9 @@ pub struct Registers {
     carry: u32,
 }
 
-/// A scalar type that a register class holds, so that `map` can be written over values instead of bits.
+/// A scalar type that a register class holds, so that handlers work on values instead of bits.
 pub trait Lane: Copy + Default {
-    /// All lanes of a register.
+    /// Reads all lanes of a register.
     fn read(registers: &Registers, slot: Slot) -> Lanes<Self>;
     /// Writes the lanes in the mask.
     fn write(registers: &mut Registers, slot: Slot, values: &Lanes<Self>, mask: u32);
@@ -71,7 +72,8 @@ lane! {
 }
 
 impl Registers {
-    /// A register file of these lengths. Registers start with a pattern that no program should see: `0xdead_beef`.
+    /// A register file with these counts. Registers start with the pattern `0xdead_beef`, so that a read of an unset register is
+    /// noticed.
     pub fn new(counts: &RegisterCounts) -> Self {
         Self {
             preds: vec![0; counts.pred],
@@ -83,7 +85,7 @@ impl Registers {
         }
     }
 
-    /// A predicate as a mask of lanes; negated if the slot says so.
+    /// Reads a predicate as a mask of lanes, negated if the slot is.
     #[inline]
     pub fn pred(&self, slot: Slot) -> u32 {
         let mask = self.preds[slot.index()];
@@ -99,7 +101,7 @@ impl Registers {
         }
     }
 
-    /// The carry flag `CC.CF` of each lane (PTX ISA, "Extended-Precision Integer Arithmetic Instructions").
+    /// Reads the carry flag `CC.CF` of each lane (PTX ISA, "Extended-Precision Integer Arithmetic Instructions").
     #[inline]
     pub fn carry(&self) -> u32 {
         self.carry
@@ -111,24 +113,24 @@ impl Registers {
         self.carry = self.carry & !mask | value & mask;
     }
 
-    /// All lanes of a register.
+    /// Reads all lanes of a register.
     #[inline(always)]
     pub fn get<T: Lane>(&self, slot: Slot) -> Lanes<T> {
         T::read(self, slot)
     }
 
-    /// Writes the lanes in the mask; nothing for [`Slot::NONE`].
+    /// Writes the lanes in the mask; does nothing for [`Slot::NONE`].
     #[inline(always)]
     pub fn set<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, mask: u32) {
         T::write(self, slot, values, mask);
     }
 
-    /// Lane 0 of a B32 slot: constants and operands that must be the same in all lanes.
+    /// Lane 0 of a B32 slot, for constants and operands that must be equal in all lanes.
     pub fn scalar(&self, slot: Slot) -> u32 {
         self.r32[slot.index()][0]
     }
 
-    /// A register of any class as 64-bit lanes, zero-extended (predicates as 0 and 1).
+    /// Reads a register of any class as 64-bit lanes, zero-extended (predicates as 0 and 1).
     pub fn get_any(&self, slot: Slot) -> Lanes<u64> {
         match slot.class() {
             Class::Pred => std::array::from_fn(|lane| u64::from(self.pred(slot) >> lane & 1)),
@@ -139,7 +141,7 @@ impl Registers {
         }
     }
 
-    /// Writes 64-bit lanes into a register of any class, truncated to it (B128: zero-extended).
+    /// Writes 64-bit lanes to a register of any class, truncated to its width (B128: zero-extended).
     pub fn set_any(&mut self, slot: Slot, values: &Lanes<u64>, mask: u32) {
         if slot.is_none() {
             return;
@@ -156,7 +158,7 @@ impl Registers {
         }
     }
 
-    /// A register of any class as 128-bit lanes, zero-extended.
+    /// Reads a register of any class as 128-bit lanes, zero-extended.
     pub fn get_widest(&self, slot: Slot) -> Lanes<u128> {
         match slot.class() {
             Class::B128 => self.get(slot),
@@ -164,7 +166,7 @@ impl Registers {
         }
     }
 
-    /// Writes 128-bit lanes into a register of any class, truncated to it.
+    /// Writes 128-bit lanes to a register of any class, truncated to its width.
     pub fn set_widest(&mut self, slot: Slot, values: &Lanes<u128>, mask: u32) {
         match slot.class() {
             Class::B128 => self.set(slot, values, mask),

@@ -1,4 +1,4 @@
-//! What a checked access costs, printed: `cargo test --release -p cudaemu --lib timing -- --nocapture`.
+//! Microbenchmark of checked accesses: `cargo test --release -p cudaemu --lib timing -- --nocapture` prints the cost of each.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use super::fixture::{Fixture, strided};
 use super::{ExecContext, StateSpace};
 
 fn time(name: &str, rig: &mut Fixture, mut f: impl FnMut(&mut ExecContext<'_>, u64)) {
-    // The best of many short runs: others use the machine too.
+    // Minimum of many short runs, because other processes disturb the machine.
     const ROUNDS: u64 = 640;
     let mut best = f64::MAX;
     for _ in 0..200 {

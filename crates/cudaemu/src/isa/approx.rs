@@ -1,4 +1,4 @@
-//! The `.approx` and `.full` forms of `.f32` and `.f64` (PTX ISA, "Floating-Point Instructions"): the exact value, rounded.
+//! `.approx` and `.full` forms of `.f32` and `.f64` functions (PTX ISA, "Floating-Point Instructions"): the exact value, rounded.
 
 use super::{Family, Row};
 use crate::numeric::{Rounding, approx, double};
@@ -13,7 +13,7 @@ pub(crate) fn family() -> Family {
     map!(rows, Float, "div.full.ftz.f32", f32, f32 => f32, |x, y| approx::div_full(x, y, true));
     map!(rows, Double, "rcp.approx.ftz.f64", f64 => f64, approx::rcp_f64);
     map!(rows, Double, "rsqrt.approx.ftz.f64", f64 => f64, approx::rsqrt_f64);
-    // Of full precision, and with subnormals: hardware computes it in software.
+    // Full precision with subnormals: real GPUs compute this form in software.
     map!(rows, Double, "rsqrt.approx.f64", f64 => f64, |x| double::rcp(double::sqrt(x, Rounding::Rn), Rounding::Rn));
     Family { title: "Approximate floating-point functions", rows, hints: vec![] }
 }

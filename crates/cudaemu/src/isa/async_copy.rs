@@ -1,5 +1,5 @@
-//! cp.async: copies from global to shared memory that run beside the thread (PTX ISA, "Data Movement and Conversion
-//! Instructions: Asynchronous copy"). They are done when waited for, no sooner.
+//! `cp.async`: asynchronous copies from global to shared memory (PTX ISA, "Data Movement and Conversion Instructions: Asynchronous
+//! copy"). A copy executes when it is waited for, which is as late as PTX allows.
 
 use super::memory::CACHE_POLICY;
 use super::{Category, Family, Operand, Row, Value, row};
@@ -8,14 +8,14 @@ use crate::exec_context::{Addresses, ExecContext};
 use crate::fault::{Fault, FaultKind};
 use crate::operands::{Args, Class, Slot};
 
-/// In a row's constant: there is a source size in `s[1]`; the rest of the destination becomes zeros.
+/// Bit of a row's constant: `s[1]` is the source size; the rest of the destination becomes zero.
 const SOURCE_SIZE: u32 = 1;
-/// In a row's constant: there is a predicate in `s[1]`; where it holds, all of the destination becomes zeros.
+/// Bit of a row's constant: `s[1]` is a predicate; if true, the whole destination becomes zero.
 const IGNORE_SOURCE: u32 = 2;
-/// In a row's constant: `.cg`, which copies 16 bytes only.
+/// Bit of a row's constant: `.cg`, which only copies 16 bytes.
 const L2_ONLY: u32 = 4;
 
-/// Addresses of a [`Operand::SecondAddress`]: base in a slot, constant offset.
+/// Addresses of an [`Operand::SecondAddress`]: base in a slot, constant offset.
 fn second_address(cx: &ExecContext<'_>, base: Slot, offset: i64) -> Addresses {
     let offset = offset as u64;
     if base.is_none() {
@@ -35,7 +35,7 @@ fn copy(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Faul
         8 if args.k & L2_ONLY == 0 => 8,
         other => {
             let allowed = if args.k & L2_ONLY == 0 { "4, 8 or 16" } else { "16" };
-            let text = format!("cp.async copies {allowed} bytes, the instruction says {other}");
+            let text = format!("cp.async: expected a size of {allowed} bytes, found {other}");
             return Err(Fault::new(FaultKind::InvalidValue(text), lane));
         }
     };
@@ -62,7 +62,7 @@ fn commit(cx: &mut ExecContext<'_>, _: &Args, mask: u32) -> Result<(), Box<Fault
 }
 
 fn wait_group(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
-    // More groups than a u32 counts are never pending.
+    // A count above `u32::MAX` exceeds any number of pending groups.
     cx.wait_async(Some(u32::try_from(args.imm[0]).unwrap_or(u32::MAX)), mask)
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn family() -> Family {
             let mut form = |operands: &[Operand], kind: u32| {
                 rows.push(row(&name, operands, Category::Load, k | kind, Action::Access(copy)));
             };
-            // The size comes first: an immediate would fit the policy's place too.
+            // The form with an immediate size comes first, because an immediate would also match the cache policy.
             form(&[Address, SecondAddress, Imm, In(Value::B32), CACHE_POLICY], SOURCE_SIZE);
             form(&[Address, SecondAddress, Imm, InPred, CACHE_POLICY], IGNORE_SOURCE);
             form(&[Address, SecondAddress, Imm, CACHE_POLICY], 0);

@@ -1,6 +1,6 @@
-//! atom and red: read, change and write in one step (PTX ISA, "Parallel Synchronization and Communication Instructions").
+//! `atom` and `red`: atomic read-modify-write (PTX ISA, "Parallel Synchronization and Communication Instructions").
 //!
-//! Every atomic is seen by all at once, so memory semantics and scopes are hints.
+//! Every atomic is visible to all threads at once, so memory semantics and scopes are hints without effect.
 
 use super::memory::{CACHE_POLICY, ORDERING_HINTS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
@@ -11,10 +11,10 @@ use crate::numeric::half::{self, Bf16, F16, Half};
 use crate::numeric::{HalfMode, MinMax, Mode, Rounding, double, single};
 use crate::operands::{Args, Slot};
 
-/// In a row's constant: `red`, which has no destination.
+/// Bit of a row's constant: `red`, which has no destination.
 const RED: u32 = 8;
 
-/// Spaces of scalar atomics. Vector ones ([`vectors`]) go to global memory alone.
+/// State spaces of scalar atomics. Vector atomics ([`vectors`]) only access global memory.
 const SPACES: [(&str, StateSpace); 5] = [
     ("", StateSpace::Generic),
     (".global", StateSpace::Global),
@@ -23,9 +23,9 @@ const SPACES: [(&str, StateSpace); 5] = [
     (".shared::cluster", StateSpace::Shared),
 ];
 
-/// A type that memory can be updated as.
+/// A type with atomic updates in memory.
 trait Word: Lane {
-    /// Replaces each lane's word by `change(lane, old)` and gives the old ones.
+    /// Replaces each lane's word by `change(lane, old)` and returns the old values.
     fn update(
         cx: &mut ExecContext<'_>,
         window: StateSpace,
@@ -54,13 +54,13 @@ macro_rules! word {
 
 word!(u16, u32, i32, u64, i64, u128, f32, f64);
 
-/// The slots behind the destination, if there is one: the operands.
+/// The source operands: the slots after the destination, if there is one.
 fn sources(args: &Args) -> (Slot, &[Slot]) {
     let slots = if args.all.is_empty() { &args.s[..] } else { &args.all };
     if args.k & RED != 0 { (Slot::NONE, slots) } else { (slots[0], &slots[1..]) }
 }
 
-/// `old → change(old, b)`; the old value is the result.
+/// `old → change(old, b)`; the result is the old value.
 fn modify<T: Word>(
     cx: &mut ExecContext<'_>,
     args: &Args,
@@ -75,7 +75,7 @@ fn modify<T: Word>(
     Ok(())
 }
 
-/// `old → c` where it equals `b`.
+/// `old → c` if `old` equals `b`; the result is the old value.
 fn compare_and_swap<T: Word + PartialEq>(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let at = cx.addresses(args);
     let (target, from) = sources(args);
@@ -85,7 +85,7 @@ fn compare_and_swap<T: Word + PartialEq>(cx: &mut ExecContext<'_>, args: &Args, 
     Ok(())
 }
 
-/// Whether an address is in shared memory, where the f32 adder keeps subnormals; that of global memory flushes them.
+/// Whether an address is in shared memory, whose f32 adder keeps subnormals; the adder of global memory flushes them.
 fn keeps_subnormals(window: StateSpace, address: u64) -> bool {
     match window {
         StateSpace::Shared => true,
@@ -107,12 +107,12 @@ fn add_f32(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<F
     Ok(())
 }
 
-/// inc: counts from 0 to the bound and starts again.
+/// `inc`: counts from 0 to the bound and wraps to 0.
 fn increment(old: u32, bound: u32) -> u32 {
     if old >= bound { 0 } else { old + 1 }
 }
 
-/// dec: counts from the bound down to 0 and starts again.
+/// `dec`: counts from the bound down to 0 and wraps to the bound.
 fn decrement(old: u32, bound: u32) -> u32 {
     if old == 0 || old > bound { bound } else { old - 1 }
 }
@@ -132,12 +132,12 @@ fn half_max<H: Half>(a: u16, b: u16) -> u16 {
     half::max::<H>(a, b, MinMax::PLAIN)
 }
 
-/// Both halves of a pair.
+/// Applies an operation to both halves of a pair.
 fn pair(a: u32, b: u32, op: HalfOp) -> u32 {
     u32::from(op(a as u16, b as u16)) | u32::from(op((a >> 16) as u16, (b >> 16) as u16)) << 16
 }
 
-/// Operations of atom, their types and what they do; those with `red` also exist as such.
+/// Scalar operations: opcode, type, handler, and whether `red` has the operation too.
 fn scalars() -> Vec<(&'static str, Value, AccessFn, bool)> {
     use Value::{B16, B32, B64, B128, F32, F64};
     let mut list: Vec<(&'static str, Value, AccessFn, bool)> = vec![
@@ -184,7 +184,7 @@ fn scalars() -> Vec<(&'static str, Value, AccessFn, bool)> {
     list
 }
 
-/// `.v2`, `.v4` and `.v8`: one operation an element. `N` bytes in elements of `E`.
+/// `.v2`, `.v4` and `.v8`: one operation per element. `N` bytes in elements of `E` bytes.
 fn vector<const N: usize, const E: usize>(
     cx: &mut ExecContext<'_>,
     args: &Args,
@@ -214,17 +214,17 @@ fn vector<const N: usize, const E: usize>(
     Ok(())
 }
 
-/// An operation on a half that travels in a wider integer.
+/// An operation on a 16-bit value in a wider integer.
 fn single_half(op: HalfOp) -> impl Fn(u32, u32) -> u32 {
     move |a, b| u32::from(op(a as u16, b as u16))
 }
 
-/// The f32 adder of global memory, on bits: it flushes subnormals.
+/// The f32 adder of global memory, on bits: flushes subnormals.
 fn add_f32_bits(a: u32, b: u32) -> u32 {
     single::add(f32::from_bits(a), f32::from_bits(b), Mode::RN_FTZ).to_bits()
 }
 
-/// A vector operation: its name, what follows it, type, element, count, handler.
+/// A vector operation: opcode, suffix, type name, element type, count, handler.
 type VectorOp = (&'static str, &'static str, &'static str, Value, u8, AccessFn);
 
 fn vectors() -> Vec<VectorOp> {
@@ -272,7 +272,7 @@ pub(crate) fn family() -> Family {
     }
     for (space, window) in &SPACES[..2] {
         for (op, rest, ty, value, count, action) in vectors() {
-            // The vector's size stands before or after the operation, the manual has examples of all three.
+            // The vector size stands before or after the operation or the type; the manual has examples of all three.
             for name in [
                 format!("{space}.{op}{rest}.v{count}.{ty}"),
                 format!("{space}.v{count}.{op}{rest}.{ty}"),

@@ -73,7 +73,7 @@ fn permutations(rows: &mut Vec<Row>) {
     map!(rows, Integer, "prmt.b32.rc16", b32, b32, b32 => b32, |x, y, c| bits::prmt(x, y, c, PrmtMode::Rc16));
 }
 
-/// `prmt` by index. The selectors are nearly always an immediate: each result byte is then the same shift in all lanes.
+/// `prmt` in index mode. The selectors are usually an immediate: then each result byte is the same shift in all lanes.
 #[inline(always)]
 fn permute(r: &mut Registers, a: &Args, mask: u32) {
     let (x, y) = (r.get::<u32>(a.s[1]), r.get::<u32>(a.s[2]));
@@ -85,7 +85,8 @@ fn permute(r: &mut Registers, a: &Args, mask: u32) {
     for byte in 0..4 {
         let selector = selectors >> (4 * byte);
         let (word, left) = (if selector & 4 == 0 { &x } else { &y }, 24 - 8 * (selector & 3));
-        // The byte goes to the top, where its sign fills a register as easily as its value is shifted down.
+        // The byte is shifted to the top, from where an arithmetic shift replicates its sign and a logical one moves its value
+        // down.
         for lane in 0..LANES {
             let top = word[lane] << left;
             let value = if selector & 8 != 0 { (top as i32 >> 31) as u32 } else { top };

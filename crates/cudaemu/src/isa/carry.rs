@@ -1,5 +1,5 @@
-//! Additions, subtractions and products that read or write the carry flag (PTX ISA, "Extended-Precision Integer Arithmetic
-//! Instructions"). The flag is one bit a thread; a subtraction keeps its borrow in it.
+//! Extended-precision arithmetic: additions, subtractions and products that read or write the carry flag (PTX ISA,
+//! "Extended-Precision Integer Arithmetic Instructions"). The flag is one bit per thread; a subtraction stores its borrow in it.
 
 use super::{Category, Family, Operand, Value, lanes, row};
 use crate::bytecode::Action;
@@ -7,7 +7,7 @@ use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::integer::{Integer as _, add_carry_u32, add_carry_u64, sub_borrow_u32, sub_borrow_u64};
 use crate::operands::Args;
 
-/// The row's constant: whether the flag is read and whether it is written.
+/// Bits of a row's constant: whether it reads and whether it writes the flag.
 const READS: u32 = 1;
 const WRITES: u32 = 2;
 
@@ -18,7 +18,7 @@ pub(crate) fn family() -> Family {
         rows.push(row(name, &operands[..=sources], Category::Integer, k, action));
     };
     for (carry, cc, k) in [("", ".cc", WRITES), ("c", "", READS), ("c", ".cc", READS | WRITES)] {
-        // The flag is that of the unsigned sum for signed types too.
+        // Signed types also use the carry of the unsigned sum.
         for (ty, signed) in [("u32", false), ("s32", true)] {
             let value = Value::B32;
             add(format!("add{carry}{cc}.{ty}"), value, 2, k, Action::Compute(|r, a, m| sum(r, a, m, add_carry_u32)));
@@ -49,7 +49,7 @@ pub(crate) fn family() -> Family {
     Family { title: "Extended-precision integer arithmetic", rows, hints: vec![] }
 }
 
-/// `d = f(x, y, flag)` in all lanes, and the flag as the row's constant says.
+/// `d = f(x, y, flag)` in all lanes; reads and writes the flag as the row's constant specifies.
 #[inline(always)]
 fn with_flag<T: Lane>(
     r: &mut Registers,

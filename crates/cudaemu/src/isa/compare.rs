@@ -1,5 +1,5 @@
 //! Comparison and selection (PTX ISA, "Comparison and Selection Instructions"): `set` and `setp` of integers and bits, `selp`,
-//! `slct`; and the combining part of `set` and `setp`, which their floating-point rows use too.
+//! `slct`. Also the Boolean operators of `set` and `setp`, which the floating-point rows use too.
 
 use super::{Category, Family, Operand, Row, Value, lanes, row};
 use crate::bytecode::{Action, ComputeFn};
@@ -7,18 +7,18 @@ use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::single;
 use crate::operands::Args;
 
-/// Boolean operators that join the comparison with a predicate. Their index is in the two low bits of the row's constant;
-/// the rest of it belongs to the comparison.
+/// Boolean operators that combine the comparison with a predicate. Their index is in the two low bits of the row's constant; the
+/// comparison uses the other bits.
 pub(crate) const OPERATORS: [&str; 4] = ["", ".and", ".or", ".xor"];
 
-/// Set in the constant of a `set` whose results are 1.0 and 0.0 instead of all ones and zero.
+/// Bit of the constant of a `set` row: the results are 1.0 and 0.0 instead of all ones and zero.
 const FLOAT: u32 = 1 << 2;
 
-/// First bit of the row's constant that is the comparison's own; see [`setp_rows`] and [`set_rows`].
+/// First bit of the row's constant that the comparison itself uses; see [`setp_rows`] and [`set_rows`].
 pub(crate) const COMPARISON_SHIFT: u32 = 3;
 
-/// The rows of `setp` for one comparison and type: without and with each Boolean operator. `suffix` is what follows the
-/// operator in the opcode: `.ftz.f32`. The action computes a mask from `s[2]` and `s[3]` and ends with [`setp`].
+/// The rows of `setp` for one comparison and type: without and with each Boolean operator. `suffix` follows the operator in the
+/// opcode, as in `.ftz.f32`. The action computes a mask from `s[2]` and `s[3]` and calls [`setp`] last.
 pub(crate) fn setp_rows(op: &str, suffix: &str, source: Value, k: u32, action: ComputeFn) -> Vec<Row> {
     let pair = Operand::OutPair(Value::Pred, Value::Pred);
     let operands = [pair, Operand::In(source), Operand::In(source), Operand::InPred];
@@ -30,7 +30,7 @@ pub(crate) fn setp_rows(op: &str, suffix: &str, source: Value, k: u32, action: C
     OPERATORS.iter().enumerate().map(make).collect()
 }
 
-/// Ends a `setp`: `p = test op c`, `q = !test op c`. Operands: `s[0] = p`, `s[1] = q`, `s[4] = c`.
+/// Last step of a `setp`: `p = test op c`, `q = !test op c`. Operands: `s[0] = p`, `s[1] = q`, `s[4] = c`.
 #[inline(always)]
 pub(crate) fn setp(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     let (p, q) = (combine(r, a, 4, test), combine(r, a, 4, !test));
@@ -38,8 +38,8 @@ pub(crate) fn setp(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     r.set_pred(a.s[1], q, mask);
 }
 
-/// The rows of `set` for one comparison and source type, with results of `.u32`, `.s32` and `.f32`. `ftz` is `.ftz` or
-/// nothing, `source` the source's type as written. The action computes a mask from `s[1]` and `s[2]` and ends with [`set`].
+/// The rows of `set` for one comparison and source type, with results of `.u32`, `.s32` and `.f32`. `ftz` is `.ftz` or empty,
+/// `source` the source type in the opcode. The action computes a mask from `s[1]` and `s[2]` and calls [`set`] last.
 pub(crate) fn set_rows(op: &str, ftz: &str, source: (&str, Value), k: u32, action: ComputeFn) -> Vec<Row> {
     let mut rows = Vec::new();
     for (index, operator) in OPERATORS.iter().enumerate() {
@@ -54,7 +54,7 @@ pub(crate) fn set_rows(op: &str, ftz: &str, source: (&str, Value), k: u32, actio
     rows
 }
 
-/// Ends a `set`: all ones (or 1.0) where `test op c` holds. Operands: `s[0] = d`, `s[3] = c`.
+/// Last step of a `set`: all ones (or 1.0) where `test op c` is true. Operands: `s[0] = d`, `s[3] = c`.
 #[inline(always)]
 pub(crate) fn set(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     let test = combine(r, a, 3, test);
@@ -63,7 +63,7 @@ pub(crate) fn set(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     r.set(a.s[0], &result, mask);
 }
 
-/// `test op c`: joins a comparison's mask with the predicate in `s[c]`, if the row has an operator.
+/// `test op c`: combines a comparison's mask with the predicate in `s[c]`, if the row has an operator.
 #[inline(always)]
 pub(crate) fn combine(r: &Registers, a: &Args, c: usize, test: u32) -> u32 {
     match a.k & 3 {
@@ -125,7 +125,7 @@ macro_rules! select {
         let name = concat!("slct.", stringify!($t), ".s32");
         $rows.push(row(name, &operands, Category::Integer, 0, Action::Compute(action)));
 
-        // Minus zero selects the first source; so does a negative subnormal that `.ftz` flushes. NaN selects the second.
+        // Minus zero selects the first source, and so does a negative subnormal that `.ftz` flushes. NaN selects the second.
         let operands = [Operand::Out(value), Operand::In(value), Operand::In(value), Operand::In(Value::F32)];
         let action = kernel!(|r, a, m| {
             let c = mask(r.get::<f32>(a.s[3]), |c| c >= 0.0);

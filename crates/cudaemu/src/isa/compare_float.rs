@@ -1,5 +1,5 @@
-//! `setp` and `set` of floating-point values, single and packed (PTX ISA, "Comparison and Selection Instructions" and "Half
-//! Precision Comparison Instructions"), and those forms of `set` that give a half-precision 1.0 for integers.
+//! `setp` and `set` of floating-point values, scalar and packed (PTX ISA, "Comparison and Selection Instructions" and "Half
+//! Precision Comparison Instructions"), and the forms of `set` that return a half-precision 1.0 for integer sources.
 
 use std::marker::PhantomData;
 
@@ -16,7 +16,7 @@ pub(crate) fn family() -> Family {
     Family { title: "Floating-point comparison", rows: rows(Host::detect()), hints: vec![] }
 }
 
-/// Comparisons. Their index is the rows' own constant.
+/// Comparison operators. Their index is the comparison's part of the row's constant.
 const COMPARISONS: [(&str, Comparison); 14] = [
     ("eq", Comparison::Eq),
     ("ne", Comparison::Ne),
@@ -49,21 +49,21 @@ pub(crate) fn rows(host: Host) -> Vec<Row> {
     rows
 }
 
-/// Where the values that are compared come from.
+/// A source type of comparisons.
 trait Source {
-    /// What a register holds; of packed pairs, one element.
+    /// Type of the register lanes; for packed pairs, of one element.
     type Bits: Lane;
-    /// What is compared.
+    /// Type of the compared values.
     type T: PartialOrd + Copy;
     const NAME: &'static str;
     const VALUE: Value;
     const FTZ: &'static str;
-    /// Types of `set`'s results with a value each for "true".
+    /// Result types of `set`, each with its value for "true".
     const RESULTS: &'static [Result16];
     fn read(bits: Self::Bits) -> Self::T;
 }
 
-/// A 16-bit result type of `set`, and its "true".
+/// A 16-bit result type of `set`, and its value for "true".
 type Result16 = (&'static str, u16);
 
 const F16_ONE: Result16 = ("f16", F16::ONE);
@@ -115,7 +115,7 @@ impl<H: Half + Named, const FTZ: bool> Source for Halves<H, FTZ> {
     }
 }
 
-/// What the text says of a half-precision type.
+/// Names of a half-precision type in opcodes.
 trait Named {
     const NAME: &'static str;
     const RESULTS: &'static [Result16];
@@ -140,10 +140,10 @@ fn comparison(a: &Args) -> usize {
     (a.k >> COMPARISON_SHIFT) as usize & 15
 }
 
-/// Lanes in which the comparison holds.
+/// Lanes in which the comparison is true.
 #[inline(always)]
 fn test<S: Source>(op: usize, a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
-    // A loop for each comparison, so that none decides in it.
+    // One loop per comparison, so that the loops contain no branch.
     match op {
         0 => holds::<S, 0>(a, b),
         1 => holds::<S, 1>(a, b),
@@ -164,7 +164,7 @@ fn test<S: Source>(op: usize, a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
 
 #[inline(always)]
 fn holds<S: Source, const OP: usize>(a: &Lanes<S::Bits>, b: &Lanes<S::Bits>) -> u32 {
-    // First a lane each, then all together: as one loop it would not become vector code.
+    // First one word per lane, then a reduction to a mask: the compiler does not vectorise a single loop.
     let mut bits = [0; LANES];
     for lane in 0..LANES {
         bits[lane] = u32::from(compare(COMPARISONS[OP].1, S::read(a[lane]), S::read(b[lane]))) << lane;
@@ -186,10 +186,10 @@ fn compared<S: Source>(r: &Registers, a: &Args) -> u32 {
     test::<S>(comparison(a), &r.get(a.s[1]), &r.get(a.s[2]))
 }
 
-/// First bit of a `set` row's constant where its "true" lies, if that has 16 bits.
+/// First bit of a `set` row's constant that holds a 16-bit value for "true".
 const TRUE: u32 = 16;
 
-/// Ends a `set` with a 16-bit result.
+/// Last step of a `set` with a 16-bit result.
 fn set16(r: &mut Registers, a: &Args, mask: u32, test: u32) {
     let test = combine(r, a, 3, test);
     let yes = (a.k >> TRUE) as u16;
@@ -223,7 +223,7 @@ fn scalars<S: Source>(rows: &mut Vec<Row>, host: Host) {
             let test = compared::<S>(r, a);
             set(r, a, m, test);
         });
-        // Halves give no `.f32`.
+        // Half-precision sources have no `.f32` result.
         let float = |row: &Row| row.operands[0] == Operand::Out(Value::F32);
         rows.extend(sets.into_iter().filter(|row| S::VALUE != Value::B16 || !float(row)));
         for (name, yes) in S::RESULTS {
@@ -236,7 +236,7 @@ fn scalars<S: Source>(rows: &mut Vec<Row>, host: Host) {
     }
 }
 
-/// The comparison of packed elements: lanes in which it holds for the lower, and for the upper.
+/// Compares packed elements: lanes in which the comparison is true for the lower and for the upper element.
 #[inline(always)]
 fn test_pairs<S: Source<Bits = u16>>(r: &Registers, a: &Args, first: Slot, second: Slot) -> (u32, u32) {
     let (x, y): (Lanes<u32>, Lanes<u32>) = (r.get(first), r.get(second));
@@ -251,7 +251,7 @@ fn test_pairs<S: Source<Bits = u16>>(r: &Registers, a: &Args, first: Slot, secon
     (test::<S>(op, &halves[0], &halves[1]), test::<S>(op, &halves[2], &halves[3]))
 }
 
-/// `p` is of the lower elements, `q` of the upper; both are joined with the predicate.
+/// `p` is for the lower elements, `q` for the upper ones; both are combined with the predicate.
 fn setp_pairs<S: Source<Bits = u16>>(r: &mut Registers, a: &Args, mask: u32) {
     let (low, high) = test_pairs::<S>(r, a, a.s[2], a.s[3]);
     let (p, q) = (combine(r, a, 4, low), combine(r, a, 4, high));

@@ -1,5 +1,5 @@
-//! Branches, calls, barriers and the rest that steers a warp (PTX ISA, "Control Flow Instructions", "Parallel Synchronization
-//! and Communication Instructions"). What they do is the warp's loop's work; here is only what they are called.
+//! Control flow: branches, calls, barriers, exits (PTX ISA, "Control Flow Instructions", "Parallel Synchronization and
+//! Communication Instructions"). The warp's interpreter loop in `exec` executes them; this file only has their rows.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
 use crate::bytecode::{Action, Barrier, BarrierKind, Control};
@@ -28,7 +28,7 @@ fn control(name: &str, operands: &[Operand], category: Category, control: Contro
     row(name, operands, category, 0, Action::Control(control))
 }
 
-/// Rows whose operands have a form of their own.
+/// A row whose operands have a special form.
 fn formed(name: &str, operands: &[Operand], decode: Decode) -> Row {
     Row { name: name.into(), operands: operands.to_vec(), decode, k: 0, category: Category::Control }
 }
@@ -62,7 +62,7 @@ fn barriers(rows: &mut Vec<Row>) {
         }
     }
     rows.push(control("bar.warp.sync", &[number], Category::Barrier, Control::WarpSync));
-    // A cluster is one block; its barrier has no number, and arriving and waiting are two instructions.
+    // A cluster is one block. Its barrier has no number, and separate instructions arrive and wait.
     for (aligned, suffix) in [(false, ""), (true, ".aligned")] {
         for (op, order, kind) in [
             ("arrive", "", BarrierKind::Arrive),
@@ -91,7 +91,8 @@ pub(crate) fn family() -> Family {
         row("brkpt", &[], Category::Control, 0, Action::Access(breakpoint)),
     ];
     barriers(&mut rows);
-    // No profiler, no registers to hand over, and a grid starts when the one before it has ended.
+    // Without effect: there is no profiler, registers need not be reallocated, and dependent grids start only when the previous one
+    // has ended.
     for (name, operands) in [
         ("pmevent", &[Imm][..]),
         ("pmevent.mask", &[Imm]),

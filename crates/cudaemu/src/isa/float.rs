@@ -1,4 +1,4 @@
-//! `.f32` and `.f64` arithmetic (PTX ISA, "Floating-Point Instructions"), but for the approximate forms.
+//! `.f32` and `.f64` arithmetic (PTX ISA, "Floating-Point Instructions"), except the approximate forms.
 
 use std::marker::PhantomData;
 
@@ -21,7 +21,7 @@ pub(crate) fn rows(host: Host) -> Vec<Row> {
     rows
 }
 
-/// An operation whose result is rounded.
+/// An operation with a rounded result.
 trait Rounded {
     type T: Lane;
     const VALUE: Value;
@@ -61,7 +61,7 @@ rounded! {
     SqrtDouble, f64, F64, 1, |a, _b, _c, mode| double::sqrt(a, mode.round);
 }
 
-/// To nearest even, the other modifiers being constants: what inner loops use.
+/// Rounds to nearest even, with `.ftz` and `.sat` as compile-time constants: the common case in inner loops.
 struct Nearest<O, const FTZ: bool, const SAT: bool>(PhantomData<O>);
 
 impl<O: Rounded, const FTZ: bool, const SAT: bool> LaneOp for Nearest<O, FTZ, SAT> {
@@ -74,7 +74,7 @@ impl<O: Rounded, const FTZ: bool, const SAT: bool> LaneOp for Nearest<O, FTZ, SA
     }
 }
 
-/// With the modifiers that the row's constant holds.
+/// Uses the modifiers in the row's constant.
 struct Directed<O>(PhantomData<O>);
 
 impl<O: Rounded> Kernel for Directed<O> {
@@ -93,11 +93,11 @@ impl<O: Rounded> Kernel for Directed<O> {
     }
 }
 
-/// Rounding modifiers. The first is the default of `add`, `sub` and `mul`; elsewhere the rounding must be written.
+/// Rounding modifiers. The first is the default of `add`, `sub` and `mul`; other operations need an explicit modifier.
 const ROUNDINGS: [(&str, Rounding); 5] =
     [("", Rounding::Rn), (".rn", Rounding::Rn), (".rz", Rounding::Rz), (".rm", Rounding::Rm), (".rp", Rounding::Rp)];
 
-/// Which modifiers an opcode takes.
+/// The modifiers that an opcode accepts.
 #[derive(Clone, Copy)]
 struct Takes {
     default: bool,
@@ -156,7 +156,7 @@ fn doubles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: Takes) 
     }
 }
 
-/// A destination and `sources` sources of the same value.
+/// A destination and `sources` sources of the same type.
 pub(super) fn operands(value: Value, sources: usize) -> Vec<Operand> {
     let mut operands = vec![Operand::In(value); sources + 1];
     operands[0] = Operand::Out(value);

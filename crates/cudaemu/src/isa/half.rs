@@ -69,7 +69,7 @@ impl<H: Half, O: HalfOp> LaneOp for Packed<H, O> {
     }
 }
 
-/// Makes the rows of one type.
+/// Adds the rows of one type.
 struct Rows<'a, H> {
     rows: &'a mut Vec<Row>,
     host: Host,
@@ -78,7 +78,7 @@ struct Rows<'a, H> {
 }
 
 impl<H: Half> Rows<'_, H> {
-    /// An opcode, without its type, on single and packed elements.
+    /// Adds an opcode (given without its type) on scalar and packed elements.
     fn push<O: HalfOp>(&mut self, name: &str) {
         let (scalar, packed) = (self.host.map::<Scalar<H, O>>(), self.host.map::<Packed<H, O>>());
         let ty = self.ty;
@@ -86,7 +86,7 @@ impl<H: Half> Rows<'_, H> {
         self.rows.push(row(format!("{name}.{ty}x2"), &operands(Value::B32, O::N), Category::Half, 0, packed));
     }
 
-    /// `.rn` is the default.
+    /// Sums and products; `.rn` is the default rounding.
     fn sums<const FTZ: bool, const SAT: bool>(&mut self, modifiers: &str) {
         for round in ["", ".rn"] {
             self.push::<Add<FTZ, SAT>>(&format!("add{round}{modifiers}"));
@@ -106,7 +106,7 @@ impl<H: Half> Rows<'_, H> {
         self.push::<Max<FTZ, true, true>>(&format!("max{ftz}.NaN.xorsign.abs"));
     }
 
-    /// What both types have.
+    /// Operations of both types.
     fn common(&mut self) {
         self.sums::<false, false>("");
         self.push::<Fma<false, false, false>>("fma.rn");

@@ -1,4 +1,4 @@
-//! Runs rows of the instruction table against known values, without PTX text or a machine around them.
+//! Test harness: runs rows of the instruction table on known values, without PTX text or an executor.
 //!
 //! ```ignore
 //! let mut table = Harness::new(family());
@@ -6,12 +6,13 @@
 //! table.finish(); // every row was checked
 //! ```
 //!
-//! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value.
-//! Inputs are flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the
-//! last input of what reads it (`addc`, `subc`, `madc`) and the last output of what writes it (`.cc`). The parts of registers that
-//! video instructions name are their first input.
+//! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value. Inputs are
+//! flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the last input of
+//! rows that read it (`addc`, `subc`, `madc`) and the last output of rows that write it (`.cc`). The register parts of video
+//! instructions are their first input.
 //!
-//! Inputs take the lanes in order, 32 at a time: for an instruction of a whole warp, each input is what one lane holds.
+//! Inputs are assigned to the lanes in order, 32 at a time. For an instruction of a whole warp, each input is the value of one
+//! lane.
 
 use std::collections::HashSet;
 
@@ -21,40 +22,39 @@ use crate::exec_context::fixture::Fixture;
 use crate::exec_context::{LANES, Lanes, Registers};
 use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
-/// An optional source that is left out.
+/// Marks an optional source that is absent.
 pub(crate) const ABSENT: i128 = i128::MIN;
 
-/// Inputs and the outputs they must give.
+/// Inputs and expected outputs.
 pub(crate) type Case<'a> = (&'a [i128], &'a [i128]);
 
-/// Lanes that take part in the run that checks masking.
+/// Active lanes in the masked variant.
 const MASK: u32 = 0x9c35_5a6e;
 
 /// A family under test.
 pub(crate) struct Harness {
     rows: Vec<Row>,
     seen: HashSet<String>,
-    /// Class of the registers that stand for [`Operand::OutWide`] and [`Operand::InWide`] (and their vectors); `None`: the
-    /// value's own.
+    /// Class of the registers for [`Operand::OutWide`] and [`Operand::InWide`] (and their vectors); `None`: the value's own class.
     pub(crate) wide: Option<Class>,
 }
 
-/// What is different about a run; the results must be the same in all.
+/// Variants of a run; all must give the same results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
-    /// Nothing.
+    /// No variation.
     Plain,
-    /// Some lanes are masked off: they hold garbage, and must keep what was in the destinations.
+    /// Some lanes are masked off: they hold garbage, and their destinations must stay unchanged.
     Masked,
-    /// Destinations are the registers of sources, where the classes allow it.
+    /// Destinations are the registers of sources if the classes allow it.
     InPlace,
-    /// Predicates are read negated (and hold the opposite).
+    /// Predicates are read negated (and hold the opposite value).
     Negated,
     /// Every destination is `_`.
     Sunk,
 }
 
-/// One operand, flattened.
+/// One flattened operand.
 #[derive(Clone, Copy, PartialEq)]
 enum Piece {
     Out(Class),
@@ -75,7 +75,7 @@ impl Harness {
         Self { rows: family.rows, seen: HashSet::new(), wide: None }
     }
 
-    /// Runs the cases and compares, bit by bit.
+    /// Runs the cases and compares bit by bit.
     #[track_caller]
     pub(crate) fn check(&mut self, name: &str, cases: &[Case<'_>]) {
         let inputs: Vec<Vec<i128>> = cases.iter().map(|case| case.0.to_vec()).collect();
@@ -88,7 +88,7 @@ impl Harness {
         }
     }
 
-    /// Runs each input in lanes of its own and gives its outputs, zero-extended; the variants of a run must agree.
+    /// Runs each input in its own lane and returns its outputs, zero-extended. All variants must agree.
     #[track_caller]
     pub(crate) fn run(&mut self, name: &str, inputs: &[Vec<i128>]) -> Vec<Vec<u128>> {
         self.seen.insert(name.to_string());
@@ -97,7 +97,8 @@ impl Harness {
         let mut outputs = vec![Vec::new(); inputs.len()];
         let mut left: Vec<usize> = (0..inputs.len()).collect();
         while let Some(&first) = left.first() {
-            // What the code itself holds, immediates and absent operands, is the same for all lanes of a run.
+            // Cases with the same immediates and absent operands share a run: these are part of the instruction and so equal for
+            // all lanes.
             let fixed = |case: usize| constants(&pieces, &inputs[case]);
             let group: Vec<usize> =
                 left.iter().copied().filter(|&case| fixed(case) == fixed(first)).take(LANES).collect();
@@ -173,7 +174,7 @@ impl Harness {
     }
 }
 
-/// The low bits that a register of the class holds.
+/// The low bits that fit into a register of the class.
 fn truncate(value: u128, class: Class) -> u128 {
     match class {
         Class::Pred => value & 1,
@@ -184,13 +185,13 @@ fn truncate(value: u128, class: Class) -> u128 {
     }
 }
 
-/// Those inputs that are part of the instruction.
+/// The inputs that are part of the instruction.
 fn constants(pieces: &[Piece], inputs: &[i128]) -> Vec<Option<i128>> {
     let sources = pieces.iter().filter(|piece| !matches!(piece, Piece::Out(_) | Piece::CarryOut));
     sources.zip(inputs).map(|(&piece, &value)| (piece == Piece::Imm || value == ABSENT).then_some(value)).collect()
 }
 
-/// Hands out registers.
+/// Allocates registers.
 #[derive(Default)]
 struct Allocator([usize; 5]);
 
@@ -222,8 +223,7 @@ fn read(registers: &Registers, slot: Slot) -> Lanes<u128> {
     }
 }
 
-/// Executes the row once; in a masked run, the lanes that are off are taken from the plain result's place: they are checked
-/// here and filled in by a second run.
+/// Executes the row once. In the masked variant, checks that inactive lanes are unchanged and fills them in by a second run.
 fn execute(row: &Row, pieces: &[Piece], lanes: [&[i128]; LANES], variant: Variant) -> Vec<Lanes<u128>> {
     if variant == Variant::Masked {
         let (on, off) =
@@ -266,7 +266,7 @@ fn execute_masked(
         sources.push(*slot);
     }
     assert_eq!(sources.len(), lanes[0].len(), "{}: number of inputs", row.name);
-    // The flag's input lies in a predicate of the harness, which no handler sees.
+    // The input flag is in a predicate of the harness that no handler accesses.
     let carry = pieces.contains(&Piece::CarryIn).then(|| sources.pop().unwrap_or_default());
     let mut free: Vec<Slot> = sources.iter().copied().filter(|slot| !slot.is_none()).collect();
     let mut destinations = Vec::new();
@@ -353,7 +353,7 @@ fn execute_masked(
     outputs
 }
 
-/// Values that break careless handlers.
+/// Values that expose handlers which read or write inactive lanes.
 fn garbage(seed: usize) -> u128 {
     [0, u128::MAX, 0x8000_8000_8000_8000_8000_8000_8000_8000, 0x7fff_ffff_7fff_ffff_7fff_ffff_7fff_ffff][seed % 4]
 }

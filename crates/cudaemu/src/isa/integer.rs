@@ -56,7 +56,7 @@ fn products(rows: &mut Vec<Row>) {
 fn extremes(rows: &mut Vec<Row>) {
     map_each!(rows, Integer, "min", [u16 s16 u32 s32 u64 s64], (2) |x, y| x.min(y));
     map_each!(rows, Integer, "max", [u16 s16 u32 s32 u64 s64], (2) |x, y| x.max(y));
-    // The manual has `.relu` before the type, CUDA's headers have it after.
+    // The manual writes `.relu` before the type, CUDA's headers after it.
     for name in ["relu.s32", "s32.relu"] {
         map!(rows, Integer, format!("min.{name}"), s32, s32 => s32, |x, y| x.min(y).max(0));
         map!(rows, Integer, format!("max.{name}"), s32, s32 => s32, |x, y| x.max(y).max(0));

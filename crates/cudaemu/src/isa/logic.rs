@@ -35,7 +35,7 @@ fn bitwise(rows: &mut Vec<Row>) {
     pred("not.pred", &two[..2], |r, a, m| r.set_pred(a.s[0], !r.pred(a.s[1]), m));
 }
 
-/// `lop3`: the table is an immediate, in `imm[0]`.
+/// `lop3`: the truth table is the immediate `imm[0]`.
 fn lop3(rows: &mut Vec<Row>) {
     let value = Value::B32;
     let sources = [Operand::In(value), Operand::In(value), Operand::In(value), Operand::Imm];
@@ -54,7 +54,7 @@ fn lop3(rows: &mut Vec<Row>) {
     let mut test = |name: &str, action: fn(&mut Registers, &Args, u32)| {
         rows.push(row(name, &tested, Category::Integer, 0, Action::Compute(action)));
     };
-    // Six operands: they are all in `all`.
+    // Six operands, so they are in `all`.
     test("lop3.or.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q)));
     test("lop3.and.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q)));
 }
@@ -63,8 +63,8 @@ fn lop3(rows: &mut Vec<Row>) {
 fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
     let [x, y, z] = sources;
     let (x, y, z) = (r.get::<u32>(a.s[x]), r.get::<u32>(a.s[y]), r.get::<u32>(a.s[z]));
-    // The table is a tree of choices: by `z` between neighbouring entries, then by `y`, then by `x`. Those by `z` are between
-    // constants, so all that depends on a lane is two operations a choice.
+    // Evaluates the truth table as a tree of selections: by `z` between neighbouring entries, then by `y`, then by `x`. The
+    // selections by `z` are between constants, so each selection costs two operations per lane.
     let entry = |index: u32| 0u32.wrapping_sub(a.imm[0] as u32 >> index & 1);
     let by_z: [(u32, u32); 4] = std::array::from_fn(|i| {
         let zero = entry(2 * i as u32);
@@ -89,7 +89,7 @@ fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) 
     r.set_pred(a.s[1], combine(nonzero, q), mask);
 }
 
-/// Amounts are `.u32` whatever the type; beyond the width they count as the width.
+/// Shift amounts are `.u32` for all types; an amount above the width counts as the width.
 macro_rules! shift {
     ($rows:ident, $op:ident, [$($name:literal $t:ident),*]) => { $(
         let operands = [Operand::Out(value!($t)), Operand::In(value!($t)), Operand::In(Value::B32)];
@@ -109,7 +109,7 @@ fn shifts(rows: &mut Vec<Row>) {
     map!(rows, Integer, "shf.r.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, true));
 }
 
-/// Nearly all amounts are immediates, and one amount for all lanes is a vector instruction on any processor.
+/// Usually the amount is an immediate; with one amount for all lanes the shift is a vector instruction on any processor.
 #[inline(always)]
 fn shift<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, u32) -> T) {
     let (x, n) = (r.get::<T>(a.s[1]), r.get::<u32>(a.s[2]));

@@ -1,4 +1,4 @@
-//! Short forms for rows that map registers to registers, lane by lane.
+//! Macros for instruction rows that map registers to registers, lane by lane.
 
 /// The Rust type of a PTX type.
 macro_rules! lane_type {
@@ -74,8 +74,8 @@ macro_rules! value {
     };
 }
 
-/// The fastest compilation of a loop over registers: `kernel!(|r, a, m| r.map1(a, m, |x: u32| !x))`. What stands there must be
-/// inlined wholly; see [`crate::isa::vector`].
+/// A kernel compiled for the best available instruction set: `kernel!(|r, a, m| r.map1(a, m, |x: u32| !x))`. The body must be
+/// inlined completely; see [`crate::isa::vector`].
 macro_rules! kernel {
     (|$r:ident, $a:ident, $m:ident| $body:expr) => {{
         struct Loop;
@@ -89,7 +89,7 @@ macro_rules! kernel {
     }};
 }
 
-/// The fastest compilation of a function that works on a [`crate::exec_context::ExecContext`] and is inlined wholly.
+/// As `kernel!`, for a function on a [`crate::exec_context::ExecContext`].
 macro_rules! work {
     ($function:path) => {{
         struct Function;
@@ -130,7 +130,7 @@ macro_rules! map {
     };
 }
 
-/// Adds a row a type, all operands being of that type: `map_each!(rows, Integer, "add", [u16 s16], (2) |x, y| x.wrapping_add(y))`.
+/// Adds a row per type, with all operands of that type: `map_each!(rows, Integer, "add", [u16 s16], (2) |x, y| x.wrapping_add(y))`.
 macro_rules! map_each {
     ($rows:ident, $category:ident, $name:literal, [$($t:ident)*], (1) $f:expr) => {
         $(map!($rows, $category, concat!($name, ".", stringify!($t)), $t => $t, $f);)*

@@ -1,8 +1,7 @@
-//! Moves of 8 × 8 matrices of 16-bit elements between shared memory and fragments (PTX ISA, `ldmatrix`, `stmatrix`,
-//! `movmatrix`).
+//! `ldmatrix`, `stmatrix`, `movmatrix`: moves of 8 × 8 matrices of 16-bit elements between shared memory and fragments.
 //!
-//! In a fragment lane `4 · row + pair` holds the elements `2 · pair` and `2 · pair + 1` of a row in one register. In memory
-//! lane `8 · matrix + row` gives the address of a row's 16 bytes.
+//! In a fragment lane `4 · row + pair` holds the elements `2 · pair` and `2 · pair + 1` of a row in one register. In memory lane `8
+//! · matrix + row` holds the address of a row's 16 bytes.
 
 use super::mma::require_whole_warp;
 use super::{Category, Family, Operand, Value, row};
@@ -11,7 +10,7 @@ use crate::exec_context::{ExecContext, LANES, Lanes, StateSpace};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
 
-/// Bits of a row's constant, beside the number of matrices.
+/// Bits of a row's constant, in addition to the number of matrices.
 const TRANSPOSED: u32 = 8;
 const SHARED: u32 = 16;
 
@@ -24,7 +23,7 @@ pub(crate) fn family() -> Family {
         for (trans, t) in [("", 0), (".trans", TRANSPOSED)] {
             for (space, s) in [("", 0), (".shared", SHARED), (".shared::cta", SHARED)] {
                 let k = u32::from(count) | t | s;
-                // The manual has the shape first, widespread libraries have it last, and assemblers take both.
+                // The manual writes the shape first, widespread libraries write it last, and assemblers accept both.
                 for form in [format!("m8n8.x{count}{trans}"), format!("x{count}{trans}.m8n8")] {
                     let name = format!("ldmatrix.sync.aligned.{form}{space}.b16");
                     let operands = [Operand::OutVector(count, Value::B32), Operand::Address];
@@ -61,7 +60,7 @@ fn window(args: &Args) -> StateSpace {
     if args.k & SHARED != 0 { StateSpace::Shared } else { StateSpace::Generic }
 }
 
-/// The lanes whose addresses count: eight a matrix.
+/// The lanes whose addresses are used: eight per matrix.
 fn addressing(count: usize) -> u32 {
     u32::MAX >> (LANES - 8 * count)
 }

@@ -1,5 +1,6 @@
-//! The instruction table: one file per family, each a list of rows. A row is one full opcode with its modifiers in canonical
-//! order, the kinds of its operands, and what it does. What is no row is no instruction: the module is refused.
+//! Instruction table: one file per instruction family, each with a list of rows. A row is an opcode with its modifiers in canonical
+//! order, the kinds of its operands, and its handler. Loading a module with an opcode that has no row fails. Open `table.rs` for
+//! the lookup and `macros.rs` for the short forms of rows.
 
 #[macro_use]
 mod macros;
@@ -39,7 +40,7 @@ use crate::bytecode::Action;
 use crate::exec_context::{LANES, Lane, Lanes};
 use crate::operands::Class;
 
-/// The value of an operand, which says how an immediate is read and which registers fit.
+/// Type of an operand: determines how an immediate is parsed and which registers are allowed.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
@@ -53,7 +54,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The register class that holds it.
+    /// The register class for it.
     pub fn class(self) -> Class {
         match self {
             Self::Pred => Class::Pred,
@@ -65,65 +66,65 @@ impl Value {
     }
 }
 
-/// What an operand may be.
+/// Kind of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
-    /// A destination register of exactly this class; `_` where the text allows a sink.
+    /// A destination register of exactly this class; `_` where PTX allows a sink.
     Out(Value),
-    /// A destination of any of the integer classes, at least as wide as the value (ld, cvt: "wider than the type").
+    /// A destination of any integer class that is at least as wide as the type (ld, cvt: "wider than the type").
     OutWide(Value),
-    /// `d` or `d|p`: flattened to two slots, the second [`crate::operands::Slot::NONE`] if absent.
+    /// `d` or `d|p`: flattened to two slots; an absent second one is [`crate::operands::Slot::NONE`].
     OutPair(Value, Value),
     /// A source register of exactly this class, or an immediate.
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
-    /// A destination that may name a part of it, `d.b0` to `d.b3`, `d.h0` or `d.h1`, as video instructions do. Parts are
-    /// numbered 1 to 6 in that order, the whole is 0; four bits for each operand of such a kind, from the lowest, are in `imm[0]`.
+    /// A destination with an optional part, `d.b0` to `d.b3`, `d.h0` or `d.h1`, in video instructions. Parts are numbered 1 to 6 in
+    /// that order, the whole register is 0. `imm[0]` holds four bits for each operand of such a kind, starting with the lowest.
     OutPart(Value),
-    /// A source that may name a part of it; see [`Operand::OutPart`].
+    /// A source with an optional part; see [`Operand::OutPart`].
     InPart(Value),
-    /// A source predicate that may be negated.
+    /// A source predicate, which may be negated.
     InPred,
-    /// A source that may be absent (trailing operands only): its slot is then [`crate::operands::Slot::NONE`].
+    /// An optional source (trailing operands only); if absent, its slot is [`crate::operands::Slot::NONE`].
     OptIn(Value),
-    /// An immediate, or a named constant of a module: lands in [`crate::operands::Args::imm`].
+    /// An immediate or a named constant of the module, stored in [`crate::operands::Args::imm`].
     Imm,
-    /// An immediate that may be absent: its place in `imm` is then this.
+    /// An optional immediate with this default.
     OptImm(i64),
-    /// `{a, b, …}` of exactly this many destinations (1: braces may be absent).
+    /// `{a, b, …}` of exactly this many destinations; the braces are optional for one.
     OutVector(u8, Value),
-    /// The same with destinations at least this wide (ld.v2.u8).
+    /// As `OutVector`, with destinations at least this wide (ld.v2.u8).
     OutWideVector(u8, Value),
-    /// `{a, b, …}` of exactly this many sources (1: braces may be absent).
+    /// `{a, b, …}` of exactly this many sources; the braces are optional for one.
     InVector(u8, Value),
-    /// The same with sources at least this wide (st.v2.u8).
+    /// As `InVector`, with sources at least this wide (st.v2.u8).
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
-    /// The second address of an instruction that has two (cp.async): the base's slot (B64 or B32, [`crate::operands::Slot::NONE`]
-    /// for an absolute one) takes a place in `s`, its constant offset one in [`crate::operands::Args::imm`].
+    /// The second address of an instruction with two (cp.async): the base's slot (B64 or B32; [`crate::operands::Slot::NONE`] for
+    /// an absolute address) is in `s`, its constant offset in [`crate::operands::Args::imm`].
     SecondAddress,
-    /// A label: the decoder makes the control action itself (see [`Decode::Branch`]).
+    /// A label: the decoder creates the control action (see [`Decode::Branch`]).
     Label,
 }
 
-/// How a row is decoded.
+/// How a row's operands are decoded.
 #[derive(Clone, Debug)]
 pub enum Decode {
-    /// Operands are bound by their kinds; this is what it does.
+    /// By their kinds; the action is the handler.
     Plain(Action),
     /// `bra`: one label.
     Branch,
     /// `brx.idx`: an index register and a label of `.branchtargets`.
     BranchIndexed,
-    /// `call`: forms of its own.
+    /// `call`: special forms.
     Call,
-    /// `mov` of a register, immediate, special register, variable's address or function's address.
+    /// `mov` of a register, immediate, special register, or address of a variable or function.
     Move(Value),
 }
 
-/// What an instruction is counted as.
+/// Category of an instruction in the counts.
 #[allow(missing_docs, reason = "the names say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
@@ -144,41 +145,41 @@ pub enum Category {
     Other,
 }
 
-/// One row of the instruction table. Rows may share a name if their operands tell them apart (`bar.red` with and without a
-/// count): the first one that fits counts.
+/// A row of the instruction table. Rows may share a name if their operands differ (`bar.red` with and without a count): the first
+/// matching one applies.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect here (cache hints, `.uni`,
-    /// `.relaxed.gpu`, …) are taken off before the table is asked: see [`Family::hints`].
+    /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect in the emulator (cache hints,
+    /// `.uni`, `.relaxed.gpu`, …) are removed before the lookup: see [`Family::hints`].
     pub name: String,
-    /// Its operands.
+    /// Kinds of its operands.
     pub operands: Vec<Operand>,
-    /// How it is decoded.
+    /// How its operands are decoded.
     pub decode: Decode,
-    /// A constant for its action, in [`crate::operands::Args::k`].
+    /// A constant for its handler, in [`crate::operands::Args::k`].
     pub k: u32,
-    /// What it is counted as.
+    /// Its category in the counts.
     pub category: Category,
 }
 
 /// The rows of one file.
 #[derive(Debug)]
 pub struct Family {
-    /// Heading in the generated table: "Integer arithmetic".
+    /// Heading in the generated list: "Integer arithmetic".
     pub title: &'static str,
     /// The rows.
     pub rows: Vec<Row>,
-    /// Modifiers that change nothing here, by opcode: `("ld", &["L1::evict_first", "L2::128B"])`. They are removed wherever they
-    /// stand. A modifier that changes what is computed must never be one.
+    /// Modifiers without effect, by opcode: `("ld", &["L1::evict_first", "L2::128B"])`. They are removed at any position in the
+    /// opcode. A modifier that changes the result must never be listed here.
     pub hints: Vec<(&'static str, &'static [&'static str])>,
 }
 
-/// A row with plain operands.
+/// A row whose operands are decoded by their kinds.
 pub fn row(name: impl Into<String>, operands: &[Operand], category: Category, k: u32, action: Action) -> Row {
     Row { name: name.into(), operands: operands.to_vec(), decode: Decode::Plain(action), k, category }
 }
 
-/// The value that all lanes hold, if it is one: an immediate, most often.
+/// The common value of all lanes, if they are equal, as for an immediate.
 #[inline(always)]
 fn uniform(values: &Lanes<u32>) -> Option<u32> {
     let mut different = 0;
@@ -188,7 +189,7 @@ fn uniform(values: &Lanes<u32>) -> Option<u32> {
     (different == 0).then_some(values[0])
 }
 
-/// `f` of each lane. Unlike `array::from_fn`, which is unrolled before it is looked at, this loop becomes vector code for long
+/// Applies `f` to each lane. Unlike `array::from_fn`, which is unrolled before vectorisation, this loop is vectorised for long
 /// bodies too.
 #[inline(always)]
 fn lanes<T: Lane>(f: impl Fn(usize) -> T) -> Lanes<T> {

@@ -47,14 +47,14 @@ pub(crate) fn family() -> Family {
         [kernel!(|r, a, m| pack_b64(r, a, m)), kernel!(|r, a, m| unpack_b64(r, a, m))],
     );
     pack(&mut rows, "b64", Value::B64, 4, "b16", Value::B16, [pack4_b64, unpack4_b64]);
-    // Registers of 8 bits are the low halves of 16-bit ones.
+    // 8-bit registers are the low halves of 16-bit ones.
     pack(&mut rows, "b16", Value::B16, 2, "b8", Value::B16, [pack_b16, unpack_b16]);
     pack(&mut rows, "b32", Value::B32, 4, "b8", Value::B16, [pack4_b32, unpack4_b32]);
     pack(&mut rows, "b128", Value::B128, 2, "b64", Value::B64, [pack_b128, unpack_b128]);
     Family { title: "Moves", rows, hints: vec![] }
 }
 
-/// What a `mov` does once its operands are slots: `s[0] = s[1]`.
+/// The action of a `mov` with bound operands: `s[0] = s[1]`.
 pub(crate) fn copy(value: Value) -> Action {
     Action::Compute(match value {
         Value::Pred => |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]), m),
@@ -65,7 +65,7 @@ pub(crate) fn copy(value: Value) -> Action {
     })
 }
 
-/// The two rows of a whole and its parts: packing, unpacking.
+/// Adds the two rows for a whole and its parts: packing and unpacking.
 fn pack(rows: &mut Vec<Row>, ty: &str, whole: Value, n: u8, part_ty: &str, part: Value, actions: [ComputeFn; 2]) {
     let [pack, unpack] = actions.map(Action::Compute);
     let operands = [Operand::Out(whole), Operand::InVector(n, part)];

@@ -1,8 +1,8 @@
-//! What lanes of a warp tell each other: shfl, vote, match, redux, activemask, elect (PTX ISA, "Data Movement and Conversion
+//! Warp communication: `shfl`, `vote`, `match`, `redux`, `activemask`, `elect` (PTX ISA, "Data Movement and Conversion
 //! Instructions: shfl.sync", "Parallel Synchronization and Communication Instructions").
 //!
-//! A `.sync` instruction names its members. The warp's loop brings them together first; a member that is alive and still
-//! not here, and a lane that reads one that is not, are reported.
+//! A `.sync` instruction has a mask of member lanes. The warp's interpreter loop gathers them first. The handlers report members
+//! that have not exited and still do not execute the instruction, and lanes that read such a lane.
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::{AccessFn, Action};
@@ -10,10 +10,10 @@ use crate::exec_context::{ExecContext, LANES, Lanes};
 use crate::fault::{Fault, FaultKind};
 use crate::operands::{Args, Slot};
 
-/// In a row's constant: no member mask, all lanes that execute it together are members. (Targets before sm_70.)
+/// Bit of a row's constant: no member mask; all lanes that execute it together are members. (Targets before sm_70.)
 const LEGACY: u32 = 8;
 
-/// The operands; a shuffle has more than [`Args::s`] holds.
+/// The operands; a shuffle has more than fit into [`Args::s`].
 fn operands(args: &Args) -> &[Slot] {
     if args.all.is_empty() { &args.s } else { &args.all }
 }
@@ -22,7 +22,7 @@ fn has(mask: u32, lane: usize) -> bool {
     mask >> lane & 1 != 0
 }
 
-/// The lanes each lane works with: members of its mask that are here.
+/// For each lane its group: the members of its mask that execute the instruction.
 fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
     if args.k & LEGACY != 0 {
         return Ok([mask; LANES]);
@@ -30,7 +30,7 @@ fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Re
     let members: Lanes<u32> = cx.regs.get(members);
     let live = cx.live;
     let first = members[mask.trailing_zeros() as usize & 31];
-    // Nearly always all name the same lanes, and these are here.
+    // Fast path: all lanes have the same mask, and its members execute the instruction.
     if first & mask == mask && first & live & !mask == 0 && members.iter().all(|&named| named == first) {
         return Ok([first & mask; LANES]);
     }
@@ -55,7 +55,7 @@ fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Re
     Ok(std::array::from_fn(|lane| members[lane] & mask | 1 << lane))
 }
 
-/// Where a lane reads from, and whether that is in range (else it reads itself).
+/// Computes the lane to read from, and whether it is in range (otherwise a lane reads itself).
 type Source = fn(lane: i32, b: i32, lowest: i32, highest: i32, segment: i32) -> (i32, bool);
 
 fn up(lane: i32, b: i32, _: i32, highest: i32, _: i32) -> (i32, bool) {
@@ -110,7 +110,7 @@ fn shuffle(cx: &mut ExecContext<'_>, args: &Args, mask: u32, source: Source) -> 
     Ok(())
 }
 
-/// A predicate of each lane's group: the lanes of the group, and those of them where the source holds.
+/// Computes a predicate per lane from its group: `test` gets the group and the lanes of it whose source is true.
 fn vote(cx: &mut ExecContext<'_>, args: &Args, mask: u32, test: impl Fn(u32, u32) -> bool) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let held = cx.regs.pred(args.s[1]);
@@ -126,7 +126,7 @@ fn ballot(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fa
     Ok(())
 }
 
-/// Lanes of the group that hold the same value as `lane`.
+/// Lanes of the group with the same value as `lane`.
 fn equals(values: &Lanes<u64>, lane: usize, group: u32) -> u32 {
     (0..LANES).fold(0, |bits, other| bits | u32::from(has(group, other) && values[other] == values[lane]) << other)
 }
@@ -150,7 +150,7 @@ fn match_all(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box
     Ok(())
 }
 
-/// One value of all members' values.
+/// Reduces the values of all members to one.
 fn reduce(
     cx: &mut ExecContext<'_>,
     args: &Args,
@@ -170,7 +170,7 @@ fn active_mask(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), B
     Ok(())
 }
 
-/// elect.sync: the lowest member leads.
+/// `elect.sync`: the lowest member is the leader.
 fn elect(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let leader = groups.map(u32::trailing_zeros);
@@ -213,7 +213,7 @@ pub(crate) fn family() -> Family {
     }
 
     for (ty, value) in [("b32", Value::B32), ("b64", Value::B64)] {
-        // The assembler takes both orders.
+        // The assembler accepts both orders.
         for order in [["any", "sync"], ["sync", "any"]] {
             add(&format!("match.{}.{ty}", order.join(".")), &[Out(Value::B32), In(value), word], 0, match_any);
         }

@@ -1,5 +1,5 @@
-//! Special registers that change while a warp runs, and addresses of the function's frame: the decoder makes rows of its own of
-//! the `mov`s that read them (PTX ISA, "Special Registers").
+//! Special registers that change while a warp runs, and addresses in the function's frame. The decoder turns each `mov` that reads
+//! one into a row of this file (PTX ISA, "Special Registers").
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;
@@ -7,7 +7,7 @@ use crate::exec_context::ExecContext;
 use crate::fault::Fault;
 use crate::operands::Args;
 
-/// In a row's constant: the upper half of the counter.
+/// Bit of a row's constant: the upper half of the counter.
 const UPPER: u32 = 1;
 
 fn clock(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
@@ -16,7 +16,7 @@ fn clock(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fau
     Ok(())
 }
 
-/// The address of a variable of the frame: an offset into local memory, to which `cvta.local` adds the window.
+/// The address of a frame variable: an offset into local memory, to which `cvta.local` adds the window.
 fn frame(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let addresses = cx.addresses(args);
     cx.regs.set_any(args.s[0], &addresses, mask);
@@ -26,7 +26,7 @@ fn frame(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fau
 pub(crate) fn family() -> Family {
     use Operand::{Address, Out};
     let mut rows: Vec<Row> = Vec::new();
-    // A clock counts instructions; the global timer takes one for a nanosecond.
+    // A clock counts instructions; the global timer counts an instruction as a nanosecond.
     for (name, value, k) in [
         ("u32.%clock", Value::B32, 0),
         ("u32.%clock_hi", Value::B32, UPPER),

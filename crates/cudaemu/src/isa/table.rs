@@ -1,4 +1,4 @@
-//! All rows of all families in one map, and the list of what is supported that is generated from it.
+//! Lookup of instruction rows by opcode, and generation of the list of supported instructions.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use super::{
     integer, logic, matrix, memory, mma, moves, shuffle, special, video, video_scalar,
 };
 
-/// Every family, in the order of the generated list.
+/// All families, in the order of the generated list.
 fn families() -> Vec<Family> {
     vec![
         integer::family(),
@@ -38,7 +38,7 @@ fn families() -> Vec<Family> {
     ]
 }
 
-/// The instruction table of this machine.
+/// The instruction table for the host processor.
 pub fn table() -> &'static InstructionTable {
     static TABLE: OnceLock<InstructionTable> = OnceLock::new();
     TABLE.get_or_init(|| InstructionTable::new(families()))
@@ -52,7 +52,7 @@ pub struct InstructionTable {
     sections: Vec<Section>,
 }
 
-/// One family's part of the rows, and its hints.
+/// Range of a family's rows, and its hints.
 #[derive(Debug)]
 struct Section {
     title: &'static str,
@@ -75,13 +75,13 @@ impl InstructionTable {
         table
     }
 
-    /// The first row of an opcode as written, and its index.
+    /// The first row of an opcode as written, with its index.
     pub fn find(&self, opcode: &str) -> Option<(u32, &Row)> {
         let index = *self.candidates(opcode).first()?;
         Some((index, self.rows.get(index as usize)?))
     }
 
-    /// All rows of an opcode as written: as it stands, or else without its hints.
+    /// All rows of an opcode as written, or if there are none, of the opcode without its hints.
     pub fn candidates(&self, opcode: &str) -> &[u32] {
         if let Some(rows) = self.by_name.get(opcode) {
             return rows;
@@ -116,7 +116,7 @@ impl InstructionTable {
         kept
     }
 
-    /// Up to `count` names of rows that look most like an opcode: of its own kind if there are any.
+    /// Up to `count` names of rows most similar to an opcode, of the same instruction if there are any.
     pub fn closest(&self, opcode: &str, count: usize) -> Vec<&str> {
         let opcode = self.without_hints(opcode);
         let kind = |name: &str| name.split('.').next().unwrap_or_default().to_string();
@@ -133,13 +133,12 @@ impl InstructionTable {
         let mut ranked: Vec<_> = among.iter().map(|name| (rank(name), *name)).collect();
         ranked.sort_unstable();
         ranked.dedup();
-        // Of another kind only what could be a slip of the finger.
+        // For another instruction only accept names within two edits, probably typing errors.
         let limit = if same { usize::MAX } else { 2 };
         ranked.into_iter().filter(|(rank, _)| rank.2 <= limit).take(count).map(|(_, name)| name).collect()
     }
 
-    /// What is supported, as Markdown: a heading for each family, a line for each set of rows that differ in their
-    /// modifiers only.
+    /// The list of supported instructions as Markdown: a heading per family, a line per set of rows that only differ in modifiers.
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "# Instructions\n\n{} forms, generated from the decoder's table by `cargo run -p cudaemu --example supported`. \
@@ -171,7 +170,7 @@ impl InstructionTable {
     }
 }
 
-/// Edits that make one sequence the other.
+/// Edit distance of two sequences.
 fn distance<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
@@ -186,10 +185,10 @@ fn distance<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     row[b.len()]
 }
 
-/// A set of names: at each place one of several words; the empty word stands for "absent".
+/// A set of names: at each position one of several words; the empty word means "absent".
 type Pattern<'a> = Vec<Vec<&'a str>>;
 
-/// Names that differ in words only, as patterns: `add.{s32,u32}`, `add[.ftz].f32`.
+/// Folds names that only differ in words into patterns: `add.{s32,u32}`, `add[.ftz].f32`.
 fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Pattern<'a>> {
     let mut patterns: Vec<Pattern<'a>> = Vec::new();
     for name in names {
@@ -199,13 +198,14 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Pattern<'a>> {
         }
     }
     let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
-    // A pattern that is another one with a word left out makes that word optional. Again until nothing changes: two patterns may have to lose another word first to be alike.
+    // If a pattern equals another one with a word left out, that word becomes optional. Repeated until nothing changes: two
+    // patterns may have to lose another word first to become equal.
     let mut before = usize::MAX;
     while patterns.len() < before {
         before = patterns.len();
         (1..longest).rev().for_each(|place| make_optional(&mut patterns, place));
     }
-    // From the last place, where the type is, to the first modifier: patterns that are equal elsewhere become one.
+    // From the last position, the type, to the first modifier: merges patterns that are equal elsewhere.
     for place in (1..longest).rev() {
         let mut merged: Vec<Pattern<'a>> = Vec::new();
         let mut known: HashMap<Pattern<'a>, usize> = HashMap::new();
@@ -227,7 +227,7 @@ fn fold<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Pattern<'a>> {
     patterns
 }
 
-/// Merges each pattern with the one that lacks its word at `place`.
+/// Merges each pattern with the pattern that lacks its word at `place`.
 fn make_optional<'a>(patterns: &mut Vec<Pattern<'a>>, place: usize) {
     let known: HashMap<Pattern<'a>, usize> = patterns.iter().cloned().zip(0..).collect();
     let mut gone = vec![false; patterns.len()];
@@ -237,7 +237,7 @@ fn make_optional<'a>(patterns: &mut Vec<Pattern<'a>>, place: usize) {
             continue;
         }
         shorter.remove(place);
-        // What has been merged since is no longer what the map says.
+        // The map may be outdated by earlier merges, so check again.
         let other = known.get(&shorter).copied().filter(|&other| !gone[other] && patterns[other] == shorter);
         if let Some(other) = other {
             patterns[at][place].push("");

@@ -1,5 +1,6 @@
-//! Lane loops that are compiled twice: for any processor, and for those with AVX2 and FMA. Which one a row gets is decided
-//! once, when the table is built. Both give the same bits: fused multiply-add is exact in either, only its speed differs.
+//! Function multiversioning of lane loops: each is compiled for any processor, and for processors with AVX2 and FMA. The version of
+//! a row is chosen once, when the table is built. Both versions give the same bits: fused multiply-add is exact in either, only its
+//! speed differs.
 
 use std::marker::PhantomData;
 
@@ -8,28 +9,28 @@ use crate::exec_context::{ExecContext, LANES, Lane, Lanes, Registers};
 use crate::fault::Fault;
 use crate::operands::Args;
 
-/// The work of a row on registers.
+/// A row's handler on registers.
 pub(crate) trait Kernel {
-    /// As [`Compute`]. To be `#[inline(always)]`, loops written out: what is not inlined, such as a large closure given to a
-    /// helper, is compiled for any processor.
+    /// The handler, of type [`ComputeFn`]. Must be `#[inline(always)]` with its loops written out: a function that is not inlined,
+    /// such as a large closure passed to a helper, is compiled for any processor.
     fn run(r: &mut Registers, a: &Args, mask: u32);
 }
 
-/// The work of a row that is more than registers; otherwise as [`Kernel`].
+/// A row's handler on the whole context; otherwise as [`Kernel`].
 pub(crate) trait Work {
-    /// As [`Access`]. To be `#[inline(always)]`.
+    /// The handler, of type [`AccessFn`]. Must be `#[inline(always)]`.
     fn run(cx: &mut ExecContext<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>>;
 }
 
-/// What this processor can do.
+/// Features of the host processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host {
-    /// Whether it has AVX2 and FMA. Only [`Host::detect`] makes this true.
+    /// Whether it has AVX2 and FMA. Only [`Host::detect`] sets it to true.
     wide: bool,
 }
 
 impl Host {
-    /// Asks the processor.
+    /// Detects the processor's features.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         let wide = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -38,25 +39,25 @@ impl Host {
         Self { wide }
     }
 
-    /// Takes the loops for any processor.
+    /// Selects the portable versions.
     #[cfg(test)]
     pub(crate) fn portable() -> Self {
         Self { wide: false }
     }
 
-    /// The fastest compilation of a kernel.
+    /// The best version of a kernel.
     pub(crate) fn compute<K: Kernel>(self) -> ComputeFn {
         let wide: Option<ComputeFn> = wide::<K>(self);
         wide.unwrap_or(K::run)
     }
 
-    /// The same of work that may fail.
+    /// The best version of a handler that may fail.
     pub(crate) fn access<W: Work>(self) -> AccessFn {
         let wide: Option<AccessFn> = wide_access::<W>(self);
         wide.unwrap_or(W::run)
     }
 
-    /// The same of a function of lanes.
+    /// The best version of a function of lanes.
     pub(crate) fn map<O: LaneOp>(self) -> Action {
         Action::Compute(self.compute::<Map<O>>())
     }
@@ -70,8 +71,8 @@ fn wide<K: Kernel>(host: Host) -> Option<ComputeFn> {
         K::run(r, a, mask);
     }
     fn call<K: Kernel>(r: &mut Registers, a: &Args, mask: u32) {
-        // SAFETY: `run` is a safe function but for its target features. `call` is named only below, where it leaves this
-        // function if the host is wide, which `Host::detect` alone says, after the processor has said it has both.
+        // SAFETY: `run` is safe except for its target features. `call` is only returned if the host is wide, which only
+        // `Host::detect` sets, after it has detected both features.
         unsafe { run::<K>(r, a, mask) }
     }
     host.wide.then_some(call::<K>)
@@ -85,7 +86,7 @@ fn wide_access<W: Work>(host: Host) -> Option<AccessFn> {
         W::run(cx, a, mask)
     }
     fn call<W: Work>(cx: &mut ExecContext<'_>, a: &Args, mask: u32) -> Result<(), Box<Fault>> {
-        // SAFETY: as in `wide`: this function is reached only where the processor has both features.
+        // SAFETY: as in `wide`: this function is only reachable if the processor has both features.
         unsafe { run::<W>(cx, a, mask) }
     }
     host.wide.then_some(call::<W>)
@@ -107,9 +108,9 @@ pub(crate) trait LaneOp {
     type A: Lane;
     /// Type of the result.
     type D: Lane;
-    /// Number of sources; the rest are the type's default.
+    /// Number of sources; the others get the type's default.
     const N: usize;
-    /// To be `#[inline(always)]`.
+    /// Must be `#[inline(always)]`.
     fn lane(a: Self::A, b: Self::A, c: Self::A) -> Self::D;
 }
 

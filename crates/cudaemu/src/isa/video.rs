@@ -1,12 +1,12 @@
-//! SIMD video instructions: two half-words or four bytes at once (PTX ISA, "SIMD Video Instructions"), in the form without lane
-//! selectors and masks, which is what nvcc's SIMD intrinsics use.
+//! SIMD video instructions: two half-words or four bytes at once (PTX ISA, "SIMD Video Instructions"), without lane selectors and
+//! masks, as nvcc's SIMD intrinsics use them.
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;
 use crate::exec_context::{Lanes, Registers};
 use crate::operands::Args;
 
-/// What is done with two elements, widened to `i32`.
+/// An operation on two elements, widened to `i32`.
 type Op = fn(i32, i32) -> i32;
 
 const OPS: [(&str, Op); 6] = [
@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Op); 6] = [
     ("ge", |a, b| i32::from(a >= b)),
 ];
 
-/// The row's constant: index into [`OPS`], or past them into [`COMPARISONS`], in the low four bits; then these.
+/// The row's constant: in the low four bits an index into [`OPS`], continued in [`COMPARISONS`]; then these bits.
 const D_SIGNED: u32 = 1 << 4;
 const A_SIGNED: u32 = 1 << 5;
 const B_SIGNED: u32 = 1 << 6;

@@ -1,12 +1,12 @@
 //! Scalar video instructions: one operation on bytes, half-words or words that are parts of registers (PTX ISA, "Scalar Video
-//! Instructions"). `vmad` is not among them.
+//! Instructions"). `vmad` is not supported.
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;
 use crate::exec_context::{Lanes, Registers};
 use crate::operands::Args;
 
-/// What is done with two operands of up to 33 bits, which may be shifted left by 32.
+/// An operation on two operands of up to 33 bits, which may be shifted left by 32.
 type Op = fn(i128, i128) -> i128;
 
 const OPS: [(&str, Op); 15] = [
@@ -27,7 +27,7 @@ const OPS: [(&str, Op); 15] = [
     ("vset.ge", |a, b| i128::from(a >= b)),
 ];
 
-/// The row's constant: index into [`OPS`] in the low four bits, then these; from bit 8, what is done with the third source.
+/// The row's constant: index into [`OPS`] in the low four bits, then these bits; from bit 8, the operation with the third source.
 const D_SIGNED: u32 = 1 << 4;
 const A_SIGNED: u32 = 1 << 5;
 const B_SIGNED: u32 = 1 << 6;
@@ -73,7 +73,7 @@ fn video(name: String, k: u32) -> Row {
     row(name, &operands, Category::Integer, k, Action::Compute(compute))
 }
 
-/// First bit and width of a part, by the number that [`Operand::InPart`] gives it.
+/// First bit and width of a part, by its number in [`Operand::InPart`].
 fn part(number: i64) -> (u32, u32) {
     match number & 15 {
         n @ 1..=4 => (8 * (n as u32 - 1), 8),

@@ -1,49 +1,49 @@
-//! A range of device addresses with memory behind it.
+//! An allocation: a range of device addresses that is backed by memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::PhysicalMemory;
 
-/// What an allocation is.
+/// Kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationKind {
     /// Memory of a device.
     Device,
-    /// The same, which kernels may not write: constant variables of a module.
+    /// Memory of a device that kernels cannot write: constant variables of a module.
     Constant,
-    /// Host memory that the emulator allocated; its address is the host's.
+    /// Pinned host memory that the emulator allocated, at its host address.
     PinnedHost,
-    /// Memory of the program; its address is the host's.
+    /// Registered memory of the program, at its host address.
     RegisteredHost,
-    /// Memory that host and devices use at the same address.
+    /// Memory that host and devices access at the same address.
     Managed,
-    /// A part of a reserved range that a handle was mapped to.
+    /// A part of a reserved range with a mapped handle.
     Mapped,
 }
 
-/// What a device may do with mapped memory.
+/// Access rights of a device to mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessRights {
-    /// Nothing.
+    /// No access.
     None,
-    /// Read.
+    /// Read-only.
     Read,
     /// Read and write.
     ReadWrite,
 }
 
-/// A live (or, if one still holds it, freed) allocation.
+/// An allocation: live, or freed and still referenced.
 #[derive(Debug)]
 pub struct Allocation {
     pub(super) base: u64,
     pub(super) bytes: u64,
-    /// Where in `physical` it starts.
+    /// Offset of its first byte in `physical`.
     pub(super) offset: u64,
     pub(super) physical: Arc<PhysicalMemory>,
     pub(super) kind: AllocationKind,
     pub(super) origin: &'static str,
-    /// Devices that may read, and write: of mapped memory.
+    /// For mapped memory: masks of the devices that may read, and that may write.
     pub(super) readers: u64,
     pub(super) writers: u64,
     pub(super) freed: AtomicBool,
@@ -56,52 +56,52 @@ impl Allocation {
         self.base
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[inline(always)]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// One past the last address.
+    /// The address after its last byte.
     #[inline(always)]
     pub fn end(&self) -> u64 {
         self.base + self.bytes
     }
 
-    /// The device that it belongs to.
+    /// The device that owns it.
     pub fn device(&self) -> u32 {
         self.physical.device()
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> AllocationKind {
         self.kind
     }
 
-    /// The call that made it, as the program knows it: "cuMemAlloc".
+    /// The API call that made it, such as "cuMemAlloc", for reports.
     pub fn origin(&self) -> &'static str {
         self.origin
     }
 
-    /// The memory behind it.
+    /// The memory that backs it.
     #[inline(always)]
     pub fn physical(&self) -> &Arc<PhysicalMemory> {
         &self.physical
     }
 
-    /// Where in [`Allocation::physical`] its first byte is.
+    /// Offset of its first byte in [`Allocation::physical`].
     #[inline(always)]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Whether it was freed (who holds it can still read it, and should not).
+    /// Whether it was freed. A holder of a reference can still read it, but should not.
     #[inline(always)]
     pub fn is_freed(&self) -> bool {
         self.freed.load(Relaxed)
     }
 
-    /// Whether a kernel on `device`, with the memory of the devices in the mask `peers` enabled, may read or write it.
+    /// Whether a kernel on `device` may read or write it, given the mask `peers` of devices with enabled access.
     pub fn allows(&self, device: u32, peers: u64, write: bool) -> bool {
         match self.kind {
             AllocationKind::PinnedHost | AllocationKind::RegisteredHost | AllocationKind::Managed => true,
@@ -111,7 +111,7 @@ impl Allocation {
         }
     }
 
-    /// "the 4096-byte allocation at 0x… (cuMemAlloc, device 0)"
+    /// A description such as "the 4096-byte allocation at 0x… (cuMemAlloc, device 0)".
     pub(crate) fn describe(&self) -> String {
         let (bytes, base, origin, device) = (self.bytes, self.base, self.origin, self.device());
         format!("the {bytes}-byte allocation at {base:#x} ({origin}, device {device})")

@@ -1,11 +1,11 @@
-//! Host memory that several threads may touch at once, and the reservation that device addresses come from.
+//! Backing memory that several threads may access at once, and the reservation of addresses for device memory.
 //!
-//! Blocks of a kernel run on several threads, and a wrong kernel may race on the bytes of its buffers. To Rust that must
-//! be no data race, so the memory is never borrowed as bytes: every access is a relaxed atomic one of 1, 2, 4 or 8 bytes,
-//! host copies included. Such a race may mix widths (one thread stores a word, another loads its lower half).
-//! The memory is not Rust's (it comes from `mmap` or from the foreign program), no `&mut` to it exists, and on the
-//! targets this runs on each such access is one plain load or store, so a mixed race yields some mixture of the bytes, as
-//! on a GPU; nothing is derived from such bytes but numbers.
+//! Several threads run the blocks of a kernel, and a faulty kernel may race on the bytes of its buffers. In Rust that must not be a
+//! data race, so the memory is never borrowed as bytes: every access is a relaxed atomic of 1, 2, 4 or 8 bytes, host copies
+//! included. A race may mix widths (one thread stores a word, another loads its lower half). This is sound in practice: the memory
+//! does not belong to Rust (it comes from `mmap` or from the program), no `&mut` to it exists, and on the supported targets each
+//! access is a single plain load or store. So a mixed race yields some mixture of the bytes, as on a GPU, and such bytes are only
+//! used as numbers.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: mapped memory")]
 
 use std::io;
@@ -15,29 +15,29 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Error;
 
-/// Bytes before and after each mapping that nothing may touch.
+/// Bytes of inaccessible guard pages before and after each mapping.
 const FENCE: usize = 64 << 10;
 
-/// Serialises 16-byte compare-and-swaps, which have no portable atomic.
+/// Serialises 16-byte compare-and-swaps, for which there is no portable atomic.
 static WIDE: Mutex<()> = Mutex::new(());
 
-/// Bytes in host memory, zero until written, committed by the system when first touched.
+/// Bytes in host memory, initially zero; the system commits pages when they are first touched.
 #[derive(Debug)]
 pub(crate) struct Backing {
     start: NonNull<u8>,
     bytes: usize,
-    /// What to unmap when dropped: the mapping's start and length. `None`: the program's memory.
+    /// Start and length of the mapping, to unmap on drop; `None` for the program's memory.
     mapping: Option<(NonNull<u8>, usize)>,
 }
 
-// SAFETY: the memory belongs to no thread, and every access to it is atomic.
+// SAFETY: no thread owns the memory, and every access to it is atomic.
 unsafe impl Send for Backing {}
 // SAFETY: as above.
 unsafe impl Sync for Backing {}
 
-/// Maps private anonymous memory that costs nothing until it is touched.
+/// Maps private anonymous memory, which uses no pages until it is touched.
 fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
-    // SAFETY: a fresh private mapping at an address that the system chooses; nothing existing is touched.
+    // SAFETY: a new private mapping at an address that the system chooses; existing mappings stay unchanged.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -53,7 +53,7 @@ fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
 }
 
 fn unmap(start: NonNull<u8>, bytes: usize) {
-    // SAFETY: called from `drop` alone, with what `map` returned; no reference into the mapping outlives its owner.
+    // SAFETY: only called from `drop`, with the result of `map`; no reference into the mapping outlives its owner.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
 }
 
@@ -63,8 +63,8 @@ macro_rules! atomics {
         #[inline(always)]
         fn $name(&self, at: usize) -> Option<&$atomic> {
             let place = self.place::<$bytes>(at)?;
-            // SAFETY: `place` checked bounds and alignment; the memory lives as long as `self` and is only accessed
-            // atomically (module header).
+            // SAFETY: `place` checked bounds and alignment; the memory lives as long as `self` and is only accessed atomically
+            // (module header).
             Some(unsafe { <$atomic>::from_ptr(place.cast()) })
         }
     )+ };
@@ -78,11 +78,11 @@ impl Backing {
         let inner = bytes.checked_next_multiple_of(FENCE).ok_or_else(too_much)?;
         let length = inner.checked_add(2 * FENCE).filter(|&n| n < isize::MAX as usize).ok_or_else(too_much)?;
         let mapped = map(length, "memory")?;
-        // From here on the mapping is dropped with the value.
+        // From here on, dropping the value unmaps the memory.
         // SAFETY: `FENCE` bytes into a mapping that is longer than that.
         let start = unsafe { mapped.add(FENCE) };
         let backing = Self { start, bytes, mapping: Some((mapped, length)) };
-        // SAFETY: the range lies inside of the mapping just made, which nobody else knows.
+        // SAFETY: the range is inside the new mapping, which no other code has a pointer to.
         let rc = unsafe { libc::mprotect(start.as_ptr().cast(), inner, libc::PROT_READ | libc::PROT_WRITE) };
         if rc != 0 {
             let reason = io::Error::last_os_error().to_string();
@@ -94,8 +94,8 @@ impl Backing {
     /// Memory of the program.
     ///
     /// # Safety
-    /// It must stay mapped, readable and writable, until this is dropped, and must not be memory that Rust code borrows
-    /// while a kernel or copy may touch it.
+    /// It must stay mapped, readable and writable until this is dropped, and must not be memory that Rust code borrows while a
+    /// kernel or copy may access it.
     pub(crate) unsafe fn foreign(start: NonNull<u8>, bytes: usize) -> Self {
         Self { start, bytes, mapping: None }
     }
@@ -105,7 +105,7 @@ impl Backing {
         self.start.as_ptr() as u64
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -114,14 +114,15 @@ impl Backing {
     #[inline(always)]
     fn place<const N: usize>(&self, at: usize) -> Option<*mut u8> {
         assert!(at <= self.bytes && self.bytes - at >= N, "{N} bytes at {at} of {}", self.bytes);
-        // SAFETY: inside of the memory, as was just checked.
+        // SAFETY: inside the memory, as checked above.
         let place = unsafe { self.start.as_ptr().add(at) };
         (place as usize).is_multiple_of(N).then_some(place)
     }
 
     atomics!(atomic8: AtomicU8, 1; atomic16: AtomicU16, 2; atomic32: AtomicU32, 4; atomic64: AtomicU64, 8);
 
-    /// Eight-byte words of the memory; its start must be aligned, as mapped memory's is. Bytes past the last whole word are left out.
+    /// The eight-byte words of the memory, whose start must be aligned (mapped memory's is). Bytes after the last whole word are
+    /// left out.
     #[inline(always)]
     pub(crate) fn words(&self) -> &[AtomicU64] {
         if self.mapping.is_none() {
@@ -131,7 +132,7 @@ impl Backing {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / 8) }
     }
 
-    /// Loads `N` bytes: 1, 2, 4, 8 in one piece, 16 in two.
+    /// Loads `N` bytes: 1, 2, 4 or 8 in one access, 16 in two.
     #[inline(always)]
     pub(crate) fn load<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
@@ -145,7 +146,7 @@ impl Backing {
         out
     }
 
-    /// Stores `N` bytes: 1, 2, 4, 8 in one piece, 16 in two.
+    /// Stores `N` bytes: 1, 2, 4 or 8 in one access, 16 in two.
     #[inline(always)]
     pub(crate) fn store<const N: usize>(&self, at: usize, value: [u8; N]) {
         match N {
@@ -157,8 +158,8 @@ impl Backing {
         }
     }
 
-    /// Replaces `N` bytes (2, 4, 8 or 16) by `new` if they are `old`, in one step; else tells what they are.
-    /// Atomic against other such calls; against 8-byte stores too, unless `N` is 16.
+    /// Compare-and-swap of `N` bytes (2, 4, 8 or 16): replaces `old` by `new`, or returns the current bytes as an error. Atomic
+    /// against other such calls, and against 8-byte stores unless `N` is 16.
     pub(crate) fn exchange<const N: usize>(&self, at: usize, old: [u8; N], new: [u8; N]) -> Result<(), [u8; N]> {
         fn bytes<const N: usize>(found: &[u8]) -> [u8; N] {
             std::array::from_fn(|i| found[i])
@@ -189,23 +190,23 @@ impl Backing {
         }
     }
 
-    /// How many bytes from `at` the first aligned word is, at most `bytes`.
+    /// Bytes from `at` to the first aligned word, at most `bytes`.
     #[inline(always)]
     fn head(&self, at: usize, bytes: usize) -> usize {
         ((self.start.as_ptr() as usize).wrapping_add(at).wrapping_neg() & 7).min(bytes)
     }
 
-    /// The aligned words of a range that starts at one.
+    /// The aligned words of a range that starts at a word.
     #[inline(always)]
     fn whole_words(&self, at: usize, count: usize) -> &[AtomicU64] {
         if count == 0 {
             return &[];
         }
         assert!(at <= self.bytes && (self.bytes - at) / 8 >= count, "{count} words at {at} of {}", self.bytes);
-        // SAFETY: inside of the memory (just checked), and only accessed atomically.
+        // SAFETY: inside the memory (checked above), and only accessed atomically.
         let first = unsafe { self.start.as_ptr().add(at) };
         assert!((first as usize).is_multiple_of(8), "words at an odd address");
-        // SAFETY: `count` words from there are inside too, and aligned.
+        // SAFETY: the `count` words from there are inside too, and aligned.
         unsafe { std::slice::from_raw_parts(first.cast(), count) }
     }
 
@@ -247,7 +248,7 @@ impl Backing {
     }
 }
 
-/// Up to eight bytes as a number, in the host's order.
+/// Up to eight bytes as a number, in the host's byte order.
 #[inline(always)]
 fn number(bytes: &[u8]) -> u64 {
     match *bytes {
@@ -267,20 +268,20 @@ impl Drop for Backing {
     }
 }
 
-/// A range of addresses that nothing may touch: device addresses are taken from it, so that they are no one else's.
+/// An inaccessible range of addresses, from which device addresses are allocated, so that they collide with no other address.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: no memory is behind it; it is a pair of numbers.
+// SAFETY: the range has no memory; this is a pair of numbers.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves `most` bytes, or as much of it as the system gives, down to `least`.
+    /// Reserves `most` bytes, or as much as the system grants, down to `least`.
     pub(crate) fn new(most: usize, least: usize) -> Result<Self, Error> {
         let mut bytes = most;
         loop {
@@ -292,7 +293,7 @@ impl Reservation {
         }
     }
 
-    /// First and one past the last address.
+    /// The range of addresses.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         let start = self.start.as_ptr() as u64;
         start..start + self.bytes as u64

@@ -1,11 +1,11 @@
-//! One bit a byte of some memory: written, or touched.
+//! Bitmap with one bit per byte of some memory: written, or touched.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Error;
 use super::backing::Backing;
 
-/// A set of byte offsets, which several threads may add to at once. Costs memory only where it is touched.
+/// A set of byte offsets that several threads may extend concurrently. Uses memory only for touched pages.
 #[derive(Debug)]
 pub struct Bitmap {
     bits: Backing,
@@ -19,7 +19,7 @@ fn mask(at: u64, count: u64) -> u64 {
     if count == 64 { u64::MAX } else { ((1 << count) - 1) << at }
 }
 
-/// The words that a range of bits touches: (index, bits of it).
+/// The words of a range of bits: (index, mask of bits).
 #[inline(always)]
 fn words(at: u64, count: u64) -> impl Iterator<Item = (usize, u64)> {
     let end = at + count;
@@ -37,7 +37,7 @@ fn words(at: u64, count: u64) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl Bitmap {
-    /// The empty set over `bytes` bytes.
+    /// An empty set for `bytes` bytes.
     pub fn new(bytes: u64) -> Result<Self, Error> {
         Ok(Self { bits: Backing::new(bytes.div_ceil(64) * 8)?, bytes })
     }
@@ -47,12 +47,12 @@ impl Bitmap {
         self.bits.words()
     }
 
-    /// How many 64-bit words it has.
+    /// Number of 64-bit words.
     pub(crate) fn word_count(&self) -> u64 {
         self.bytes.div_ceil(64)
     }
 
-    /// Bits of the last word that stand for no byte.
+    /// Bits of the last word that represent no byte.
     pub(crate) fn padding(&self) -> u64 {
         match self.bytes % 64 {
             0 => 0,
@@ -66,7 +66,7 @@ impl Bitmap {
         self.words().get(index).map_or(0, |word| word.load(Relaxed))
     }
 
-    /// Whether all of a range is in the set.
+    /// Whether the set contains a whole range.
     #[inline(always)]
     pub fn contains(&self, at: u64, count: u64) -> bool {
         let (shift, index) = (at % 64, (at / 64) as usize);
@@ -77,7 +77,7 @@ impl Bitmap {
         words(at, count).all(|(index, mask)| self.word(index) & mask == mask)
     }
 
-    /// The first offset of a range that is not in the set.
+    /// The first offset of a range that the set lacks.
     pub fn first_missing(&self, at: u64, count: u64) -> Option<u64> {
         words(at, count).find_map(|(index, mask)| {
             let missing = !self.word(index) & mask;
@@ -85,11 +85,11 @@ impl Bitmap {
         })
     }
 
-    /// Adds bits of one word; whether the word was filled by it.
+    /// Sets bits of one word; returns whether that filled the word.
     #[inline(always)]
     fn add_word(&self, index: usize, mask: u64, full: u64) -> bool {
         let Some(word) = self.words().get(index) else { return false };
-        // Most stores go where something was written before: look first, a locked instruction costs twenty times that.
+        // Most stores overwrite written bytes: check first, because a locked instruction costs twenty times as much.
         if word.load(Relaxed) & mask == mask {
             return false;
         }
@@ -97,7 +97,7 @@ impl Bitmap {
         old & full != full && (old | mask) & full == full
     }
 
-    /// Adds a range; how many words became full by it (padding never counts as missing).
+    /// Adds a range; returns how many words it filled (padding counts as set).
     #[inline(always)]
     pub fn add(&self, at: u64, count: u64) -> u64 {
         let last = self.word_count() - 1;
@@ -109,7 +109,7 @@ impl Bitmap {
         words(at, count).map(|(index, mask)| u64::from(self.add_word(index, mask, full(index)))).sum()
     }
 
-    /// Removes a range; how many words were full before.
+    /// Removes a range; returns how many words were full before.
     pub(crate) fn remove(&self, at: u64, count: u64) -> u64 {
         let last = self.word_count() - 1;
         words(at, count)
@@ -121,7 +121,7 @@ impl Bitmap {
             .sum()
     }
 
-    /// Up to 64 bits from `at` on (bits past the end are 0).
+    /// Up to 64 bits from `at` on (bits after the end are 0).
     pub(crate) fn bits(&self, at: u64, count: u64) -> u64 {
         let (shift, index) = (at % 64, (at / 64) as usize);
         let mut bits = self.word(index) >> shift;
@@ -131,12 +131,12 @@ impl Bitmap {
         bits & mask(0, count)
     }
 
-    /// How many bytes are in the set.
+    /// Number of bytes in the set.
     pub fn len(&self) -> u64 {
         self.words().iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words().iter().all(|word| word.load(Relaxed) == 0)
     }

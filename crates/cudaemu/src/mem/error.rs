@@ -1,36 +1,36 @@
-//! Why memory could not be had, or given back.
+//! Errors of allocating and freeing memory.
 
-/// What went wrong with a request for memory. The program's fault, except for [`Error::AddressSpace`].
+/// A failed request for memory. The program is at fault, except for [`Error::AddressSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The device's memory does not suffice.
-    #[error("out of memory on device {device}: {asked} bytes asked for, {used} of {limit} bytes in use")]
+    /// The device has not enough free memory.
+    #[error("out of memory on device {device}: {asked} bytes requested, {used} of {limit} bytes in use")]
     OutOfMemory {
-        /// Of which device.
+        /// The device.
         device: u32,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
         /// Bytes in use.
         used: u64,
-        /// Bytes that the device has.
+        /// Bytes of the device's memory.
         limit: u64,
     },
-    /// The host gave no memory or addresses.
+    /// The host system refused memory or addresses.
     #[error("the host gave no {what} of {bytes} bytes: {reason}")]
     AddressSpace {
         /// "memory" or "address range".
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// The system's words.
+        /// The system's error message.
         reason: String,
     },
-    /// There is no such device.
+    /// No device has this ordinal.
     #[error("there is no device {device}: {count} exist")]
     Device {
-        /// The number asked for.
+        /// The requested ordinal.
         device: u32,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
     /// The address is not the start of a live allocation.
@@ -38,10 +38,10 @@ pub enum Error {
     NotAllocated {
         /// The address.
         address: u64,
-        /// What lies there, or lay there.
+        /// The nearest allocation, live or freed.
         near: String,
     },
-    /// An argument that can never be right.
+    /// An invalid argument.
     #[error("{0}")]
     Invalid(String),
 }

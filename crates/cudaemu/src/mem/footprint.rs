@@ -1,25 +1,25 @@
-//! The distinct bytes that a kernel touches.
+//! Memory footprint: the distinct bytes that a kernel touches.
 
 use std::sync::{Arc, OnceLock};
 
 use super::{Bitmap, MemorySnapshot};
 
-/// Which bytes of which allocation a launch read and wrote. Shared by all blocks of the launch.
+/// Per allocation, the bytes that a launch read and wrote. All blocks of the launch share it.
 #[derive(Debug)]
 pub struct Footprint {
     view: Arc<MemorySnapshot>,
-    /// For each allocation of the view: read, written. Made when first touched; `None` if the host has no memory for it.
+    /// For each allocation of the snapshot: read, written. Allocated at the first access; `None` if the host has no memory for it.
     touched: Vec<[OnceLock<Option<Bitmap>>; 2]>,
 }
 
 impl Footprint {
-    /// Nothing touched yet.
+    /// An empty footprint.
     pub fn new(view: Arc<MemorySnapshot>) -> Self {
         let touched = view.allocations().iter().map(|_| Default::default()).collect();
         Self { view, touched }
     }
 
-    /// Adds bytes of the allocation at `index` of the view.
+    /// Adds bytes of the allocation at `index` of the snapshot.
     #[inline]
     pub fn touch(&self, index: usize, at: u64, bytes: u64, write: bool) {
         let map = self.touched[index][usize::from(write)]
@@ -29,7 +29,7 @@ impl Footprint {
         }
     }
 
-    /// Distinct bytes read, or written.
+    /// Number of distinct bytes read, or written.
     fn bytes(&self, write: bool) -> u64 {
         let map = |maps: &[OnceLock<Option<Bitmap>>; 2]| match maps[usize::from(write)].get() {
             Some(Some(map)) => map.len(),
@@ -38,12 +38,12 @@ impl Footprint {
         self.touched.iter().map(map).sum()
     }
 
-    /// Distinct bytes read.
+    /// Number of distinct bytes read.
     pub fn read_bytes(&self) -> u64 {
         self.bytes(false)
     }
 
-    /// Distinct bytes written.
+    /// Number of distinct bytes written.
     pub fn written_bytes(&self) -> u64 {
         self.bytes(true)
     }

@@ -1,7 +1,7 @@
-//! Memory of the program that the driver does not know, as calls name it that copy.
+//! Pointers to pageable host memory: memory of the program that is not registered with the driver, as one side of a copy.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: pointers of the program")]
 
-/// Memory of the program that the driver does not know: a pointer from a call that copies.
+/// A pointer of the program to memory that is not registered with the driver.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory(u64);
@@ -12,12 +12,12 @@ impl HostMemory {
         self.0
     }
 
-    /// Memory at an address that a program named.
+    /// The memory at an address that the program passed.
     pub fn at(address: u64) -> Self {
         Self(address)
     }
 
-    /// The memory this many bytes further on; `None` where the address overflows.
+    /// The memory `bytes` bytes further on; `None` on overflow.
     pub fn offset(self, bytes: u64) -> Option<Self> {
         self.0.checked_add(bytes).map(Self)
     }
@@ -26,8 +26,8 @@ impl HostMemory {
     pub fn read(self, offset: u64, bytes: usize) -> Vec<u8> {
         let mut copied = Vec::<u8>::with_capacity(bytes);
         let from = std::ptr::with_exposed_provenance::<u8>((self.0 + offset) as usize);
-        // SAFETY: the caller of the copying function promises that the source is as long as the copy it asked for, and that it stays
-        // until the copy is done; offset and count lie within that. `copied` has room for them.
+        // SAFETY: the caller of the copying API function promises that the source is as long as the requested copy and stays valid
+        // until the copy is done; offset and count are within that. `copied` has room for the bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), bytes);
             copied.set_len(bytes);
@@ -38,8 +38,8 @@ impl HostMemory {
     /// Writes bytes at an offset.
     pub fn write(self, offset: u64, bytes: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>((self.0 + offset) as usize);
-        // SAFETY: the caller of the copying function promises that the destination is as long as the copy it asked for, and that
-        // nothing else uses it until the copy is done; offset and count lie within that.
+        // SAFETY: the caller of the copying API function promises that the destination is as long as the requested copy, and that
+        // nothing else accesses it until the copy is done; offset and count are within that.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 }

@@ -1,12 +1,12 @@
-//! Address ranges and memory apart from each other: what `cuMemAddressReserve`, `cuMemCreate`, `cuMemMap` and
-//! `cuMemSetAccess` do.
+//! Virtual memory management: address reservations and memory that are managed separately (`cuMemAddressReserve`, `cuMemCreate`,
+//! `cuMemMap` and `cuMemSetAccess`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::{AccessRights, AddressSpace, Allocation, AllocationKind, Error, PhysicalMemory};
 
-/// Addresses and sizes of these calls are multiples of it: 2 MiB, as on real devices.
+/// Granularity of addresses and sizes in these calls: 2 MiB, as on real devices.
 pub const GRANULARITY: u64 = 2 << 20;
 
 fn granular(what: &str, address: u64, bytes: u64) -> Result<(), Error> {
@@ -19,7 +19,7 @@ fn granular(what: &str, address: u64, bytes: u64) -> Result<(), Error> {
 }
 
 impl AddressSpace {
-    /// Sets addresses aside: a multiple of [`GRANULARITY`] bytes, at a multiple of it and of `align` (0: no more).
+    /// Reserves addresses: a multiple of [`GRANULARITY`] bytes, aligned to it and to `align` (0: no further alignment).
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64, Error> {
         granular("address range", 0, bytes)?;
         let align = align.max(GRANULARITY);
@@ -32,7 +32,7 @@ impl AddressSpace {
         Ok(address)
     }
 
-    /// Gives a whole reserved range back; nothing may be mapped in it.
+    /// Releases a whole reservation, which must have no mappings.
     pub fn release(&self, address: u64, bytes: u64) -> Result<(), Error> {
         let mut state = self.lock();
         if state.reserved.get(&address) != Some(&bytes) {
@@ -46,13 +46,13 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Memory of a device without an address: a multiple of [`GRANULARITY`]. It is given back with the last of its users.
+    /// Memory of a device without an address, a multiple of [`GRANULARITY`] bytes. Dropping the last reference frees it.
     pub fn create(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<PhysicalMemory>, Error> {
         granular(origin, 0, bytes)?;
         Ok(Arc::new(PhysicalMemory::device_memory(device, bytes, self.usage(device)?)?))
     }
 
-    /// Puts a part of some memory behind reserved addresses. No device may use it before [`Space::set_access`].
+    /// Maps a part of some memory at reserved addresses. No device may access it before [`AddressSpace::set_access`].
     pub fn map(&self, address: u64, bytes: u64, physical: &Arc<PhysicalMemory>, offset: u64) -> Result<(), Error> {
         granular("cuMemMap", address, bytes)?;
         if !offset.is_multiple_of(GRANULARITY) || offset.checked_add(bytes).is_none_or(|end| end > physical.bytes()) {
@@ -86,7 +86,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// The bases of the mappings that make up a range exactly.
+    /// The bases of the mappings that together form exactly this range.
     fn mapped(
         state: &super::space::AddressSpaceState,
         what: &str,
@@ -106,7 +106,7 @@ impl AddressSpace {
         if at == end && bytes > 0 { Ok(bases) } else { Err(holes()) }
     }
 
-    /// Takes whole mappings away.
+    /// Removes whole mappings.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), Error> {
         let mut state = self.lock();
         for base in Self::mapped(&state, "cuMemUnmap", address, bytes)? {
@@ -118,7 +118,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Says what a device may do with whole mappings.
+    /// Sets a device's access rights to whole mappings.
     pub fn set_access(&self, address: u64, bytes: u64, device: u32, access: AccessRights) -> Result<(), Error> {
         self.usage(device)?;
         let mut state = self.lock();
@@ -126,7 +126,7 @@ impl AddressSpace {
         for base in Self::mapped(&state, "cuMemSetAccess", address, bytes)? {
             let Some(old) = state.live.get(&base).cloned() else { continue };
             let set = |mask: u64, on: bool| if on { mask | bit } else { mask & !bit };
-            // Views keep the old one: a launch sees the access that it started with.
+            // Snapshots keep the old allocation: a launch keeps the access rights that it started with.
             let new = Allocation {
                 base,
                 bytes: old.bytes,
@@ -144,7 +144,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// What a device may do with the mapping at an address.
+    /// A device's access rights to the mapping at an address.
     pub fn access(&self, address: u64, device: u32) -> AccessRights {
         match self.find(address) {
             Some(a) if a.writers >> device & 1 != 0 => AccessRights::ReadWrite,

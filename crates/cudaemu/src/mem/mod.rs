@@ -1,23 +1,23 @@
-//! Allocations and device addresses.
+//! Memory of the emulated machine: allocations, device addresses and written bits. Open `space.rs` first.
 //!
-//! A device address is no host address: all of them lie in one reservation that nothing can read ([`Space`]), so that a
-//! host that dereferences one faults, as on real hardware, and the bytes lie elsewhere ([`Physical`]). Allocations are 512-byte
-//! aligned and no more, far apart, and addresses are not used again for long, so that a wrong address meets nothing
-//! rather than something. Which bytes were ever written is known for each ([`Bitmap`]).
+//! A device address is not a host address. All device addresses are in one inaccessible reservation ([`AddressSpace`]), so that a
+//! host that dereferences one faults, as on real hardware; the bytes are elsewhere ([`PhysicalMemory`]). Allocations are 512-byte
+//! aligned and no more, far apart, and addresses are not reused for long, so that a wrong address hits no allocation instead of
+//! another one. A [`Bitmap`] records which bytes were ever written.
 //!
-//! A kernel launch, copy or memset works on a [`View`]: the allocations that were live when it was made.
+//! A kernel launch, copy or memset works on a [`MemorySnapshot`]: the allocations that were live when it was taken.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | `backing` | host memory that several threads may touch at once; the reservation (unsafe) |
-//! | `host` | memory of the program, registered (unsafe) |
-//! | `program` | memory of the program, not registered: one side of a copy (unsafe) |
-//! | `bitmap` | one bit a byte |
-//! | `physical` | bytes, and which of them were written |
-//! | `allocation` | a range of device addresses with memory behind it |
-//! | `space` | making and freeing them |
-//! | `mapping` | address ranges and handles: the VMM calls |
-//! | `view` | finding them, and copies between them |
+//! | `backing` | host memory that several threads may access at once; the reservation of addresses (unsafe) |
+//! | `registered_host` | registered memory of the program (unsafe) |
+//! | `host_pointer` | pageable memory of the program, as one side of a copy (unsafe) |
+//! | `bitmap` | one bit per byte |
+//! | `physical` | bytes and their written bits |
+//! | `allocation` | a range of device addresses that is backed by memory |
+//! | `space` | allocating and freeing |
+//! | `mapping` | address reservations and handles: virtual memory management |
+//! | `snapshot` | lookup of allocations, and copies between them |
 //! | `footprint` | the distinct bytes that a kernel touches |
 
 mod allocation;

@@ -1,4 +1,4 @@
-//! Bytes of a device or of the host, and which of them were ever written.
+//! Physical memory of a device or the host, with written bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use super::backing::Backing;
 use super::{Bitmap, Error};
 
-/// Bytes in use of one device, against what it has.
+/// Memory use of one device, in bytes, and its limit.
 #[derive(Debug)]
 pub(crate) struct MemoryUsage {
     pub(crate) used: AtomicU64,
@@ -21,24 +21,24 @@ impl MemoryUsage {
     }
 }
 
-/// Memory: of a device, of the host, or behind a VMM handle.
+/// Memory of a device or the host, or of a virtual memory handle.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     backing: Backing,
     device: u32,
-    /// Bytes that were written; `None` where all always are (host memory).
+    /// Written bits; `None` for host memory, which always counts as written.
     written: Option<Bitmap>,
-    /// All bytes were written: `written` need not be asked.
+    /// All bytes were written, so checks skip `written`.
     full: AtomicBool,
-    /// Words of `written` that are full; when all are, `full` is set.
+    /// Number of full words of `written`; when it reaches all words, `full` is set.
     full_words: AtomicU64,
-    /// Bytes still charged to the device.
+    /// Bytes still counted as used on the device.
     charged: AtomicU64,
     usage: Option<Arc<MemoryUsage>>,
 }
 
 impl PhysicalMemory {
-    /// Memory of a device, none of it written.
+    /// Unwritten memory of a device.
     pub(crate) fn device_memory(device: u32, bytes: u64, usage: &Arc<MemoryUsage>) -> Result<Self, Error> {
         if bytes == 0 {
             return Err(Error::Invalid("an allocation of 0 bytes".into()));
@@ -62,7 +62,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Host memory: always counts as written, and as no device's.
+    /// Host memory: counts as written, and not towards any device's use.
     pub(crate) fn host(backing: Backing, device: u32) -> Self {
         Self {
             backing,
@@ -83,7 +83,7 @@ impl PhysicalMemory {
         Ok(Self::host(Backing::new(bytes)?, device))
     }
 
-    /// Gives the bytes back to the device's account; they stay readable for those that still hold them.
+    /// Subtracts the bytes from the device's use; they stay readable for holders of a reference.
     pub(crate) fn release_usage(&self) {
         let bytes = self.charged.swap(0, Relaxed);
         if let Some(usage) = &self.usage {
@@ -91,28 +91,28 @@ impl PhysicalMemory {
         }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.backing.bytes() as u64
     }
 
-    /// The device that it belongs to; of host memory: the device that asked for it.
+    /// The device that owns it; for host memory, the device that was current at its allocation.
     pub fn device(&self) -> u32 {
         self.device
     }
 
-    /// Where it lies in the host's memory.
+    /// Its address in the host's address space.
     pub(crate) fn host_address(&self) -> u64 {
         self.backing.host_address()
     }
 
-    /// The bytes themselves, which know nothing of being written.
+    /// The bytes, without written bits: a write through it must call [`PhysicalMemory::mark_written`].
     #[inline(always)]
     pub(crate) fn backing(&self) -> &Backing {
         &self.backing
     }
 
-    /// Whether all of a range was written.
+    /// Whether a whole range was written.
     #[inline(always)]
     pub fn is_written(&self, at: u64, bytes: u64) -> bool {
         self.full.load(Relaxed) || self.written.as_ref().is_none_or(|map| map.contains(at, bytes))
@@ -124,7 +124,7 @@ impl PhysicalMemory {
         self.full.load(Relaxed)
     }
 
-    /// Offset of the first byte of a range that was never written.
+    /// Offset of the first unwritten byte of a range.
     pub fn first_unwritten(&self, at: u64, bytes: u64) -> Option<u64> {
         match &self.written {
             Some(map) if !self.is_full() => map.first_missing(at, bytes),
@@ -153,11 +153,11 @@ impl PhysicalMemory {
         }
     }
 
-    /// Marks a range as never written. Only host calls do it, which the engine keeps apart from kernels that use the range.
+    /// Marks a range as unwritten. Only host calls do this, and the engine orders them with kernels that use the range.
     fn unmark(&self, at: u64, bytes: u64) {
         let Some(map) = &self.written else { return };
         if self.is_full() {
-            // The bitmap may be behind: it is not kept while `full` is set.
+            // The bitmap may be outdated: it is not maintained while `full` is set.
             map.add(0, self.bytes());
             self.full_words.store(map.word_count(), Relaxed);
             self.full.store(false, Relaxed);
@@ -166,7 +166,7 @@ impl PhysicalMemory {
         self.full_words.fetch_sub(emptied, Relaxed);
     }
 
-    /// Copies bytes from other memory, with the knowledge which of them were written.
+    /// Copies bytes and their written bits from other memory.
     pub(crate) fn copy_from(&self, at: u64, source: &Self, from: u64, bytes: u64) {
         let mut buffer = [0; 16 << 10];
         let mut done = 0;

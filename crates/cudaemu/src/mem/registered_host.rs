@@ -1,4 +1,4 @@
-//! Memory of the program that a device may use: registered host memory.
+//! Registered host memory: memory of the program that devices may access.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: a pointer of the program")]
 
 use std::ptr::NonNull;
@@ -11,8 +11,8 @@ impl AddressSpace {
     /// Makes the program's memory at `pointer` accessible to all devices, at its own address. Its bytes count as written.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable and writable until it is unregistered ([`Space::free`]) and until every
-    /// [`super::View`] taken before that is gone; the program must not touch it while a kernel or copy does.
+    /// The memory must stay mapped, readable and writable until it is unregistered ([`AddressSpace::free`]) and until every
+    /// [`super::MemorySnapshot`] taken before that is dropped; the program must not access it while a kernel or copy does.
     pub unsafe fn register_host(
         &self,
         device: u32,
@@ -23,7 +23,7 @@ impl AddressSpace {
         let wrong = || Error::Invalid(format!("{origin}: {bytes} bytes of host memory at {pointer:?} cannot be"));
         let start = NonNull::new(pointer).ok_or_else(wrong)?;
         let length = usize::try_from(bytes).ok().filter(|&n| n > 0 && n < isize::MAX as usize).ok_or_else(wrong)?;
-        // SAFETY: the caller promises what `foreign` asks for.
+        // SAFETY: the caller promises what `foreign` requires.
         let backing = unsafe { Backing::foreign(start, length) };
         let address = backing.host_address();
         address.checked_add(bytes).ok_or_else(wrong)?;
@@ -40,9 +40,9 @@ mod tests {
     fn registered_memory_is_used_in_place() {
         let space = AddressSpace::new(&[1 << 20]).expect("a space");
         let mut memory = vec![1u8; 1001];
-        // Registered at an odd address: nothing may rely on alignment.
+        // Registered at an odd address: no code may rely on alignment.
         let pointer = memory.as_mut_ptr().wrapping_add(1);
-        // SAFETY: `memory` outlives the registration and is not touched while a copy runs.
+        // SAFETY: `memory` outlives the registration and is not accessed while a copy runs.
         let registered = unsafe { space.register_host(0, pointer, 1000, "cuMemHostRegister") }.expect("registered");
         assert_eq!(registered.base(), pointer as u64);
         // SAFETY: as above.
@@ -55,7 +55,7 @@ mod tests {
         drop((view, registered));
         let wanted: Vec<u8> = (0..1001).map(|i| if (4..24).contains(&i) { 5 } else { 1 }).collect();
         assert_eq!(memory, wanted);
-        // SAFETY: refused before it is used.
+        // SAFETY: rejected before the pointer is used.
         assert!(unsafe { space.register_host(0, std::ptr::null_mut(), 8, "cuMemHostRegister") }.is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The allocations that were live at some moment: finding them, and what host calls do with their bytes.
+//! Snapshot of the live allocations: lookup, and copies and fills by the host.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,10 +13,10 @@ pub struct MemorySnapshot {
     graves: Arc<Mutex<FreedAllocations>>,
 }
 
-/// A part of a range, in one allocation.
+/// A part of a range that is in one allocation.
 struct Piece<'a> {
     allocation: &'a Allocation,
-    /// Where in the allocation's memory.
+    /// Offset in the allocation's memory.
     at: u64,
     bytes: u64,
 }
@@ -26,7 +26,7 @@ impl MemorySnapshot {
         Self { allocations, graves }
     }
 
-    /// All of them, by address.
+    /// All allocations, sorted by address.
     pub fn allocations(&self) -> &[Arc<Allocation>] {
         &self.allocations
     }
@@ -36,7 +36,7 @@ impl MemorySnapshot {
         self.allocations.partition_point(|a| a.base() <= address).checked_sub(1)
     }
 
-    /// Index in [`View::allocations`] of the one that holds all of the bytes.
+    /// Index in [`MemorySnapshot::allocations`] of the allocation that contains all of the bytes.
     #[inline]
     pub fn index_of(&self, address: u64, bytes: u64) -> Option<usize> {
         let index = self.before(address)?;
@@ -45,7 +45,7 @@ impl MemorySnapshot {
         (at < allocation.bytes() && allocation.bytes() - at >= bytes && !allocation.is_freed()).then_some(index)
     }
 
-    /// The allocation that holds all of the bytes.
+    /// The allocation that contains all of the bytes.
     pub fn find(&self, address: u64, bytes: u64) -> Result<&Arc<Allocation>, FaultKind> {
         match self.index_of(address, bytes) {
             Some(index) => Ok(&self.allocations[index]),
@@ -53,7 +53,8 @@ impl MemorySnapshot {
         }
     }
 
-    /// The same, if a kernel on `device`, with the memory of the devices in `peers` enabled, may use it.
+    /// As [`MemorySnapshot::find`]; also fails if a kernel on `device`, with access to the devices in `peers`, may not access the
+    /// allocation.
     pub fn reachable(
         &self,
         address: u64,
@@ -76,7 +77,7 @@ impl MemorySnapshot {
         }))
     }
 
-    /// Why there is no allocation for a range: what lay there, or what lies nearest.
+    /// The fault for a range without allocation: it names the freed allocation there, or the nearest one.
     pub(crate) fn explain_miss(&self, address: u64, bytes: u64) -> FaultKind {
         let graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.before(address);
@@ -105,10 +106,10 @@ impl MemorySnapshot {
         }
     }
 
-    /// Calls `f` for each part of a range, with where in the range it starts. The range may span mappings that lie side by side,
-    /// and nothing else.
+    /// Calls `f` for each part of a range, with the part's offset in the range. The range may span adjacent mappings, but no other
+    /// allocations.
     fn pieces(&self, address: u64, bytes: u64, f: &mut dyn FnMut(Piece<'_>, u64)) -> Result<(), FaultKind> {
-        // All is checked before anything is done.
+        // The first pass checks the whole range, the second one acts on it.
         for act in [false, true] {
             let mut done = 0;
             while done < bytes {
@@ -169,7 +170,7 @@ impl MemorySnapshot {
         })
     }
 
-    /// Copies between devices (or within one), with the knowledge which bytes were written.
+    /// Copies bytes and their written bits between devices or within one.
     pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), FaultKind> {
         self.pieces(from, bytes, &mut |_, _| ())?;
         let mut inner = Ok(());
@@ -185,7 +186,7 @@ impl MemorySnapshot {
         inner
     }
 
-    /// The first address of a range that nothing ever wrote.
+    /// The first unwritten address of a range.
     pub fn first_uninitialised(&self, address: u64, bytes: u64) -> Result<Option<u64>, FaultKind> {
         let mut first = None;
         self.pieces(address, bytes, &mut |piece, done| {

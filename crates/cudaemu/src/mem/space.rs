@@ -1,4 +1,4 @@
-//! All allocations of the process: making, freeing, finding them.
+//! Address space: allocating, freeing and finding all memory of the process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -8,20 +8,20 @@ use super::backing::Reservation;
 use super::physical::MemoryUsage;
 use super::{Allocation, AllocationKind, Error, MemorySnapshot, PhysicalMemory};
 
-/// Device addresses, if the system gives as many, and the least to start with.
+/// Size of the reservation of device addresses if the system grants it; `LEAST_ADDRESSES` is the minimum to start with.
 const ADDRESSES: usize = 8 << 40;
 const LEAST_ADDRESSES: usize = 64 << 30;
 
-/// Addresses between allocations that belong to none: a wrong index ends there rather than in a neighbour.
+/// Unused addresses between allocations: a wrong index hits this guard range instead of a neighbour.
 const GUARD: u64 = 1 << 20;
 
-/// Alignment of an allocation, as strict as a real driver's: the address is a multiple of it and not of twice it.
+/// Alignment of an allocation, exactly as strict as a real driver's: the address is a multiple of it, but not of twice it.
 const ALIGNMENT: u64 = 512;
 
-/// How many freed allocations are remembered.
+/// Maximum number of freed allocations that are remembered.
 const GRAVES: usize = 1 << 16;
 
-/// A freed allocation, remembered for the message.
+/// A freed allocation, remembered for fault reports.
 #[derive(Clone, Debug)]
 pub(super) struct FreedAllocation {
     pub(super) bytes: u64,
@@ -48,7 +48,7 @@ impl FreedAllocations {
         }
     }
 
-    /// Forgets what lay in a range that is used again.
+    /// Forgets freed allocations in a range that is reused.
     fn clear(&mut self, start: u64, end: u64) {
         let mut gone: Vec<u64> = self.by_base.range(start..end).map(|(&base, _)| base).collect();
         gone.extend(self.by_base.range(..start).next_back().filter(|(b, g)| *b + g.bytes > start).map(|(&b, _)| b));
@@ -57,34 +57,34 @@ impl FreedAllocations {
         }
     }
 
-    /// The freed allocation that held an address.
+    /// The freed allocation that contained an address.
     pub(super) fn at(&self, address: u64) -> Option<(u64, &FreedAllocation)> {
         let (&base, grave) = self.by_base.range(..=address).next_back()?;
         (address - base < grave.bytes).then_some((base, grave))
     }
 }
 
-/// What the lock holds.
+/// State guarded by the lock.
 #[derive(Debug)]
 pub(super) struct AddressSpaceState {
     pub(super) live: BTreeMap<u64, Arc<Allocation>>,
-    /// Ranges of the reservation in use: start → end. Allocations of a device, and reserved ranges.
+    /// Used ranges of the reservation (start → end): allocations of devices, and reserved ranges.
     taken: BTreeMap<u64, u64>,
-    /// Ranges reserved by [`Space::reserve`]: start → bytes.
+    /// Ranges reserved by [`AddressSpace::reserve`] (start → bytes).
     pub(super) reserved: BTreeMap<u64, u64>,
-    /// Where the next addresses are looked for.
+    /// Where the search for free addresses continues.
     cursor: u64,
     snapshot: Option<Arc<MemorySnapshot>>,
 }
 
 impl AddressSpaceState {
-    /// Must be called by all that changes `live`.
+    /// Invalidates the cached snapshot. Every change of `live` must call it.
     pub(super) fn changed(&mut self) {
         self.snapshot = None;
     }
 }
 
-/// All allocations of the process.
+/// All memory of the process.
 #[derive(Debug)]
 pub struct AddressSpace {
     state: Mutex<AddressSpaceState>,
@@ -98,10 +98,10 @@ fn multiple(value: u64, of: u64) -> u64 {
 }
 
 impl AddressSpace {
-    /// A space for as many devices as there are limits (bytes each; at most 64 devices).
+    /// An address space for one device per limit (bytes each; at most 64 devices).
     pub fn new(limits: &[u64]) -> Result<Self, Error> {
         if limits.len() > 64 {
-            return Err(Error::Invalid(format!("{} devices asked for; at most 64 are possible", limits.len())));
+            return Err(Error::Invalid(format!("{} devices requested; at most 64 are possible", limits.len())));
         }
         let addresses = Reservation::new(ADDRESSES, LEAST_ADDRESSES)?;
         let cursor = addresses.range().start;
@@ -132,7 +132,8 @@ impl AddressSpace {
         self.usage.get(device as usize).ok_or(Error::Device { device, count: self.usage.len() })
     }
 
-    /// Finds free addresses: `bytes` at a multiple of `align`; `odd`: not of twice it. Guards lie before and after.
+    /// Finds free addresses for `bytes` at a multiple of `align`; `odd`: not a multiple of twice that. Keeps guards before and
+    /// after.
     pub(super) fn take_addresses(
         &self,
         state: &mut AddressSpaceState,
@@ -158,7 +159,8 @@ impl AddressSpace {
                 (from, wrapped) = (range.start, true);
                 continue;
             }
-            // The taken range that ends last among those that start before `end`: they do not overlap.
+            // The used range that ends last among all that start before `end`; they do not overlap, so it is the one that starts
+            // last.
             match state.taken.range(..end).next_back() {
                 Some((_, &taken_end)) if taken_end > start - GUARD => from = taken_end,
                 _ => {
@@ -171,12 +173,12 @@ impl AddressSpace {
         }
     }
 
-    /// Gives addresses back.
+    /// Returns addresses to the reservation.
     pub(super) fn return_addresses(&self, state: &mut AddressSpaceState, start: u64) {
         state.taken.remove(&start);
     }
 
-    /// Puts an allocation among the live ones.
+    /// Adds an allocation to the live ones.
     pub(super) fn insert_live(
         &self,
         state: &mut AddressSpaceState,
@@ -201,7 +203,7 @@ impl AddressSpace {
         allocation
     }
 
-    /// Host memory, at the host's own address.
+    /// Adds host memory at its host address.
     pub(super) fn insert_host(
         &self,
         base: u64,
@@ -233,24 +235,25 @@ impl AddressSpace {
         Ok(self.insert_live(&mut state, base, physical, kind, origin))
     }
 
-    /// Memory of a device.
+    /// Allocates memory of a device.
     pub fn alloc(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         self.alloc_on(device, bytes, AllocationKind::Device, origin)
     }
 
-    /// Memory of a device that kernels may read and not write.
+    /// Allocates memory of a device that kernels can read but not write.
     pub fn alloc_constant(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         self.alloc_on(device, bytes, AllocationKind::Constant, origin)
     }
 
-    /// Memory of a device that the host may use too, at the same address. Its bytes count as written: nobody sees the host write.
+    /// Allocates memory of a device that the host can access at the same address. Its bytes count as written, because the emulator
+    /// cannot see the host's writes.
     pub fn alloc_managed(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         self.usage(device)?;
         let physical = Arc::new(PhysicalMemory::pinned(bytes, device)?);
         self.insert_host(physical.host_address(), physical, AllocationKind::Managed, origin)
     }
 
-    /// Host memory that all devices may use; its address is the host's.
+    /// Allocates host memory that all devices can access at its host address.
     pub fn alloc_host(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         let physical = Arc::new(PhysicalMemory::pinned(bytes, device)?);
         self.insert_host(physical.host_address(), physical, AllocationKind::PinnedHost, origin)
@@ -274,25 +277,25 @@ impl AddressSpace {
         Ok(allocation)
     }
 
-    /// Remembers a mapping that was taken away.
+    /// Remembers a removed mapping as freed.
     pub(super) fn record_freed(&self, allocation: &Allocation) {
         allocation.freed.store(true, Relaxed);
         self.graves().bury(allocation);
     }
 
-    /// Forgets what lay at addresses that are used again.
+    /// Forgets freed allocations at addresses that are reused.
     pub(super) fn forget_freed(&self, start: u64, end: u64) {
         self.graves().clear(start, end);
     }
 
-    /// The live allocation that holds an address.
+    /// The live allocation that contains an address.
     pub fn find(&self, address: u64) -> Option<Arc<Allocation>> {
         let state = self.lock();
         let (_, allocation) = state.live.range(..=address).next_back()?;
         (address < allocation.end()).then(|| allocation.clone())
     }
 
-    /// The live allocations, for a launch or a copy. The same one again as long as nothing changes.
+    /// The live allocations, for a launch or a copy. Cached until an allocation changes.
     pub fn snapshot(&self) -> Arc<MemorySnapshot> {
         let mut state = self.lock();
         if let Some(view) = &state.snapshot {
@@ -303,12 +306,12 @@ impl AddressSpace {
         view
     }
 
-    /// Bytes of a device in use; 0 if there is no such device.
+    /// Used bytes of a device; 0 if there is no such device.
     pub fn used(&self, device: u32) -> u64 {
         self.usage(device).map_or(0, |usage| usage.used.load(Relaxed))
     }
 
-    /// Bytes that a device has.
+    /// Bytes of a device's memory.
     pub fn limit(&self, device: u32) -> u64 {
         self.usage(device).map_or(0, |usage| usage.limit)
     }

@@ -96,7 +96,7 @@ fn memory_is_limited_and_accounted() {
     assert_eq!(error, wanted);
     assert_eq!((space.used(0), space.used(1)), (40 << 20, 0));
     space.alloc(1, 40 << 20, "cuMemAlloc").expect("the other device's memory");
-    // The memory is free again although someone still holds it.
+    // Freeing releases the memory although a reference still exists.
     space.free(half.base()).expect("freed");
     assert_eq!(space.used(0), 0);
     space.alloc(0, 60 << 20, "cuMemAlloc").expect("memory");
@@ -145,7 +145,7 @@ fn peers_must_be_enabled() {
     }
 }
 
-/// Random writes, fills and copies against a plain model: bytes, and which of them were written.
+/// Random writes, fills and copies against a simple model of bytes and written bits.
 #[test]
 fn host_calls_agree_with_a_model() {
     let mut rng = fastrand::Rng::with_seed(7);
@@ -227,7 +227,7 @@ fn ranges_and_handles_are_mapped() {
     invalid(space.map(range, 3 * GRANULARITY, &handle, 0));
     invalid(space.map(range, 2 * GRANULARITY, &handle, GRANULARITY));
     invalid(space.map(range + 3 * GRANULARITY, 2 * GRANULARITY, &handle, 0));
-    // The halves of the handle, swapped, side by side.
+    // The two halves of the handle, mapped next to each other in swapped order.
     space.map(range, GRANULARITY, &handle, GRANULARITY).expect("mapped");
     space.map(range + GRANULARITY, GRANULARITY, &handle, 0).expect("mapped");
     invalid(space.map(range, GRANULARITY, &handle, 0));
@@ -235,7 +235,7 @@ fn ranges_and_handles_are_mapped() {
 
     let middle = range + GRANULARITY - 2;
     let denied = |device, write| space.snapshot().reachable(range, 4, device, u64::MAX, write).is_err();
-    assert!(denied(0, false) && denied(1, false), "nobody may before access is set");
+    assert!(denied(0, false) && denied(1, false), "no device may access it before set_access");
     space.set_access(range, 2 * GRANULARITY, 0, AccessRights::Read).expect("set");
     space.set_access(range, GRANULARITY, 1, AccessRights::ReadWrite).expect("set");
     assert!(!denied(0, false) && denied(0, true) && !denied(1, true));

@@ -1,5 +1,5 @@
-//! The `.approx` and `.full` instructions: the exact value (through `f64`) rounded once, which lies inside every error
-//! bound that PTX states. Last bits therefore differ from the hardware's, as those differ between generations.
+//! `.approx` and `.full` instructions: the exact value (through `f64`) rounded once, which is within every error bound of PTX. The
+//! last bits therefore differ from hardware's, which differ between generations too.
 
 use super::single::{NAN, canonical, flush};
 
@@ -16,7 +16,7 @@ pub fn ex2(a: f32, ftz: bool) -> f32 {
     unary(a, ftz, f64::exp2)
 }
 
-/// `lg2.approx{.ftz}.f32`: ±0 gives -Inf, anything below NaN; with `.ftz` subnormals count as zero.
+/// `lg2.approx{.ftz}.f32`: ±0 gives -Inf, negative values NaN; with `.ftz` subnormals count as zero.
 #[inline]
 pub fn lg2(a: f32, ftz: bool) -> f32 {
     unary(a, ftz, f64::log2)
@@ -40,19 +40,19 @@ pub fn tanh(a: f32) -> f32 {
     unary(a, false, f64::tanh)
 }
 
-/// `rcp.approx{.ftz}.f32`: ±0 gives ±Inf and the reverse.
+/// `rcp.approx{.ftz}.f32`: ±0 gives ±Inf, ±Inf gives ±0.
 #[inline]
 pub fn rcp(a: f32, ftz: bool) -> f32 {
     unary(a, ftz, |a| 1.0 / a)
 }
 
-/// `sqrt.approx{.ftz}.f32`: -0 stays, anything below NaN.
+/// `sqrt.approx{.ftz}.f32`: -0 stays, negative values give NaN.
 #[inline]
 pub fn sqrt(a: f32, ftz: bool) -> f32 {
     unary(a, ftz, f64::sqrt)
 }
 
-/// `rsqrt.approx{.ftz}.f32`: ±0 gives ±Inf, anything below NaN.
+/// `rsqrt.approx{.ftz}.f32`: ±0 gives ±Inf, negative values NaN.
 #[inline]
 pub fn rsqrt(a: f32, ftz: bool) -> f32 {
     unary(a, ftz, |a| 1.0 / a.sqrt())
@@ -80,14 +80,14 @@ pub fn div_full(a: f32, b: f32, ftz: bool) -> f32 {
     if ftz { flush(quotient) } else { quotient }
 }
 
-/// `rcp.approx.ftz.f64`: reads the upper 32 bits of `a` and gives those of the reciprocal (20 bits of fraction), the
-/// lower 32 being zero; subnormal inputs and results count as zero.
+/// `rcp.approx.ftz.f64`: reads the upper 32 bits of `a` and returns the upper 32 bits of the reciprocal (20 bits of fraction); the
+/// lower 32 are zero. Subnormal inputs and results count as zero.
 #[inline]
 pub fn rcp_f64(a: f64) -> f64 {
     upper(a, |a| 1.0 / a)
 }
 
-/// `rsqrt.approx.ftz.f64`: as [`rcp_f64`]; ±0 gives ±Inf, anything below NaN.
+/// `rsqrt.approx.ftz.f64`: as [`rcp_f64`]; ±0 gives ±Inf, negative values NaN.
 #[inline]
 pub fn rsqrt_f64(a: f64) -> f64 {
     upper(a, |a| 1.0 / a.sqrt())
@@ -103,6 +103,6 @@ fn upper(a: f64, function: impl Fn(f64) -> f64) -> f64 {
     if result.is_nan() {
         return super::double::NAN;
     }
-    // To nearest; infinity has no lower bits, and a carry moves into the exponent as it should.
+    // Rounds to nearest. Infinity has no lower bits, and a carry correctly moves into the exponent.
     flushed(f64::from_bits(result.to_bits().wrapping_add(1 << 31) & !LOWER))
 }

@@ -3,13 +3,13 @@
 
 use super::integer::Integer as _;
 
-/// The field of `len` bits at `pos`, both modulo 256, of a zero-extended register; what lies beyond it is zero.
+/// The field of `len` bits at `pos`, both modulo 256, of a zero-extended register; bits beyond the register are zero.
 #[inline(always)]
 fn extract(a: u64, pos: u32, len: u32) -> u64 {
     a.shr(pos & 0xff) & !(!0u64).shl(len & 0xff)
 }
 
-/// The sign bit that `bfe.s*` fills with: that of the field, or of the register if the field ends beyond it.
+/// The sign bit that `bfe.s*` extends: the field's, or the register's if the field ends beyond it.
 #[inline(always)]
 fn field_sign(a: u64, pos: u32, len: u32, width: u32) -> bool {
     let (pos, len) = (pos & 0xff, len & 0xff);
@@ -28,8 +28,8 @@ pub fn bfe_u64(a: u64, pos: u32, len: u32) -> u64 {
     extract(a, pos, len)
 }
 
-/// `bfe.s32`: as `.u32`, filled above with the field's top bit, or with the register's if the field ends beyond it.
-/// A length of zero gives zero.
+/// `bfe.s32`: as `.u32`, sign-extended with the field's top bit, or with the register's if the field ends beyond it. A length of
+/// zero gives zero.
 #[inline(always)]
 pub fn bfe_s32(a: u32, pos: u32, len: u32) -> u32 {
     bfe_signed(u64::from(a), pos, len, 32) as u32
@@ -47,7 +47,7 @@ fn bfe_signed(a: u64, pos: u32, len: u32, width: u32) -> u64 {
     if !field_sign(a, pos, len, width) {
         return field;
     }
-    // Ones from where either the field or the register ends.
+    // Ones from the end of the field or of the register, whichever is lower.
     let taken = (len & 0xff).min(width.saturating_sub(pos & 0xff));
     field | (!0u64).shl(taken)
 }
@@ -66,8 +66,7 @@ pub fn bfi_b64(a: u64, b: u64, pos: u32, len: u32) -> u64 {
     (b & !mask) | (a.shl(pos) & mask)
 }
 
-/// `bfind.u32`: position of the highest set bit, or 0xffffffff; `.shiftamt` gives the shift left that brings it to the
-/// top instead.
+/// `bfind.u32`: position of the highest set bit, or 0xffffffff; with `.shiftamt`, the left shift that moves it to the top.
 #[inline(always)]
 pub fn bfind_u32(a: u32, shiftamt: bool) -> u32 {
     if a == 0 {
@@ -116,8 +115,8 @@ pub enum PrmtMode {
     Rc16,
 }
 
-/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. By index, bits 2 to 0 of each selector choose the byte and
-/// bit 3 replaces it by copies of its sign; the modes look at the two low bits of `c`.
+/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. In index mode, bits 2 to 0 of each selector choose the byte and bit 3
+/// replaces it by copies of its sign; the other modes use the two low bits of `c`.
 #[inline(always)]
 pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
     let selectors = match (mode, c as usize & 3) {
@@ -161,8 +160,8 @@ pub fn shf_r(a: u32, b: u32, amount: u32, wrap: bool) -> u32 {
     (pair >> funnel_amount(amount, wrap)) as u32
 }
 
-/// `szext.mode.type d, a, b`: the low `b` bits of `a`, sign- or zero-extended. `b` is taken modulo 32 (`.wrap`), or
-/// leaves `a` as it is from 32 on (`.clamp`). Zero bits give zero.
+/// `szext.mode.type d, a, b`: the low `b` bits of `a`, sign- or zero-extended. `b` is taken modulo 32 (`.wrap`), or leaves `a`
+/// unchanged from 32 on (`.clamp`). Zero bits give zero.
 #[inline(always)]
 pub fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
     if !wrap && b >= 32 {
@@ -174,16 +173,16 @@ pub fn szext(a: u32, b: u32, signed: bool, wrap: bool) -> u32 {
     (a & !above) | if negative { above } else { 0 }
 }
 
-/// `bmsk.mode.b32 d, a, b`: `b` ones from bit `a` on, cut off at the top. Both are taken modulo 32 (`.wrap`) or from
-/// 32 on count as beyond the register (`.clamp`).
+/// `bmsk.mode.b32 d, a, b`: `b` ones from bit `a` on, cut off at the top. Both are taken modulo 32 (`.wrap`), or from 32 on lie
+/// beyond the register (`.clamp`).
 #[inline(always)]
 pub fn bmsk(a: u32, b: u32, wrap: bool) -> u32 {
     let (start, count) = if wrap { (a & 31, b & 31) } else { (a, b) };
     (!u32::MAX.shl(count)).shl(start)
 }
 
-/// `fns.b32 d, mask, base, offset`: position of the `|offset|`-th set bit of `mask`, counted from `base` upwards
-/// (downwards if negative) and including it; offset 0 asks for `base` itself. 0xffffffff if there is none.
+/// `fns.b32 d, mask, base, offset`: position of the `|offset|`-th set bit of `mask`, counted upwards from `base` (downwards if
+/// negative), inclusive; offset 0 tests bit `base` itself. 0xffffffff if there is none.
 #[inline]
 pub fn fns(mask: u32, base: u32, offset: i32) -> u32 {
     let set = |position: &u32| mask >> position & 1 == 1;

@@ -1,7 +1,7 @@
 //! `cvt` between integers and floats of every width, and `cvt.pack` (PTX ISA, "Data Movement and Conversion").
 //!
-//! The general functions take and give register bits; with constant types and modes they inline to the short path.
-//! Every float type is exact in `f64`, so one rounding there is one rounding in all.
+//! The general functions take and return register bits; with constant types and modes they inline to a short path. `f64` represents
+//! every other float type exactly, so rounding an `f64` once is the only rounding.
 
 use super::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::round::{self, BF16, F16, F32, F64, TF32, to_f32, to_f32_odd};
@@ -13,23 +13,23 @@ use super::types::{FloatType, IntRounding, IntType, Rounding};
 pub struct FloatCvt {
     /// Rounding of the result.
     pub round: Rounding,
-    /// `.ftz`: flushes subnormals of `.f32`, on whichever side it stands.
+    /// `.ftz`: flushes subnormals of `.f32`, as source or destination.
     pub ftz: bool,
     /// `.sat`: clamped to [0.0, 1.0]; NaN becomes +0.0.
     pub sat: bool,
     /// `.relu`: negative becomes +0.0; NaN stays NaN.
     pub relu: bool,
-    /// `.satfinite`: beyond the largest finite value, infinity included, becomes that value.
+    /// `.satfinite`: values beyond the largest finite one, infinity included, become that one.
     pub satfinite: bool,
 }
 
 impl FloatCvt {
-    /// `.rn` and nothing else.
+    /// `.rn` without other modifiers.
     pub const RN: Self = Self { round: Rounding::Rn, ftz: false, sat: false, relu: false, satfinite: false };
 }
 
-/// `cvt{.sat}` from integer to integer. Takes `value`'s low bits as `from`; without `.sat` keeps the low bits of `to`.
-/// The result is sign- or zero-extended to 64 bits, as PTX extends it to a wider destination register.
+/// `cvt{.sat}` from integer to integer. Uses the low bits of `value` as type `from`; without `.sat`, keeps the low bits of type
+/// `to`. The result is sign- or zero-extended to 64 bits, as PTX extends it to a wider destination register.
 #[inline(always)]
 pub fn int_to_int(value: u64, from: IntType, to: IntType, sat: bool) -> u64 {
     let value = from.extend(value);
@@ -40,7 +40,7 @@ pub fn int_to_int(value: u64, from: IntType, to: IntType, sat: bool) -> u64 {
     wide.clamp(to.min(), to.max()) as u64
 }
 
-/// `cvt.rnd{.sat}` from integer to float: one rounding, whatever the widths.
+/// `cvt.rnd{.sat}` from integer to float, rounded once for all widths.
 #[inline(always)]
 pub fn int_to_float(value: u64, from: IntType, to: FloatType, round: Rounding, sat: bool) -> u64 {
     let value = from.extend(value);
@@ -71,7 +71,7 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
         return if top { to.extend(1 << (to.bits() - 1)) } else { 0 };
     }
     let rounded = match round {
-        // `as` rounds this way itself, and saturates.
+        // Rust's `as` truncates and saturates itself.
         IntRounding::Rzi => value,
         IntRounding::Rni if from != FloatType::F64 => nearest_integer(value),
         _ => round.apply(value),
@@ -88,16 +88,16 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
     }
 }
 
-/// To nearest, ties to even, of a value that fits `.f32`: next to 1.5·2^52 the unit is one. Larger values have no
-/// fraction. The host's own function is a call where the compiler may not assume SSE4.1.
+/// Rounds to nearest, ties to even, for a value in the range of `.f32`: added to 1.5·2^52, the unit is one. Larger values have no
+/// fraction. The standard library's function is a call unless the compiler may assume SSE4.1.
 #[inline(always)]
 fn nearest_integer(value: f64) -> f64 {
     const UNIT: f64 = 6_755_399_441_055_744.0;
     if value.abs() < 16_777_216.0 { (value + UNIT) - UNIT } else { value }
 }
 
-/// `cvt{.frnd}` from float to float. NaN gives the destination's canonical NaN; but to `.f64` payloads pass (quieted),
-/// and `.bf16` to `.f32` shifts the bits.
+/// `cvt{.frnd}` from float to float. NaN gives the destination's canonical NaN, with two exceptions: `.f64` keeps payloads
+/// (quieted), and `.bf16` to `.f32` shifts the bits.
 #[inline(always)]
 pub fn float_to_float(bits: u64, from: FloatType, to: FloatType, cvt: FloatCvt) -> u64 {
     let value = decode(bits, from, cvt.ftz);
@@ -110,7 +110,7 @@ pub fn float_to_float(bits: u64, from: FloatType, to: FloatType, cvt: FloatCvt) 
         };
     }
     let value = if cvt.relu && value.is_sign_negative() { 0.0 } else { value };
-    // Half-precision results of what fits f32 need no detour through odd rounding; this is the path of inner loops.
+    // Fast path of inner loops: half-precision results of values that fit f32 need no round-to-odd step.
     let encoded = match (to, cvt.round) {
         (FloatType::F16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_f16(value as f32)),
         (FloatType::Bf16, Rounding::Rn) if from != FloatType::F64 => u64::from(f32_to_bf16(value as f32)),
@@ -171,8 +171,8 @@ pub struct PackType {
     pub signed: bool,
 }
 
-/// `cvt.pack.sat.convertType.s32{.b32} d, a, b{, c}`: `b` saturated in the lowest element, `a` in the next, the low
-/// bits of `c` in what is left (of 16-bit elements nothing is).
+/// `cvt.pack.sat.convertType.s32{.b32} d, a, b{, c}`: `b` saturated in the lowest element, `a` in the next, the low bits of `c` in
+/// the remaining ones (16-bit elements leave none).
 #[inline]
 pub fn cvt_pack(a: i32, b: i32, c: u32, to: PackType) -> u32 {
     let (low, high) =
@@ -182,7 +182,7 @@ pub fn cvt_pack(a: i32, b: i32, c: u32, to: PackType) -> u32 {
     rest | element(a) << to.bits | element(b)
 }
 
-/// The exact value of `bits`; subnormals of `.f32` flushed on request.
+/// The exact value of `bits`; subnormals of `.f32` are flushed on request.
 #[inline(always)]
 fn decode(bits: u64, ty: FloatType, ftz: bool) -> f64 {
     match ty {
@@ -196,7 +196,7 @@ fn decode(bits: u64, ty: FloatType, ftz: bool) -> f64 {
     }
 }
 
-/// `value`, which is not NaN, rounded to `to`.
+/// Rounds `value`, which is not NaN, to `to`.
 #[inline(always)]
 fn encode_f64(value: f64, to: FloatType, round: Rounding) -> u64 {
     match (to, round) {
@@ -226,8 +226,8 @@ fn nan(ty: FloatType) -> u64 {
     }
 }
 
-/// The `.f64` NaN, quiet, with the sign and payload of a narrower one. Of `.f16` the canonical one, as
-/// [`f16_to_f32`] gives it. By integers, because the host's conversions promise nothing about payloads.
+/// The quiet `.f64` NaN with the sign and payload of a narrower one; for `.f16` the canonical NaN, as from [`f16_to_f32`]. Uses
+/// integers, because the host's conversions guarantee nothing about payloads.
 fn widen_nan(bits: u64, from: FloatType) -> u64 {
     let single = match from {
         FloatType::F64 => return bits | 1 << 51,

@@ -1,6 +1,6 @@
 //! `.f64` arithmetic (PTX ISA, "Floating-Point Instructions"). `.f64` has neither `.ftz` nor, in arithmetic, `.sat`.
 //!
-//! Round to nearest uses the host's operations; the directed modes are rare and go through a software float.
+//! Round to nearest uses the host's operations; the directed modes are rare and use a software float.
 
 use super::types::{Rounding, Testp};
 use rustc_apfloat::{Float, Round, ieee::Double};
@@ -14,7 +14,7 @@ pub fn quiet(x: f64) -> f64 {
     f64::from_bits(x.to_bits() | 1 << 51)
 }
 
-/// `result`, or if that is NaN, the first NaN operand quieted, or the generated one.
+/// `result`, or if that is NaN, the first NaN operand quieted, or [`NAN`] if there is none.
 #[inline(always)]
 fn with_nan<const N: usize>(result: f64, operands: [f64; N]) -> f64 {
     if !result.is_nan() {
@@ -97,7 +97,7 @@ pub fn rcp(a: f64, round: Rounding) -> f64 {
     div(1.0, a, round)
 }
 
-/// `sqrt.rnd.f64`: -0.0 stays, anything below is NaN.
+/// `sqrt.rnd.f64`: -0.0 stays, negative values give NaN.
 #[inline]
 pub fn sqrt(a: f64, round: Rounding) -> f64 {
     let root = match round {
@@ -108,7 +108,7 @@ pub fn sqrt(a: f64, round: Rounding) -> f64 {
 }
 
 fn directed_sqrt(a: f64, round: Rounding) -> f64 {
-    // A power of four brings small operands to where the remainder below is exact.
+    // Scaling small operands by a power of four makes the remainder below exact.
     let small = a < f64::from_bits(0x1000_0000_0000_0000);
     let up = f64::from_bits((1023 + 512) << 52);
     let a = if small { a * up } else { a };
@@ -141,7 +141,7 @@ pub fn copysign(a: f64, b: f64) -> f64 {
     b.copysign(a)
 }
 
-/// `min.f64`: the other operand if one is NaN; -0.0 is less than +0.0.
+/// `min.f64`: if one operand is NaN, the result is the other one; -0.0 is less than +0.0.
 #[inline]
 pub fn min(a: f64, b: f64) -> f64 {
     let picked = if a < b {
@@ -154,7 +154,7 @@ pub fn min(a: f64, b: f64) -> f64 {
     number(a, b, picked)
 }
 
-/// `max.f64`: the other operand if one is NaN; +0.0 is greater than -0.0.
+/// `max.f64`: if one operand is NaN, the result is the other one; +0.0 is greater than -0.0.
 #[inline]
 pub fn max(a: f64, b: f64) -> f64 {
     let picked = if a > b {

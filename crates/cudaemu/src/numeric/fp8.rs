@@ -26,12 +26,13 @@ pub fn fp8_to_f32(format: Fp8, bits: u8) -> f32 {
     match format {
         Fp8::E5m2 => f16_to_f32(u16::from(bits) << 8),
         Fp8::E4m3 if bits & 0x7f == 0x7f => f32::from_bits(0x7fff_ffff),
-        // The fields in place of binary16's, whose exponent bias is 15 instead of 7.
+        // The fields at the position of binary16's, whose exponent bias is 15 instead of 7: multiply by 2^8.
         Fp8::E4m3 => f16_to_f32(u16::from(bits & 0x80) << 8 | u16::from(bits & 0x7f) << 7) * 256.0,
     }
 }
 
-/// `cvt.rn.satfinite{.relu}`: nearest, ties to even; beyond the largest and infinity become the largest; NaN 0x7f.
+/// `cvt.rn.satfinite{.relu}`: nearest, ties to even; values beyond the largest finite one and infinity become that one; NaN becomes
+/// 0x7f.
 #[inline]
 pub fn f32_to_fp8(format: Fp8, value: f32, relu: bool) -> u8 {
     if value.is_nan() {
@@ -47,7 +48,7 @@ pub fn f32_to_fp8(format: Fp8, value: f32, relu: bool) -> u8 {
     target.encode_f64(f64::from(value), Rounding::Rn) as u8
 }
 
-/// The same from `.f16`.
+/// As [`f32_to_fp8`], from `.f16`.
 #[inline]
 pub fn f16_to_fp8(format: Fp8, bits: u16, relu: bool) -> u8 {
     f32_to_fp8(format, f16_to_f32(bits), relu)

@@ -1,7 +1,7 @@
-//! `.f16` and `.bf16` arithmetic on the bits, with single rounding to nearest even.
+//! `.f16` and `.bf16` arithmetic on the bits, with a single rounding to nearest even.
 //!
-//! Operations form an `f32` (or `f64`) that is either exact, or rounded to odd, or rounded with at least 2p+2 bits
-//! (p: bits of the target), after which a second rounding is harmless; then they round once to the target.
+//! Operations compute an `f32` (or `f64`) that is exact, or rounded to odd, or rounded with at least 2p+2 bits (p: bits of the
+//! target). After each of these a second rounding is harmless, and they round once to the target.
 
 use super::round::{add_odd_f32, add_odd_f64, to_f32_odd};
 use super::single;
@@ -11,7 +11,7 @@ use super::types::{HalfMode, MinMax};
 pub trait Half {
     /// Canonical NaN: 0x7fff in both formats.
     const NAN: u16 = 0x7fff;
-    /// Positive infinity, which is also the mask of the exponent.
+    /// Positive infinity, which is also the exponent mask.
     const INFINITY: u16;
     /// 1.0
     const ONE: u16;
@@ -44,7 +44,7 @@ impl Half for F16 {
 
     #[inline(always)]
     fn multiply_add(a: u16, b: u16, c: u16) -> u16 {
-        // The product has 22 bits and is far from the ends of the range of f32.
+        // The product has 22 bits and is far from the limits of f32.
         f32_to_f16(add_odd_f32(f16_to_f32(a) * f16_to_f32(b), f16_to_f32(c)))
     }
 }
@@ -65,7 +65,7 @@ impl Half for Bf16 {
 
     #[inline(always)]
     fn multiply_add(a: u16, b: u16, c: u16) -> u16 {
-        // The product, let alone the sum, can leave the range of f32.
+        // The product, and even more the sum, can exceed the range of f32.
         let product = f64::from(bf16_to_f32(a)) * f64::from(bf16_to_f32(b));
         f32_to_bf16(to_f32_odd(add_odd_f64(product, f64::from(bf16_to_f32(c)))))
     }
@@ -75,7 +75,7 @@ impl Half for Bf16 {
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7fff);
-    // Multiplied by 2^112 the fields mean in f32 what they mean in f16, subnormals included.
+    // Multiplied by 2^112, the fields have the same meaning in f32 as in f16, subnormals included.
     let finite = (f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
     let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
     let signed = u32::from(bits & 0x8000) << 16 | finite | special;
@@ -87,11 +87,11 @@ pub fn f16_to_f32(bits: u16) -> f32 {
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // Clamped to 2^16 so that everything above lands on infinity. Half a unit less one, plus the bit that makes ties
-    // go to even; a carry moves into the exponent as it should.
+    // Clamped to 2^16, so that larger values become infinity. Adds half a unit minus one, plus the bit that makes ties go to even;
+    // a carry correctly moves into the exponent.
     let clamped = if magnitude < 0x4780_0000 { magnitude } else { 0x4780_0000 };
     let normal = clamped.wrapping_add(0xfff + (clamped >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
-    // Next to 0.5 an f32 has the spacing of f16's subnormals, so that the addition rounds.
+    // Near 0.5, f32 has the spacing of f16's subnormals, so the addition rounds.
     let subnormal = (f32::from_bits(clamped) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
     let signed = (bits >> 16 & 0x8000) | finite;
@@ -152,7 +152,7 @@ pub fn relu<H: Half>(a: u16) -> u16 {
 /// `.sat`: clamped to [0.0, 1.0]; NaN and -0.0 become +0.0.
 #[inline(always)]
 pub fn saturate<H: Half>(a: u16) -> u16 {
-    // Of positive floats the bits are ordered as the values.
+    // For positive floats, the bits have the same order as the values.
     let clamped = if a < H::ONE { a } else { H::ONE };
     if a & 0x8000 != 0 || is_nan::<H>(a) { 0 } else { clamped }
 }
@@ -174,7 +174,8 @@ pub fn sub<H: Half>(a: u16, b: u16, mode: HalfMode) -> u16 {
 #[inline(always)]
 pub fn mul<H: Half>(a: u16, b: u16, mode: HalfMode) -> u16 {
     let (a, b) = (input::<H>(a, mode), input::<H>(b, mode));
-    // Exact in f32, but for bits of .bf16 products so far below half the least subnormal that they cannot matter.
+    // Exact in f32, except bits of .bf16 products that are so far below half the smallest subnormal that they cannot affect the
+    // result.
     output::<H>(H::from_f32(H::to_f32(a) * H::to_f32(b)), mode)
 }
 
@@ -197,7 +198,7 @@ pub fn abs<H: Half>(a: u16, ftz: bool) -> u16 {
     0x7fff & if ftz { flush::<H>(a) } else { a }
 }
 
-/// The bits as an integer that orders all numbers as their values, -0.0 before +0.0.
+/// The bits as an integer with the order of the values, -0.0 before +0.0.
 #[inline(always)]
 fn order(a: u16) -> i16 {
     let sign = a as i16 >> 15;
@@ -227,13 +228,13 @@ pub fn max<H: Half>(a: u16, b: u16, mode: MinMax) -> u16 {
     select::<H>(a, b, mode, |a, b| a >= b)
 }
 
-/// `tanh.approx` of `.f16` and `.bf16`: the exact value rounded, well inside PTX's bound of 2^-10.987 and 2^-8.
+/// `tanh.approx` of `.f16` and `.bf16`: the exact value rounded, which is well within PTX's bounds of 2^-10.987 and 2^-8.
 #[inline]
 pub fn tanh<H: Half>(a: u16) -> u16 {
     H::from_f32(single::canonical(f64::from(H::to_f32(a)).tanh() as f32))
 }
 
-/// `ex2.approx` of `.f16` (`ftz` if written) and `.bf16` (always `.ftz`): the exact value rounded.
+/// `ex2.approx` of `.f16` (with `ftz` only if written) and `.bf16` (always `.ftz`): the exact value rounded.
 #[inline]
 pub fn ex2<H: Half>(a: u16, ftz: bool) -> u16 {
     let mode = HalfMode { ftz, ..HalfMode::PLAIN };
@@ -246,8 +247,8 @@ pub fn x2(a: u32, op: impl Fn(u16) -> u16) -> u32 {
     pack(op(low(a)), op(high(a)))
 }
 
-// The packed forms, by name and without closures: those are inlined on a cost estimate only, which these are too large
-// for, and a call per lane keeps a loop from being vectorised.
+// The packed forms are separate functions without closures: closures are inlined by a cost estimate only, for which these are too
+// large, and a call per lane prevents vectorisation of the loop.
 
 #[inline(always)]
 const fn low(a: u32) -> u16 {

@@ -5,8 +5,8 @@
 pub trait Integer: Copy + Ord {
     /// Upper half of the product.
     fn mul_hi(self, other: Self) -> Self;
-    /// `div`. PTX leaves division by zero open; the code that GPUs run for it gives all ones, for `rem` too. The
-    /// least signed value divided by -1 wraps to itself, with remainder 0.
+    /// `div`. PTX leaves division by zero open; the instruction sequences of GPUs return all ones, for `rem` too. The smallest
+    /// signed value divided by -1 wraps to itself, with remainder 0.
     fn div(self, other: Self) -> Self;
     /// `rem`: the sign is the dividend's. For a divisor of zero see [`Integer::div`].
     fn rem(self, other: Self) -> Self;
@@ -39,7 +39,7 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn shr(self, amount: u32) -> Self {
-                // All that is left is the sign, which one bit less than the width and one bit more leave as well.
+                // Only the sign remains. Two shifts, by width - 1 and by 1, give it without an overflowing shift amount.
                 let most = <$ty>::BITS - 1;
                 if amount > most { (self >> most) >> 1 } else { self >> amount }
             }

@@ -1,8 +1,8 @@
-//! Rounding of exact values to any of PTX's formats, and the round-to-odd results that make one rounding of two.
+//! Rounding of exact values to any format of PTX, and round-to-odd, which makes double rounding safe.
 //!
-//! Round to odd (inexact results take the neighbour whose last bit is 1) keeps, in a format with at least two bits
-//! more than the target, all that a later rounding in any mode needs. So `.f32` results are formed in `f64`, and
-//! `.f16` ones in `f32`, and then rounded once.
+//! Round to odd (an inexact result becomes the neighbour whose last bit is 1), in a format with at least two bits more than the
+//! target, keeps all information that a later rounding in any mode needs. So `.f32` results are computed in `f64`, and `.f16`
+//! results in `f32`, and then rounded once.
 
 use super::types::Rounding;
 
@@ -16,7 +16,7 @@ pub(super) struct Format {
     min_exponent: i32,
     /// Encoding of the largest finite magnitude.
     pub(super) max: u64,
-    /// Encoding of a magnitude that overflowed: infinity, or `max` in the formats that saturate.
+    /// Encoding of an overflowed magnitude: infinity, or `max` in the formats that saturate.
     pub(super) overflow: u64,
 }
 
@@ -33,7 +33,7 @@ pub(super) const F64: Format = Format {
     max: 0x7fef_ffff_ffff_ffff,
     overflow: 0x7ff0_0000_0000_0000,
 };
-/// PTX converts to the 8-bit formats only with `.satfinite`, hence no encoding for overflow.
+/// PTX converts to the 8-bit formats only with `.satfinite`, so overflow gives the largest value.
 pub(super) const E4M3: Format = Format { width: 8, fraction: 3, min_exponent: -6, max: 0x7e, overflow: 0x7e };
 pub(super) const E5M2: Format = Format { width: 8, fraction: 2, min_exponent: -14, max: 0x7b, overflow: 0x7b };
 
@@ -52,7 +52,7 @@ impl Format {
         } else {
             let kept = if shift < 64 { significand >> shift } else { 0 };
             let rest = if shift < 64 { significand & ((1 << shift) - 1) } else { significand };
-            // Beyond 64 bits the significand is below one half whatever it is.
+            // Shifted by more than 64 bits, any significand is below one half.
             let half = if shift <= 64 { 1u64 << (shift - 1) } else { u64::MAX };
             let up = match round {
                 Rounding::Rn => rest > half || (rest == half && shift <= 64 && kept & 1 == 1),
@@ -92,8 +92,8 @@ impl Format {
     }
 }
 
-/// Turns `nearest`, a value rounded to nearest, into the one rounded to odd, given the sign of (exact − nearest).
-/// A NaN error (from infinities) leaves it alone.
+/// Turns `nearest`, a value rounded to nearest, into the value rounded to odd, given the sign of (exact − nearest). A NaN error
+/// (from infinities) leaves it unchanged.
 #[inline(always)]
 fn odd_f64(nearest: f64, error: f64) -> f64 {
     let bits = nearest.to_bits();
@@ -102,7 +102,7 @@ fn odd_f64(nearest: f64, error: f64) -> f64 {
     f64::from_bits(if error.abs() > 0.0 && bits & 1 == 0 { neighbour } else { bits })
 }
 
-/// The same for `f32`.
+/// As [`odd_f64`], for `f32`.
 #[inline(always)]
 fn odd_f32(nearest: f32, error_negative: bool, inexact: bool) -> f32 {
     let bits = nearest.to_bits();
@@ -111,7 +111,8 @@ fn odd_f32(nearest: f32, error_negative: bool, inexact: bool) -> f32 {
     f32::from_bits(if inexact && bits & 1 == 0 { neighbour } else { bits })
 }
 
-/// `a + b` rounded to odd. Exact error by Knuth's TwoSum, so nothing may overflow: operands of `.f32` range.
+/// `a + b` rounded to odd. Computes the exact error by Knuth's TwoSum, so nothing may overflow: operands must be in the range of
+/// `.f32`.
 #[inline(always)]
 pub(super) fn add_odd_f64(a: f64, b: f64) -> f64 {
     let sum = a + b;
@@ -119,7 +120,7 @@ pub(super) fn add_odd_f64(a: f64, b: f64) -> f64 {
     odd_f64(sum, (a - (sum - b_part)) + (b - b_part))
 }
 
-/// `a + b` rounded to odd; operands of the range of products of `.f16`.
+/// `a + b` rounded to odd, for operands in the range of products of `.f16`.
 #[inline(always)]
 pub(super) fn add_odd_f32(a: f32, b: f32) -> f32 {
     let sum = a + b;
@@ -128,7 +129,7 @@ pub(super) fn add_odd_f32(a: f32, b: f32) -> f32 {
     odd_f32(sum, error.is_sign_negative(), error.abs() > 0.0)
 }
 
-/// `a / b` rounded to odd; operands of `.f32` range, so that the remainder is exact.
+/// `a / b` rounded to odd, for operands in the range of `.f32`, so that the remainder is exact.
 #[inline]
 pub(super) fn div_odd_f64(a: f64, b: f64) -> f64 {
     let quotient = a / b;
@@ -136,7 +137,7 @@ pub(super) fn div_odd_f64(a: f64, b: f64) -> f64 {
     odd_f64(quotient, if b < 0.0 { -remainder } else { remainder })
 }
 
-/// Square root rounded to odd; operand of `.f32` range.
+/// Square root rounded to odd, for an operand in the range of `.f32`.
 #[inline]
 pub(super) fn sqrt_odd_f64(a: f64) -> f64 {
     let root = a.sqrt();
@@ -151,7 +152,7 @@ pub(super) fn to_f32_odd(x: f64) -> f32 {
     odd_f32(nearest, error.is_sign_negative(), error.abs() > 0.0)
 }
 
-/// `x`, exact or rounded to odd, as `f32` in any mode. A NaN stays one, of any payload.
+/// `x`, exact or rounded to odd, as `f32` in any mode. A NaN stays a NaN of any payload.
 #[inline(always)]
 pub(super) fn to_f32(x: f64, round: Rounding) -> f32 {
     let nearest = x as f32;

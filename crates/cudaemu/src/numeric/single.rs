@@ -1,7 +1,7 @@
 //! `.f32` arithmetic (PTX ISA, "Floating-Point Instructions").
 //!
-//! Round to nearest uses the host's operations. Where the caller is compiled for a target with FMA, [`fma`] becomes
-//! one instruction; elsewhere it is a call into the C library. The directed modes round once from an `f64`.
+//! Round to nearest uses the host's operations. If the caller is compiled for a target with FMA, [`fma`] becomes one instruction;
+//! otherwise it is a call into the C library. The directed modes round once from an `f64`.
 
 use super::round::{add_odd_f64, div_odd_f64, sqrt_odd_f64, to_f32};
 use super::types::{MinMax, Mode, Rounding, Testp};
@@ -16,7 +16,7 @@ pub fn flush(x: f32) -> f32 {
     f32::from_bits(if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
 }
 
-/// Any NaN becomes 0x7fffffff. By integers: the compiler takes one NaN for as good as another.
+/// Any NaN becomes 0x7fffffff. Uses integers, because the compiler treats all NaNs as equivalent.
 #[inline(always)]
 pub fn canonical(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -107,7 +107,7 @@ pub fn rcp(a: f32, mode: Mode) -> f32 {
     div(1.0, a, mode)
 }
 
-/// `sqrt.rnd{.ftz}.f32`: -0.0 stays, anything below is NaN.
+/// `sqrt.rnd{.ftz}.f32`: -0.0 stays, negative values give NaN.
 #[inline]
 pub fn sqrt(a: f32, mode: Mode) -> f32 {
     let a = input(a, mode);
@@ -139,7 +139,7 @@ pub fn copysign(a: f32, b: f32) -> f32 {
 /// `min{.ftz}{.NaN}{.xorsign.abs}.f32`: -0.0 is less than +0.0.
 #[inline(always)]
 pub fn min(a: f32, b: f32, mode: MinMax) -> f32 {
-    // Equal operands differ at most in the sign of zero, and then the OR is the negative one.
+    // Equal operands differ at most in the sign of zero; the OR of the bits is then the negative one.
     select(a, b, mode, |a, b| {
         let equal = f32::from_bits(a.to_bits() | b.to_bits());
         if a < b {
@@ -167,7 +167,7 @@ pub fn max(a: f32, b: f32, mode: MinMax) -> f32 {
     })
 }
 
-/// What `min` and `max` share: modifiers and NaN rules around `pick`, which sees two numbers (or its result is unused).
+/// The common part of `min` and `max`: modifiers and NaN rules around `pick`, which gets two numbers (or its result is unused).
 #[inline(always)]
 fn select(a: f32, b: f32, mode: MinMax, pick: impl Fn(f32, f32) -> f32) -> f32 {
     let (a, b) = if mode.ftz { (flush(a), flush(b)) } else { (a, b) };

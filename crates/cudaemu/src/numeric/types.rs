@@ -1,11 +1,11 @@
-//! Modes and types that several of the numeric modules share.
+//! Modes and types that several numeric modules share.
 
 /// Rounding of a floating-point result (PTX ISA, "Floating-Point Rounding Modifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// `.rn`: to nearest, ties to even.
     Rn,
-    /// `.rna`: to nearest, ties away from zero (only `cvt` to `.tf32` has it).
+    /// `.rna`: to nearest, ties away from zero (only in `cvt` to `.tf32`).
     Rna,
     /// `.rz`: towards zero.
     Rz,
@@ -53,7 +53,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// Round to nearest even, nothing else: the mode of plain `add.f32`.
+    /// Round to nearest even without other modifiers: the mode of plain `add.f32`.
     pub const RN: Self = Self { round: Rounding::Rn, ftz: false, sat: false };
     /// Round to nearest even with `.ftz`.
     pub const RN_FTZ: Self = Self { round: Rounding::Rn, ftz: true, sat: false };
@@ -78,7 +78,7 @@ impl HalfMode {
 /// Modifiers of floating-point `min` and `max`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MinMax {
-    /// `.NaN`: the result is NaN if either input is; without it, the other input.
+    /// `.NaN`: the result is NaN if either input is NaN. Without it, the result is then the other input.
     pub nan: bool,
     /// `.xorsign.abs`: compare magnitudes; the result's sign is the XOR of the inputs' signs. Ignored on a NaN result.
     pub xorsign_abs: bool,
@@ -91,7 +91,7 @@ impl MinMax {
     pub const PLAIN: Self = Self { nan: false, xorsign_abs: false, ftz: false };
 }
 
-/// Property that `testp` asks for.
+/// Property that `testp` tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Testp {
     /// Neither infinite nor NaN.
@@ -154,13 +154,13 @@ impl IntType {
         if self.signed() { ((raw << unused) as i64 >> unused) as u64 } else { raw << unused >> unused }
     }
 
-    /// Least value.
+    /// Smallest value.
     #[inline(always)]
     pub const fn min(self) -> i128 {
         if self.signed() { -(1i128 << (self.bits() - 1)) } else { 0 }
     }
 
-    /// Greatest value.
+    /// Largest value.
     #[inline(always)]
     pub const fn max(self) -> i128 {
         (1i128 << (self.bits() - self.signed() as u32)) - 1

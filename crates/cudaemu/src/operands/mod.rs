@@ -1,6 +1,6 @@
-//! What an instruction names: places in a warp's register file ([`Slot`]) and an instruction's operands ([`Args`]).
+//! Operands of instructions: [`Slot`] is a place in a warp's register file, [`Args`] the bound operands of an instruction.
 //!
-//! They lie below registers and memories ([`crate::exec_context`]), which are read and written by slot.
+//! This layer is below registers and memories ([`crate::exec_context`]), which are read and written by slot.
 
 mod args;
 mod slot;

@@ -1,8 +1,8 @@
-//! A register's place in a warp's register file.
+//! Slot: the place of a register in a warp's register file.
 
 use std::fmt;
 
-/// Width of a register.
+/// Class of a register, by width.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
@@ -13,7 +13,7 @@ pub enum Class {
     B128,
 }
 
-/// How many registers of each class.
+/// Number of registers of each class.
 #[allow(missing_docs, reason = "the names are the classes'")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegisterCounts {
@@ -36,7 +36,7 @@ impl RegisterCounts {
         }
     }
 
-    /// The same, to be changed.
+    /// The count of a class, mutable.
     pub fn of_mut(&mut self, class: Class) -> &mut usize {
         match class {
             Class::Pred => &mut self.pred,
@@ -48,8 +48,8 @@ impl RegisterCounts {
     }
 }
 
-/// A register, a constant or a special register: all of them lie in the register file, so that an operand is always just
-/// an index. Bits 0–27: index within its class; 28: negated (predicates); 29–31: class.
+/// A register, a constant or a special register. All of them are in the register file, so that every operand is an index. Bits
+/// 0–27: index within its class; 28: negated (predicates); 29–31: class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot(u32);
 
@@ -81,18 +81,18 @@ impl Slot {
         }
     }
 
-    /// The same predicate, read negated.
+    /// The same predicate, negated.
     pub fn negate(self) -> Self {
         Self(self.0 ^ (1 << 28))
     }
 
-    /// Whether the predicate is read negated.
+    /// Whether the predicate is negated.
     #[inline]
     pub fn negated(self) -> bool {
         self.0 & (1 << 28) != 0
     }
 
-    /// Whether there is none.
+    /// Whether this is [`Slot::NONE`].
     #[inline]
     pub fn is_none(self) -> bool {
         self == Self::NONE

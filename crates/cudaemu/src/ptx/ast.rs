@@ -1,10 +1,10 @@
-//! The syntax of a PTX module, as written: names are not resolved, instructions are not looked up.
+//! Syntax tree of a PTX module, as written: names are not resolved, opcodes are not looked up.
 //!
-//! Every item keeps its line (from 1), so that whoever refuses it later can quote it.
+//! Every item keeps its line (from 1), so that later stages can quote it in errors.
 
 use std::sync::Arc;
 
-/// A name as the text spells it, with its `%` or `$` if it has one; a special register with its component: `%tid.x`.
+/// A name as written, with its `%` or `$`; a special register includes its component: `%tid.x`.
 pub type Name = Arc<str>;
 
 /// One PTX file.
@@ -14,11 +14,11 @@ pub struct Module {
     pub version: (u32, u32),
     /// `.target sm_80` is 80; the suffix of `sm_90a` is in `target_suffix`.
     pub target: u32,
-    /// `a` or `f` of the target's name, or nothing.
+    /// The suffix of the target, `a` or `f`, or empty.
     pub target_suffix: String,
-    /// `.address_size` in bits; 64 unless the file says 32.
+    /// `.address_size` in bits; 64 by default.
     pub address_size: u32,
-    /// Variables at module scope, in order.
+    /// Variables in module scope, in order.
     pub variables: Vec<Variable>,
     /// Functions and entries, in order; declarations have no body.
     pub functions: Vec<Function>,
@@ -29,9 +29,9 @@ pub struct Module {
 /// `.alias name, of;`: a second name of a function.
 #[derive(Clone, Debug)]
 pub struct Alias {
-    /// The new name; it has a declaration, too.
+    /// The new name, which has a declaration as well.
     pub name: Name,
-    /// The function it means.
+    /// The function that it names.
     pub of: Name,
     /// Line.
     pub line: u32,
@@ -64,7 +64,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// Bytes of a value in memory; predicates have no place there: 0.
+    /// Bytes of a value in memory; 0 for predicates, which cannot be in memory.
     pub fn bytes(self) -> u32 {
         match self {
             Self::Pred => 0,
@@ -77,7 +77,7 @@ impl Type {
     }
 }
 
-/// Where a variable lives.
+/// State space of a variable.
 #[allow(missing_docs, reason = "the names are PTX's own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
@@ -110,13 +110,13 @@ pub struct Variable {
     pub space: Space,
     /// Type of an element.
     pub ty: Type,
-    /// 1, 2 or 4: `.v2`, `.v4`.
+    /// Components: 1, or 2 and 4 for `.v2` and `.v4`.
     pub vector: u32,
-    /// `.align` in bytes, or 0 where the text gives none (then the type's own size counts).
+    /// `.align` in bytes, or 0 without one (then the type's own size applies).
     pub align: u32,
-    /// Array extents, outermost first; an open one (`[]`) is 0. Empty for a scalar.
+    /// Array extents, outermost first; 0 for an open one (`[]`). Empty for a scalar.
     pub dims: Vec<u64>,
-    /// The initialiser, flattened: missing elements at the end are zero. Its count is the extent of an open array.
+    /// The initialiser, flattened: missing elements at the end are zero. Its length determines the extent of an open array.
     pub init: Vec<Init>,
     /// Linkage.
     pub linkage: Linkage,
@@ -129,7 +129,7 @@ pub struct Variable {
 pub enum Init {
     /// A number, as the bits of the variable's element type.
     Bits(u64),
-    /// The address of a variable or function; `generic(name)` asks for the generic address.
+    /// The address of a variable or function; `generic(name)` means the generic address.
     Symbol {
         /// The symbol.
         name: Name,
@@ -137,7 +137,7 @@ pub enum Init {
         offset: i64,
         /// Written as `generic(…)`.
         generic: bool,
-        /// `0xFF(name)`, `0xFF00(name)`, …: which byte of the address is meant, for `.u8` elements; 0 if none is named.
+        /// `0xFF(name)`, `0xFF00(name)`, …: mask of one byte of the address, for `.u8` elements; 0 without a mask.
         mask: u64,
     },
 }
@@ -155,11 +155,11 @@ pub struct Function {
     pub params: Vec<Variable>,
     /// `None` for a declaration.
     pub body: Option<Vec<Statement>>,
-    /// `.maxntid`, or `.reqntid` with `required_threads` set; absent dimensions are 1; `None` where neither stands.
+    /// `.maxntid`, or `.reqntid` with `required_threads` set; absent dimensions are 1; `None` without either.
     pub max_threads: Option<[u32; 3]>,
-    /// The limit is a requirement.
+    /// Whether the limit is exact (`.reqntid`).
     pub required_threads: bool,
-    /// `.reqnctapercluster`: the kernel runs in clusters of that many blocks; absent dimensions are 1.
+    /// `.reqnctapercluster`: blocks of a cluster; absent dimensions are 1.
     pub cluster: Option<[u32; 3]>,
     /// `.maxnreg`, 0 if absent.
     pub max_registers: u32,
@@ -171,20 +171,20 @@ pub struct Function {
     pub line: u32,
 }
 
-/// What stands in a body.
+/// A statement in a function body.
 #[derive(Clone, Debug)]
 pub enum Statement {
     /// `name:`
     Label(Name, u32),
     /// `.reg .b32 %r<10>;` declares `%r0` to `%r9`; without `<n>`, `count` is `None` and the name is the register.
     Registers {
-        /// Type of each, or of each component.
+        /// Type of each register, or of each component.
         ty: Type,
-        /// 1, 2 or 4: a vector register's components are named `name.x` to `name.w`.
+        /// Components: 1, 2 or 4; those of a vector register are named `name.x` to `name.w`.
         vector: u32,
         /// Name or prefix.
         name: Name,
-        /// How many, if parameterised.
+        /// Number of registers, if parameterised.
         count: Option<u32>,
         /// Line.
         line: u32,
@@ -193,9 +193,9 @@ pub enum Statement {
     Variable(Variable),
     /// `label: .branchtargets a, b, c;`
     BranchTargets(Name, Vec<Name>, u32),
-    /// `label: .calltargets a, b, c;`: functions that an indirect call may call.
+    /// `label: .calltargets a, b, c;`: possible targets of an indirect call.
     CallTargets(Name, Vec<Name>, u32),
-    /// `label: .callprototype (…) _ (…);`: what matters of it are the sizes of the parameters.
+    /// `label: .callprototype (…) _ (…);`: only the sizes of its parameters are used.
     CallPrototype {
         /// Its label.
         name: Name,
@@ -206,10 +206,9 @@ pub enum Statement {
         /// Line.
         line: u32,
     },
-    /// `.pragma "used_bytes_mask 0x7";`: the bytes of its data, one bit each from the lowest address, that a load which comes
-    /// next uses.
+    /// `.pragma "used_bytes_mask 0x7";`: mask of the bytes that the next load uses, from the lowest address.
     UsedBytes(u32),
-    /// `{ … }`: names declared inside end with it.
+    /// `{ … }`: a scope.
     Block(Vec<Statement>),
     /// An instruction.
     Instruction(Instruction),
@@ -237,8 +236,8 @@ pub enum Operand {
     Not(Name),
     /// `_`
     Sink,
-    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`; constant expressions are already evaluated (in 64 bits:
-    /// `~7` is a `.u64`; the instruction truncates it to its own type).
+    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`. Constant expressions are already evaluated (in 64 bits: `~7`
+    /// is a `.u64`; the instruction truncates it to its own type).
     Int(i128),
     /// `0f3F800000`
     F32(u32),
@@ -248,9 +247,9 @@ pub enum Operand {
     Vector(Vec<Operand>),
     /// `[base+offset]`
     Address {
-        /// A register or variable; `None` for an absolute address, which then is all in `offset`.
+        /// A register or variable; `None` for an absolute address, which is entirely in `offset`.
         base: Option<Name>,
-        /// Bytes.
+        /// Offset in bytes.
         offset: i64,
     },
     /// `p|q`: two destinations.

@@ -1,22 +1,22 @@
-//! What is wrong with a PTX text, and where.
+//! Errors of the parser, with line and quotation.
 
-/// Longest part of a line that is quoted, in bytes.
+/// Maximum length of a quotation, in bytes.
 const QUOTE: usize = 160;
 
-/// A text that is not PTX, or not the PTX that is supported.
+/// A text that is not PTX, or not in the supported subset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("PTX line {line}: {message}\n    {quote}")]
 pub struct Error {
     /// Line, from 1.
     pub line: u32,
-    /// What was expected, and what stands there.
+    /// Expected and actual input.
     pub message: String,
-    /// The line as written, without the blanks around it; of a very long line, the part where the error is.
+    /// The line without surrounding white space; for a very long line, the part around the error.
     pub quote: String,
 }
 
 impl Error {
-    /// An error at byte `at` of `text`, which lies in line `line`.
+    /// An error at byte `at` of `text`, in line `line`.
     pub(super) fn new(text: &str, at: usize, line: u32, message: impl Into<String>) -> Self {
         let at = text.floor_char_boundary(at);
         let (before, after) = text.split_at(at);

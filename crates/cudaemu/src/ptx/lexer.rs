@@ -1,15 +1,15 @@
-//! Tokens of PTX (PTX ISA, "Syntax").
+//! Lexer: tokens of PTX (PTX ISA, "Syntax").
 
 use super::Error;
 
-/// A token and where it stands.
+/// A token and its position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token<'a> {
-    /// What it is.
+    /// Its kind.
     pub(super) kind: TokenKind<'a>,
-    /// First byte.
+    /// Offset of the first byte.
     pub(super) start: usize,
-    /// One past the last byte.
+    /// Offset after the last byte.
     pub(super) end: usize,
     /// Line, from 1.
     pub(super) line: u32,
@@ -20,13 +20,13 @@ pub(super) struct Token<'a> {
 pub(super) enum TokenKind<'a> {
     /// A name or opcode: `%r1`, `$L__BB0_1`, `add`, `_`.
     Name(&'a str),
-    /// A dot with what follows it, parts joined by `::` included; the text is without the first dot: `u32`, `L2::128B`.
+    /// A dot and the word after it, including parts joined by `::`; the text is without the first dot: `u32`, `L2::128B`.
     DotWord(&'a str),
-    /// An integer; unsigned if it has the suffix `U` or is past the signed range.
+    /// An integer; unsigned if it has the suffix `U` or exceeds the signed range.
     Int {
         /// Its bits.
         bits: u64,
-        /// Whether it is a `.u64`; else it is a `.s64`.
+        /// Whether it is a `.u64`; otherwise it is a `.s64`.
         unsigned: bool,
     },
     /// `0f3F800000`
@@ -41,13 +41,13 @@ pub(super) enum TokenKind<'a> {
     End,
 }
 
-/// Two characters first, so that the longest match wins.
+/// Longer ones first, so that the longest match wins.
 const PUNCTUATION: [&str; 33] = [
     "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "(", ")", "[", "]", "{", "}", "<", ">", ",", ";", ":", "=", "+",
     "-", "*", "/", "%", "&", "|", "^", "~", "!", "?", "@", ".",
 ];
 
-/// Cuts a text into tokens, on demand.
+/// Splits a text into tokens, on demand.
 #[derive(Debug)]
 pub(super) struct Lexer<'a> {
     /// The whole text.
@@ -82,7 +82,7 @@ impl<'a> Lexer<'a> {
         Err(Error::new(self.text, self.at, self.line, message))
     }
 
-    /// Skips bytes while they satisfy, and gives the text from `start` on.
+    /// Skips bytes while they satisfy the predicate; returns the text from `start` on.
     fn take(&mut self, start: usize, satisfies: impl Fn(u8) -> bool) -> &'a str {
         while self.at < self.text.len() && satisfies(self.byte(0)) {
             self.at += 1;
@@ -98,7 +98,7 @@ impl<'a> Lexer<'a> {
         Ok(Token { kind, start, end: self.at, line })
     }
 
-    /// Skips white space, comments and old debug data (`@@DWARF …`, which ends with its line).
+    /// Skips white space, comments and old debug data (`@@DWARF …` up to the end of the line).
     fn blanks(&mut self) -> Result<(), Error> {
         loop {
             match (self.byte(0), self.byte(1)) {
@@ -163,7 +163,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// `"…"` on one line; a backslash keeps the next character from ending it.
+    /// `"…"` on one line; a backslash escapes the next character.
     fn string(&mut self) -> Result<TokenKind<'a>, Error> {
         let mut length = 1;
         loop {
@@ -179,7 +179,7 @@ impl<'a> Lexer<'a> {
         Ok(TokenKind::Text(text))
     }
 
-    /// PTX ISA, "Constants": integers are `.s64`, or `.u64` with the suffix or where the signed range does not hold them.
+    /// PTX ISA, "Constants": integers are `.s64`, or `.u64` with the suffix or if they exceed the signed range.
     fn number(&mut self, start: usize) -> Result<TokenKind<'a>, Error> {
         let kind = match (self.byte(0), self.byte(1)) {
             (b'0', b'x' | b'X') => self.digits(2, 16)?,
@@ -213,7 +213,7 @@ impl<'a> Lexer<'a> {
         after.starts_with(['.', 'e', 'E'])
     }
 
-    /// An integer of `radix` after a prefix of `prefix` bytes.
+    /// An integer of base `radix` after a prefix of `prefix` bytes.
     fn digits(&mut self, prefix: usize, radix: u32) -> Result<TokenKind<'a>, Error> {
         let start = self.at + prefix;
         self.at = start;
@@ -241,7 +241,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// How a token reads in a message.
+/// The token's text in error messages.
 impl std::fmt::Display for TokenKind<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! A device without its driver: PTX text in, memory out. For tests of instructions.
+//! Device without the driver: PTX text in, memory out. For tests of instructions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use cudaemu::exec::{self, ExecutorConfig, Launch, LaunchOutcome};
 use cudaemu::mem::AddressSpace;
 use cudaemu::{isa, ptx};
 
-/// A device and what the kernels on it have done.
+/// A device, and the instruction rows that its kernels have executed.
 pub(crate) struct Device {
     space: AddressSpace,
     machine: ExecutorConfig,
@@ -44,7 +44,7 @@ impl Device {
         Self::printing(|_| {})
     }
 
-    /// One whose kernels print to this.
+    /// A device whose kernels print to this function.
     pub(crate) fn printing(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let machine = ExecutorConfig {
             sms: 4,
@@ -59,7 +59,7 @@ impl Device {
         Self { space: AddressSpace::new(&[1 << 30]).expect("address space"), machine, executed: HashSet::new() }
     }
 
-    /// Memory that holds these bytes.
+    /// Allocates memory with these bytes.
     pub(crate) fn upload(&self, bytes: &[u8]) -> u64 {
         let allocation = self.space.alloc(0, bytes.len() as u64, "test").expect("memory");
         self.space.snapshot().write(allocation.base(), bytes).expect("write");
@@ -76,7 +76,7 @@ impl Device {
         out
     }
 
-    /// Loads a module; variables get their initial values (but no addresses of others).
+    /// Loads a module; variables get their initial values (but no addresses of other variables).
     #[track_caller]
     pub(crate) fn load(&self, text: &str) -> Module {
         let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
@@ -97,7 +97,7 @@ impl Device {
         Module { code: Arc::new(code), globals }
     }
 
-    /// Runs a kernel to its end, or to its fault.
+    /// Runs a kernel until it ends or faults.
     #[track_caller]
     pub(crate) fn launch(
         &mut self,
@@ -137,7 +137,7 @@ impl Device {
         }
     }
 
-    /// Fails if a row of these instructions (the first words of their opcodes) was never executed on this device.
+    /// Fails if a row of these instructions (given by the first words of their opcodes) was never executed on this device.
     #[track_caller]
     pub(crate) fn executed_all(&self, instructions: &[&str]) {
         let rows = isa::table().rows().iter().enumerate();

@@ -1,16 +1,16 @@
-//! Barriers, branches, calls and the rest that steers threads: every row of the instruction table, executed on a device.
+//! Control flow: every row of barriers, branches, calls and exits in the instruction table, executed on a device.
 
 use crate::bare_device::{Device, Params};
 use cudaemu::fault::FaultKind;
 use cudaemu::isa::table;
 
-/// What a thread must have stored, by its number.
+/// The expected value of a thread, by its number.
 type ValueOf = Box<dyn Fn(u32) -> u32>;
 
 /// Threads of a block: two warps.
 const THREADS: u32 = 64;
 
-/// A kernel in which `%t` is the thread's number and `%v` what it stores at the end.
+/// A kernel in which `%t` is the thread's number and `%v` the value that it stores at the end.
 fn kernel(name: &str, body: &str) -> String {
     format!(
         ".visible .entry {name}(.param .u64 out) {{
@@ -34,7 +34,7 @@ fn header() -> String {
     String::from(".version 8.6\n.target sm_90a\n.address_size 64\n")
 }
 
-/// What each thread has stored.
+/// The values that the threads stored.
 fn values(device: &mut Device, module: &crate::bare_device::Module, name: &str) -> Vec<u32> {
     let out = device.upload(&[0; 4 * THREADS as usize]);
     device.run(module, name, 1, THREADS, Params::default().pointer(out));
@@ -47,7 +47,7 @@ fn barriers() {
     let mut device = Device::new();
     let mut text = header();
     let mut expected: Vec<(String, ValueOf)> = Vec::new();
-    // Each thread takes what the last but it has left behind the barrier.
+    // Each thread reads the value that thread t - 2 stored before the barrier.
     let hand_over = |barrier: &str| format!("st.shared.u32 [%a], %t; {barrier} ld.shared.u32 %v, [%b];");
     for row in table().rows() {
         let name = &row.name;
@@ -70,7 +70,7 @@ fn barriers() {
             let count = if operands == 2 { ", 64" } else { "" };
             (hand_over(&format!("{name} 3{count};")), Box::new(|t| 63 - t))
         } else if has("arrive") {
-            // The first warp gives, the second takes.
+            // The first warp produces, the second one consumes.
             let body = format!(
                 "@!%first bra TAKE;
                  st.shared.u32 [%a], %t; mov.u32 %v, 7; {name} 1, 64; bra DONE;
@@ -82,7 +82,7 @@ fn barriers() {
             let count = if operands == 4 { " 64," } else { "" };
             (format!("{name} %v, 2,{count} %p;"), Box::new(|_| 40))
         } else {
-            // Of all and of none; then of some.
+            // With a true predicate in all threads and in none; then in some.
             let count = if operands == 4 { " 64," } else { "" };
             let body = format!(
                 "setp.ge.u32 %q, %t, 0; {name} %q, 2,{count} %q; selp.u32 %w, 1, 0, %q; add.u32 %v, %v, %w;
@@ -118,7 +118,7 @@ fn steps() {
             ret.uni;
         }\n";
     for (name, body) in [
-        // Nothing happens, and the threads go on.
+        // Instructions without effect.
         (
             "idle",
             "pmevent 3; pmevent.mask 5; griddepcontrol.launch_dependents; griddepcontrol.wait; nanosleep.u32 20; nanosleep.u32 %t;
@@ -140,7 +140,7 @@ fn steps() {
         ),
         ("left", "@%p exit; mov.u32 %v, %t;"),
         ("returned", "@!%p ret; mov.u32 %v, %t;"),
-        // Counters do not run backwards, and their halves fit.
+        // Counters do not run backwards, and their two halves match the whole.
         (
             "clocks",
             "{ .reg .b32 %c<6>; .reg .b64 %l<4>; .reg .pred %ok;

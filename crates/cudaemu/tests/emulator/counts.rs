@@ -1,4 +1,4 @@
-//! Counts of kernels whose numbers can be worked out by hand.
+//! Counts of kernels, compared with numbers computed by hand.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
@@ -15,7 +15,7 @@ use crate::gpu::{Gpu, launch, ptx};
 
 const SETTINGS: &str = "CUDAEMU_COUNTS=on";
 
-/// The number behind a name in a kernel's counts: `"name": 12`, within an object if the name is `object.name`.
+/// The number of a name in a kernel's counts: `"name": 12`, within an object if the name is `object.name`.
 #[track_caller]
 fn count(json: &str, kernel: &str, name: &str) -> u64 {
     let mut rest = json.split_once(&format!("\"{kernel}\": ")).unwrap_or_else(|| panic!("no {kernel} in {json}")).1;
@@ -32,7 +32,7 @@ fn check(json: &str, kernel: &str, expected: &[(&str, u64)]) {
     }
 }
 
-/// 1000 elements by 1024 threads in 32 warps, the last of which has 8 elements.
+/// 1000 elements by 1024 threads in 32 warps; the last warp has 8 elements.
 #[test]
 fn sum_of_vectors() {
     let gpu = Gpu::with(80, SETTINGS);
@@ -107,7 +107,7 @@ fn transpositions() {
     }
 }
 
-/// Strides and offsets decide how many sectors a warp's words lie in, and how many bytes are read more than once.
+/// Stride and offset determine the number of sectors of a warp's words, and how many bytes are read more than once.
 #[test]
 fn sectors_of_strided_loads() {
     let gpu = Gpu::with(80, SETTINGS);
@@ -141,7 +141,7 @@ fn local_traffic() {
         ("local_written.bytes", 64 * 32),
         ("local_read.requests", 2),
         ("local_read.bytes", 64 * 4),
-        // Eight words that all lanes read, one request each and warp, and the indices.
+        // Eight words that all lanes read, with one request each per warp, and the indices.
         ("global_read.requests", 2 * 9),
         ("global_read.bytes", 64 * 36),
         ("global_read.sectors", 2 * 8 + 8),
@@ -150,7 +150,7 @@ fn local_traffic() {
     check(&gpu.emulator().counts_json(), "local_array_clean", &expected);
 }
 
-/// The same numbers, whatever the number of threads that execute blocks; as a table and as JSON.
+/// The counts do not depend on the number of threads that execute blocks; as a table and as JSON.
 #[test]
 fn table_and_json_are_deterministic() {
     let text = ptx("transpose.sm_80");
@@ -204,8 +204,8 @@ fn table_and_json_are_deterministic() {
     let (kernel, rest) = lines[2].split_first().unwrap();
     assert_eq!(*kernel, "transpose_tiled");
     let rest: Vec<&str> = rest.iter().copied().filter(|&word| word != "|").collect();
-    // Launches, instructions, elements, instructions for each; bytes read, in sectors, distinct; the same written; conflicts;
-    // local bytes.
+    // Launches, instructions, elements, instructions per element; bytes read, sectors of them, distinct; the same for writes;
+    // conflicts; local bytes.
     assert_eq!((rest[0], rest[2]), ("1", "4096"));
     assert_eq!(rest[4..], ["16384", "16384", "16384", "16384", "16384", "16384", "3968", "0"]);
     let instructions: f64 = rest[1].parse().unwrap();

@@ -1,4 +1,4 @@
-//! An emulated device as programs see it, through cudarc, and the ways in which the tests here use it.
+//! An emulated device as programs see it, through cudarc, with helpers for these tests.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
@@ -11,19 +11,19 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-/// A device that must be left without a report: neither a fault nor anything that was not given back.
+/// A device that fails the test on drop if there is any report: a fault or a leak.
 pub struct Gpu {
     open: Option<(Arc<CudaContext>, Arc<CudaStream>)>,
     emulator: Session,
 }
 
 impl Gpu {
-    /// One of this capability, written as a target: 75, 80, 89 or 90.
+    /// A device of this compute capability, written as a target: 75, 80, 89 or 90.
     pub fn new(target: u32) -> Self {
         Self::with(target, "")
     }
 
-    /// The same, with more settings.
+    /// As [`Gpu::new`], with further settings.
     pub fn with(target: u32, settings: &str) -> Self {
         let settings = format!("CUDAEMU_CAPABILITY={}.{}\nCUDAEMU_SMS=4\n{settings}", target / 10, target % 10);
         let emulator = cudaemu::test::start(&settings).unwrap();
@@ -60,9 +60,9 @@ impl Gpu {
         self.stream().alloc_zeros(count).unwrap()
     }
 
-    /// Memory that nothing has written.
+    /// Unwritten memory.
     pub fn alloc<T: DeviceRepr>(&self, count: usize) -> CudaSlice<T> {
-        // SAFETY: only the emulator reads it, which knows what was written.
+        // SAFETY: only the emulator reads it, and reports reads of unwritten bytes.
         unsafe { self.stream().alloc(count) }.unwrap()
     }
 
@@ -71,13 +71,13 @@ impl Gpu {
         self.stream().clone_dtoh(memory).unwrap_or_else(|error| self.fail("copy from the device", error))
     }
 
-    /// Waits for all work.
+    /// Waits for all operations.
     #[track_caller]
     pub fn finish(&self) {
         self.stream().synchronize().unwrap_or_else(|error| self.fail("work", error));
     }
 
-    /// The device address of memory.
+    /// The device address of a buffer.
     pub fn address<T>(&self, memory: &CudaSlice<T>) -> u64 {
         memory.device_ptr(self.stream()).0
     }
@@ -88,11 +88,12 @@ impl Gpu {
         let mut global = module.get_global(name, self.stream()).unwrap_or_else(|error| self.fail(name, error));
         assert_eq!(global.len(), bytes.len(), "bytes of {name}");
         self.stream().memcpy_htod(bytes, &mut global).unwrap();
-        // The bytes are the caller's: they must have been read before this returns.
+        // The caller owns the bytes, so the copy must be done before this returns.
         self.finish();
     }
 
-    /// Waits for work that must fail: the error of the wait and of a call after it, and the reports. The other context must be alive.
+    /// Waits for an operation that must fail: returns the errors of the wait and of a later call, and the reports. The other
+    /// context must stay usable.
     #[track_caller]
     pub fn failed_beside(mut self, other: Arc<CudaContext>) -> ([Result<(), DriverError>; 2], Vec<String>) {
         let errors = [self.stream().synchronize(), self.stream().alloc_zeros::<u8>(1).map(drop)];
@@ -100,7 +101,7 @@ impl Gpu {
         let memory = there.clone_htod(&[1, 2, 3]).unwrap();
         assert_eq!(there.clone_dtoh(&memory), Ok(vec![1, 2, 3]), "another context");
         let reports = self.emulator.reports();
-        // Before the emulator goes to the next test.
+        // Drop them before the next test gets the emulator.
         drop((memory, there, other));
         self.open = None;
         (errors, reports)
@@ -157,7 +158,7 @@ pub fn shape(grid: impl Extents, block: impl Extents, shared: u32) -> LaunchConf
     LaunchConfig { grid_dim: grid.xyz(), block_dim: block.xyz(), shared_mem_bytes: shared }
 }
 
-/// `launch!(gpu, module, "kernel", grid, block; arguments…)`, with `shared bytes` before the semicolon where it is not 0.
+/// `launch!(gpu, module, "kernel", grid, block; arguments…)`, with `shared bytes` before the semicolon if not 0.
 macro_rules! launch {
     ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr; $($arg:expr),* $(,)?) => {
         launch!($gpu, $module, $kernel, $grid, $block, shared 0; $($arg),*)
@@ -174,7 +175,7 @@ macro_rules! launch {
 }
 pub(crate) use launch;
 
-/// Fails where a value is further from the one expected than both bounds allow; NaN is close to NaN only, infinities to themselves.
+/// Fails if a value deviates from the expected one by more than both bounds. NaN only matches NaN, infinities only themselves.
 #[track_caller]
 pub fn close<T: Into<f64> + Copy + Debug>(what: &str, got: &[T], want: &[f64], relative: f64, absolute: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
@@ -186,7 +187,7 @@ pub fn close<T: Into<f64> + Copy + Debug>(what: &str, got: &[T], want: &[f64], r
     }
 }
 
-/// Fails where two lists of values differ, and says where first.
+/// Fails if two lists differ, and reports the first difference.
 #[track_caller]
 pub fn same<T: PartialEq + Debug>(what: &str, got: &[T], want: &[T]) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
@@ -205,7 +206,7 @@ pub fn floats(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
 }
 
-/// Whole numbers whose sums are exact in f32 as long as there are few enough of them.
+/// Integers as floats, with sums that are exact in f32 if there are few enough of them.
 pub fn whole(count: usize, largest: i32, seed: u64) -> Vec<f32> {
     let mut random = random(seed);
     (0..count).map(|_| random.i32(-largest..=largest) as f32).collect()

@@ -1,8 +1,8 @@
-//! The emulator from outside: its driver API as programs call it (through cudarc), kernels on a device without the driver, and
-//! what the manual promises.
+//! The emulator from outside: its driver API as programs call it (through cudarc), kernels on a device without the driver, and the
+//! statements of the manual.
 //!
-//! One program, because each would cost a link. The driver is one for the process: a test holds it for itself from
-//! [`cudaemu::test::start`] until it drops the session. A test that needs a process of its own starts this program again
+//! A single test program, because each one would cost a link. The process has one driver: a test holds it exclusively from
+//! [`cudaemu::test::start`] until it drops the session. A test that needs its own process starts this program again
 //! (`driver::printing`).
 
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, reason = "all of this is tests")]

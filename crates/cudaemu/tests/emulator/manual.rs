@@ -1,4 +1,4 @@
-//! What the README and the list of instructions say is what the code does.
+//! The README and the list of instructions must match the code.
 
 use std::collections::BTreeSet;
 
@@ -42,14 +42,14 @@ fn the_readme_shows_a_report_as_it_is() {
         let mut launch = stream.launch_builder(&kernel);
         launch.arg(&a).arg(&b).arg(&mut c).arg(&1001);
         #[allow(unsafe_code, reason = "cudarc's launch is unsafe")]
-        // SAFETY: the arguments are the kernel's; that the vectors are too short for the number is what is tested.
+        // SAFETY: the arguments match the kernel's parameters; the test passes a count above the length of the vectors on purpose.
         unsafe {
             launch.launch(LaunchConfig::for_num_elems(1001)).unwrap();
         }
         assert!(stream.synchronize().is_err());
         emulator.reports().remove(0)
     };
-    // All but the addresses, which differ from run to run.
+    // Ignores addresses, which differ from run to run.
     let parts: Vec<&str> = report.split([' ', '\n']).filter(|word| !word.starts_with("0x")).collect();
     let shown: Vec<&str> = README.split([' ', '\n']).filter(|word| !word.starts_with("0x")).collect();
     assert!(shown.windows(parts.len()).any(|part| part == parts), "the README should show\n{report}");

@@ -1,6 +1,6 @@
-//! Rounding, from values that are exact: a double, or the sum of two.
+//! Reference implementation of rounding, for values that are exact as a double or a sum of two doubles.
 
-/// How a value that a format does not have becomes one that it has.
+/// Rounding mode.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Round {
     Near,
@@ -26,7 +26,7 @@ pub const BF16: Format = Format { bits: 8, least: -126, most: 3.3895313892515355
 pub const E4M3: Format = Format { bits: 4, least: -6, most: 448.0 };
 pub const E5M2: Format = Format { bits: 3, least: -14, most: 57344.0 };
 
-/// A value as a sum of two doubles, of which the second is at most half a place of the first and may be known by its sign only.
+/// A value as a sum of two doubles. The second is at most half a unit of the first; sometimes only its sign is known.
 #[derive(Clone, Copy, Debug)]
 pub struct Exact(pub f64, pub f64);
 
@@ -62,7 +62,7 @@ impl Exact {
             exponent -= 1;
         }
         let place = exponent.max(format.least) - format.bits + 1;
-        // In two steps, as one factor may have no double.
+        // In two steps, because a single factor may exceed the range of a double.
         let scaled = high * 2f64.powi(-place / 2) * 2f64.powi(-place - -place / 2);
         let mut floor = scaled.floor();
         let mut rest = scaled - floor;
@@ -91,7 +91,7 @@ impl Exact {
         result.copysign(high)
     }
 
-    /// The value as a double; not for results near the ends of the range.
+    /// The value as a double; invalid near the limits of the range.
     pub fn round_double(self, round: Round) -> f64 {
         let Self(high, low) = self;
         if !high.is_finite() || low == 0.0 {
@@ -113,7 +113,7 @@ impl Exact {
     }
 }
 
-/// A value as a whole number, in a range; what is beyond it becomes its end, and NaN 0.
+/// A value rounded to an integer in a range; values outside are clamped, NaN becomes 0.
 pub fn whole(value: f64, round: Round, range: [f64; 2]) -> f64 {
     let rounded = match round {
         Round::Near => value.round_ties_even(),
@@ -124,7 +124,7 @@ pub fn whole(value: f64, round: Round, range: [f64; 2]) -> f64 {
     if value.is_nan() { 0.0 } else { rounded.clamp(range[0], range[1]) }
 }
 
-/// A sum of floats, whose zero is negative where both are, or where it is rounded down from terms that cancel.
+/// A sum of floats. A zero sum is negative if both terms are, or if terms that cancel are rounded down.
 pub fn add(a: f64, b: f64, format: Format, round: Round) -> f64 {
     let exact = Exact::sum(a, b);
     if exact.0 == 0.0 && (a != 0.0 || a.is_sign_positive() != b.is_sign_positive()) {

@@ -1,4 +1,4 @@
-//! A program that uses the driver through cudarc: open a device, allocate, copy, load a module, launch.
+//! Smoke test through cudarc: open a device, allocate, copy, load a module, launch.
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};

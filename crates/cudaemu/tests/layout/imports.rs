@@ -1,41 +1,41 @@
-//! Which modules of a crate use which: follows the module tree from the crate's root and reads every path in it.
+//! Imports between the modules of a crate: follows the module tree from the crate's root and reads every path in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, ItemMod, Macro, Meta, UseTree, Visibility};
 
-/// One module that names an item of another one.
+/// A path in one module to an item of another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Import {
-    /// The file that has the path.
+    /// The file that contains the path.
     pub(crate) file: String,
-    /// The module at the crate's root that the file belongs to; empty for the root itself.
+    /// Top-level module of the file; empty for the root itself.
     pub(crate) from: String,
-    /// The module at the crate's root that the path leads to; `*` for all of them.
+    /// Top-level module that the path leads to; `*` for all of them.
     pub(crate) to: String,
-    /// It stands in code that only tests compile.
+    /// Whether only tests compile the code.
     pub(crate) test: bool,
 }
 
-/// What was read.
+/// The imports, files and modules of a crate.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     pub(crate) imports: BTreeSet<Import>,
-    /// The files, as far as a `mod` names them.
+    /// Files that are reachable by `mod`.
     pub(crate) files: BTreeSet<String>,
-    /// The modules at the crate's root, those for tests left out.
+    /// Top-level modules, without test modules.
     pub(crate) modules: BTreeSet<String>,
 }
 
-/// Reads the crate whose sources these are, by name relative to `lib.rs`'s folder.
+/// Reads a crate from its sources, keyed by file name relative to the folder of `lib.rs`.
 pub(crate) fn read(sources: &BTreeMap<String, String>) -> Tree {
     let mut tree = Tree::default();
     file(sources, "lib.rs", &[], false, &mut tree);
     tree
 }
 
-/// Reads one file, which holds the module of this path.
+/// Reads one file, which contains the module of this path.
 fn file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: bool, tree: &mut Tree) {
     let text = sources.get(name).unwrap_or_else(|| panic!("no file {name}"));
     let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -53,17 +53,17 @@ fn file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: b
 
 struct Reader<'a> {
     name: &'a str,
-    /// The module that is read.
+    /// The current module.
     path: Vec<String>,
-    /// Only tests compile what is read.
+    /// Whether only tests compile the current code.
     test: bool,
-    /// Modules in files of their own: path, and whether only tests compile them.
+    /// Modules in separate files: path, and whether only tests compile them.
     declared: Vec<(Vec<String>, bool)>,
     tree: &'a mut Tree,
 }
 
 impl Reader<'_> {
-    /// A path that begins with `crate`, `self` or `super`; others begin with a crate, or with a name that was imported before.
+    /// Records a path that starts with `crate`, `self` or `super`. Other paths start with a crate or an imported name.
     fn path(&mut self, segments: &[String]) {
         let mut at = self.path.clone();
         let mut rest = segments.iter();
@@ -103,7 +103,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads something that has attributes; `#[cfg(test)]` counts for all in it.
+    /// Reads an item with attributes; `#[cfg(test)]` applies to everything in it.
     fn guarded(&mut self, attributes: &[Attribute], read: impl FnOnce(&mut Self)) {
         let before = self.test;
         self.test |= attributes.iter().any(for_tests);
@@ -112,7 +112,7 @@ impl Reader<'_> {
     }
 }
 
-/// `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`. Any other condition may hold in the library.
+/// `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`. Any other condition may be true in the library.
 fn for_tests(attribute: &Attribute) -> bool {
     match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -166,7 +166,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         self.uses(&item.tree, &[]);
     }
 
-    // `pub(in crate::a)` widens nothing that the path's own module does not have.
+    // `pub(in crate::a)` names only a module that contains this one, so it is no import.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -175,21 +175,21 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         visit::visit_path(self, path);
     }
 
-    /// What a macro gets, or is made of, is no syntax tree: its words are looked through.
+    /// The tokens of a macro form no syntax tree, so this searches their text for paths.
     fn visit_macro(&mut self, item: &'ast Macro) {
         visit::visit_macro(self, item);
         let text: String = item.tokens.to_string().split_whitespace().collect();
         let within = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
         for root in ["crate::", "super::"] {
             for (at, _) in text.match_indices(root) {
-                // A `super::super::` is read from its first word.
+                // A `super::super::` is read from its first segment.
                 if text[..at].ends_with(within) {
                     continue;
                 }
                 let path = text[at..].split(|c| !within(c)).next().unwrap_or_default();
                 let mut segments: Vec<String> = path.split("::").map(str::to_owned).collect();
                 if let Some(last) = segments.last_mut().filter(|last| last.is_empty()) {
-                    // `crate::{…}`: which ones is not looked at.
+                    // `crate::{…}`: counts as all modules.
                     *last = "*".into();
                 }
                 self.path(&segments);

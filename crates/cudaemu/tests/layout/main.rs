@@ -1,5 +1,5 @@
-//! The layers of the crate: a module uses only what the table in `src/lib.rs` says it may use, and `unsafe` stays where the table
-//! says it stands.
+//! Layers of the crate: a module may use only the modules in its row of the table in `src/lib.rs`, and `unsafe` is allowed only in
+//! the listed files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -14,13 +14,13 @@ use imports::{Import, Tree};
 /// A row of the table: a module, and the modules that it may use.
 type Row = (String, BTreeSet<String>);
 
-/// Where `unsafe` may stand: prefixes of files. Programs that launch kernels (tests, examples) do it by unsafe calls.
+/// Prefixes of files that may contain `unsafe`. Tests and examples launch kernels, which is an unsafe call.
 const UNSAFE: [&str; 8] = [
     "src/abi/",
     "src/isa/vector.rs",
     "src/mem/backing.rs",
-    "src/mem/host.rs",
-    "src/mem/program.rs",
+    "src/mem/host_pointer.rs",
+    "src/mem/registered_host.rs",
     "src/test.rs",
     "examples/",
     "tests/emulator/",
@@ -45,12 +45,12 @@ fn sources(folder: &str) -> BTreeMap<String, String> {
     found
 }
 
-/// The words in backquotes of a table's cell, without the brackets of a link.
+/// The words in backquotes of a table cell, without the brackets of links.
 fn names(cell: &str) -> impl Iterator<Item = String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// The table of layers, from the bottom, in the header of `lib.rs`: `//! | [`module`] | what it holds | `module`, `module` |`.
+/// Parses the table of layers, from bottom to top, in the header of `lib.rs`: `//! | [`module`] | content | `module`, `module` |`.
 fn table(text: &str) -> Vec<Row> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | [`"));
     rows.map(|row| {
@@ -61,7 +61,7 @@ fn table(text: &str) -> Vec<Row> {
     .collect()
 }
 
-/// The imports that the table does not allow. Code for tests may use every module further down than its own.
+/// The imports that the table does not allow. Test code may use every module below its own.
 fn violations(tree: &Tree, table: &[Row]) -> Vec<Import> {
     let place = |module: &str| table.iter().position(|(name, _)| name == module);
     let allowed = |import: &&Import| {
@@ -78,7 +78,7 @@ fn modules_use_only_what_the_table_of_layers_allows() {
     let table = table(&sources["lib.rs"]);
     let mut below = BTreeSet::new();
     for (name, uses) in &table {
-        assert!(uses.is_subset(&below), "{name} may use what stands below it in the table: {:?}", uses - &below);
+        assert!(uses.is_subset(&below), "{name} may only use modules below it in the table: {:?}", uses - &below);
         below.insert(name.clone());
     }
     let tree = imports::read(&sources);
@@ -89,7 +89,7 @@ fn modules_use_only_what_the_table_of_layers_allows() {
     let unused = table.iter().flat_map(|(from, uses)| uses.iter().map(move |to| (from, to)));
     let used = |from: &str, to: &str| tree.imports.iter().any(|i| !i.test && (&*i.from, &*i.to) == (from, to));
     let unused: Vec<_> = unused.filter(|(from, to)| !used(from, to)).collect();
-    assert!(unused.is_empty(), "the table allows what nobody uses: {unused:?}");
+    assert!(unused.is_empty(), "the table allows unused imports: {unused:?}");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_violation_is_found_wherever_it_stands() {
         "//! | [`low`] | numbers | |\n//! | [`middle`] | more | `low` |\n//! | [`high`] | all | `low`, `middle` |\n",
     );
     for (file, text, found) in [
-        // What is allowed.
+        // Allowed imports.
         ("middle/mod.rs", "use crate::low::{a, b}; use std::fmt;", vec![]),
         ("middle/mod.rs", "fn f() { crate::low::g(); self::g(); crate::middle::g() }", vec![]),
         ("middle/mod.rs", "#[cfg(test)] mod tests { use super::*; use crate::low::a; }", vec![]),
@@ -118,7 +118,7 @@ fn a_violation_is_found_wherever_it_stands() {
         ("low/mod.rs", "fn f() { vec![super::high::N]; }", vec![("high", false)]),
         ("low/mod.rs", "macro_rules! m { () => { $crate::high::f() } }", vec![("high", false)]),
         ("low/mod.rs", "macro_rules! m { () => { use $crate::{low, high}; } }", vec![("*", false)]),
-        // Behind a module of tests, and modules of modules.
+        // After a module of tests, and in nested modules.
         ("low/mod.rs", "#[cfg(test)] mod tests {} use crate::high::a;", vec![("high", false)]),
         (
             "low/mod.rs",
@@ -126,7 +126,7 @@ fn a_violation_is_found_wherever_it_stands() {
             vec![("high", false)],
         ),
         ("low/mod.rs", "#[cfg(not(test))] use crate::high::a;", vec![("high", false)]),
-        // Tests see what is below them.
+        // Tests may use the layers below.
         ("low/mod.rs", "#[cfg(test)] mod tests { use crate::middle::a; }", vec![("middle", true)]),
         ("low/mod.rs", "#[cfg(all(test, unix))] use crate::high::a;", vec![("high", true)]),
         ("low/mod.rs", "impl T { #[cfg(test)] fn f() { crate::high::g() } }", vec![("high", true)]),
@@ -158,7 +158,7 @@ fn tests_in_files_of_their_own_are_known() {
     assert_eq!(wrong.iter().map(|import| (&*import.file, import.test)).collect::<Vec<_>>(), [("high/part.rs", false)]);
 }
 
-/// Whether a file lifts, in any way, the lint that denies unsafe code.
+/// Whether a file disables the lint against unsafe code in any way.
 fn lifts_the_ban(text: &str) -> bool {
     struct Found(bool);
     impl syn::visit::Visit<'_> for Found {

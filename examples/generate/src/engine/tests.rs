@@ -1,5 +1,5 @@
-//! The whole way of a toy: from a file over its placement and loading to logits, on one device and on several.
-#![allow(clippy::unwrap_used)] // a test says what it needs by failing
+//! End-to-end tests of tiny random models: file, placement, loading and logits, on one device and on several.
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use super::*;
 use crate::hparams::{Arch, HParams};
@@ -15,7 +15,7 @@ use fanout::sched::ObservedNode;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
 
-/// How a toy is run.
+/// Devices and options that a toy model runs with.
 #[derive(Clone, Copy, Debug)]
 struct TestConfig {
     devices: usize,
@@ -23,45 +23,45 @@ struct TestConfig {
     ubatch: usize,
     depth: usize,
     flash_attn: bool,
-    /// Bytes that each device has.
+    /// Memory of each device in bytes.
     memory: u64,
 }
 
 const PLAIN: TestConfig =
     TestConfig { devices: 1, shares: None, ubatch: 512, depth: 1, flash_attn: false, memory: 1 << 30 };
 
-fn devices(way: TestConfig) -> Vec<Arc<dyn Device>> {
-    let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, way.memory).unwrap() as Arc<dyn Device>;
-    (0..way.devices).map(device).collect()
+fn devices(config: TestConfig) -> Vec<Arc<dyn Device>> {
+    let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, config.memory).unwrap() as Arc<dyn Device>;
+    (0..config.devices).map(device).collect()
 }
 
-/// An engine, or why there is none; and the devices.
-fn start(toy: &ToyModel, way: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) {
+/// Starts an engine; returns it (or the error) with its devices.
+fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) {
     let file = toy.file();
     let gguf = Gguf::parse(&file).unwrap();
-    let hyper = HParams::read(&gguf.metadata).unwrap();
+    let hparams = HParams::read(&gguf.metadata).unwrap();
     let describe =
         |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
-    let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: way.flash_attn };
-    let devices = devices(way);
+    let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: config.flash_attn };
+    let devices = devices(config);
     let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().free).collect();
-    let placement = Placement::new(&tensors, &hyper, &cache, &free, way.shares).unwrap();
+    let placement = Placement::new(&tensors, &hparams, &cache, &free, config.shares).unwrap();
     let engine = || {
-        let mut model = load::model_without_memory(&hyper, cache, &placement)?;
-        check_memory(&model, &devices, way.ubatch, way.depth)?;
+        let mut model = load::model_without_memory(&hparams, cache, &placement)?;
+        check_memory(&model, &devices, config.ubatch, config.depth)?;
         let account = Account::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
         let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
-        Ok(Engine::new(model, devices.clone(), &account, way.ubatch, way.depth)?)
+        Ok(Engine::new(model, devices.clone(), &account, config.ubatch, config.depth)?)
     };
     (engine(), devices)
 }
 
-/// Logits of the prompt's last token, and of some tokens after it.
+/// Logits of the prompt's last token, and of each token after the prompt.
 fn sequence(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f32>> {
     let mut all = vec![engine.append(&tokens[..prompt]).unwrap()];
     all.extend(tokens[prompt..].iter().map(|&token| engine.append(&[token]).unwrap()));
@@ -69,13 +69,13 @@ fn sequence(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f32>>
 }
 
 #[test]
-fn logits_are_the_same_however_the_model_is_spread() {
+fn logits_do_not_depend_on_placement_batching_or_depth() {
     let tokens = prompt(17);
     for arch in ARCHS {
         let toy = ToyModel::new(arch);
         let want = oracle::logits(&toy, &tokens).split_off(13);
         let two = TestConfig { devices: 2, ubatch: 4, ..PLAIN };
-        for way in [
+        for config in [
             PLAIN,
             TestConfig { ubatch: 5, depth: 2, flash_attn: true, ..PLAIN },
             two,
@@ -83,54 +83,54 @@ fn logits_are_the_same_however_the_model_is_spread() {
             TestConfig { depth: 3, ubatch: 1, shares: Some(&[2.0, 1.0]), flash_attn: true, ..two },
             TestConfig { devices: 5, depth: 4, ..two },
         ] {
-            let mut engine = start(&toy, way).0.unwrap();
-            assert_close(&sequence(&mut engine, &tokens, 14), &want, 1e-10, &format!("{arch}, {way:?}"));
+            let mut engine = start(&toy, config).0.unwrap();
+            assert_close(&sequence(&mut engine, &tokens, 14), &want, 1e-10, &format!("{arch}, {config:?}"));
             assert_eq!(engine.length(), 17);
         }
     }
 }
 
 #[test]
-fn tensors_that_several_devices_need_are_on_each() {
+fn shared_tensors_are_loaded_on_every_device_that_needs_them() {
     let mut toy = ToyModel::new(Arch::Llama);
     toy.tensors.remove("output.weight");
     toy.add("rope_freqs.weight", &[4]);
     let tokens = prompt(9);
     let want = oracle::logits(&toy, &tokens).split_off(7);
-    let way = TestConfig { devices: 2, depth: 2, ..PLAIN };
-    let mut engine = start(&toy, way).0.unwrap();
+    let config = TestConfig { devices: 2, depth: 2, ..PLAIN };
+    let mut engine = start(&toy, config).0.unwrap();
     assert_close(&sequence(&mut engine, &tokens, 8), &want, 1e-10, "tied");
-    // Only what flows between the blocks goes from the one to the other.
+    // The devices exchange one tensor per run: the hidden state between the blocks.
     assert_eq!(engine.graph_stats().map(|graph| (graph.splits, graph.copies)), [(2, 1); 2]);
 }
 
 #[test]
-fn a_long_prompt_shares_graphs() {
+fn micro_batches_of_a_long_prompt_share_graphs() {
     let toy = ToyModel::new(Arch::Qwen3);
     let tokens = prompt(300);
     let want = oracle::logits(&toy, &tokens).split_off(299);
     let mut engine = start(&toy, TestConfig { devices: 2, depth: 4, ubatch: 32, ..PLAIN }).0.unwrap();
     assert_close(&sequence(&mut engine, &tokens, 300), &want, 1e-10, "300 tokens");
-    // 256 positions, 300 positions, and the last batch.
+    // One graph for 256 positions, one for 300, and one for the last micro-batch.
     assert_eq!(engine.ready.len(), 3);
 }
 
 #[test]
-fn a_replay_leaves_the_same_bits() {
+fn a_replay_gives_the_same_bits() {
     let toy = ToyModel::new(Arch::Llama);
     let tokens = prompt(300);
-    for way in [PLAIN, TestConfig { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
-        let mut engine = start(&toy, way).0.unwrap();
+    for config in [PLAIN, TestConfig { devices: 2, depth: 4, ubatch: 8, ..PLAIN }] {
+        let mut engine = start(&toy, config).0.unwrap();
         let want = sequence(&mut engine, &tokens, 20);
-        let mut again = start(&toy, way).0.unwrap();
+        let mut again = start(&toy, config).0.unwrap();
         again.replay(&tokens[..20]).unwrap();
         tokens[20..299].iter().for_each(|&token| again.replay(&[token]).unwrap());
-        assert_eq!(again.append(&tokens[299..]).unwrap(), want[280], "{way:?}");
+        assert_eq!(again.append(&tokens[299..]).unwrap(), want[280], "{config:?}");
     }
 }
 
 #[test]
-fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
+fn a_model_that_does_not_fit_fails_before_anything_is_allocated() {
     let (error, devices) = start(&ToyModel::new(Arch::Llama), TestConfig { devices: 2, memory: 80 << 10, ..PLAIN });
     let error = error.err().unwrap().to_string();
     assert!(error.contains("CPU0") && error.contains("CPU1") && error.contains("free"), "{error}");
@@ -141,7 +141,7 @@ fn a_model_that_does_not_fit_says_so_before_anything_is_allocated() {
 }
 
 #[test]
-fn what_cannot_be_appended_is_refused() {
+fn empty_and_too_long_batches_are_rejected() {
     let mut engine = start(&ToyModel::new(Arch::Llama), PLAIN).0.unwrap();
     assert!(matches!(engine.append(&[]), Err(EngineError::NoTokens)));
     let error = engine.append(&prompt(513)).unwrap_err().to_string();
@@ -151,20 +151,20 @@ fn what_cannot_be_appended_is_refused() {
 }
 
 #[test]
-fn a_comparison_shows_every_node_and_leaves_the_cache_as_it_was() {
+fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     let toy = ToyModel::new(Arch::Qwen3Moe);
     let tokens = prompt(9);
     let mut engine = start(&toy, TestConfig { devices: 2, ubatch: 4, ..PLAIN }).0.unwrap();
     let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, Path::Exact, 1 << 30).unwrap();
     let mut names = Vec::new();
-    let mut tell = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
+    let mut report = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{}", seen.name);
         names.push(seen.name.to_owned());
         ControlFlow::Continue(())
     };
-    engine.compare(&tokens, &reference, &Account::new(1 << 30), &mut tell).unwrap();
+    engine.compare(&tokens, &reference, &Account::new(1 << 30), &mut report).unwrap();
     assert_eq!(names.len(), engine.graph_stats()[1].nodes);
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
-    assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after it");
+    assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after the comparison");
 }

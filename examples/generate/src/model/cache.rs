@@ -1,58 +1,61 @@
-//! The cache of keys and values: two tensors per layer, one row of keys and one of values per position.
+//! The KV cache: layout of the key and value tensors of each block, and the views through which attention reads them.
+//!
+//! Keys have one row per position. Values have one row per position for flash attention; otherwise they are stored transposed, one
+//! row per channel, as the matrix product with the attention weights needs them.
 
 use super::{ModelError, StoredTensor};
 use crate::hparams::HParams;
 use fanout::tensor::{DType, TensorDesc};
 
-/// Positions that attention sees are padded to a multiple of this (and masked), so that most tokens find the graph of the
-/// one before.
+/// The number of positions that attention reads is padded to a multiple of this. The padding is masked. Most tokens then reuse the
+/// graph of the previous token.
 pub const KV_PAD: usize = 256;
 
-/// How the cache is kept.
+/// Size, type and layout of the KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheOptions {
-    /// Positions that it holds: a multiple of [`PAD`].
+    /// Capacity in positions: a multiple of [`KV_PAD`].
     pub context: usize,
-    /// Type of keys and values.
+    /// Element type of keys and values.
     pub dtype: DType,
-    /// Whether attention is one op, which reads values in rows. Products read them transposed.
+    /// Whether attention is one op (FLASH_ATTN_EXT), which reads values row by row. Separate matrix products read them transposed.
     pub flash_attn: bool,
 }
 
 impl CacheOptions {
-    /// Type and shape of a layer's keys: `[context, kv_width]`.
+    /// Type and shape of a block's keys: `[kv_width, context]`.
     ///
     /// # Errors
-    /// When heads are no whole number of the type's blocks.
-    pub fn keys(&self, hyper: &HParams) -> Result<TensorDesc, ModelError> {
-        self.check_head_width(hyper.head_width)?;
-        let ne = [hyper.kv_width(), self.context, 1, 1];
+    /// The channels of a head are not a whole number of the type's quantisation blocks.
+    pub fn keys(&self, hparams: &HParams) -> Result<TensorDesc, ModelError> {
+        self.check_head_width(hparams.head_width)?;
+        let ne = [hparams.kv_width(), self.context, 1, 1];
         Ok(TensorDesc::contiguous(self.dtype, ne)?)
     }
 
-    /// Type and shape of a layer's values: `[context, kv_width]` for flash attention, otherwise transposed.
+    /// Type and shape of a block's values: `[kv_width, context]` for flash attention, otherwise `[context, kv_width]`.
     ///
     /// # Errors
-    /// As [`CacheOptions::keys`], and when the values of a type with blocks would be transposed.
-    pub fn values(&self, hyper: &HParams) -> Result<TensorDesc, ModelError> {
-        let width = hyper.kv_width();
+    /// As [`CacheOptions::keys`]; also a block-quantised type with the transposed layout, which writes single elements.
+    pub fn values(&self, hparams: &HParams) -> Result<TensorDesc, ModelError> {
+        let width = hparams.kv_width();
         if self.flash_attn {
-            self.check_head_width(hyper.head_width)?;
+            self.check_head_width(hparams.head_width)?;
             return Ok(TensorDesc::contiguous(self.dtype, [width, self.context, 1, 1])?);
         }
         if self.dtype.is_block() {
             return Err(ModelError::Cache(format!(
-                "a cache of {} needs --flash-attn: without it values are stored one by one",
+                "a cache of {} needs --flash-attn: without it, values are stored element by element",
                 self.dtype
             )));
         }
         Ok(TensorDesc::contiguous(self.dtype, [self.context, width, 1, 1])?)
     }
 
-    /// Positions that a batch attends to, padded.
+    /// Positions that a batch which ends before position `end` attends to, padded to a multiple of [`KV_PAD`].
     ///
     /// # Errors
-    /// When the batch ends beyond the cache.
+    /// A batch that ends beyond the capacity of the cache.
     pub fn padded_positions(&self, end: usize) -> Result<usize, ModelError> {
         if end > self.context {
             return Err(ModelError::Cache(format!(
@@ -69,41 +72,41 @@ impl CacheOptions {
             return Ok(());
         }
         Err(ModelError::Cache(format!(
-            "a head of {dim} is no whole number of blocks of {}: choose another type of the cache",
+            "a head of {dim} channels is not a whole number of {} blocks: choose another cache type",
             self.dtype
         )))
     }
 }
 
-/// The cache of one layer.
+/// The KV cache of one block.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
-    /// Rows of keys.
+    /// Keys, one row per position.
     pub keys: StoredTensor,
-    /// Rows of values, or their columns.
+    /// Values, one row per position, or transposed.
     pub values: StoredTensor,
 }
 
-/// The keys as attention reads them: `[kv_heads, positions, head_width]`.
-pub(super) fn keys_view(keys: &TensorDesc, hyper: &HParams, positions: usize) -> Result<TensorDesc, ModelError> {
-    rows_view(keys, hyper.head_width, hyper.kv_heads, positions)
+/// View of the keys for attention: `[head_width, positions, kv_heads]`.
+pub(super) fn keys_view(keys: &TensorDesc, hparams: &HParams, positions: usize) -> Result<TensorDesc, ModelError> {
+    rows_view(keys, hparams.head_width, hparams.kv_heads, positions)
 }
 
-/// The values as attention reads them: `[kv_heads, positions, head_width]` in one op, `[kv_heads, head_width, positions]` in a
-/// product.
+/// View of the values for attention: `[head_width, positions, kv_heads]` for flash attention, `[positions, head_width, kv_heads]`
+/// for a matrix product.
 pub(super) fn values_view(
     values: &TensorDesc,
-    hyper: &HParams,
+    hparams: &HParams,
     positions: usize,
     flash_attn: bool,
 ) -> Result<TensorDesc, ModelError> {
     if flash_attn {
-        return rows_view(values, hyper.head_width, hyper.kv_heads, positions);
+        return rows_view(values, hparams.head_width, hparams.kv_heads, positions);
     }
     let [element, column, ..] = values.nb();
-    let head = column * hyper.head_width;
-    let ne = [positions, hyper.head_width, hyper.kv_heads, 1];
-    Ok(TensorDesc::strided(values.dtype(), ne, [element, column, head, head * hyper.kv_heads])?)
+    let head = column * hparams.head_width;
+    let ne = [positions, hparams.head_width, hparams.kv_heads, 1];
+    Ok(TensorDesc::strided(values.dtype(), ne, [element, column, head, head * hparams.kv_heads])?)
 }
 
 fn rows_view(cache: &TensorDesc, dim: usize, heads: usize, positions: usize) -> Result<TensorDesc, ModelError> {
@@ -113,7 +116,8 @@ fn rows_view(cache: &TensorDesc, dim: usize, heads: usize, positions: usize) -> 
     Ok(TensorDesc::strided(dtype, [dim, positions, heads, 1], [block, row, head, head * heads])?)
 }
 
-/// A transposed cache seen as one column per value, into which rows of one element are set: `[width, context, 1]`.
+/// View of a transposed value cache for SET_ROWS, which can then write single elements as rows of length 1:
+/// `[1, context, kv_width]`.
 pub(super) fn columns(values: &TensorDesc) -> Result<TensorDesc, ModelError> {
     let ([context, width, ..], [element, column, ..]) = (values.ne(), values.nb());
     let nb = [element, element, column, column * width];

@@ -1,4 +1,4 @@
-//! Nodes and weights by name.
+//! The graph builder of the model: a task builder that adds weights and nodes by llama.cpp's names.
 
 use super::{Model, ModelError, StoredTensor};
 use fanout::graph::{BuildError, TensorId};
@@ -10,15 +10,15 @@ use fanout::sched::{Task, TaskBuilder};
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::HashMap;
 
-/// A task in the making. Names of nodes and weights are those of llama.cpp, within a block without its prefix.
+/// A task under construction. Nodes and weights have llama.cpp's names; inside a block, callers omit the prefix `blk.N.`.
 pub(super) struct GraphContext<'a> {
     b: TaskBuilder,
     model: &'a Model,
-    /// Stored tensors that the task has already.
+    /// Stored tensors that were already added to the task.
     stored_ids: HashMap<String, TensorId>,
-    /// `blk.3.`, or nothing outside blocks.
+    /// Prefix of the current block such as `blk.3.`; empty outside blocks.
     prefix: String,
-    /// The device of the norm that was made last.
+    /// Device of the most recent norm.
     device: Option<usize>,
 }
 
@@ -45,13 +45,13 @@ impl<'a> GraphContext<'a> {
         output.map_err(|source| ModelError::Build { node: "an output".to_owned(), source })
     }
 
-    /// A weight that the model must have, in the shape that the graph relies on.
+    /// A required weight, of shape `ne`.
     pub(super) fn weight(&mut self, name: &str, ne: &[usize]) -> Result<TensorId, ModelError> {
         let found = self.optional(name, ne)?;
         found.ok_or_else(|| ModelError::Missing { name: format!("{}{name}", self.prefix) })
     }
 
-    /// A weight that models of the architecture may have.
+    /// An optional weight, of shape `ne` if it exists.
     pub(super) fn optional(&mut self, name: &str, ne: &[usize]) -> Result<Option<TensorId>, ModelError> {
         let name = format!("{}{name}", self.prefix);
         let Some(stored) = self.model.weights.get(&name) else { return Ok(None) };
@@ -63,7 +63,7 @@ impl<'a> GraphContext<'a> {
         self.stored(name, stored).map(Some)
     }
 
-    /// A weight or cache as a tensor of the task.
+    /// Adds a weight or cache tensor to the task, once.
     pub(super) fn stored(&mut self, name: String, stored: &StoredTensor) -> Result<TensorId, ModelError> {
         if let Some(&id) = self.stored_ids.get(&name) {
             return Ok(id);
@@ -74,13 +74,13 @@ impl<'a> GraphContext<'a> {
         Ok(id)
     }
 
-    /// A node whose destination follows from its sources.
+    /// Adds a node; type and shape of the destination follow from the sources.
     pub(super) fn node(&mut self, name: &str, op: impl Into<Op>, srcs: &[TensorId]) -> Result<TensorId, ModelError> {
         let made = self.b.node(op, &present(srcs));
         self.name_node(name, made)
     }
 
-    /// A node with a destination of the given shape, F32 and packed.
+    /// Adds a node with a contiguous destination of the given type and shape.
     pub(super) fn node_as(
         &mut self,
         name: &str,
@@ -92,7 +92,7 @@ impl<'a> GraphContext<'a> {
         self.name_node(name, made)
     }
 
-    /// A node that writes into a cache.
+    /// Adds a node that writes into an existing tensor, such as a KV cache.
     pub(super) fn node_onto(
         &mut self,
         name: &str,
@@ -123,12 +123,13 @@ impl<'a> GraphContext<'a> {
         self.b.desc(id).map_err(|source| ModelError::Build { node: self.prefix.clone(), source })
     }
 
-    /// `x / rms(x)` by row, times a weight.
+    /// RMS norm of each row, times a weight. Pinned to the device of the weight where the device changes.
     pub(super) fn norm(&mut self, name: &str, x: TensorId, weight: &str) -> Result<TensorId, ModelError> {
         let width = self.desc(x)?.ne()[0];
         let weight_id = self.weight(weight, &[width])?;
         let scaled = self.node("norm", Norm::RmsNorm { eps: self.model.hparams.rms_epsilon }, &[x])?;
-        // It reads no weight, and would stay where the layer before ran: then both it and x would be sent on.
+        // RMS_NORM reads no weight, so the scheduler would leave it on the device of the previous block. The next device would then
+        // need two copies: the norm's result, and x for the residual. Pinning the norm makes it one.
         let device = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.device);
         if self.device.is_some() && self.device != device {
             device.map_or(Ok(()), |device| self.b.pin(device)).map_err(|source| self.build_error("norm", source))?;
@@ -137,7 +138,8 @@ impl<'a> GraphContext<'a> {
         self.node(name, Binary::Mul, &[scaled, weight_id])
     }
 
-    /// `weight x`, plus a bias where the model has one; `stem` names both, `out` is the number of rows of the weight.
+    /// The product `weight * x`, plus the bias if the model has one. Their names are `stem` with the suffix `.weight` or `.bias`;
+    /// `out` is the number of the weight's rows.
     pub(super) fn linear(&mut self, name: &str, stem: &str, x: TensorId, out: usize) -> Result<TensorId, ModelError> {
         let width = self.desc(x)?.ne()[0];
         let weight = self.weight(&format!("{stem}.weight"), &[width, out])?;

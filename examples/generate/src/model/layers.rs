@@ -1,4 +1,4 @@
-//! A transformer block: attention over the cache, then a feed-forward network, each with a residual.
+//! Builds a transformer block: attention over the KV cache, then a feed-forward network, each with a residual connection.
 
 use super::cache::{LayerCache, columns, keys_view, values_view};
 use super::graph_context::GraphContext;
@@ -15,7 +15,7 @@ use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::{DType, TensorDesc};
 
-/// What all blocks of a graph have in common.
+/// Inputs that all blocks of a graph share.
 pub(super) struct BlockContext<'a> {
     pub(super) model: &'a Model,
     pub(super) shape: GraphShape,
@@ -25,124 +25,127 @@ pub(super) struct BlockContext<'a> {
 }
 
 impl BlockContext<'_> {
-    /// A block that other blocks follow, or whose result someone reads. `last` keeps only the last row after attention.
+    /// Adds a whole block and returns its result `[width, tokens]`. With `last`, only the last token continues after attention, so
+    /// the result is `[width, 1]`.
     pub(super) fn block(
         &self,
-        net: &mut GraphContext<'_>,
+        ctx: &mut GraphContext<'_>,
         i: usize,
         x: TensorId,
         last: bool,
     ) -> Result<TensorId, ModelError> {
-        net.block(Some(i));
-        let (hyper, tokens) = (&self.model.hparams, self.shape.tokens);
-        let cur = self.write_cache(net, i, x)?;
-        let q = net.linear("Qcur", "attn_q", cur, hyper.heads * hyper.head_width)?;
-        let q = net.reshape(q, [hyper.head_width, hyper.heads, tokens, 1])?;
-        let q = self.rotated(net, i, "Qcur", "attn_q_norm.weight", q)?;
-        let attended = self.attention(net, i, q)?;
-        let attended = net.linear("attn_out", "attn_output", attended, hyper.width)?;
-        let (attended, x) = if last { (last_row(net, attended)?, last_row(net, x)?) } else { (attended, x) };
-        let x = net.node("ffn_inp", Binary::Add, &[attended, x])?;
-        let cur = net.norm("ffn_norm", x, "ffn_norm.weight")?;
-        let out = match &hyper.experts {
-            Some(experts) => moe::feed_forward(net, hyper, experts, cur)?,
-            None => feed_forward(net, hyper, cur)?,
+        ctx.block(Some(i));
+        let (hparams, tokens) = (&self.model.hparams, self.shape.tokens);
+        let cur = self.write_cache(ctx, i, x)?;
+        let q = ctx.linear("Qcur", "attn_q", cur, hparams.heads * hparams.head_width)?;
+        let q = ctx.reshape(q, [hparams.head_width, hparams.heads, tokens, 1])?;
+        let q = self.rotated(ctx, i, "Qcur", "attn_q_norm.weight", q)?;
+        let attended = self.attention(ctx, i, q)?;
+        let attended = ctx.linear("attn_out", "attn_output", attended, hparams.width)?;
+        let (attended, x) = if last { (last_row(ctx, attended)?, last_row(ctx, x)?) } else { (attended, x) };
+        let x = ctx.node("ffn_inp", Binary::Add, &[attended, x])?;
+        let cur = ctx.norm("ffn_norm", x, "ffn_norm.weight")?;
+        let out = match &hparams.experts {
+            Some(experts) => moe::feed_forward(ctx, hparams, experts, cur)?,
+            None => feed_forward(ctx, hparams, cur)?,
         };
-        net.node("l_out", Binary::Add, &[out, x])
+        ctx.node("l_out", Binary::Add, &[out, x])
     }
 
-    /// Writes the keys and values of a block into its cache; returns the normalised input, which queries come from.
+    /// Adds the nodes that write a block's keys and values into its KV cache. Returns the normalised input, from which the queries
+    /// are computed. Sufficient on its own for the last block of a batch without outputs.
     pub(super) fn write_cache(
         &self,
-        net: &mut GraphContext<'_>,
+        ctx: &mut GraphContext<'_>,
         i: usize,
         x: TensorId,
     ) -> Result<TensorId, ModelError> {
-        net.block(Some(i));
-        let (hyper, tokens) = (&self.model.hparams, self.shape.tokens);
-        let [keys, values] = self.cache(net, i)?;
-        let cur = net.norm("attn_norm", x, "attn_norm.weight")?;
-        let k = net.linear("Kcur", "attn_k", cur, hyper.kv_width())?;
-        let k = net.reshape(k, [hyper.head_width, hyper.kv_heads, tokens, 1])?;
-        let k = self.rotated(net, i, "Kcur", "attn_k_norm.weight", k)?;
-        let k = net.reshape(k, [hyper.kv_width(), tokens, 1, 1])?;
-        net.node_onto("cache_k", Rows::SetRows, &[k, self.rows, keys], keys)?;
-        let width = hyper.kv_width();
-        let v = net.linear("Vcur", "attn_v", cur, width)?;
+        ctx.block(Some(i));
+        let (hparams, tokens) = (&self.model.hparams, self.shape.tokens);
+        let [keys, values] = self.cache(ctx, i)?;
+        let cur = ctx.norm("attn_norm", x, "attn_norm.weight")?;
+        let k = ctx.linear("Kcur", "attn_k", cur, hparams.kv_width())?;
+        let k = ctx.reshape(k, [hparams.head_width, hparams.kv_heads, tokens, 1])?;
+        let k = self.rotated(ctx, i, "Kcur", "attn_k_norm.weight", k)?;
+        let k = ctx.reshape(k, [hparams.kv_width(), tokens, 1, 1])?;
+        ctx.node_onto("cache_k", Rows::SetRows, &[k, self.rows, keys], keys)?;
+        let width = hparams.kv_width();
+        let v = ctx.linear("Vcur", "attn_v", cur, width)?;
         if self.model.cache_options.flash_attn {
-            net.node_onto("cache_v", Rows::SetRows, &[v, self.rows, values], values)?;
+            ctx.node_onto("cache_v", Rows::SetRows, &[v, self.rows, values], values)?;
         } else {
-            // The same row of every column: each value is a row of one element.
-            let [element, row, ..] = net.desc(v)?.nb();
+            // The cache is transposed: SET_ROWS writes each value as a row of one element.
+            let [element, row, ..] = ctx.desc(v)?.nb();
             let each = TensorDesc::strided(DType::F32, [1, tokens, width, 1], [element, row, element, row * tokens])?;
-            let (each, desc) = (net.view(v, each, 0)?, columns(&net.desc(values)?)?);
-            let columns = net.view(values, desc, 0)?;
-            net.node_onto("cache_v", Rows::SetRows, &[each, self.rows, columns], columns)?;
+            let (each, desc) = (ctx.view(v, each, 0)?, columns(&ctx.desc(values)?)?);
+            let columns = ctx.view(values, desc, 0)?;
+            ctx.node_onto("cache_v", Rows::SetRows, &[each, self.rows, columns], columns)?;
         }
         Ok(cur)
     }
 
-    fn cache(&self, net: &mut GraphContext<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
+    fn cache(&self, ctx: &mut GraphContext<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
         let LayerCache { keys, values } =
             self.model.cache.get(i).ok_or_else(|| ModelError::Cache(format!("block {i} has no cache")))?;
-        Ok([net.stored(format!("cache_k_l{i}"), keys)?, net.stored(format!("cache_v_l{i}"), values)?])
+        Ok([ctx.stored(format!("cache_k_l{i}"), keys)?, ctx.stored(format!("cache_v_l{i}"), values)?])
     }
 
-    /// Heads, normalised where the model does that, and turned by their positions.
+    /// Heads after the optional per-head norm and the rotary position embedding.
     fn rotated(
         &self,
-        net: &mut GraphContext<'_>,
+        ctx: &mut GraphContext<'_>,
         i: usize,
         name: &str,
         norm: &str,
         heads: TensorId,
     ) -> Result<TensorId, ModelError> {
-        let hyper = &self.model.hparams;
-        let heads = match net.optional(norm, &[hyper.head_width])? {
-            Some(_) => net.norm(&format!("{name}_normed"), heads, norm)?,
+        let hparams = &self.model.hparams;
+        let heads = match ctx.optional(norm, &[hparams.head_width])? {
+            Some(_) => ctx.norm(&format!("{name}_normed"), heads, norm)?,
             None => heads,
         };
         let mut srcs = vec![heads, self.positions];
         if let Some((name, factors)) = self.model.rope_factors(i) {
-            srcs.push(net.stored(name, factors)?);
+            srcs.push(ctx.stored(name, factors)?);
         }
-        net.node(name, hyper.rope, &srcs)
+        ctx.node(name, hparams.rope, &srcs)
     }
 
-    /// Attention of queries `[tokens, heads, head_width]` over the cache: `[tokens, heads * head_width]`.
-    fn attention(&self, net: &mut GraphContext<'_>, i: usize, q: TensorId) -> Result<TensorId, ModelError> {
-        let (hyper, GraphShape { tokens, kv_positions: seen, .. }) = (&self.model.hparams, self.shape);
+    /// Attention of queries `[head_width, heads, tokens]` over the KV cache; the result is `[heads * head_width, tokens]`.
+    fn attention(&self, ctx: &mut GraphContext<'_>, i: usize, q: TensorId) -> Result<TensorId, ModelError> {
+        let (hparams, GraphShape { tokens, kv_positions: seen, .. }) = (&self.model.hparams, self.shape);
         let flash_attn = self.model.cache_options.flash_attn;
-        let [keys, values] = self.cache(net, i)?;
-        let k = keys_view(&net.desc(keys)?, hyper, seen)?;
-        let v = values_view(&net.desc(values)?, hyper, seen, flash_attn)?;
-        let (k, v) = (net.view(keys, k, 0)?, net.view(values, v, 0)?);
-        let q = net.permute(q, [0, 2, 1, 3])?;
-        let (scale, flat) = ((hyper.head_width as f32).sqrt().recip(), [hyper.heads * hyper.head_width, tokens, 1, 1]);
+        let [keys, values] = self.cache(ctx, i)?;
+        let k = keys_view(&ctx.desc(keys)?, hparams, seen)?;
+        let v = values_view(&ctx.desc(values)?, hparams, seen, flash_attn)?;
+        let (k, v) = (ctx.view(keys, k, 0)?, ctx.view(values, v, 0)?);
+        let q = ctx.permute(q, [0, 2, 1, 3])?;
+        let (scale, flat) =
+            ((hparams.head_width as f32).sqrt().recip(), [hparams.heads * hparams.head_width, tokens, 1, 1]);
         if flash_attn {
             let op = FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
-            let attended = net.node("kqv_out", op, &[q, k, v, self.mask])?;
-            return net.reshape(attended, flat);
+            let attended = ctx.node("kqv_out", op, &[q, k, v, self.mask])?;
+            return ctx.reshape(attended, flat);
         }
         let exact = MulMat { accumulate: Precision::F32, ..MulMat::PLAIN };
-        let scores = net.node("kq", exact, &[k, q])?;
-        let shares = net.node("kq_soft_max", SoftMax { scale, max_bias: 0.0 }, &[scores, self.mask])?;
-        let attended = net.node("kqv", MulMat::PLAIN, &[v, shares])?;
-        let attended = net.permute(attended, [0, 2, 1, 3])?;
-        net.node_as("kqv_out", CopyOp::Cont, &[attended], OutputSpec { dtype: DType::F32, ne: flat })
+        let scores = ctx.node("kq", exact, &[k, q])?;
+        let shares = ctx.node("kq_soft_max", SoftMax { scale, max_bias: 0.0 }, &[scores, self.mask])?;
+        let attended = ctx.node("kqv", MulMat::PLAIN, &[v, shares])?;
+        let attended = ctx.permute(attended, [0, 2, 1, 3])?;
+        ctx.node_as("kqv_out", CopyOp::Cont, &[attended], OutputSpec { dtype: DType::F32, ne: flat })
     }
 }
 
-fn feed_forward(net: &mut GraphContext<'_>, hyper: &HParams, x: TensorId) -> Result<TensorId, ModelError> {
-    let gate = net.linear("ffn_gate", "ffn_gate", x, hyper.ff)?;
-    let up = net.linear("ffn_up", "ffn_up", x, hyper.ff)?;
-    let gated = net.node("ffn_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
-    net.linear("ffn_out", "ffn_down", gated, hyper.width)
+fn feed_forward(ctx: &mut GraphContext<'_>, hparams: &HParams, x: TensorId) -> Result<TensorId, ModelError> {
+    let gate = ctx.linear("ffn_gate", "ffn_gate", x, hparams.ff)?;
+    let up = ctx.linear("ffn_up", "ffn_up", x, hparams.ff)?;
+    let gated = ctx.node("ffn_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
+    ctx.linear("ffn_out", "ffn_down", gated, hparams.width)
 }
 
-/// The last row of a packed matrix.
-fn last_row(net: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
-    let desc = net.desc(x)?;
+/// View of the last row of a contiguous matrix.
+fn last_row(ctx: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
+    let desc = ctx.desc(x)?;
     let row = TensorDesc::contiguous(desc.dtype(), [desc.ne()[0], 1, 1, 1])?;
-    net.view(x, row, desc.extent().saturating_sub(row.extent()))
+    ctx.view(x, row, desc.extent().saturating_sub(row.extent()))
 }

@@ -1,9 +1,12 @@
-//! The model's graph: llama, qwen2, qwen3 and qwen3moe, op by op as llama.cpp builds them, for a batch of one sequence.
+//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of one sequence.
 //!
-//! Shapes are written `[ne3, ne2, ne1, ne0]`, fastest last. A batch of `tokens` tokens flows through the blocks as
-//! `[tokens, width]`. Its keys and values go into the cache first; attention then sees all positions from 0 up to a padded
-//! number, of which a mask hides what is not the past. So a graph depends on these two numbers and on which logits are wanted,
-//! and most tokens repeat the one before.
+//! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`. Each
+//! block writes the batch's keys and values into the KV cache first. Attention then reads all positions from 0 up to a padded
+//! number, and a causal mask hides later positions. A graph therefore depends only on the number of tokens, the padded number of
+//! positions and the requested logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
+//!
+//! `graph_context.rs` wraps the task builder, `layers.rs` builds a transformer block, `moe.rs` its mixture of experts, `cache.rs`
+//! describes the KV cache, and `batch.rs` encodes the inputs.
 
 mod batch;
 mod cache;
@@ -24,58 +27,58 @@ use layers::BlockContext;
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// A model's tensors, and where they lie.
+/// A model's hyperparameters and tensors, with the placement of the tensors.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// What the file says of it.
+    /// Hyperparameters from the file.
     pub hparams: HParams,
-    /// By name. A tensor that several devices have is called `<name>@<device>` there, see [`copy_name`].
+    /// Weights by name. A tensor that is copied to several devices is named `<name>@<device>`, see [`copy_name`].
     pub weights: HashMap<String, StoredTensor>,
-    /// By block.
+    /// The KV cache, by block.
     pub cache: Vec<LayerCache>,
-    /// How the cache is kept.
+    /// Size, type and layout of the KV cache.
     pub cache_options: CacheOptions,
 }
 
-/// A tensor that lies on a device from run to run.
+/// A tensor that stays on a device across runs: a weight or a part of the KV cache.
 #[derive(Clone, Debug)]
 pub struct StoredTensor {
     /// Type and shape.
     pub desc: TensorDesc,
-    /// Number of the device.
+    /// Index of the device.
     pub device: usize,
-    /// Where; `None` while it is only being planned.
+    /// Memory on the device; `None` until it is allocated.
     pub region: Option<Region>,
 }
 
-/// Some tokens of the sequence.
+/// Consecutive tokens of the sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Their numbers.
+    /// Token ids.
     pub tokens: &'a [u32],
-    /// The position of the first one.
+    /// Position of the first token.
     pub start: usize,
 }
 
-/// What a graph depends on.
+/// The key of a graph: batches with the same shape share one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphShape {
     /// Tokens of the batch, not 0.
     pub tokens: usize,
-    /// Positions that attention sees, see [`CacheOptions::seen`].
+    /// Positions that attention reads, padded: see [`CacheOptions::padded_positions`].
     pub kv_positions: usize,
-    /// Which tokens' logits are wanted.
+    /// The tokens for which logits are computed.
     pub outputs: Outputs,
 }
 
-/// The tokens whose logits are wanted.
+/// The tokens of a batch for which logits are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outputs {
-    /// None: the batch only fills the cache.
+    /// No token: the batch only fills the KV cache.
     None,
-    /// The last one's.
+    /// The last token.
     Last,
-    /// All.
+    /// All tokens.
     All,
 }
 
@@ -84,112 +87,113 @@ pub enum Outputs {
 pub struct ModelGraph {
     /// The graph.
     pub task: Task,
-    /// What the host writes before each run.
+    /// Tensors that the host writes before each run.
     pub inputs: Inputs,
-    /// Logits F32 `[outputs, vocabulary]`, where some are wanted.
+    /// Logits, F32 `[vocab, outputs]`; `None` for [`Outputs::None`].
     pub logits: Option<TensorId>,
 }
 
-/// The inputs of a graph.
+/// The input tensors of a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs {
-    /// I32 `[tokens]`.
+    /// Token ids, I32 `[tokens]`.
     pub tokens: TensorId,
-    /// I32 `[tokens]`.
+    /// Positions, I32 `[tokens]`.
     pub positions: TensorId,
-    /// Rows of the cache, I64 `[tokens]`.
+    /// Rows of the KV cache to write, I64 `[tokens]`.
     pub rows: TensorId,
-    /// F32 or F16 `[tokens, seen]`; nobody reads it where the only block's attention is not wanted.
+    /// Causal mask, `[kv_positions, tokens]`, F16 for flash attention and else F32. Unused by the graph of a one-block model
+    /// without outputs.
     pub mask: TensorId,
 }
 
-/// Why there is no graph.
+/// The graph cannot be built.
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// The file lacks a tensor.
     #[error("the model has no tensor {name:?}, which its architecture needs: is the file complete?")]
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor that does not fit the file's other figures.
-    #[error("tensor {name:?} has the shape {got:?} where the model's figures ask for {want:?}")]
+    /// The shape of a tensor contradicts the hyperparameters.
+    #[error("tensor {name:?} has the shape {got:?}, but the file's hyperparameters require {want:?}")]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its element counts.
+        /// Element counts in the file, fastest dimension first.
         got: [usize; DIMS],
-        /// What they should be.
+        /// Element counts that the hyperparameters require.
         want: [usize; DIMS],
     },
-    /// A cache that cannot be.
+    /// The KV cache has an invalid layout for the model, or is too small for a batch.
     #[error("{0}")]
     Cache(String),
-    /// A shape beyond all bounds.
+    /// A shape with a size that overflows, or with rows that are not whole blocks.
     #[error(transparent)]
     Desc(#[from] DescError),
-    /// A node that breaks its op's rules: figures of the file that contradict each other.
+    /// A node violates its op's shape rule: hyperparameters of the file contradict each other.
     #[error("{node}: {source}")]
     Build {
-        /// Its name.
+        /// Name of the node.
         node: String,
-        /// What is wrong.
+        /// The violated rule.
         source: BuildError,
     },
 }
 
-/// The name of a device's own copy of a tensor.
+/// The name of the copy of a tensor on a device.
 pub fn copy_name(name: &str, device: usize) -> String {
     format!("{name}@{device}")
 }
 
 impl Model {
-    /// The graph for batches of a shape.
+    /// Builds the graph for batches of `shape`.
     ///
     /// # Errors
-    /// When tensors are missing or do not fit.
+    /// A missing tensor, or a tensor shape that contradicts the hyperparameters.
     pub fn graph(&self, shape: GraphShape) -> Result<ModelGraph, ModelError> {
-        let hyper = &self.hparams;
-        let mut net = GraphContext::new(self);
+        let hparams = &self.hparams;
+        let mut ctx = GraphContext::new(self);
         let line = [shape.tokens, 1, 1, 1];
         let mask_type = if self.cache_options.flash_attn { DType::F16 } else { DType::F32 };
         let inputs = Inputs {
-            tokens: net.input("inp_tokens", DType::I32, line)?,
-            positions: net.input("inp_pos", DType::I32, line)?,
-            rows: net.input("inp_rows", DType::I64, line)?,
-            mask: net.input("inp_mask", mask_type, [shape.kv_positions, shape.tokens, 1, 1])?,
+            tokens: ctx.input("inp_tokens", DType::I32, line)?,
+            positions: ctx.input("inp_pos", DType::I32, line)?,
+            rows: ctx.input("inp_rows", DType::I64, line)?,
+            mask: ctx.input("inp_mask", mask_type, [shape.kv_positions, shape.tokens, 1, 1])?,
         };
         let common =
             BlockContext { model: self, shape, positions: inputs.positions, rows: inputs.rows, mask: inputs.mask };
 
-        let table = net.weight("token_embd.weight", &[hyper.width, hyper.vocab])?;
-        let mut x = net.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
+        let table = ctx.weight("token_embd.weight", &[hparams.width, hparams.vocab])?;
+        let mut x = ctx.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
         let last = shape.outputs == Outputs::Last && shape.tokens > 1;
-        for i in 0..hyper.layers {
-            let end = i + 1 == hyper.layers;
+        for i in 0..hparams.layers {
+            let end = i + 1 == hparams.layers;
             if end && shape.outputs == Outputs::None {
-                common.write_cache(&mut net, i, x)?;
+                common.write_cache(&mut ctx, i, x)?;
             } else {
-                x = common.block(&mut net, i, x, end && last)?;
+                x = common.block(&mut ctx, i, x, end && last)?;
             }
         }
-        let logits = if shape.outputs == Outputs::None { None } else { Some(self.head(&mut net, x)?) };
-        Ok(ModelGraph { task: net.build()?, inputs, logits })
+        let logits = if shape.outputs == Outputs::None { None } else { Some(self.head(&mut ctx, x)?) };
+        Ok(ModelGraph { task: ctx.build()?, inputs, logits })
     }
 
-    /// From the last block's result to logits.
-    fn head(&self, net: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
-        net.block(None);
-        let x = net.norm("result_norm", x, "output_norm.weight")?;
-        // Without a matrix of its own the output is tied to the embedding.
+    /// The output head: final norm and projection of the last block's result to logits.
+    fn head(&self, ctx: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
+        ctx.block(None);
+        let x = ctx.norm("result_norm", x, "output_norm.weight")?;
+        // A file without `output.weight` ties the output matrix to the embedding.
         let tied = !self.weights.contains_key("output.weight");
         let stem = if tied { "token_embd" } else { "output" };
-        let logits = net.linear("result_output", stem, x, self.hparams.vocab)?;
-        net.output(logits)?;
+        let logits = ctx.linear("result_output", stem, x, self.hparams.vocab)?;
+        ctx.output(logits)?;
         Ok(logits)
     }
 
-    /// Divisors of the frequencies for a block, on its device where it has them.
+    /// The RoPE frequency factors for a block: the copy on the block's device if there is one, else the original.
     fn rope_factors(&self, layer: usize) -> Option<(String, &StoredTensor)> {
         let name = "rope_freqs.weight";
         let own = copy_name(name, self.cache.get(layer)?.keys.device);

@@ -1,4 +1,4 @@
-//! A feed-forward network of experts, of which each token uses a few.
+//! The mixture-of-experts (MoE) feed-forward network: a router selects a few experts for each token.
 
 use super::ModelError;
 use super::graph_context::GraphContext;
@@ -13,47 +13,48 @@ use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
 use fanout::tensor::{DType, TensorDesc};
 
-/// Softmax over all experts chooses the largest few; their shares, made to sum to 1, weigh their results.
+/// Top-k routing: softmax over all experts, the `used` largest probabilities normalised to a sum of 1, and a weighted sum of the
+/// results of these experts.
 pub(super) fn feed_forward(
-    net: &mut GraphContext<'_>,
-    hyper: &HParams,
+    ctx: &mut GraphContext<'_>,
+    hparams: &HParams,
     experts: &Experts,
     x: TensorId,
 ) -> Result<TensorId, ModelError> {
-    let (width, tokens) = (hyper.width, net.desc(x)?.ne()[1]);
+    let (width, tokens) = (hparams.width, ctx.desc(x)?.ne()[1]);
     let &Experts { count, used, ff } = experts;
-    let logits = net.linear("ffn_moe_logits", "ffn_gate_inp", x, count)?;
-    let shares = net.node("ffn_moe_probs", SoftMax { scale: 1.0, max_bias: 0.0 }, &[logits])?;
-    let sorted = net.node("ffn_moe_argsort", Sort::Argsort { descending: true }, &[shares])?;
-    let [id, row, ..] = net.desc(sorted)?.nb();
+    let logits = ctx.linear("ffn_moe_logits", "ffn_gate_inp", x, count)?;
+    let shares = ctx.node("ffn_moe_probs", SoftMax { scale: 1.0, max_bias: 0.0 }, &[logits])?;
+    let sorted = ctx.node("ffn_moe_argsort", Sort::Argsort { descending: true }, &[shares])?;
+    let [id, row, ..] = ctx.desc(sorted)?.nb();
     let chosen = TensorDesc::strided(DType::I32, [used, tokens, 1, 1], [id, row, row * tokens, row * tokens])?;
-    let chosen = net.view(sorted, chosen, 0)?;
+    let chosen = ctx.view(sorted, chosen, 0)?;
 
-    let shares = net.reshape(shares, [1, count, tokens, 1])?;
-    let weights = net.node("ffn_moe_weights", Rows::GetRows, &[shares, chosen])?;
-    let weights = net.reshape(weights, [used, tokens, 1, 1])?;
-    let sum = net.node("ffn_moe_weights_sum", Reduce::SumRows, &[weights])?;
-    let weights = net.node("ffn_moe_weights_norm", Binary::Div, &[weights, sum])?;
-    let weights = net.reshape(weights, [1, used, tokens, 1])?;
+    let shares = ctx.reshape(shares, [1, count, tokens, 1])?;
+    let weights = ctx.node("ffn_moe_weights", Rows::GetRows, &[shares, chosen])?;
+    let weights = ctx.reshape(weights, [used, tokens, 1, 1])?;
+    let sum = ctx.node("ffn_moe_weights_sum", Reduce::SumRows, &[weights])?;
+    let weights = ctx.node("ffn_moe_weights_norm", Binary::Div, &[weights, sum])?;
+    let weights = ctx.reshape(weights, [1, used, tokens, 1])?;
 
-    let x = net.reshape(x, [width, 1, tokens, 1])?;
-    let gate = net.weight("ffn_gate_exps.weight", &[width, ff, count])?;
-    let gate = net.node("ffn_moe_gate", MulMat::BY_ID, &[gate, x, chosen])?;
-    let up = net.weight("ffn_up_exps.weight", &[width, ff, count])?;
-    let up = net.node("ffn_moe_up", MulMat::BY_ID, &[up, x, chosen])?;
-    let gated = net.node("ffn_moe_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
-    let down = net.weight("ffn_down_exps.weight", &[ff, width, count])?;
-    let down = net.node("ffn_moe_down", MulMat::BY_ID, &[down, gated, chosen])?;
-    let weighted = net.node("ffn_moe_weighted", Binary::Mul, &[down, weights])?;
+    let x = ctx.reshape(x, [width, 1, tokens, 1])?;
+    let gate = ctx.weight("ffn_gate_exps.weight", &[width, ff, count])?;
+    let gate = ctx.node("ffn_moe_gate", MulMat::BY_ID, &[gate, x, chosen])?;
+    let up = ctx.weight("ffn_up_exps.weight", &[width, ff, count])?;
+    let up = ctx.node("ffn_moe_up", MulMat::BY_ID, &[up, x, chosen])?;
+    let gated = ctx.node("ffn_moe_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
+    let down = ctx.weight("ffn_down_exps.weight", &[ff, width, count])?;
+    let down = ctx.node("ffn_moe_down", MulMat::BY_ID, &[down, gated, chosen])?;
+    let weighted = ctx.node("ffn_moe_weighted", Binary::Mul, &[down, weights])?;
 
-    // One row per token and used expert: the first ones of all tokens, plus the second ones, and so on.
-    let [element, expert, token, _] = net.desc(weighted)?.nb();
+    // `weighted` is `[width, used, tokens]`: sum over the experts with one strided view per expert slot.
+    let [element, expert, token, _] = ctx.desc(weighted)?.nb();
     let rows =
         TensorDesc::strided(DType::F32, [width, tokens, 1, 1], [element, token, token * tokens, token * tokens])?;
-    let mut sum = net.view(weighted, rows, 0)?;
+    let mut sum = ctx.view(weighted, rows, 0)?;
     for k in 1..used {
-        let next = net.view(weighted, rows, k * expert)?;
-        sum = net.node("ffn_moe_out", Binary::Add, &[sum, next])?;
+        let next = ctx.view(weighted, rows, k * expert)?;
+        sum = ctx.node("ffn_moe_out", Binary::Add, &[sum, next])?;
     }
     Ok(sum)
 }

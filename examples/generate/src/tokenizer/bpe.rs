@@ -1,5 +1,5 @@
-//! Byte-level BPE, GPT-2's invention: text is split by a regex, each byte becomes a visible character, and a list of
-//! merges says which neighbours join first.
+//! Byte-level BPE, as introduced by GPT-2: a regex splits the text, each byte is mapped to a printable character, and a list of
+//! merges gives the order in which neighbouring tokens are joined.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 use super::{TokenKind, TokenizerError, TokenizerParts, Vocab, bad_value, key};
 use fanout::gguf::{KeyError, Metadata, required};
 
-/// How text is split before merging.
+/// How text is split before the merges apply.
 struct PreTokenizer {
     /// Names in `tokenizer.ggml.pre`.
     names: &'static [&'static str],
-    /// What matches stands alone.
+    /// Each match becomes a word of its own; merges never cross words.
     regex: &'static str,
-    /// Whether a word that is a token is taken whole, whatever the merges make of it.
+    /// Whether a word that is in the vocabulary becomes one token, even if the merges do not produce it.
     whole_words: bool,
-    /// Whether texts begin with the token of that name, where the file does not say.
+    /// Whether a begin-of-text token is added if the file lacks `add_bos_token`.
     add_bos: bool,
 }
 
@@ -50,8 +50,8 @@ impl PreTokenizer {
     fn read(metadata: &Metadata<'_>) -> Result<&'static PreTokenizer, KeyError> {
         let name = required(key::PRE, metadata.text(key::PRE)?)?;
         SPLITTERS.iter().find(|splitter| splitter.names.contains(&name)).ok_or_else(|| {
-            let known: Vec<_> = SPLITTERS.iter().flat_map(|splitter| splitter.names).copied().collect();
-            let expected = format!("one of {}, the splitters this program knows", known.join(", "));
+            let names: Vec<_> = SPLITTERS.iter().flat_map(|splitter| splitter.names).copied().collect();
+            let expected = format!("one of {}, the pre-tokenizers this program supports", names.join(", "));
             bad_value(key::PRE, expected, format_args!("{name:?}"))
         })
     }
@@ -69,14 +69,14 @@ pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Tokeniz
     Ok(TokenizerParts { inner, pieces: pieces(vocab), add_bos: splitter.add_bos, bos: None, eos: None })
 }
 
-/// The file's merges, each of two tokens that make a third.
+/// The file's merges: pairs of tokens that concatenate to a third token.
 fn merges(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Vec<(String, String)>, KeyError> {
     let merge = |(rank, text): (usize, &str)| {
         let unlike = || {
             let expected = "two tokens with a space between them, which make a third";
             bad_value(key::MERGES, expected, format!("{text:?} at {rank}"))
         };
-        // A token is not empty: a space at the very start belongs to it.
+        // Tokens are not empty, so a space at the very start belongs to the left token and is not the separator.
         let first = text.chars().next().map_or(0, char::len_utf8);
         let (left, right) = text.split_at(text[first..].find(' ').ok_or_else(unlike)? + first);
         let right = &right[1..];
@@ -90,7 +90,8 @@ fn merges(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Vec<(String, Str
     required(key::MERGES, metadata.texts(key::MERGES)?)?.into_iter().enumerate().map(merge).collect()
 }
 
-/// The byte that a character stands for: itself where it is visible Latin-1, else the others in order from U+0100 on.
+/// GPT-2's mapping of characters to bytes: printable Latin-1 characters map to themselves, and the characters from U+0100 on map to
+/// the remaining bytes in order.
 fn bytes_of_characters() -> HashMap<char, u8> {
     let is_itself = |b: &u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let themselves = (0..=255).filter(is_itself).map(|b| (char::from(b), b));

@@ -1,21 +1,21 @@
-//! Tokens as text, one after another.
+//! Streaming decoder: turns tokens into text and holds back incomplete UTF-8 characters.
 
 use super::Tokenizer;
 
-/// Turns tokens into text as they come. A token may end amid a character: its bytes wait for the next.
+/// Decodes a stream of tokens. If a token ends inside a character, the bytes of that character are held back until it is complete.
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The start of a character, at most three bytes.
+    /// The held-back start of a character, at most three bytes.
     waiting: Vec<u8>,
 }
 
 impl<'a> DecodeStream<'a> {
-    /// At the start of a text.
+    /// A decoder at the start of a text.
     pub fn new(tokenizer: &'a Tokenizer) -> DecodeStream<'a> {
         DecodeStream { tokenizer, waiting: Vec::new() }
     }
 
-    /// The text that is whole with this token; bytes that are no UTF-8 become U+FFFD.
+    /// Adds a token and returns the text that is now complete. Invalid UTF-8 becomes U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
         self.waiting.extend(self.tokenizer.bytes(token));
         let mut text = String::new();
@@ -36,13 +36,13 @@ impl<'a> DecodeStream<'a> {
         text
     }
 
-    /// What is left at the end of the text: U+FFFD for half a character.
+    /// Ends the text: U+FFFD if an incomplete character is left, else nothing.
     pub fn finish(self) -> &'static str {
         if self.waiting.is_empty() { "" } else { "\u{fffd}" }
     }
 }
 
-/// Whether more bytes can make a character of these, which end where the text does.
+/// Whether the bytes are the incomplete start of a character.
 fn is_start(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|e| e.error_len().is_none())
 }

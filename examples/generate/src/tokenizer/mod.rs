@@ -1,9 +1,11 @@
-//! The tokenizer that a model file describes, by the `tokenizers` crate.
+//! The tokenizer of a model file, built from its metadata with the `tokenizers` crate.
 //!
-//! Two kinds of vocabulary: `llama`, SentencePiece's, whose pieces have scores and which spells what it has no piece for
-//! in bytes; and `gpt2`, byte-level BPE, with a list of merges and a regex that splits the text beforehand. Token ids are
-//! those of llama.cpp; where several merges of a `llama` vocabulary have the same score, it takes the leftmost and this
-//! one those of the piece with the lowest id, which a trained vocabulary never shows.
+//! Two kinds of vocabulary are supported. `llama` is SentencePiece: pieces have scores, and text without a matching piece falls
+//! back to byte tokens (`spm.rs`). `gpt2` is byte-level BPE: a regex splits the text, then a list of merges applies (`bpe.rs`).
+//!
+//! Token ids are the same as llama.cpp's, with one exception: if several merges of a `llama` vocabulary have the same score,
+//! llama.cpp applies the leftmost merge, and this tokenizer the merge with the lowest resulting id. Trained vocabularies have no
+//! such ties.
 
 mod bpe;
 mod decode;
@@ -19,7 +21,7 @@ use tokenizers::AddedToken;
 pub use decode::DecodeStream;
 use fanout::gguf::{KeyError, Metadata, required};
 
-/// Keys of the metadata.
+/// Metadata keys of the tokenizer.
 mod key {
     pub(super) const MODEL: &str = "tokenizer.ggml.model";
     pub(super) const PRE: &str = "tokenizer.ggml.pre";
@@ -37,21 +39,21 @@ mod key {
     pub(super) const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 }
 
-/// Texts of control tokens that end a turn or a text, in the vocabularies of the models that this program runs.
+/// Texts of control tokens that end a turn or a text, in the vocabularies of the supported models.
 const END_TOKENS: [&str; 4] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"];
 
-/// Why a file's tokenizer cannot be used.
+/// The tokenizer of a file cannot be built, or cannot encode a text.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
-    /// A key is missing, or its value is not as it should be.
+    /// A key is missing or has an invalid value.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The crate's word.
+    /// An error of the `tokenizers` crate.
     #[error("the tokenizer: {0}")]
     Crate(#[from] tokenizers::Error),
 }
 
-/// What kind of token one is, by its number in the file.
+/// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenKind {
     Normal,
@@ -63,17 +65,17 @@ enum TokenKind {
 }
 
 impl TokenKind {
-    /// Whether the token stands for itself in a text, before anything is split.
+    /// Whether the token's text is matched in the input before any other splitting.
     fn is_special(self) -> bool {
         matches!(self, TokenKind::Unknown | TokenKind::Control | TokenKind::UserDefined)
     }
 }
 
-/// Tokens, as the file has them.
+/// The vocabulary of the file.
 struct Vocab<'a> {
     texts: Vec<&'a str>,
     kinds: Vec<TokenKind>,
-    /// By text; of tokens with the same text, the last.
+    /// Ids by text. If several tokens have the same text, the last id wins.
     ids: HashMap<&'a str, u32>,
 }
 
@@ -100,7 +102,7 @@ impl<'a> Vocab<'a> {
         Ok(Vocab { texts, kinds, ids })
     }
 
-    /// The id in a key, which must be one of a token.
+    /// The token id in a key, checked to be within the vocabulary.
     fn id(&self, metadata: &Metadata<'_>, key: &str) -> Result<Option<u32>, KeyError> {
         match metadata.int(key)? {
             Some(id) if id as usize >= self.texts.len() => {
@@ -110,39 +112,39 @@ impl<'a> Vocab<'a> {
         }
     }
 
-    /// The form in which the crate wants it.
+    /// The vocabulary in the form that the `tokenizers` crate takes.
     fn owned(&self) -> tokenizers::models::bpe::Vocab {
         self.ids.iter().map(|(&text, &id)| (text.to_owned(), id)).collect()
     }
 }
 
-/// A vocabulary of one kind, made ready, with what is the kind's custom where a file says nothing.
+/// The tokenizer of one kind of vocabulary, with that kind's defaults for keys that the file lacks.
 struct TokenizerParts {
     inner: tokenizers::Tokenizer,
-    /// The bytes that each token stands for.
+    /// The bytes of each token, by id.
     pieces: Vec<Box<[u8]>>,
     add_bos: bool,
     bos: Option<u32>,
     eos: Option<u32>,
 }
 
-/// Text to tokens, and back.
+/// Encodes text as tokens, and decodes tokens as bytes.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     pieces: Vec<Box<[u8]>>,
-    /// Put before every text.
+    /// Begin-of-text token, added before every text.
     first: Option<u32>,
-    /// Put after every text.
+    /// End-of-text token, added after every text.
     last: Option<u32>,
-    /// Tokens after which nothing more is to come.
+    /// Tokens that end the generation.
     ends: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// Makes the tokenizer of a file.
+    /// Builds the tokenizer of a file.
     ///
     /// # Errors
-    /// [`TokenizerError`] for a kind that is not known, and for keys that are missing or contradict each other.
+    /// [`TokenizerError`] for an unsupported kind of vocabulary, and for keys that are missing or contradict each other.
     pub fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
         let vocab = Vocab::read(metadata)?;
         let TokenizerParts { mut inner, pieces, add_bos, bos, eos } =
@@ -174,26 +176,27 @@ impl Tokenizer {
         Ok(Tokenizer { inner, pieces, first, last, ends })
     }
 
-    /// How many tokens there are.
+    /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The tokens of a text. Special tokens in it are taken as such; begin and end of text are added if the file says so.
+    /// Encodes a text. Special tokens in the text are recognised; begin-of-text and end-of-text tokens are added as the file
+    /// specifies.
     ///
     /// # Errors
-    /// [`TokenizerError::Crate`] where a regex finds the text too hard.
+    /// [`TokenizerError::Crate`] if the splitting regex exceeds its backtracking limit on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false)?;
         Ok(self.first.into_iter().chain(encoding.get_ids().iter().copied()).chain(self.last).collect())
     }
 
-    /// The bytes that a token stands for, possibly a part of a character; none for control tokens and unknown ids.
+    /// The bytes of a token, possibly only a part of a UTF-8 character; empty for control tokens and ids outside the vocabulary.
     pub fn bytes(&self, token: u32) -> &[u8] {
         self.pieces.get(token as usize).map_or(&[], |piece| piece)
     }
 
-    /// Whether a model says by this token that it has finished.
+    /// Whether this token ends the generation.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }

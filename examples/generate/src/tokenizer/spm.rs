@@ -1,7 +1,7 @@
-//! SentencePiece's vocabularies: pieces with scores.
+//! SentencePiece vocabularies: pieces with scores, encoded as BPE.
 //!
-//! The pair of neighbours that makes the piece with the highest score is merged first. That is BPE whose merges are all
-//! ways to put a piece together from two others, in the order of the pieces' scores.
+//! Among all pairs of neighbours that form a piece, SentencePiece first merges the pair with the highest-scored piece. The
+//! equivalent list of BPE merges has every split of each piece into two other pieces, sorted by the scores of the resulting pieces.
 
 use tokenizers::Tokenizer;
 use tokenizers::models::bpe::BPE;
@@ -10,9 +10,9 @@ use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
 use super::{TokenKind, TokenizerError, TokenizerParts, Vocab, bad_value, key};
 use fanout::gguf::{Metadata, required};
 
-/// Stands for a space in pieces.
+/// The character that represents a space in pieces.
 const SPACE: &str = "\u{2581}";
-/// Ids that files of old leave out.
+/// Default ids of special tokens, for older files that lack the keys.
 const UNK: u32 = 0;
 const BOS: u32 = 1;
 const EOS: u32 = 2;
@@ -40,7 +40,7 @@ pub(super) fn read(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Tokeniz
     Ok(TokenizerParts { inner, pieces: pieces(vocab)?, add_bos: true, bos: known(BOS), eos: known(EOS) })
 }
 
-/// Each way to make a piece from two, the best piece first.
+/// Every split of a piece into two pieces, in descending order of the piece's score.
 fn merges(vocab: &Vocab<'_>, scores: &[f32]) -> Vec<(String, String)> {
     let mut merges = Vec::new();
     for (&text, &id) in &vocab.ids {
@@ -51,7 +51,7 @@ fn merges(vocab: &Vocab<'_>, scores: &[f32]) -> Vec<(String, String)> {
             }
         }
     }
-    // The ids and lengths make one order of those that have the same score.
+    // Break ties by id and length: the hash map iterates in random order, and the merges must not depend on it.
     merges.sort_unstable_by(|a, b| {
         let score = |id: u32| scores[id as usize];
         score(b.0).total_cmp(&score(a.0)).then(a.0.cmp(&b.0)).then(a.1.len().cmp(&b.1.len()))

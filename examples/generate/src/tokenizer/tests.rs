@@ -1,4 +1,4 @@
-//! Token ids as llama.cpp gives them for the same vocabularies, and text that never breaks amid a character.
+//! Tokenizer tests: the same token ids as llama.cpp for the same vocabularies, and decoding that never splits a character.
 
 use super::*;
 use fanout::gguf::{Gguf, Writer};
@@ -12,7 +12,7 @@ const SPM_WORDS: [&str; 26] = [
     "ne", "▁one", "aa", "aaa", "<sep>", "nn",
 ];
 
-/// Three control tokens, the bytes, then words with scores in no order; `<sep>` is the user's own.
+/// A SentencePiece vocabulary: three special tokens, the 256 bytes, then words with shuffled scores; `<sep>` is user-defined.
 fn spm() -> Writer {
     let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     tokens.extend((0..256).map(|b| format!("<0x{b:02X}>")));
@@ -42,7 +42,8 @@ const MERGES: [&str; 21] = [
     "t he", "Ġ w", "o r", "Ġw or", "l d",
 ];
 
-/// A token for each byte, by its value, then what the merges make, a word that they do not make, and special tokens.
+/// A byte-level BPE vocabulary: one token per byte value, the results of the merges, a word that no merge produces, and special
+/// tokens.
 fn bpe(pre: &str) -> Writer {
     let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = '\u{100}'..;
@@ -71,7 +72,7 @@ fn check(tokenizer: &Tokenizer, cases: &[(&str, &[u32])]) {
 }
 
 #[test]
-fn pieces_with_scores_give_the_tokens_of_llama_cpp() {
+fn sentencepiece_gives_the_token_ids_of_llama_cpp() {
     let with_space: [(&str, &[u32]); 14] = [
         ("", &[1]),
         (" ", &[1, 275]),
@@ -107,7 +108,7 @@ fn pieces_with_scores_give_the_tokens_of_llama_cpp() {
 }
 
 #[test]
-fn merges_and_splitters_give_the_tokens_of_llama_cpp() {
+fn byte_level_bpe_gives_the_token_ids_of_llama_cpp() {
     let gpt2: [(&str, &[u32]); 14] = [
         ("", &[]),
         (" ", &[32]),
@@ -126,7 +127,7 @@ fn merges_and_splitters_give_the_tokens_of_llama_cpp() {
     ];
     check(&tokenizer(&bpe("gpt-2")).unwrap(), &gpt2);
 
-    // Words that are tokens are taken whole; texts begin with a token of their own.
+    // llama-bpe: words that are in the vocabulary become one token, and texts start with a begin-of-text token.
     let llama3: [(&str, &[u32]); 6] = [
         ("", &[278]),
         ("the world's in 12345", &[278, 272, 277, 261, 32, 259, 32, 263, 52, 53]),
@@ -137,7 +138,7 @@ fn merges_and_splitters_give_the_tokens_of_llama_cpp() {
     ];
     check(&tokenizer(&bpe("llama-bpe")).unwrap(), &llama3);
 
-    // Each digit alone.
+    // qwen2: each digit is a word of its own.
     let qwen2: [(&str, &[u32]); 5] = [
         ("the world's in 12345", &[272, 275, 276, 261, 32, 259, 32, 49, 50, 51, 52, 53]),
         ("12 34 world", &[49, 50, 32, 51, 52, 275, 276]),
@@ -149,7 +150,7 @@ fn merges_and_splitters_give_the_tokens_of_llama_cpp() {
 }
 
 #[test]
-fn text_comes_back_and_never_breaks_amid_a_character() {
+fn decoding_restores_the_text_and_never_splits_a_character() {
     let texts = ["the one", "thé ☃\n", "🦀🦀 naan ▁", "日本語"];
     for (file, expected_start) in [(spm(), " "), (bpe("gpt-2"), ""), (bpe("qwen2"), "")] {
         let tokenizer = tokenizer(&file).unwrap();
@@ -158,7 +159,7 @@ fn text_comes_back_and_never_breaks_amid_a_character() {
             let mut stream = DecodeStream::new(&tokenizer);
             let parts: Vec<String> = tokens.iter().map(|&token| stream.push(token)).collect();
             assert_eq!(stream.finish(), "");
-            // A space may begin the text, and one written as U+2581 comes back as a space.
+            // SentencePiece may add a space at the start, and decodes U+2581 as a space.
             let spaced = if expected_start.is_empty() { text.to_owned() } else { text.replace('▁', " ") };
             assert_eq!(parts.concat(), format!("{expected_start}{spaced}"));
             assert!(parts.iter().all(|part| !part.contains('\u{fffd}')));
@@ -167,7 +168,7 @@ fn text_comes_back_and_never_breaks_amid_a_character() {
 }
 
 #[test]
-fn bytes_that_are_no_text_become_one_mark_each() {
+fn invalid_utf8_becomes_replacement_characters() {
     let tokenizer = tokenizer(&spm()).unwrap();
     let stream = |bytes: &[u8]| {
         let mut stream = DecodeStream::new(&tokenizer);
@@ -183,7 +184,7 @@ fn bytes_that_are_no_text_become_one_mark_each() {
 }
 
 #[test]
-fn control_tokens_are_silent_and_end_texts() {
+fn control_tokens_decode_to_nothing_and_may_end_the_text() {
     let spm = tokenizer(&spm()).unwrap();
     assert_eq!(
         (spm.bytes(1), spm.bytes(2), spm.bytes(283), spm.bytes(999)),
@@ -197,7 +198,7 @@ fn control_tokens_are_silent_and_end_texts() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn errors_name_the_key_at_fault() {
     let cases = [
         (spm().without(key::MODEL).unwrap(), "the file has no tokenizer.ggml.model, which"),
         (spm().text(key::MODEL, "bert"), "tokenizer.ggml.model: expected llama or gpt2, the vocabularies this program"),

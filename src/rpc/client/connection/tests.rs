@@ -9,15 +9,15 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-/// Longer than anything here takes.
+/// Upper limit of every wait in these tests; no test comes close to it.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// A connection, and the server's end of it.
-fn pair(longest: Duration, greeted: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
+/// A client connection and the server's end of its socket.
+fn pair(reply_timeout: Duration, server_info: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
+    let handshake = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
     let dialect = Dialect::of(PROTOCOL_VERSION).unwrap();
-    let connection = Connection::start("a:1", ours, dialect, (WATCHDOG, longest), greeted).unwrap();
+    let connection = Connection::start("a:1", handshake, dialect, (WATCHDOG, reply_timeout), server_info).unwrap();
     (connection, listener.accept().unwrap().0)
 }
 
@@ -35,12 +35,12 @@ fn two_connections_to_one_server_are_two_domains() {
 }
 
 #[test]
-fn errands_of_a_lost_connection_are_dropped() {
+fn deferred_sends_of_a_lost_connection_are_dropped() {
     let (connection, _server) = pair(WATCHDOG, None);
     let held = Arc::new(());
     let holds = Arc::clone(&held);
     connection.fail("a test's reason");
-    // As somebody says it while another one writes, who sees only then that the connection is lost.
+    // As when a thread defers a send while another thread writes, and the connection fails before the writer is returned.
     lock(&connection.deferred).sends.push(Box::new(move |_| {
         drop(holds);
         Ok(())
@@ -50,12 +50,13 @@ fn errands_of_a_lost_connection_are_dropped() {
 }
 
 #[test]
-fn whoever_waits_for_bytes_that_were_never_asked_for_is_told_who_is_lost() {
+fn downloads_on_a_lost_connection_fail_with_the_name_of_its_endpoint() {
     let (connection, _server) = pair(WATCHDOG, None);
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 30, domain, ..DeviceInfo::new("a:1/0", DeviceKind::Gpu) };
     let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());
-    let (mut plain, _timeline) = GgmlProtocol::new(Arc::clone(&remote), connection.completions.add_device()).unwrap();
+    let (mut protocol, _timeline) =
+        GgmlProtocol::new(Arc::clone(&remote), connection.completions.add_device()).unwrap();
     let memory = RemoteBuffer { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
     let buffer = Buffer::new(&remote.info, 128, Box::new(memory), Box::new(()));
     connection.fail("a test's reason");
@@ -65,16 +66,16 @@ fn whoever_waits_for_bytes_that_were_never_asked_for_is_told_who_is_lost() {
             ((buffer.region(64 * at, 64).unwrap(), to), ticket)
         })
         .unzip();
-    assert!(is_lost(&plain.download(parts).unwrap_err()));
+    assert!(is_lost(&protocol.download(parts).unwrap_err()));
     for ticket in tickets {
-        let told = ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err();
-        assert!(is_lost(&told), "{told}");
+        let error = ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err();
+        assert!(is_lost(&error), "{error}");
     }
 }
 
 #[test]
-fn a_server_that_talks_must_answer_too() {
-    let greeted = GreetReply {
+fn a_reply_is_overdue_although_the_server_sends_notifications() {
+    let server_info = GreetReply {
         build: String::new(),
         max_message: 1 << 20,
         graph_budget: 1 << 20,
@@ -83,22 +84,22 @@ fn a_server_that_talks_must_answer_too() {
         sessions: 1,
         devices: Vec::new(),
     };
-    let (connection, mut server) = pair(Duration::from_millis(50), Some(greeted));
-    let talks = std::thread::spawn(move || {
+    let (connection, mut server) = pair(Duration::from_millis(50), Some(server_info));
+    let sender = std::thread::spawn(move || {
         let mut notice = Vec::new();
         Notice::State(State::Ready).encode(&mut notice);
-        // Until the client hangs up.
+        // Until the client closes the connection.
         while server.write_all(&notice).is_ok() {}
     });
-    let told = connection.exchange("ALLOC_BUFFER", 16..=16, |out| out.push(0)).unwrap_err();
-    assert!(is_lost(&told) && told.to_string().contains("did not answer ALLOC_BUFFER within 50ms"), "{told}");
-    talks.join().unwrap();
+    let error = connection.exchange("ALLOC_BUFFER", 16..=16, |out| out.push(0)).unwrap_err();
+    assert!(is_lost(&error) && error.to_string().contains("did not reply to ALLOC_BUFFER within 50ms"), "{error}");
+    sender.join().unwrap();
 }
 
 #[test]
-fn a_server_does_not_tell_of_its_devices_for_ever() {
+fn listing_the_devices_has_a_deadline() {
     let (connection, mut server) = pair(Duration::from_millis(1), None);
-    let answers = std::thread::spawn(move || -> io::Result<()> {
+    let replies = std::thread::spawn(move || -> io::Result<()> {
         loop {
             let mut header = [0; REQUEST_HEADER];
             server.read_exact(&mut header)?;
@@ -112,8 +113,8 @@ fn a_server_does_not_tell_of_its_devices_for_ever() {
             server.write_all(&reply)?;
         }
     });
-    let told = enumerate(&connection).unwrap_err();
-    assert!(is_lost(&told) && told.to_string().contains("of its 4096 devices within 1ms"), "{told}");
+    let error = enumerate(&connection).unwrap_err();
+    assert!(is_lost(&error) && error.to_string().contains("of its 4096 devices within 1ms"), "{error}");
     drop(connection);
-    answers.join().unwrap().unwrap_err();
+    replies.join().unwrap().unwrap_err();
 }

@@ -1,4 +1,4 @@
-//! What is said on a connection while nobody else says anything.
+//! Exclusive use of a connection's writer: messages are encoded into its buffer, flushed, and their replies registered.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
@@ -10,26 +10,26 @@ use crate::device::DeviceError;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::{BodySize, Command, FreeBuffer, Request};
 
-/// The right to write messages.
+/// Proof of exclusive use of the writer. Lives as long as one call of `ConnectionShared::with_writer`.
 pub(in crate::rpc::client) struct WriteGuard<'a> {
     pub(in crate::rpc::client) shared: &'a ConnectionShared,
     pub(in crate::rpc::client) writer: &'a mut WriterState,
 }
 
 impl WriteGuard<'_> {
-    /// Puts a message behind those that have yet to leave.
+    /// Appends a message to the write buffer.
     pub(in crate::rpc::client) fn buffer(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         encode(self.writer.out.buffer());
     }
 
-    /// Sends all that has yet to leave; `command` is the last of it.
+    /// Sends the write buffer; `command` names its last message in errors.
     pub(in crate::rpc::client) fn flush(&mut self, command: &'static str) -> Result<(), DeviceError> {
         let bytes = self.buffered_bytes();
         let sent = self.writer.out.flush();
         self.check_sent(command, bytes, sent)
     }
 
-    /// Sends bytes from where they are, behind all that has yet to leave.
+    /// Sends the write buffer and `data` behind it. Large data is not copied into the buffer.
     pub(in crate::rpc::client) fn send_with_data(
         &mut self,
         command: &'static str,
@@ -41,7 +41,8 @@ impl WriteGuard<'_> {
         for (n, piece) in rest.chunks(WRITE_CHUNK_BYTES).enumerate() {
             let sent = self.writer.out.send_bytes(piece);
             self.check_sent(command, piece.len(), sent)?;
-            // Short messages may go on for long into what the system keeps for a server that takes nothing.
+            // Only from the second chunk on: the kernel's send buffer accepts short messages for a long time, even if the
+            // server reads nothing.
             if n > 0 {
                 *lock(&self.shared.write_progress) = Instant::now();
             }
@@ -49,7 +50,7 @@ impl WriteGuard<'_> {
         Ok(())
     }
 
-    /// Bytes that have yet to leave.
+    /// Bytes in the write buffer.
     pub(in crate::rpc::client) fn buffered_bytes(&mut self) -> usize {
         self.writer.out.buffer().len()
     }
@@ -69,42 +70,42 @@ impl WriteGuard<'_> {
             }
             self.shared.fail(match e {
                 TransportError::TimedOut { .. } => {
-                    format!("the server took nothing of a {command} within {:?}", self.shared.silence_timeout)
+                    format!("the server accepted no byte of a {command} within {:?}", self.shared.silence_timeout)
                 }
                 TransportError::Reset(_) | TransportError::Closed => {
-                    format!("the server closed the connection before a {command}; its log says why")
+                    format!("the server closed the connection before a {command}; see its log for the reason")
                 }
                 TransportError::Io(e) => format!("sending a {command}: {e}"),
             })
         })
     }
 
-    /// Puts a request of 7.0, in the server's own version, behind those that have yet to leave.
+    /// Appends a request of 7.0 to the write buffer, encoded in the server's version.
     fn buffer_request(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
-        let said = self.shared.dialect.encode(request, self.writer.out.buffer());
-        said.map_err(|e| DeviceError::Bug(format!("a request that the server does not understand: {e}")))
+        let encoded = self.shared.dialect.encode(request, self.writer.out.buffer());
+        encoded.map_err(|e| DeviceError::Bug(format!("a request that the server's version cannot express: {e}")))
     }
 
-    /// Sends a request of 7.0 that has no reply there. Where it has an empty one, nobody waits for that.
+    /// Sends a request that has no reply in 7.0. Some older versions send an empty reply to it, which is dropped on arrival.
     pub(in crate::rpc::client) fn send(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
         self.buffer_request(request)?;
         self.expect_empty_reply(request.command())?;
         self.flush(request.command().name())
     }
 
-    /// Sends a request of 7.0 whose reply has `len` bytes.
+    /// Sends a request of 7.0 with a reply of `len` bytes.
     pub(in crate::rpc::client) fn request(
         &mut self,
         request: &Request<'_>,
         len: u64,
-        to: ReplySink,
+        sink: ReplySink,
     ) -> Result<(), DeviceError> {
         self.buffer_request(request)?;
-        self.expect(request.command().name(), len..=len, to)?;
+        self.expect(request.command().name(), len..=len, sink)?;
         self.flush(request.command().name())
     }
 
-    /// Nothing but an empty reply comes, from servers of versions that have one.
+    /// Registers the empty reply that some older versions send to `command`.
     pub(in crate::rpc::client) fn expect_empty_reply(&mut self, command: Command) -> Result<(), DeviceError> {
         match self.shared.dialect.reply(command) {
             Some(BodySize::Exact(0)) => self.expect(command.name(), 0..=0, ReplySink::Discard),
@@ -112,49 +113,48 @@ impl WriteGuard<'_> {
         }
     }
 
-    /// Sends a request that has a reply.
+    /// Sends a request with a reply. `len` limits the length of the reply.
     pub(in crate::rpc::client) fn request_encoded(
         &mut self,
         command: &'static str,
         len: RangeInclusive<u64>,
-        to: ReplySink,
+        sink: ReplySink,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), DeviceError> {
-        self.expect(command, len, to)?;
+        self.expect(command, len, sink)?;
         self.buffer(encode);
         self.flush(command)
     }
 
-    /// A reply is due once the message is sent that is being put together.
+    /// Registers the reply to the message that is being encoded. Must happen before the message is flushed.
     pub(in crate::rpc::client) fn expect(
         &mut self,
         command: &'static str,
         len: RangeInclusive<u64>,
-        to: ReplySink,
+        sink: ReplySink,
     ) -> Result<(), DeviceError> {
-        self.shared.replies.expect(command, len, to).map_err(|(failure, to)| {
-            // There is nothing that could be wrong with no bytes.
-            let _ = to.deliver(Err(failure.clone()));
+        self.shared.replies.expect(command, len, sink).map_err(|(failure, sink)| {
+            // A failure carries no bytes that could be invalid.
+            let _ = sink.deliver(Err(failure.clone()));
             failure
         })
     }
 
     pub(super) fn run_deferred_sends(&mut self) -> Result<(), DeviceError> {
-        let DeferredSends { freed_buffers: freed, probes: wanted, sends: said } =
-            std::mem::take(&mut *lock(&self.shared.deferred));
-        for &remote_ptr in &freed {
+        let DeferredSends { freed_buffers, probes, sends } = std::mem::take(&mut *lock(&self.shared.deferred));
+        for &remote_ptr in &freed_buffers {
             self.buffer_request(&Request::FreeBuffer(FreeBuffer { remote_ptr }))?;
             self.expect_empty_reply(Command::FreeBuffer)?;
-            // Graphs go with the buffers that they touch, and from some servers of 7.0 all of them do.
+            // The server evicts the graphs that use a freed buffer. Some servers of 7.0 evict all graphs.
             self.writer.graph_cache.evict_buffer(remote_ptr);
         }
-        if !freed.is_empty() {
+        if !freed_buffers.is_empty() {
             self.writer.devices.iter_mut().for_each(DeviceWriteState::forget_graph);
             self.flush("FREE_BUFFER")?;
         }
-        if !wanted.is_empty() {
-            self.send_probes(&wanted)?;
+        if !probes.is_empty() {
+            self.send_probes(&probes)?;
         }
-        said.into_iter().try_for_each(|errand| errand(self))
+        sends.into_iter().try_for_each(|send| send(self))
     }
 }

@@ -1,4 +1,4 @@
-//! A device of a server that has greeted.
+//! The [`Device`] of servers with the extensions. Unlike 7.0, the extensions report names, features and supported ops.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,24 +20,24 @@ use crate::rpc::wire::GraphCompute;
 use crate::rpc::wire::ext::{self, Answer, DeviceRecord, ExtCommand, ExtRequest};
 use crate::tensor::TensorDesc;
 
-/// The longest answer to SUPPORT: a reason.
+/// Longest reason in a reply to SUPPORT.
 const MAX_REASON_BYTES: u64 = 64 << 10;
 
-/// Answers that are kept. A planner asks for a few hundred kinds of nodes.
+/// Limit of cached replies. A scheduler queries a few hundred kinds of nodes.
 const MAX_CACHED_SUPPORT: usize = 1 << 14;
 
-/// The longest name of a device that a list can show.
+/// Longest device name that is used as given, in bytes.
 const MAX_DEVICE_NAME_BYTES: usize = 64;
 
 #[derive(Debug)]
 struct ExtendedDevice {
     remote: Arc<RemoteDevice>,
     features: Vec<Feature>,
-    /// By the words of the question.
+    /// Cached replies, by the encoded request.
     support_cache: Mutex<HashMap<Vec<u8>, Support>>,
 }
 
-/// The devices of a server.
+/// Lists the devices of a server.
 pub(in super::super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     let records = &connection.session()?.server.devices;
     let names = device_names(records);
@@ -45,16 +45,18 @@ pub(in super::super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Ar
     devices.map(|((index, record), name)| open_device(connection, index, record, &name)).collect()
 }
 
-/// What devices are called behind the endpoint's name: as their server calls them, where a list can, and by their numbers.
+/// Names of the devices behind the endpoint's name: the server's own name where it is unique and safe to print in a list, else
+/// the index.
 fn device_names(records: &[DeviceRecord]) -> Vec<String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-+()".contains(c);
+    let is_safe_char = |c: char| c.is_ascii_alphanumeric() || "._-+()".contains(c);
     let unique = |name: &str| records.iter().filter(|other| other.name.eq_ignore_ascii_case(name)).count() == 1;
-    // A number is another device's, or its own.
-    let number = |name: &str| name.bytes().all(|b| b.is_ascii_digit());
-    let good =
-        |name: &str| name.len() <= MAX_DEVICE_NAME_BYTES && name.chars().all(plain) && unique(name) && !number(name);
+    // A number could be confused with the index of a device.
+    let is_number = |name: &str| name.bytes().all(|b| b.is_ascii_digit());
+    let usable = |name: &str| {
+        name.len() <= MAX_DEVICE_NAME_BYTES && name.chars().all(is_safe_char) && unique(name) && !is_number(name)
+    };
     let name = |(index, record): (usize, &DeviceRecord)| {
-        if good(&record.name) { record.name.clone() } else { index.to_string() }
+        if usable(&record.name) { record.name.clone() } else { index.to_string() }
     };
     records.iter().enumerate().map(name).collect()
 }
@@ -66,7 +68,7 @@ fn open_device(
     name: &str,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let server = &connection.session()?.server;
-    // Of kinds that come later, that they are not the host's processors is what matters.
+    // Kinds of later revisions count as GPUs: what matters is that their memory is not the host's.
     let kind = if record.kind == 0 { DeviceKind::Cpu } else { DeviceKind::Gpu };
     let info = DeviceInfo {
         description: format!("{} ({} at {})", record.description, server.build, connection.endpoint()),
@@ -91,25 +93,25 @@ impl ExtendedDevice {
         let command = ExtCommand::Support;
         let reply = connection.exchange(command.name(), 1..=MAX_REASON_BYTES, |out| out.extend_from_slice(&body))?;
         let support = match Answer::decode(command, &reply) {
-            // What is worth bringing weights for over the server's own bus is not over a network: they would come again for
-            // each batch, where the client's processor has them.
+            // "Worth an upload of weights" is an estimate for the server's own bus. Over a network the upload would be repeated
+            // for each batch, while the client's CPU has the weights in its memory: count the node as merely supported.
             Ok(Answer::Support(Ok(_))) => Support::Yes,
             Ok(Answer::Support(Err(fault))) => Support::No(match fault::device_error(fault, &self.remote.info.name) {
-                DeviceError::Unsupported(no) => no,
+                DeviceError::Unsupported(unsupported) => unsupported,
                 other => Unsupported { op: node.op.code(), reason: other.to_string() },
             }),
-            other => return Err(connection.fail(format!("the server answered SUPPORT with {other:?}"))),
+            other => return Err(connection.fail(format!("the server replied to SUPPORT with {other:?}"))),
         };
-        let mut answers = lock(&self.support_cache);
-        if answers.len() >= MAX_CACHED_SUPPORT {
-            answers.clear();
+        let mut cache = lock(&self.support_cache);
+        if cache.len() >= MAX_CACHED_SUPPORT {
+            cache.clear();
         }
-        answers.insert(body, support.clone());
+        cache.insert(body, support.clone());
         Ok(support)
     }
 }
 
-/// The message that asks whether a device runs a node. Its tensors lie nowhere.
+/// Encodes the SUPPORT request for a node. Its tensors have no buffer.
 fn encode_support_request(device: u32, node: &NodeView<'_>) -> Result<Vec<u8>, DeviceError> {
     let mut records = Vec::new();
     let mut dst = tensor_record(node.dst);
@@ -129,7 +131,7 @@ fn encode_support_request(device: u32, node: &NodeView<'_>) -> Result<Vec<u8>, D
     }
     records.push(dst.encode());
     let nodes = [dst.id.to_le_bytes()];
-    let bug = |e| DeviceError::Bug(format!("a node that no message holds: {e}"));
+    let bug = |e| DeviceError::Bug(format!("a node that does not fit a message: {e}"));
     let graph = GraphCompute::new(device, &nodes, &records).map_err(bug)?;
     let mut body = Vec::new();
     ExtRequest::Support(ext::Support { graph }).encode(&mut body);
@@ -164,7 +166,7 @@ impl Device for ExtendedDevice {
     fn support(&self, node: NodeView<'_>) -> Support {
         let lost = |e: DeviceError| Support::No(Unsupported { op: node.op.code(), reason: e.to_string() });
         match not_expressible(&node, self.remote.connection.dialect) {
-            Some(no) => Support::No(no),
+            Some(unsupported) => Support::No(unsupported),
             None => self.request_support(&node).unwrap_or_else(lost),
         }
     }
@@ -174,9 +176,10 @@ impl Device for ExtendedDevice {
     }
 
     fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let speaker = ExtendedProtocol::new(Arc::clone(&self.remote))?;
-        let (timeline, most) = (Arc::clone(&speaker.timeline), self.remote.connection.session()?.server.max_message);
-        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, speaker, most)?))
+        let protocol = ExtendedProtocol::new(Arc::clone(&self.remote))?;
+        let (timeline, max_message) =
+            (Arc::clone(&protocol.timeline), self.remote.connection.session()?.server.max_message);
+        Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, protocol, max_message)?))
     }
 
     fn peer_copies(&self) -> Option<&dyn PeerCopies> {
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_distinct_and_can_be_listed() {
+    fn device_names_are_unique_and_printable() {
         let record = |name: &&str| DeviceRecord {
             name: (*name).to_owned(),
             description: String::new(),

@@ -1,4 +1,4 @@
-//! What a queue says to a server that has greeted.
+//! The protocol of a queue on servers with the extensions: sends its commands to its own queue on the server.
 
 use std::sync::Arc;
 
@@ -17,32 +17,33 @@ use crate::rpc::wire::ext::{
 };
 use crate::tensor::TensorDesc;
 
-/// Bytes that are asked of a writer at a time where a tensor is too large to be gathered from it.
+/// Chunk size for tensors that are too large for staging: bytes that the writer produces at a time.
 const SOURCE_CHUNK_BYTES: u64 = 4 << 20;
 
 /// Bytes of a LOAD besides the name.
 const LOAD_HEAD_BYTES: u64 = 4 + 24 + 20 + 32 + 4;
 
 impl WriteGuard<'_> {
-    /// Says something that can wait for what leaves next.
+    /// Coalescing: appends a request to the write buffer, which is sent with the next request that has to leave, or when it is
+    /// full.
     pub(super) fn buffer_ext(&mut self, request: &ExtRequest<'_>) -> Result<(), DeviceError> {
         self.buffer(|out| request.encode(out));
         if self.buffered_bytes() > MAX_COALESCED_BYTES { self.flush(request.command().name()) } else { Ok(()) }
     }
 
-    /// Says something at once, and all that has been waiting for it.
+    /// Sends the write buffer and a request behind it.
     pub(super) fn send_ext(&mut self, request: &ExtRequest<'_>) -> Result<(), DeviceError> {
         self.buffer(|out| request.encode(out));
         self.flush(request.command().name())
     }
 
-    /// The head of an upload, whose data has to come behind it.
+    /// Appends the head of an upload; its data must follow directly.
     fn buffer_write_head(&mut self, queue: u32, span: Span, shape: Option<Shape>) {
         self.buffer(|out| ExtRequest::WriteHead(WriteHead { queue, span, shape }).encode(out));
     }
 
-    /// Sends `bytes`, and then what `fill` writes over them, piece after piece, until `len` bytes have left. Where it fails the
-    /// rest is zeros: what was begun must be ended.
+    /// Sends `bytes`, and then chunks that `fill` writes over them, until `len` bytes were sent. After an error of `fill` the
+    /// rest is zeros, because a message that was begun must be completed.
     fn send_from_source(
         &mut self,
         mut len: u64,
@@ -74,59 +75,59 @@ impl WriteGuard<'_> {
     }
 }
 
-/// Speaks for one queue, which is one of the server's.
+/// The protocol state of one queue, which has a queue of its own on the server.
 pub(super) struct ExtendedProtocol {
     remote: Arc<RemoteDevice>,
     pub(super) marks: Arc<MarkTracker>,
     pub(super) timeline: Arc<Timeline>,
-    /// Whether nothing was said since the last mark but what reads.
+    /// Whether the last mark was followed by nothing but reads.
     mark_is_last: bool,
-    /// The last read, if nothing was said since.
+    /// The last read, if no other message followed it.
     last_read: Option<u64>,
     sources: SendingQueues,
 }
 
-/// A queue's number and its books; the server is told with whatever leaves next.
+/// Registers a queue and appends its OPEN_QUEUE to the write buffer.
 pub(super) fn open_queue(
     connection: &Connection,
     device: u32,
     name: &str,
 ) -> Result<(Arc<MarkTracker>, Arc<Timeline>), DeviceError> {
-    connection.with_writer(|turn| {
-        let (track, timeline) = turn.shared.session()?.register_queue(connection, name)?;
-        turn.buffer_ext(&ExtRequest::OpenQueue(OpenQueue { queue: track.queue, device }))?;
-        Ok((track, timeline))
+    connection.with_writer(|guard| {
+        let (tracker, timeline) = guard.shared.session()?.register_queue(connection, name)?;
+        guard.buffer_ext(&ExtRequest::OpenQueue(OpenQueue { queue: tracker.queue, device }))?;
+        Ok((tracker, timeline))
     })
 }
 
-/// Ends a queue, of which marks up to `made` were made. Waits for nobody.
-pub(super) fn close_queue(connection: &Arc<Connection>, track: &Arc<MarkTracker>, made: u64) {
-    let (kept, track) = (Arc::clone(connection), Arc::clone(track));
-    connection.defer_send(move |turn| {
-        let Some(session) = &turn.shared.session else { return Ok(()) };
-        let queue = track.queue;
-        let last = track.close();
-        // What is done by now is said before the end of the queue is.
+/// Closes a queue. `last_made` is the last mark that was made. Does not block: the messages are deferred.
+pub(super) fn close_queue(connection: &Arc<Connection>, tracker: &Arc<MarkTracker>, last_made: u64) {
+    let (reply_connection, tracker) = (Arc::clone(connection), Arc::clone(tracker));
+    connection.defer_send(move |guard| {
+        let Some(session) = &guard.shared.session else { return Ok(()) };
+        let queue = tracker.queue;
+        let last = tracker.close();
+        // An ASK behind the last mark makes the server report complete work before it closes the queue.
         if let Some(number) = last {
-            turn.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+            guard.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
         }
         let request = ExtRequest::CloseQueue(CloseQueue { queue });
         if last.is_none() && !session.has_outstanding_reads(queue) {
-            turn.send_ext(&request)?;
+            guard.send_ext(&request)?;
             session.peers.tokens.forget_queue(queue);
-            session.queue_closed_idle(&track, made);
+            session.queue_closed_idle(&tracker, last_made);
             return Ok(());
         }
-        turn.buffer(|out| request.encode(out));
+        guard.buffer(|out| request.encode(out));
         session.peers.tokens.forget_queue(queue);
-        let ended = move |_| {
-            if let Some(session) = &kept.session {
+        let on_reply = move |_| {
+            if let Some(session) = &reply_connection.session {
                 session.queue_closed(queue);
             }
             Ok(())
         };
         let ping = ExtRequest::Ping(Ping {});
-        turn.request_encoded(ExtCommand::Ping.name(), 5..=5, ReplySink::Callback(Box::new(ended)), |out| {
+        guard.request_encoded(ExtCommand::Ping.name(), 5..=5, ReplySink::Callback(Box::new(on_reply)), |out| {
             ping.encode(out)
         })
     });
@@ -134,10 +135,10 @@ pub(super) fn close_queue(connection: &Arc<Connection>, track: &Arc<MarkTracker>
 
 impl ExtendedProtocol {
     pub(super) fn new(remote: Arc<RemoteDevice>) -> Result<ExtendedProtocol, DeviceError> {
-        let (track, timeline) = open_queue(&remote.connection, remote.index, &remote.info.name)?;
+        let (tracker, timeline) = open_queue(&remote.connection, remote.index, &remote.info.name)?;
         Ok(ExtendedProtocol {
             remote,
-            marks: track,
+            marks: tracker,
             timeline,
             mark_is_last: false,
             last_read: None,
@@ -145,9 +146,9 @@ impl ExtendedProtocol {
         })
     }
 
-    /// The track of a point of this connection.
+    /// The mark tracker of a point of this connection.
     fn own_marks<'a>(&self, point: &'a Point) -> Option<&'a MarkTracker> {
-        point.progress::<MarkTracker>().filter(|track| track.belongs_to(&self.remote.connection))
+        point.progress::<MarkTracker>().filter(|tracker| tracker.belongs_to(&self.remote.connection))
     }
 
     fn with_writer<T>(
@@ -156,13 +157,13 @@ impl ExtendedProtocol {
     ) -> Result<T, DeviceError> {
         (self.mark_is_last, self.last_read) = (false, None);
         let queue = self.marks.queue;
-        self.remote.connection.with_writer(|turn| work(turn, queue))
+        self.remote.connection.with_writer(|guard| work(guard, queue))
     }
 
-    /// The most spans of one read, and the most bytes.
+    /// Largest number of spans of one read, and of bytes.
     fn read_limits(&self) -> Result<(usize, u64), DeviceError> {
         let most = self.remote.connection.session()?.server.max_message;
-        // Behind the queue's number and the read's.
+        // Spans of 24 bytes follow the queue (4 bytes) and the read's id (8 bytes).
         Ok((usize::try_from((most - 12) / 24).unwrap_or(usize::MAX), most))
     }
 }
@@ -171,7 +172,7 @@ impl QueueProtocol for ExtendedProtocol {
     fn must_block(&self, command: &QueueCommand) -> bool {
         match command {
             QueueCommand::Wait(point) => match self.own_marks(point) {
-                Some(track) => !track.can_be_waited_for(point.seq()) && !track.is_reached(point.seq()),
+                Some(tracker) => !tracker.can_be_waited_for(point.seq()) && !tracker.is_reached(point.seq()),
                 None => point.poll() != Ok(true),
             },
             QueueCommand::PeerCopy { src, dst, after } => {
@@ -187,11 +188,11 @@ impl QueueProtocol for ExtendedProtocol {
         let memory = remote_buffer(dst)?;
         if let Some(tensor) = tensor.filter(|tensor| is_whole_tensor(tensor, dst)) {
             let span = span(memory, dst.offset(), dst.bytes());
-            return self.with_writer(|turn, queue| turn.write_span(queue, span, Some(shape(tensor)), data));
+            return self.with_writer(|guard, queue| guard.write_span(queue, span, Some(shape(tensor)), data));
         }
-        for (at, piece) in (0..).step_by(PIECE as usize).zip(data.chunks(PIECE as usize)) {
-            let span = span(memory, dst.offset() + at, piece.len() as u64);
-            self.with_writer(|turn, queue| turn.write_span(queue, span, None, piece))?;
+        for (at, chunk) in (0..).step_by(PIECE as usize).zip(data.chunks(PIECE as usize)) {
+            let span = span(memory, dst.offset() + at, chunk.len() as u64);
+            self.with_writer(|guard, queue| guard.write_span(queue, span, None, chunk))?;
         }
         Ok(())
     }
@@ -207,13 +208,13 @@ impl QueueProtocol for ExtendedProtocol {
             tensor.filter(|tensor| is_whole_tensor(tensor, dst) && dst.bytes() > MAX_STAGED_UPLOAD_BYTES)
         {
             let span = span(memory, dst.offset(), dst.bytes());
-            // While it is filled, others speak.
+            // The first chunk is filled before the writer is taken, so that other queues can send meanwhile.
             let first = if span.len <= MAX_STAGED_TENSOR_BYTES { span.len } else { SOURCE_CHUNK_BYTES };
             let mut bytes = vec![0; first as usize];
             fill(&mut bytes)?;
-            return self.with_writer(|turn, queue| {
-                turn.buffer_write_head(queue, span, Some(shape(tensor)));
-                turn.send_from_source(span.len, bytes, fill).map(|filled| filled.map_err(DeviceError::Source))
+            return self.with_writer(|guard, queue| {
+                guard.buffer_write_head(queue, span, Some(shape(tensor)));
+                guard.send_from_source(span.len, bytes, fill).map(|filled| filled.map_err(DeviceError::Source))
             })?;
         }
         let mut bytes = vec![0; dst.bytes().min(PIECE) as usize];
@@ -229,7 +230,7 @@ impl QueueProtocol for ExtendedProtocol {
     }
 
     fn download(&mut self, parts: Vec<(Region, ReadCompleter)>) -> Result<(), DeviceError> {
-        let (track, marked, (spans, bytes)) = (Arc::clone(&self.marks), self.mark_is_last, self.read_limits()?);
+        let (tracker, marked, (spans, bytes)) = (Arc::clone(&self.marks), self.mark_is_last, self.read_limits()?);
         let mut reads: Vec<Vec<(Span, ReadCompleter)>> = Vec::new();
         let (mut room, mut last) = (0, None);
         for (src, to) in parts {
@@ -243,22 +244,23 @@ impl QueueProtocol for ExtendedProtocol {
             }
             room -= span.len;
         }
-        let sent = self.remote.connection.with_writer(|turn| {
-            let session = turn.shared.session()?;
-            let proves = track.place_read(marked);
+        let sent = self.remote.connection.with_writer(|guard| {
+            let session = guard.shared.session()?;
+            let proven_mark = tracker.place_read(marked);
             for read in std::mem::take(&mut reads) {
                 let spans: Vec<_> = read.iter().map(|(span, _)| Spans::encode(span)).collect();
                 let parts = read.into_iter().map(|(span, to)| (span.len, to)).collect();
-                let id = session.register_read(track.queue, proves, parts);
+                let id = session.register_read(tracker.queue, proven_mark, parts);
                 last = Some(id);
-                let request = Read { queue: track.queue, id, spans: Spans::new(&spans) };
-                turn.buffer(|out| ExtRequest::Read(request).encode(out));
+                let request = Read { queue: tracker.queue, id, spans: Spans::new(&spans) };
+                guard.buffer(|out| ExtRequest::Read(request).encode(out));
             }
-            // After the books have them: whoever fails the connection either sees the reads, or has failed it before this.
-            turn.shared.check_alive().inspect_err(|failure| session.fail_all(failure))?;
-            // And whoever fails the queue: the server answers no READ that comes after that.
-            track.failure().map_or(Ok(()), Err)?;
-            turn.flush(ExtCommand::Read.name())
+            // The reads must be registered before this check: a thread that fails the connection then either finds the reads,
+            // or has failed the connection before the check.
+            guard.shared.check_alive().inspect_err(|failure| session.fail_all(failure))?;
+            // The same holds for a failed queue: the server does not reply to a READ behind the failure.
+            tracker.failure().map_or(Ok(()), Err)?;
+            guard.flush(ExtCommand::Read.name())
         });
         self.last_read = last;
         sent.inspect_err(|e| {
@@ -269,41 +271,41 @@ impl QueueProtocol for ExtendedProtocol {
         })
     }
 
-    fn load_by_digest(&mut self, recall: DigestLoad) -> Result<(), DeviceError> {
-        let DigestLoad { dst, tensor, digest, name, to } = recall;
+    fn load_by_digest(&mut self, load: DigestLoad) -> Result<(), DeviceError> {
+        let DigestLoad { dst, tensor, digest, name, to } = load;
         let span = span(remote_buffer(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| is_whole_tensor(tensor, &dst)).map(|tensor| shape(&tensor));
-        // The name is a hint: it can be left out where the server takes no message that long.
+        // The name is only a hint. It is left out if the message would exceed the server's limit.
         let most = self.remote.connection.session()?.server.max_message;
         let name = if name.len() as u64 + LOAD_HEAD_BYTES <= most { &*name } else { "" };
         let mut to = Some(to);
-        let sent = self.with_writer(|turn, queue| {
+        let sent = self.with_writer(|guard, queue| {
             let to = to.take();
-            let told = move |reply: Result<Vec<u8>, DeviceError>| {
-                let wrong = reply.as_ref().map_or(Ok(()), |reply| check_load_reply(reply)).map_err(|e| e.to_string());
+            let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
+                let check = reply.as_ref().map_or(Ok(()), |reply| check_load_reply(reply)).map_err(|e| e.to_string());
                 if let Some(to) = to {
                     to.complete(reply);
                 }
-                wrong
+                check
             };
             let load = ExtRequest::Load(Load { queue, span, shape, digest, name });
-            turn.request_encoded(ExtCommand::Load.name(), 1..=1, ReplySink::Callback(Box::new(told)), |out| {
+            guard.request_encoded(ExtCommand::Load.name(), 1..=1, ReplySink::Callback(Box::new(on_reply)), |out| {
                 load.encode(out)
             })
         });
-        // A connection that is lost says nothing.
+        // On a lost connection no reply arrives.
         sent.inspect_err(|e| to.into_iter().for_each(|to| to.complete(Err(e.clone()))))
     }
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
         let span = span(remote_buffer(dst)?, dst.offset(), dst.bytes());
-        self.with_writer(|turn, queue| turn.buffer_ext(&ExtRequest::Fill(Fill { queue, span, value })))
+        self.with_writer(|guard, queue| guard.buffer_ext(&ExtRequest::Fill(Fill { queue, span, value })))
     }
 
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
         let [src, dst] =
             [(remote_buffer(src)?, src), (remote_buffer(dst)?, dst)].map(|(m, r)| span(m, r.offset(), r.bytes()));
-        self.with_writer(|turn, queue| turn.send_ext(&ExtRequest::Copy(Copy { queue, src, dst })))
+        self.with_writer(|guard, queue| guard.send_ext(&ExtRequest::Copy(Copy { queue, src, dst })))
     }
 
     fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
@@ -311,34 +313,34 @@ impl QueueProtocol for ExtendedProtocol {
         self.remote.connection.receive_copy((&self.marks, &mut self.sources), src, dst, after)
     }
 
-    fn run_graph(&mut self, bodies: &[GraphMessage]) -> Result<(), DeviceError> {
-        self.with_writer(|turn, queue| {
-            bodies.iter().try_for_each(|body| turn.run_graph(queue, body))?;
-            turn.flush(ExtCommand::RunGraph.name())
+    fn run_graph(&mut self, messages: &[GraphMessage]) -> Result<(), DeviceError> {
+        self.with_writer(|guard, queue| {
+            messages.iter().try_for_each(|message| guard.run_graph(queue, message))?;
+            guard.flush(ExtCommand::RunGraph.name())
         })
     }
 
-    /// The server waits for points of this connection that it knows of; anything else is waited for here.
+    /// Wait elimination: the server itself waits (WAIT) for points of this connection. This thread waits for any other point.
     fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if let Some(track) = self.own_marks(point) {
+        if let Some(tracker) = self.own_marks(point) {
             let seq = point.seq();
-            if track.queue == self.marks.queue || track.is_reached(seq) {
+            if tracker.queue == self.marks.queue || tracker.is_reached(seq) {
                 return Ok(());
             }
-            if let Some(failure) = track.failure() {
+            if let Some(failure) = tracker.failure() {
                 return Err(failure);
             }
-            track.wait_until_placed(seq)?;
+            tracker.wait_until_placed(seq)?;
             let user = Arc::clone(&self.marks);
-            let said = self.with_writer(|turn, _| {
-                let said = turn.buffer_wait(&user, point);
-                if turn.buffered_bytes() > MAX_COALESCED_BYTES {
-                    turn.flush(ExtCommand::Wait.name()).map(|()| said)
+            let placed = self.with_writer(|guard, _| {
+                let placed = guard.buffer_wait(&user, point);
+                if guard.buffered_bytes() > MAX_COALESCED_BYTES {
+                    guard.flush(ExtCommand::Wait.name()).map(|()| placed)
                 } else {
-                    Ok(said)
+                    Ok(placed)
                 }
             })?;
-            if said {
+            if placed {
                 return Ok(());
             }
         }
@@ -346,36 +348,36 @@ impl QueueProtocol for ExtendedProtocol {
     }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {
-        let (track, read) = (Arc::clone(&self.marks), self.last_read);
-        self.with_writer(|turn, queue| {
-            let mut asks = track.place_mark(seq);
+        let (tracker, read) = (Arc::clone(&self.marks), self.last_read);
+        self.with_writer(|guard, queue| {
+            let mut request_now = tracker.place_mark(seq);
             if let Some(read) = read {
-                asks = false;
-                if turn.shared.session()?.extend_read_proof(read, seq) {
-                    track.cover_by_read(seq);
-                } else if track.failure().is_none() {
-                    // Its bytes are here.
-                    turn.shared.session()?.record_reached(queue, seq);
+                request_now = false;
+                if guard.shared.session()?.extend_read_proof(read, seq) {
+                    tracker.cover_by_read(seq);
+                } else if tracker.failure().is_none() {
+                    // The data of the read has already arrived.
+                    guard.shared.session()?.record_reached(queue, seq);
                 }
             }
             let mark = ExtRequest::Mark(Mark { queue, number: seq });
-            if !asks {
-                return turn.buffer_ext(&mark);
+            if !request_now {
+                return guard.buffer_ext(&mark);
             }
-            turn.buffer(|out| mark.encode(out));
-            turn.send_ext(&ExtRequest::Ask(Ask { queue, number: seq }))
+            guard.buffer(|out| mark.encode(out));
+            guard.send_ext(&ExtRequest::Ask(Ask { queue, number: seq }))
         })?;
         self.mark_is_last = true;
         Ok(())
     }
 
-    fn close(&mut self, made: u64) {
-        close_queue(&self.remote.connection, &self.marks, made);
+    fn close(&mut self, last_made: u64) {
+        close_queue(&self.remote.connection, &self.marks, last_made);
         self.sources.close();
     }
 }
 
-/// A part of a buffer.
+/// A range of a buffer.
 pub(super) fn span(memory: &RemoteBuffer, offset: u64, len: u64) -> Span {
     Span { buffer: memory.handle, offset, len }
 }
@@ -385,12 +387,12 @@ pub(super) fn source_connection(src: &Region) -> Result<&Arc<Connection>, Device
     Ok(&remote_buffer(src)?.connection)
 }
 
-/// Type and shape of a tensor whose dimensions are known to fit.
+/// Type and shape of a tensor whose dimensions fit the wire format.
 fn shape(tensor: &TensorDesc) -> Shape {
     Shape { dtype: tensor.dtype().to_wire(), ne: tensor.ne().map(|n| n as u32) }
 }
 
-/// Whether the answer to a LOAD is one.
+/// Validates the reply to a LOAD.
 fn check_load_reply(reply: &[u8]) -> Result<(), WireError> {
     Answer::decode(ExtCommand::Load, reply).map(drop)
 }

@@ -1,4 +1,5 @@
-//! GREET: the first message of the extensions, still answered in a frame of 7.0.
+//! Handshake of the extensions: the client sends GREET, the first message of the extensions, and receives the server's
+//! self-description. The reply is the last one in a frame of 7.0.
 
 use std::time::Duration;
 
@@ -7,29 +8,29 @@ use crate::rpc::connection::{Handshake, HandshakeError};
 use crate::rpc::transport::Deadline;
 use crate::rpc::wire::ext::{ExtCommand, GreetReply};
 
-/// The least that a server must take in one message, and bring in one read: less is of no use.
+/// Smallest limit of message and read size that a client accepts from a server.
 pub(in super::super) const MIN_MESSAGE_LIMIT_BYTES: u64 = 4 << 10;
 
-/// Introduces this client to a server that speaks the extensions.
+/// Sends GREET to a server with the extensions, and validates its reply.
 pub(in super::super) fn hello_ext(
     endpoint: &str,
     handshake: &mut Handshake,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<GreetReply, ConnectError> {
     let failed = |reason: String| ConnectError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let reply = handshake.hello_ext(&Deadline::after(patience)).map_err(|e| match e {
-        HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, ExtCommand::Greet.name(), patience, &e),
+    let reply = handshake.hello_ext(&Deadline::after(timeout)).map_err(|e| match e {
+        HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, ExtCommand::Greet.name(), timeout, &e),
         HandshakeError::TooLong { size, limit } => {
-            failed(format!("it answered GREET with {size} bytes, at most {limit} are possible"))
+            failed(format!("it replied to GREET with {size} bytes, expected at most {limit}"))
         }
-        HandshakeError::Wire(e) => failed(format!("it answered GREET with nonsense: {e}")),
-        HandshakeError::OtherReply => failed("it answered GREET as another command".to_owned()),
-        // HELLO's errors.
+        HandshakeError::Wire(e) => failed(format!("it sent an invalid reply to GREET: {e}")),
+        HandshakeError::OtherReply => failed("it replied to GREET with the reply of another command".to_owned()),
+        // Errors of HELLO.
         other => failed(other.to_string()),
     })?;
     if reply.devices.is_empty() || reply.max_message < MIN_MESSAGE_LIMIT_BYTES {
         let (devices, bytes) = (reply.devices.len(), reply.max_message);
-        return Err(failed(format!("it has {devices} devices and takes messages of {bytes} bytes")));
+        return Err(failed(format!("it offers {devices} devices and accepts messages of {bytes} bytes")));
     }
     Ok(reply)
 }

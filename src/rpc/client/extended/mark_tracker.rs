@@ -1,4 +1,4 @@
-//! The marks of one queue: which are made, asked for, reached.
+//! Mark tracking of one queue: which marks were placed in the message stream, requested from the server (ASK), and reached.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -9,69 +9,71 @@ use super::super::connection::{ConnectionShared, lock};
 use crate::device::{DeviceError, Progress, Timeline};
 use crate::rpc::wire::ext::{Ask, ExtCommand, ExtRequest};
 
-/// Waits whose end a queue's next marks tell of. More of them are told of by their own queues alone.
+/// Limit of recorded waits. A reached mark implies the marks that its queue waited for before. Waits beyond this limit are
+/// forgotten; their marks are then reported only by their own queues.
 const MAX_RECORDED_WAITS: usize = 64;
 
-/// A queue of the server's, as this end knows it.
+/// Client-side state of one queue of the server.
 #[derive(Debug)]
 pub(super) struct MarkTracker {
     shared: Weak<ConnectionShared>,
-    /// The connection's number.
+    /// Id of the connection.
     connection: u64,
     pub(super) queue: u32,
-    /// The name of its device, for errors.
+    /// Name of the queue's device, for errors.
     device: String,
     timeline: OnceLock<Weak<Timeline>>,
     state: Mutex<MarkTrackerState>,
-    /// A mark is placed, or none will be any more.
+    /// Notified when a mark is placed, and when the queue fails or is closed.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct MarkTrackerState {
-    /// The last that the server was told of, if only in the writer's buffer. Changes in the order of the messages.
+    /// The last mark that was sent or appended to the write buffer. Changes in the order of the messages.
     last_placed: u64,
-    /// The last that is known to be reached.
+    /// Last mark that was reached.
     last_reached: u64,
-    /// Asked for and not answered yet: since when.
+    /// Requested marks without a notification yet, with the time of the request.
     requested: BTreeMap<u64, Instant>,
-    /// To be asked for when they are placed.
+    /// Marks that callers wait for, and that have to be requested when they are placed.
     awaited_unplaced: BTreeSet<u64>,
-    /// Whether each is asked for as soon as it is placed: somebody has asked for one when later ones were placed already, so
-    /// that many are under way, and asking for one after the other would cost a round trip for each.
+    /// Whether every mark is requested as soon as it is placed. Set when a caller waits for a mark behind which later marks are
+    /// placed already: then many marks are in flight, and requesting them one after the other would cost a round trip for each.
     request_at_once: bool,
-    /// Those that the bytes of a read right before or behind them will prove.
+    /// Marks that the data of a read directly before or behind them will prove, so that no ASK is needed.
     covered_by_read: BTreeSet<u64>,
-    /// What is reached before a mark of this queue is: that mark, and the other queue with its own.
+    /// Recorded waits: a mark of this queue, and the queue and mark that are reached before it.
     waits: VecDeque<(u64, (u32, u64))>,
-    /// Nothing more is said of it. Changes in the order of the messages.
+    /// Whether the queue was closed; no message names it afterwards. Changes in the order of the messages.
     closed: bool,
     dependents: Vec<Dependent>,
 }
 
-/// A queue whose work waits for another one's.
+/// A dependent queue: its work waits for a mark of this queue.
 #[derive(Debug)]
 struct Dependent {
-    track: Weak<MarkTracker>,
-    /// The last mark of the other one that it waits for.
+    tracker: Weak<MarkTracker>,
+    /// Last mark of this queue that the dependent waits for.
     seq: u64,
-    /// When this mark of its own is reached, it waits no more.
+    /// Mark of the dependent behind its last wait: when it is reached, the dependent no longer waits.
     own_mark: u64,
 }
 
-/// Whom a queue's failure fails.
+/// Which dependents fail with a queue.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum FailureScope {
-    /// All that wait for its work.
+    /// All dependents.
     AllConnections,
-    /// Those of other connections: its own server has said it, and says so of those that still wait.
+    /// Dependents on other connections. The server itself reports the failure of this queue and of the dependents on its own
+    /// connection.
     OtherConnections,
 }
 
 impl MarkTracker {
-    /// A queue with its timeline.
+    /// The tracker and the timeline of a new queue.
     pub(super) fn new(shared: &Arc<ConnectionShared>, queue: u32, device: &str) -> (Arc<MarkTracker>, Arc<Timeline>) {
-        let track = Arc::new(MarkTracker {
+        let tracker = Arc::new(MarkTracker {
             shared: Arc::downgrade(shared),
             connection: shared.id(),
             queue,
@@ -80,9 +82,9 @@ impl MarkTracker {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let timeline = Timeline::looked_at(Arc::clone(&track) as Arc<dyn Progress>);
-        track.timeline.get_or_init(|| Arc::downgrade(&timeline));
-        (track, timeline)
+        let timeline = Timeline::looked_at(Arc::clone(&tracker) as Arc<dyn Progress>);
+        tracker.timeline.get_or_init(|| Arc::downgrade(&timeline));
+        (tracker, timeline)
     }
 
     pub(super) fn belongs_to(&self, shared: &ConnectionShared) -> bool {
@@ -101,27 +103,26 @@ impl MarkTracker {
         self.timeline().and_then(|timeline| timeline.failure())
     }
 
-    /// The server is told of mark `seq`, in a turn. Whether it has to be asked for it at once.
+    /// Places mark `seq`; called with exclusive use of the writer. Returns whether the mark has to be requested (ASK) at once.
     pub(super) fn place_mark(&self, seq: u64) -> bool {
         let mut marks = lock(&self.state);
-        // Nothing is under way: one at a time again.
+        // No mark is in flight: go back to requesting marks on demand.
         marks.request_at_once &= marks.last_reached < marks.last_placed;
         marks.last_placed = seq;
-        let asks = marks.awaited_unplaced.remove(&seq) | marks.request_at_once;
-        if asks {
+        let request_now = marks.awaited_unplaced.remove(&seq) | marks.request_at_once;
+        if request_now {
             marks.requested.insert(seq, Instant::now());
         }
         drop(marks);
         self.changed.notify_all();
-        asks
+        request_now
     }
 
-    /// Waits until the server is told of mark `seq`, for a thread that has nothing else to do: the mark itself is then for the
-    /// server to wait for.
+    /// Blocks until mark `seq` is placed. Only the placement is waited for here; the server itself waits for the mark (WAIT).
     pub(super) fn wait_until_placed(&self, seq: u64) -> Result<(), DeviceError> {
         let mut marks = lock(&self.state);
         while marks.last_placed < seq {
-            // Whoever fails the queue takes the lock after that.
+            // A thread that fails the queue takes this lock afterwards and notifies, so the failure cannot be missed.
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
@@ -133,7 +134,8 @@ impl MarkTracker {
         Ok(())
     }
 
-    /// Whether others can be made to wait for mark `seq`. In a turn, that stays so until its end.
+    /// Whether other queues of the server can wait for mark `seq`. With exclusive use of the writer the result holds until the
+    /// writer is returned.
     pub(super) fn can_be_waited_for(&self, seq: u64) -> bool {
         let marks = lock(&self.state);
         marks.last_placed >= seq && !marks.closed
@@ -143,17 +145,18 @@ impl MarkTracker {
         lock(&self.state).last_reached >= seq
     }
 
-    /// A read is sent; `at_once`: right behind the last mark. Which mark its bytes will prove.
-    pub(super) fn place_read(&self, at_once: bool) -> u64 {
+    /// Records that a read is sent, and returns the mark that its data proves. `directly_behind`: no message lies between the
+    /// last mark and the read.
+    pub(super) fn place_read(&self, directly_behind: bool) -> u64 {
         let mut marks = lock(&self.state);
         let placed = marks.last_placed;
-        if at_once {
+        if directly_behind {
             marks.covered_by_read.insert(placed);
         }
         placed
     }
 
-    /// Mark `seq`, which was just placed, is proved by a read: nobody need ask for it.
+    /// Records that a read proves mark `seq`, which was just placed: no ASK is needed.
     pub(super) fn cover_by_read(&self, seq: u64) {
         let mut marks = lock(&self.state);
         marks.requested.remove(&seq);
@@ -162,7 +165,7 @@ impl MarkTracker {
         }
     }
 
-    /// What it is sent from now on waits for a mark of another queue.
+    /// Records that the work that is sent from now on waits for a mark of another queue.
     pub(super) fn record_wait(&self, of: u32, number: u64) {
         let mut marks = lock(&self.state);
         if marks.waits.len() == MAX_RECORDED_WAITS {
@@ -172,8 +175,8 @@ impl MarkTracker {
         marks.waits.push_back((next, (of, number)));
     }
 
-    /// The server has done all before mark `seq`: also all before these marks of other queues.
-    /// `None` if it was never made.
+    /// Records that mark `seq` is reached. Returns the marks of other queues that are implied by it, or `None` if the mark was
+    /// never placed.
     pub(super) fn record_reached(&self, seq: u64) -> Option<Vec<(u32, u64)>> {
         let mut marks = lock(&self.state);
         if seq > marks.last_placed {
@@ -187,37 +190,39 @@ impl MarkTracker {
         Some(others)
     }
 
-    /// Tells whoever waits that mark `seq` is reached.
+    /// Advances the timeline to mark `seq`, which wakes its waiting threads.
     pub(super) fn advance_timeline(&self, seq: u64) {
         if let Some(timeline) = self.timeline() {
             timeline.advance(seq);
         }
     }
 
-    /// Since when somebody has been waiting for a mark.
+    /// Time of the oldest request for a mark that has not been reached.
     pub(super) fn oldest_request(&self) -> Option<Instant> {
         lock(&self.state).requested.values().min().copied()
     }
 
-    /// What a queue is sent from now on waits for mark `seq` of this one: it fails with this one, unless it is known to have got
-    /// further. So whoever waits at the end of a chain over several servers is told at once which one is lost.
-    pub(super) fn add_dependent(&self, user: &Arc<MarkTracker>, seq: u64) {
-        let behind = user.last_placed() + 1;
+    /// Makes `dependent` fail with this queue, because its work from now on waits for mark `seq` of this queue; not if this
+    /// mark is reached. Failures thus propagate along a chain over several servers: a thread that waits at the end of the chain
+    /// sees at once which server is lost.
+    pub(super) fn add_dependent(&self, dependent: &Arc<MarkTracker>, seq: u64) {
+        let own_mark = dependent.last_placed() + 1;
         let mut marks = lock(&self.state);
-        marks.dependents.retain(|user| user.track.strong_count() > 0);
-        match marks.dependents.iter_mut().find(|known| std::ptr::eq(known.track.as_ptr(), Arc::as_ptr(user))) {
-            Some(known) => (known.seq, known.own_mark) = (seq.max(known.seq), behind),
-            None => marks.dependents.push(Dependent { track: Arc::downgrade(user), seq, own_mark: behind }),
+        marks.dependents.retain(|known| known.tracker.strong_count() > 0);
+        match marks.dependents.iter_mut().find(|known| std::ptr::eq(known.tracker.as_ptr(), Arc::as_ptr(dependent))) {
+            Some(known) => (known.seq, known.own_mark) = (seq.max(known.seq), own_mark),
+            None => marks.dependents.push(Dependent { tracker: Arc::downgrade(dependent), seq, own_mark }),
         }
         let reached = marks.last_reached >= seq;
         drop(marks);
-        // After the push: whoever fails this one either sees the user, or has failed it before this.
+        // The dependent must be registered before this check: a thread that fails this queue then either finds the dependent,
+        // or has failed the queue before the check.
         if let Some(failure) = self.failure().filter(|_| !reached) {
-            user.fail_with_reads(&failure);
+            dependent.fail_with_reads(&failure);
         }
     }
 
-    /// The queue fails, and all that waits for it with it.
+    /// Fails the queue, its outstanding reads and its dependents.
     pub(super) fn fail_with_reads(self: &Arc<MarkTracker>, error: &DeviceError) {
         match self.shared.upgrade().as_ref().and_then(|shared| shared.session.as_ref()) {
             Some(session) => session.fail_queue(self, error, FailureScope::AllConnections),
@@ -225,8 +230,8 @@ impl MarkTracker {
         }
     }
 
-    /// As [`Track::end`], but for reads of it whose bytes have yet to come.
-    pub(super) fn fail_marks(&self, error: &DeviceError, whom: FailureScope) {
+    /// As [`MarkTracker::fail_with_reads`], without the outstanding reads.
+    pub(super) fn fail_marks(&self, error: &DeviceError, scope: FailureScope) {
         if let Some(timeline) = self.timeline() {
             timeline.fail(error.clone());
         }
@@ -234,19 +239,19 @@ impl MarkTracker {
         marks.requested.clear();
         marks.awaited_unplaced.clear();
         let done = marks.last_reached;
-        let users = std::mem::take(&mut marks.dependents);
+        let dependents = std::mem::take(&mut marks.dependents);
         drop(marks);
         self.changed.notify_all();
-        for Dependent { track, own_mark: behind, .. } in users.into_iter().filter(|user| user.seq > done) {
-            let Some(user) = track.upgrade() else { continue };
-            let told = whom == FailureScope::OtherConnections && user.connection == self.connection;
-            if !told && !user.is_reached(behind) {
-                user.fail_with_reads(error);
+        for Dependent { tracker, own_mark, .. } in dependents.into_iter().filter(|dependent| dependent.seq > done) {
+            let Some(dependent) = tracker.upgrade() else { continue };
+            let reported_by_server = scope == FailureScope::OtherConnections && dependent.connection == self.connection;
+            if !reported_by_server && !dependent.is_reached(own_mark) {
+                dependent.fail_with_reads(error);
             }
         }
     }
 
-    /// Nothing more will be said of it, in a turn. The last mark that is not known to be reached.
+    /// Closes the queue; called with exclusive use of the writer. Returns the last mark if it is not reached yet.
     pub(super) fn close(&self) -> Option<u64> {
         let mut marks = lock(&self.state);
         marks.closed = true;
@@ -254,7 +259,7 @@ impl MarkTracker {
         Some(marks.last_placed).filter(|&placed| placed > marks.last_reached)
     }
 
-    /// Whether the server was told of mark `seq`.
+    /// Whether mark `seq` was placed.
     pub(super) fn is_placed(&self, seq: u64) -> bool {
         self.last_placed() >= seq
     }
@@ -269,13 +274,14 @@ impl MarkTracker {
 }
 
 impl Progress for MarkTracker {
-    /// There is nothing to look at: notices tell the timeline.
+    /// Nothing to poll: notifications advance the timeline.
     fn look(&self, _: &Timeline) {}
 
     fn ask(&self, _: &Timeline, seq: u64) -> bool {
         let mut marks = lock(&self.state);
-        let comes = marks.closed || marks.covered_by_read.contains(&seq) || marks.requested.contains_key(&seq);
-        if seq <= marks.last_reached || comes {
+        let will_be_reported =
+            marks.closed || marks.covered_by_read.contains(&seq) || marks.requested.contains_key(&seq);
+        if seq <= marks.last_reached || will_be_reported {
             return true;
         }
         let Some(shared) = self.shared.upgrade() else { return true };
@@ -292,15 +298,15 @@ impl Progress for MarkTracker {
         marks.requested.extend(numbers.iter().map(|&number| (number, now)));
         drop(marks);
         let queue = self.queue;
-        shared.defer_send(move |turn| {
-            // A queue that is closed by now must not be named any more.
-            if !turn.shared.session.as_ref().is_some_and(|session| session.is_open(queue)) {
+        shared.defer_send(move |guard| {
+            // The queue may have been closed in the meantime, and must not be named afterwards.
+            if !guard.shared.session.as_ref().is_some_and(|session| session.is_open(queue)) {
                 return Ok(());
             }
             for &number in &numbers {
-                turn.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+                guard.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
             }
-            turn.flush(ExtCommand::Ask.name())
+            guard.flush(ExtCommand::Ask.name())
         });
         true
     }

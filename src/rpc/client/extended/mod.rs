@@ -1,16 +1,19 @@
-//! The client's side of fanout's extensions: what is said to a server that has greeted, and what it says (`docs/protocol.md`).
+//! Client side of fanout's extensions of the RPC protocol (`docs/protocol.md`): server-side queues with marks, peer copies,
+//! cached graphs, and notifications from the server.
 //!
 //! ```text
-//! device ──► support (asked once) ─┐
-//! speaker (one queue's words) ─────┼─► connection ══► server
-//! peers (copies between servers) ──┘   ▲ graphs: which of them the server keeps; tickets: which of them are used
-//! track (one queue's marks) ◄── session (queues, reads) ◄── hear (notices) ◄══ server
+//! device ──► support (cached) ──────────┐
+//! extended_protocol (one queue) ────────┼─► connection ══► server
+//! peer_copies (server to server) ───────┘   ▲ remote_graph_cache: cached graphs; transfer_tokens: unused tokens
+//! mark_tracker (one queue's marks) ◄── session (queues, reads) ◄── notifications ◄══ server
 //! ```
 //!
-//! - Each queue is a queue of the server's: they are ordered by what is said, WAIT, and go on at the same time.
-//! - What nobody waits for yet stays in the writer's buffer until something leaves that somebody does: inputs leave with the
-//!   graph that reads them, a mark with the read behind it.
-//! - A mark is asked for when somebody wants to know of it, unless a read of the moment is under way, whose bytes say it too.
+//! - Each client queue has its own queue on the server. Server queues run concurrently; WAIT messages order them.
+//! - **Coalescing**: a message without a waiting caller stays in the write buffer until a message with one is sent. Inputs
+//!   leave together with the graph that reads them, and a mark together with the read behind it.
+//! - **Marks** are requested (ASK) when a caller waits for them, unless a read is under way whose data also proves the mark.
+//!
+//! Start reading at `extended_protocol.rs`. The handshake of the extensions is in `hello_ext.rs`.
 
 mod device;
 mod extended_protocol;

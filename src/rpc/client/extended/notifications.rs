@@ -1,4 +1,5 @@
-//! Notices: what the server says after it has greeted.
+//! Notifications: the messages that a server with the extensions sends (`docs/protocol.md`). Replies and read data are
+//! notifications too.
 
 use std::sync::Arc;
 
@@ -9,15 +10,16 @@ use crate::rpc::connection::ReadError;
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{ExtCommand, ExtRequest, NOTICE_HEADER, Notice, NoticeHeader, NoticeKind, Ping, State};
 
-/// The longest notice that is read to be shown to people: a reason.
+/// Longest text of a failure or refusal that is read.
 const MAX_REASON_BYTES: u64 = 64 << 10;
 
-/// Reads one notice.
+/// Reads and handles one notification.
 pub(in super::super) fn read_notification(reader: &mut ConnectionReader) -> Result<(), ReadError> {
     let mut header = [0; NOTICE_HEADER];
     reader.read_exact(&mut header)?;
-    let bad = |e: WireError| ReadError::Notification(format!("the server sent no notice: {e}"));
-    let header = NoticeHeader::decode(&header).map_err(bad)?;
+    let invalid =
+        |e: WireError| ReadError::Notification(format!("the server sent an invalid notification header: {e}"));
+    let header = NoticeHeader::decode(&header).map_err(invalid)?;
     let most = match header.kind {
         NoticeKind::Reply => return reader.read_reply(header.size),
         NoticeKind::Data => return read_data(reader, header.size),
@@ -26,37 +28,40 @@ pub(in super::super) fn read_notification(reader: &mut ConnectionReader) -> Resu
         NoticeKind::Failed | NoticeKind::Refused => MAX_REASON_BYTES,
     };
     if header.size > most {
-        let said = format!("the server sent a notice ({:?}) of {} bytes", header.kind, header.size);
-        return Err(ReadError::Notification(said));
+        let reason = format!(
+            "the server sent a notification ({:?}) of {} bytes, expected at most {most}",
+            header.kind, header.size
+        );
+        return Err(ReadError::Notification(reason));
     }
-    let body = reader.read_bytes(header.size, "a notice")?;
+    let body = reader.read_bytes(header.size, "a notification")?;
     let notice = Notice::decode(header.kind, &body);
-    let bad = |e: WireError| ReadError::Notification(format!("the server sent a notice that is none: {e}"));
-    reader.requester().notice(notice.map_err(bad)?).map_err(ReadError::Notification)
+    let invalid = |e: WireError| ReadError::Notification(format!("the server sent an invalid notification: {e}"));
+    reader.requester().handle_notification(notice.map_err(invalid)?).map_err(ReadError::Notification)
 }
 
-/// DATA: no more than a READ asked for, whose sender has room for it.
+/// DATA: its size must be that of the READ, for which the requesting process has memory.
 fn read_data(reader: &mut ConnectionReader, size: u64) -> Result<(), ReadError> {
     let mut id = [0; 8];
-    let short = || ReadError::Notification(format!("the server sent DATA of {size} bytes, whose number alone has 8"));
-    let size = size.checked_sub(id.len() as u64).ok_or_else(short)?;
+    let too_short = || ReadError::Notification(format!("the server sent DATA of {size} bytes, whose id alone has 8"));
+    let size = size.checked_sub(id.len() as u64).ok_or_else(too_short)?;
     reader.read_exact(&mut id)?;
     let id = u64::from_le_bytes(id);
     let shared = Arc::clone(reader.requester());
     let session = shared.session_of_notification().map_err(ReadError::Notification)?;
     let Some(lengths) = session.span_lengths(id).map_err(ReadError::Notification)? else {
-        // Of a queue that has ended here meanwhile.
+        // The queue was closed or has failed in the meantime: the data is dropped.
         let most = session.server.max_message;
         if size > most {
-            let said = format!("the server sent {size} bytes for READ {id}, which bring at most {most}");
-            return Err(ReadError::Notification(said));
+            let reason = format!("the server sent {size} bytes for READ {id}, expected at most {most}");
+            return Err(ReadError::Notification(reason));
         }
         return reader.skip(size);
     };
-    let asked: u64 = lengths.iter().sum();
-    if size != asked {
-        let said = format!("the server sent {size} bytes for READ {id}, which asked for {asked}");
-        return Err(ReadError::Notification(said));
+    let expected: u64 = lengths.iter().sum();
+    if size != expected {
+        let reason = format!("the server sent {size} bytes for READ {id}, expected {expected}");
+        return Err(ReadError::Notification(reason));
     }
     let bytes = lengths.iter().map(|&len| reader.read_bytes(len, ExtCommand::Read.name())).collect::<Result<_, _>>()?;
     reader.record_answer();
@@ -65,18 +70,18 @@ fn read_data(reader: &mut ConnectionReader, size: u64) -> Result<(), ReadError> 
 }
 
 impl ConnectionShared {
-    /// Takes a notice. `Err` is why the connection cannot go on.
-    fn notice(&self, notice: Notice<'_>) -> Result<(), String> {
+    /// Handles a notification. `Err` is the reason for which the connection must end.
+    fn handle_notification(&self, notice: Notice<'_>) -> Result<(), String> {
         match notice {
             Notice::Reached { queue, number } => self.session_of_notification()?.handle_reached(queue, number),
             Notice::Failed { queue, fault } => self.session_of_notification()?.handle_failed(queue, fault),
-            Notice::Refused(reason) => Err(format!("the server refused to go on: {reason}")),
+            Notice::Refused(reason) => Err(format!("the server refused the connection: {reason}")),
             Notice::State(state) => {
                 let endpoint = self.endpoint();
                 match state {
-                    State::Ready => log::info!("{endpoint} takes clients"),
-                    State::Full => log::info!("{endpoint} has as many clients as it may have"),
-                    State::Draining => log::warn!("{endpoint} is about to end, and takes no more clients"),
+                    State::Ready => log::info!("{endpoint} accepts clients"),
+                    State::Full => log::info!("{endpoint} is full: it has as many clients as it allows"),
+                    State::Draining => log::warn!("{endpoint} is about to end and accepts no more clients"),
                 }
                 Ok(())
             }
@@ -85,15 +90,15 @@ impl ConnectionShared {
     }
 
     fn session_of_notification(&self) -> Result<&ClientSession, String> {
-        self.session.as_ref().ok_or_else(|| "a notice from a server that has not greeted".to_owned())
+        self.session.as_ref().ok_or_else(|| "a notification from a server without the extensions".to_owned())
     }
 
-    /// Asks a server that has greeted whether it is there.
+    /// Heartbeat: sends PING to a server with the extensions.
     pub(in super::super) fn send_ping(&self) {
         if self.session.is_some() {
-            self.defer_send(|turn| {
+            self.defer_send(|guard| {
                 let ping = ExtRequest::Ping(Ping {});
-                turn.request_encoded(ExtCommand::Ping.name(), 5..=5, ReplySink::Discard, |out| ping.encode(out))
+                guard.request_encoded(ExtCommand::Ping.name(), 5..=5, ReplySink::Discard, |out| ping.encode(out))
             });
         }
     }

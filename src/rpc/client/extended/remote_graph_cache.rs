@@ -1,4 +1,5 @@
-//! Which graphs the server keeps. It says nothing about them: both ends count the same.
+//! Mirror of the server's graph cache: an LRU cache with a budget. The server sends nothing about evictions; both ends apply
+//! the same eviction rule to the same sequence of messages, so the client can tell which graphs the server still has.
 
 use std::collections::HashMap;
 
@@ -8,19 +9,19 @@ use crate::device::DeviceError;
 use crate::rpc::wire::ext::{ExtRequest, GreetReply, KeepGraph, RunGraph};
 use crate::rpc::wire::{Command, Limits, REQUEST_HEADER, Request, graph_cost};
 
-/// The graphs of a connection. Changes in the order of the messages.
+/// The cached graphs of a connection. Changes in the order of the messages.
 #[derive(Debug, Default)]
 pub(in super::super) struct RemoteGraphCache {
-    /// What all of them may cost, and how many there may be.
+    /// Limits of the total cost and of the number of graphs.
     budget: u64,
     max_graphs: usize,
-    /// What they do cost.
+    /// Total cost of the cached graphs.
     cost: u64,
-    /// By the numbers of their bodies.
+    /// The graphs, by the ids of their messages.
     graphs: HashMap<u64, CachedGraph>,
-    /// Numbers that the server was given.
+    /// Last graph number that was sent to the server.
     last_id: u64,
-    /// Counts uses.
+    /// LRU clock: counts uses.
     clock: u64,
 }
 
@@ -29,7 +30,7 @@ struct CachedGraph {
     id: u64,
     cost: u64,
     last_used: u64,
-    /// Handles of the buffers that its tensors lie in.
+    /// Handles of the buffers that contain its tensors.
     buffers: Vec<u64>,
 }
 
@@ -42,32 +43,33 @@ impl RemoteGraphCache {
         }
     }
 
-    /// The number of a graph that is there, which is used now.
-    fn use_cached(&mut self, body: u64) -> Option<u64> {
+    /// The number of a cached graph, which counts as used; `None` if the server does not have it.
+    fn use_cached(&mut self, message: u64) -> Option<u64> {
         self.clock += 1;
-        let graph = self.graphs.get_mut(&body)?;
+        let graph = self.graphs.get_mut(&message)?;
         graph.last_used = self.clock;
         Some(graph.id)
     }
 
-    /// A number for a graph that comes: those used longest ago go until it has room.
-    fn insert(&mut self, body: u64, cost: u64, buffers: Vec<u64>) -> u64 {
-        let full = |kept: &RemoteGraphCache| {
-            kept.graphs.len() >= kept.max_graphs || kept.cost.saturating_add(cost) > kept.budget
+    /// Adds a graph and returns its number. Evicts the least recently used graphs until it fits.
+    fn insert(&mut self, message: u64, cost: u64, buffers: Vec<u64>) -> u64 {
+        let full = |cache: &RemoteGraphCache| {
+            cache.graphs.len() >= cache.max_graphs || cache.cost.saturating_add(cost) > cache.budget
         };
         while full(self)
-            && let Some(&oldest) = self.graphs.iter().min_by_key(|(_, graph)| graph.last_used).map(|(body, _)| body)
+            && let Some(&oldest) =
+                self.graphs.iter().min_by_key(|(_, graph)| graph.last_used).map(|(message, _)| message)
         {
             self.cost -= self.graphs.remove(&oldest).map_or(0, |graph| graph.cost);
         }
         self.last_id += 1;
         self.clock += 1;
         self.cost += cost;
-        self.graphs.insert(body, CachedGraph { id: self.last_id, cost, last_used: self.clock, buffers });
+        self.graphs.insert(message, CachedGraph { id: self.last_id, cost, last_used: self.clock, buffers });
         self.last_id
     }
 
-    /// A buffer is freed: the graphs with a tensor in it go.
+    /// Evicts the graphs with a tensor in a freed buffer.
     pub(in super::super) fn evict_buffer(&mut self, handle: u64) {
         for (_, graph) in self.graphs.extract_if(|_, graph| graph.buffers.contains(&handle)) {
             self.cost -= graph.cost;
@@ -76,19 +78,19 @@ impl RemoteGraphCache {
 }
 
 impl WriteGuard<'_> {
-    /// Puts the messages that run a graph.
-    pub(super) fn run_graph(&mut self, queue: u32, body: &GraphMessage) -> Result<(), DeviceError> {
-        let graph = match self.writer.graph_cache.use_cached(body.id()) {
+    /// Appends the messages that run a graph to the write buffer.
+    pub(super) fn run_graph(&mut self, queue: u32, message: &GraphMessage) -> Result<(), DeviceError> {
+        let graph = match self.writer.graph_cache.use_cached(message.id()) {
             Some(number) => number,
-            None => self.keep_graph(body)?,
+            None => self.keep_graph(message)?,
         };
         self.buffer(|out| ExtRequest::RunGraph(RunGraph { queue, graph }).encode(out));
         Ok(())
     }
 
-    fn keep_graph(&mut self, body: &GraphMessage) -> Result<u64, DeviceError> {
-        let bug = |e: &dyn std::fmt::Display| DeviceError::Bug(format!("a graph that no message holds: {e}"));
-        let bytes = body.frame().get(REQUEST_HEADER..).unwrap_or_default();
+    fn keep_graph(&mut self, message: &GraphMessage) -> Result<u64, DeviceError> {
+        let bug = |e: &dyn std::fmt::Display| DeviceError::Bug(format!("a graph that does not fit a message: {e}"));
+        let bytes = message.frame().get(REQUEST_HEADER..).unwrap_or_default();
         let any = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
         let graph = match Request::decode(Command::GraphCompute, bytes, &any) {
             Ok(Request::GraphCompute(graph)) => graph,
@@ -98,7 +100,7 @@ impl WriteGuard<'_> {
         let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
         buffers.sort_unstable();
         buffers.dedup();
-        let id = self.writer.graph_cache.insert(body.id(), graph_cost(bytes.len() as u64, &graph), buffers);
+        let id = self.writer.graph_cache.insert(message.id(), graph_cost(bytes.len() as u64, &graph), buffers);
         self.buffer(|out| ExtRequest::KeepGraph(KeepGraph { id, graph }).encode(out));
         Ok(id)
     }
@@ -108,45 +110,45 @@ impl WriteGuard<'_> {
 mod tests {
     use super::*;
 
-    fn kept(budget: u64, most: usize) -> RemoteGraphCache {
-        RemoteGraphCache { budget, max_graphs: most, ..RemoteGraphCache::default() }
+    fn cache(budget: u64, max_graphs: usize) -> RemoteGraphCache {
+        RemoteGraphCache { budget, max_graphs, ..RemoteGraphCache::default() }
     }
 
-    fn there(kept: &RemoteGraphCache) -> Vec<u64> {
-        let mut bodies: Vec<_> = kept.graphs.keys().copied().collect();
-        bodies.sort_unstable();
-        bodies
+    fn cached(cache: &RemoteGraphCache) -> Vec<u64> {
+        let mut messages: Vec<_> = cache.graphs.keys().copied().collect();
+        messages.sort_unstable();
+        messages
     }
 
     #[test]
-    fn those_used_longest_ago_go_first() {
-        let mut by_count = kept(1000, 2);
+    fn the_least_recently_used_graphs_are_evicted_first() {
+        let mut by_count = cache(1000, 2);
         assert_eq!([by_count.insert(10, 1, vec![]), by_count.insert(11, 1, vec![])], [1, 2]);
         assert_eq!(by_count.use_cached(10), Some(1));
         assert_eq!(by_count.insert(12, 1, vec![]), 3);
-        assert_eq!((there(&by_count), by_count.use_cached(11), by_count.cost), (vec![10, 12], None, 2));
-        // The same body again, under a number of its own.
+        assert_eq!((cached(&by_count), by_count.use_cached(11), by_count.cost), (vec![10, 12], None, 2));
+        // The same graph again gets a new number.
         assert_eq!(by_count.insert(11, 1, vec![]), 4);
-        assert_eq!(there(&by_count), [11, 12]);
-        let mut by_cost = kept(10, 100);
-        for (body, cost) in [(1, 4), (2, 4), (3, 2)] {
-            by_cost.insert(body, cost, vec![]);
+        assert_eq!(cached(&by_count), [11, 12]);
+        let mut by_cost = cache(10, 100);
+        for (message, cost) in [(1, 4), (2, 4), (3, 2)] {
+            by_cost.insert(message, cost, vec![]);
         }
-        assert_eq!(there(&by_cost), [1, 2, 3], "as much as there may be");
+        assert_eq!(cached(&by_cost), [1, 2, 3], "exactly the budget");
         by_cost.insert(4, 5, vec![]);
-        assert_eq!((there(&by_cost), by_cost.cost), (vec![3, 4], 7));
+        assert_eq!((cached(&by_cost), by_cost.cost), (vec![3, 4], 7));
         by_cost.insert(5, 99, vec![]);
-        assert_eq!((there(&by_cost), by_cost.cost), (vec![5], 99), "one that is too large is alone");
+        assert_eq!((cached(&by_cost), by_cost.cost), (vec![5], 99), "a graph above the budget is cached alone");
     }
 
     #[test]
-    fn graphs_go_with_their_buffers() {
-        let mut kept = kept(100, 10);
-        kept.insert(1, 3, vec![7]);
-        kept.insert(2, 4, vec![8, 9]);
-        kept.evict_buffer(9);
-        assert_eq!((there(&kept), kept.cost), (vec![1], 3));
-        kept.evict_buffer(5);
-        assert_eq!(kept.use_cached(1), Some(1));
+    fn freeing_a_buffer_evicts_its_graphs() {
+        let mut cache = cache(100, 10);
+        cache.insert(1, 3, vec![7]);
+        cache.insert(2, 4, vec![8, 9]);
+        cache.evict_buffer(9);
+        assert_eq!((cached(&cache), cache.cost), (vec![1], 3));
+        cache.evict_buffer(5);
+        assert_eq!(cache.use_cached(1), Some(1));
     }
 }

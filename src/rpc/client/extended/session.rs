@@ -1,4 +1,4 @@
-//! What is under way with a server that has greeted: its queues, and reads whose bytes have yet to come.
+//! Session state of a connection with the extensions: its open queues and its outstanding reads. Routes notifications to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use crate::device::{DeviceError, Timeline};
 use crate::rpc::fault;
 use crate::rpc::wire::ext::{Fault, GreetReply};
 
-/// Queues that a server keeps for one connection.
+/// Limit of open queues per connection on a server.
 const MAX_QUEUES: usize = 256;
 
-/// The books of a connection to a server that has greeted.
+/// The session of a connection to a server with the extensions.
 #[derive(Debug)]
 pub(in super::super) struct ClientSession {
-    /// What the server has said of itself.
+    /// The server's self-description from the handshake.
     pub(super) server: GreetReply,
     tables: Mutex<SessionTables>,
     pub(super) peers: PeerCopyState,
@@ -26,12 +26,12 @@ pub(in super::super) struct ClientSession {
 
 #[derive(Debug, Default)]
 struct SessionTables {
-    /// Those that notices may come about, by their numbers.
+    /// Queues that notifications may name, by number.
     queues: HashMap<u32, Arc<MarkTracker>>,
-    /// The last queue's number.
+    /// Number of the last queue.
     last_queue: u32,
     reads: HashMap<u64, OutstandingRead>,
-    /// The last read's number.
+    /// Id of the last read.
     last_read: u64,
 }
 
@@ -42,22 +42,22 @@ impl SessionTables {
         self.last_read
     }
 
-    /// Queues that the server was told of, or is about to be, and not of their end.
+    /// Number of queues that are open on the server, or will be when the write buffer is sent.
     fn open_queues(&self) -> usize {
-        self.queues.values().filter(|track| !track.is_closed()).count()
+        self.queues.values().filter(|tracker| !tracker.is_closed()).count()
     }
 }
 
-/// A read whose bytes have yet to come.
+/// A read that waits for its data.
 #[derive(Debug)]
 struct OutstandingRead {
     queue: u32,
-    /// The mark that they prove.
-    proves: u64,
+    /// Mark that is reached when the data arrives.
+    proven_mark: u64,
     since: Instant,
-    /// Lengths of its spans, and who gets the bytes of each.
+    /// Length of each span, with the completer of its pending read.
     parts: Vec<(u64, ReadCompleter)>,
-    /// Tickets that the queue has received for: they are used when this is answered.
+    /// Number of transfer tokens that the reply confirms as used.
     tokens: usize,
 }
 
@@ -66,177 +66,185 @@ impl ClientSession {
         ClientSession { server, tables: Mutex::default(), peers: PeerCopyState::default() }
     }
 
-    /// What the server has said of itself.
+    /// The server's self-description from the handshake.
     pub(in super::super) fn server(&self) -> &GreetReply {
         &self.server
     }
 
-    /// A number and books for a queue of a device, in a turn: the ends that were said before count.
+    /// Assigns a number to a new queue and registers its mark tracker. Called with exclusive use of the writer, so that queues
+    /// that were closed by earlier messages do not count.
     pub(super) fn register_queue(
         &self,
         shared: &Arc<ConnectionShared>,
         device: &str,
     ) -> Result<(Arc<MarkTracker>, Arc<Timeline>), DeviceError> {
-        let mut books = lock(&self.tables);
-        if books.open_queues() >= MAX_QUEUES {
-            let lacks = "has as many queues open as its server keeps for one connection: drop one";
+        let mut tables = lock(&self.tables);
+        if tables.open_queues() >= MAX_QUEUES {
+            let lacks = "has reached its server's limit of open queues per connection: drop a queue";
             return Err(DeviceError::Lacks { device: device.to_owned(), lacks });
         }
-        let used_up = || DeviceError::Exhausted {
+        let exhausted = || DeviceError::Exhausted {
             resource: "queue numbers",
-            reason: format!("the connection to {device} has used up its own: connect again"),
+            reason: format!("the connection to {device} has used all of them: connect again"),
         };
-        let queue = books.last_queue.checked_add(1).ok_or_else(used_up)?;
-        let (track, timeline) = MarkTracker::new(shared, queue, device);
-        books.last_queue = queue;
-        books.queues.insert(queue, Arc::clone(&track));
-        drop(books);
-        // After the insertion: whoever fails the connection either sees the track, or has failed it before this.
+        let queue = tables.last_queue.checked_add(1).ok_or_else(exhausted)?;
+        let (tracker, timeline) = MarkTracker::new(shared, queue, device);
+        tables.last_queue = queue;
+        tables.queues.insert(queue, Arc::clone(&tracker));
+        drop(tables);
+        // The queue must be registered before this check: a thread that fails the connection then either finds the queue, or
+        // has failed the connection before the check.
         shared.check_alive()?;
-        Ok((track, timeline))
+        Ok((tracker, timeline))
     }
 
-    /// Whether a queue may be named in what is said in this turn.
+    /// Whether messages may name a queue. With exclusive use of the writer the result holds until the writer is returned.
     pub(super) fn is_open(&self, queue: u32) -> bool {
-        lock(&self.tables).queues.get(&queue).is_some_and(|track| !track.is_closed())
+        lock(&self.tables).queues.get(&queue).is_some_and(|tracker| !tracker.is_closed())
     }
 
-    /// No notice comes about a queue any more. Whoever waits for something of it waits in vain.
+    /// Removes a queue after the server has confirmed its end: no notification names it any more. Everything that still waits
+    /// for it fails.
     pub(super) fn queue_closed(&self, queue: u32) {
-        let track = lock(&self.tables).queues.remove(&queue);
-        if let Some(track) = track {
-            self.fail_queue(&track, &DeviceError::Ended, FailureScope::AllConnections);
+        let tracker = lock(&self.tables).queues.remove(&queue);
+        if let Some(tracker) = tracker {
+            self.fail_queue(&tracker, &DeviceError::Ended, FailureScope::AllConnections);
         }
     }
 
-    /// As [`Session::ended`], where nothing is left to wait for but marks up to `made` that the server was never told of.
-    pub(super) fn queue_closed_idle(&self, track: &MarkTracker, made: u64) {
-        lock(&self.tables).queues.remove(&track.queue);
-        if !track.is_placed(made) {
-            track.fail_marks(&DeviceError::Ended, FailureScope::AllConnections);
+    /// As [`ClientSession::queue_closed`], for a queue without outstanding marks or reads. Only marks up to `last_made` that
+    /// were never sent may be left.
+    pub(super) fn queue_closed_idle(&self, tracker: &MarkTracker, last_made: u64) {
+        lock(&self.tables).queues.remove(&tracker.queue);
+        if !tracker.is_placed(last_made) {
+            tracker.fail_marks(&DeviceError::Ended, FailureScope::AllConnections);
         }
     }
 
-    /// A queue fails, and whoever waits for bytes of it is told.
-    pub(super) fn fail_queue(&self, track: &MarkTracker, error: &DeviceError, whom: FailureScope) {
-        // First: a read that is gone and has not failed has come.
-        track.fail_marks(error, whom);
+    /// Fails a queue and its outstanding reads.
+    pub(super) fn fail_queue(&self, tracker: &MarkTracker, error: &DeviceError, scope: FailureScope) {
+        // The order matters: a read that is no longer registered and has not failed must have its data.
+        tracker.fail_marks(error, scope);
         let reads: Vec<_> =
-            lock(&self.tables).reads.extract_if(|_, read| read.queue == track.queue).map(|(_, read)| read).collect();
+            lock(&self.tables).reads.extract_if(|_, read| read.queue == tracker.queue).map(|(_, read)| read).collect();
         reads.into_iter().flat_map(|read| read.parts).for_each(|(_, to)| to.complete(Err(error.clone())));
         self.peers.tokens.wake_waiters();
     }
 
-    /// Whether bytes of a queue have yet to come.
+    /// Whether a queue has outstanding reads.
     pub(super) fn has_outstanding_reads(&self, queue: u32) -> bool {
         lock(&self.tables).reads.values().any(|read| read.queue == queue)
     }
 
-    /// A number for a read that is about to leave.
-    pub(super) fn register_read(&self, queue: u32, proves: u64, parts: Vec<(u64, ReadCompleter)>) -> u64 {
-        lock(&self.tables).insert_read(OutstandingRead { queue, proves, since: Instant::now(), parts, tokens: 0 })
+    /// Assigns an id to a read that is about to be sent.
+    pub(super) fn register_read(&self, queue: u32, proven_mark: u64, parts: Vec<(u64, ReadCompleter)>) -> u64 {
+        lock(&self.tables).insert_read(OutstandingRead { queue, proven_mark, since: Instant::now(), parts, tokens: 0 })
     }
 
-    /// As [`Session::read`], of nothing: the answer tells that tickets are used. `None` where the queue may not be named.
-    pub(super) fn register_empty_read(&self, queue: u32, tickets: usize) -> Option<u64> {
-        let mut books = lock(&self.tables);
-        let track = books.queues.get(&queue).filter(|track| !track.is_closed() && track.failure().is_none())?;
-        let proves = track.place_read(false);
-        Some(books.insert_read(OutstandingRead {
+    /// As [`ClientSession::register_read`], for an empty read, whose reply confirms the use of `tokens` transfer tokens. `None`
+    /// if the queue must not be named.
+    pub(super) fn register_empty_read(&self, queue: u32, tokens: usize) -> Option<u64> {
+        let mut tables = lock(&self.tables);
+        let tracker =
+            tables.queues.get(&queue).filter(|tracker| !tracker.is_closed() && tracker.failure().is_none())?;
+        let proven_mark = tracker.place_read(false);
+        Some(tables.insert_read(OutstandingRead {
             queue,
-            proves,
+            proven_mark,
             since: Instant::now(),
             parts: Vec::new(),
-            tokens: tickets,
+            tokens,
         }))
     }
 
-    /// Mark `seq` follows a read at once, whose bytes prove it too. Whether they have yet to come.
+    /// Mark `seq` directly follows read `id`, whose data then proves the mark, too. Returns whether the read is still
+    /// outstanding.
     pub(super) fn extend_read_proof(&self, id: u64, seq: u64) -> bool {
-        let mut books = lock(&self.tables);
-        let read = books.reads.get_mut(&id);
-        let comes = read.is_some();
+        let mut tables = lock(&self.tables);
+        let read = tables.reads.get_mut(&id);
+        let outstanding = read.is_some();
         if let Some(read) = read {
-            read.proves = seq;
+            read.proven_mark = seq;
         }
-        comes
+        outstanding
     }
 
-    /// The lengths of a read's spans; `None` for one that nobody waits for any more. `Err` for one that never was.
+    /// The lengths of a read's spans. `None` if the read's queue has failed or was closed; `Err` if the id was never used.
     pub(super) fn span_lengths(&self, id: u64) -> Result<Option<Vec<u64>>, String> {
-        let books = lock(&self.tables);
-        match books.reads.get(&id) {
+        let tables = lock(&self.tables);
+        match tables.reads.get(&id) {
             Some(read) => Ok(Some(read.parts.iter().map(|(len, _)| *len).collect())),
-            None if (1..=books.last_read).contains(&id) => Ok(None),
-            None => Err(format!("the server sent the bytes of READ {id}, which there never was")),
+            None if (1..=tables.last_read).contains(&id) => Ok(None),
+            None => Err(format!("the server sent data for READ {id}, which was never sent")),
         }
     }
 
-    /// The bytes of a read, span by span.
+    /// Completes a read with its data, span by span.
     pub(super) fn complete_read(&self, id: u64, bytes: Vec<Vec<u8>>) {
-        let mut books = lock(&self.tables);
-        let Some(read) = books.reads.remove(&id) else { return };
-        drop(books);
-        self.record_reached(read.queue, read.proves);
+        let mut tables = lock(&self.tables);
+        let Some(read) = tables.reads.remove(&id) else { return };
+        drop(tables);
+        self.record_reached(read.queue, read.proven_mark);
         self.peers.tokens.record_used(read.queue, read.tokens);
         read.parts.into_iter().zip(bytes).for_each(|((_, to), bytes)| to.complete(Ok(bytes)));
     }
 
-    /// A queue of a notice; `None` for one that is closed. `Err` for one that never was.
-    fn track(&self, queue: u32) -> Result<Option<Arc<MarkTracker>>, String> {
-        let books = lock(&self.tables);
-        match books.queues.get(&queue) {
-            Some(track) => Ok(Some(Arc::clone(track))),
-            None if (1..=books.last_queue).contains(&queue) => Ok(None),
-            None => Err(format!("the server spoke of queue {queue}, which there never was")),
+    /// The queue that a notification names. `None` if it was closed; `Err` if the number was never used.
+    fn find_queue(&self, queue: u32) -> Result<Option<Arc<MarkTracker>>, String> {
+        let tables = lock(&self.tables);
+        match tables.queues.get(&queue) {
+            Some(tracker) => Ok(Some(Arc::clone(tracker))),
+            None if (1..=tables.last_queue).contains(&queue) => Ok(None),
+            None => Err(format!("the server named queue {queue}, which was never opened")),
         }
     }
 
     /// REACHED.
     pub(super) fn handle_reached(&self, queue: u32, number: u64) -> Result<(), String> {
-        if self.track(queue)?.is_some_and(|track| !track.is_placed(number)) {
+        if self.find_queue(queue)?.is_some_and(|tracker| !tracker.is_placed(number)) {
             return Err(format!(
-                "the server says that mark {number} of queue {queue} is reached, which was never made"
+                "the server reports that mark {number} of queue {queue} is reached, which was never made"
             ));
         }
         self.record_reached(queue, number);
         Ok(())
     }
 
-    /// A mark is reached, and with it those of other queues that its own has waited for.
+    /// Records that a mark is reached, and transitively the marks of other queues for which its queue has waited.
     pub(super) fn record_reached(&self, queue: u32, number: u64) {
         let (mut known, mut reached) = (vec![(queue, number)], Vec::new());
         while let Some((queue, number)) = known.pop() {
-            if let Ok(Some(track)) = self.track(queue) {
-                known.extend(track.record_reached(number).into_iter().flatten());
-                reached.push((track, number));
+            if let Ok(Some(tracker)) = self.find_queue(queue) {
+                known.extend(tracker.record_reached(number).into_iter().flatten());
+                reached.push((tracker, number));
             }
         }
-        // What came first first: who hears of the one need not ask for the other.
-        reached.iter().rev().for_each(|(track, number)| track.advance_timeline(*number));
+        // Implied marks first: a thread that wakes for the later mark then finds the earlier ones reached and requests nothing.
+        reached.iter().rev().for_each(|(tracker, number)| tracker.advance_timeline(*number));
     }
 
     /// FAILED.
     pub(super) fn handle_failed(&self, queue: u32, fault: Fault) -> Result<(), String> {
-        if let Some(track) = self.track(queue)? {
-            let error = fault::device_error(fault, track.device());
-            self.fail_queue(&track, &error, FailureScope::OtherConnections);
+        if let Some(tracker) = self.find_queue(queue)? {
+            let error = fault::device_error(fault, tracker.device());
+            self.fail_queue(&tracker, &error, FailureScope::OtherConnections);
         }
         Ok(())
     }
 
-    /// What has been due for longest, besides replies, and since when.
+    /// The oldest outstanding read or mark request, and its time.
     pub(in super::super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
-        let books = lock(&self.tables);
-        let read = books.reads.values().map(|read| ("READ", read.since)).min_by_key(|(_, since)| *since);
-        let asked = books.queues.values().filter_map(|track| track.oldest_request()).min().map(|since| ("ASK", since));
-        read.into_iter().chain(asked).min_by_key(|(_, since)| *since)
+        let tables = lock(&self.tables);
+        let read = tables.reads.values().map(|read| ("READ", read.since)).min_by_key(|(_, since)| *since);
+        let requested =
+            tables.queues.values().filter_map(|tracker| tracker.oldest_request()).min().map(|since| ("ASK", since));
+        read.into_iter().chain(requested).min_by_key(|(_, since)| *since)
     }
 
-    /// The connection is lost.
+    /// Fails all queues and reads: the connection is lost.
     pub(in super::super) fn fail_all(&self, failure: &DeviceError) {
         let queues = std::mem::take(&mut lock(&self.tables).queues);
-        queues.into_values().for_each(|track| track.fail_marks(failure, FailureScope::AllConnections));
+        queues.into_values().for_each(|tracker| tracker.fail_marks(failure, FailureScope::AllConnections));
         let reads = std::mem::take(&mut lock(&self.tables).reads);
         reads.into_values().flat_map(|read| read.parts).for_each(|(_, to)| to.complete(Err(failure.clone())));
         self.peers.tokens.wake_waiters();
@@ -245,7 +253,7 @@ impl ClientSession {
 
 impl ConnectionShared {
     pub(super) fn session(&self) -> Result<&ClientSession, DeviceError> {
-        let none = || DeviceError::Bug("words for a server that has not greeted".to_owned());
+        let none = || DeviceError::Bug("a message of the extensions for a server without them".to_owned());
         self.session.as_ref().ok_or_else(none)
     }
 }

@@ -1,4 +1,4 @@
-//! What a queue says when it has failed, or its connection, in between.
+//! Tests of operations on a queue that fails, or whose connection is lost, between two steps of the operation.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -15,13 +15,13 @@ use crate::rpc::wire::ext::{Abilities, Fault, GreetReply};
 
 const WATCHDOG: Duration = Duration::from_secs(20);
 
-/// A queue of a device whose server takes everything and says nothing, and a buffer there.
+/// A queue and a buffer on a device of a server that accepts all messages and sends nothing.
 fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
+    let handshake = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
     let (mut server, _) = listener.accept().unwrap();
     std::thread::spawn(move || while matches!(server.read(&mut [0; 4096]), Ok(1..)) {});
-    let greeting = GreetReply {
+    let server_info = GreetReply {
         build: String::new(),
         max_message: 1 << 20,
         graph_budget: 1 << 20,
@@ -30,7 +30,8 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
         sessions: 1,
         devices: Vec::new(),
     };
-    let connection = Connection::start("h:1", ours, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(greeting)).unwrap();
+    let connection =
+        Connection::start("h:1", handshake, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(server_info)).unwrap();
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
     let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());
@@ -43,26 +44,26 @@ fn wait_error(ticket: Ticket) -> DeviceError {
     ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err()
 }
 
-/// The failure comes while somebody else is writing: after the queue was looked at, and before the read is sent.
+/// The queue fails after its state was checked and before the read is sent, as when another thread holds the writer in between.
 #[test]
-fn a_read_behind_a_failure_fails() {
+fn a_read_after_a_queue_failure_fails() {
     let (remote, mut queue, buffer) = silent_server();
     let session = remote.connection.session().unwrap();
     session.handle_failed(queue.marks.queue, Fault::new("a fan stopped")).unwrap();
     let (to, ticket) = ReadCompleter::new(&remote);
-    let said = queue.download(vec![(buffer.whole(), to)]).unwrap_err();
-    assert!(matches!(&said, DeviceError::Remote { reason, .. } if reason == "a fan stopped"), "{said}");
-    assert_eq!(wait_error(ticket), said);
+    let error = queue.download(vec![(buffer.whole(), to)]).unwrap_err();
+    assert!(matches!(&error, DeviceError::Remote { reason, .. } if reason == "a fan stopped"), "{error}");
+    assert_eq!(wait_error(ticket), error);
     assert!(!session.has_outstanding_reads(queue.marks.queue));
 }
 
 #[test]
-fn whoever_waits_on_a_lost_connection_is_told_why() {
+fn loads_and_reads_on_a_lost_connection_fail_with_the_reason() {
     let (remote, mut queue, buffer) = silent_server();
     let lost = remote.connection.fail("a cable broke");
     let (to, found) = ReadCompleter::new(&remote);
-    let recall = DigestLoad { dst: buffer.whole(), tensor: None, digest: [0; 32], name: String::new(), to };
-    assert_eq!(queue.load_by_digest(recall), Err(lost.clone()));
+    let load = DigestLoad { dst: buffer.whole(), tensor: None, digest: [0; 32], name: String::new(), to };
+    assert_eq!(queue.load_by_digest(load), Err(lost.clone()));
     assert_eq!(wait_error(found), lost);
     let (to, read) = ReadCompleter::new(&remote);
     assert_eq!(queue.download(vec![(buffer.whole(), to)]), Err(lost.clone()));

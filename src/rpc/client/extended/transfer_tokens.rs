@@ -1,4 +1,5 @@
-//! Tickets of this connection's server: for bytes that other servers put there.
+//! Pool of transfer tokens. A transfer token (a ticket on the wire) is a single-use capability of this connection's server: a
+//! peer server that presents it may write [`PIECE`] bytes for a RECEIVE. Tokens are requested in batches ahead of use.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,40 +9,40 @@ use super::mark_tracker::MarkTracker;
 use crate::device::{DeviceError, PIECE};
 use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Read, Spans, TICKET, Ticket, TicketList};
 
-/// Tickets that are asked for at once, the most that a server issues to one request.
+/// Tokens per request: the limit of a server.
 pub(super) const TOKEN_BATCH: usize = 256;
 
-/// The most that a session may have without using them. The server counts those, too, whose bytes have yet to come.
+/// Limit of unused tokens per session. The server also counts tokens whose data has not arrived.
 const MAX_UNUSED_TOKENS: usize = 1024;
 
-/// When so many are named in RECEIVEs and nothing tells whether they are used, the server is asked.
+/// When this many tokens are named in RECEIVEs without any later read that confirms their use, the client sends empty READs.
 const MAX_UNCONFIRMED_TOKENS: usize = TOKEN_BATCH / 2;
 
 #[derive(Debug, Default)]
 pub(super) struct TransferTokens {
     pool: Mutex<TokenPool>,
-    /// There are more of them, or room for more, or there will be none.
+    /// Notified when tokens arrive, when there is room for more, and on failures.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct TokenPool {
     available: Vec<Ticket>,
-    /// Whether more are on their way.
+    /// Whether a request for more tokens is outstanding.
     requested: bool,
-    /// Those that open queues took, and that are not known to be used.
+    /// Tokens that open queues have taken and whose use is not confirmed, by queue.
     taken: HashMap<u32, TakenTokens>,
 }
 
 #[derive(Debug, Default)]
 struct TakenTokens {
     count: usize,
-    /// Of these, how many are named in RECEIVEs with nothing behind them yet that will tell.
+    /// How many of these are named in RECEIVEs without a later read that will confirm their use.
     unconfirmed: usize,
 }
 
 impl TokenPool {
-    /// Whether to ask for more, where somebody wants `count`.
+    /// Whether to request more tokens before taking `count`.
     fn runs_low(&self, count: usize) -> bool {
         let left = self.available.len().checked_sub(count);
         let unused = self.available.len() + self.taken.values().map(|taken| taken.count).sum::<usize>();
@@ -54,14 +55,14 @@ impl TokenPool {
         Some(self.available.split_off(left))
     }
 
-    /// A queue is about to receive for so many. The queues to be asked about, with how many of each.
+    /// Counts tokens of a RECEIVE. Returns the queues that need a confirming read, each with its number of tokens.
     fn add_unconfirmed(&mut self, queue: u32, count: usize) -> Vec<(u32, usize)> {
         self.taken.entry(queue).or_default().unconfirmed += count;
         if self.taken.values().map(|taken| taken.unconfirmed).sum::<usize>() < MAX_UNCONFIRMED_TOKENS {
             return Vec::new();
         }
-        let unasked = self.taken.iter_mut().map(|(&queue, taken)| (queue, std::mem::take(&mut taken.unconfirmed)));
-        unasked.filter(|(_, count)| *count > 0).collect()
+        let unconfirmed = self.taken.iter_mut().map(|(&queue, taken)| (queue, std::mem::take(&mut taken.unconfirmed)));
+        unconfirmed.filter(|(_, count)| *count > 0).collect()
     }
 
     fn record_used(&mut self, queue: u32, count: usize) {
@@ -72,7 +73,7 @@ impl TokenPool {
 }
 
 impl TransferTokens {
-    /// So many that a queue received for are used.
+    /// Records that `count` tokens of a queue were used.
     pub(super) fn record_used(&self, queue: u32, count: usize) {
         if count > 0 {
             lock(&self.pool).record_used(queue, count);
@@ -80,13 +81,14 @@ impl TransferTokens {
         }
     }
 
-    /// A queue ends, in a turn: what it has not used the server forgets before it hears what comes later.
+    /// Forgets the tokens of a queue that is closed; called with exclusive use of the writer. The server drops unused tokens of
+    /// the queue before it processes later messages.
     pub(super) fn forget_queue(&self, queue: u32) {
         lock(&self.pool).taken.remove(&queue);
         self.changed.notify_all();
     }
 
-    /// Whoever waits looks whether that is of any use.
+    /// Wakes the waiting threads after a failure.
     pub(super) fn wake_waiters(&self) {
         drop(lock(&self.pool));
         self.changed.notify_all();
@@ -94,12 +96,12 @@ impl TransferTokens {
 }
 
 impl WriteGuard<'_> {
-    /// A RECEIVE for `count` tickets was just put. Asks from time to time which are used, by READs of nothing: their answers
-    /// come when what is before them is done.
+    /// Called after a RECEIVE of `count` tokens was encoded. Appends empty READs from time to time: the server replies to them
+    /// when the work before them is done, which confirms the use of the tokens.
     pub(super) fn confirm_token_use(&mut self, queue: u32, count: usize) -> Result<(), DeviceError> {
         let session = self.shared.session()?;
-        let unasked = lock(&session.peers.tokens.pool).add_unconfirmed(queue, count);
-        for (queue, count) in unasked {
+        let unconfirmed = lock(&session.peers.tokens.pool).add_unconfirmed(queue, count);
+        for (queue, count) in unconfirmed {
             if let Some(id) = session.register_empty_read(queue, count) {
                 self.buffer(|out| ExtRequest::Read(Read { queue, id, spans: Spans::new(&[]) }).encode(out));
             }
@@ -109,64 +111,71 @@ impl WriteGuard<'_> {
 }
 
 impl ConnectionShared {
-    /// Whether there are tickets for so many bytes here.
+    /// Whether the pool has tokens for this many bytes.
     pub(super) fn has_tokens(&self, bytes: u64) -> bool {
         let Some(session) = &self.session else { return false };
         lock(&session.peers.tokens.pool).available.len() as u64 >= bytes.div_ceil(PIECE)
     }
 
-    /// Takes tickets for a queue, and asks for more ahead of time. Waits where there are too few: the server has no more before
-    /// earlier ones are used.
-    pub(super) fn take_tokens(self: &Arc<Self>, track: &MarkTracker, count: usize) -> Result<Vec<Ticket>, DeviceError> {
-        let tickets = &self.session()?.peers.tokens;
-        let mut pool = lock(&tickets.pool);
+    /// Takes `count` tokens for a queue, and requests more ahead of use. Blocks while there are too few: the server issues no
+    /// more until earlier ones are used.
+    pub(super) fn take_tokens(
+        self: &Arc<Self>,
+        tracker: &MarkTracker,
+        count: usize,
+    ) -> Result<Vec<Ticket>, DeviceError> {
+        let tokens = &self.session()?.peers.tokens;
+        let mut pool = lock(&tokens.pool);
         let mut waited = false;
         loop {
             if pool.runs_low(count) {
                 pool.requested = true;
                 drop(pool);
                 self.request_tokens()?;
-                pool = lock(&tickets.pool);
+                pool = lock(&tokens.pool);
             }
-            if let Some(taken) = pool.take(track.queue, count) {
+            if let Some(taken) = pool.take(tracker.queue, count) {
                 return Ok(taken);
             }
             if !std::mem::replace(&mut waited, true) {
                 self.count_wait();
             }
             self.check_alive()?;
-            // Whoever fails the queue takes the lock after that.
-            if let Some(failure) = track.failure() {
+            // A thread that fails the queue takes this lock afterwards and notifies, so the failure cannot be missed.
+            if let Some(failure) = tracker.failure() {
                 return Err(failure);
             }
-            pool = tickets.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            pool = tokens.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn request_tokens(self: &Arc<Self>) -> Result<(), DeviceError> {
         let shared = Arc::clone(self);
-        let told = move |reply: Result<Vec<u8>, DeviceError>| {
+        let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
             let (Ok(reply), Some(session)) = (reply, &shared.session) else { return Ok(()) };
             match Answer::decode(ExtCommand::Tickets, &reply) {
                 Ok(Answer::Tickets(TicketList(list))) => {
-                    let tickets = &session.peers.tokens;
-                    let mut pool = lock(&tickets.pool);
+                    let tokens = &session.peers.tokens;
+                    let mut pool = lock(&tokens.pool);
                     pool.available.extend_from_slice(list);
                     pool.requested = false;
                     drop(pool);
-                    tickets.changed.notify_all();
+                    tokens.changed.notify_all();
                     Ok(())
                 }
-                Ok(_) => Err("another command's answer".to_owned()),
+                Ok(_) => Err("the reply of another command".to_owned()),
                 Err(e) => Err(e.to_string()),
             }
         };
         let len = 4 + (TOKEN_BATCH * TICKET) as u64;
         let request = ExtRequest::Tickets(crate::rpc::wire::ext::Tickets { count: TOKEN_BATCH as u32 });
-        self.with_writer(|turn| {
-            turn.request_encoded(ExtCommand::Tickets.name(), len..=len, ReplySink::Callback(Box::new(told)), |out| {
-                request.encode(out)
-            })
+        self.with_writer(|guard| {
+            guard.request_encoded(
+                ExtCommand::Tickets.name(),
+                len..=len,
+                ReplySink::Callback(Box::new(on_reply)),
+                |out| request.encode(out),
+            )
         })
     }
 }
@@ -175,15 +184,15 @@ impl ConnectionShared {
 mod tests {
     use super::*;
 
-    fn pool(here: usize, taken: &[(u32, usize)]) -> TokenPool {
-        let mut pool = TokenPool { available: vec![[0; TICKET]; here], ..TokenPool::default() };
+    fn pool(available: usize, taken: &[(u32, usize)]) -> TokenPool {
+        let mut pool = TokenPool { available: vec![[0; TICKET]; available], ..TokenPool::default() };
         pool.taken = taken.iter().map(|&(queue, count)| (queue, TakenTokens { count, unconfirmed: 0 })).collect();
         pool
     }
 
     #[test]
-    fn no_more_are_asked_for_than_a_session_may_have() {
-        for (here, taken, count, want) in [
+    fn requests_respect_the_limit_of_unused_tokens() {
+        for (available, taken, count, want) in [
             (0, 0, 1, true),
             (256, 0, 128, false),
             (256, 0, 129, true),
@@ -193,23 +202,23 @@ mod tests {
             (0, 769, 1, false),
             (100, 900, 256, false),
         ] {
-            let mut pool = pool(here, &[(1, taken / 2), (2, taken - taken / 2)]);
-            assert_eq!(pool.runs_low(count), want, "{here} here, {taken} taken, {count} wanted");
+            let mut pool = pool(available, &[(1, taken / 2), (2, taken - taken / 2)]);
+            assert_eq!(pool.runs_low(count), want, "{available} available, {taken} taken, {count} requested");
             pool.requested = true;
             assert!(!pool.runs_low(count));
         }
     }
 
     #[test]
-    fn those_taken_count_until_they_are_used_or_their_queue_ends() {
+    fn taken_tokens_count_until_they_are_confirmed_as_used() {
         let mut pool = pool(512, &[]);
         assert_eq!(pool.take(1, 600), None);
         assert_eq!([pool.take(1, 100), pool.take(2, 300)].map(|taken| taken.map(|t| t.len())), [Some(100), Some(300)]);
-        // Nobody is asked about a few, and each only once.
+        // A few tokens need no confirmation, and each token is confirmed once.
         assert_eq!(pool.add_unconfirmed(1, 100), []);
-        let mut asked = pool.add_unconfirmed(2, 300);
-        asked.sort_unstable();
-        assert_eq!(asked, [(1, 100), (2, 300)]);
+        let mut unconfirmed = pool.add_unconfirmed(2, 300);
+        unconfirmed.sort_unstable();
+        assert_eq!(unconfirmed, [(1, 100), (2, 300)]);
         assert_eq!(pool.add_unconfirmed(1, 1), []);
         pool.record_used(1, 100);
         pool.record_used(3, 7);

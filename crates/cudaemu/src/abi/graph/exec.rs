@@ -1,4 +1,4 @@
-//! What is instantiated of graphs.
+//! Executable graphs: instantiation, launch, update and parameters of `CUgraphExec`.
 
 use std::ffi::{c_char, c_uint};
 
@@ -35,7 +35,7 @@ api! {
     }
 
     fn cuGraphInstantiateWithFlags(exec: Out<GraphExecId>, graph: GraphId, flags: u64) {
-        // To upload at once, a stream has to be named: see below.
+        // The upload flag needs a stream, which only `cuGraphInstantiateWithParams` names.
         exec.write_with(|| if flags & UPLOAD == 0 { instantiate(graph, flags) } else { Err(Error::InvalidValue) })
     }
 

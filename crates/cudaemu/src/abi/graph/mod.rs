@@ -1,4 +1,5 @@
-//! Graphs: their shape, what is instantiated of them, objects that they keep.
+//! Graphs: creation, edges, topology queries, conditional and user objects. Submodules: `nodes` creates nodes, `params` reads and
+//! writes their parameters, `exec` holds executable graphs.
 
 mod exec;
 mod nodes;
@@ -109,7 +110,7 @@ api! {
         flags: c_uint,
     ) {
         let destroy = destroy.ok_or(Error::InvalidValue)?;
-        // The flag says that the destructor does not synchronise, and has to be there.
+        // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1) is mandatory in the driver API: the destructor does not synchronise.
         if flags != 1 {
             return Err(Error::InvalidValue);
         }
@@ -144,12 +145,12 @@ api! {
     }
 
     fn cuDeviceGraphMemTrim(device: c_int) {
-        // Memory of graphs that are gone is given back at once.
+        // Nothing to trim: memory of destroyed graphs is freed at once.
         driver()?.device(device).map(drop)
     }
 }
 
-/// Name and address of each function of this folder.
+/// Name and address of each function that this folder exports.
 pub(super) fn all_entries() -> Vec<(&'static str, *const c_void)> {
     [entries(), nodes::entries(), params::entries(), exec::entries()].concat()
 }
@@ -161,7 +162,8 @@ fn finish(destructor: Option<HostCall>) -> Result<()> {
     Ok(())
 }
 
-/// Answers an array: its length where there is no place for it, else as much as there is room for, with nulls after the end.
+/// Returns an array by the driver's convention: without a buffer, its length; with one, as many elements as fit, and nulls in the
+/// rest.
 fn list(found: Vec<NodeId>, place: Out<NodeId>, count: InOut<usize>) -> Result<()> {
     let room = count.at(0)?;
     if !place.is_given() {
@@ -175,7 +177,7 @@ fn list(found: Vec<NodeId>, place: Out<NodeId>, count: InOut<usize>) -> Result<(
     Ok(())
 }
 
-/// All edges are plain: data of zeros.
+/// Writes edge data of zeros: every dependency is a full one.
 fn plain(data: Out<u64>, count: usize) {
     (0..count).for_each(|index| data.set_at(index, 0));
 }
@@ -209,7 +211,7 @@ fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usi
     Ok(())
 }
 
-/// Adds or removes edges. Data of edges can say that less is waited for than all of a node: to wait for all of it is right then too.
+/// Adds or removes edges. Edge data may weaken a dependency to a part of a node; waiting for the whole node is correct then too.
 fn change(
     graph: GraphId,
     from: In<NodeId>,

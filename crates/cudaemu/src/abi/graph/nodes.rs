@@ -1,4 +1,4 @@
-//! Making nodes.
+//! Creation of graph nodes, one function of the API per kind.
 
 use std::ffi::c_uint;
 
@@ -135,7 +135,7 @@ api! {
     }
 }
 
-/// Makes a node and answers it.
+/// Creates a node and returns its handle.
 fn add(
     node: Out<NodeId>,
     graph: GraphId,
@@ -153,7 +153,7 @@ fn add(
     })
 }
 
-/// A node of the kind that the parameters name.
+/// Creates a node of the kind that the parameters name.
 fn any(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) -> Result<()> {
     if let Some(child) = params.child()? {
         let after = after.read_array(count)?;

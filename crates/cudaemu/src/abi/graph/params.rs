@@ -1,4 +1,5 @@
-//! Parameters of nodes: the structures of the API, what they mean, and asking for them.
+//! Parameters of graph nodes: the C structures of the API, their translation to the driver's types, and `cuGraph*GetParams` and
+//! `cuGraph*SetParams`.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub(super) struct MemAllocNodeParams {
     pub(super) address: u64,
 }
 
-/// A pointer to `CUgraphNodeParams`: the kind, padding, and after 16 bytes the parameters of that kind.
+/// A pointer to `CUgraphNodeParams`: the kind, padding, and from byte 16 the parameters of that kind.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct NodeParams(HostMemory);
@@ -81,14 +82,14 @@ impl From<KernelNodeParamsV1> for KernelNodeParams {
 }
 
 impl KernelNodeParams {
-    /// The node.
+    /// The node's driver form.
     pub(super) fn node(self, driver: &Driver, state: &mut StateGuard<'_>) -> Result<Payload> {
         self.node_with(driver, state, false)
     }
 
     fn node_with(self, driver: &Driver, state: &mut StateGuard<'_>, cooperative: bool) -> Result<Payload> {
         let KernelNodeParamsV1 { function, grid, block, shared, params, extra } = self.first;
-        // A library's kernel may be named instead of a function.
+        // A `CUkernel` of a library may take the place of the function.
         let function = if function.is_null() { FunctionId::from_raw(self.kernel.raw()) } else { function };
         let stream = Default::default();
         let request = LaunchRequest { function, grid, block, shared, stream, cooperative, cluster: [1; 3] };
@@ -104,7 +105,7 @@ impl KernelNodeParams {
 }
 
 impl MemsetNodeParams {
-    /// As a memset.
+    /// The engine's form of the memset.
     pub(super) fn fill(self) -> Result<engine::Memset> {
         let Self { address, pitch, value, bytes, width, height } = self;
         let bytes = u8::try_from(bytes).map_err(|_| Error::InvalidValue)?;
@@ -119,7 +120,7 @@ impl MemsetNodeParams {
 }
 
 impl HostNodeParams {
-    /// The node.
+    /// The node's driver form.
     pub(super) fn node(self) -> Result<Payload> {
         let (function, data) = (self.function.ok_or(Error::InvalidValue)?, self.data);
         let raw = [(function as *const c_void).addr() as u64, data.address()];
@@ -128,9 +129,9 @@ impl HostNodeParams {
 }
 
 impl MemAllocNodeParams {
-    /// Adds the node; the address of its memory.
+    /// Adds an allocation node. Returns the node and the address of its memory.
     pub(super) fn add(&self, graph: GraphId, after: &[NodeId]) -> Result<(NodeId, u64)> {
-        // Pinned memory of a device.
+        // Only pinned memory of a device, without a shareable handle.
         let [kind, handles, location, device] = self.pool;
         if kind != 1 || handles != 0 || location != 1 {
             return Err(Error::InvalidValue);
@@ -153,33 +154,33 @@ impl NodeParams {
         self.0.address() + 16
     }
 
-    /// The graph of a child graph node.
+    /// The graph of a child graph node; `None` for other kinds.
     pub(super) fn child(self) -> Result<Option<GraphId>> {
         if self.kind()? == 4 { In::new(self.body()).get().map(Some) } else { Ok(None) }
     }
 
-    /// Answers the node's own copy of its graph.
+    /// Writes the handle of the node's own copy of the child graph.
     pub(super) fn answer_child(self, graph: GraphId) {
         Out::new(self.body()).set(graph);
     }
 
-    /// What an allocating node allocates.
+    /// The parameters of an allocation node; `None` for other kinds.
     pub(super) fn alloc(self) -> Result<Option<MemAllocNodeParams>> {
         if self.kind()? == 10 { In::new(self.body()).get().map(Some) } else { Ok(None) }
     }
 
-    /// Answers the address of an allocating node.
+    /// Writes the address that an allocation node allocated.
     pub(super) fn answer_address(self, address: u64) {
         Out::new(self.body() + std::mem::offset_of!(MemAllocNodeParams, address) as u64).set(address);
     }
 
-    /// A node of any other kind.
+    /// The driver form of a node of any other kind.
     pub(super) fn node(self, driver: &Driver, state: &mut StateGuard<'_>) -> Result<Payload> {
         let body = self.body();
         match self.kind()? {
             0 => In::<KernelNodeParams>::new(body).get()?.node(driver, state),
             1 => {
-                // Flags and a reserved number, the context, the copy.
+                // Layout: flags and a reserved word, the context at byte 8, the copy at byte 16.
                 let context = state.context_or_current(In::new(body + 8).get()?)?;
                 driver.copy_node(In::<Copy3D>::new(body + 16).get()?.request()?, context)
             }
@@ -193,7 +194,7 @@ impl NodeParams {
             6 => state.event_node(In::<EventId>::new(body).get()?, Payload::Wait),
             7 => state.event_node(In::<EventId>::new(body).get()?, Payload::Record),
             11 => state.free_node(In::new(body).get()?),
-            // Semaphores of other interfaces, batches of values, conditional nodes.
+            // Semaphores of other interfaces, batched value operations, conditional nodes.
             8 | 9 | 12 | 13 => Err(Error::NotSupported),
             _ => Err(Error::InvalidValue),
         }
@@ -224,7 +225,7 @@ api! {
                 2 => bytes[0] = together.into(),
                 8 => bytes[..4].copy_from_slice(&priority.to_le_bytes()),
                 4 => [0, 4, 8].into_iter().for_each(|at| bytes[at] = 1),
-                // Hints: as they are from the start.
+                // Hints without effect: they keep their default value, zero.
                 1 | 5 | 6 | 9 | 10 | 11 | 14 => {}
                 _ => return Err(Error::InvalidValue),
             }
@@ -352,7 +353,7 @@ fn with_kernel<R>(node: NodeId, read: impl FnOnce(&KernelNode) -> R) -> Result<R
 }
 
 fn set_kernel(node: NodeId, kernel: KernelNodeParams) -> Result<()> {
-    // What is set by attributes stays.
+    // Attributes are set separately, so new parameters keep the node's priority and cooperative flag.
     let (priority, cooperative) = with_kernel(node, |kernel| (kernel.priority, kernel.request.cooperative))?;
     with_state(|driver, state| {
         let Payload::Kernel(new) = kernel.node_with(driver, state, cooperative)? else {

@@ -1,11 +1,11 @@
-//! Every way to be refused, with the line that is to blame.
+//! Every error of the decoder, with the line it reports.
 
 use super::*;
 
 /// Lines before the body in [`kernel`].
 const BODY: u32 = 15;
 
-/// The error of a kernel with this body, which must be the `line`-th of the body and contain all of `parts`.
+/// Asserts that decoding a kernel with this body fails at line `line` of the body with a message that contains all of `parts`.
 #[track_caller]
 fn refused(body: &str, line: u32, parts: &[&str]) {
     refused_text(&kernel(body), BODY + line - 1, parts);
@@ -158,12 +158,12 @@ fn declarations() {
     let two = ".shared .b8 a[40000];\n.shared .b8 b[40000];\n.entry k() { .reg .b32 %r<2>;\nld.shared.u32 %r1, [a];\n\
                ld.shared.u32 %r1, [b]; }";
     refused_text(&module(two), 6, &["the kernel `k` has 80000 bytes of static shared memory, at most 49152"]);
-    // Each kernel has what it names; what nobody names takes no room.
+    // Each kernel gets only the variables that it names; an unnamed variable takes no space.
     let each = ".shared .b8 a[40000];\n.shared .b8 b[40000];\n.entry k() { .reg .b32 %r; ld.shared.u32 %r, [a]; }\n\
                 .entry l() { .reg .b32 %r; ld.shared.u32 %r, [b]; }\n.extern .global .b8 nobody[];";
     let code = decoded(&module(each));
     assert!(code.functions.iter().all(|kernel| kernel.shared_bytes == 40000));
-    // From PTX 8.1 on a kernel may have more parameters.
+    // PTX 8.1 raised the limit of a kernel's parameters.
     let text = ".version 8.1\n.target sm_80\n.address_size 64\n.entry k(.param .b8 a[32764]) { ret; }";
     assert_eq!(decoded(text).functions[0].param_bytes, 32764);
 }

@@ -1,11 +1,11 @@
-//! The committed PTX files.
+//! Decodes all PTX files of the tree's kernels/ptx.
 
 use std::path::Path;
 
 use super::decode;
 use crate::ptx;
 
-/// All texts under kernels/ptx.
+/// Name and text of all files in kernels/ptx.
 pub(super) fn texts() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
     let mut texts: Vec<(String, String)> = std::fs::read_dir(folder)

@@ -1,9 +1,9 @@
-//! Who reaches whom: recursion, addresses of functions, and how much all kernels reach.
+//! Call graphs: recursion, addresses of functions, and the limit of reached functions.
 
 use super::*;
 use crate::bytecode::{Action, Control, Prototype};
 
-/// Functions (name and body) and kernels around bodies of calls.
+/// A module of functions and kernels, each given as (name, body).
 fn program(functions: &[(&str, &str)], kernels: &[(&str, &str)]) -> String {
     let declared: String = functions.iter().map(|(name, _)| format!(".func {name}();\n")).collect();
     let functions: String = functions.iter().map(|(name, body)| format!(".func {name}()\n{{ {body} }}\n")).collect();
@@ -30,7 +30,7 @@ fn recursion() {
         &[("k", "call before;")],
     );
     assert_eq!(named(&decoded(&text), |function| function.recursive), ["own", "a", "b", "c"]);
-    // Through an address: `far` is called by whoever calls by address, and so by itself.
+    // The address of `far` is taken, so every call by address may reach it, its own included: it counts as recursive.
     let indirect = ".reg .b64 %rd; p: .callprototype _ (); call %rd, p;";
     let taken = format!("{indirect} .reg .b64 %x; mov.u64 %x, far; mov.u64 %x, l;");
     let text = program(
@@ -66,14 +66,14 @@ fn prototypes_of_calls_by_address() {
 
 #[test]
 fn many_functions() {
-    // A chain, each called by the one before.
+    // A chain of functions, each calling the next.
     let names: Vec<String> = (0..20_000).map(|i| format!("f{i}")).collect();
     let bodies: Vec<String> = (1..20_000).map(|i| format!("call f{i};")).chain([String::from("ret;")]).collect();
     let functions: Vec<(&str, &str)> =
         names.iter().map(|name| &**name).zip(bodies.iter().map(|body| &**body)).collect();
     let code = decoded(&program(&functions, &[("k", "call f0;")]));
     assert!(code.functions.iter().all(|function| !function.recursive));
-    // Too many kernels that reach all of it.
+    // Too many kernels that reach the whole chain.
     let names: Vec<String> = (0..300).map(|i| format!("k{i}")).collect();
     let kernels: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "call f0;")).collect();
     let text = program(&functions, &kernels);

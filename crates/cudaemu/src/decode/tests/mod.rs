@@ -1,4 +1,4 @@
-//! Snippets of PTX and the bytecode they become.
+//! Decodes snippets of PTX and compares the bytecode.
 
 mod errors;
 mod kernels;
@@ -10,7 +10,7 @@ use super::{Error, decode};
 use crate::bytecode::{DecodedModule, Function, Inst};
 use crate::ptx;
 
-/// Decodes a text that the parser accepts.
+/// Decodes a text that the parser must accept.
 fn try_decode(text: &str) -> Result<DecodedModule, Error> {
     let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     decode(&module, text)
@@ -21,12 +21,12 @@ fn decoded(text: &str) -> DecodedModule {
     try_decode(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// A module around other text.
+/// A module with this content.
 fn module(text: &str) -> String {
     format!(".version 7.0\n.target sm_80\n.address_size 64\n{text}")
 }
 
-/// A kernel with a few registers, parameters and variables around a body, which starts in line 15.
+/// A kernel with a few registers, parameters and variables, and this body, which starts in line 15.
 fn kernel(body: &str) -> String {
     module(&format!(
         ".global .align 4 .b8 table[64];\n.const .align 8 .f64 half = 0d3FE0000000000000;\n\
@@ -37,13 +37,13 @@ fn kernel(body: &str) -> String {
     ))
 }
 
-/// The code of [`kernel`] around a body.
+/// The decoded module of [`kernel`] with this body.
 #[track_caller]
 fn kernel_code(body: &str) -> DecodedModule {
     decoded(&kernel(body))
 }
 
-/// Its instructions, without the `ret` that the decoder adds.
+/// The instructions of [`kernel`] with this body, without the `ret` that the decoder adds.
 #[track_caller]
 fn insts(body: &str) -> Vec<Inst> {
     let mut code = kernel_code(body);

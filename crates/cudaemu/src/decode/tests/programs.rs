@@ -1,4 +1,4 @@
-//! What becomes of correct programs.
+//! Bytecode of valid programs.
 
 use super::*;
 use crate::bytecode::{
@@ -7,7 +7,7 @@ use crate::bytecode::{
 use crate::isa::table;
 use crate::operands::{Base, Class, Slot};
 
-/// What a constant slot of the kernel holds.
+/// The initial value of a constant slot of the kernel.
 #[track_caller]
 fn constant(code: &DecodedModule, slot: Slot) -> Constant {
     let kernel = function(code, "k");
@@ -77,7 +77,7 @@ fn equal_constants_share_a_slot() {
     let kernel = function(&code, "k");
     assert_eq!(kernel.constants.len(), 3);
     assert_eq!(constant(&code, code.insts[3].args.s[1]), Constant::Special(SpecialRegister::Tid(0)));
-    // r1 to r4 and two constants: what is declared but never named takes no room.
+    // r1 to r4 and two constants: a register that is declared but never used gets no slot.
     assert_eq!((kernel.registers.b32, kernel.registers.b64, kernel.registers.pred), (6, 3, 0));
     assert_eq!(kernel.own_registers.len(), 6);
 }
@@ -144,7 +144,7 @@ fn addresses_as_values() {
     assert_eq!(operand("add.s64 %rd1, table, %rd2;", 1), Constant::Global(0, 0));
     let list = insts("mov.u64 %rd1, depot+4;");
     assert_eq!((row_name(&list[0]), list[0].args.base, list[0].args.offset), ("mov.u64.frame", Base::Frame, 4));
-    // Where another instruction wants the frame's address, it is computed first.
+    // Other instructions need the frame's address in a register, so `mov.u64.frame` computes it first.
     let list = insts("cvta.local.u64 %rd1, depot;");
     assert_eq!((list.len(), row_name(&list[0])), (2, "mov.u64.frame"));
     assert_eq!(list[0].args.s[0], list[1].args.s[1]);
@@ -194,7 +194,7 @@ fn labels_are_scoped() {
         })
         .collect();
     assert_eq!(targets, [5, 1, 3]);
-    // The label at the end has an instruction of its own to point at.
+    // A label at the end points at the `ret` that the decoder adds.
     assert!(matches!(control(&code.insts[5]), Control::Return));
     assert_eq!((function(&code, "k").start, function(&code, "k").end), (0, 6));
 }
@@ -218,7 +218,7 @@ fn indexed_branches() {
     assert_eq!(code.insts[0].args.s[0], code.insts[1].args.s[0]);
 }
 
-/// Two kernels, three functions: `both` is called by both kernels, `cycle` by itself, `unused` by none.
+/// Two kernels, three functions: both kernels call `both`, `cycle` calls itself, nothing calls `unused`.
 const CALLS: &str = "
 .func (.param .b32 r) both(.param .b64 a, .param .b32 b);
 .extern .func (.param .b32 s) vprintf(.param .b64 f, .param .b64 v);
@@ -305,14 +305,14 @@ fn what_kernels_share_lies_at_one_place() {
     let code = decoded(&module(CALLS));
     let (k, l, both, cycle) =
         (function(&code, "k"), function(&code, "l"), function(&code, "both"), function(&code, "cycle"));
-    // `own` of `both` at 0 in both kernels, each kernel's `mine` behind it.
+    // `own` of `both` is at offset 0 in both kernels, each kernel's `mine` behind it.
     assert_eq!((k.shared_bytes, l.shared_bytes), (64, 48));
     let offsets = |f: &Function| -> Vec<i64> {
         let insts = &code.insts[f.start as usize..f.end as usize];
         insts.iter().filter(|inst| row_name(inst) == "st.shared.u32").map(|inst| inst.args.offset).collect()
     };
     assert_eq!((offsets(both), offsets(k), offsets(l)), (vec![4], vec![36], vec![32]));
-    // Nobody's registers overlap within a kernel.
+    // Within a kernel the registers of no two functions overlap.
     for (kernel, reached) in [(k, vec![both, cycle]), (l, vec![both])] {
         let mut slots: Vec<Slot> =
             kernel.own_registers.iter().chain(reached.iter().flat_map(|f| &f.own_registers)).copied().collect();
@@ -351,11 +351,11 @@ fn initialisers() {
 #[test]
 fn registers_that_are_live_at_once() {
     let reported = |body: &str| function(&kernel_code(body), "k").reported_registers;
-    // Addresses take two units; a chain of one value at a time takes one.
+    // A 64-bit address takes two units; a chain with one live value takes one.
     assert_eq!(reported("mov.u32 %r1, 1;\nadd.s32 %r2, %r1, 1;\nadd.s32 %r3, %r2, 1;\nst.shared.u32 [tile], %r3;"), 1);
     assert_eq!(reported("mov.u32 %r1, 1;\nmov.u32 %r2, 2;\nadd.s32 %r3, %r1, %r2;\nst.shared.u32 [tile], %r3;"), 2);
     assert_eq!(reported("mov.u64 %rd1, 1;\nmov.u32 %r1, 2;\nst.global.u32 [%rd1], %r1;"), 3);
-    // %r1 lives around the loop.
+    // %r1 stays live during the loop.
     assert_eq!(
         reported(
             "mov.u32 %r1, 1;\nmov.u32 %r2, 9;\nl: add.s32 %r2, %r2, -1;\nsetp.ne.s32 %p1, %r2, 0;\n@%p1 bra l;\n\

@@ -1,4 +1,4 @@
-//! Malformed input is refused; it never panics.
+//! Fuzzing of the decoder: malformed input gives an error and never panics.
 
 use super::kernels::texts;
 use super::*;
@@ -7,7 +7,7 @@ use crate::isa::table;
 use crate::operands::{Base, Slot};
 use crate::ptx::ast::Statement;
 
-/// Words to put where they do not belong.
+/// Tokens to insert at random places.
 const WORDS: [&str; 32] = [
     "%r1",
     "%rd1",
@@ -43,7 +43,7 @@ const WORDS: [&str; 32] = [
     "@",
 ];
 
-/// A text with some words replaced, doubled, exchanged or left out.
+/// The text with some words replaced, duplicated, swapped or dropped.
 fn mutate(text: &str, random: &mut fastrand::Rng) -> String {
     let mut words: Vec<&str> = text.split_inclusive([' ', '\t', '\n', ',', ';', '.']).collect();
     for _ in 0..random.usize(1..4) {
@@ -59,7 +59,7 @@ fn mutate(text: &str, random: &mut fastrand::Rng) -> String {
     words.concat()
 }
 
-/// Takes out the instructions whose opcodes the mutation broke: else they would be all that is found.
+/// Drops instructions whose opcode the mutation broke; otherwise unknown opcodes would hide all other errors.
 fn remove_unknown(statements: &mut Vec<Statement>) {
     statements.retain_mut(|statement| match statement {
         Statement::Block(inner) => {
@@ -95,11 +95,11 @@ fn mutated_kernels_are_decoded_or_refused() {
             }
         }
     }
-    // Both happen, or the mutations are not what they should be.
+    // Checks the mutations themselves: both outcomes must be frequent.
     assert!(decodable > 50 && errors > 50, "{decodable} {errors}");
 }
 
-/// What the executor relies on: targets and slots lie inside.
+/// Checks the executor's preconditions: targets and slots are in range.
 fn consistent(code: &DecodedModule) {
     for function in &code.functions {
         let range = function.start..function.end;
@@ -139,7 +139,7 @@ fn deep_and_large_declarations_are_refused() {
             assert!(decode(&module, &text).is_err(), "{body}");
         }
     }
-    // A range of registers is a declaration, not memory.
+    // Declaring a range of a million registers allocates none.
     let code = kernel_code(".reg .b32 %many<1048576>;\nmov.u32 %many1048575, 1;");
     assert_eq!(function(&code, "k").registers.b32, 2);
 }

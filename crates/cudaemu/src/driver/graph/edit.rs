@@ -1,4 +1,4 @@
-//! Making and changing graphs.
+//! Creation and editing of graphs.
 
 use super::{DeferredRelease, GraphEntry, GraphNode, Graphs};
 use crate::engine::{Edge, Graph};
@@ -12,37 +12,37 @@ impl Graphs {
         self.graphs.insert(GraphEntry { id, ..GraphEntry::default() })
     }
 
-    /// `cuGraphDestroy`: the graphs of its child nodes go with it.
+    /// `cuGraphDestroy`: also destroys the graphs that its child nodes own.
     pub fn destroy(&mut self, graph: GraphId) -> Result<DeferredRelease> {
         if self.entry(graph)?.owned {
             return Err(Error::InvalidValue);
         }
-        let mut leavings = DeferredRelease::default();
-        self.drop_graph(graph, &mut leavings);
-        Ok(leavings)
+        let mut deferred = DeferredRelease::default();
+        self.drop_graph(graph, &mut deferred);
+        Ok(deferred)
     }
 
-    fn drop_graph(&mut self, graph: GraphId, leavings: &mut DeferredRelease) {
+    fn drop_graph(&mut self, graph: GraphId, deferred: &mut DeferredRelease) {
         let Ok(entry) = self.graphs.remove(graph) else { return };
         for (id, node) in entry.graph.iter() {
-            // Every node of a graph is in the table.
+            // Cannot fail: every node of a graph is in the table.
             let _ = self.nodes.remove(id);
-            self.drop_node(node, leavings);
+            self.drop_node(node, deferred);
         }
         for (object, count) in entry.objects {
-            leavings.calls.extend(self.drop_references(object, count));
+            deferred.calls.extend(self.drop_references(object, count));
         }
     }
 
-    fn drop_node(&mut self, node: &GraphNode, leavings: &mut DeferredRelease) {
+    fn drop_node(&mut self, node: &GraphNode, deferred: &mut DeferredRelease) {
         match node {
-            GraphNode::Child(child) => self.drop_graph(*child, leavings),
-            GraphNode::Alloc(memory) => leavings.memory.extend(self.drop_use(memory.address)),
+            GraphNode::Child(child) => self.drop_graph(*child, deferred),
+            GraphNode::Alloc(memory) => deferred.memory.extend(self.drop_use(memory.address)),
             _ => {}
         }
     }
 
-    /// Adds a node that waits for others of the graph.
+    /// Adds a node that depends on `after`.
     pub fn add(&mut self, graph: GraphId, after: &[NodeId], node: GraphNode) -> Result<NodeId> {
         let entry = self.graphs.get_mut(graph)?;
         let id = self.nodes.reserve();
@@ -51,38 +51,38 @@ impl Graphs {
         Ok(id)
     }
 
-    /// `cuGraphAddChildGraphNode`: the node holds a copy.
+    /// `cuGraphAddChildGraphNode`: the node owns a copy of the graph.
     pub fn add_child(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
         self.entry(graph)?;
         let copy = self.copy(child)?;
         self.add_owned_child(graph, after, copy)
     }
 
-    /// Adds a node that holds a graph made for it.
+    /// Adds a child node that takes ownership of a graph.
     pub(super) fn add_owned_child(&mut self, graph: GraphId, after: &[NodeId], child: GraphId) -> Result<NodeId> {
         self.graphs.get_mut(child)?.owned = true;
         let added = self.add(graph, after, GraphNode::Child(child));
         if added.is_err() {
-            // A copy has neither memory nor, yet, launches: nothing has to be waited for.
+            // The copy holds neither memory nor launches yet, so there is nothing to wait for.
             self.drop_graph(child, &mut DeferredRelease::default());
         }
         added
     }
 
-    /// `cuGraphDestroyNode`. Nodes of memory stay, as with the driver.
+    /// `cuGraphDestroyNode`. Fails for memory nodes, as in CUDA.
     pub fn destroy_node(&mut self, node: NodeId) -> Result<DeferredRelease> {
         let graph = self.graph_of(node)?;
-        let mut leavings = DeferredRelease::default();
+        let mut deferred = DeferredRelease::default();
         if matches!(self.node(node)?, GraphNode::Alloc(_) | GraphNode::Free(_)) {
             return Err(Error::NotSupported);
         }
         let payload = self.graphs.get_mut(graph)?.graph.remove(node)?;
         self.nodes.remove(node)?;
-        self.drop_node(&payload, &mut leavings);
-        Ok(leavings)
+        self.drop_node(&payload, &mut deferred);
+        Ok(deferred)
     }
 
-    /// `cuGraphClone`: memory has one owner, so graphs with memory nodes cannot be cloned.
+    /// `cuGraphClone`. Fails for graphs with memory nodes, because their memory has a single owner.
     pub fn copy(&mut self, graph: GraphId) -> Result<GraphId> {
         let entry = self.entry(graph)?;
         if entry.graph.iter().any(|(_, node)| matches!(node, GraphNode::Alloc(_) | GraphNode::Free(_))) {
@@ -119,10 +119,10 @@ impl Graphs {
     pub fn find_in_clone(&self, original: NodeId, clone: GraphId) -> Result<NodeId> {
         let (from, names) = self.entry(clone)?.copied.as_ref().ok_or(Error::InvalidValue)?;
         if let Some(&found) = names.get(&original) {
-            // It may have been destroyed since.
+            // The node may have been destroyed since.
             return self.get(clone)?.payload(found).map(|_| found);
         }
-        // It may lie in the graph of a child node, of which the clone has a copy.
+        // The node may be in the graph of a child node, which the clone has copied.
         let inner =
             self.get(*from).into_iter().flat_map(Graph::iter).filter(|(_, node)| matches!(node, GraphNode::Child(_)));
         let inner = inner.filter_map(|(id, _)| match self.node(*names.get(&id)?).ok()? {
@@ -142,7 +142,7 @@ impl Graphs {
         self.graphs.get_mut(graph)?.graph.disconnect(edges)
     }
 
-    /// Replaces what a node does; it must stay of its kind.
+    /// Replaces a node's operation by one of the same kind.
     pub fn set_node(&mut self, node: NodeId, new: GraphNode) -> Result<()> {
         let graph = self.graph_of(node)?;
         let payload = self.graphs.get_mut(graph)?.graph.payload_mut(node)?;
@@ -154,7 +154,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// The graph in the DOT language, with those of its child nodes.
+    /// The graph and the graphs of its child nodes in the DOT language.
     pub fn dot(&self, graph: GraphId) -> Result<String> {
         let mut text = String::from("digraph dot {\n");
         self.dot_part(graph, &mut text)?;

@@ -1,4 +1,4 @@
-//! Instantiating, updating and launching.
+//! Graph execution: instantiation, update and launch (graph replay).
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ const AUTO_FREE: u64 = 1;
 pub const UPLOAD: u64 = 2;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`
 const DEVICE_LAUNCH: u64 = 4;
-/// All of them; the last one is the nodes' own priorities, which change no result.
+/// All valid flags. The remaining one (8) enables per-node priorities, which affect no result.
 const FLAGS: u64 = 15;
 
-/// What came of an update: `CUgraphExecUpdateResultInfo`.
+/// Result of an update: `CUgraphExecUpdateResultInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateResultInfo {
     /// `CUgraphExecUpdateResult`; 0 is success.
     pub result: u32,
-    /// The new graph's node that did not fit.
+    /// The node of the new graph that does not match.
     pub node: NodeId,
     /// Its counterpart in the old graph.
     pub from: NodeId,
@@ -47,7 +47,7 @@ impl Graphs {
             _ => None,
         });
         let memory: Vec<u64> = allocated.collect();
-        // Memory is used by one instantiation at a time.
+        // Only one executable graph at a time may use an allocation node's memory.
         if self.execs.iter().any(|(_, exec)| exec.memory.iter().any(|address| memory.contains(address))) {
             return Err(Error::InvalidValue);
         }
@@ -60,17 +60,17 @@ impl Graphs {
         Ok(self.execs.insert(GraphExec { plan, flags, id, last: None, objects, memory }))
     }
 
-    /// Ends an exec. What was launched goes on.
+    /// Ends an executable graph. Launches that are already submitted continue.
     fn drop_exec(&mut self, exec: GraphExecId) -> Result<(DeferredRelease, Option<StreamPoint>)> {
         let gone = self.execs.remove(exec)?;
-        let mut leavings = DeferredRelease::default();
+        let mut deferred = DeferredRelease::default();
         for (object, count) in gone.objects {
-            leavings.calls.extend(self.drop_references(object, count));
+            deferred.calls.extend(self.drop_references(object, count));
         }
         for address in gone.memory {
-            leavings.memory.extend(self.drop_use(address));
+            deferred.memory.extend(self.drop_use(address));
         }
-        Ok((leavings, gone.last))
+        Ok((deferred, gone.last))
     }
 
     /// `cuGraphExecUpdate`
@@ -92,7 +92,7 @@ impl Graphs {
         })
     }
 
-    /// Replaces what one node of an exec does: `cuGraphExecKernelNodeSetParams` and its kin.
+    /// Replaces the operation of one node in an executable graph: `cuGraphExecKernelNodeSetParams` and similar calls.
     pub fn set_exec_node(&mut self, exec: GraphExecId, node: NodeId, new: GraphNode) -> Result<()> {
         let step = self.execs.get_mut(exec)?.plan.step_mut(node)?;
         let old = step.payload.as_mut().ok_or(Error::InvalidValue)?;
@@ -118,7 +118,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// A graph of what an exec does now: a launch that is captured.
+    /// A new graph with the current operations of an executable graph, for a launch in a capturing stream.
     pub(in crate::driver) fn graph_of_exec(&mut self, exec: GraphExecId) -> Result<GraphId> {
         let plan = self.execs.get(exec)?.plan.clone();
         if plan.steps().iter().any(|step| matches!(step.payload, Some(GraphNode::Alloc(_) | GraphNode::Free(_)))) {
@@ -136,7 +136,7 @@ impl Graphs {
 }
 
 impl Driver {
-    /// `cuGraphUpload`: there is nothing to prepare.
+    /// `cuGraphUpload`: without effect, the emulator has nothing to prepare.
     pub fn upload_graph(&self, exec: GraphExecId, stream: StreamId) -> Result<()> {
         let mut state = self.lock();
         state.graphs.exec_number(exec)?;
@@ -171,56 +171,57 @@ impl Driver {
     /// `cuGraphExecDestroy`
     pub fn destroy_exec(&self, exec: GraphExecId) -> Result<()> {
         let mut state = self.lock();
-        let (leavings, last) = state.graphs.drop_exec(exec)?;
-        self.leave(state, leavings, last);
+        let (deferred, last) = state.graphs.drop_exec(exec)?;
+        self.release_deferred(state, deferred, last);
         Ok(())
     }
 
     /// `cuGraphDestroy`
     pub fn destroy_graph(&self, graph: GraphId) -> Result<()> {
         let mut state = self.lock();
-        let leavings = state.graphs.destroy(graph)?;
-        self.leave(state, leavings, None);
+        let deferred = state.graphs.destroy(graph)?;
+        self.release_deferred(state, deferred, None);
         Ok(())
     }
 
     /// `cuGraphDestroyNode`
     pub fn destroy_node(&self, node: NodeId) -> Result<()> {
         let mut state = self.lock();
-        let leavings = state.graphs.destroy_node(node)?;
-        self.leave(state, leavings, None);
+        let deferred = state.graphs.destroy_node(node)?;
+        self.release_deferred(state, deferred, None);
         Ok(())
     }
 
-    /// Gives memory back and calls destructors, after the last launch that may use them.
-    fn leave<'a>(&'a self, mut state: StateGuard<'a>, leavings: DeferredRelease, last: Option<StreamPoint>) {
-        for address in leavings.memory {
+    /// Frees memory and calls destructors after the last launch that may use them.
+    fn release_deferred<'a>(&'a self, mut state: StateGuard<'a>, deferred: DeferredRelease, last: Option<StreamPoint>) {
+        for address in deferred.memory {
             let Some(context) = state.memory.get(address).map(|owner| owner.context) else { continue };
             let stream = state.streams.create_internal(context);
-            // The stream was just made.
+            // Cannot fail: the stream was created above.
             let _ = state.streams.submit_after(stream, StreamOp::Free(address), last.into_iter().collect());
         }
         let used = last.is_some_and(|last| !state.streams.is_reached(last));
         let owner = last.filter(|_| used).and_then(|last| state.streams.context_of(last.stream));
         match owner {
             Some(context) => {
-                for call in leavings.calls {
+                for call in deferred.calls {
                     let stream = state.streams.create_internal(context);
-                    // The stream was just made.
+                    // Cannot fail: the stream was created above.
                     let _ = state.streams.submit_after(stream, StreamOp::Call(call), last.into_iter().collect());
                 }
             }
             None => {
                 drop(state);
-                leavings.calls.iter().for_each(|call| (call.run)(None));
+                deferred.calls.iter().for_each(|call| (call.run)(None));
             }
         }
     }
 }
 
 impl Driver {
-    /// Submits a plan's steps as work that waits for the stream's work so far, and makes the stream wait for all of it. Steps that follow
-    /// one another alone share a hidden stream; all others have one of their own, so that the order among them is free.
+    /// Submits a plan's steps so that they follow the stream's work so far, and makes the stream wait for all of them. The first
+    /// step that depends on nothing but one earlier step shares that step's hidden stream. Every other step gets its own stream, so
+    /// that the seed can choose any order that the graph allows.
     fn run_plan(
         &self,
         state: &mut DriverState,
@@ -231,7 +232,7 @@ impl Driver {
     ) -> Result<StreamPoint> {
         let start = state.streams.submit_after(stream, StreamOp::Wait, last.into_iter().collect())?;
         let mut points: Vec<StreamPoint> = Vec::with_capacity(steps.len());
-        // The step that each hidden stream ends with.
+        // The last step of each hidden stream.
         let mut tails: BTreeMap<usize, StreamId> = BTreeMap::new();
         let mut ends = vec![true; steps.len()];
         for (index, step) in steps.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Memory that graphs allocate.
 //!
-//! A node that allocates has its memory from when it is made, at an address that stays: the memory is given back when the graph and
-//! all that was instantiated of it are gone. Launches only keep the books of what is in use between allocating and freeing nodes.
+//! An allocation node owns its memory from its creation on, at a fixed address. The memory is freed when the graph and all
+//! executable graphs made from it are destroyed. Launches only track which memory is in use between allocation and free nodes.
 
 use super::{AllocNode, GraphNode, Graphs};
 use crate::driver::Driver;
@@ -10,30 +10,30 @@ use crate::driver::{DriverState, StateGuard};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphId, NodeId};
 
-/// Memory of one allocating node.
+/// Memory of one allocation node.
 #[derive(Clone, Copy, Debug)]
 pub struct GraphMemory {
     node: AllocNode,
-    /// The graph, and what was instantiated of it.
+    /// Reference count: the graph, and executable graphs made from it.
     users: u32,
-    /// Between allocation and free, by what was launched so far.
+    /// Whether the launches so far have allocated and not yet freed it.
     live: bool,
 }
 
 impl Graphs {
-    /// What the driver knows of memory at an address.
+    /// The allocation node's memory at this address.
     pub fn memory(&self, address: u64) -> Option<AllocNode> {
         self.memory.get(&address).map(|memory| memory.node)
     }
 
-    /// One more that uses it.
+    /// Adds a reference.
     pub(super) fn add_use(&mut self, address: u64) {
         if let Some(memory) = self.memory.get_mut(&address) {
             memory.users += 1;
         }
     }
 
-    /// One user less; the address, if the memory is to be given back.
+    /// Drops a reference. Returns the address if it was the last and the memory must be freed.
     pub(super) fn drop_use(&mut self, address: u64) -> Option<u64> {
         let memory = self.memory.get_mut(&address)?;
         memory.users = memory.users.saturating_sub(1);
@@ -43,7 +43,8 @@ impl Graphs {
         self.memory.remove(&address).map(|_| address)
     }
 
-    /// The program frees it: whether it is to be given back, for no graph is left. None: it is not in use, or not a graph's.
+    /// Marks memory as freed by the program. `Some(true)` if no graph references it, so that it must be freed now. `None` if it is
+    /// not in use, or not graph memory.
     pub fn free_from_host(&mut self, address: u64) -> Option<bool> {
         let memory = self.memory.get_mut(&address).filter(|memory| memory.live)?;
         memory.live = false;
@@ -54,8 +55,7 @@ impl Graphs {
         Some(last)
     }
 
-    /// Keeps the books of one launch. Memory that is in use cannot be allocated again, unless it is freed first by the launch
-    /// (`auto_free`).
+    /// Tracks the memory of one launch. Allocating memory that is in use fails, unless the launch frees it first (`auto_free`).
     pub(super) fn apply_memory_nodes<'a>(
         &mut self,
         nodes: impl Iterator<Item = &'a GraphNode> + Clone,
@@ -92,7 +92,7 @@ impl Graphs {
         memory.map(|memory| memory.node.bytes).sum()
     }
 
-    /// `cuDeviceGetGraphMemAttribute`: used now, used at most, reserved now, reserved at most.
+    /// `cuDeviceGetGraphMemAttribute` in bytes: used now, most used, reserved now, most reserved.
     pub fn memory_attribute(&self, device: u32, attribute: u32) -> Result<u64> {
         let reserved = self.sum(device, |_| true);
         let high = self.high.get(&device).copied().unwrap_or(0);
@@ -105,7 +105,7 @@ impl Graphs {
         }
     }
 
-    /// `cuDeviceSetGraphMemAttribute`: the most can be set back to 0, and that is what is used now.
+    /// `cuDeviceSetGraphMemAttribute`: resets a high-water mark, for which only the value 0 is valid; it becomes the current use.
     pub fn reset_memory_attribute(&mut self, device: u32, attribute: u32, value: u64) -> Result<()> {
         if !matches!(attribute, 1 | 3) || value != 0 {
             return Err(Error::InvalidValue);
@@ -117,7 +117,7 @@ impl Graphs {
 }
 
 impl Driver {
-    /// `cuGraphAddMemAllocNode`: the node and the address.
+    /// `cuGraphAddMemAllocNode`: returns the node and the address.
     pub fn add_alloc_node<'a>(
         &'a self,
         mut state: StateGuard<'a>,
@@ -142,7 +142,7 @@ impl Driver {
                 Ok((id, node.address, state))
             }
             Err(error) => {
-                // It was allocated above, and nobody knows of it.
+                // Allocated above and not yet visible to the program.
                 let _ = self.space().free(node.address);
                 Err(error)
             }
@@ -151,7 +151,7 @@ impl Driver {
 }
 
 impl DriverState {
-    /// A node that frees memory which a node of a graph allocates.
+    /// A node that frees the memory of an allocation node.
     pub fn free_node(&self, address: u64) -> Result<GraphNode> {
         self.graphs.memory(address).map(|_| GraphNode::Free(address)).ok_or(Error::InvalidValue)
     }

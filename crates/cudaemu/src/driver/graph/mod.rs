@@ -1,7 +1,7 @@
-//! Graphs as programs see them: handles for graphs, their nodes and what is instantiated of them; what each call checks.
+//! Graphs of the driver API: handles of graphs, nodes and executable graphs, and the checks of each call.
 //!
-//! The shape of graphs is the engine's ([`crate::engine::Graph`], [`crate::engine::Plan`]). Nodes are checked when they are made,
-//! as launches and copies are, and hold all that they need to run any number of times.
+//! Structure and ordering are in the engine ([`crate::engine::Graph`], [`crate::engine::ExecPlan`]). Nodes are checked at creation
+//! by the same rules as launches and copies, and hold everything that they need to run any number of times.
 
 mod edit;
 mod launch;
@@ -21,55 +21,55 @@ pub use memory::GraphMemory;
 pub use node::{AllocNode, CopyNode, CopyRequest, GraphNode, KernelNode, MemOp, NodeUpdateError};
 pub use user_objects::UserObject;
 
-/// All graphs.
+/// All graphs of the driver.
 #[derive(Debug, Default)]
 pub struct Graphs {
     graphs: HandleTable<GraphId, GraphEntry>,
     execs: HandleTable<GraphExecId, GraphExec>,
-    /// The graph of each node.
+    /// The graph that contains each node.
     nodes: HandleTable<NodeId, GraphId>,
     objects: HandleTable<UserObjectId, UserObject>,
-    /// Memory of graphs, by address.
+    /// Memory of allocation nodes, by address.
     memory: BTreeMap<u64, GraphMemory>,
-    /// The most bytes of it in use, per device.
+    /// High-water mark of graph memory in use, in bytes per device.
     high: BTreeMap<u32, u64>,
     made: u64,
 }
 
-/// A graph.
+/// A graph with its bookkeeping.
 #[derive(Debug, Default)]
 struct GraphEntry {
     graph: Graph<GraphNode>,
     /// `cuGraphGetId`
     id: u64,
-    /// It belongs to a child graph node, and goes with it.
+    /// A child graph node owns it and destroys it.
     owned: bool,
-    /// The graph that it was copied from, and which node became which.
+    /// The graph that it was copied from, and the copy of each of that graph's nodes.
     copied: Option<(GraphId, BTreeMap<NodeId, NodeId>)>,
-    /// Objects that it keeps, and how often.
+    /// User objects that it references, with the number of references.
     objects: BTreeMap<UserObjectId, u32>,
 }
 
-/// What was instantiated of a graph.
+/// An executable graph.
 #[derive(Debug)]
 struct GraphExec {
     plan: ExecPlan<GraphNode>,
     /// `CUDA_GRAPH_INSTANTIATE_FLAG_…`
     flags: u64,
     id: u64,
-    /// The end of its last launch: launches of one exec never overlap.
+    /// The end of its last launch: launches of one executable graph never overlap.
     last: Option<StreamPoint>,
     objects: BTreeMap<UserObjectId, u32>,
-    /// Memory that its nodes allocate.
+    /// Addresses of the memory that its nodes allocate.
     memory: Vec<u64>,
 }
 
-/// Memory of graphs that are gone, and destructors to be called, once the last work that may use them is done.
+/// Memory of destroyed graphs, and destructors to call, both after the last operation that may use them.
 #[derive(Debug, Default)]
 pub struct DeferredRelease {
-    /// Addresses to be given back.
+    /// Addresses to free.
     pub memory: Vec<u64>,
-    /// Destructors.
+    /// Destructors to call.
     pub calls: Vec<crate::engine::HostCall>,
 }
 
@@ -88,12 +88,12 @@ impl Graphs {
         self.entry(graph).map(|entry| &entry.graph)
     }
 
-    /// The graph that a node is in.
+    /// The graph that contains a node.
     pub fn graph_of(&self, node: NodeId) -> Result<GraphId> {
         self.nodes.get(node).copied()
     }
 
-    /// What a node does.
+    /// A node's operation.
     pub fn node(&self, node: NodeId) -> Result<&GraphNode> {
         self.get(self.graph_of(node)?)?.payload(node)
     }
@@ -113,7 +113,7 @@ impl Graphs {
         self.execs.get(exec).map(|exec| exec.flags)
     }
 
-    /// What an instantiated node does, and whether it is enabled.
+    /// The operation of a node in an executable graph, and whether the node is enabled.
     pub fn exec_node(&self, exec: GraphExecId, node: NodeId) -> Result<(&GraphNode, bool)> {
         let step = self.execs.get(exec)?.plan.step(node)?;
         Ok((step.payload.as_ref().ok_or(Error::InvalidValue)?, step.enabled))

@@ -1,4 +1,4 @@
-//! What the nodes of graphs do.
+//! Operations of graph nodes.
 
 use std::sync::Arc;
 
@@ -7,104 +7,104 @@ use crate::driver::launch::LaunchRequest;
 use crate::engine::{HostCall, KernelLaunch, Memcpy, Memset, Payload, StreamOp};
 use crate::handle::{ContextId, EventId, GraphId, Handle};
 
-/// A node's work.
+/// A node's operation.
 #[derive(Clone, Debug)]
 pub enum GraphNode {
-    /// A kernel.
+    /// A kernel launch.
     Kernel(Box<KernelNode>),
     /// A copy.
     Memcpy(Box<CopyNode>),
     /// A memset.
     Memset(Memset, ContextId),
-    /// A function of the program.
+    /// A host function of the program.
     Host(HostCall),
-    /// Another graph, which belongs to this node.
+    /// A graph that this node owns.
     Child(GraphId),
-    /// Nothing.
+    /// No operation.
     Empty,
-    /// Waiting for an event.
+    /// Waits for an event.
     Wait(EventId),
-    /// Recording an event.
+    /// Records an event.
     Record(EventId),
-    /// Memory of the graph begins to be used.
+    /// Allocates graph memory.
     Alloc(AllocNode),
-    /// Memory of a graph is no longer used.
+    /// Frees graph memory at this address.
     Free(u64),
-    /// Values in memory are written or awaited, one after another.
+    /// Writes of and waits for values in memory, in order.
     Values(Vec<MemOp>, ContextId),
 }
 
-/// A kernel with its parameters.
+/// A kernel node.
 #[derive(Clone, Debug)]
 pub struct KernelNode {
-    /// As the program asked for it; the stream means nothing.
+    /// The launch as the program requested it; the stream is unused.
     pub request: LaunchRequest,
-    /// Checked, and ready to run.
+    /// The checked launch, ready to run.
     pub launch: KernelLaunch,
-    /// Whose it is.
+    /// The context that it runs in.
     pub context: ContextId,
-    /// Priority, as it was set.
+    /// The priority attribute.
     pub priority: i32,
-    /// Address of each parameter within the block that `launch` holds: what `cuGraphKernelNodeGetParams` gives.
+    /// Address of each parameter within the block that `launch` holds, for `cuGraphKernelNodeGetParams`.
     pub pointers: Arc<[u64]>,
 }
 
-/// A copy.
+/// A copy node.
 #[derive(Clone, Debug)]
 pub struct CopyNode {
-    /// As the program asked for it.
+    /// The copy as the program requested it.
     pub request: CopyRequest,
-    /// Checked, and ready to run.
+    /// The checked copy, ready to run.
     pub copy: Memcpy,
-    /// Whose it is.
+    /// The context that it runs in.
     pub context: ContextId,
 }
 
-/// A copy as a call names it.
+/// A copy as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRequest {
-    /// To where.
+    /// Destination.
     pub to: CopyPointer,
-    /// How rows lie there.
+    /// Row and slice distances of the destination.
     pub to_pitch: Pitch,
-    /// From where.
+    /// Source.
     pub from: CopyPointer,
-    /// How rows lie there.
+    /// Row and slice distances of the source.
     pub from_pitch: Pitch,
-    /// What.
+    /// Bytes per row, rows, slices.
     pub extent: Extent,
 }
 
-/// Memory of a graph.
+/// Memory of an allocation node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocNode {
-    /// Where.
+    /// Start address.
     pub address: u64,
-    /// How much.
+    /// Size in bytes.
     pub bytes: u64,
-    /// On which device.
+    /// Device ordinal.
     pub device: u32,
 }
 
-/// A value that is written or awaited.
+/// A write of or wait for a value in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum MemOp {
-    /// Address, value, bytes.
+    /// Writes: address, value, bytes.
     Write(u64, u64, u32),
-    /// Address, value, bytes, condition.
+    /// Waits: address, value, bytes, condition.
     Await(u64, u64, u32, crate::engine::WaitCondition),
 }
 
-/// Why an instantiated graph cannot take over a node: `CUgraphExecUpdateResult`.
+/// Why an executable graph cannot accept a new node: `CUgraphExecUpdateResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeUpdateError {
-    /// Another kind of node.
+    /// The node has another kind.
     Kind = 3,
-    /// Parameters that have to stay.
+    /// Parameters differ that cannot be changed.
     Parameters = 5,
-    /// Nodes that cannot change at all.
+    /// Nodes of this kind cannot be changed.
     Unsupported = 6,
-    /// A function of another context.
+    /// The function belongs to another context.
     Function = 7,
 }
 
@@ -135,7 +135,7 @@ impl GraphNode {
         }
     }
 
-    /// The context it runs in, where it has one of its own.
+    /// The context that it runs in; `None` for nodes without one.
     pub fn context(&self) -> Option<ContextId> {
         match self {
             Self::Kernel(kernel) => Some(kernel.context),
@@ -145,12 +145,12 @@ impl GraphNode {
         }
     }
 
-    /// Whether it can be switched off.
+    /// Whether `cuGraphNodeSetEnabled` accepts the node.
     pub fn can_be_disabled(&self) -> bool {
         matches!(self, Self::Kernel(_) | Self::Memcpy(_) | Self::Memset(..))
     }
 
-    /// Whether an instantiated node can become another.
+    /// Whether node `old` of an executable graph can be replaced by `new`.
     pub fn fits(old: &Self, new: &Self) -> Result<(), NodeUpdateError> {
         match (old, new) {
             (Self::Kernel(old), Self::Kernel(new)) if old.context == new.context => Ok(()),
@@ -174,7 +174,8 @@ impl GraphNode {
         }
     }
 
-    /// What runs. Waiting for events and the start and end of memory's use are matters of order: nothing runs for them.
+    /// The stream operation to execute. Event waits and memory nodes only affect ordering and bookkeeping: no operation runs for
+    /// them.
     pub fn work(&self) -> StreamOp {
         match self {
             Self::Kernel(kernel) => StreamOp::Launch(Box::new(kernel.launch.clone())),
@@ -187,7 +188,7 @@ impl GraphNode {
         }
     }
 
-    /// A line for people.
+    /// A one-line label for DOT output.
     pub fn label(&self) -> String {
         match self {
             Self::Kernel(kernel) => {
@@ -222,7 +223,7 @@ impl MemOp {
         }
     }
 
-    /// From a stream's work.
+    /// The node for a stream operation; `None` for kinds that need the program's request.
     pub fn of(work: &StreamOp) -> Option<Self> {
         match *work {
             StreamOp::WriteValue(address, value, bytes) => Some(Self::Write(address, value, bytes)),

@@ -1,4 +1,4 @@
-//! Nodes from what programs ask for: checked as the calls that do the same at once.
+//! Creates nodes from the program's requests, with the same checks as the equivalent immediate calls.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Driver {
         Ok(GraphNode::Kernel(Box::new(KernelNode { request, launch, context, priority: 0, pointers })))
     }
 
-    /// A copy. Bytes of the program's own memory are read and written when the copy runs.
+    /// A copy. Bytes of pageable memory are read and written when the copy executes, not when the node is made.
     pub fn copy_node(&self, request: CopyRequest, context: ContextId) -> Result<GraphNode> {
         let CopyRequest { to, to_pitch, from, from_pitch, extent } = request;
         let span = |pitch| extent.span(pitch).ok_or(Error::InvalidValue);
@@ -56,7 +56,7 @@ impl DriverState {
         self.events.get(event).map(|_| make(event))
     }
 
-    /// The node that does a stream's work, for what needs no more than the work itself.
+    /// The node for a stream operation that needs no more than the operation itself.
     pub(in crate::driver) fn node_of(&self, work: StreamOp, context: ContextId) -> Result<GraphNode> {
         let values = |works: &[StreamOp]| works.iter().filter_map(MemOp::of).collect();
         match work {
@@ -66,7 +66,7 @@ impl DriverState {
             StreamOp::Batch(works) => Ok(GraphNode::Values(values(&works), context)),
             StreamOp::Free(address) => self.free_node(address),
             StreamOp::Wait => Ok(GraphNode::Empty),
-            // These are made from what the program asked for.
+            // These nodes also keep the program's request, so other functions make them.
             StreamOp::Launch(_) | StreamOp::Memcpy(_) | StreamOp::Record(_) => Err(Error::StreamCaptureUnsupported),
         }
     }

@@ -1,14 +1,14 @@
-//! User objects: things of the program that live as long as something refers to them.
+//! User objects: resources of the program with a reference count and a destructor, which graphs can keep alive.
 
 use super::Graphs;
 use crate::engine::HostCall;
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, UserObjectId};
 
-/// A thing of the program.
+/// A user object.
 #[derive(Clone, Debug)]
 pub struct UserObject {
-    /// Ends it.
+    /// The destructor.
     destroy: HostCall,
     references: u64,
 }
@@ -30,7 +30,7 @@ impl Graphs {
         self.add_references(object, count)
     }
 
-    /// `cuUserObjectRelease`: the destructor, if it is to be called.
+    /// `cuUserObjectRelease`: returns the destructor if the last reference is gone.
     pub fn release_object(&mut self, object: UserObjectId, count: u32) -> Result<Option<HostCall>> {
         let held = self.objects.get(object)?.references;
         if count == 0 || u64::from(count) > held {
@@ -39,7 +39,7 @@ impl Graphs {
         Ok(self.drop_references(object, count))
     }
 
-    /// `cuGraphRetainUserObject`: takes the caller's references over (flag 1), or adds new ones.
+    /// `cuGraphRetainUserObject`: transfers the caller's references to the graph (flag 1), or adds new ones.
     pub fn graph_retain_object(&mut self, graph: GraphId, object: UserObjectId, count: u32, flags: u32) -> Result<()> {
         let held = self.objects.get(object)?.references;
         self.entry(graph)?;

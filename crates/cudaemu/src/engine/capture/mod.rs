@@ -1,12 +1,12 @@
-//! Stream capture: which streams record into which graph, and what a program may do meanwhile.
+//! Stream capture: tracks which streams record into which graph, and which calls a capture forbids.
 //!
-//! A capture begins in one stream, its origin. A stream that waits for an event that was recorded in a capturing stream joins the
-//! capture (a fork); before the capture ends, the origin must have waited for all that the others recorded (a join). Each
-//! capturing stream has a frontier: the nodes that its next one will wait for.
+//! A capture begins in one stream, its origin. A stream that waits for an event recorded in a capturing stream joins the capture (a
+//! fork). Before the capture ends, the origin must wait for everything that the other streams recorded (a join). Each capturing
+//! stream has a frontier: the nodes that its next node will depend on.
 //!
-//! What is not allowed invalidates the captures that it concerns: they answer
-//! [`StreamCaptureInvalidated`](Error::StreamCaptureInvalidated) until they are ended (CUDA C++ Programming Guide, "Prohibited
-//! and Unhandled Operations").
+//! A forbidden call invalidates the captures that it concerns. They return
+//! [`StreamCaptureInvalidated`](Error::StreamCaptureInvalidated) until they are ended (CUDA C++ Programming Guide, "Prohibited and
+//! Unhandled Operations").
 
 #[cfg(test)]
 mod tests;
@@ -23,14 +23,14 @@ pub enum CaptureMode {
     /// Unsafe calls of any thread.
     #[default]
     Global,
-    /// Unsafe calls of the thread that began it.
+    /// Unsafe calls of the thread that began the capture.
     ThreadLocal,
-    /// None.
+    /// No calls.
     Relaxed,
 }
 
 impl CaptureMode {
-    /// From its number.
+    /// From its value in the C API.
     pub fn new(raw: u32) -> Result<Self> {
         match raw {
             0 => Ok(Self::Global),
@@ -40,48 +40,49 @@ impl CaptureMode {
         }
     }
 
-    /// Its number.
+    /// The value in the C API.
     pub fn raw(self) -> u32 {
         self as u32
     }
 }
 
-/// A capture that was begun and not ended.
+/// An active or invalidated capture: begun and not ended.
 #[derive(Debug)]
 pub struct Capture {
-    /// Its number; never used again.
+    /// Unique number, never reused.
     pub id: u64,
-    /// What it records into.
+    /// The graph that receives the nodes.
     pub graph: GraphId,
-    /// The graph is the program's own, and stays when the capture fails.
+    /// The program created the graph, so it stays when the capture fails.
     pub given: bool,
     mode: CaptureMode,
     thread: ThreadId,
     origin: StreamId,
     valid: bool,
-    /// The frontier of each stream that takes part.
+    /// The frontier of each capturing stream.
     streams: BTreeMap<StreamId, Vec<NodeId>>,
-    /// What streams recorded since the capture began, beyond what the origin waits for, is found by their last nodes.
+    /// The last nodes that the streams have recorded. Comparing them with the ancestors of the origin's frontier finds work that
+    /// was never joined.
     last: BTreeSet<NodeId>,
 }
 
-/// How a capture ended.
+/// Result of ending a capture.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EndedCapture {
-    /// What it recorded into.
+    /// The graph that received the nodes.
     pub graph: GraphId,
-    /// The graph is the program's own.
+    /// The program created the graph.
     pub given: bool,
-    /// Why it failed.
+    /// Why the capture failed.
     pub result: Result<()>,
 }
 
-/// What waiting for an event means.
+/// Effect of an event wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventWait {
-    /// Neither side is captured: the stream itself waits.
+    /// Neither stream nor event is captured: the stream itself waits.
     Uncaptured,
-    /// It was captured: the stream's frontier has grown.
+    /// The wait was captured: it extended the stream's frontier.
     Captured,
 }
 
@@ -91,14 +92,14 @@ pub struct Captures {
     made: u64,
     open: BTreeMap<u64, Capture>,
     streams: BTreeMap<StreamId, u64>,
-    /// Events that were last recorded in a capturing stream: the capture and the stream's frontier then.
+    /// Events whose last record was in a capturing stream: number of the capture, and the stream's frontier at that time.
     events: BTreeMap<EventId, (u64, Vec<NodeId>)>,
-    /// What threads exchanged their mode for.
+    /// Modes that threads have set by `cuThreadExchangeStreamCaptureMode`.
     modes: HashMap<ThreadId, CaptureMode>,
 }
 
 impl Captures {
-    /// `cuStreamBeginCapture`: the first node waits for `frontier`, nodes that the graph has already.
+    /// `cuStreamBeginCapture`: the first node depends on `frontier`, nodes that the graph contains already.
     pub fn begin(
         &mut self,
         stream: StreamId,
@@ -120,12 +121,12 @@ impl Captures {
         Ok(())
     }
 
-    /// The capture that a stream takes part in.
+    /// The capture that a stream belongs to.
     pub fn of(&self, stream: StreamId) -> Option<&Capture> {
         self.open.get(self.streams.get(&stream)?)
     }
 
-    /// Whether nothing at all is being captured: the case that has to be fast.
+    /// Whether there is no capture: the common case, which must be fast.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
@@ -134,7 +135,7 @@ impl Captures {
         self.open.get_mut(self.streams.get(&stream)?)
     }
 
-    /// Whether a stream records; fails if its capture is lost.
+    /// Whether a stream is capturing; fails if its capture is invalidated.
     pub fn is_capturing(&self, stream: StreamId) -> Result<bool> {
         match self.of(stream) {
             None => Ok(false),
@@ -143,7 +144,7 @@ impl Captures {
         }
     }
 
-    /// Where the next node of a stream goes and what it waits for.
+    /// The graph for a stream's next node, and the nodes that it will depend on.
     pub fn frontier(&self, stream: StreamId) -> Result<(GraphId, &[NodeId])> {
         let capture = self.of(stream).ok_or(Error::IllegalState)?;
         match (capture.valid, capture.streams.get(&stream)) {
@@ -152,7 +153,7 @@ impl Captures {
         }
     }
 
-    /// A node was appended to a stream.
+    /// Records that a node was appended to a stream.
     pub fn advance(&mut self, stream: StreamId, node: NodeId) {
         let Some(capture) = self.of_mut(stream) else { return };
         let old = capture.streams.insert(stream, vec![node]);
@@ -162,7 +163,7 @@ impl Captures {
         capture.last.insert(node);
     }
 
-    /// `cuStreamUpdateCaptureDependencies`: adds to the frontier, or replaces it.
+    /// `cuStreamUpdateCaptureDependencies`: extends or replaces the frontier.
     pub fn update(&mut self, stream: StreamId, nodes: &[NodeId], replace: bool) -> Result<()> {
         self.frontier(stream)?;
         let capture = self.of_mut(stream).ok_or(Error::IllegalState)?;
@@ -174,7 +175,7 @@ impl Captures {
         Ok(())
     }
 
-    /// An event is recorded. True: in a capturing stream, so that nothing is to be queued.
+    /// Records an event. Returns true if the stream is capturing, so that nothing must be queued.
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<bool> {
         if !self.is_capturing(stream)? {
             self.events.remove(&event);
@@ -186,13 +187,13 @@ impl Captures {
         Ok(true)
     }
 
-    /// An event is gone.
+    /// Forgets a destroyed event.
     pub fn forget(&mut self, event: EventId) {
         self.events.remove(&event);
     }
 
-    /// Whether an event was last recorded in a capturing stream. Such an event cannot be asked or waited for by the host; to try
-    /// invalidates its capture.
+    /// Fails if the event's last record was in a capturing stream: the host cannot query or wait for such an event, and the attempt
+    /// invalidates the capture.
     pub fn check_host_wait(&mut self, event: EventId) -> Result<()> {
         let Some((id, _)) = self.events.get(&event) else { return Ok(()) };
         let id = *id;
@@ -200,7 +201,7 @@ impl Captures {
         Err(Error::CapturedEvent)
     }
 
-    /// A stream waits for an event (`recorded`: it ever was, outside of captures).
+    /// Makes a stream wait for an event; `recorded`: whether the event was ever recorded outside of captures.
     pub fn wait(&mut self, stream: StreamId, event: EventId, recorded: bool) -> Result<EventWait> {
         let own = self.of(stream).map(|capture| (capture.id, capture.valid));
         if matches!(own, Some((_, false))) {
@@ -231,8 +232,8 @@ impl Captures {
         Ok(EventWait::Captured)
     }
 
-    /// `cuStreamEndCapture`. `ancestors` gives the nodes, themselves included, that must be done before some nodes of the graph.
-    /// An error leaves the capture as it is; a capture that failed is an [`Ended`] that says so.
+    /// `cuStreamEndCapture`. `ancestors` returns the given nodes of the graph with everything that they depend on. An error leaves
+    /// the capture as it is. A failed capture ends too; its [`EndedCapture`] holds the reason.
     pub fn end(
         &mut self,
         stream: StreamId,
@@ -261,7 +262,8 @@ impl Captures {
         Ok(EndedCapture { graph: capture.graph, given: capture.given, result })
     }
 
-    /// A stream is destroyed. A capture that it takes part in is lost; one that began in it is gone, and that is the graph it recorded.
+    /// Removes a destroyed stream. Invalidates the capture that it belongs to. A capture that began in it ends and is returned,
+    /// with its graph.
     pub fn destroy(&mut self, stream: StreamId) -> Option<EndedCapture> {
         let capture = self.of_mut(stream)?;
         capture.valid = false;
@@ -275,7 +277,7 @@ impl Captures {
         Some(EndedCapture { graph: capture.graph, given: capture.given, result: Err(Error::StreamCaptureInvalidated) })
     }
 
-    /// The host asks about these streams, or waits for them, or uses something that would: captures that they take part in are lost.
+    /// Invalidates the captures of these streams, because the host queries them or waits for them, or makes a call that implies it.
     pub fn invalidate_streams(&mut self, streams: impl IntoIterator<Item = StreamId>, error: Error) -> Result<()> {
         let hit: BTreeSet<u64> = streams.into_iter().filter_map(|stream| self.streams.get(&stream).copied()).collect();
         let lost = hit.iter().any(|id| self.open.get(id).is_some_and(|capture| !capture.valid));
@@ -287,7 +289,8 @@ impl Captures {
         }
     }
 
-    /// A call that may wait for the device or take memory from it, and is therefore unsafe during a capture.
+    /// Fails for a call that may wait for the device or allocate memory, if a capture forbids such unsafe calls; invalidates that
+    /// capture.
     pub fn check_unsafe_call(&mut self, thread: ThreadId) -> Result<()> {
         if self.open.is_empty() {
             return Ok(());
@@ -304,7 +307,7 @@ impl Captures {
         }
     }
 
-    /// `cuThreadExchangeStreamCaptureMode`: gives the mode before.
+    /// `cuThreadExchangeStreamCaptureMode`: returns the previous mode.
     pub fn exchange(&mut self, thread: ThreadId, mode: CaptureMode) -> CaptureMode {
         match mode {
             CaptureMode::Global => self.modes.remove(&thread),
@@ -313,7 +316,7 @@ impl Captures {
         .unwrap_or_default()
     }
 
-    /// Invalidates captures; whether there were any.
+    /// Invalidates captures; returns whether there were any.
     pub fn invalidate(&mut self, which: impl Fn(&Capture) -> bool) -> bool {
         let mut any = false;
         for capture in self.open.values_mut().filter(|capture| which(capture)) {
@@ -331,7 +334,7 @@ impl Capture {
     }
 }
 
-/// Adds nodes that are not there yet.
+/// Appends the nodes that the frontier does not contain yet.
 fn join(frontier: &mut Vec<NodeId>, nodes: &[NodeId]) {
     for node in nodes {
         if !frontier.contains(node) {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::handle::Handle;
 
-/// Captures with a little graph: node ids count up, edges are kept.
+/// Captures with a minimal graph: node ids count up, edges are kept.
 #[derive(Default)]
 struct Rig {
     captures: Captures,
@@ -58,8 +58,8 @@ impl Rig {
     }
 }
 
-/// Runs a script: `b1` begin in stream 1, `w1` work, `r1a` record event a in stream 1, `s1a` stream 1 waits for a, `e1` end,
-/// `d1` destroy, `q1` the host asks about stream 1, `ha` the host asks for event a, `u` an unsafe call. Gives each step's result.
+/// Runs a script and returns the result of each step: `b1` begin in stream 1, `w1` work, `r1a` record event a in stream 1, `s1a`
+/// stream 1 waits for a, `e1` end, `d1` destroy, `q1` the host queries stream 1, `ha` the host queries event a, `u` an unsafe call.
 fn script(text: &str) -> (Rig, Vec<Result<()>>) {
     let mut rig = Rig::default();
     let results = text.split_whitespace().map(|step| {
@@ -124,7 +124,7 @@ fn what_is_allowed_and_what_is_not() {
         ("b1 w1 r1a ha w1", Err(Invalidated)),
         ("b1 r1a q1 s2a", Err(Invalidated)),
         ("b1 q1 r1a", Err(Invalidated)),
-        // the host
+        // calls of the host
         ("q1", Ok(())),
         ("b1 q2 w1 e1", Ok(())),
         ("b1 q1", Err(StreamCaptureUnsupported)),
@@ -135,7 +135,7 @@ fn what_is_allowed_and_what_is_not() {
         ("u", Ok(())),
         ("b1 u", Err(StreamCaptureUnsupported)),
         ("b1 u e1", Err(Invalidated)),
-        // streams that go
+        // destroyed streams
         ("b1 d1 e1", Err(IllegalState)),
         ("b1 d1 b1 e1", Ok(())),
         ("b1 w1 r1a s2a d2 e1", Err(Invalidated)),
@@ -166,7 +166,7 @@ fn dependencies_can_be_set() {
     rig.captures.update(stream(1), &[a], true).unwrap();
     let c = rig.work(1).unwrap();
     assert_eq!(rig.after[&c], [a]);
-    // b is joined to nothing now.
+    // Nothing joins b any more.
     assert_eq!(rig.end(1), Ok(Err(Error::StreamCaptureUnjoined)));
     assert_eq!(rig.captures.update(stream(1), &[a], true), Err(Error::IllegalState));
 }

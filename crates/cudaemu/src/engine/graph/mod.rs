@@ -1,8 +1,8 @@
-//! Graphs: nodes, and what each of them waits for.
+//! Graphs: nodes and their dependencies.
 //!
-//! A [`Graph`] knows nothing of what its nodes do: that is the payload. Nodes are kept in the order of their making, which is what
-//! pairs the nodes of two graphs when one updates the other ([`Plan::update`]). A [`Plan`] is what instantiating makes of a graph:
-//! a snapshot in an order in which it may run, with the graphs of child nodes in their places.
+//! A [`Graph`] does not interpret its nodes' operations: they are its payload. Nodes are kept in the order of creation, which pairs
+//! the nodes of two graphs when one updates the other ([`ExecPlan::update`]). Instantiation turns a graph into an [`ExecPlan`]: a
+//! snapshot in an order in which it can run, with the graphs of child nodes inlined.
 
 mod plan;
 #[cfg(test)]
@@ -15,9 +15,9 @@ use crate::handle::{GraphId, NodeId};
 
 pub use plan::{ExecPlan, PlanStep, UpdateMismatch};
 
-/// What a node does.
+/// A node's operation.
 pub trait Payload: Clone {
-    /// The graph that stands in this node's place, for child graph nodes.
+    /// The child graph; `None` for all other nodes.
     fn child(&self) -> Option<GraphId>;
 }
 
@@ -29,13 +29,13 @@ struct Node<P> {
     before: BTreeSet<NodeId>,
 }
 
-/// Nodes and edges without a cycle.
+/// A directed acyclic graph of nodes.
 #[derive(Clone, Debug)]
 pub struct Graph<P> {
     nodes: BTreeMap<NodeId, Node<P>>,
 }
 
-/// From a node to one that waits for it.
+/// (node, dependent node).
 pub type Edge = (NodeId, NodeId);
 
 impl<P> Default for Graph<P> {
@@ -45,7 +45,7 @@ impl<P> Default for Graph<P> {
 }
 
 impl<P> Graph<P> {
-    /// Adds a node that waits for others. Each of them must be here, and be named once.
+    /// Adds a node with its dependencies. Each dependency must be in the graph and be listed once.
     pub fn add(&mut self, id: NodeId, payload: P, after: &[NodeId]) -> Result<()> {
         let set: BTreeSet<NodeId> = after.iter().copied().collect();
         if set.len() != after.len()
@@ -61,7 +61,7 @@ impl<P> Graph<P> {
         Ok(())
     }
 
-    /// Takes a node away, with its edges.
+    /// Removes a node and its edges.
     pub fn remove(&mut self, id: NodeId) -> Result<P> {
         let gone = self.nodes.remove(&id).ok_or(Error::InvalidValue)?;
         for node in self.nodes.values_mut() {
@@ -71,7 +71,7 @@ impl<P> Graph<P> {
         Ok(gone.payload)
     }
 
-    /// Adds edges: all of them, or none and an error if one is there already, has a foreign end or would close a cycle.
+    /// Adds all edges, or none and fails if an edge exists already, has an end outside of the graph or would close a cycle.
     pub fn connect(&mut self, edges: &[Edge]) -> Result<()> {
         for (count, &(from, to)) in edges.iter().enumerate() {
             if let Err(error) = self.connect_one(from, to) {
@@ -95,7 +95,7 @@ impl<P> Graph<P> {
         Ok(())
     }
 
-    /// Takes edges away: all of them, or none and an error if one is not there.
+    /// Removes all edges, or none and fails if an edge does not exist.
     pub fn disconnect(&mut self, edges: &[Edge]) -> Result<()> {
         let distinct: BTreeSet<&Edge> = edges.iter().collect();
         let there = |&&(from, to): &&Edge| self.nodes.get(&from).is_some_and(|node| node.before.contains(&to));
@@ -123,37 +123,37 @@ impl<P> Graph<P> {
         self.nodes.get_mut(&id).ok_or(Error::InvalidValue)
     }
 
-    /// What a node does.
+    /// A node's operation.
     pub fn payload(&self, id: NodeId) -> Result<&P> {
         self.node(id).map(|node| &node.payload)
     }
 
-    /// What a node does, to be changed.
+    /// A node's operation, mutable.
     pub fn payload_mut(&mut self, id: NodeId) -> Result<&mut P> {
         self.node_mut(id).map(|node| &mut node.payload)
     }
 
-    /// Nodes that a node waits for.
+    /// Nodes that a node depends on.
     pub fn dependencies(&self, id: NodeId) -> Result<Vec<NodeId>> {
         Ok(self.node(id)?.after.iter().copied().collect())
     }
 
-    /// Nodes that wait for a node.
+    /// Nodes that depend on a node.
     pub fn dependents(&self, id: NodeId) -> Result<Vec<NodeId>> {
         Ok(self.node(id)?.before.iter().copied().collect())
     }
 
-    /// All nodes with their payloads, in the order of their making.
+    /// All nodes with their payloads, in the order of creation.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, &P)> {
         self.nodes.iter().map(|(&id, node)| (id, &node.payload))
     }
 
-    /// All nodes with their payloads, to be changed.
+    /// All nodes with their payloads, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut P)> {
         self.nodes.iter_mut().map(|(&id, node)| (id, &mut node.payload))
     }
 
-    /// Nodes that wait for none.
+    /// Nodes without dependencies.
     pub fn roots(&self) -> Vec<NodeId> {
         self.nodes.iter().filter(|(_, node)| node.after.is_empty()).map(|(&id, _)| id).collect()
     }
@@ -163,7 +163,7 @@ impl<P> Graph<P> {
         self.nodes.iter().flat_map(|(&from, node)| node.before.iter().map(move |&to| (from, to))).collect()
     }
 
-    /// These nodes, and all that must be done before them.
+    /// These nodes and all their direct and indirect dependencies.
     pub fn ancestors(&self, of: &[NodeId]) -> BTreeSet<NodeId> {
         let mut found = BTreeSet::new();
         let mut open = of.to_vec();
@@ -177,7 +177,7 @@ impl<P> Graph<P> {
         found
     }
 
-    /// All nodes, each after those that it waits for, and the oldest first among those that could come next.
+    /// All nodes in topological order; among nodes that could come next, the oldest first.
     pub fn order(&self) -> Vec<NodeId> {
         let mut missing: BTreeMap<NodeId, usize> =
             self.nodes.iter().map(|(&id, node)| (id, node.after.len())).collect();
@@ -197,7 +197,7 @@ impl<P> Graph<P> {
         order
     }
 
-    /// A copy with new nodes (`fresh` gives their ids, rising), and which node became which.
+    /// A copy with new nodes (`fresh` returns ascending ids), and the copy of each node.
     pub fn copy(&self, mut fresh: impl FnMut() -> NodeId) -> (Self, BTreeMap<NodeId, NodeId>)
     where
         P: Clone,

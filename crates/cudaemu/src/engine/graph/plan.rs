@@ -1,4 +1,4 @@
-//! What instantiating makes of a graph.
+//! Execution plans: the result of instantiating a graph.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,43 +7,43 @@ use super::{Graph, Payload};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId};
 
-/// Graphs in graphs deeper than this are refused. (A graph cannot hold itself: adding a child copies it.)
+/// Maximum nesting of child graphs. (A graph cannot contain itself: adding a child copies it.)
 const DEPTH: usize = 64;
 
-/// A piece of a plan.
+/// A step of a plan.
 #[derive(Clone, Debug)]
 pub struct PlanStep<P> {
-    /// The node that it comes from.
+    /// The node that it executes.
     pub node: NodeId,
-    /// What to do; nothing, where a child graph begins or ends.
+    /// The operation; `None` for the steps that begin and end a child graph.
     pub payload: Option<P>,
-    /// Steps before this one that must be done.
+    /// Indices of earlier steps that it depends on.
     pub after: Vec<usize>,
-    /// Disabled steps do nothing, but keep their place.
+    /// A disabled step does nothing, but keeps its dependencies.
     pub enabled: bool,
 }
 
-/// A snapshot of a graph, each step after those that it waits for.
+/// A snapshot of a graph as a list of steps in topological order.
 #[derive(Clone, Debug)]
 pub struct ExecPlan<P> {
     steps: Vec<PlanStep<P>>,
-    /// The step of each node; of a child graph node the one that begins it.
+    /// The step of each node; for a child graph node, the step that begins it.
     index: BTreeMap<NodeId, usize>,
-    /// The steps between beginning and end of each child graph node.
+    /// The steps between the begin and the end of each child graph node.
     children: BTreeMap<NodeId, Range<usize>>,
 }
 
-/// Why a plan cannot become another one.
+/// Why a plan cannot be updated to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateMismatch<R> {
-    /// Other nodes or edges; the new graph's node where that shows, if there is one.
+    /// The nodes or edges differ; holds the first node of the new graph without counterpart, if any.
     Topology(Option<NodeId>),
-    /// A node does something that its counterpart cannot become: the new node, the old one, the reason.
+    /// A node's operation cannot replace its counterpart's: the new node, the old node, the reason.
     Node(NodeId, NodeId, R),
 }
 
 impl<P: Payload> ExecPlan<P> {
-    /// Lays a graph out. `graphs` gives the graphs of child nodes.
+    /// Plans a graph. `graphs` returns the graphs of child nodes.
     pub fn new<'a>(graph: &'a Graph<P>, graphs: &dyn Fn(GraphId) -> Option<&'a Graph<P>>) -> Result<Self>
     where
         P: 'a,
@@ -53,7 +53,7 @@ impl<P: Payload> ExecPlan<P> {
         Ok(plan)
     }
 
-    /// Appends a graph whose roots wait for `after`; gives the steps that nothing of it waits for.
+    /// Appends a graph whose roots depend on `after`; returns the steps without dependents.
     fn lay<'a>(
         &mut self,
         graph: &'a Graph<P>,
@@ -65,7 +65,7 @@ impl<P: Payload> ExecPlan<P> {
         P: 'a,
     {
         let depth = depth.checked_sub(1).ok_or(Error::InvalidValue)?;
-        // The step that ends each node: for a child graph that is not the one that begins it.
+        // The step that ends each node: a child graph node has separate begin and end steps.
         let mut ends = BTreeMap::new();
         for id in graph.order() {
             let dependencies = graph.dependencies(id)?;
@@ -100,7 +100,7 @@ impl<P: Payload> ExecPlan<P> {
         self.steps.len() - 1
     }
 
-    /// All steps, in an order in which they may run.
+    /// All steps in topological order.
     pub fn steps(&self) -> &[PlanStep<P>] {
         &self.steps
     }
@@ -110,12 +110,13 @@ impl<P: Payload> ExecPlan<P> {
         self.index.get(&node).and_then(|&at| self.steps.get(at)).ok_or(Error::InvalidValue)
     }
 
-    /// The step of a node, to be changed.
+    /// The step of a node, mutable.
     pub fn step_mut(&mut self, node: NodeId) -> Result<&mut PlanStep<P>> {
         self.index.get(&node).and_then(|&at| self.steps.get_mut(at)).ok_or(Error::InvalidValue)
     }
 
-    /// Takes over what the steps of a plan of the same shape do. `fits(old, new)` says why a node cannot. Nothing changes on failure.
+    /// Replaces all operations by those of a plan with the same topology. `fits(old, new)` returns the reason if an operation
+    /// cannot be replaced. Nothing changes on failure.
     pub fn update<R>(
         &mut self,
         new: &Self,
@@ -125,7 +126,7 @@ impl<P: Payload> ExecPlan<P> {
         self.replace(all, new, fits)
     }
 
-    /// The same for the steps of one child graph node.
+    /// As [`ExecPlan::update`], for the steps of one child graph node.
     pub fn update_child<R>(
         &mut self,
         node: NodeId,
@@ -145,7 +146,7 @@ impl<P: Payload> ExecPlan<P> {
         let first = range.start;
         let old = &mut self.steps[range];
         for (mine, its) in old.iter().zip(&new.steps) {
-            // What lies before the range is the step that begins the child graph: in a plan of its own that is none.
+            // A dependency before the range is the child graph's begin step, which a plan of the child alone does not have.
             let inside = mine.after.iter().filter_map(|&step| step.checked_sub(first));
             if !inside.eq(its.after.iter().copied()) || mine.payload.is_none() != its.payload.is_none() {
                 return Err(UpdateMismatch::Topology(Some(its.node)));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::handle::Handle;
 
-/// A letter, or a child graph.
+/// An operation: a letter, or a child graph.
 #[derive(Clone, Debug, PartialEq)]
 enum Toy {
     Letter(char),
@@ -21,7 +21,7 @@ fn node(raw: u64) -> NodeId {
     NodeId::from_raw(raw)
 }
 
-/// "a bc:a dc:b" is a, b after a… written as `name<dependencies`; node ids are the letters.
+/// Builds a graph from `name<dependencies` words: in "a b<a c<ab", c depends on a and b. Node ids are the letters' codes.
 fn graph(text: &str) -> Graph<Toy> {
     let mut graph = Graph::default();
     for word in text.split_whitespace() {
@@ -127,7 +127,7 @@ fn random_graphs_keep_their_order_and_refuse_cycles() {
     }
 }
 
-/// The plan as text: each step's letter (or `(`, `)` for a child) and what it waits for.
+/// The plan as text: each step's letter (or `(`, `)` for a child graph) and its dependencies.
 fn text(plan: &ExecPlan<Toy>) -> String {
     let steps = plan.steps().iter().map(|step| {
         let name = match &step.payload {
@@ -166,9 +166,9 @@ fn plans() {
     plan.update_child::<()>(node(200), &other, |_, _| Ok(())).unwrap();
     assert_eq!(text(&plan), "a b .0 s2 t2 u3 .4,5 z6");
     assert_eq!(plan.update_child::<()>(node(97), &other, |_, _| Ok(())), Err(UpdateMismatch::Topology(None)));
-    // The names are still those of the graph that was instantiated.
+    // Steps are still found by the nodes of the graph that was instantiated.
     assert_eq!(plan.step(node('r' as u64)).unwrap().payload, Some(Toy::Letter('u')));
-    // A graph that holds itself.
+    // A graph that contains itself.
     let deep = with_child("", "", id);
     assert_eq!(ExecPlan::new(&deep, &|_| Some(&deep)).unwrap_err(), Error::InvalidValue);
 }

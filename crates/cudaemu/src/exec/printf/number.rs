@@ -1,8 +1,8 @@
-//! Numbers as C's printf writes them.
+//! Number formatting of C's printf.
 
 use super::Flags;
 
-/// What stands before the digits of a signed number.
+/// The prefix of a signed number: minus, plus, space or nothing.
 pub(super) fn sign(negative: bool, flags: Flags) -> String {
     let sign = match (negative, flags.plus, flags.space) {
         (true, ..) => "-",
@@ -13,7 +13,7 @@ pub(super) fn sign(negative: bool, flags: Flags) -> String {
     sign.into()
 }
 
-/// Digits in the base of the conversion letter, at least `precision` of them; zero in no digits is nothing.
+/// Digits in the base of the conversion letter, at least `precision` of them. As in C, zero with precision 0 has no digits.
 pub(super) fn digits(value: u64, kind: u8, precision: Option<usize>) -> String {
     let precision = precision.unwrap_or(1);
     if value == 0 && precision == 0 {
@@ -28,7 +28,7 @@ pub(super) fn digits(value: u64, kind: u8, precision: Option<usize>) -> String {
     "0".repeat(precision.saturating_sub(text.len())) + &text
 }
 
-/// Sign (and `0x`), and digits, of `%f`, `%e`, `%g`, `%a` and their capitals.
+/// Sign (and `0x`), and digits, for `%f`, `%e`, `%g`, `%a` and their upper-case forms.
 pub(super) fn float(value: f64, kind: u8, precision: Option<usize>, flags: Flags) -> (String, String) {
     let mut prefix = sign(value.is_sign_negative(), flags);
     let (magnitude, point) = (value.abs(), flags.alternative);
@@ -85,7 +85,7 @@ fn general(value: f64, precision: usize, alternative: bool) -> String {
     let mut text = if scientific {
         digits
     } else {
-        // The exponent is in -4..precision, so there are 0 or more digits behind the point.
+        // The exponent is in -4..precision, so there are 0 or more digits after the point.
         let behind = (precision as i32 - 1 - exponent).max(0) as usize;
         format!("{value:.behind$}")
     };
@@ -99,7 +99,7 @@ fn general(value: f64, precision: usize, alternative: bool) -> String {
     if scientific { text + &exponent_text(exponent) } else { text }
 }
 
-/// `h.hhhhp±d`, without the `0x`; as many digits as it takes if no precision is given. Subnormals start with 0.
+/// `h.hhhhp±d` without the `0x`, with as many digits as the value needs if no precision is given. Subnormals start with 0.
 fn hexadecimal(value: f64, precision: Option<usize>, point: bool) -> String {
     let (fraction, biased) = (value.to_bits() & ((1 << 52) - 1), (value.to_bits() >> 52) as i32);
     let exponent = match (biased, fraction) {
@@ -109,7 +109,7 @@ fn hexadecimal(value: f64, precision: Option<usize>, point: bool) -> String {
     };
     let mut mantissa = fraction | u64::from(biased != 0) << 52;
     if let Some(digits) = precision.filter(|&digits| digits < 13) {
-        // Ties go to the even digit.
+        // Round half to even.
         let drop = 52 - 4 * digits as u32;
         let (half, rest) = (1 << (drop - 1), mantissa & ((1 << drop) - 1));
         let odd = mantissa >> drop & 1 != 0;

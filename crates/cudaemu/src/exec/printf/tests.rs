@@ -1,4 +1,4 @@
-//! Expected texts are glibc's.
+//! Tests of printf formatting; the expected texts are glibc's output.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn check(format: &str, arguments: Pack, expected: &str) {
     assert_eq!(parsed.argument_bytes(), arguments.0.len(), "{format:?}: bytes of the arguments");
     let mut read = |address: u64| (address == 0x1000).then(|| b"text".to_vec());
     assert_eq!(parsed.render(&arguments.0, &mut read), expected, "{format:?}");
-    // Arguments that are missing must not matter more than that.
+    // Missing arguments must not panic.
     for bytes in 0..arguments.0.len() {
         parsed.render(&arguments.0[..bytes], &mut read);
     }

@@ -1,4 +1,4 @@
-//! Lanes that part and meet, calls, barriers.
+//! Control flow: divergence and reconvergence, calls, barriers.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,8 +8,9 @@ use super::Setup;
 use crate::fault::FaultKind;
 
 #[test]
-fn divergent_branches_meet_again() {
-    // Odd lanes add 100, lanes of multiples of four loop as often as their number; all then count who is here.
+fn divergent_branches_reconverge() {
+    // Odd lanes add 100. A lane whose number is a multiple of four loops that often. Afterwards each lane counts the lanes of its
+    // group.
     let body = "
         and.b32 %r1, %r0, 1; setp.eq.u32 %p1, %r1, 1; mov.u32 %r2, 0;
         @%p1 bra ODD;
@@ -34,8 +35,8 @@ fn divergent_branches_meet_again() {
 }
 
 #[test]
-fn code_behind_the_join_is_gathered_at_the_vote() {
-    // The cold path lies behind everything: the warp's other lanes reach the vote first and wait there.
+fn lanes_from_a_distant_cold_path_reconverge_at_the_vote() {
+    // The cold path lies after all other code: the warp's other lanes reach the vote first and wait there.
     let body = "
         setp.lt.u32 %p1, %r0, 5; mov.u32 %r2, 1; @%p1 bra COLD;
     BACK: vote.sync.ballot.b32 %r4, 1, 0xffffffff; add.u32 %r2, %r2, %r4; st.global.u32 [%rd3], %r2; ret;
@@ -46,7 +47,7 @@ fn code_behind_the_join_is_gathered_at_the_vote() {
 
 #[test]
 fn lanes_may_wait_for_each_other() {
-    // A lock that lanes of one warp take in turn: the holder must get on while the others spin.
+    // A lock that lanes of one warp take in turn: the holder must make progress while the others spin.
     let body = "
         mov.u32 %r3, 0;
     TRY: atom.global.cas.b32 %r1, [%rd1], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra TRY;
@@ -92,7 +93,7 @@ fn indirect_calls_go_where_each_lane_says() {
     .func (.param .b32 r) square(.param .b32 n) { .reg .b32 %a; ld.param.u32 %a, [n]; mul.lo.u32 %a, %a, %a; st.param.b32 [r], %a; ret; }"
         .into();
     assert_eq!(setup.values(), (0..32).map(|n| if n % 2 == 1 { 2 * n } else { n * n }).collect::<Vec<_>>());
-    // A number near a function's address is none, and neither is a kernel's.
+    // A number near a function's address is not a function, and neither is a kernel's address.
     for wrong in ["add.s64 %rd6, %rd6, 2;", "mov.u64 %rd6, 0x0008000000000002;", "mov.u64 %rd6, 0;"] {
         let mut bad = Setup::new(&setup.body.replace("selp.b64 %rd6, %rd4, %rd5, %p1;", wrong));
         bad.functions = setup.functions.clone();
@@ -133,11 +134,11 @@ fn reductions_at_a_barrier_count_all_threads() {
     assert_eq!(setup.values(), [2040; 96]);
 }
 
-/// A kernel's body, its threads, and what is expected of the fault.
+/// A kernel's body, its threads, and the expected kind of fault.
 type Row = (&'static str, u32, fn(&FaultKind) -> bool);
 
 #[test]
-fn faults_of_flow_are_told() {
+fn control_flow_faults_are_reported() {
     let table: [Row; 6] = [
         ("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0; ret;", 32, |k| matches!(k, FaultKind::DivergentBarrier(_))),
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 1, 64; OUT: ret;", 64, |k| {
@@ -160,7 +161,7 @@ fn faults_of_flow_are_told() {
 
 #[test]
 fn a_cooperative_grid_waits_for_all_its_blocks() {
-    // Every thread of every block adds one; block 0's slot counts, all wait for it to be full.
+    // Every thread of every block adds one to a counter in block 0's slot, and all blocks wait until it has the full count.
     let body = "
         bar.sync 0; setp.ne.u32 %p1, %r0, 0; @%p1 bra WAITED;
         atom.global.add.u32 %r1, [%rd1], 1;
@@ -186,7 +187,7 @@ fn faults_name_block_thread_and_line() {
     assert_eq!(report.kernel, "k");
 }
 
-/// A kernel whose threads each print their number.
+/// A kernel in which each thread prints its number.
 fn printing() -> Setup {
     let mut setup = Setup::new(
         ".local .align 8 .b8 __local[8]; mov.u64 %rd4, __local; cvta.local.u64 %rd4, %rd4; st.local.u32 [__local], %r0;
@@ -212,7 +213,7 @@ fn printf_speaks_in_the_order_of_lanes() {
 
 #[test]
 fn blocks_are_spread_over_threads() {
-    // The first thread that prints waits until another one has: a single one would wait for ever.
+    // The first thread that prints waits until another one has printed: a single worker would wait forever.
     let mut setup = printing();
     setup.block = 1;
     setup.grid = 64;

@@ -1,4 +1,4 @@
-//! Whole launches of small kernels written by hand.
+//! Launches of small handwritten kernels.
 
 mod flow;
 mod progress;
@@ -21,7 +21,7 @@ pub(super) struct Setup {
     pub(super) max_instructions: u64,
 }
 
-/// What came of it.
+/// Result of a run.
 pub(super) struct Ran {
     pub(super) outcome: LaunchOutcome,
     pub(super) out: Vec<u32>,
@@ -41,7 +41,7 @@ impl Setup {
         }
     }
 
-    /// Runs it; `out` is one word a thread, zero before.
+    /// Runs the kernel; `out` has one word per thread, initially zero.
     pub(super) fn run(&self) -> Ran {
         let printed = Arc::new(Mutex::new(String::new()));
         let sink = printed.clone();
@@ -51,7 +51,7 @@ impl Setup {
         ran
     }
 
-    /// The same, with printf's text going elsewhere.
+    /// As [`Setup::run`], with a sink for printf's output.
     pub(super) fn run_printing(&self, print: PrintSink) -> Ran {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
@@ -111,14 +111,14 @@ impl Setup {
         Ran { outcome, out, printed: String::new() }
     }
 
-    /// What each thread wrote, where nothing may go wrong.
+    /// The word that each thread wrote; the launch must succeed.
     pub(super) fn values(&self) -> Vec<u32> {
         let ran = self.run();
         ran.outcome.result.unwrap_or_else(|report| unreachable!("{report}"));
         ran.out
     }
 
-    /// The fault that ended it.
+    /// The fault that ended the launch.
     pub(super) fn fault(&self) -> Option<FaultKind> {
         self.run().outcome.result.err().map(|report| report.fault.kind)
     }

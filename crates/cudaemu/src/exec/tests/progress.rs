@@ -1,11 +1,11 @@
-//! Lanes, warps and blocks that wait for each other, and what is told when they do so in vain.
+//! Forward progress: lanes, warps and blocks that wait for each other, and the reports of deadlocks.
 
 use super::Setup;
 use crate::fault::FaultKind;
 
 #[test]
-fn a_lock_that_is_taken_in_a_function_is_given_up() {
-    // The losers are in a deeper call than the lane that holds the lock, again and again.
+fn a_lock_taken_in_a_function_is_released() {
+    // Lanes that fail to take the lock keep entering a deeper call than the lane that holds it.
     let mut setup = Setup::new(
         "AGAIN:
         { .param .b64 a; .param .b32 r; st.param.b64 [a], %rd1; call.uni (r), take, (a); ld.param.b32 %r5, [r]; }
@@ -21,8 +21,8 @@ fn a_lock_that_is_taken_in_a_function_is_given_up() {
 }
 
 #[test]
-fn lanes_that_part_while_they_spin_let_the_others_go() {
-    // Lanes 0 to 30 wait for lane 31, whose code lies behind theirs, and part in every round.
+fn lanes_that_diverge_while_spinning_yield_to_the_others() {
+    // Lanes 0 to 30 wait for lane 31, whose code lies behind theirs, and diverge in every round.
     let body = "
         setp.eq.u32 %p1, %r0, 31; @%p1 bra SET;
     SPIN: ld.volatile.global.u32 %r1, [%rd1]; setp.ne.u32 %p2, %r1, 0; @%p2 bra OUT;
@@ -34,7 +34,7 @@ fn lanes_that_part_while_they_spin_let_the_others_go() {
 }
 
 #[test]
-fn lanes_that_exit_are_waited_for_no_longer() {
+fn exited_lanes_are_not_waited_for() {
     // Lanes 16 to 23 shuffle among themselves and lanes that exit; lanes 0 to 15 wait at a barrier meanwhile.
     let body = "
         setp.lt.u32 %p1, %r0, 16; @%p1 bra BAR; setp.ge.u32 %p2, %r0, 24; @%p2 bra GONE;
@@ -69,8 +69,8 @@ fn calls_without_end_overflow_the_stack() {
 }
 
 #[test]
-fn the_fault_is_told_and_not_who_waits_for_the_faulty() {
-    // Block 1 faults before it comes to where block 0 waits for it.
+fn a_fault_is_reported_instead_of_the_deadlock_it_causes() {
+    // Block 1 faults before it reaches the point that block 0 waits for.
     let body = "
         setp.eq.u32 %p1, %r20, 1; @%p1 bra BAD;
     SPIN: ld.volatile.global.u32 %r1, [%rd1+4]; setp.eq.u32 %p2, %r1, 0; @%p2 bra SPIN; ret;
@@ -95,7 +95,7 @@ fn warnings_are_kept_to_a_number() {
 
 #[test]
 fn arguments_are_all_read_before_the_first_is_written() {
-    // A function with parameters in registers that calls itself with the two exchanged.
+    // A recursive function with register parameters that calls itself with two of them swapped.
     let mut setup = Setup::new("call.uni (%r5), swap, (%r0, 100, 1); st.global.u32 [%rd3], %r5; ret;");
     setup.functions = ".func (.reg .b32 out) swap(.reg .b32 a, .reg .b32 b, .reg .b32 again) {
         .reg .pred %p1;

@@ -1,19 +1,19 @@
-//! Bank conflicts: shared memory serves 32 banks of 4 bytes at a time.
+//! Bank conflicts: shared memory has 32 banks of 4 bytes, each of which serves one word per pass.
 
 use super::super::{Addresses, LANES};
 use crate::exec_context::lanes;
 
-/// Passes beyond the first that an access of `N` bytes a lane needs. Lanes that read the same word share it. Accesses of 8 and
-/// 16 bytes are served by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
+/// Extra passes of an access of `N` bytes per lane. Lanes that read the same word share it. Accesses of 8 and 16 bytes are served
+/// by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
 pub(super) fn conflicts<const N: usize>(at: &Addresses, mask: u32) -> u64 {
     let portion = LANES / (N / 4).max(1);
     let all = if portion == LANES { u32::MAX } else { (1 << portion) - 1 };
     (0..LANES / portion).map(|part| passes::<N>(at, mask & all << (part * portion)).saturating_sub(1)).sum()
 }
 
-/// The most distinct words that one bank must give to these lanes.
+/// Maximum number of distinct words in one bank among these lanes.
 fn passes<const N: usize>(at: &Addresses, mask: u32) -> u64 {
-    // Words of one bank, in the order met: `chain[i]` is the one before word `i`.
+    // Linked lists of the words in each bank: `chain[i]` is the previous word in the bank of word `i`.
     let mut words = [0; LANES];
     let mut chain = [usize::MAX; LANES];
     let mut last = [usize::MAX; LANES];

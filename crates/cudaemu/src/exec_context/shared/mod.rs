@@ -1,10 +1,10 @@
-//! Checked accesses to shared memory.
+//! Checked accesses to shared memory, with a race detector.
 //!
-//! Besides bounds, alignment and bytes that were never written it tells races: two threads that touch a byte, one of them
-//! writing, with no barrier between. Barriers of the block or of a part of its warps ([`Shared::arrive`],
-//! [`Shared::release`]) and of a warp's lanes ([`Shared::warp_sync`]) order accesses; nothing else does, a warp's lanes
-//! are not in step (Volta's rule). Atomics do not race with atomics. Unordered writes of the value that is there already
-//! are let pass: `flag = true` by many threads is common, and harmless. Shuffles and votes order nothing.
+//! Besides bounds, alignment and unwritten bytes, it checks for races: two threads access a byte, at least one of them writes, and
+//! no barrier lies between. Barriers of the block or a part of its warps ([`Shared::arrive`], [`Shared::release`]) and of a warp's
+//! lanes ([`Shared::warp_sync`]) order accesses. Nothing else does: by Volta's rule, a warp's lanes do not run in lockstep, and
+//! shuffles and votes order nothing. Atomics do not race with atomics. An unordered write of the value that memory already holds is
+//! accepted: `flag = true` by many threads is common and harmless.
 
 mod banks;
 mod shadow_cell;
@@ -19,7 +19,7 @@ use super::{AccessEnv, Addresses, LANES, Lanes, consecutive, lanes};
 use shadow_cell::{Accessor, Hazard};
 use shadow_memory::ShadowMemory;
 
-/// Shared memory of one block at a time.
+/// Shared memory of the current block of a worker.
 #[derive(Debug)]
 pub struct Shared {
     bytes: usize,
@@ -32,13 +32,13 @@ fn access<const N: usize>(address: u64, write: bool) -> FaultAccess {
     FaultAccess { memory: MemorySpace::Shared, address, bytes: N as u32, write }
 }
 
-/// The words that an access touches, with the bytes of each as a mask.
+/// The words that an access touches, with a mask of the bytes in each.
 #[inline(always)]
 fn words<const N: usize>(at: usize) -> (std::ops::Range<usize>, u8) {
     if N >= 4 { (at / 4..(at + N) / 4, 0xf) } else { (at / 4..at / 4 + 1, ((1 << N) - 1) << (at % 4)) }
 }
 
-/// Which bytes of a word a load that starts at `at` does not use; `padding` as in [`crate::operands::Args::padding`].
+/// Mask of the bytes of a word that a load starting at `at` does not use; `padding` as in [`crate::operands::Args::padding`].
 #[inline(always)]
 fn padding<const N: usize>(at: usize, word: usize, padding: u32) -> u8 {
     let bits = if N >= 4 { u64::from(padding) >> (word * 4 - at) } else { u64::from(padding) << (at % 4) };
@@ -46,54 +46,54 @@ fn padding<const N: usize>(at: usize, word: usize, padding: u32) -> u8 {
 }
 
 impl Shared {
-    /// `bytes` of memory for blocks of `threads` threads (at most 1024). `counting`: bank conflicts are counted.
+    /// `bytes` of memory for blocks of up to `threads` threads (at most 1024). `counting` counts bank conflicts.
     pub fn new(bytes: u32, threads: u32, counting: bool) -> Self {
         let words = (bytes as usize).div_ceil(4);
         let shadow = ShadowMemory::new(words, (threads as usize).div_ceil(LANES));
         Self { bytes: bytes as usize, data: vec![0; words * 4], shadow, counting }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes as u32
     }
 
-    /// For the next block: nothing is written, nobody has done anything. Costs nothing per byte.
+    /// Resets for the next block: nothing is written or accessed. Takes constant time, independent of the size.
     pub fn reset(&mut self) {
         self.shadow.reset();
     }
 
-    /// A warp arrives at one of the barriers 0 to 15. To be called when the last of its lanes that are to come does.
+    /// Records a warp's arrival at one of the barriers 0 to 15. To be called when the last of its lanes arrives.
     pub fn arrive(&mut self, barrier: u32, warp: u32) {
         self.shadow.order().arrive(barrier as usize % vector_clocks::BARRIERS, warp as usize % vector_clocks::WARPS);
         self.shadow.rewind();
     }
 
-    /// A barrier is complete: the warps in the mask, which waited at it (`bar.sync`, `bar.red`), go on. Warps that only
-    /// arrived (`bar.arrive`) are not among them.
+    /// Completes a barrier: the warps in the mask, which waited (`bar.sync`, `bar.red`), continue. Warps that only arrived
+    /// (`bar.arrive`) are not in the mask.
     pub fn release(&mut self, barrier: u32, waiting: u32) {
         self.shadow.order().release(barrier as usize % vector_clocks::BARRIERS, waiting);
         self.shadow.rewind();
     }
 
-    /// All these warps meet: arrive at barrier 0 and go on.
+    /// Synchronises these warps at barrier 0.
     pub fn barrier(&mut self, warps: u32) {
         lanes(warps).for_each(|warp| self.arrive(0, warp as u32));
         self.release(0, warps);
     }
 
-    /// These lanes of a warp meet (`bar.warp.sync`); `live` are the lanes that have not exited.
+    /// Synchronises these lanes of a warp (`bar.warp.sync`); `live` are the lanes that have not exited.
     pub fn warp_sync(&mut self, warp: u32, lanes: u32, live: u32) {
         self.shadow.order().warp_sync(warp as usize % vector_clocks::WARPS, lanes, live);
         self.shadow.rewind();
     }
 
-    /// All lanes of a warp have exited: barriers no longer wait for it, and order what it did.
+    /// Records that all lanes of a warp have exited: barriers no longer wait for it, and they order its accesses.
     pub fn exit(&mut self, warp: u32) {
         self.shadow.order().exit(warp as usize % vector_clocks::WARPS);
     }
 
-    /// Where one lane's bytes are.
+    /// Offset of one lane's bytes.
     #[inline(always)]
     fn place<const N: usize>(&self, address: u64, lane: usize, write: bool) -> Result<usize, Box<Fault>> {
         let inside = address < self.bytes as u64 && self.bytes as u64 - address >= N as u64;
@@ -108,7 +108,7 @@ impl Shared {
         Err(Fault::access(kind, lane, access::<N>(address, write)))
     }
 
-    /// Reports what was found wrong with an access. `together`: the other lane's write was of the same instruction.
+    /// Reports a hazard of an access. `together`: the conflicting write was another lane's in the same instruction.
     #[cold]
     fn tell(
         found: Hazard,
@@ -132,7 +132,7 @@ impl Shared {
                 "thread {thread} of the block (or another of its warp) read it, with no barrier since"
             )),
         };
-        // What an atomic misses is what it reads.
+        // If an atomic finds uninitialised bytes, the faulty part is its read.
         let write = access.write && found != Hazard::Uninitialised;
         env.report(Fault::access(kind, lane, FaultAccess { write, ..access }))
     }
@@ -149,7 +149,7 @@ impl Shared {
         if let Some(start) = known {
             out.as_flattened_mut().copy_from_slice(&self.data[start..start + LANES * N]);
         } else if self.load_one(at, mask, &warp, &mut out) {
-            // All lanes read one word.
+            // All lanes read one word: done above.
         } else {
             self.load_lanes(at, mask, &warp, &mut out, env)?;
         }
@@ -158,7 +158,7 @@ impl Shared {
         Ok(out)
     }
 
-    /// All lanes read the same word, and nothing about it is special.
+    /// Fast path: all lanes read the same word, and its shadow cell is in the simple state.
     #[inline(always)]
     fn load_one<const N: usize>(
         &mut self,
@@ -180,7 +180,7 @@ impl Shared {
         true
     }
 
-    /// Where the lanes' bytes start if all lanes take part and their bytes lie side by side, in whole words.
+    /// Offset of a contiguous access in whole words by all lanes; `None` for other accesses.
     #[inline(always)]
     fn run<const N: usize>(&self, at: &Addresses, mask: u32) -> Option<usize> {
         let bytes = self.bytes as u64;
@@ -267,7 +267,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Atomics of one lane after the other: the block runs on one thread of the emulator.
+    /// Executes an atomic lane by lane. No other synchronisation is needed, because a block runs on one worker thread.
     pub(super) fn update<const N: usize>(
         &mut self,
         at: &Addresses,
@@ -304,7 +304,7 @@ impl Shared {
         }
     }
 
-    /// Checks the target of an asynchronous copy of one lane (`size` is 4, 8 or 16) and marks it as pending.
+    /// Checks the destination of one lane's asynchronous copy (`size` is 4, 8 or 16) and marks it as pending.
     pub(super) fn begin_async_write(
         &mut self,
         address: u64,
@@ -327,7 +327,7 @@ impl Shared {
         Ok(place as u32)
     }
 
-    /// An asynchronous copy that `lane` started at `line` writes its bytes.
+    /// Writes the bytes of an asynchronous copy that `lane` started at `line`.
     pub(super) fn finish_async_write(&mut self, to: u32, data: &[u8], lane: usize, line: u32, env: &mut AccessEnv<'_>) {
         let who = self.shadow.accessor(env.warp, line).lane(lane);
         let place = to as usize;

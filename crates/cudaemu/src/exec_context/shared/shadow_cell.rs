@@ -1,12 +1,12 @@
-//! What is known of one word, or byte, of shared memory: the last write, and the reads since, in 16 bytes.
+//! Shadow cell: access history of one word or byte of shared memory (last write, and reads since), in 16 bytes.
 
 use super::super::LANES;
 
-/// The four bytes were written (in a cell of one byte: that byte; all four bits then).
+/// All four bytes were written (in a cell of a single byte all four bits are set).
 pub(super) const WRITTEN: u64 = 0xf;
-/// An asynchronous copy into the word is not waited for.
+/// An asynchronous copy into the word is pending.
 pub(super) const PENDING: u64 = 1 << 4;
-/// See the four cells of its bytes.
+/// The word is split: its four byte cells apply instead.
 pub(super) const SPLIT: u64 = 1 << 5;
 /// The last write was an atomic.
 pub(super) const ATOMIC: u64 = 1 << 6;
@@ -15,19 +15,19 @@ const LINE_BITS: u32 = 21;
 const THREAD: u32 = 28;
 pub(super) const CLOCK: u32 = 38;
 
-/// In [`Cell::read`]: the low half is a mask of warps, not of lanes.
+/// In [`ShadowCell::read`]: the low half is a mask of warps instead of lanes.
 const SEVERAL: u64 = 1 << 32;
 const WARP: u32 = 33;
-/// A clock above all others: the low half is an index of the pool.
+/// A clock above all real ones: the low half is an index into the pool.
 const POOLED: u64 = (1 << 26) - 1;
 
-/// What is known of a word or byte.
+/// Access history of a word or byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ShadowCell {
-    /// The last write: clock (26 bits), thread (10), line (21), flags. A clock below the block's first: nothing in this block.
+    /// The last write: clock (26 bits), thread (10), line (21), flags. A clock below the block's first one: no write in this block.
     pub(super) write: u64,
-    /// The reads since: clock (26 bits; 0: none), then either warp (5 bits), 0, and a mask of its lanes; or 0, 1, and a mask of
-    /// warps that read at this clock.
+    /// The reads since: clock (26 bits; 0: none), then either warp (5 bits), 0 and a mask of its lanes; or 0, 1 and a mask of warps
+    /// that read at this clock.
     read: u64,
 }
 
@@ -36,27 +36,27 @@ pub(super) struct ShadowCell {
 pub(super) enum LastReads {
     /// Lanes of one warp.
     Warp { clock: u32, warp: usize, lanes: u32 },
-    /// Some lanes of each of these warps.
+    /// At least one lane of each of these warps.
     Warps { clock: u32, warps: u32 },
-    /// See this entry of the pool.
+    /// Reads in this entry of the pool.
     Pool(usize),
 }
 
-/// Who accesses, and when.
+/// The thread of an access, and its clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accessor {
     pub(super) thread: usize,
     pub(super) clock: u32,
-    /// Accesses up to this clock are ordered before what the thread does.
+    /// Accesses up to this clock happen before the thread's access.
     pub(super) settled: u32,
     pub(super) line: u32,
     pub(super) lanes: u32,
-    /// The block used barriers of a part of its warps.
+    /// Whether the block used barriers for a part of its warps.
     pub(super) partial: bool,
 }
 
 impl Accessor {
-    /// The same instruction's next lane.
+    /// The accessor for the next lane of the same instruction.
     #[inline(always)]
     pub(super) fn lane(self, lane: usize) -> Self {
         Self { thread: self.thread & !31 | lane, lanes: 1 << lane, ..self }
@@ -78,20 +78,20 @@ impl Accessor {
     }
 }
 
-/// What is wrong with an access.
+/// Hazard of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hazard {
     Uninitialised,
-    /// An asynchronous copy, started at this line, was not waited for.
+    /// An asynchronous copy started at this line is still pending.
     Pending(u32),
-    /// This thread wrote, at this line.
+    /// Unordered after a write by this thread at this line.
     AfterWrite(usize, u32),
-    /// This thread read. (Of reads the line is not kept: it would make every cell half as large again.)
+    /// Unordered after a read by this thread. The line of reads is not kept: it would enlarge every cell by half.
     AfterRead(usize),
 }
 
 impl ShadowCell {
-    /// Nothing but these flags, at a clock.
+    /// A cell without accesses, with these flags, at a clock.
     pub(super) fn blank(clock: u32, flags: u64) -> Self {
         Self { write: u64::from(clock) << CLOCK | flags, read: 0 }
     }
@@ -110,7 +110,7 @@ impl ShadowCell {
         (self.write >> LINE) as u32 & ((1 << LINE_BITS) - 1)
     }
 
-    /// Clock of the newest read; above all if the pool knows it.
+    /// Clock of the newest read; above all real clocks if the reads are in the pool.
     #[inline(always)]
     pub(super) fn read_clock(&self) -> u32 {
         (self.read >> CLOCK) as u32
@@ -134,13 +134,13 @@ impl ShadowCell {
         self.read = POOLED << CLOCK | index as u64;
     }
 
-    /// `who` is the only reader.
+    /// Makes `who` the only reader.
     #[inline(always)]
     pub(super) fn set_reader(&mut self, who: &Accessor) {
         self.read = who.read();
     }
 
-    /// `who` reads too, at the clock of the other readers.
+    /// Adds `who` to the readers at the same clock.
     #[inline(always)]
     pub(super) fn add_reader(&mut self, who: &Accessor) {
         let mine = who.read();
@@ -152,13 +152,14 @@ impl ShadowCell {
         };
     }
 
-    /// `who` is the last writer now, and nobody read since.
+    /// Makes `who` the last writer and clears the reads.
     #[inline(always)]
     pub(super) fn set_writer(&mut self, who: &Accessor, flags: u64) {
         *self = Self { write: who.write() | WRITTEN | flags, read: 0 };
     }
 
-    /// A read, if nothing about it is special; else does nothing and says so. Clocks below `floor` are of earlier blocks.
+    /// Fast path of a read: returns false without a change if the cell's state is not simple. Clocks below `floor` belong to
+    /// earlier blocks.
     #[inline(always)]
     pub(super) fn read_simple(&mut self, who: &Accessor, floor: u32) -> bool {
         let clock = self.clock();
@@ -180,7 +181,7 @@ impl ShadowCell {
         true
     }
 
-    /// A write, likewise.
+    /// Fast path of a write, likewise.
     #[inline(always)]
     pub(super) fn write_simple(&mut self, who: &Accessor, floor: u32) -> bool {
         let clock = self.clock();

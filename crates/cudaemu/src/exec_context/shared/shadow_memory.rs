@@ -1,8 +1,8 @@
-//! What is known of each byte of shared memory: written or not, by whom last, read by whom since.
+//! Shadow memory of shared memory: for each byte whether it was written, its last write, and the reads since.
 //!
-//! A cell describes a word of four bytes, for most accesses cover whole words. A word that is accessed in part is *split* into
-//! four cells of a byte each, until a write covers all of it again. A cell keeps the last write and the reads since; reads
-//! of several warps at one clock fit into it, others go to a pool. Older reads of a warp are dropped for newer ones.
+//! Most accesses cover whole words, so a cell describes a word of four bytes. A partial access *splits* a word into four cells of a
+//! byte each, until a write covers all of it again. A cell keeps the last write and the reads since. Reads of several warps at one
+//! clock fit into the cell; other combinations go to a pool. A newer read replaces older ones of the same warp.
 
 use super::super::LANES;
 use super::shadow_cell::{ATOMIC, Accessor, Hazard, LastReads, PENDING, SPLIT, ShadowCell, WRITTEN};
@@ -23,26 +23,26 @@ struct Readers {
     by_warp: [Reads; WARPS],
 }
 
-/// The clocks, and the reads that do not fit into a cell.
+/// Vector clocks, and the pool of reads that do not fit into a cell.
 #[derive(Debug)]
-struct Books {
+struct AccessHistory {
     order: VectorClocks,
     pool: Vec<Readers>,
     free: Vec<usize>,
 }
 
-/// Everything known of a block's shared memory.
+/// Shadow of a block's shared memory.
 #[derive(Debug)]
 pub(super) struct ShadowMemory {
     words: Vec<ShadowCell>,
-    /// Four for each word; made when the first word is split.
+    /// Four cells per word; allocated when the first word is split.
     bytes: Vec<ShadowCell>,
-    books: Books,
-    /// Clocks below it are of earlier blocks.
+    history: AccessHistory,
+    /// Clocks below it belong to earlier blocks.
     floor: u32,
 }
 
-impl Books {
+impl AccessHistory {
     fn release(&mut self, cell: &mut ShadowCell) {
         if let Some(LastReads::Pool(index)) = cell.reads() {
             self.free.push(index);
@@ -50,7 +50,7 @@ impl Books {
         cell.forget_reads();
     }
 
-    /// A thread whose read since the last write is not ordered before what `who` does.
+    /// A thread whose read since the last write is unordered with the access of `who`.
     fn unordered_reader(&self, cell: &ShadowCell, who: &Accessor) -> Option<usize> {
         let check = |warp: usize, reads: Reads| {
             let mut threads = lanes(reads.lanes).map(|lane| warp * LANES + lane);
@@ -59,7 +59,8 @@ impl Books {
         match cell.reads()? {
             LastReads::Pool(index) => (0..WARPS).find_map(|warp| check(warp, self.pool[index].by_warp[warp])),
             LastReads::Warp { clock, warp, lanes } => check(warp, Reads { clock, lanes }),
-            // Which lanes read is not known: of other warps it does not matter, and they decide for the own one.
+            // The cell does not record which lanes read. For other warps any lane represents the warp; the accessor's own warp is
+            // skipped, because the result for the other warps stands for it.
             LastReads::Warps { clock, warps } => {
                 lanes(warps & !(1 << who.warp())).find_map(|warp| check(warp, Reads { clock, lanes: 1 }))
             }
@@ -87,7 +88,7 @@ impl Books {
                     if clock == who.clock {
                         return cell.add_reader(who);
                     }
-                    // Older reads of the same warp are dropped.
+                    // A newer read replaces older ones of the same warp.
                     if !matches!(reads, LastReads::Warp { warp, .. } if warp == who.warp()) {
                         return self.promote(cell, reads, who);
                     }
@@ -99,7 +100,7 @@ impl Books {
         cell.set_reader(who);
     }
 
-    /// Moves a cell's reads to the pool, for one that does not fit.
+    /// Moves a cell's reads to the pool, because another one does not fit.
     fn promote(&mut self, cell: &mut ShadowCell, reads: LastReads, who: &Accessor) {
         let mut by_warp = [Reads::default(); WARPS];
         let newest = match reads {
@@ -108,7 +109,7 @@ impl Books {
                 clock
             }
             LastReads::Warps { clock, warps } => {
-                // Any lane stands for all to other warps.
+                // For other warps any lane represents all of them.
                 lanes(warps).for_each(|warp| by_warp[warp] = Reads { clock, lanes: 1 });
                 clock
             }
@@ -158,34 +159,34 @@ impl Books {
 
 impl ShadowMemory {
     pub(super) fn new(words: usize, warps: usize) -> Self {
-        let books = Books { order: VectorClocks::new(warps), pool: Vec::new(), free: Vec::new() };
-        let mut shadow = Self { words: vec![ShadowCell::default(); words], bytes: Vec::new(), books, floor: 1 };
+        let history = AccessHistory { order: VectorClocks::new(warps), pool: Vec::new(), free: Vec::new() };
+        let mut shadow = Self { words: vec![ShadowCell::default(); words], bytes: Vec::new(), history, floor: 1 };
         shadow.reset();
         shadow
     }
 
     pub(super) fn order(&mut self) -> &mut VectorClocks {
-        &mut self.books.order
+        &mut self.history.order
     }
 
-    /// A new block: nothing is written. Old cells are told by their clocks.
+    /// Resets for a new block: nothing is written. Old cells stay and are recognised by their clocks.
     pub(super) fn reset(&mut self) {
-        let latest = self.books.order.latest();
+        let latest = self.history.order.latest();
         self.floor = if latest > LAST_CLOCK / 2 {
             self.words.fill(ShadowCell::default());
             1
         } else {
             latest + 1
         };
-        // The floor's own clock means "no access": it is ordered before everything.
-        self.books.order.restart(self.floor);
-        self.books.pool.clear();
-        self.books.free.clear();
+        // The floor's own clock means "no access", which is ordered before everything.
+        self.history.order.restart(self.floor);
+        self.history.pool.clear();
+        self.history.free.clear();
     }
 
-    /// Starts the clocks again where they would overflow: accesses so far count as ordered.
+    /// Restarts the clocks before they overflow: all accesses so far count as ordered.
     pub(super) fn rewind(&mut self) {
-        if self.books.order.latest() < LAST_CLOCK {
+        if self.history.order.latest() < LAST_CLOCK {
             return;
         }
         let rewound = |cell: &ShadowCell, floor: u32| {
@@ -196,15 +197,15 @@ impl ShadowMemory {
         self.words.iter_mut().for_each(|cell| *cell = rewound(cell, floor));
         self.bytes.iter_mut().for_each(|cell| *cell = rewound(cell, floor));
         self.floor = 1;
-        self.books.order.rewind();
-        self.books.pool.clear();
-        self.books.free.clear();
+        self.history.order.rewind();
+        self.history.pool.clear();
+        self.history.free.clear();
     }
 
-    /// Lane 0 of a warp, now.
+    /// The accessor for lane 0 of a warp at its current clock.
     #[inline(always)]
     pub(super) fn accessor(&self, warp: u32, line: u32) -> Accessor {
-        let order = &self.books.order;
+        let order = &self.history.order;
         let warp = warp as usize % WARPS;
         Accessor {
             thread: warp * LANES,
@@ -216,8 +217,8 @@ impl ShadowMemory {
         }
     }
 
-    /// Reads these bytes of a word if nothing about them is special; else does nothing (or a part of it, which does no
-    /// harm: doing it again changes nothing) and says so.
+    /// Fast path: reads these bytes of a word if the cells' states are simple; returns false otherwise. It may have recorded a part
+    /// of the read then, which is harmless because recording it again changes nothing.
     #[inline(always)]
     pub(super) fn read_simple(&mut self, word: usize, bytes: u8, who: &Accessor) -> bool {
         let floor = self.floor;
@@ -227,7 +228,7 @@ impl ShadowMemory {
         self.parts(word, bytes, |cell| cell.read_simple(who, floor))
     }
 
-    /// The same for a write.
+    /// As [`ShadowMemory::read_simple`], for a write.
     #[inline(always)]
     pub(super) fn write_simple(&mut self, word: usize, bytes: u8, who: &Accessor) -> bool {
         let floor = self.floor;
@@ -237,7 +238,7 @@ impl ShadowMemory {
         self.parts(word, bytes, |cell| cell.write_simple(who, floor))
     }
 
-    /// Whether something holds for the cells of these bytes, of a word that is split.
+    /// Whether `check` holds for the cells of these bytes of a split word.
     #[inline(always)]
     fn parts(&mut self, word: usize, bytes: u8, simple: impl Fn(&mut ShadowCell) -> bool) -> bool {
         let whole = &self.words[word];
@@ -248,7 +249,7 @@ impl ShadowMemory {
         cells.iter_mut().enumerate().all(|(byte, cell)| bytes >> byte & 1 == 0 || simple(cell))
     }
 
-    /// Each lane reads the next `each` words, if nothing about them is special (see [`Shadow::read_simple`]).
+    /// Fast path: each lane reads the next `each` words (see [`ShadowMemory::read_simple`]).
     #[inline(always)]
     pub(super) fn read_run(&mut self, word: usize, each: usize, who: &Accessor) -> bool {
         let floor = self.floor;
@@ -258,7 +259,7 @@ impl ShadowMemory {
             .all(|(who, cells)| cells.iter_mut().all(|cell| cell.read_simple(&who, floor)))
     }
 
-    /// The same for writes.
+    /// As [`ShadowMemory::read_run`], for writes.
     #[inline(always)]
     pub(super) fn write_run(&mut self, word: usize, each: usize, who: &Accessor) -> bool {
         let floor = self.floor;
@@ -268,16 +269,17 @@ impl ShadowMemory {
             .all(|(who, cells)| cells.iter_mut().all(|cell| cell.write_simple(&who, floor)))
     }
 
-    /// These lanes of a warp all read the same word, which others wrote long ago; else as [`Shadow::read_simple`].
+    /// Fast path: these lanes of a warp read the same word, whose write is ordered before them; otherwise as
+    /// [`ShadowMemory::read_simple`].
     #[inline(always)]
     pub(super) fn read_together(&mut self, word: usize, lanes: u32, who: &Accessor) -> bool {
         let floor = self.floor;
         let cell = &mut self.words[word];
-        // Only one of the lanes can be the writer.
+        // At most one of the lanes can be the writer.
         cell.clock() <= who.settled && cell.read_simple(&Accessor { lanes, ..*who }, floor)
     }
 
-    /// What lies in a cell of an earlier block is forgotten.
+    /// Clears a cell that belongs to an earlier block.
     fn freshen(&mut self, word: usize) {
         let cell = &mut self.words[word];
         if cell.clock() < self.floor {
@@ -285,7 +287,7 @@ impl ShadowMemory {
         }
     }
 
-    /// Gives each byte of a word its own cell.
+    /// Splits a word into cells per byte.
     fn split(&mut self, word: usize) {
         if self.bytes.is_empty() {
             self.bytes = vec![ShadowCell::default(); self.words.len() * 4];
@@ -299,17 +301,17 @@ impl ShadowMemory {
             if let Some(LastReads::Pool(index)) = whole.reads()
                 && byte > 0
             {
-                let readers = self.books.pool[index].clone();
-                cell.pool_reads(self.books.keep(readers));
+                let readers = self.history.pool[index].clone();
+                cell.pool_reads(self.history.keep(readers));
             }
             self.bytes[word * 4 + byte] = cell;
         }
         self.words[word] = ShadowCell::blank(whole.clock(), SPLIT);
     }
 
-    /// Joins the bytes of a word again if all of them are written and everything about them is past for all.
+    /// Joins the bytes of a word again if all are written and all their accesses are ordered before every thread.
     fn join(&mut self, word: usize) {
-        let past = self.books.order.settled_for_all;
+        let past = self.history.order.settled_for_all;
         let cells = &self.bytes[word * 4..word * 4 + 4];
         let done =
             |cell: &ShadowCell| cell.write & WRITTEN == WRITTEN && cell.clock() <= past && cell.read_clock() <= past;
@@ -318,7 +320,7 @@ impl ShadowMemory {
         }
     }
 
-    /// Reads the bytes of a word that are in the mask. The read counts even if something is wrong with it.
+    /// Reads the bytes of a word that are in the mask. The read is recorded even if it is a hazard.
     #[inline(never)]
     pub(super) fn read(&mut self, word: usize, bytes: u8, who: &Accessor) -> Option<Hazard> {
         self.freshen(word);
@@ -332,17 +334,17 @@ impl ShadowMemory {
             self.join(word);
         }
         if self.words[word].write & SPLIT == 0 {
-            return self.books.read(&mut self.words[word], who);
+            return self.history.read(&mut self.words[word], who);
         }
         let mut found = None;
         for byte in (0..4).filter(|byte| bytes >> byte & 1 != 0) {
-            let one = self.books.read(&mut self.bytes[word * 4 + byte], who);
+            let one = self.history.read(&mut self.bytes[word * 4 + byte], who);
             found = found.or(one);
         }
         found
     }
 
-    /// Writes the bytes of a word that are in the mask. The write counts even if something is wrong with it.
+    /// Writes the bytes of a word that are in the mask. The write is recorded even if it is a hazard.
     #[inline(never)]
     pub(super) fn write(&mut self, word: usize, bytes: u8, who: &Accessor, atomic: bool) -> Option<Hazard> {
         self.freshen(word);
@@ -354,11 +356,11 @@ impl ShadowMemory {
             self.split(word);
         }
         if self.words[word].write & SPLIT == 0 {
-            return self.books.write(&mut self.words[word], who, atomic);
+            return self.history.write(&mut self.words[word], who, atomic);
         }
         let mut found = None;
         for byte in (0..4).filter(|byte| bytes >> byte & 1 != 0) {
-            let one = self.books.write(&mut self.bytes[word * 4 + byte], who, atomic);
+            let one = self.history.write(&mut self.bytes[word * 4 + byte], who, atomic);
             found = found.or(one);
         }
         if bytes == 0xf {
@@ -367,7 +369,7 @@ impl ShadowMemory {
         found
     }
 
-    /// Marks a word as the target of an asynchronous copy, which writes it at some time from now on.
+    /// Marks a word as pending: an asynchronous copy may write it at any time from now on.
     pub(super) fn mark_pending(&mut self, word: usize, who: &Accessor) -> Option<Hazard> {
         let found = self.write(word, 0xf, who, false);
         let cell = &mut self.words[word];
@@ -375,10 +377,10 @@ impl ShadowMemory {
         found
     }
 
-    /// An asynchronous copy wrote a word.
+    /// Records the write of an asynchronous copy.
     pub(super) fn complete_pending(&mut self, word: usize, who: &Accessor) {
         let cell = &mut self.words[word];
-        self.books.release(cell);
+        self.history.release(cell);
         cell.set_writer(who, 0);
     }
 }

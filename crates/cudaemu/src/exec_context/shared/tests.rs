@@ -4,19 +4,19 @@ use super::vector_clocks::LAST_CLOCK;
 
 const ALL: u32 = u32::MAX;
 
-/// What a block does, step by step. Lanes are masks, addresses and sizes of 4 bytes a lane unless said.
+/// A step of a block. Lanes are masks; accesses are of 4 bytes per lane unless stated otherwise.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Warp, lanes: each lane writes its own number to `word + lane * stride` (in words).
+    /// Warp, lanes, word, stride: each lane writes its own number to `word + lane * stride` (in words).
     Write(u32, u32, u64, u64),
-    /// Warp, lanes: the same with the value 7.
+    /// Warp, lanes, word, stride: as `Write`, with the value 7 in all lanes.
     Same(u32, u32, u64, u64),
     Read(u32, u32, u64, u64),
     Atomic(u32, u32, u64),
-    /// Warp, lanes, byte address, stride in bytes: single bytes.
+    /// Warp, lanes, byte address, stride in bytes: each lane writes a byte.
     WriteBytes(u32, u32, u64, u64),
     ReadBytes(u32, u32, u64, u64),
-    /// Warp, lanes: 16 bytes a lane, one after the other.
+    /// Warp, lanes, word: each lane writes 16 bytes, contiguously.
     WriteWide(u32, u32, u64),
     Barrier(u32),
     Arrive(u32, u32),
@@ -24,7 +24,7 @@ enum Step {
     WarpSync(u32, u32),
     Exit(u32),
     NextBlock,
-    /// The clocks are about to overflow.
+    /// Sets the clocks to the point where they are about to overflow.
     Old,
 }
 use Step::*;
@@ -72,9 +72,9 @@ fn step(rig: &mut Fixture, step: Step, line: u32) -> String {
     fault_name(&done)
 }
 
-/// Each case: what it shows, steps, and the fault of the last step ("ok" for a clean twin); all others pass.
+/// (description, steps, result of the last step); "ok" is the valid counterpart of a fault. All earlier steps must pass.
 #[test]
-fn races_are_told_and_clean_programs_pass() {
+fn races_are_reported_and_valid_programs_pass() {
     let cases: &[(&str, &[Step], &str)] = &[
         ("own bytes", &[Write(0, ALL, 0, 1), Read(0, ALL, 0, 1), Write(0, ALL, 0, 1)], "ok"),
         ("never written", &[Read(0, 4, 0, 1)], "Uninitialised 2"),
@@ -169,7 +169,7 @@ fn races_are_told_and_clean_programs_pass() {
             "Race 0",
         ),
         (
-            "who only arrived knows nothing",
+            "a warp that only arrived is not ordered",
             &[Write(1, ALL, 0, 1), Arrive(1, 0), Arrive(1, 1), Release(1, 2), Read(0, ALL, 0, 1)],
             "Race 0",
         ),
@@ -274,10 +274,11 @@ fn addresses_are_checked() {
     assert_eq!(["ok", "Misaligned 0", "OutOfBounds 0"], [load(0), load(4), load(4096)].each_ref().map(String::as_str));
 }
 
-/// Random programs of a block against a model that keeps every access since the block began.
+/// Random programs of a block, compared with a model that keeps every access since the block started.
 #[test]
 fn the_shadow_agrees_with_a_model() {
-    /// An access to a byte: thread, write, atomic, and for each thread whether it is ordered before what that does now.
+    /// An access to a byte: thread, whether it is a write, whether it is atomic, and for each thread whether it is ordered before
+    /// that thread's next access.
     #[derive(Clone)]
     struct Past {
         thread: usize,
@@ -292,10 +293,10 @@ fn the_shadow_agrees_with_a_model() {
         rig.shared.reset();
         rig.log.faults.clear();
         let mut past: Vec<Vec<Past>> = vec![Vec::new(); 64];
-        // Few barriers in some rounds, and only whole ones in others.
+        // Some rounds use few barriers, others only barriers of all warps.
         let partial = rng.bool();
         let barriers = rng.u32(1..4);
-        // In every other round only what is right is done, so that the round is long.
+        // Every other round makes only valid accesses, so that it gets long.
         let careful = round % 2 == 0;
         for count in 0..40 {
             let warp = rng.u32(0..4);
@@ -333,7 +334,7 @@ fn the_shadow_agrees_with_a_model() {
                     let race = p.write || write || atomic;
                     race && !(p.atomic && atomic) && p.thread != thread && !p.known[thread]
                 };
-                // Of atomics that follow each other unordered, only the last is kept: older ones may be missed.
+                // Of unordered atomics on a byte only the last one is kept: older ones may be missed.
                 let kept = |byte: u64, i: usize| {
                     let accesses = &past[byte as usize];
                     !accesses[i].atomic || !accesses[i + 1..].iter().any(|p| p.atomic) || old
@@ -349,7 +350,7 @@ fn the_shadow_agrees_with_a_model() {
             if doubtful || careful && (conflict || empty) {
                 continue;
             }
-            // A new value each time, so that no write repeats what is there.
+            // A new value each time: writing the value that memory holds already would not be a race.
             let value = [count as u8 + 1; 4];
             let mut cx = rig.context(warp, line);
             let result = match (atomic, write, wide) {
@@ -360,8 +361,8 @@ fn the_shadow_agrees_with_a_model() {
                 (_, false, false) => cx.load::<1>(StateSpace::Shared, &to, mask).map(|_| ()),
             };
             if conflict || empty {
-                let told = result.is_err();
-                assert!(told, "round {round} step {count}: race {conflict} empty {empty} was not told");
+                let reported = result.is_err();
+                assert!(reported, "round {round} step {count}: race {conflict} empty {empty} was not reported");
                 races += 1;
                 break;
             }

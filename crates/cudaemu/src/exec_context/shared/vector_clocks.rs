@@ -1,41 +1,42 @@
-//! What happens before what, among the warps of a block: vector clocks.
+//! Vector clocks: the happens-before order of accesses among the warps of a block.
 //!
-//! A warp's clock ticks when it synchronises. `seen[w][u]` is the clock of warp `u` up to which its accesses are ordered before
-//! what warp `w` does now. Accesses of other lanes of the same warp are ordered if they are older than `whole[w]`, the
-//! clock at which all its lanes met last; for lanes that met in part ([`Order::warp_sync`] with a part of the lanes), a
-//! matrix tells. Threads that have exited count as arrived at every barrier.
+//! A warp's clock advances when it synchronises. `seen[w][u]` is the clock of warp `u` up to which its accesses happen before the
+//! next access of warp `w`. Accesses of other lanes of the same warp are ordered if they are older than `whole[w]`, the clock at
+//! which all its lanes last synchronised. If only a part of the lanes synchronised ([`VectorClocks::warp_sync`]), a matrix over the
+//! lanes applies. Exited threads count as arrived at every barrier.
 
 use super::super::{LANES, Lanes};
 
-/// Warps a block can have.
+/// Maximum number of warps of a block.
 pub(super) const WARPS: usize = 32;
 
-/// Block barriers that there are: `bar` 0 to 15, and the cluster's.
+/// Number of block barriers: `bar` 0 to 15 and the cluster barrier.
 pub(super) const BARRIERS: usize = 17;
 
-/// A clock beyond this makes the shadow forget ([`super::Shared`]), long before it overflows.
+/// Clocks above this make [`super::Shared`] restart them, long before they overflow.
 pub(super) const LAST_CLOCK: u32 = (1 << 26) - (1 << 16);
 
 type Row = [u32; WARPS];
 
-/// Who knows what.
+/// Vector clocks of a block.
 #[derive(Debug)]
 pub(super) struct VectorClocks {
     pub(super) clock: Row,
     seen: Box<[Row; WARPS]>,
     whole: Row,
-    /// `lanes[w][l][m]`: accesses of lane `m` older than this are ordered before those of lane `l`. Only where a warp met in part.
+    /// `lanes[w][l][m]`: accesses of lane `m` older than this are ordered before those of lane `l`. Only for warps in which a part
+    /// of the lanes synchronised.
     lanes: [Option<Box<Lanes<Row>>>; WARPS],
-    /// What arrived at each barrier knows, and who arrived.
+    /// For each barrier the joined clocks of the arrived warps, and the mask of these warps.
     barriers: [(Row, u32); BARRIERS],
-    /// Accesses of any thread up to this clock are ordered before those of the warp.
+    /// Per warp: accesses of any thread up to this clock are ordered before the warp's next access.
     pub(super) settled: Row,
-    /// … before those of every warp.
+    /// The minimum of `settled`: accesses up to this clock are ordered before every warp's next access.
     pub(super) settled_for_all: u32,
-    /// Warps of the block; of them, those that have exited.
+    /// Mask of the block's warps; `exited` is the subset that has exited.
     all: u32,
     exited: u32,
-    /// A barrier of a part of the warps was used since the block began.
+    /// Whether a barrier for a part of the warps was used since the block started.
     pub(super) partial: bool,
 }
 
@@ -62,7 +63,7 @@ impl VectorClocks {
         order
     }
 
-    /// Everything up to clock `past` is ordered before everything that comes.
+    /// Orders everything up to clock `past` before all later accesses.
     fn settle(&mut self, past: u32) {
         self.clock = [past + 1; WARPS];
         *self.seen = [[past; WARPS]; WARPS];
@@ -72,7 +73,7 @@ impl VectorClocks {
         self.lanes.iter_mut().for_each(|lanes| *lanes = None);
     }
 
-    /// A new block, whose accesses have clocks above `past`.
+    /// Starts a new block, whose accesses have clocks above `past`.
     pub(super) fn restart(&mut self, past: u32) {
         self.settle(past);
         self.barriers = [([0; WARPS], 0); BARRIERS];
@@ -80,28 +81,28 @@ impl VectorClocks {
         self.partial = false;
     }
 
-    /// The clocks start again; everything so far counts as ordered. Who arrived where is kept.
+    /// Restarts the clocks; all accesses so far count as ordered. Arrivals at barriers are kept.
     pub(super) fn rewind(&mut self) {
         self.settle(1);
         self.barriers.iter_mut().for_each(|(known, _)| *known = [1; WARPS]);
     }
 
-    /// The highest clock there is.
+    /// The highest clock of any warp.
     pub(super) fn latest(&self) -> u32 {
         self.clock.iter().copied().max().unwrap_or(0)
     }
 
-    /// All warps of the block that are left met.
+    /// Synchronises all warps of the block that have not exited.
     pub(super) fn synchronize_all(&mut self) {
         self.settle(self.latest());
     }
 
-    /// A warp exited.
+    /// Records that a warp exited.
     pub(super) fn exit(&mut self, warp: usize) {
         self.exited |= 1 << warp;
     }
 
-    /// A warp arrived at a barrier; what it does from now on is not covered by it.
+    /// Records a warp's arrival at a barrier, which does not order the warp's later accesses.
     pub(super) fn arrive(&mut self, barrier: usize, warp: usize) {
         let (known, arrived) = &mut self.barriers[barrier];
         for other in 0..WARPS {
@@ -112,7 +113,7 @@ impl VectorClocks {
         self.clock[warp] += 1;
     }
 
-    /// A barrier is complete: the warps that waited at it go on, knowing what all that arrived knew.
+    /// Completes a barrier: everything before any arrival is ordered before the next access of the waiting warps.
     pub(super) fn release(&mut self, barrier: usize, waiting: u32) {
         let (known, arrived) = std::mem::replace(&mut self.barriers[barrier], ([0; WARPS], 0));
         let left = self.all & !self.exited;
@@ -131,7 +132,7 @@ impl VectorClocks {
         }
     }
 
-    /// Lanes of a warp met (`bar.warp.sync`); `live` are those that have not exited.
+    /// Synchronises lanes of a warp (`bar.warp.sync`); `live` are the lanes that have not exited.
     pub(super) fn warp_sync(&mut self, warp: usize, lanes: u32, live: u32) {
         self.clock[warp] += 1;
         let now = self.clock[warp];
@@ -157,7 +158,7 @@ impl VectorClocks {
         self.settled[warp] = others.min().unwrap_or(u32::MAX).min(self.whole[warp] - 1);
     }
 
-    /// Whether an access of thread `earlier` at `clock` is ordered before what thread `now` does (threads: warp * 32 + lane).
+    /// Whether an access of thread `earlier` at `clock` happens before the next access of thread `now` (thread = warp * 32 + lane).
     pub(super) fn ordered(&self, earlier: usize, clock: u32, now: usize) -> bool {
         let (warp, lane) = (now / LANES, now % LANES);
         let (old_warp, old_lane) = (earlier / LANES, earlier % LANES);

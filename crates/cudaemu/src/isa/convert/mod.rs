@@ -1,5 +1,5 @@
-//! `cvt` and `cvt.pack` (PTX ISA, "Data Movement and Conversion Instructions"): between single values in [`scalar`], of
-//! packed pairs in [`packed`].
+//! `cvt` and `cvt.pack` (PTX ISA, "Data Movement and Conversion Instructions"): single values in [`scalar`], packed pairs in
+//! [`packed`].
 
 mod packed;
 mod scalar;
@@ -20,7 +20,7 @@ pub(crate) fn rows(host: Host) -> Vec<Row> {
     rows
 }
 
-/// Rounding modifiers; the index is in the low bits of a row's constant. No modifier: the conversion is exact.
+/// Rounding modifiers; the index is in the low bits of a row's constant. Without a modifier the conversion is exact.
 const ROUNDINGS: [(&str, Rounding); 6] = [
     ("", Rounding::Rn),
     (".rn", Rounding::Rn),
@@ -35,7 +35,7 @@ const SAT: u32 = 1 << 4;
 const RELU: u32 = 1 << 5;
 const SATFINITE: u32 = 1 << 6;
 
-/// `.relu` and `.satfinite` in either order: the manual has one order for halves, and the other for bytes.
+/// `.relu` and `.satfinite` in both orders: the manual uses one order for halves and the reverse one for bytes.
 const CLAMPS: [(&str, u32); 5] = [
     ("", 0),
     (".relu", RELU),
@@ -44,7 +44,7 @@ const CLAMPS: [(&str, u32); 5] = [
     (".satfinite.relu", RELU | SATFINITE),
 ];
 
-/// The modifiers in a row's constant.
+/// Decodes the modifiers of a row's constant.
 #[inline(always)]
 fn modifiers(k: u32) -> FloatCvt {
     FloatCvt {

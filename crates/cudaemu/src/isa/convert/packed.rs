@@ -15,7 +15,7 @@ pub(super) fn rows(rows: &mut Vec<Row>, host: Host) {
     pack(rows);
 }
 
-/// `.rn` without other modifiers, which is what inner loops use.
+/// `.rn` without other modifiers, the common case in inner loops.
 struct Nearest<const BF16: bool>;
 
 impl<const BF16: bool> LaneOp for Nearest<BF16> {
@@ -32,7 +32,7 @@ fn push(rows: &mut Vec<Row>, name: String, operands: &[Operand], k: u32, action:
     rows.push(row(name, operands, Category::Convert, k, Action::Compute(action)));
 }
 
-/// `.f16x2` and `.bf16x2` of two `.f32`.
+/// `.f16x2` and `.bf16x2` from two `.f32`.
 fn halves(rows: &mut Vec<Row>, host: Host) {
     let operands = [Operand::Out(Value::B32), Operand::In(Value::F32), Operand::In(Value::F32)];
     for round in [".rn", ".rz"] {
@@ -61,7 +61,7 @@ fn halves(rows: &mut Vec<Row>, host: Host) {
     }
 }
 
-/// The 8-bit formats, always in pairs.
+/// The 8-bit formats, which are always packed in pairs.
 fn bytes(rows: &mut Vec<Row>) {
     macro_rules! formats {
         ($($name:literal $format:ident),*) => { $(
@@ -107,7 +107,7 @@ fn tf32(rows: &mut Vec<Row>) {
     }
 }
 
-/// The element types of `cvt.pack`, by their index in the rows' constants.
+/// Element types of `cvt.pack`, by their index in the row's constant.
 const ELEMENTS: [(&str, PackType); 8] = [
     ("u16", PackType { bits: 16, signed: false }),
     ("s16", PackType { bits: 16, signed: true }),

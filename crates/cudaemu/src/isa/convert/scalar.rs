@@ -1,5 +1,5 @@
-//! Conversions of single values. Sources may be narrower than their registers and destinations wider: integers are then
-//! extended by their sign, floats with zeros.
+//! `cvt` of single values. Sources may be narrower than their registers and destinations wider: integers are then sign-extended,
+//! floats zero-extended.
 
 use std::marker::PhantomData;
 
@@ -14,14 +14,14 @@ use crate::operands::{Args, Class, Slot};
 
 /// A type of `cvt`.
 trait Scalar {
-    /// What a register of just its width holds (of 8-bit types: the narrowest that can hold one).
+    /// Lane type of a register with the type's width (for 8-bit types: of the narrowest register).
     type Bits: Lane;
     const NAME: &'static str;
     const VALUE: Value;
     const CLASS: Class;
     fn narrow(bits: u64) -> Self::Bits;
     fn widen(bits: Self::Bits) -> u64;
-    /// As a register of 64 bits holds it.
+    /// The value extended to a 64-bit register.
     fn extend(bits: u64) -> u64;
 }
 
@@ -85,13 +85,13 @@ types! {
     Float F64 "f64" u64 B64;
 }
 
-/// How values are converted.
+/// A conversion between two types.
 trait Conversion {
     type Mode: Copy + PartialEq;
-    /// Modes of inner loops: each gets a loop of its own.
+    /// Modes of inner loops: each gets a specialised loop.
     const FAST: [Self::Mode; 2];
     fn mode(k: u32) -> Self::Mode;
-    /// From the bits of the source to those of the destination; bits above the types' do not matter.
+    /// Converts source bits to destination bits; bits above the types' widths are arbitrary.
     fn apply(bits: u64, mode: Self::Mode) -> u64;
 }
 
@@ -158,7 +158,7 @@ impl<S: Integer, D: Float> Conversion for IntToFloat<S, D> {
     const FAST: [(Rounding, bool); 2] = [(Rounding::Rn, false), (Rounding::Rn, true)];
     #[inline(always)]
     fn mode(k: u32) -> (Rounding, bool) {
-        // An integer gives no subnormal: `.ftz` has nothing to do.
+        // Integers convert to no subnormals, so `.ftz` has no effect.
         (modifiers(k).round, k & SAT != 0)
     }
     #[inline(always)]
@@ -174,7 +174,7 @@ impl<S: Float, D: Integer> Conversion for FloatToInt<S, D> {
     const FAST: [(IntRounding, bool); 2] = [(IntRounding::Rni, false), (IntRounding::Rzi, false)];
     #[inline(always)]
     fn mode(k: u32) -> (IntRounding, bool) {
-        // It saturates with and without `.sat`.
+        // Saturates with and without `.sat`.
         (INT_ROUNDINGS[(k & 3) as usize].1, k & FTZ != 0)
     }
     #[inline(always)]
@@ -198,7 +198,7 @@ impl<S: Float, D: Float> Conversion for FloatToFloat<S, D> {
     }
 }
 
-/// To an integral value of the same type.
+/// Rounds to an integral value of the same type.
 struct ToIntegral<T>(PhantomData<T>);
 
 impl<T: Float> Conversion for ToIntegral<T> {
@@ -214,11 +214,11 @@ impl<T: Float> Conversion for ToIntegral<T> {
     }
 }
 
-/// Roundings to an integer; the index is in the low bits of a row's constant.
+/// Integer roundings; the index is in the low bits of a row's constant.
 const INT_ROUNDINGS: [(&str, IntRounding); 4] =
     [(".rni", IntRounding::Rni), (".rzi", IntRounding::Rzi), (".rmi", IntRounding::Rmi), (".rpi", IntRounding::Rpi)];
 
-/// Calls a function with each pair of types.
+/// Calls a function for each pair of types.
 macro_rules! pairs {
     ($f:ident($rows:ident, $host:ident): [$($s:ident)*] to $d:tt) => { $(pairs!(@one $f $rows $host $s $d);)* };
     (@one $f:ident $rows:ident $host:ident $s:ident [$($d:ident)*]) => { $($f::<$s, $d>($rows, $host);)* };
@@ -244,13 +244,13 @@ fn push<S: Scalar, D: Scalar>(rows: &mut Vec<Row>, modifiers: &str, k: u32, acti
 fn ints<S: Integer, D: Integer>(rows: &mut Vec<Row>, host: Host) {
     let action = Action::Compute(host.compute::<Convert<S, D, IntToInt<S, D>>>());
     push::<S, D>(rows, "", 0, &action);
-    // `.sat` is for destinations that do not hold all of the source's values.
+    // `.sat` only exists for destinations that cannot hold all values of the source.
     if S::TYPE.min() < D::TYPE.min() || S::TYPE.max() > D::TYPE.max() {
         push::<S, D>(rows, ".sat", SAT, &action);
     }
 }
 
-/// `{.ftz}{.sat}` and their bits, as the types have them.
+/// The allowed combinations of `{.ftz}{.sat}` and their bits.
 fn clamps(ftz: bool, sat: bool) -> Vec<(&'static str, u32)> {
     let mut all = vec![("", 0)];
     if ftz {
@@ -297,7 +297,7 @@ fn floats<S: Float, D: Float>(rows: &mut Vec<Row>, host: Host) {
     let action = Action::Compute(host.compute::<Convert<S, D, FloatToFloat<S, D>>>());
     let (from, to) = (S::TYPE, D::TYPE);
     let exact = from == to || matches!((from, to), (F16 | Bf16, F32 | F64) | (F32, F64));
-    // Between `.bf16` and wider types the rounding may be written although nothing is rounded.
+    // Between `.bf16` and wider types a rounding modifier is allowed although nothing is rounded.
     let rounded = !exact || (from == Bf16 && to != Bf16);
     let clamps = clamps(from == F32 || to == F32, from != Bf16 && to != Bf16);
     for (index, (round, _)) in ROUNDINGS.iter().enumerate().take(5) {

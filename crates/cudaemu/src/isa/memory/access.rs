@@ -1,7 +1,7 @@
-//! ld, ldu, ld.global.nc, st: every state space, type and vector (PTX ISA, "Data Movement and Conversion Instructions").
+//! `ld`, `ldu`, `ld.global.nc`, `st`: every state space, type and vector (PTX ISA, "Data Movement and Conversion Instructions").
 //!
-//! Registers may be wider than the type: signed types are then extended by their sign, all others with zeros, and a store
-//! takes the low bits.
+//! Registers may be wider than the type: a load then sign-extends signed types and zero-extends all others, and a store takes the
+//! low bits.
 
 use super::{CACHE_HINTS, CACHE_POLICY, ORDERING_HINTS, SPACES, encode, window};
 use crate::bytecode::{AccessFn, Action};
@@ -10,10 +10,10 @@ use crate::fault::Fault;
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 use crate::operands::{Args, Class, Slot};
 
-/// In a row's constant: the loaded type is signed.
+/// Bit of a row's constant: the loaded type is signed.
 const SIGNED: u32 = 8;
 
-/// A type of ld and st.
+/// A type of loads and stores.
 struct Type {
     name: &'static str,
     bytes: usize,
@@ -38,7 +38,7 @@ const TYPES: [Type; 15] = [
     Type { name: "b128", bytes: 16, value: Value::B128 },
 ];
 
-/// Handlers by bytes of an element and number of elements. The first of the three constants is their product.
+/// Handlers by bytes per element and number of elements. The first of the three constants is their product.
 const HANDLERS: [(usize, u8, AccessFn, AccessFn); 12] = [
     (1, 1, load::<1, 1, 1>, store::<1, 1, 1>),
     (1, 2, load::<2, 1, 2>, store::<2, 1, 2>),
@@ -54,7 +54,7 @@ const HANDLERS: [(usize, u8, AccessFn, AccessFn); 12] = [
     (16, 1, load::<16, 16, 1>, store::<16, 16, 1>),
 ];
 
-/// `E` bytes of `bytes`, from the `index`-th such element.
+/// Element `index` of `bytes`, with `E` bytes per element.
 #[inline(always)]
 fn element<const N: usize, const E: usize>(bytes: &[u8; N], index: usize) -> [u8; E] {
     bytes.as_chunks::<E>().0[index]
@@ -81,7 +81,7 @@ fn load<const N: usize, const E: usize, const V: usize>(
         if slot.is_none() {
             continue;
         }
-        // Registers of the type's own width take the bytes as they are: the common case, and one the compiler vectorises.
+        // Fast path: registers of the type's own width receive the bytes unchanged, in a loop that the compiler vectorises.
         match (E, slot.class()) {
             (2, Class::B16) => {
                 cx.regs.set(slot, &each(&bytes, |b| u16::from_le_bytes(element::<N, 2>(&b, index))), mask)
@@ -119,7 +119,7 @@ fn store<const N: usize, const E: usize, const V: usize>(
     cx.store::<N>(window(args), &at, &bytes, mask)
 }
 
-/// Puts the low `E` bytes of a register where the `index`-th element of a store goes.
+/// Writes the low `E` bytes of a register as element `index` of a store.
 #[inline(always)]
 fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: usize, bytes: &mut [[u8; N]; 32]) {
     let place = |lane: &mut [u8; N], value: &[u8]| {
@@ -134,9 +134,9 @@ fn gather<const N: usize, const E: usize>(regs: &Registers, slot: Slot, index: u
     }
 }
 
-/// Rows of one opcode in one space.
+/// Adds the rows of one opcode in one state space.
 fn rows(opcode: &str, space: &str, window: StateSpace, rows: &mut Vec<Row>) {
-    // Only what may be in global memory has a cache policy.
+    // Only accesses that may reach global memory accept a cache policy.
     let shown = if opcode != "ldu" && (space.is_empty() || space.starts_with(".global")) { 3 } else { 2 };
     for ty in &TYPES {
         for (bytes, count, load, store) in HANDLERS {
@@ -179,7 +179,7 @@ pub(crate) fn family() -> Family {
             rows("st", space, window, &mut list);
         }
     }
-    // Read-only data come through the same checked access.
+    // Read-only data uses the same checked access.
     rows("ld", ".global.nc", StateSpace::Global, &mut list);
     Family {
         title: "Loads and stores",

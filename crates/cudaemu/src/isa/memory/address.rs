@@ -1,5 +1,5 @@
-//! Addresses: cvta, isspacep, mapa, getctarank; and what only advises caches or orders memory, which has nothing to do here:
-//! prefetch, prefetchu, discard, applypriority, createpolicy, fence, membar.
+//! Address conversion (`cvta`, `isspacep`, `mapa`, `getctarank`), and instructions without effect because they only advise caches
+//! or order memory: `prefetch`, `prefetchu`, `discard`, `applypriority`, `createpolicy`, `fence`, `membar`.
 
 use crate::bytecode::{AccessFn, Action};
 use crate::exec_context::{ExecContext, Registers, window};
@@ -7,8 +7,8 @@ use crate::fault::{Fault, FaultKind};
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 use crate::operands::Args;
 
-/// State spaces that have a window in the generic address space, and where it starts. Global and constant memory are the
-/// generic address space itself.
+/// State spaces and the start of their window in the generic address space; 0 for global and constant memory, whose addresses are
+/// generic already.
 const WINDOWS: [(&str, u64); 8] = [
     ("global", 0),
     ("const", 0),
@@ -20,12 +20,12 @@ const WINDOWS: [(&str, u64); 8] = [
     ("param::entry", window::PARAM),
 ];
 
-/// A window's start as a row's constant: its upper half, for the lower is zero.
+/// Encodes a window's start in a row's constant: its upper half, since the lower one is zero.
 fn encode(start: u64) -> u32 {
     (start >> 32) as u32
 }
 
-/// The start that [`encode`] packed.
+/// Decodes the start from [`encode`].
 fn start(args: &Args) -> u64 {
     u64::from(args.k) << 32
 }
@@ -44,7 +44,8 @@ fn inside(address: u64, start: u64) -> bool {
     address.wrapping_sub(start) < window::BYTES
 }
 
-/// isspacep: a space with a window is that window; what is in none is global memory, but for what is constant.
+/// `isspacep`: tests an address against the space's window. Outside of all windows an address is global memory, unless it is
+/// constant.
 fn is_in(cx: &mut ExecContext<'_>, args: &Args, mask: u32, constant: Option<bool>) -> Result<(), Box<Fault>> {
     let (addresses, start) = (cx.regs.get::<u64>(args.s[1]), start(args));
     let windowed = |a: u64| [window::SHARED, window::LOCAL, window::PARAM].iter().any(|&start| inside(a, start));
@@ -57,7 +58,7 @@ fn is_in(cx: &mut ExecContext<'_>, args: &Args, mask: u32, constant: Option<bool
     Ok(())
 }
 
-/// mapa: the address of the same variable in another block of the cluster. Clusters have one block, so only rank 0 exists.
+/// `mapa`: the address of the same variable in another block of the cluster. Clusters have one block, so only rank 0 exists.
 fn map_address(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let ranks = cx.regs.get::<u32>(args.s[2]);
     for lane in (0..32).filter(|&lane| mask >> lane & 1 != 0) {
@@ -71,14 +72,14 @@ fn map_address(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), B
     Ok(())
 }
 
-/// Writes zeros: the rank of the only block of a cluster, and cache policies, which mean nothing here.
+/// Writes zeros: the rank of a cluster's only block, and cache policies, which have no effect.
 fn zero(regs: &mut Registers, args: &Args, mask: u32) {
     regs.set_any(args.s[0], &[0; 32], mask);
 }
 
 fn nothing(_: &mut Registers, _: &Args, _: u32) {}
 
-/// A row that does nothing.
+/// A row without effect.
 fn idle(name: impl Into<String>, operands: &[Operand], category: Category) -> Row {
     row(name, operands, category, 0, Action::Compute(nothing))
 }
@@ -117,7 +118,7 @@ fn cache_control(rows: &mut Vec<Row>) {
     }
     rows.push(idle("prefetchu.L1", &[Address], Category::Other));
     for space in ["", ".global"] {
-        // discard leaves the bytes undefined: what they were is as good as anything.
+        // `discard` leaves the bytes undefined, so keeping them is correct.
         for priority in ["evict_last", "evict_normal"] {
             rows.push(idle(format!("prefetch{space}.L2::{priority}"), &[Address], Category::Other));
         }

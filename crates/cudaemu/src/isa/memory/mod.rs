@@ -1,4 +1,5 @@
-//! Loads, stores, and what else concerns addresses: conversion between state spaces, prefetches, cache policies, fences.
+//! Memory instructions: loads and stores (`access`); conversion between state spaces, prefetches, cache policies and fences
+//! (`address`).
 
 pub(super) mod access;
 pub(super) mod address;
@@ -7,8 +8,8 @@ use crate::exec_context::StateSpace;
 use crate::isa::{Operand, Value};
 use crate::operands::{Args, Base};
 
-/// Modifiers of memory instructions that change nothing here. Every access is at once visible to all, so memory semantics
-/// and scopes are always kept; there is no cache, so cache operators and eviction priorities have nothing to act on.
+/// Modifiers of memory instructions without effect. Every access is visible to all threads at once, so all memory semantics and
+/// scopes are met.
 pub(super) const ORDERING_HINTS: [&str; 12] = [
     "weak",
     "relaxed",
@@ -24,7 +25,7 @@ pub(super) const ORDERING_HINTS: [&str; 12] = [
     "L2::cache_hint",
 ];
 
-/// The same for eviction priorities and prefetch sizes.
+/// Cache operators, eviction priorities and prefetch sizes: without effect, because there is no cache.
 pub(super) const CACHE_HINTS: [&str; 18] = [
     "ca",
     "cg",
@@ -46,11 +47,11 @@ pub(super) const CACHE_HINTS: [&str; 18] = [
     "L2::256B",
 ];
 
-/// The cache policy of `.L2::cache_hint`, which is one of the hints.
+/// The cache policy operand of `.L2::cache_hint`, which is one of the hints.
 pub(super) const CACHE_POLICY: Operand = Operand::OptIn(Value::B64);
 
-/// State spaces as instructions spell them, and the window each one is. `param` of a function lies in its frame, which the
-/// address operand's base says where it is a name ([`window`]).
+/// State spaces as written in opcodes, and their windows. A function's `.param` space is its frame; if the address operand is a
+/// name, its base says so ([`window`]).
 pub(super) const SPACES: [(&str, StateSpace); 10] = [
     ("", StateSpace::Generic),
     (".global", StateSpace::Global),
@@ -64,7 +65,7 @@ pub(super) const SPACES: [(&str, StateSpace); 10] = [
     (".param::func", StateSpace::Local),
 ];
 
-/// The window as a row's constant; the bits above [`WINDOW`] are the handler's own.
+/// Encodes the window in a row's constant; the handler uses the bits above [`WINDOW_MASK`].
 pub(super) fn encode(window: StateSpace) -> u32 {
     match window {
         StateSpace::Generic => 0,
@@ -79,8 +80,8 @@ pub(super) fn encode(window: StateSpace) -> u32 {
 /// Bits of a row's constant that hold the window.
 pub(super) const WINDOW_MASK: u32 = 7;
 
-/// The window an instruction goes to. A variable of the frame is in local memory and a kernel's parameter in the parameter
-/// block, whatever the instruction says.
+/// The window that an instruction accesses. A frame variable is in local memory and a kernel's parameter in the parameter block,
+/// whatever space the opcode names.
 #[inline]
 pub(super) fn window(args: &Args) -> StateSpace {
     match (args.base, args.k & WINDOW_MASK) {

@@ -1,4 +1,4 @@
-//! Address arithmetic against known values. Loads and stores need a machine: see the crate's own tests.
+//! Address arithmetic on known values. Loads and stores need an executor: see the crate's integration tests.
 
 use super::address::family;
 use crate::exec_context::window::{LOCAL, PARAM, SHARED};
@@ -56,11 +56,11 @@ fn advice_and_order_change_nothing(table: &mut Harness) {
     let names: Vec<(String, usize)> = family().rows.iter().map(|row| (row.name.clone(), row.operands.len())).collect();
     for (name, operands) in names {
         match name.split('.').next() {
-            // An address and perhaps a size.
+            // Operands: an address and an optional size.
             Some("prefetch" | "prefetchu" | "discard" | "applypriority" | "fence" | "membar") => {
                 table.check(&name, &[(&[0x1000, 128][..operands], &[])]);
             }
-            // Policies are opaque.
+            // Policies are opaque values.
             Some("createpolicy") => table.check(&name, &[(&[0x1000, 64, 64][..operands - 1], &[0])]),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! `mma.sync.aligned` in all shapes but that of Volta (PTX ISA, "mma").
+//! `mma.sync.aligned` in all shapes except Volta's (PTX ISA, "mma").
 
 use super::fragment::{
     gather, gather_c, gather_f64, gather_words, layout_a, layout_b, layout_c, scatter_d, scatter_f64, scatter_words,
@@ -12,7 +12,7 @@ use crate::isa::{Category, Row, row};
 use crate::numeric::Rounding;
 use crate::operands::{Args, Slot};
 
-/// Elements of the largest C and D.
+/// Maximum elements of C and D.
 const RESULT: usize = 16 * 8;
 
 pub(super) fn rows() -> Vec<Row> {
@@ -36,7 +36,7 @@ pub(super) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Rounding modes of `.f64`, by [`Kind::option`].
+/// Rounding modes of `.f64`, by [`MatrixSpec::option`].
 pub(super) const ROUNDINGS: [(&str, Rounding); 4] =
     [("rn", Rounding::Rn), ("rz", Rounding::Rz), ("rm", Rounding::Rm), ("rp", Rounding::Rp)];
 
@@ -91,7 +91,7 @@ fn integer_rows(rows: &mut Vec<Row>) {
     }
 }
 
-/// The slots of D, A, B and C.
+/// Splits the slots into D, A, B and C.
 fn split(args: &Args, kind: MatrixSpec) -> [&[Slot]; 4] {
     let mut rest: &[Slot] = &args.all;
     kind.registers().map(|count| {
@@ -104,7 +104,7 @@ fn split(args: &Args, kind: MatrixSpec) -> [&[Slot]; 4] {
 #[inline(always)]
 fn floats(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
     let kind = MatrixSpec::unpack(args.k);
-    // Zeroing matrices that are larger than needed would cost more than some of the products.
+    // Two sizes of buffers: zeroing the larger matrices would take longer than some of the products.
     if kind.k <= 16 { floats_of::<256, 128>(cx, args, mask, kind) } else { floats_of::<512, 256>(cx, args, mask, kind) }
 }
 
@@ -161,7 +161,7 @@ fn bits(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Faul
     require_whole_warp(cx, mask)?;
     let kind = MatrixSpec::unpack(args.k);
     let [d, a, b, c] = split(args, kind);
-    // As matrices of words.
+    // Bits are multiplied as matrices of words.
     let words = kind.k / 32;
     let (mut left, mut right, mut sums) = ([0; 16 * 8], [0; 8 * 8], [0; RESULT]);
     gather_words(cx.regs, a, &mut left, |register| layout_a(register, 1, kind.m, words));

@@ -1,7 +1,7 @@
-//! Fragments: how the lanes of a warp hold the elements of a matrix between them.
+//! Fragments: the distribution of a matrix over the lanes of a warp.
 //!
-//! In `mma` lanes form eight groups of four. Group and thread in the group choose row and column so that each register's
-//! elements lie at `base + group · g + thread · t + element · e` of the matrix: a [`Place`].
+//! In `mma` the lanes form eight groups of four threads. Group and thread in the group determine row and column, so that each
+//! register's elements are at index `base + group · g + thread · t + element · e` of the matrix: a [`RegisterLayout`].
 
 use super::matrix_spec::{Accumulator, Element};
 use crate::exec_context::{Lanes, Registers};
@@ -10,7 +10,7 @@ use crate::numeric::fp8::{Fp8, fp8_to_f32};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f64_to_f16};
 use crate::operands::Slot;
 
-/// Where the elements of one register lie in a matrix that is stored row by row.
+/// Indices of a register's elements in a row-major matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegisterLayout {
     base: usize,
@@ -26,30 +26,30 @@ impl RegisterLayout {
     }
 }
 
-/// A of `m` × `k`: groups are rows. Registers go through the two halves of 16 rows first, then along k.
+/// A of `m` × `k`: groups are rows. Registers cover the two halves of 16 rows first, then continue along k.
 pub(super) fn layout_a(register: usize, packed: usize, m: usize, k: usize) -> RegisterLayout {
     let halves = m / 8;
     let (half, step) = (register % halves, register / halves);
     RegisterLayout { base: half * 8 * k + step * 4 * packed, group: k, thread: packed, element: 1 }
 }
 
-/// B of k × 8: groups are columns. Registers go along k.
+/// B of k × 8: groups are columns. Registers continue along k.
 pub(super) fn layout_b(register: usize, packed: usize) -> RegisterLayout {
     RegisterLayout { base: register * 4 * packed * 8, group: 1, thread: packed * 8, element: 8 }
 }
 
-/// C or D of m × 8: a thread has two neighbouring columns, in two registers or packed in one.
+/// C or D of m × 8: a thread has two adjacent columns, in two registers or packed in one.
 pub(super) fn layout_c(register: usize, packed: usize) -> RegisterLayout {
     let base = if packed == 2 { register * 64 } else { register / 2 * 64 + register % 2 };
     RegisterLayout { base, group: 8, thread: 2, element: 1 }
 }
 
-/// The fragments of `wmma`, whose layout PTX leaves open: word after word, first through the lanes, then through the registers.
+/// Fragments of `wmma`, whose layout PTX leaves open: words in order, first across the lanes, then across the registers.
 pub(super) fn layout_linear(register: usize, packed: usize) -> RegisterLayout {
     RegisterLayout { base: register * 32 * packed, group: 4 * packed, thread: packed, element: 1 }
 }
 
-/// Decodes the elements of a fragment into a matrix.
+/// Decodes a fragment's elements into a matrix.
 #[inline(always)]
 pub(super) fn gather(
     regs: &Registers,
@@ -67,7 +67,7 @@ pub(super) fn gather(
 /// Calls `put(lane, element, value)` for each element of a register.
 #[inline(always)]
 pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(usize, usize, f32)) {
-    // One loop a type, so that each decodes all lanes at once.
+    // One loop per type, so that the compiler vectorises over the lanes.
     macro_rules! each {
         ($packed:literal, $f:expr) => {
             for at in 0..$packed {
@@ -82,7 +82,7 @@ pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(u
     match element {
         Element::F16 => each!(2, |word, at| f16_to_f32((word >> (16 * at)) as u16)),
         Element::Bf16 => each!(2, |word, at| bf16_to_f32((word >> (16 * at)) as u16)),
-        // Of 32 bits the tensor core reads sign, exponent and ten bits of the fraction.
+        // The tensor core reads sign, exponent and ten fraction bits of the 32.
         Element::Tf32 => each!(1, |word, _| f32::from_bits(word & 0xffff_e000)),
         Element::E4m3 => each!(4, |word, at| fp8_to_f32(Fp8::E4m3, (word >> (8 * at)) as u8)),
         Element::E5m2 => each!(4, |word, at| fp8_to_f32(Fp8::E5m2, (word >> (8 * at)) as u8)),
@@ -90,7 +90,7 @@ pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(u
         Element::U8 => each!(4, |word, at| (word >> (8 * at) & 0xff) as i32 as f32),
         Element::S4 => each!(8, |word, at| ((word << (28 - 4 * at)) as i32 >> 28) as f32),
         Element::U4 => each!(8, |word, at| (word >> (4 * at) & 15) as i32 as f32),
-        // Bits are counted by word, and doubles have registers of their own.
+        // Handled elsewhere: bits are counted by word, doubles use other registers.
         Element::B1 | Element::F64 => {}
     }
 }
@@ -118,7 +118,7 @@ pub(super) fn gather_c(
     }
 }
 
-/// Rounds a matrix to the type of D and hands each lane its elements.
+/// Rounds a matrix to the type of D and writes each lane's elements.
 #[inline(always)]
 pub(super) fn scatter_d(
     regs: &mut Registers,
@@ -145,7 +145,7 @@ pub(super) fn scatter_d(
     }
 }
 
-/// The words of a fragment of 32-bit registers in their places: integers of C, or words of bits.
+/// Reads a fragment of 32-bit words: integers of C, or words of bits.
 #[inline(always)]
 pub(super) fn gather_words(
     regs: &Registers,
@@ -161,7 +161,7 @@ pub(super) fn gather_words(
     }
 }
 
-/// Hands each lane its words of D.
+/// Writes each lane's words of D.
 #[inline(always)]
 pub(super) fn scatter_words(
     regs: &mut Registers,
@@ -177,7 +177,7 @@ pub(super) fn scatter_words(
     }
 }
 
-/// A fragment of `.f64`.
+/// Reads a fragment of `.f64`.
 #[inline(always)]
 pub(super) fn gather_f64(
     regs: &Registers,
@@ -193,7 +193,7 @@ pub(super) fn gather_f64(
     }
 }
 
-/// Hands each lane its elements of a `.f64` D.
+/// Writes each lane's elements of a `.f64` D.
 #[inline(always)]
 pub(super) fn scatter_f64(
     regs: &mut Registers,

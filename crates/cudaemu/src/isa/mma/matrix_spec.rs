@@ -1,4 +1,4 @@
-//! Element types of matrix instructions, and what a row's constant says.
+//! Specification of a matrix instruction (element types, shape, options) and its encoding in a row's constant.
 
 use crate::isa::{Operand, Value};
 
@@ -34,22 +34,22 @@ impl Element {
         Self::F64,
     ];
 
-    /// As the opcode spells it.
+    /// The name in opcodes.
     pub(crate) fn name(self) -> &'static str {
         ["f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "s4", "u4", "b1", "f64"][self as usize]
     }
 
-    /// Bits in a register.
+    /// Bits per element in a register.
     pub(crate) fn bits(self) -> usize {
         [16, 16, 32, 8, 8, 8, 8, 4, 4, 1, 64][self as usize]
     }
 
-    /// Elements in a register.
+    /// Elements per register.
     pub(crate) fn packed(self) -> usize {
         (32 / self.bits()).max(1)
     }
 
-    /// The registers that hold elements.
+    /// Type of the registers that hold the elements.
     pub(crate) fn value(self) -> Value {
         if self == Self::F64 { Value::F64 } else { Value::B32 }
     }
@@ -68,32 +68,32 @@ pub(crate) enum Accumulator {
 impl Accumulator {
     const ALL: [Self; 4] = [Self::F16, Self::F32, Self::S32, Self::F64];
 
-    /// As the opcode spells it.
+    /// The name in opcodes.
     pub(crate) fn name(self) -> &'static str {
         ["f16", "f32", "s32", "f64"][self as usize]
     }
 
-    /// Elements in a register.
+    /// Elements per register.
     pub(crate) fn packed(self) -> usize {
         if self == Self::F16 { 2 } else { 1 }
     }
 
-    /// The registers that hold elements.
+    /// Type of the registers that hold the elements.
     pub(crate) fn value(self) -> Value {
         [Value::B32, Value::F32, Value::B32, Value::F64][self as usize]
     }
 }
 
-/// Everything that tells one row from another.
+/// The specification of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MatrixSpec {
-    /// Elements of A.
+    /// Element type of A.
     pub(crate) a: Element,
-    /// Elements of B.
+    /// Element type of B.
     pub(crate) b: Element,
-    /// Elements of D.
+    /// Element type of D.
     pub(crate) d: Accumulator,
-    /// Elements of C.
+    /// Element type of C.
     pub(crate) c: Accumulator,
     /// Rows of A, C and D: 8, 16 or 32.
     pub(crate) m: usize,
@@ -101,15 +101,15 @@ pub(crate) struct MatrixSpec {
     pub(crate) n: usize,
     /// Columns of A, rows of B: 4 to 256.
     pub(crate) k: usize,
-    /// Variant: `.satfinite` of integers, `.and` (instead of `.xor`) of bits, ordered metadata of sparse products.
+    /// Variant: `.satfinite` for integers, `.and` (instead of `.xor`) for bits, ordered metadata for sparse products.
     pub(crate) flag: bool,
     /// For layouts: `.col` of A, `.row` of B; for `.f64` the rounding mode.
     pub(crate) option: u32,
 }
 
 impl MatrixSpec {
-    /// As a row's constant: four bits for each element type, two for each accumulator's and each extent of the result, three for
-    /// k, one for the flag, two for the option.
+    /// Encodes it in a row's constant: four bits for each element type, two for each accumulator type and each extent of the
+    /// result, three for k, one for the flag, two for the option.
     pub(crate) fn pack(self) -> u32 {
         let side = |extent: usize| extent.trailing_zeros() - 3;
         self.a as u32
@@ -123,7 +123,7 @@ impl MatrixSpec {
             | self.option << 20
     }
 
-    /// What [`Kind::pack`] packed.
+    /// Decodes the result of [`MatrixSpec::pack`].
     pub(crate) fn unpack(k: u32) -> Self {
         let element = |at: u32| Element::ALL[(k >> at & 15) as usize % Element::ALL.len()];
         let accumulator = |at: u32| Accumulator::ALL[(k >> at & 3) as usize];
@@ -140,7 +140,7 @@ impl MatrixSpec {
         }
     }
 
-    /// Registers a lane of A, B and C or D.
+    /// Registers per lane of D, A, B and C.
     pub(crate) fn registers(self) -> [usize; 4] {
         let count = |elements: usize, packed: usize| (elements / 32 / packed).max(1);
         [

@@ -1,18 +1,18 @@
-//! Matrix products of a warp: `mma`, `mma.sp` and `wmma` (PTX ISA, "Warp Level Matrix Instructions").
+//! Warp-level matrix products: `mma`, `mma.sp` and `wmma` (PTX ISA, "Warp Level Matrix Instructions").
 //!
-//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once,
-//! to nearest even, to the type of the result. Tensor cores add the products of a few steps of k in a narrow fixed-point sum
-//! and truncate it; PTX leaves that open, so results of hardware may differ from ours in their last bits. Sums of `.f64`
-//! round at each step, in the order of k, as a chain of `fma` does. NaN results are 0x7fffffff (`.f16`: 0x7fff).
+//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once, to
+//! nearest even, to the type of the result. Tensor cores instead add the products of a few steps of k in a narrow fixed-point sum
+//! and truncate it. PTX leaves that open, so results of hardware may differ from the emulator's in their last bits. Sums of `.f64`
+//! round at each step, in the order of k, like a chain of `fma`. NaN results are 0x7fffffff (`.f16`: 0x7fff).
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
-//! | `kind` | element types and what a row's constant says |
-//! | `fragment` | how lanes hold the elements of a matrix |
-//! | `product` | the products of whole matrices |
+//! | `matrix_spec` | element types, and the encoding of a row's constant |
+//! | `fragment` | distribution of a matrix over the lanes |
+//! | `product` | products of whole matrices |
 //! | `dense` | `mma` |
 //! | `volta` | `mma.m8n8k4` of `.f16`, with its own layout |
-//! | `wmma` | `wmma.mma`; `wmma_memory` its loads and stores |
+//! | `wmma` | `wmma.mma`; `wmma_memory` has its loads and stores |
 
 mod dense;
 mod fragment;
@@ -36,7 +36,7 @@ pub(crate) fn family() -> Family {
     Family { title: "Matrix products", rows, hints: vec![] }
 }
 
-/// Matrix instructions are executed by all lanes of a warp together; anything else is reported.
+/// Reports a matrix instruction that not all lanes of a warp execute together.
 pub(crate) fn require_whole_warp(cx: &mut ExecContext<'_>, mask: u32) -> Result<(), Box<Fault>> {
     if mask == u32::MAX {
         return Ok(());

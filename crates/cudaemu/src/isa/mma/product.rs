@@ -1,9 +1,9 @@
-//! Products of whole matrices, stored row by row: `c += a · b` with `a` of m × k and `b` of k × n. `n` is a multiple of 8.
+//! Products of row-major matrices: `c += a · b` with `a` of m × k and `b` of k × n, where `n` is a multiple of 8.
 
 use crate::numeric::Rounding;
 use crate::numeric::double;
 
-/// Columns that are summed side by side, in registers of the processor.
+/// Columns that are summed side by side, in vector registers of the host.
 const WIDTH: usize = 8;
 
 /// Floating-point elements (each exact in `f32`), summed in `f64`.
@@ -13,13 +13,13 @@ pub(super) fn floats<const B: usize>(a: &[f32], b: &[f32; B], c: &mut [f64], n: 
     multiply(a, &b, c, n, k, |x, y, sum| sum + f64::from(x) * y);
 }
 
-/// Small integers: in `f32`, whose 24 bits hold any sum of 64 products of bytes.
+/// Small integers, summed in `f32`: its 24 bits hold any sum of 64 products of bytes.
 #[inline(always)]
 pub(super) fn integers<const B: usize>(a: &[f32], b: &[f32; B], c: &mut [f32], n: usize, k: usize) {
     multiply(a, b, c, n, k, |x, y, sum| sum + x * y);
 }
 
-/// Two rows at a time, so that one sum need not wait for the last.
+/// Two rows at a time, so that their chains of additions overlap.
 #[inline(always)]
 fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: impl Fn(f32, T, T) -> T) {
     for (rows, sums) in a.chunks_exact(2 * k).zip(c.chunks_exact_mut(2 * n)) {
@@ -39,7 +39,7 @@ fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: i
     }
 }
 
-/// Doubles: a chain of `fma` along k, which begins with the accumulator.
+/// Doubles: a chain of `fma` along k that starts with the accumulator.
 #[inline(always)]
 pub(super) fn doubles(a: &[f64], b: &[f64], c: &mut [f64], n: usize, k: usize, round: Rounding) {
     for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
@@ -51,7 +51,7 @@ pub(super) fn doubles(a: &[f64], b: &[f64], c: &mut [f64], n: usize, k: usize, r
     }
 }
 
-/// Bits: the number of those that are set after `op`, a word of 32 at a time; `k` counts words.
+/// Bits: the number of set bits of `op(a, b)`, in words of 32 bits; `k` counts words.
 pub(super) fn bits(a: &[u32], b: &[u32], c: &mut [u32], n: usize, k: usize, op: impl Fn(u32, u32) -> u32) {
     for (row, sums) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
         for (column, sum) in sums.iter_mut().enumerate() {
@@ -62,7 +62,7 @@ pub(super) fn bits(a: &[u32], b: &[u32], c: &mut [u32], n: usize, k: usize, op: 
     }
 }
 
-/// The integer result: accumulator and sum, clamped (`.satfinite`) or wrapped to 32 bits.
+/// The integer result: accumulator plus sum, clamped (`.satfinite`) or wrapped to 32 bits.
 pub(super) fn add_s32(c: u32, sum: f32, saturate: bool) -> u32 {
     let exact = i64::from(c as i32) + sum as i64;
     let result = if saturate { exact.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) } else { exact };

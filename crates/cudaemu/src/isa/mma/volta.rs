@@ -1,5 +1,5 @@
-//! `mma.m8n8k4` of `.f16`: four products at once, each of a quad pair, the lanes whose numbers agree in bits 2 and 3 (PTX ISA,
-//! "Matrix Fragments for mma.m8n8k4 with .f16 floating point type").
+//! `mma.m8n8k4` of `.f16`: four products at once, one per quad pair. A quad pair consists of the lanes whose numbers agree in bits
+//! 2 and 3 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type").
 
 use super::matrix_spec::{Accumulator, Element, MatrixSpec};
 use super::{product, require_whole_warp};
@@ -10,7 +10,7 @@ use crate::isa::{Category, Operand, Row, Value, row};
 use crate::numeric::half::{f16_to_f32, f64_to_f16};
 use crate::operands::Args;
 
-/// Bits of [`Kind::option`].
+/// Bits of [`MatrixSpec::option`].
 const A_BY_COLUMNS: u32 = 1;
 const B_BY_ROWS: u32 = 2;
 
@@ -37,12 +37,12 @@ pub(super) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Number of the lane in its half of the quad pair, plus 4 in the upper half.
+/// Index of the lane in its half of the quad pair, plus 4 in the upper half.
 fn outer(lane: usize) -> usize {
     lane % 4 + lane / 16 * 4
 }
 
-/// Row and column of the `i`-th element of C or D in a lane.
+/// Row and column of a lane's `i`-th element of C or D.
 fn result_place(lane: usize, i: usize, accumulator: Accumulator) -> (usize, usize) {
     match accumulator {
         Accumulator::F16 => (outer(lane), i),

@@ -1,5 +1,5 @@
-//! `wmma.mma` (PTX ISA, "wmma.mma"). How its fragments lie in registers is open; ours hold the rows of A, C and D and the columns
-//! of B one after another, see [`place_linear`].
+//! `wmma.mma` (PTX ISA, "wmma.mma"). PTX leaves the layout of its fragments open. The emulator stores the rows of A, C and D and
+//! the columns of B one after another, see [`layout_linear`].
 
 use super::dense::ROUNDINGS;
 use super::fragment::{
@@ -13,14 +13,14 @@ use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, row};
 use crate::operands::{Args, Slot};
 
-/// Elements of the largest A or B, and of the largest C.
+/// Maximum elements of A or B; `RESULT` is the maximum of C and D.
 const FACTOR: usize = 512;
 const RESULT: usize = 256;
 
-/// Shapes of 16-bit and 8-bit elements.
+/// Shapes (m, n, k) for 16-bit and 8-bit elements.
 pub(super) const SHAPES: [(usize, usize, usize); 3] = [(16, 16, 16), (32, 8, 16), (8, 32, 16)];
 
-/// Registers a lane of A or B. A fragment of `.f16` has eight in every shape; those that it does not need repeat the others.
+/// Registers per lane of A or B. A `.f16` fragment has eight in every shape; superfluous registers repeat the others.
 pub(super) fn factor_registers(element: Element, elements: usize) -> usize {
     if element == Element::F16 { 8 } else { elements / 32 / element.packed() }
 }
@@ -73,7 +73,7 @@ pub(super) fn rows() -> Vec<Row> {
         push(&mut rows, format!("{double}.f64.f64.f64.f64"), f64, Action::Access(work!(doubles)));
         for (option, (mode, _)) in ROUNDINGS.iter().enumerate() {
             let kind = MatrixSpec { option: option as u32, ..f64 };
-            // The manual has the mode before the types, CUDA's compiler writes it after them.
+            // The manual writes the mode before the types, CUDA's compiler writes it after them.
             push(&mut rows, format!("{double}.{mode}.f64.f64.f64.f64"), kind, Action::Access(work!(doubles)));
             push(&mut rows, format!("{double}.f64.f64.f64.f64.{mode}"), kind, Action::Access(work!(doubles)));
         }
@@ -92,7 +92,7 @@ pub(super) fn rows() -> Vec<Row> {
     rows
 }
 
-/// Layouts that A and B were loaded in. Their fragments are the same, so that only the opcode differs.
+/// Layouts in which A and B were loaded. Their fragments are the same, so only the opcode differs.
 const LAYOUTS: [&str; 4] = ["row.row", "row.col", "col.row", "col.col"];
 
 fn integer_rows(rows: &mut Vec<Row>, start: &str, kind: MatrixSpec) {
@@ -102,7 +102,7 @@ fn integer_rows(rows: &mut Vec<Row>, start: &str, kind: MatrixSpec) {
     }
 }
 
-/// Registers of D, A, B and C.
+/// Number of registers of D, A, B and C.
 fn registers(kind: MatrixSpec) -> [usize; 4] {
     [
         kind.m * kind.n / 32 / kind.d.packed(),
@@ -123,7 +123,7 @@ fn push(rows: &mut Vec<Row>, name: String, kind: MatrixSpec, action: Action) {
     rows.push(row(name, &operands, Category::Matrix, kind.pack(), action));
 }
 
-/// The slots of D, of those of A and B that are needed, and of C.
+/// Splits the slots into D, A, B and C, without the superfluous registers of A and B.
 fn split(args: &Args, kind: MatrixSpec) -> [&[Slot]; 4] {
     let mut rest: &[Slot] = &args.all;
     let [d, a, b, c] = registers(kind).map(|count| {
@@ -137,7 +137,7 @@ fn split(args: &Args, kind: MatrixSpec) -> [&[Slot]; 4] {
     [d, &a[..a_count], &b[..b_count], c]
 }
 
-/// B as rows of k × n, from its columns.
+/// Transposes B from its columns to rows of k × n.
 #[inline(always)]
 fn rows_of<T: Copy + Default, const N: usize>(columns: &[T; N], n: usize, k: usize) -> [T; N] {
     let mut rows = [T::default(); N];

@@ -1,4 +1,4 @@
-//! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): between memory and the fragments of [`super::wmma`].
+//! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): moves between memory and the fragments of [`super::wmma`].
 
 use super::matrix_spec::{Accumulator, Element, MatrixSpec};
 use super::require_whole_warp;
@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::isa::{Category, Operand, Row, Value, lanes, row};
 use crate::operands::{Args, Slot};
 
-/// Spaces, by [`Kind::option`]; the last spelling means the same as the one before.
+/// State spaces, by [`MatrixSpec::option`]; the last two names are synonyms.
 const SPACES: [(&str, StateSpace, u32); 4] = [
     ("", StateSpace::Generic, 0),
     (".global", StateSpace::Global, 1),
@@ -17,22 +17,22 @@ const SPACES: [(&str, StateSpace, u32); 4] = [
     (".shared::cta", StateSpace::Shared, 2),
 ];
 
-/// A matrix as its fragment sees it: lines (rows of A, C and D, columns of B) one after another.
+/// A matrix as its fragment stores it: lines (rows of A, C and D, columns of B) one after another.
 #[derive(Clone, Copy, Debug)]
 struct Lines {
-    /// Elements of a line.
+    /// Elements per line.
     length: usize,
-    /// How many there are.
+    /// Number of lines.
     count: usize,
-    /// Bits of an element.
+    /// Bits per element.
     bits: usize,
-    /// Memory holds the lines one after another too, a stride apart; else an element of each line in turn.
+    /// Whether memory stores the lines one after another too, a stride apart; otherwise it stores the matrix transposed.
     contiguous: bool,
-    /// Registers a lane of the fragment.
+    /// Registers per lane of the fragment.
     registers: usize,
 }
 
-/// Which of the matrices of a [`Kind`].
+/// Selects one of the matrices of a [`MatrixSpec`].
 type Which = fn(MatrixSpec) -> Lines;
 
 fn lines_of_a(kind: MatrixSpec) -> Lines {
@@ -132,13 +132,13 @@ fn push(
     }
 }
 
-/// The slots of the fragment and of the stride.
+/// Splits the slots into the fragment and the stride.
 fn split(args: &Args, registers: usize) -> (&[Slot], Slot) {
     let slots = if args.all.is_empty() { &args.s } else { &*args.all };
     (&slots[..registers], slots.get(registers).copied().unwrap_or_default())
 }
 
-/// Addresses a lane of the elements that begin at these numbers; the stride is in elements.
+/// Per-lane addresses of elements, given by their linear index; the stride is in elements.
 struct Place {
     lines: Lines,
     base: Addresses,
@@ -161,7 +161,7 @@ impl Place {
         })
     }
 
-    /// Elements that one access moves: a register's, where they are neighbours in memory.
+    /// Elements per access: all of a register's if they are adjacent in memory, otherwise one.
     fn together(&self) -> usize {
         if self.lines.contiguous { (32 / self.lines.bits).max(1) } else { 1 }
     }

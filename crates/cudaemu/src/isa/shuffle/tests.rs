@@ -1,4 +1,4 @@
-//! Every row against its definition; and the reports of lanes that are missing.
+//! Every row against its definition, and the reports of missing lanes.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::operands::{Class, RegisterCounts};
 
 const ALL: u32 = u32::MAX;
 
-/// Executes rows by name; operands are given as values.
+/// Executes rows by name, with operands given as values.
 struct Bench {
     rows: Vec<Row>,
     seen: HashSet<String>,
@@ -40,7 +40,7 @@ fn mask(f: impl Fn(u32) -> bool) -> u32 {
     (0..32).fold(0, |bits, lane| bits | u32::from(f(lane)) << lane)
 }
 
-/// What destinations hold where nothing was written.
+/// Initial content of destinations.
 const OLD: u32 = 0x0bad_cafe;
 
 impl Bench {
@@ -48,13 +48,13 @@ impl Bench {
         Self { rows: family().rows, seen: HashSet::new(), active: ALL, live: ALL }
     }
 
-    /// Lanes that execute, and those of the warp that are alive.
+    /// Sets the active lanes and the lanes that have not exited.
     fn lanes(&mut self, active: u32, live: u32) -> &mut Self {
         (self.active, self.live) = (active, live);
         self
     }
 
-    /// The B32 and the predicate destination after the row, or the report.
+    /// Runs a row; returns its B32 and predicate destinations, or the report.
     fn try_run(&mut self, name: &str, inputs: &[Given]) -> Result<(Lanes<u32>, u32), String> {
         let row = self.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
         self.seen.insert(name.into());
@@ -117,12 +117,12 @@ impl Bench {
     }
 }
 
-/// Value of lane `lane`: nothing like its number.
+/// Value of lane `lane`, which differs from every lane number.
 fn value(lane: u32) -> u32 {
     lane.wrapping_mul(0x9e37_79b9) ^ 0x1234_5678
 }
 
-/// Operand c as CUDA's `__shfl_…_sync` of a width makes it.
+/// Operand c as CUDA's `__shfl_…_sync` computes it for a width.
 fn clamp(mode: &str, width: u32) -> u32 {
     (32 - width) << 8 | if mode == "up" { 0 } else { 31 }
 }
@@ -132,7 +132,7 @@ fn shuffles_follow_cudas_definition(bench: &mut Bench) {
     for mode in ["up", "down", "bfly", "idx"] {
         for width in [1, 2, 4, 8, 16, 32] {
             for x in 0..32 {
-                // The lane read, if it is in range. A butterfly may reach into segments before its own.
+                // The lane to read if it is in range. A butterfly may reach into lower segments.
                 let source = |lane: u32| {
                     let (start, at) = (lane - lane % width, lane % width);
                     match mode {
@@ -157,10 +157,10 @@ fn shuffles_follow_cudas_definition(bench: &mut Bench) {
 
 fn shuffle_operands_differ_between_lanes(bench: &mut Bench) {
     bench.lanes(ALL, ALL);
-    // Reverses the warp; bits above the fifth do not count.
+    // Reverses the warp; bits above the fifth are ignored.
     let inputs = [Word(each(value)), Word(each(|lane| 31 - lane + 0xe0)), word(0xffff_e01f), word(ALL)];
     assert_eq!(bench.run("shfl.sync.idx.b32", &inputs), (each(|lane| value(31 - lane)), ALL));
-    // A clamp below 31: lanes read up to it.
+    // With a clamp below 31, lanes only read up to it.
     let inputs = [Word(each(value)), word(4), word(9), word(ALL)];
     let (d, p) = bench.run("shfl.sync.down.b32", &inputs);
     assert_eq!(d, each(|lane| value(if lane + 4 <= 9 { lane + 4 } else { lane })));
@@ -192,7 +192,7 @@ fn lanes_that_are_missing_are_reported() {
     );
     let mixed = Word(each(|lane| if lane == 3 { 0xffff } else { ALL }));
     bench.refused("redux.sync.add.u32", &[word(1), mixed], "lane 0 has the member mask 0xffffffff, lane 3 0x0000ffff");
-    // The same in order: exited members do not count, and segments keep within the lanes that are here.
+    // Exited members do not count, and segments are limited to the lanes that execute the instruction.
     let inputs = [Word(each(value)), word(1), word(clamp("down", 16)), word(ALL)];
     assert_eq!(bench.lanes(0xffff, 0xffff).run(down, &inputs).1, 0x7fff);
 }
@@ -200,7 +200,7 @@ fn lanes_that_are_missing_are_reported() {
 fn votes_count_members_only(bench: &mut Bench) {
     bench.lanes(ALL, ALL);
     let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
-    // (source, all, any, uni) of each half.
+    // (source, all, any, uni) for each half.
     for (source, all, any, uni) in [
         (0, 0, 0, ALL),
         (ALL, ALL, ALL, ALL),
@@ -227,7 +227,7 @@ fn votes_count_members_only(bench: &mut Bench) {
 fn matches(bench: &mut Bench) {
     bench.lanes(ALL, ALL);
     let words = Word(each(|lane| lane % 3));
-    // Equal in the lower half, different above.
+    // Equal in the lower half, different in the upper.
     let longs = Long(each(|lane| u64::from(lane % 3) << 32 | 7));
     let expected = each(|lane| mask(|other| other % 3 == lane % 3));
     for (order, all) in [("any.sync", "all.sync"), ("sync.any", "sync.all")] {
@@ -241,7 +241,7 @@ fn matches(bench: &mut Bench) {
             assert_eq!(bench.run(&name, &[same, word(ALL)]), ([ALL; LANES], ALL), "{name}");
         }
     }
-    // Lanes that have exited are no members any more.
+    // Exited lanes are not members.
     bench.lanes(0xff, 0xff);
     let (d, p) = bench.run("match.all.sync.b32", &[word(5), word(ALL)]);
     assert_eq!((d[0], p), (0xff, 0xff));
@@ -251,7 +251,7 @@ fn reductions(bench: &mut Bench) {
     bench.lanes(ALL, ALL);
     let halves = |low: u32, high: u32| each(|lane| if lane < 16 { low } else { high });
     let members = Word(halves(0xffff, 0xffff_0000));
-    // Lane 3 holds -7, lane 20 0x8000_0000, the others their number plus 1.
+    // Lane 3 holds -7, lane 20 0x8000_0000, all others their number plus 1.
     let values = each(|lane| match lane {
         3 => -7i32 as u32,
         20 => 0x8000_0000,

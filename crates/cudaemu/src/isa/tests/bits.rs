@@ -1,4 +1,4 @@
-//! Bit counting, bit fields and permutations against values worked out by hand.
+//! Bit counting, bit fields and permutations on values computed by hand.
 
 use crate::isa::bits;
 use crate::isa::harness::Harness;

@@ -26,7 +26,7 @@ fn check(table: &mut Harness, t: Type, op: &str, sources: usize, reads: bool, wr
     for (at, input) in t.triples().iter().enumerate() {
         let mut input = input[..sources].to_vec();
         let flag = if reads { at as i128 & 1 } else { 0 };
-        // The flag is that of the unsigned operation, whatever the type.
+        // The flag is the carry of the unsigned operation, for every type.
         let (a, b) = (input[0], input[1]);
         let result = match op {
             "add" => unsigned(a) + unsigned(b) + flag,

@@ -47,7 +47,7 @@ fn comparison_and_selection() {
     table.finish();
 }
 
-/// A Boolean operator: how the opcode spells it, and what it does.
+/// A Boolean operator: its name in the opcode, and its function.
 type Boolean = (&'static str, fn(bool, bool) -> bool);
 
 const BOOLEANS: [Boolean; 4] =

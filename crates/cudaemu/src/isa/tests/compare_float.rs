@@ -5,7 +5,7 @@ use super::{TYPES, Type, ty};
 use crate::isa::compare_float;
 use crate::isa::harness::Harness;
 
-/// Pairs and how they are ordered, without and with `.ftz`; `?` is unordered.
+/// Pairs and their order, without and with `.ftz`; `?` is unordered.
 const PAIRS: [(&str, &str, [char; 2]); 16] = [
     ("1", "2", ['<', '<']),
     ("2", "1", ['>', '>']),
@@ -25,7 +25,7 @@ const PAIRS: [(&str, &str, [char; 2]); 16] = [
     ("-inf", "nan", ['?', '?']),
 ];
 
-/// Comparisons and the orders in which they hold.
+/// Comparison operators and the orders for which they are true.
 const COMPARISONS: [(&str, &str); 14] = [
     ("eq", "="),
     ("ne", "<>"),
@@ -43,13 +43,13 @@ const COMPARISONS: [(&str, &str); 14] = [
     ("nan", "?"),
 ];
 
-/// A Boolean operator as the text has it, and what it does.
+/// A Boolean operator: its name in the opcode, and its function.
 type Boolean = (&'static str, fn(bool, bool) -> bool);
 
 const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
-/// Result types of `set` with their "true".
+/// Result types of `set` and their "true".
 const RESULTS: [(&str, i128); 7] = [
     ("u32", 0xffff_ffff),
     ("s32", 0xffff_ffff),
@@ -60,12 +60,12 @@ const RESULTS: [(&str, i128); 7] = [
     ("bf16", 0x3f80),
 ];
 
-/// The predicate's values: none where the opcode has no operator.
+/// Values of the predicate operand; absent if the opcode has no operator.
 fn predicates(boolean: &str) -> &'static [Option<bool>] {
     if boolean.is_empty() { &[None] } else { &[Some(false), Some(true)] }
 }
 
-/// A check of a row, kept until all of its cases are known.
+/// Cases of a row, collected so that they can be checked at once.
 type Cases = Vec<(Vec<i128>, Vec<i128>)>;
 
 fn check(table: &mut Harness, name: &str, cases: &Cases) {

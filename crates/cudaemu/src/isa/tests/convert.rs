@@ -18,12 +18,12 @@ fn format(name: &str) -> Format {
     FORMATS.into_iter().find(|format| format.name == name).expect("a format")
 }
 
-/// Width of a type, and of the registers that can hold it.
+/// Width of a type, and of the narrowest register for it.
 fn bits(name: &str) -> u32 {
     integers().find(|t| t.name == name).map_or_else(|| 128 - (format(name).sign as u128).leading_zeros(), |t| t.bits)
 }
 
-/// Checks a conversion in registers of just its widths and, if both fit, of 32 and 64 bits.
+/// Checks a conversion in registers of its exact widths and, if both fit, of 32 and 64 bits.
 fn check(table: &mut Harness, name: &str, input: i128, result: i128) {
     let mut words = name.rsplit('.');
     let (source, destination) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -34,7 +34,7 @@ fn check(table: &mut Harness, name: &str, input: i128, result: i128) {
     for (class, width) in [(Class::B32, 32), (Class::B64, 64)] {
         if widest <= width {
             table.wide = Some(class);
-            // What lies above the source in its register is not part of it.
+            // Fills the bits above the source in its register with garbage, which the conversion must ignore.
             let garbage =
                 if bits(source) < width { input & ((1 << bits(source)) - 1) | 0x5a << bits(source) } else { input };
             table.check(name, &[(&[garbage], &[result])]);
@@ -96,7 +96,7 @@ fn from_integers(table: &mut Harness) {
     }
 }
 
-/// Values with what `.rni`, `.rzi`, `.rmi` and `.rpi` make of them.
+/// Values, and the results of `.rni`, `.rzi`, `.rmi` and `.rpi`.
 const FRACTIONS: [(f64, [f64; 4]); 18] = [
     (0.0, [0.0; 4]),
     (-0.0, [-0.0; 4]),
@@ -118,7 +118,7 @@ const FRACTIONS: [(f64, [f64; 4]); 18] = [
     (f64::NEG_INFINITY, [f64::NEG_INFINITY; 4]),
 ];
 
-/// The bits of a value in a format that has it.
+/// The bits of a value; `None` if the format cannot represent it.
 fn encode(value: f64, format: Format) -> Option<i128> {
     let single = value as f32;
     let half = half::f16::from_f64(value);
@@ -139,7 +139,7 @@ fn encode(value: f64, format: Format) -> Option<i128> {
 
 fn to_integers(table: &mut Harness) {
     for from in FORMATS {
-        // Bits of the value; what it is as an integer by each rounding (NaN has a rule of its own); the bits of that.
+        // (bits of the value, its integer by each rounding (NaN has a separate rule), bits of these integers)
         let mut cases: Vec<(i128, [Option<f64>; 4], [i128; 4])> = Vec::new();
         for (value, rounded) in FRACTIONS {
             let bits = encode(value, from);
@@ -180,11 +180,11 @@ fn between_floats(table: &mut Harness, names: &std::collections::HashSet<String>
         .map(|words| (format(words[0]), format(words[1]), results(words[2])[0], results(words[3])))
         .collect();
     for f in FORMATS {
-        // From a type to itself.
+        // Conversions from a type to itself.
         let all = ["0", "-0", "1", "-1", "2", "sub", "-sub", "big", "inf", "-inf", "nan"].map(|name| f.value(name));
         lines.extend(all.map(|value| (f, f, value, [value; 4])));
     }
-    // The bits of a `.bf16` NaN are shifted; payloads go to `.f64`, quieted.
+    // The bits of a `.bf16` NaN are shifted; `.f64` keeps payloads and quiets the NaN.
     lines.push((F32, BF16, 0x7fc1, [0x7fc1_0000; 4]));
     lines.push((F64, F32, 0xffa0_0000, [0xfffc << 48; 4]));
     lines.push((F64, F16, 0x7c01, [0x7fff_ffff_e000_0000; 4]));
@@ -307,7 +307,7 @@ fn bytes(table: &mut Harness) {
     }
 }
 
-/// A value, then `.rna`, `.rn`, `.rz`; the lower 13 bits of a result are zero.
+/// A value and its results by `.rna`, `.rn`, `.rz`; the lower 13 bits of a result are zero.
 fn tf32(table: &mut Harness) {
     let relu = |bits: i128| F32.relu(bits);
     for (value, [rna, rn, rz]) in [

@@ -56,8 +56,8 @@ pub(super) const EXTREMES: [(&str, &str, [&str; 8]); 16] = [
     ("nan", "nan", ["nan", "nan", "nan", "nan", "nan", "nan", "nan", "nan"]),
 ];
 
-/// One element of `min` or `max`: modifiers, result. With `.xorsign.abs` and one NaN the magnitude is the other operand's; its
-/// sign depends on that of the NaN.
+/// Cases for one element of `min` or `max`: modifiers, operands, result. With `.xorsign.abs` and one NaN the magnitude is the other
+/// operand's; its sign depends on the sign of the NaN.
 pub(super) fn extreme(format: Format, line: &(&str, &str, [&str; 8]), ftz: bool) -> Vec<(String, [i128; 2], i128)> {
     let mut all = Vec::new();
     for (at, result) in line.2.iter().enumerate() {
@@ -69,7 +69,7 @@ pub(super) fn extreme(format: Format, line: &(&str, &str, [&str; 8]), ftz: bool)
             }
             name => format.value(name),
         };
-        // Of two zeros, also of flushed ones, the signs alone decide.
+        // Between two zeros, including flushed ones, the signs alone decide.
         let (flush, result) = if ftz { (".ftz", format.flush(result)) } else { ("", result) };
         let op = ["min", "max"][at % 2];
         let modifiers = ["", ".NaN", ".xorsign.abs", ".NaN.xorsign.abs"][at / 2];
@@ -120,7 +120,7 @@ fn signs(table: &mut Harness, format: Format) {
     }
 }
 
-/// Operands and results, without and with `.ftz`.
+/// Operands, and results without and with `.ftz`.
 const APPROX: [(&str, &[f32], f32, f32); 67] = {
     const INF: f32 = f32::INFINITY;
     const NAN: f32 = f32::NAN;
@@ -216,7 +216,7 @@ fn approximate_functions() {
     }
     let inf = F64.inf;
     let minus = F64.sign;
-    // 2^-1030 is subnormal and has a reciprocal; 1/3 has 20 bits of fraction left; the lower word of a source is not read.
+    // 2^-1030 is subnormal and has a reciprocal; 1/3 keeps 20 fraction bits; the lower word of a source is ignored.
     table
         .check("rcp.approx.ftz.f64", &[(&[0x4000 << 48], &[0x3fe0 << 48]), (&[0], &[inf]), (&[minus | inf], &[minus])]);
     table.check("rcp.approx.ftz.f64", &[(&[1 << 44], &[inf]), (&[0x4008 << 48], &[0x3fd5_5555 << 32])]);

@@ -1,15 +1,15 @@
-//! Floating-point formats by their bits, and tables of known values (`values/*.txt`).
+//! Bit-level description of floating-point formats, and tables of known values (`values/*.txt`).
 
 use std::collections::HashSet;
 
 use crate::isa::{Family, Row};
 
-/// A format as a type of PTX.
+/// A format, as a PTX type.
 #[derive(Clone, Copy)]
 pub(super) struct Format {
     pub(super) name: &'static str,
     pub(super) sign: i128,
-    /// Infinity, which is also the mask of the exponent.
+    /// Infinity, which is also the exponent mask.
     pub(super) inf: i128,
     pub(super) one: i128,
 }
@@ -20,7 +20,7 @@ pub(super) const F32: Format = Format { name: "f32", sign: 1 << 31, inf: 0x7f80_
 pub(super) const F64: Format = Format { name: "f64", sign: 1 << 63, inf: 0x7ff << 52, one: 0x3ff << 52 };
 
 impl Format {
-    /// The NaN that arithmetic gives.
+    /// The NaN that arithmetic returns.
     pub(super) fn nan(self) -> i128 {
         if self.name == "f64" { 0xfff8 << 48 } else { self.sign - 1 }
     }
@@ -48,7 +48,7 @@ impl Format {
         if bits & self.sign != 0 { 0 } else { bits }
     }
 
-    /// A value by its name: `1`, `-1`, `2`, `0`, `-0`, `inf`, `nan`, `sub` (the least subnormal), `big` (the largest finite).
+    /// A value by name: `1`, `-1`, `2`, `0`, `-0`, `inf`, `nan`, `sub` (smallest subnormal), `big` (largest finite value).
     pub(super) fn value(self, name: &str) -> i128 {
         let (sign, name) = name.strip_prefix('-').map_or((0, name), |rest| (self.sign, rest));
         sign | match name {
@@ -68,9 +68,9 @@ impl Format {
 pub(super) struct Known<'a> {
     pub(super) op: &'a str,
     pub(super) inputs: Vec<i128>,
-    /// By `.rn`, `.rz`, `.rm`, `.rp`.
+    /// Results of `.rn`, `.rz`, `.rm`, `.rp`.
     pub(super) plain: [i128; 4],
-    /// With `.ftz`.
+    /// The same with `.ftz`.
     pub(super) ftz: [i128; 4],
 }
 
@@ -78,7 +78,7 @@ fn hex(text: &str) -> Vec<i128> {
     text.split(',').map(|word| i128::from_str_radix(word, 16).expect("a hexadecimal number")).collect()
 }
 
-/// Four results, or one for all.
+/// Four results, or one for all roundings.
 pub(super) fn results(text: &str) -> [i128; 4] {
     let all = hex(text);
     std::array::from_fn(|at| all[at.min(all.len() - 1)])
@@ -88,7 +88,7 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = Vec<&str>> {
     text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(' ').collect())
 }
 
-/// The table of a format's arithmetic.
+/// Parses the table of a format's arithmetic.
 pub(super) fn known(text: &str) -> Vec<Known<'_>> {
     lines(text)
         .map(|words| Known {
@@ -100,14 +100,14 @@ pub(super) fn known(text: &str) -> Vec<Known<'_>> {
         .collect()
 }
 
-/// The roundings of a [`Known`] line, by their places. No modifier is `.rn`.
+/// Index of each rounding modifier in a [`Known`] line. No modifier means `.rn`.
 pub(super) const ROUNDINGS: [(&str, usize); 5] = [("", 0), (".rn", 0), (".rz", 1), (".rm", 2), (".rp", 3)];
 
 pub(super) fn names(rows: &[Row]) -> HashSet<String> {
     rows.iter().map(|row| row.name.clone()).collect()
 }
 
-/// Rows as a family, for the harness.
+/// Wraps rows in a family for the harness.
 pub(super) fn family(rows: Vec<Row>) -> Family {
     Family { title: "", rows, hints: vec![] }
 }

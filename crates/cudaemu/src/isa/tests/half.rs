@@ -5,7 +5,7 @@ use super::formats::{BF16, F16, Format, known, names};
 use crate::isa::half;
 use crate::isa::harness::Harness;
 
-/// Checks an opcode, without its type, on single and on packed elements, the other one being something else.
+/// Checks an opcode (given without its type) on scalar elements and on packed pairs, whose second element has different values.
 fn both(table: &mut Harness, format: Format, name: &str, inputs: &[i128], result: i128, other: (&[i128], i128)) {
     table.check(&format!("{name}.{}", format.name), &[(inputs, &[result])]);
     let pack = |low: &[i128], high: &[i128]| -> Vec<i128> { low.iter().zip(high).map(|(l, h)| h << 16 | l).collect() };
@@ -24,7 +24,7 @@ fn arithmetic() {
     for (format, text) in [(F16, include_str!("values/f16.txt")), (BF16, include_str!("values/bf16.txt"))] {
         let v = |name: &str| format.value(name);
         for line in known(text) {
-            // 2 + 1 and so on, for the other element; by its value it is above what `.sat` lets through.
+            // 2 + 1 and so on for the second element, which is above the range of `.sat`.
             let three = v("2") + (v("2") - v("1")) / 2;
             let (operands, other) = match line.op {
                 "add" => (vec![v("2"), v("1")], three),
@@ -85,7 +85,7 @@ fn arithmetic() {
             both(&mut table, format, ex2, &[v(x)], v(power), (&[v("1")], v("2")));
         }
     }
-    // tanh(1) = 0.76159…; 2^-24 is the least .f16, 2^-130 a subnormal .bf16, which is flushed; 2^0.5 = 1.41421….
+    // tanh(1) = 0.76159…; 2^-24 is the smallest .f16, 2^-130 a subnormal .bf16, which is flushed; 2^0.5 = 1.41421….
     both(&mut table, F16, "tanh.approx", &[0x3c00], 0x3a18, (&[0], 0));
     both(&mut table, BF16, "tanh.approx", &[0x3f80], 0x3f43, (&[0], 0));
     both(&mut table, F16, "ex2.approx", &[0xce00], 0x0001, (&[0x3800], 0x3da8));

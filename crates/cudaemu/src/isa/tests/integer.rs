@@ -1,10 +1,10 @@
-//! Integer arithmetic against unbounded arithmetic and against values worked out by hand.
+//! Integer arithmetic against unbounded arithmetic and values computed by hand.
 
 use super::{TYPES, Type, ty};
 use crate::isa::harness::Harness;
 use crate::isa::{dot, integer};
 
-/// Checks a row against `f` in unbounded arithmetic, wrapped to `result`.
+/// Checks a row against `f` in unbounded arithmetic, wrapped to type `result`.
 fn against(table: &mut Harness, name: &str, result: Type, inputs: &[Vec<i128>], f: impl Fn(&[i128]) -> i128) {
     let expected: Vec<[i128; 1]> = inputs.iter().map(|input| [result.wrap(f(input))]).collect();
     let cases: Vec<(&[i128], &[i128])> = inputs.iter().zip(&expected).map(|(i, e)| (&i[..], &e[..])).collect();
@@ -29,7 +29,7 @@ fn arithmetic_is_that_of_the_integers_modulo_the_width() {
         row("sad", &triples, &|v| v[2] + (v[0] - v[1]).abs());
         row("min", &pairs, &|v| v[0].min(v[1]));
         row("max", &pairs, &|v| v[0].max(v[1]));
-        // What GPUs give for a divisor of zero: all ones.
+        // GPUs return all ones for a divisor of zero.
         row("div", &pairs, &|v| if v[1] == 0 { -1 } else { v[0] / v[1] });
         row("rem", &pairs, &|v| if v[1] == 0 { -1 } else { v[0] % v[1] });
         if t.signed {
@@ -69,7 +69,7 @@ fn arithmetic_is_that_of_the_integers_modulo_the_width() {
     table.finish();
 }
 
-/// Upper half of the product; exact, since 64-bit values are multiplied in two steps.
+/// Upper half of the product; exact, because 64-bit values are multiplied in two steps.
 fn high(t: Type, a: i128, b: i128) -> i128 {
     let (low, rest) = (b & 0xffff_ffff, b >> 32);
     if t.bits == 64 { (a * rest + ((a * low) >> 32)) >> 32 } else { (a * b) >> t.bits }

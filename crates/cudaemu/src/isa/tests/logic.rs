@@ -1,4 +1,4 @@
-//! Logic and shifts against values worked out by hand.
+//! Logic and shifts on values computed by hand.
 
 use crate::isa::harness::Harness;
 use crate::isa::logic;
@@ -25,9 +25,9 @@ fn logic_and_shifts() {
 }
 
 fn lop3(table: &mut Harness) {
-    // The manual's way to a table: apply the function to these three.
+    // The manual's method to compute a table: apply the function to these three values.
     let (a, b, c) = (0xf0_i128, 0xcc_i128, 0xaa_i128);
-    // These three number the table's entries: the low byte is the table, the other bits are its entry 0.
+    // These three operands select the table's entries in order: the low byte is the table, the other bits are its entry 0.
     for lut in 0..256 {
         let high = if lut & 1 == 0 { 0 } else { 0xffff_ff00 };
         table.check("lop3.b32", &[(&[a, b, c, lut], &[high | lut])]);
@@ -53,7 +53,7 @@ fn lop3(table: &mut Harness) {
             table.check("lop3.and.b32", &[(&[x, y, z, lut, q], &[result, nonzero & q])]);
         }
     }
-    // Each of the eight table entries by itself.
+    // Each of the eight table entries alone.
     for entry in 0..8_i128 {
         let bit = |at: i128| if entry >> at & 1 == 1 { -1 } else { 0 };
         table.check("lop3.b32", &[(&[bit(2), bit(1), bit(0), 1 << entry], &[-1])]);

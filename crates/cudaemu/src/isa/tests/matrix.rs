@@ -1,4 +1,4 @@
-//! Matrices between shared memory and fragments, element by element.
+//! Moves of matrices between shared memory and fragments, element by element.
 
 use crate::bytecode::Action;
 use crate::exec_context::fixture::Fixture;
@@ -7,17 +7,17 @@ use crate::fault::{Fault, FaultKind};
 use crate::isa::{Decode, Row, matrix};
 use crate::operands::{Args, Base, Class, RegisterCounts, Slot};
 
-/// Registers 0 to 3 are the fragments, 4 holds shared addresses; B64 register 0 generic ones.
+/// Registers 0 to 3 are the fragments, 4 holds shared addresses; B64 register 0 holds generic addresses.
 struct Bench {
     rig: Fixture,
 }
 
-/// Where lane `l` finds or puts its row: rows are scattered, 16 bytes each.
+/// Address of lane `lane`'s row; the rows are scattered, 16 bytes each.
 fn row_of(lane: usize) -> u64 {
     (lane * 7 % 32 * 16) as u64
 }
 
-/// The 16-bit element of a matrix in memory.
+/// A 16-bit element of a matrix in memory.
 fn element(matrix: usize, row: usize, column: usize) -> u16 {
     (matrix << 8 | row << 4 | column) as u16
 }
@@ -55,7 +55,7 @@ impl Bench {
     }
 }
 
-/// Elements of a lane's register, as the manual has them.
+/// Elements of a lane's register by the manual's definition.
 fn fragment(matrix: usize, lane: usize, transposed: bool) -> u32 {
     let (group, thread) = (lane / 4, lane % 4);
     let at = |column: usize| match transposed {
@@ -78,7 +78,7 @@ fn every_row_moves_every_element_to_its_place() {
         let mut bench = Bench::new();
         let at = std::array::from_fn(row_of);
         if row.name.starts_with("ldmatrix") {
-            // Only the rows that are asked for hold anything: others would be reported.
+            // Initialises only the rows that the instruction reads, so that a read of any other row is reported.
             let rows = std::array::from_fn(|lane| bytes_of(lane / 8, lane % 8));
             let lanes = u32::MAX >> (32 - 8 * count);
             bench.rig.context(0, 1).store(StateSpace::Shared, &at, &rows, lanes).unwrap();

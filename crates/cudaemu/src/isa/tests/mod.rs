@@ -1,4 +1,4 @@
-//! Known values for every row of the instruction table, a file per family.
+//! Known values for every row of the instruction table, one file per family.
 
 mod bits;
 mod carry;
@@ -20,7 +20,7 @@ use super::harness::Harness;
 use super::{Category, Family, Operand, Value, row};
 use crate::bytecode::Action;
 
-/// An integer type of PTX, to state what a whole group of rows should give in unbounded arithmetic.
+/// An integer type of PTX, for tests of whole groups of rows against unbounded arithmetic.
 #[derive(Clone, Copy)]
 pub(super) struct Type {
     pub(super) name: &'static str,
@@ -57,7 +57,7 @@ impl Type {
         if unsigned > self.max() { unsigned - (1 << self.bits) } else { unsigned }
     }
 
-    /// Values where things change, and a few in between.
+    /// Values at the limits of the type, and a few in between.
     pub(super) fn edges(self) -> Vec<i128> {
         let middle = 1 << (self.bits / 2);
         let mut values = vec![0, 1, 2, 3, 7, 100, middle - 1, middle, middle + 1, 0x55, self.max() - 1, self.max()];
@@ -69,13 +69,13 @@ impl Type {
         values
     }
 
-    /// All pairs of them.
+    /// All pairs of [`Type::edges`].
     pub(super) fn pairs(self) -> Vec<Vec<i128>> {
         let values = self.edges();
         values.iter().flat_map(|&a| values.iter().map(move |&b| vec![a, b])).collect()
     }
 
-    /// Triples: all pairs, each with a few third values.
+    /// All pairs, each combined with a few third values.
     pub(super) fn triples(self) -> Vec<Vec<i128>> {
         let third = [0, 1, self.max(), self.min(), 12345 & self.max()];
         let pairs = self.pairs();
@@ -84,7 +84,7 @@ impl Type {
     }
 }
 
-/// The harness itself: a handler that ignores the mask is found out.
+/// The harness detects a handler that ignores the mask.
 #[test]
 #[should_panic(expected = "masked off")]
 fn a_handler_that_writes_lanes_that_are_off_fails() {
@@ -93,7 +93,7 @@ fn a_handler_that_writes_lanes_that_are_off_fails() {
     Harness::new(Family { title: "", rows, hints: vec![] }).check("copy", &[(&[1], &[1])]);
 }
 
-/// One that writes a destination before it has read all sources, too.
+/// The harness detects a handler that writes a destination before it has read all sources.
 #[test]
 #[should_panic(expected = "InPlace")]
 fn a_handler_that_writes_too_early_fails() {

@@ -8,7 +8,7 @@ fn moves_packing_and_unpacking() {
     let mut table = Harness::new(moves::family());
     let x = 0xfedc_ba98_7654_3210_0123_4567_89ab_cdef_u128 as i128;
     for ty in ["b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128"] {
-        // 0x7fa0_0001 in the low word is a signalling NaN as `.f32`: a move keeps all bits.
+        // The low word 0x7fa0_0001 is a signalling NaN as `.f32`: a move must keep all bits.
         table.check(&format!("mov.{ty}"), &[(&[x], &[x]), (&[0], &[0]), (&[0x7fa0_0001], &[0x7fa0_0001])]);
     }
     table.check("mov.f64", &[(&[0x7ff4_0000_0000_0001], &[0x7ff4_0000_0000_0001])]);

@@ -1,11 +1,11 @@
-//! The loops for any processor and those for this one give the same bits.
+//! Vector loops: the portable version and the one for the host processor give the same bits.
 
 use super::formats::family;
 use crate::isa::harness::Harness;
 use crate::isa::vector::Host;
 use crate::isa::{Operand, Row, Value, compare_float, convert, float, half};
 
-/// Bits that are as often special as not.
+/// Random bits, of which half are special values.
 fn bits(random: &mut fastrand::Rng, value: Value) -> i128 {
     let narrow = match value {
         Value::Pred => return i128::from(random.bool()),
@@ -33,7 +33,7 @@ fn both_compilations_agree() {
         let mut tables = [portable, detected].map(|rows| Harness::new(family(rows)));
         for (name, operands) in names.iter().zip(operands) {
             if name.starts_with("set.") {
-                continue; // has one compilation
+                continue; // has only one version
             }
             let source = |operand: &Operand| match *operand {
                 Operand::In(value) | Operand::InWide(value) => Some(value),

@@ -61,7 +61,7 @@ fn expect(operation: &str, a: i128, b: i128) -> i128 {
     match operation {
         "vadd" => a + b,
         "vsub" => a - b,
-        // To nearest, halves away from zero.
+        // Rounds to nearest, halves away from zero.
         "vavrg" if a + b < 0 => -((1 - a - b) / 2),
         "vavrg" => (a + b + 1) / 2,
         "vabsdiff" => (a - b).abs(),

@@ -1,4 +1,4 @@
-//! Scalar video instructions: parts, merging and known values, and every row against unbounded arithmetic.
+//! Scalar video instructions: register parts, merging and known values, and every row against unbounded arithmetic.
 
 use super::{Type, ty};
 use crate::isa::harness::{ABSENT, Harness};

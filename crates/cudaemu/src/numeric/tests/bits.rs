@@ -1,4 +1,4 @@
-//! Bit fields and permutations against the ISA's definitions, bit by bit.
+//! Bit fields and permutations against the definitions of the PTX ISA, bit by bit.
 
 use super::super::bits::{self, PrmtMode};
 

@@ -1,4 +1,4 @@
-//! `cvt` in every pair of types against the software float.
+//! `cvt` for every pair of types against the software float.
 
 use super::super::convert::{self, FloatCvt, PackType};
 use super::super::{FloatType, IntRounding, IntType, Rounding};
@@ -10,7 +10,7 @@ const INTS: [IntType; 8] =
     [IntType::U8, IntType::S8, IntType::U16, IntType::S16, IntType::U32, IntType::S32, IntType::U64, IntType::S64];
 const FLOATS: [FloatType; 4] = [FloatType::F16, FloatType::Bf16, FloatType::F32, FloatType::F64];
 
-/// Values at the edges of every integer type, and random ones of every length.
+/// Values at the limits of every integer type, and random values of every length.
 fn integers() -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(1);
     let edges = [7, 8, 11, 15, 16, 24, 25, 31, 32, 53, 63].into_iter().flat_map(|bit| {
@@ -21,7 +21,7 @@ fn integers() -> Vec<u64> {
     edges.chain([0, 65519, 65520, 65535, u64::MAX]).chain(random).collect()
 }
 
-/// Bits of every float type: edges of `.f32` brought to the type, and random ones.
+/// Bits of every float type: edges of `.f32` converted to the type, and random bits.
 fn floats(ty: FloatType) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(2);
     let singles: Vec<f32> =
@@ -38,7 +38,7 @@ fn floats(ty: FloatType) -> Vec<u64> {
         }
         FloatType::F64 => {
             let wide = singles.iter().map(|&x| f64::from(x).to_bits());
-            // Near the ties of narrower types, by one unit of f64.
+            // Close to the ties of narrower types, at a distance of one unit of f64.
             let ties: Vec<u64> = wide.clone().flat_map(|x| [x + (1 << 28), x + (1 << 28) - 1, x + (1 << 41)]).collect();
             wide.chain(ties).chain(near_integers.map(f64::to_bits)).collect()
         }

@@ -4,7 +4,7 @@ use super::super::{IntRounding, Rounding, Testp, approx, double};
 use super::{ROUNDINGS, pairs};
 use rustc_apfloat::{Float, ieee::Double};
 
-/// Pairs that cover the range of `.f64`, made of `.f32` ones by moving exponents and filling low bits.
+/// Pairs that cover the range of `.f64`, made from `.f32` pairs by moving exponents and filling low bits.
 fn wide_pairs() -> impl Iterator<Item = (f64, f64)> {
     let mut rng = fastrand::Rng::with_seed(7);
     pairs(6, 3000).map(move |(a, b)| {
@@ -44,7 +44,7 @@ fn directed_square_roots_bracket_the_operand() {
         assert!(down == up || down.next_up() == up, "{a:e}");
         assert!(nearest == down || nearest == up, "{a:e}");
         assert_eq!(double::sqrt(a, Rounding::Rz), down);
-        // The sign of (root² - a) in a product rounded outwards and inwards, away from underflow.
+        // The sign of (root² - a), from a product rounded outwards and inwards, away from underflow.
         if a > 1e-290 {
             assert!(double::mul(down, down, Rounding::Rm) <= a && a <= double::mul(up, up, Rounding::Rp), "{a:e}");
         }

@@ -1,4 +1,4 @@
-//! `.f16`, `.bf16` and the 8-bit formats against the software float, exhaustively where the inputs allow it.
+//! `.f16`, `.bf16` and the 8-bit formats against the software float, exhaustively where the number of inputs allows it.
 
 use super::super::half::{self, Bf16, F16, Half};
 use super::super::{HalfMode, MinMax, fp8};
@@ -60,7 +60,7 @@ fn narrowing_rounds_to_nearest_even() {
     }
 }
 
-/// Edges of the format, and random values whose exponents are close enough to interact.
+/// Edges of the format, and random values with exponents close enough to interact.
 fn operand<H: Half>(rng: &mut fastrand::Rng) -> u16 {
     let edges = [0, 1, 2, 0x3ff, 0x400, 0x7f, 0x80, H::ONE, H::ONE + 1, H::INFINITY - 1, H::INFINITY, 0x7fff];
     let magnitude = match rng.u8(..4) {
@@ -92,7 +92,7 @@ fn arithmetic<H: Half, S: Float>(seed: u64) {
 #[test]
 fn f16_arithmetic_is_rounded_once() {
     arithmetic::<F16, SoftHalf>(1);
-    // 1.0009765625 * 0.99951171875 + 2^-24 · tiny: the sum in f32 alone would round to a tie first.
+    // 1.0009765625 * 0.99951171875 + 2^-24 · tiny: the sum in f32 alone would be rounded to a tie first.
     let want = SoftHalf::from_bits(0x3c01).mul_add(SoftHalf::from_bits(0x3bff), SoftHalf::from_bits(1)).value;
     assert_eq!(half::fma::<F16>(0x3c01, 0x3bff, 1, HalfMode::PLAIN), want.to_bits() as u16);
 }
@@ -100,7 +100,7 @@ fn f16_arithmetic_is_rounded_once() {
 #[test]
 fn bf16_arithmetic_is_rounded_once() {
     arithmetic::<Bf16, BFloat>(2);
-    // Products among the subnormals, where f32 may already have rounded.
+    // Products in the range of subnormals, where f32 may already have rounded.
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..20_000 {
         let (a, b) = (rng.u16(0x1c00..0x2400), rng.u16(0x1c00..0x2400));
@@ -147,7 +147,7 @@ fn min_and_max_follow_those_of_f32() {
         let [a, b] = [(); 2].map(|()| operand::<F16>(&mut rng));
         for bits in 0..4 {
             let mode = MinMax { nan: bits & 1 != 0, xorsign_abs: bits & 2 != 0, ftz: false };
-            // The sign of a NaN counts for .xorsign, and to_f32 drops it.
+            // .xorsign uses the sign of a NaN, which to_f32 drops.
             let signed = |x: u16| half::f16_to_f32(x & 0x7fff).copysign(if x >= 0x8000 { -1.0 } else { 1.0 });
             let wide = |op: fn(f32, f32, MinMax) -> f32| half::f32_to_f16(op(signed(a), signed(b), mode));
             assert_eq!(half::min::<F16>(a, b, mode), wide(single::min), "min {a:#x} {b:#x} {mode:?}");

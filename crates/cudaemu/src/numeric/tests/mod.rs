@@ -1,4 +1,4 @@
-//! Known values, and comparison with `rustc_apfloat` or with a bit-by-bit reading of the PTX ISA's definitions.
+//! Known values, and comparison with `rustc_apfloat` or with a bit-by-bit implementation of the PTX ISA's definitions.
 
 mod bits;
 mod convert;
@@ -18,7 +18,7 @@ const ROUNDINGS: [(Rounding, Round); 4] = [
     (Rounding::Rp, Round::TowardPositive),
 ];
 
-/// Bit patterns of `.f32` at the edges: zeros, subnormals, powers, ties, the ends of ranges, infinities, NaNs.
+/// Bit patterns of special `.f32` values: zeros, subnormals, powers, ties, limits of ranges, infinities, NaNs.
 const EDGES: [u32; 34] = [
     0x0000_0000,
     0x8000_0000,

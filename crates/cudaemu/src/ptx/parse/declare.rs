@@ -1,20 +1,20 @@
-//! Variables, parameters and registers (PTX ISA, "State Spaces, Types, and Variables").
+//! Parser of variables, parameters and registers (PTX ISA, "State Spaces, Types, and Variables").
 
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::ast::{Linkage, Name, Space, Statement, Type, Variable};
 use crate::ptx::lexer::TokenKind;
 
-/// Largest variable, in bytes: more than any device has, and small enough that sums of sizes do not overflow.
+/// Maximum size of a variable in bytes: larger than any device's memory, and small enough that sums of sizes do not overflow.
 const MAX_BYTES: u64 = 1 << 40;
-/// Largest alignment, in bytes.
+/// Maximum alignment in bytes.
 const MAX_ALIGN: u64 = 1 << 20;
-/// Most dimensions of an array.
+/// Maximum dimensions of an array.
 const MAX_DIMS: usize = 16;
-/// Most registers of one `%r<n>`. The largest kernels that compilers make have some ten thousands.
+/// Maximum registers of one `%r<n>`. The largest compiled kernels have some ten thousand.
 const MAX_REGISTERS: u64 = 1 << 20;
 
-/// What stands between the state space and the name.
+/// The part of a declaration between the state space and the name.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     ty: Type,
@@ -61,7 +61,7 @@ fn space_of(word: &str) -> Option<Space> {
 }
 
 impl Parser<'_> {
-    /// The state space that comes next, not taken.
+    /// The state space at the next token, which is not consumed.
     pub(super) fn space(&self) -> Option<Space> {
         match self.token.kind {
             TokenKind::DotWord(word) => space_of(word),
@@ -69,7 +69,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `.global .align 4 .u32 a, b[2] = {1, 2};`: the space is `space`, and comes next.
+    /// `.global .align 4 .u32 a, b[2] = {1, 2};`: parses from the state space `space` on.
     pub(super) fn variables(
         &mut self,
         space: Space,
@@ -149,7 +149,7 @@ impl Parser<'_> {
         Ok(all)
     }
 
-    /// `.align 16 .v4 .f32`; of a parameter also what its pointer points to (`.ptr .global .align 4`), which changes nothing here.
+    /// `.align 16 .v4 .f32`; for a parameter also the attributes of its pointer (`.ptr .global .align 4`), which have no effect.
     fn shape(&mut self, space: Space) -> Result<Shape, Error> {
         let (mut ty, mut vector, mut align) = (None, None, None);
         while let TokenKind::DotWord(word) = self.token.kind {
@@ -206,7 +206,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `.attribute(.managed, .unified(1, 2))`: memory is one here, so neither changes anything.
+    /// `.attribute(.managed, .unified(1, 2))`: accepted without effect, because all emulated memory is unified.
     pub(super) fn attribute(&mut self) -> Result<(), Error> {
         self.bump()?;
         self.need("(")?;
@@ -229,7 +229,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A variable whose name is taken: its extents come next.
+    /// A variable after its name: parses extents and initialiser.
     fn variable(&mut self, name: Name, space: Space, shape: Shape, line: u32) -> Result<Variable, Error> {
         let Shape { ty, vector, align } = shape;
         let mut bytes = u64::from(ty.bytes()) * u64::from(vector);

@@ -1,11 +1,11 @@
-//! Constant expressions (PTX ISA, "Constant Expressions"): evaluated as they are read, in 64 bits.
+//! Parser of constant expressions (PTX ISA, "Constant Expressions"), which evaluates them in 64 bits while parsing.
 
 use super::Parser;
 use crate::ptx::Error;
 use crate::ptx::lexer::TokenKind;
 use std::cmp::Ordering;
 
-/// The predefined constant: lanes of a warp.
+/// The predefined constant for the lanes of a warp.
 pub(super) const WARP_SIZE: &str = "WARP_SZ";
 
 /// Precedence of `+` and `-`.
@@ -56,7 +56,7 @@ impl From<bool> for Value {
     }
 }
 
-/// Precedence of a binary operator.
+/// Text and precedence of a binary operator.
 fn precedence(kind: TokenKind<'_>) -> Option<(&'static str, u8)> {
     let TokenKind::Punct(mark) = kind else { return None };
     let precedence = match mark {
@@ -84,7 +84,7 @@ impl Parser<'_> {
         })
     }
 
-    /// The rest of an expression whose first number is already taken.
+    /// The rest of an expression whose first number is already consumed.
     pub(super) fn expr_from(&mut self, first: Value) -> Result<Value, Error> {
         let value = self.binary_from(first, 0)?;
         if !self.eat("?")? {
@@ -93,7 +93,7 @@ impl Parser<'_> {
         let yes = self.expr()?;
         self.need(":")?;
         let no = self.expr()?;
-        // The result has the type that both would be converted to.
+        // The result has the common type of both branches.
         let (chosen, other) = if value.is_true() { (yes, no) } else { (no, yes) };
         Ok(match (chosen, other) {
             (_, Value::Float(_)) => Value::Float(chosen.float()),
@@ -102,7 +102,7 @@ impl Parser<'_> {
         })
     }
 
-    /// An integer expression without comparisons, where a `>` ends it.
+    /// An integer expression without comparisons, so that a `>` ends it.
     pub(super) fn count(&mut self) -> Result<u64, Error> {
         let start = self.token;
         let first = self.unary()?;
@@ -128,7 +128,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Operators of at least this precedence after `left`.
+    /// Parses operators of at least this precedence after `left`.
     fn binary_from(&mut self, mut left: Value, lowest: u8) -> Result<Value, Error> {
         while let Some((operator, precedence)) = precedence(self.token.kind) {
             if precedence < lowest {
@@ -183,7 +183,7 @@ impl Parser<'_> {
                 match (operator, value) {
                     ("+", value) => Ok(value),
                     ("-", Value::Float(value)) => Ok(Value::Float(-value)),
-                    // The literal of the most negative integer is written as minus its magnitude, which alone is unsigned.
+                    // The most negative integer is written as minus its magnitude, and the magnitude alone is unsigned.
                     ("-", Value::Unsigned(0x8000_0000_0000_0000)) => Ok(Value::Signed(i64::MIN)),
                     ("-", Value::Unsigned(value)) => Ok(Value::Unsigned(value.wrapping_neg())),
                     ("-", Value::Signed(value)) => Ok(Value::Signed(value.wrapping_neg())),
@@ -239,7 +239,7 @@ fn binary(operator: &str, a: Value, b: Value) -> Result<Value, String> {
         "%" if signed => Value::Signed((x as i64).wrapping_rem(y as i64)),
         "/" => Value::Unsigned(x / y),
         "%" => Value::Unsigned(x % y),
-        // Shifts keep the type of what is shifted; the count is unsigned.
+        // Shifts keep the type of the left operand; the count is unsigned.
         "<<" | ">>" => match (operator, a) {
             ("<<", Value::Signed(_)) => Value::Signed(if y < 64 { x << y } else { 0 } as i64),
             ("<<", _) => Value::Unsigned(if y < 64 { x << y } else { 0 }),

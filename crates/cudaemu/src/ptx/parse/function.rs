@@ -1,4 +1,4 @@
-//! Kernels and functions (PTX ISA, "Kernel Entry Point and Function Directives", "Performance-Tuning Directives").
+//! Parser of kernels and functions (PTX ISA, "Kernel Entry Point and Function Directives", "Performance-Tuning Directives").
 
 use super::Parser;
 use crate::ptx::Error;
@@ -6,7 +6,7 @@ use crate::ptx::ast::{Function, Linkage, Space};
 use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
-    /// `.entry` or `.func`, which comes next, to the end of its body or declaration.
+    /// Parses from `.entry` or `.func` to the end of the body or declaration.
     pub(super) fn function(&mut self, linkage: Linkage, line: u32) -> Result<Function, Error> {
         let entry = self.bump()?.kind == TokenKind::DotWord("entry");
         let mut function = Function {
@@ -68,11 +68,12 @@ impl Parser<'_> {
                 "reqnctapercluster" => function.cluster = Some(self.extents()?),
                 "maxnreg" => function.max_registers = self.extent()?,
                 "noreturn" => function.noreturn = true,
-                // How many blocks should fit at once, and how large clusters may become: the machine here is not the one meant.
+                // Hints for the compiler about resident blocks and cluster sizes, without effect in the emulator.
                 "minnctapersm" | "maxnctapersm" | "maxclusterrank" | "abi_preserve" | "abi_preserve_control" => {
                     self.extent()?;
                 }
-                // That a launch must say the clusters, or counts the grid in those of .reqnctapercluster: asked of the launch.
+                // A launch must specify the cluster size, or its grid counts clusters of .reqnctapercluster. The launch is checked,
+                // not the module.
                 "explicitcluster" | "blocksareclusters" => {}
                 _ => {
                     self.token = start;

@@ -1,4 +1,4 @@
-//! Initialisers (PTX ISA, "Initializers"): an array's braces are flattened.
+//! Parser of initialisers (PTX ISA, "Initializers"): flattens the braces of arrays.
 
 use super::Parser;
 use super::expr::{Value, WARP_SIZE};
@@ -6,11 +6,11 @@ use crate::ptx::Error;
 use crate::ptx::ast::{Init, Type, Variable};
 use crate::ptx::lexer::TokenKind;
 
-/// Most zeros that inner braces may leave out in a whole file. Compilers write their arrays out.
+/// Maximum number of zeros in a file that inner braces may leave out. Compilers write arrays in full.
 const MAX_PADDING: u64 = 1 << 20;
 
 impl Parser<'_> {
-    /// What stands after the `=` of a variable.
+    /// Parses the initialiser after the `=` of a variable.
     pub(super) fn initialiser(&mut self, variable: &mut Variable) -> Result<(), Error> {
         let mut extents = variable.dims.clone();
         if variable.vector > 1 {
@@ -25,7 +25,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// The elements of an array up to and with its `}`. Inner arrays have braces of their own and may leave out their end.
+    /// The elements of an array up to and including its `}`. Inner arrays have their own braces and may leave out elements at the
+    /// end.
     fn elements(&mut self, extents: &[u64], ty: Type, out: &mut Vec<Init>) -> Result<(), Error> {
         let Some((&extent, inner_extents)) = extents.split_first() else { return self.need("}") };
         let inner: u64 = inner_extents.iter().product();
@@ -78,7 +79,7 @@ impl Parser<'_> {
             TokenKind::Int { bits, unsigned } => {
                 self.bump()?;
                 if self.is("(") {
-                    // 0xFF, 0xFF00, …: one byte of an address.
+                    // 0xFF, 0xFF00, …: mask of one byte of an address.
                     if bits.count_ones() != 8 || bits.trailing_zeros() % 8 != 0 || bits >> bits.trailing_zeros() != 0xFF
                     {
                         self.token = start;
@@ -102,7 +103,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `name`, `name+8`, `generic(name)`, `generic(name)+8`; of its value only the byte that `mask` names, if it is not 0.
+    /// `name`, `name+8`, `generic(name)`, `generic(name)+8`; if `mask` is not 0, only the byte of the address in the mask.
     fn symbol(&mut self, mask: u64) -> Result<Init, Error> {
         let mut name = self.name("the name of a variable or function")?;
         let generic = &*name == "generic" && self.eat("(")?;
@@ -115,7 +116,7 @@ impl Parser<'_> {
     }
 }
 
-/// The bits of a constant in an element of this type; `None` where PTX has no such constant.
+/// The bits of a constant in an element of this type; `None` if PTX does not allow the constant there.
 fn bits(value: Value, ty: Type) -> Option<u64> {
     match (ty, value) {
         (Type::F32, Value::Float(value)) => Some(u64::from((value as f32).to_bits())),

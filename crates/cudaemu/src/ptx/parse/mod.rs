@@ -1,4 +1,4 @@
-//! Tokens → syntax tree, by recursive descent with one token of look-ahead.
+//! Parser: tokens → syntax tree, by recursive descent with one token of look-ahead.
 
 mod declare;
 mod expr;
@@ -14,34 +14,34 @@ use super::lexer::{Lexer, Token, TokenKind};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Deepest nesting of blocks and of expressions. Compilers nest a handful; the limit keeps a hostile file off the stack's end.
+/// Maximum nesting of blocks and expressions. Compilers nest a few levels; the limit protects the stack from malicious files.
 const MAX_DEPTH: u32 = 100;
 
-/// Reads a PTX file.
+/// Parses a PTX file.
 ///
 /// # Errors
-/// The first thing that is not PTX, or not the PTX that is supported, with its line.
+/// The first construct that is not PTX, or not in the supported subset, with its line.
 pub fn parse(text: &str) -> Result<Module, Error> {
     let mut lexer = Lexer::new(text);
     let token = lexer.next()?;
     Parser { lexer, token, names: HashSet::new(), depth: 0, padding: 0 }.module()
 }
 
-/// The state of one run over a text.
+/// State of the parser on one text.
 struct Parser<'a> {
     lexer: Lexer<'a>,
     /// The next token.
     token: Token<'a>,
-    /// Every name and opcode met so far, each stored once.
+    /// Interned names and opcodes, so that each is stored once.
     names: HashSet<Arc<str>>,
-    /// How deep in blocks and expressions we are.
+    /// Current nesting of blocks and expressions.
     depth: u32,
     /// Zeros added to initialisers so far.
     padding: u64,
 }
 
 impl<'a> Parser<'a> {
-    /// Takes the next token.
+    /// Consumes the next token and returns it.
     fn bump(&mut self) -> Result<Token<'a>, Error> {
         let next = self.lexer.next()?;
         Ok(std::mem::replace(&mut self.token, next))
@@ -52,7 +52,7 @@ impl<'a> Parser<'a> {
         Err(Error::new(self.lexer.text, self.token.start, self.token.line, message))
     }
 
-    /// An error: `what` should stand where the next token is.
+    /// An error: expected `what` at the next token.
     fn expected<T>(&self, what: &str) -> Result<T, Error> {
         self.error(format!("expected {what}, found {}", self.token.kind))
     }
@@ -61,7 +61,7 @@ impl<'a> Parser<'a> {
         matches!(self.token.kind, TokenKind::Punct(found) if found == mark)
     }
 
-    /// Takes the next token if it is `mark`.
+    /// Consumes the next token if it is `mark`.
     fn eat(&mut self, mark: &str) -> Result<bool, Error> {
         let found = self.is(mark);
         if found {
@@ -70,7 +70,7 @@ impl<'a> Parser<'a> {
         Ok(found)
     }
 
-    /// Takes `mark`, which must come next.
+    /// Consumes `mark`; fails if the next token is another one.
     fn need(&mut self, mark: &str) -> Result<(), Error> {
         match self.eat(mark)? {
             true => Ok(()),
@@ -78,7 +78,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Takes the next token if it is the word `.word`.
+    /// Consumes the next token if it is the word `.word`.
     fn eat_word(&mut self, word: &str) -> Result<bool, Error> {
         let found = self.token.kind == TokenKind::DotWord(word);
         if found {
@@ -87,7 +87,7 @@ impl<'a> Parser<'a> {
         Ok(found)
     }
 
-    /// The shared copy of a name.
+    /// The interned copy of a name.
     fn intern(&mut self, name: &str) -> Name {
         if let Some(known) = self.names.get(name) {
             return known.clone();
@@ -97,7 +97,7 @@ impl<'a> Parser<'a> {
         name
     }
 
-    /// Takes a name, which must come next; `what` says whose.
+    /// Consumes a name; fails with `what` as the expected item if the next token is none.
     fn name(&mut self, what: &str) -> Result<Name, Error> {
         match self.token.kind {
             TokenKind::Name(name) if name != "_" && name != expr::WARP_SIZE => {
@@ -108,7 +108,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Takes `a, b, …` up to and with the semicolon.
+    /// Consumes `a, b, …` up to and including the semicolon.
     fn names(&mut self, what: &str) -> Result<Vec<Name>, Error> {
         let mut names = vec![self.name(what)?];
         while self.eat(",")? {
@@ -118,7 +118,7 @@ impl<'a> Parser<'a> {
         Ok(names)
     }
 
-    /// Runs `inner` one level deeper.
+    /// Runs `inner` one nesting level deeper.
     fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if self.depth >= MAX_DEPTH {
             return self.error(format!("expected at most {MAX_DEPTH} levels of nesting, found more"));

@@ -1,4 +1,4 @@
-//! The head of a file and what stands at module scope (PTX ISA, "PTX Module Directives").
+//! Parser of a file's head and its module scope (PTX ISA, "PTX Module Directives").
 
 use super::Parser;
 use crate::ptx::Error;
@@ -30,7 +30,7 @@ impl Parser<'_> {
         if !self.eat_word("version")? {
             return self.expected("`.version`, with which a PTX file begins");
         }
-        // The token is a float, of which 8.1 and 8.10 would be the same.
+        // Uses the token's text, because as a float 8.1 and 8.10 are equal.
         let text = self.lexer.text.get(self.token.start..self.token.end).unwrap_or_default();
         let Some((Ok(major), Ok(minor))) = text.split_once('.').map(|(a, b)| (a.parse(), b.parse())) else {
             return self.expected("a version such as 8.0");
@@ -99,7 +99,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `.visible` and its like, if it comes next.
+    /// `.visible` and similar directives, if one is next.
     pub(super) fn linkage(&mut self) -> Result<Linkage, Error> {
         let linkage = match self.token.kind {
             TokenKind::DotWord("visible") => Linkage::Visible,
@@ -112,7 +112,7 @@ impl Parser<'_> {
         Ok(linkage)
     }
 
-    /// Skips a directive that changes nothing here: `.file`, `.loc`, `.section`, `.pragma`. Says whether there was one.
+    /// Skips a directive without effect: `.file`, `.loc`, `.section`, `.pragma`. Returns whether there was one.
     pub(super) fn skipped(&mut self) -> Result<bool, Error> {
         match self.token.kind {
             TokenKind::DotWord("file") => {
@@ -133,7 +133,7 @@ impl Parser<'_> {
         Ok(true)
     }
 
-    /// `.pragma "a", "b";`: each string is looked at while it is the current token.
+    /// `.pragma "a", "b";`: calls `look` for each string while it is the current token.
     pub(super) fn pragma(&mut self, mut look: impl FnMut(&Self, &str) -> Result<(), Error>) -> Result<(), Error> {
         self.bump()?;
         loop {

@@ -1,4 +1,4 @@
-//! Operands of instructions (PTX ISA, "Instruction Operands").
+//! Parser of instruction operands (PTX ISA, "Instruction Operands").
 
 use super::Parser;
 use super::expr::{Value, WARP_SIZE};
@@ -7,7 +7,7 @@ use crate::ptx::ast::{Name, Operand};
 use crate::ptx::lexer::TokenKind;
 
 impl Parser<'_> {
-    /// An operand; in a call, parentheses hold its arguments or results.
+    /// An operand; in a call, parentheses enclose its arguments or results.
     pub(super) fn operand(&mut self, call: bool) -> Result<Operand, Error> {
         let operand = match self.token.kind {
             TokenKind::Punct("{") => Operand::Vector(self.operands("}")?),
@@ -24,7 +24,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `{a, b}` or `(a, b)`, whose first mark comes next.
+    /// Parses `{a, b}` or `(a, b)` from its opening mark on.
     fn operands(&mut self, close: &str) -> Result<Vec<Operand>, Error> {
         self.bump()?;
         let mut all = Vec::new();
@@ -75,7 +75,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A name with its component, if it has one: `%tid.x`.
+    /// A name with its optional component: `%tid.x`.
     fn register(&mut self) -> Result<Name, Error> {
         let name = self.name("a name")?;
         match self.token.kind {

@@ -1,4 +1,4 @@
-//! What stands in a body (PTX ISA, "Statements").
+//! Parser of statements in a function body (PTX ISA, "Statements").
 
 use super::Parser;
 use crate::ptx::Error;
@@ -46,7 +46,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// What a label's colon is followed by, if that belongs to the label; else the label itself.
+    /// Parses the directive after a label's colon if it uses the label (such as `.branchtargets`); otherwise adds the label itself.
     fn labelled(&mut self, name: Name, line: u32, out: &mut Vec<Statement>) -> Result<(), Error> {
         match self.token.kind {
             TokenKind::DotWord("branchtargets") => {
@@ -98,8 +98,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The mask of `used_bytes_mask` (PTX ISA, "Pragma Strings"): a number of 32 bits in C's notation. The current token is
-    /// the string.
+    /// The mask of `used_bytes_mask` (PTX ISA, "Pragma Strings"): a 32-bit number in C's notation. The current token is the string.
     fn used_bytes(&self, mask: &str) -> Result<u32, Error> {
         let digits = mask.trim();
         let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
@@ -116,7 +115,7 @@ impl Parser<'_> {
         self.opcode(guard, name, line, out)
     }
 
-    /// An instruction whose first name is taken.
+    /// An instruction whose first name is already consumed.
     fn opcode(
         &mut self,
         guard: Option<(Name, bool)>,

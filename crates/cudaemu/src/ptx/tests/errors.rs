@@ -1,4 +1,4 @@
-//! What is refused, where, and in which words.
+//! Errors of the parser: position and message.
 
 use crate::ptx::parse;
 
@@ -29,7 +29,7 @@ fn heads_are_refused() {
     }
 }
 
-/// Text after the head, the line in it (from 1), part of the message.
+/// (text after the head, line in it (from 1), part of the message)
 #[test]
 fn items_are_refused() {
     let cases = [

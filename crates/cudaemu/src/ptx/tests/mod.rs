@@ -7,7 +7,7 @@ mod trees;
 use std::fs;
 use std::path::Path;
 
-/// Every PTX file of the test kernels: name and text.
+/// Name and text of every PTX file of the test kernels.
 fn files() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };

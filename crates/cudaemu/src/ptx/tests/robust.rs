@@ -1,10 +1,10 @@
-//! Real files parse; damaged ones are errors, soon, and nothing panics.
+//! Robustness of the parser: real files parse; damaged files give an error quickly, and nothing panics.
 
 use super::files;
 use crate::ptx::parse;
 use std::time::{Duration, Instant};
 
-/// A file with a bit of everything that the grammar has.
+/// A file that uses every construct of the grammar.
 const SAMPLE: &str = include_str!("sample.ptx");
 
 #[test]
@@ -25,7 +25,7 @@ fn a_text_cut_anywhere_is_read_or_refused_at_its_end() {
         if let Err(error) = parse(text) {
             let lines = text.split('\n').count() as u32;
             assert!(error.line <= lines, "cut at {end}: {error}");
-            // What is missing is missed at the end, or a comment or string that never ends is quoted where it begins.
+            // A missing part is reported at the end of the file; an unterminated comment or string is reported where it begins.
             let begins = ["*/", "\""].iter().any(|mark| error.message.starts_with(&format!("expected `{mark}`")));
             let blank = text.trim_end_matches(|c: char| c.is_whitespace());
             assert!(begins || error.line as usize + 6 >= blank.split('\n').count(), "cut at {end}: {error}");

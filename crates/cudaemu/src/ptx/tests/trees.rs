@@ -1,4 +1,4 @@
-//! Texts and the trees they mean.
+//! Texts and their syntax trees.
 
 use crate::ptx::ast::{Function, Init, Instruction, Linkage, Module, Operand, Statement, Type, Variable};
 use crate::ptx::parse;

@@ -1,4 +1,4 @@
-//! Wrong arguments of every kind are errors, and nothing else.
+//! Wrong arguments of every kind give errors and have no other effect.
 
 use super::support::{Primary, function, get, handle, launch, module, ok};
 use cudarc::driver::sys::{self, CUresult};
@@ -10,7 +10,7 @@ const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 fn handles_of_nothing_of_others_and_of_the_past() {
     let _emulator = cudaemu::test::start("").unwrap();
     let primary = Primary::new(0);
-    // SAFETY: wrong handles are what is tested; out parameters are places of their types.
+    // SAFETY: the test passes invalid handles on purpose; out parameters point to variables of their types.
     unsafe {
         let past = handle(|s| sys::cuStreamCreate(s, 0));
         ok(sys::cuStreamDestroy_v2(past));
@@ -62,7 +62,7 @@ fn handles_of_nothing_of_others_and_of_the_past() {
 fn null_where_a_place_or_text_must_be() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: null is what is tested.
+    // SAFETY: the test passes null on purpose.
     unsafe {
         let module = module();
         let null = std::ptr::null_mut();
@@ -98,7 +98,7 @@ fn null_where_a_place_or_text_must_be() {
 fn launches_outside_of_the_limits() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: the launches are refused before a kernel gets anything; the others get what they declare.
+    // SAFETY: most launches fail before the kernel starts; the others pass the parameters that the kernels declare.
     unsafe {
         let module = module();
         let (trap, exact) = (function(module, "trap"), function(module, "exact"));
@@ -122,13 +122,13 @@ fn launches_outside_of_the_limits() {
             assert_eq!(run(trap, grid, block, shared), INVALID_VALUE, "{grid:?} {block:?} {shared}");
         }
         assert_eq!(run(exact, [1, 1, 1], [32, 1, 1], 0), INVALID_VALUE);
-        // More shared memory for those that ask, up to the device's limit.
+        // More dynamic shared memory after opting in, up to the device's limit.
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         assert_eq!(sys::cuFuncSetAttribute(exact, attribute, 166_913), INVALID_VALUE);
         ok(sys::cuFuncSetAttribute(exact, attribute, 166_912));
         ok(run(exact, [1, 1, 1], [64, 1, 1], 166_912));
         assert_eq!(run(exact, [1, 1, 1], [64, 1, 1], 166_913), INVALID_VALUE);
-        // Parameters: an array that is not there, and one in a buffer.
+        // Parameters: a missing array, and parameters in a buffer.
         let copy = function(module, "copy");
         assert_eq!(run(copy, [1, 1, 1], [1, 1, 1], 0), INVALID_VALUE);
         let a = get(|a| sys::cuMemAlloc_v2(a, 16));
@@ -149,7 +149,7 @@ fn launches_outside_of_the_limits() {
         let mut word = 0u32;
         ok(sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), a + 8, 4));
         assert_eq!(word, 3);
-        // Cooperative grids must fit at once: 108 multiprocessors of 32 blocks.
+        // All blocks of a cooperative grid must be resident: at most 108 multiprocessors with 32 blocks each.
         let cooperative =
             |blocks| sys::cuLaunchCooperativeKernel(exact, blocks, 1, 1, 64, 1, 1, 0, null, std::ptr::null_mut());
         ok(cooperative(108));
@@ -162,7 +162,7 @@ fn launches_outside_of_the_limits() {
 fn what_is_not_emulated_says_so() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: the functions touch nothing.
+    // SAFETY: the functions access no memory.
     unsafe {
         let mut array = std::ptr::null_mut();
         assert_eq!(sys::cuArrayCreate_v2(&mut array, std::ptr::null()), CUresult::CUDA_ERROR_NOT_SUPPORTED);

@@ -1,4 +1,4 @@
-//! Contexts: the stack of a thread, limits, and what is left when one ends.
+//! Contexts: each thread's context stack, limits, and leaks at the end of a context.
 
 use super::support::{Primary, get, handle, module, ok};
 use cudarc::driver::sys::{self, CUlimit_enum as L, CUresult};
@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUlimit_enum as L, CUresult};
 fn each_thread_has_a_stack() {
     let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     let primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let current = || handle(|c| sys::cuCtxGetCurrent(c));
         let second = handle(|c| sys::cuCtxCreate_v2(c, 0, 1));
@@ -35,7 +35,7 @@ fn each_thread_has_a_stack() {
 fn limits_and_settings() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         assert_eq!(get(|v| sys::cuCtxGetLimit(v, L::CU_LIMIT_STACK_SIZE)), 1024);
         ok(sys::cuCtxSetLimit(L::CU_LIMIT_STACK_SIZE, 4001));
@@ -54,7 +54,7 @@ fn limits_and_settings() {
 #[test]
 fn what_is_left_is_reported() {
     let emulator = cudaemu::test::start("").unwrap();
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let primary = Primary::new(0);
         let mut left = std::ptr::null_mut();
@@ -67,10 +67,10 @@ fn what_is_left_is_reported() {
         drop(primary);
         assert_eq!(
             emulator.reports(),
-            ["leak: when the primary context of device 0 ended, there were left: 2 streams, 1 event, 1 module, \
+            ["leak: the primary context of device 0 ended with unreleased resources: 2 streams, 1 event, 1 module, \
               1024 bytes of memory (1 from cuMemAlloc, 1 from cuMemAllocAsync)"]
         );
-        // The handles are gone with it.
+        // Its handles are invalid too.
         let _primary = Primary::new(0);
         assert_eq!(sys::cuStreamSynchronize(left), CUresult::CUDA_ERROR_INVALID_HANDLE);
         assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -80,7 +80,7 @@ fn what_is_left_is_reported() {
 #[test]
 fn a_reset_ends_the_primary_context() {
     let emulator = cudaemu::test::start("").unwrap();
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let primary = Primary::new(0);
         let event = handle(|e| sys::cuEventCreate(e, 2));
@@ -100,7 +100,7 @@ fn memory_may_go_back_in_a_stream_of_another_context() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     let first = Primary::new(0);
     let second = Primary::new(1);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let null = std::ptr::null_mut();
         let a = get(|a| sys::cuMemAllocAsync(a, 16, null));
@@ -121,7 +121,7 @@ fn a_context_retained_while_it_is_released_stays() {
     use std::sync::mpsc::{Receiver, Sender, channel};
     type Ends = (Sender<()>, Receiver<()>);
     extern "C" fn wait(ends: *mut std::ffi::c_void) {
-        // SAFETY: it is what the test gives, which waits for this function.
+        // SAFETY: the test passes this value and waits for the callback.
         let (entered, go) = unsafe { &*ends.cast::<Ends>() };
         entered.send(()).unwrap();
         go.recv().unwrap();
@@ -130,13 +130,13 @@ fn a_context_retained_while_it_is_released_stays() {
     let primary = Primary::new(0);
     let ((entered, seen), (go, wanted)) = (channel(), channel());
     let mut ends: Ends = (entered, wanted);
-    // SAFETY: out parameters are places of their types; `ends` outlives the call.
+    // SAFETY: out parameters point to variables of their types; `ends` outlives the call.
     unsafe {
         ok(sys::cuLaunchHostFunc(std::ptr::null_mut(), Some(wait), std::ptr::from_mut(&mut ends).cast()));
         let device = primary.device;
         let release = std::thread::spawn(move || sys::cuDevicePrimaryCtxRelease_v2(device));
         seen.recv().unwrap();
-        // Whether the other thread has begun to release it or not.
+        // Valid whether or not the other thread has started the release.
         let context = handle(|c| sys::cuDevicePrimaryCtxRetain(c, device));
         assert_eq!(context, primary.context);
         go.send(()).unwrap();
@@ -164,7 +164,7 @@ fn a_thread_that_ends_has_no_context() {
     let (answer, came) = std::sync::mpsc::channel();
     let context = primary.context as usize;
     let thread = std::thread::spawn(move || {
-        // What is made first goes last: after the driver's own.
+        // Thread-local values are destroyed in reverse order of creation, so this one is destroyed after the driver's.
         LAST.set(Some(Last(answer)));
         // SAFETY: the context is alive.
         unsafe {

@@ -1,4 +1,4 @@
-//! Devices: what the settings say is what programs see.
+//! Devices: programs see the devices of the settings.
 
 use std::ffi::CString;
 
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as A, CUresult};
 #[test]
 fn nothing_works_before_init() {
     let _emulator = cudaemu::test::start("").unwrap();
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let mut count = 0;
         assert_eq!(sys::cuDeviceGetCount(&mut count), CUresult::CUDA_ERROR_NOT_INITIALIZED);
@@ -29,7 +29,7 @@ fn settings_decide() {
                     CUDAEMU_SMS=4,132,40\nCUDAEMU_PCI=0000:0a:00,0000:0b:00,0001:0c:01\nCUDAEMU_DRIVER_VERSION=12.4\nCUDAEMU_PEERS=0-1";
     let _emulator = cudaemu::test::start(settings).unwrap();
     assert_eq!(CudaContext::device_count(), Ok(3));
-    // SAFETY: out parameters are places of their types, texts have room.
+    // SAFETY: out parameters point to variables of their types, texts have room.
     unsafe {
         assert_eq!(get(|v| sys::cuDriverGetVersion(v)), 12040);
         for (device, name, memory, sm, sms, pci) in [
@@ -70,7 +70,7 @@ fn visible_devices_are_chosen_in_order() {
 #[test]
 fn wrong_settings_are_refused_and_no_devices_are_no_device() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=0").unwrap();
-    // SAFETY: no arguments that could be wrong.
+    // SAFETY: no pointer arguments.
     assert_eq!(unsafe { sys::cuInit(0) }, CUresult::CUDA_ERROR_NO_DEVICE);
     let message = emulator.configure("CUDAEMU_MEMORY=lots").unwrap_err();
     assert!(message.starts_with("CUDAEMU_MEMORY=lots cannot be used: "), "{message}");
@@ -80,7 +80,7 @@ fn wrong_settings_are_refused_and_no_devices_are_no_device() {
 #[test]
 fn wrong_devices_and_places() {
     let _emulator = cudaemu::test::start("").unwrap();
-    // SAFETY: null is what is tested; other out parameters are places of their types.
+    // SAFETY: the test passes null on purpose; other out parameters point to variables of their types.
     unsafe {
         ok(sys::cuInit(0));
         let mut device = 0;
@@ -109,7 +109,7 @@ fn wrong_devices_and_places() {
 #[test]
 fn primary_contexts_are_counted() {
     let _emulator = cudaemu::test::start("").unwrap();
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let first = Primary::new(0);
         let state = || {

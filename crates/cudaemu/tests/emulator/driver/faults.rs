@@ -1,19 +1,19 @@
-//! Errors of kernels are the driver's: sticky on their context, and on no other.
+//! Kernel faults become errors of the driver: sticky in their context, and without effect on other contexts.
 
 use super::support::{Primary, function, get, handle, launch, module, ok};
 use cudarc::driver::sys::{self, CUresult};
 
-/// The code that a kernel's fault gives, and the report.
+/// The error code of a kernel's fault, and the reports.
 fn fault(settings: &str, kernel: &str, params: impl Fn(u64) -> Vec<u64>) -> (CUresult, Vec<String>) {
     let emulator = cudaemu::test::start(settings).unwrap();
     let primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 256));
         let function = function(module(), kernel);
         ok(launch(function, 1, std::ptr::null_mut(), &params(a)));
         let error = sys::cuCtxSynchronize();
-        // All later calls of the context answer the same.
+        // All later calls in the context return the same error.
         let mut b = 0;
         assert_eq!(sys::cuMemAlloc_v2(&mut b, 16), error);
         assert_eq!(sys::cuMemFree_v2(a), error);
@@ -55,7 +55,7 @@ fn each_fault_has_its_code_and_is_reported_with_its_place() {
 fn reports_alone_do_not_stop_the_program() {
     let emulator = cudaemu::test::start("CUDAEMU_CHECK=report").unwrap();
     let primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 256));
         ok(launch(function(module(), "copy"), 1, std::ptr::null_mut(), &[a, a + 16]));
@@ -71,14 +71,14 @@ fn reports_alone_do_not_stop_the_program() {
 fn other_contexts_go_on() {
     let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     let good = Primary::new(1);
-    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
         let kept = get(|a| sys::cuMemAlloc_v2(a, 16));
         ok(sys::cuMemsetD8_v2(kept, 5, 16));
         let bad = Primary::new(0);
         let event = handle(|e| sys::cuEventCreate(e, 0));
         ok(launch(function(module(), "trap"), 1, std::ptr::null_mut(), &[]));
-        // The kernel may have failed by now, or not.
+        // The kernel may or may not have failed by now.
         let recorded = sys::cuEventRecord(event, std::ptr::null_mut());
         assert!([CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_LAUNCH_FAILED].contains(&recorded));
         assert_eq!(sys::cuEventSynchronize(event), CUresult::CUDA_ERROR_LAUNCH_FAILED);
@@ -96,7 +96,7 @@ fn other_contexts_go_on() {
 fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
     let emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let null = std::ptr::null_mut();
         let overrun = function(module(), "overrun");
@@ -113,7 +113,7 @@ fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
 fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
     use std::sync::atomic::{AtomicU32, Ordering};
     extern "C" fn callback(_: sys::CUstream, status: CUresult, seen: *mut std::ffi::c_void) {
-        // SAFETY: it is what the test gives, which waits for this function.
+        // SAFETY: the test passes this value and waits for the callback.
         unsafe { &*seen.cast::<AtomicU32>() }.store(status as u32, Ordering::SeqCst);
     }
     extern "C" fn host(seen: *mut std::ffi::c_void) {
@@ -124,11 +124,11 @@ fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
     let _primary = Primary::new(0);
     let [called, told] = [0; 2].map(AtomicU32::new);
     let data = |seen: &AtomicU32| std::ptr::from_ref(seen).cast_mut().cast();
-    // SAFETY: out parameters are places of their types; what the functions get outlives their calls.
+    // SAFETY: out parameters point to variables of their types; what the functions get outlives their calls.
     unsafe {
         let module = module();
         let trap = function(module, "trap");
-        // A value that has not come keeps the stream from going on before all is submitted.
+        // A wait for a value blocks the stream until everything is submitted.
         let gate = get(|a| sys::cuMemAlloc_v2(a, 4));
         ok(sys::cuMemsetD32_v2(gate, 0, 1));
         ok(sys::cuCtxSynchronize());

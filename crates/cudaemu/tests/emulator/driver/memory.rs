@@ -1,4 +1,4 @@
-//! Memory of every kind, and every copy between them.
+//! Every kind of memory, and copies between all of them.
 
 use std::ffi::c_void;
 
@@ -30,7 +30,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 #[test]
 fn allocations_are_counted_and_have_an_end() {
     let (emulator, primary) = session("CUDAEMU_MEMORY=1M");
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let info = || {
             let (mut free, mut total) = (0, 0);
@@ -50,7 +50,7 @@ fn allocations_are_counted_and_have_an_end() {
         assert_eq!(sys::cuMemFree_v2(a), CUresult::CUDA_ERROR_INVALID_VALUE);
         assert_eq!(sys::cuMemFree_v2(a + 4), CUresult::CUDA_ERROR_INVALID_VALUE);
         ok(sys::cuMemFree_v2(0));
-        // Memory that is given back in stream order is there again when it is needed.
+        // Allocation waits for a queued stream-ordered free if memory is exhausted.
         let a = get(|a| sys::cuMemAllocAsync(a, 768 << 10, std::ptr::null_mut()));
         ok(sys::cuMemFreeAsync(a, std::ptr::null_mut()));
         let b = get(|b| sys::cuMemAllocAsync(b, 768 << 10, std::ptr::null_mut()));
@@ -89,14 +89,14 @@ fn copies_between_all_kinds_of_memory() {
         let mut out = vec![0u8; 1000];
         ok(sys::cuMemcpy(out.as_mut_ptr() as u64, managed, 1000));
         assert_eq!(out, data);
-        // Pageable bytes are taken when the call is made; pinned ones when the copy's turn comes.
+        // Pageable bytes are staged when the call is made; pinned ones are read when the copy executes.
         let mut source = pattern(1000);
         ok(sys::cuMemcpyHtoDAsync_v2(a, source.as_ptr().cast(), 1000, stream));
         source.fill(9);
         assert_eq!(from_device(a, 1000).len(), 1000);
         ok(sys::cuStreamSynchronize(stream));
         assert_eq!(from_device(a, 1000), data);
-        // The host's copy back to pageable memory is done when the call returns.
+        // A copy to pageable memory is done when the call returns.
         ok(sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), a, 1000, stream));
         assert_eq!(out, data);
         // Memory of the program, registered.
@@ -240,7 +240,7 @@ fn what_a_pointer_is() {
 #[test]
 fn pools() {
     let (emulator, primary) = session("CUDAEMU_MEMORY=64M");
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let stream = handle(|s| sys::cuStreamCreate(s, 1));
         let fixed = handle(|p| sys::cuDeviceGetDefaultMemPool(p, 0));
@@ -293,7 +293,7 @@ fn pools() {
 #[test]
 fn mapped_memory() {
     let (_emulator, _primary) = session("");
-    // SAFETY: the structures are plain numbers, out parameters are places of their types.
+    // SAFETY: the structures are plain numbers, out parameters point to variables of their types.
     unsafe {
         let mut properties: sys::CUmemAllocationProp = std::mem::zeroed();
         properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -312,7 +312,7 @@ fn mapped_memory() {
         ok(sys::cuMemSetAccess(address, 2 * unit, &access, 1));
         ok(sys::cuMemRelease(memory));
         assert_eq!(sys::cuMemRelease(memory), CUresult::CUDA_ERROR_INVALID_VALUE);
-        // The same memory is at both places.
+        // The same memory is mapped at both addresses.
         to_device(address, &pattern(100));
         assert_eq!(from_device(address + unit as u64, 100), pattern(100));
         ok(sys::cuMemUnmap(address, 2 * unit));
@@ -325,7 +325,7 @@ fn mapped_memory() {
 fn copies_outside_of_memory_are_refused() {
     let (_emulator, _primary) = session("");
     let data = [0u8; 64];
-    // SAFETY: the calls that would touch memory outside of `data` are refused, which is what is tested.
+    // SAFETY: the calls that would access memory outside of `data` must fail; that is tested.
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 64));
         let host = data.as_ptr().cast::<c_void>();

@@ -1,4 +1,4 @@
-//! The driver API, called as programs call it: through cudarc, from the library that they load.
+//! The driver API as programs call it: through cudarc, from the loaded shared library.
 #![allow(unsafe_code, reason = "the driver's C functions are unsafe")]
 
 mod arguments;

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute_enum as F, CUresult};
 fn variables_have_their_values() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let module = module();
         let (mut address, mut bytes) = (0, 0);
@@ -43,7 +43,7 @@ fn what_cannot_be_loaded_is_refused_with_a_log() {
         (format!("{header}{body}"), CUresult::CUDA_ERROR_INVALID_PTX, "line 6"),
         ("nonsense".to_owned(), CUresult::CUDA_ERROR_INVALID_PTX, "line 1"),
         (KERNELS.replace("sm_75", "sm_90"), CUresult::CUDA_ERROR_INVALID_PTX, "the device is sm_80"),
-        (KERNELS.replace("7.0", "9.9"), CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "knows none newer than 8.8"),
+        (KERNELS.replace("7.0", "9.9"), CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "supports none newer than 8.8"),
         ("\u{7f}ELF\u{1}".to_owned(), CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, "machine code"),
     ] {
         let text = CString::new(text).unwrap();
@@ -54,7 +54,7 @@ fn what_cannot_be_loaded_is_refused_with_a_log() {
         ];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), 1000 as *mut c_void];
         let mut module = std::ptr::null_mut();
-        // SAFETY: the arrays are of the length that is given, the log has room.
+        // SAFETY: the arrays have the given length, the log buffer has the given size.
         let answer = unsafe {
             sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
@@ -73,7 +73,7 @@ fn what_cannot_be_loaded_is_refused_with_a_log() {
 fn attributes_and_occupancy() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let module = module();
         let (scale, exact) = (function(module, "scale"), function(module, "exact"));
@@ -98,7 +98,7 @@ fn attributes_and_occupancy() {
 fn attributes_of_launches() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: the structures are filled as the calls want them; the kernel gets what it declares.
+    // SAFETY: the structures are initialised as the calls require; the kernel gets the parameters that it declares.
     unsafe {
         let exact = function(module(), "exact");
         let attribute = |id, value: [u32; 3]| {
@@ -138,7 +138,7 @@ fn attributes_of_launches() {
 fn libraries_are_loaded_into_each_context() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     let text = CString::new(KERNELS).unwrap();
-    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let first = Primary::new(0);
         let second = Primary::new(1);
@@ -173,7 +173,7 @@ fn functions_are_found_by_name_and_version() {
     let _emulator = cudaemu::test::start("").unwrap();
     let find = |name: &CStr, version| {
         let mut function = std::ptr::null_mut();
-        // SAFETY: the name is a C string, the out parameter a place of its type.
+        // SAFETY: the name is a C string, the out parameter points to a variable of its type.
         let answer =
             unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, std::ptr::null_mut()) };
         (answer == CUresult::CUDA_SUCCESS).then_some(function as usize)
@@ -183,7 +183,7 @@ fn functions_are_found_by_name_and_version() {
     assert_ne!(find(c"cuMemPrefetchAsync", 12000), find(c"cuMemPrefetchAsync", 12020));
     assert_eq!(find(c"cuNoSuchFunction", 12000), None);
     let init = find(c"cuInit", 2000).unwrap();
-    // SAFETY: the address is that of cuInit.
+    // SAFETY: the address is cuInit's.
     let init = unsafe { std::mem::transmute::<usize, extern "C" fn(u32) -> u32>(init) };
     assert_eq!(init(0), 0);
 }
@@ -200,7 +200,7 @@ fn hostile_sizes_are_refused_or_cost_nothing() {
          .visible .entry deep() { .local .align 4 .b8 x[300000]; .reg .b32 %r<2>; mov.u32 %r1, 1; st.local.u32 [x], %r1; call inner; ret; }\n",
     )
     .unwrap();
-    // SAFETY: out parameters are places of their types, the image is a zero-terminated text.
+    // SAFETY: out parameters point to variables of their types, the image is a zero-terminated text.
     unsafe {
         let module = handle(|m| sys::cuModuleLoadData(m, text.as_ptr().cast()));
         let (mut address, mut bytes) = (0, 0);
@@ -210,7 +210,7 @@ fn hostile_sizes_are_refused_or_cost_nothing() {
         ok(sys::cuMemcpyDtoH_v2((&raw mut word).cast(), address + bytes as u64 - 8, 8));
         assert_eq!(word, 0);
         let null = std::ptr::null_mut();
-        // Another kernel's local memory is not its own.
+        // A launch must not see the local memory of another kernel's launch.
         ok(launch(function(module, "small"), 1024, null, &[]));
         ok(launch(function(module, "wide"), 1024, null, &[]));
         let refused = launch(function(module, "deep"), 1, null, &[]);

@@ -1,4 +1,4 @@
-//! Two devices: peer access must be enabled before a kernel may touch the other's memory; copies need no leave.
+//! Two devices: a kernel needs peer access to use the other device's memory; copies do not.
 
 use super::support::{Primary, function, get, launch, module, ok};
 use cudarc::driver::sys::{self, CUresult};
@@ -8,7 +8,7 @@ fn kernels_need_leave_and_copies_do_not() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     for enabled in [true, false] {
         let first = Primary::new(0);
-        // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+        // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
         unsafe {
             let a = get(|a| sys::cuMemAlloc_v2(a, 4));
             ok(sys::cuMemsetD32_v2(a, 11, 1));
@@ -53,7 +53,7 @@ fn pairs_that_cannot() {
         assert_eq!(sys::cuCtxEnablePeerAccess(first.context, 0), CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
         assert_eq!(sys::cuCtxEnablePeerAccess(second.context, 0), CUresult::CUDA_ERROR_INVALID_CONTEXT);
         assert_eq!(sys::cuCtxEnablePeerAccess(std::ptr::null_mut(), 0), CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        // Copies go by way of the host then.
+        // Without peer access, copies go through the host.
         ok(sys::cuCtxSetCurrent(first.context));
         let a = get(|a| sys::cuMemAlloc_v2(a, 4));
         ok(sys::cuMemsetD32_v2(a, 7, 1));

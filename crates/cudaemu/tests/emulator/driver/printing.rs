@@ -1,4 +1,4 @@
-//! What kernels print, in a process of its own each: the end of the process is a part of it.
+//! printf output of kernels. Each test runs in its own process, because the output at process exit is tested.
 
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::support::{Primary, function, handle, launch, ok};
 use cudarc::driver::sys;
 
-/// The variable that tells the child what to do.
+/// The environment variable that selects the child's test.
 const ROLE: &str = "TEST_PRINTING_ROLE";
 
 const PRINTING: &str = r#"
@@ -33,14 +33,14 @@ const PRINTING: &str = r#"
 }
 "#;
 
-/// The child: does nothing when all tests run.
+/// The child's entry point; does nothing in a normal test run.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
     let text = std::ffi::CString::new(PRINTING).unwrap();
-    // SAFETY: the image is a zero-terminated text; the process has the two descriptors, and the pipe is one.
+    // SAFETY: the image is a zero-terminated text; the process owns both descriptors.
     unsafe {
         let module = handle(|m| sys::cuModuleLoadData(m, text.as_ptr().cast()));
         let say = function(module, "say");
@@ -50,7 +50,7 @@ fn child() {
             for descriptor in [1, 2] {
                 assert_eq!(libc::dup2(writer.as_raw_fd(), descriptor), descriptor);
             }
-            // Something to say on stderr.
+            // Causes a message on stderr.
             let mut none = std::ptr::null_mut();
             assert_ne!(sys::cuModuleLoadData(&mut none, c"nonsense".as_ptr().cast()), sys::CUresult::CUDA_SUCCESS);
         }
@@ -60,7 +60,7 @@ fn child() {
     std::process::exit(7);
 }
 
-/// How the child ends, and what it writes.
+/// The child's exit code and output.
 fn run(role: &str) -> (Option<i32>, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", "driver::printing::child", "--nocapture"]).env(ROLE, role).output().unwrap();

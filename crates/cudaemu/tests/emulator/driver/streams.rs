@@ -1,4 +1,4 @@
-//! Streams run in any order that CUDA allows, and in no other.
+//! Stream order: every order that CUDA allows occurs, and no other.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -13,16 +13,16 @@ const NON_BLOCKING: u32 = 1;
 
 fn word(address: u64) -> u32 {
     let mut word = 0u32;
-    // SAFETY: a place of the copy's size.
+    // SAFETY: the variable has the size of the copy.
     ok(unsafe { sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), address, 4) });
     word
 }
 
-/// What the second stream copies of what the first one writes, for a seed: 1 is what was there before, 6 what was written.
+/// The value that the second stream copies while the first one writes, for a seed: 1 is the old value, 6 the new one.
 fn seen(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) -> u32 {
     let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types; kernels get what they declare.
+    // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
         let module = module();
         let (scale, copy) = (function(module, "scale"), function(module, "copy"));
@@ -56,12 +56,12 @@ fn a_forgotten_dependency_shows_and_an_event_holds() {
     for seed in 0..40 {
         racy.insert(seen(seed, [NON_BLOCKING; 2], |_, _| {}));
         ordered.insert(seen(seed, [NON_BLOCKING; 2], |first, second| {
-            // SAFETY: out parameters are places of their types.
+            // SAFETY: out parameters point to variables of their types.
             unsafe {
                 let event = handle(|e| sys::cuEventCreate(e, 2));
                 ok(sys::cuEventRecord(event, first));
                 ok(sys::cuStreamWaitEvent(second, event, 0));
-                // It may go: the wait stays.
+                // Destroying the event keeps the wait.
                 ok(sys::cuEventDestroy_v2(event));
             }
         }));
@@ -86,7 +86,7 @@ fn default_streams_order_the_others() {
     }
     let between: BTreeSet<u32> = (0..20)
         .map(|seed| {
-            // SAFETY: the stream is the thread's own.
+            // SAFETY: the test created the stream.
             seen(seed, [0, NON_BLOCKING], |first, _| unsafe {
                 ok(sys::cuStreamSynchronize(first));
             })
@@ -101,7 +101,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
         .map(|seed| {
             let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
             let _primary = Primary::new(0);
-            // SAFETY: the pinned word is written while a copy may read it, which is what is tested; nothing else reads it.
+            // SAFETY: the pinned word is written while a copy may read it, which is tested; no other code reads it.
             unsafe {
                 let pinned: *mut c_void = handle(|p| sys::cuMemAllocHost_v2(p, 4));
                 let a = get(|a| sys::cuMemAlloc_v2(a, 4));
@@ -125,7 +125,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
 fn events_have_times_and_states() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types.
+    // SAFETY: out parameters point to variables of their types.
     unsafe {
         let [start, end, untimed] = [0, 0, 2].map(|flags| handle(|e| sys::cuEventCreate(e, flags)));
         let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
@@ -151,9 +151,9 @@ fn events_have_times_and_states() {
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(step: *mut c_void) {
-    // A function that a stream calls may not call the driver.
+    // A host callback must not call the driver.
     let mut device = 0;
-    // SAFETY: the out parameter is a place of its type.
+    // SAFETY: the out parameter points to a variable of its type.
     let answer = unsafe { sys::cuCtxGetDevice(&mut device) };
     assert_eq!(answer, CUresult::CUDA_ERROR_NOT_PERMITTED);
     CALLS.fetch_add(step as u32, Ordering::Relaxed);
@@ -169,7 +169,7 @@ extern "C" fn wait(receiver: *mut c_void) {
 fn functions_are_called_in_order_and_may_wait_for_the_program() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: the functions get what they expect.
+    // SAFETY: the callbacks receive pointers of the types that they expect.
     unsafe {
         let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
         let (go, receiver): (Sender<()>, _) = channel();
@@ -188,7 +188,7 @@ fn functions_are_called_in_order_and_may_wait_for_the_program() {
 fn values_in_memory_hold_a_stream() {
     let _emulator = cudaemu::test::start("").unwrap();
     let _primary = Primary::new(0);
-    // SAFETY: out parameters are places of their types; the kernel gets what it declares.
+    // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let [first, second] = [0; 2].map(|_| handle(|s| sys::cuStreamCreate(s, NON_BLOCKING)));
         let a = get(|a| sys::cuMemAlloc_v2(a, 16));
@@ -217,10 +217,10 @@ fn threads_share_a_context() {
     let threads: Vec<_> = (0..4u32)
         .map(|thread| {
             std::thread::spawn(move || {
-                // SAFETY: handles are numbers that may be used from any thread; the kernel gets what it declares.
+                // SAFETY: handles are numbers that may be used from any thread; the kernel gets the parameters that it declares.
                 unsafe {
                     ok(sys::cuCtxSetCurrent(context as sys::CUcontext));
-                    // The default stream of the thread.
+                    // The thread's default stream.
                     let stream = 2 as sys::CUstream;
                     let a = get(|a| sys::cuMemAlloc_v2(a, 4));
                     ok(sys::cuMemsetD32Async(a, thread, 1, stream));
@@ -236,5 +236,5 @@ fn threads_share_a_context() {
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     drop(primary);
-    assert_eq!(emulator.reports().len(), 1); // the module is left
+    assert_eq!(emulator.reports().len(), 1); // the module was not unloaded
 }

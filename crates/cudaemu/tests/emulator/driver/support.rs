@@ -1,4 +1,4 @@
-//! What the tests of the driver share: a session, calls that must succeed, and small kernels.
+//! Helpers for the driver tests: a session, calls that must succeed, and small kernels.
 
 use cudarc::driver::sys::{self, CUresult};
 
@@ -68,13 +68,13 @@ $again:
 }
 "#;
 
-/// A call that has to succeed.
+/// Asserts that a call succeeds.
 #[track_caller]
 pub fn ok(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
-/// What a call wrote to its out parameter; it has to succeed.
+/// Asserts that a call succeeds; returns the value of its out parameter.
 #[track_caller]
 pub fn get<T: Default>(call: impl FnOnce(*mut T) -> CUresult) -> T {
     let mut value = T::default();
@@ -82,7 +82,7 @@ pub fn get<T: Default>(call: impl FnOnce(*mut T) -> CUresult) -> T {
     value
 }
 
-/// The same for handles, which have no default.
+/// As [`get`], for handles, which have no default.
 #[track_caller]
 pub fn handle<T>(call: impl FnOnce(*mut *mut T) -> CUresult) -> *mut T {
     let mut value = std::ptr::null_mut();
@@ -90,7 +90,7 @@ pub fn handle<T>(call: impl FnOnce(*mut *mut T) -> CUresult) -> *mut T {
     value
 }
 
-/// A retained primary context that is current; released at the end.
+/// A retained primary context that is current; dropping it releases the context.
 pub struct Primary {
     pub device: sys::CUdevice,
     pub context: sys::CUcontext,
@@ -98,7 +98,7 @@ pub struct Primary {
 
 impl Primary {
     pub fn new(ordinal: i32) -> Self {
-        // SAFETY: out parameters are places of their types.
+        // SAFETY: out parameters point to variables of their types.
         unsafe {
             ok(sys::cuInit(0));
             let device = get(|d| sys::cuDeviceGet(d, ordinal));
@@ -130,10 +130,11 @@ pub fn function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
     handle(|f| unsafe { sys::cuModuleGetFunction(f, module, name.as_ptr()) })
 }
 
-/// A launch of one block of `threads` in a stream; parameters are given as 8-byte values of which the kernel reads what it wants.
+/// Launches one block of `threads` threads in a stream. Parameters are given as 8-byte values; the kernel reads as many bytes of
+/// each as it declares.
 pub fn launch(function: sys::CUfunction, threads: u32, stream: sys::CUstream, params: &[u64]) -> CUresult {
     let mut pointers: Vec<_> = params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect();
-    // SAFETY: there is a pointer to at least as many bytes for each parameter that the callers' kernels have.
+    // SAFETY: for each parameter of the kernels there is a pointer to at least its number of bytes.
     unsafe {
         sys::cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, pointers.as_mut_ptr(), std::ptr::null_mut())
     }

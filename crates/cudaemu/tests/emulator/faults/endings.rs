@@ -1,4 +1,4 @@
-//! How a kernel ends before its time: traps, assertions, loops without an end, stacks that are too deep.
+//! Kernels that stop early: traps, assertions, endless loops, stack overflows.
 
 use cudarc::driver::sys::CUresult::{
     CUDA_ERROR_ASSERT, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT,
@@ -20,7 +20,7 @@ fn endings() {
         fault,
         clean,
     };
-    /// 32 values, one of them negative where it is to end.
+    /// 32 values, one of them negative if the kernel must stop.
     macro_rules! negative {
         ($kernel:literal, $kind:literal, $instruction:literal, $error:expr) => {
             row(

@@ -1,10 +1,10 @@
-//! Accesses of memory that is there, but misaligned or never written.
+//! Accesses to existing memory that are misaligned, or read bytes that were never written.
 
 use cudarc::driver::sys::CUresult::{CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS};
 
 use super::{Launch, Row, attempt, check_all, numbers};
 
-/// Of atomics too.
+/// Atomics are reported as reads too.
 const UNINITIALISED: &str = "read of uninitialised memory; read of ";
 
 /// Fault and clean twin of a kernel with parameters (bytes, other, offset).
@@ -131,7 +131,7 @@ fn uninitialised() {
                 Some(("Global", gpu.address(&input) + 4))
             },
             |gpu, module| {
-                // Copies are no reads: what was not written stays so.
+                // A copy is not a read: unwritten bytes stay unwritten in the copy.
                 let input = gpu.alloc::<i32>(100);
                 let copy = gpu.stream().clone_dtod(&input).unwrap();
                 gpu.down(&copy);

@@ -1,4 +1,4 @@
-//! What a program did not give back is reported when its context ends.
+//! Leaks: memory and handles that a program has not released are reported when their context ends.
 
 use cudarc::driver::{CudaContext, result};
 
@@ -12,7 +12,7 @@ fn memory_streams_events_and_modules() {
     let rows: [(&str, Leak); 6] = [
         ("", |_| {}),
         ("100 bytes of memory (1 from cuMemAlloc)", |_| {
-            // SAFETY: nothing touches the memory.
+            // SAFETY: no code accesses the memory.
             unsafe { result::malloc_sync(100) }.unwrap();
         }),
         ("1 stream", |_| {
@@ -28,7 +28,7 @@ fn memory_streams_events_and_modules() {
         ("2 streams, 1 event, 1 module, 48 bytes of memory (2 from cuMemAlloc)", |text| {
             for _ in 0..2 {
                 result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
-                // SAFETY: nothing touches the memory.
+                // SAFETY: no code accesses the memory.
                 unsafe { result::malloc_sync(24) }.unwrap();
             }
             result::event::create(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT).unwrap();
@@ -41,7 +41,7 @@ fn memory_streams_events_and_modules() {
         let context = CudaContext::new(0).unwrap();
         leak(&text);
         drop(context);
-        let want = format!("leak: when the primary context of device 0 ended, there were left: {left}");
+        let want = format!("leak: the primary context of device 0 ended with unreleased resources: {left}");
         let want = if left.is_empty() { Vec::new() } else { vec![want] };
         assert_eq!(emulator.reports()[before..], want, "{left}");
     }

@@ -1,9 +1,9 @@
-//! Deliberate faults, one row for each way to commit one: what is reported, where, and what the driver answers then. The clean
-//! twin of each runs before it without a report, and another context goes on working after it.
+//! Deliberate faults, one row for each way to commit one: the report, its location, and the error code of the driver. Before each
+//! fault a valid counterpart runs without a report, and afterwards another context still works.
 //!
-//! Not seen: races in global memory between blocks (`kernels/faults/global_race.cu`), which would need a record of each byte's
-//! last accesses; only shared memory has that. Nor there a plain write, if an atomic of the same thread follows before another
-//! thread's atomic: of unordered atomics and what came before them only the last is kept.
+//! Not detected: races in global memory between blocks (`kernels/faults/global_race.cu`), because only shared memory records the
+//! last accesses of each byte. In shared memory, a plain write is not detected if the same thread then executes an atomic before
+//! another thread does: of unordered atomics and the accesses before them, only the last one is kept.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
@@ -20,7 +20,7 @@ use cudarc::driver::{CudaContext, CudaModule};
 
 use crate::gpu::{Gpu, launch, ptx};
 
-/// Launches a kernel that may fail at once, as `launch!` does a good one: the wait for it tells.
+/// Launches a kernel that may fail at once, like `launch!` for valid kernels: the result shows in the wait.
 macro_rules! attempt {
     ($gpu:expr, $module:expr, $kernel:expr, $grid:expr, $block:expr; $($arg:expr),* $(,)?) => {
         attempt!($gpu, $module, $kernel, $grid, $block, shared 0; $($arg),*)
@@ -35,30 +35,30 @@ macro_rules! attempt {
 }
 use attempt;
 
-/// Launches something; for faults of accesses, the memory and address that must be reported.
+/// Launches a kernel; for memory faults, returns the memory and address that must be reported.
 type Launch = fn(&Gpu, &Arc<CudaModule>) -> Option<(&'static str, u64)>;
 
 /// One deliberate fault.
 struct Row {
-    /// Of the PTX, without target.
+    /// Name of the PTX file, without target.
     file: &'static str,
-    /// What must be reported.
+    /// The kernel that must be reported.
     kernel: &'static str,
     kind: &'static str,
     block: u32,
     thread: u32,
-    /// How the guilty instruction begins.
+    /// Start of the faulty instruction.
     instruction: &'static str,
-    /// What the driver answers.
+    /// The expected error code.
     error: CUresult,
     fault: Launch,
     clean: Launch,
 }
 
-/// Warp instructions after which a launch is endless here.
+/// Settings with a low instruction limit, after which a launch counts as endless.
 const SETTINGS: &str = "CUDAEMU_DEVICES=2\nCUDAEMU_MAX_INSTRUCTIONS=200K";
 
-/// What is wrong with a row; empty if nothing.
+/// The deviations from a row; empty if there are none.
 fn check(row: &Row) -> Vec<String> {
     let file = format!("{}.sm_80", row.file);
     let text = ptx(&file);
@@ -109,7 +109,7 @@ fn check(row: &Row) -> Vec<String> {
     wrong
 }
 
-/// Whole numbers, 1 and up.
+/// The integers from 1 on.
 fn numbers(count: i32) -> Vec<i32> {
     (1..=count).collect()
 }
@@ -125,7 +125,7 @@ fn check_all(rows: &[Row]) {
     assert!(wrong.is_empty(), "{} of {} rows:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
 }
 
-/// What is not seen; see above.
+/// The limitations listed in the module header.
 #[test]
 fn races_in_global_memory_are_not_seen() {
     let gpu = Gpu::new(80);

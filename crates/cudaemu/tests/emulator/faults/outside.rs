@@ -1,4 +1,4 @@
-//! Accesses where no memory is: outside, after free, of nothing.
+//! Accesses without memory: out of bounds, after free, null pointers.
 
 use cudarc::driver::sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 
@@ -9,7 +9,7 @@ const OUTSIDE: &str = "access outside an allocation: ";
 #[test]
 fn outside_of_global_memory() {
     const N: usize = 100;
-    /// Launches one of the kernels on two buffers of `N` floats; the address is so many bytes from the start of `in` or `out`.
+    /// Launches a kernel on two buffers of `N` floats; the address is at this offset in bytes from the start of `in` or `out`.
     fn run(gpu: &Gpu, module: &std::sync::Arc<cudarc::driver::CudaModule>, kernel: &str, n: i32) -> [u64; 2] {
         let (input, out) = (gpu.up(&[1.0f32; N]), gpu.zeros::<f32>(N));
         attempt!(gpu, module, kernel, 2, 64; &input, &out, &n);
@@ -55,7 +55,7 @@ fn outside_of_global_memory() {
 
 #[test]
 fn outside_of_other_memory() {
-    /// Indices of 64 threads, one of them far outside.
+    /// Indices for 64 threads, one of them far outside.
     fn indices() -> Vec<i32> {
         (0..64).map(|i| if i == 37 { 1 << 20 } else { i % 8 }).collect()
     }
@@ -180,7 +180,7 @@ fn use_after_free() {
                 Some(("Global", address))
             },
             |gpu, module| {
-                // Given back in the order of the stream: after the kernel.
+                // Freed in stream order, after the kernel: valid.
                 attempt!(gpu, module, "read_cells", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
                 None
             },

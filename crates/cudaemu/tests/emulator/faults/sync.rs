@@ -1,10 +1,10 @@
-//! Faults of threads that work together: races, barriers, shuffles, asynchronous copies.
+//! Faults of cooperating threads: races, barriers, shuffles, asynchronous copies.
 
 use cudarc::driver::sys::CUresult::{self, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT};
 
 use super::{Row, attempt, check_all};
 
-/// A row whose kernels take `in` and `out` of 256 words each, or `out` alone, and run as one block.
+/// A row for kernels that take `in` and `out` of 256 words each, or only `out`, and run as one block.
 macro_rules! row {
     ($file:literal, $kernel:literal, $clean:literal, $threads:literal, $kind:expr, thread $thread:literal, $instruction:literal, $access:expr) => {
         row!($file, $kernel, $clean, $threads, $kind, thread $thread, $instruction, $access, CUDA_ERROR_LAUNCH_FAILED)
@@ -73,7 +73,7 @@ fn barriers() {
         attempt!(gpu, module, "barrier_in_loop_clean", 1, 64; &5, &gpu.zeros::<i32>(64));
         None
     };
-    // Half of the lanes can never meet the other half.
+    // The two halves of the lanes can never reconverge.
     let mut apart = deadlock!("warp_and_block_barrier_fault", 1, "bar.warp.sync");
     (apart.kind, apart.error) = ("inactive lane: bar.warp.sync waits for lanes 0x55555555", CUDA_ERROR_LAUNCH_FAILED);
     check_all(&[
@@ -97,7 +97,7 @@ fn lanes_that_take_no_part() {
 }
 
 #[test]
-fn copies_that_nobody_waited_for() {
+fn copies_without_a_wait() {
     const PENDING: &str = "asynchronous copy not waited for: ";
     const FAILED: CUresult = CUDA_ERROR_LAUNCH_FAILED;
     check_all(&[

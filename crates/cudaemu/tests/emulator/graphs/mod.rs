@@ -53,7 +53,7 @@ fn a_captured_chain_is_replayed_with_new_input() {
         let graph = stream.end_capture(NO_FLAGS).unwrap().unwrap();
         assert_eq!(stream.capture_status().unwrap(), sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
         assert_eq!(count_nodes(graph.cu_graph()), (3, 2));
-        // Nothing ran while it was captured.
+        // Capture executes nothing.
         assert_eq!(read(&stream, &data), floats(100));
         graph.upload().unwrap();
         graph.launch().unwrap();
@@ -64,7 +64,7 @@ fn a_captured_chain_is_replayed_with_new_input() {
         assert_eq!(read(&stream, &data), [8.0; 100]);
         // A second exec of the same graph.
         let second = instantiate(graph.cu_graph());
-        // SAFETY: exec and stream are live; the exec may be destroyed while it runs.
+        // SAFETY: the handles are valid; an executable graph may be destroyed while it runs.
         unsafe {
             ok(sys::cuGraphLaunch(second, stream.cu_stream()));
             ok(sys::cuGraphExecDestroy(second));
@@ -132,7 +132,7 @@ fn what_a_capture_forbids() {
 
         begin();
         let mut address = 0;
-        // SAFETY: a place for the answer.
+        // SAFETY: the out parameter points to a variable of its type.
         let allocated = unsafe { sys::cuMemAlloc_v2(&mut address, 16) };
         assert_eq!(allocated, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         assert_eq!(end(), failed(invalidated));
@@ -140,7 +140,7 @@ fn what_a_capture_forbids() {
         begin();
         let inside = stream.record_event(None).unwrap();
         other.wait(&inside).unwrap();
-        // SAFETY: no pointers but a live buffer of the driver's own.
+        // SAFETY: the only pointer is to a live buffer.
         unsafe { ok(sys::cuLaunchHostFunc(other.cu_stream(), Some(nothing), null_mut())) };
         assert_eq!(end(), failed(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
 
@@ -149,9 +149,9 @@ fn what_a_capture_forbids() {
         assert_eq!(inside.synchronize(), result(CUDA_ERROR_CAPTURED_EVENT));
         assert_eq!(end(), failed(invalidated));
 
-        // The default stream waits for blocking streams, and cannot while one is captured.
+        // The default stream synchronises with blocking streams, so it cannot be used while one of them is captured.
         let mut blocking = null_mut();
-        // SAFETY: a place for the answer; then a live stream.
+        // SAFETY: the out parameter points to a variable of its type; the stream is live.
         unsafe {
             ok(sys::cuStreamCreate(&mut blocking, 0));
             ok(sys::cuStreamBeginCapture_v2(blocking, Mode::CU_STREAM_CAPTURE_MODE_RELAXED));
@@ -177,7 +177,7 @@ fn what_a_capture_forbids() {
 extern "C" fn nothing(_: *mut c_void) {}
 
 extern "C" fn count(counter: *mut c_void) {
-    // SAFETY: the tests give the address of a counter that outlives the work.
+    // SAFETY: the tests pass the address of a counter that outlives the callback.
     let counter = unsafe { &*counter.cast::<AtomicU32>() };
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -274,9 +274,9 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
         };
         assert_eq!(count_nodes(made.graph), (4, 3));
         assert_eq!((run(exec), counter.load(Ordering::Relaxed)), (2.5, 1));
-        // SAFETY: all structures are complete, and live during the calls; pointers that are read came from the driver.
+        // SAFETY: all structures are initialised and outlive the calls; the driver returned the pointers that are read.
         unsafe {
-            // Parameters can be asked for: the kernel's are copies.
+            // Queried parameters: the kernel node holds copies.
             let mut kernel: sys::CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
             ok(sys::cuGraphKernelNodeGetParams_v2(made.nodes[1], &mut kernel));
             assert_eq!(kernel.blockDimX, 32);
@@ -314,7 +314,7 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
             let mut info: sys::CUgraphExecUpdateResultInfo = std::mem::zeroed();
             ok(sys::cuGraphExecUpdate_v2(exec, clone, &mut info));
             assert_eq!(run(exec), 8.0);
-            // With an edge more it is another graph, and nothing changes.
+            // A further edge makes it a different graph: the update fails and changes nothing.
             let mut extra = null_mut();
             ok(sys::cuGraphAddEmptyNode(&mut extra, clone, &node, 1));
             let updated = sys::cuGraphExecUpdate_v2(exec, clone, &mut info);
@@ -322,13 +322,13 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
             assert_eq!(info.result, sys::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
             assert_eq!((run(exec), counter.load(Ordering::Relaxed)), (8.0, 5));
 
-            // A cycle, a foreign node and a stale handle are refused.
+            // A cycle, a foreign node and a stale handle give errors.
             let cycle = sys::cuGraphAddDependencies(made.graph, &made.nodes[2], &made.nodes[0], 1);
             assert_eq!(cycle, CUresult::CUDA_ERROR_INVALID_VALUE);
             let foreign = sys::cuGraphAddDependencies(made.graph, &node, &made.nodes[0], 1);
             assert_eq!(foreign, CUresult::CUDA_ERROR_INVALID_VALUE);
 
-            // As a child of another graph, which runs it twice in a row.
+            // As two children of another graph, which runs it twice in a row.
             let (mut outer, mut children) = (null_mut(), [null_mut(); 2]);
             ok(sys::cuGraphCreate(&mut outer, 0));
             ok(sys::cuGraphAddChildGraphNode(&mut children[0], outer, null(), 0, made.graph));
@@ -446,7 +446,7 @@ fn functions_that_are_launched_by_name_and_by_graph_are_the_same() {
         launch(&stream, &kernels.add, &mut data, 4.0, 32);
         let graph = stream.end_capture(NO_FLAGS).unwrap().unwrap();
         let (mut nodes, mut count) = ([null_mut(); 1], 1);
-        // SAFETY: an array of one place, and a place for the parameters.
+        // SAFETY: an array of one element, and a variable for the parameters.
         unsafe {
             ok(sys::cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &mut count));
             let mut params: sys::CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();

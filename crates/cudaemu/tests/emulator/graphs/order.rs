@@ -1,4 +1,4 @@
-//! Streams in any order that CUDA allows, and work that runs though nobody waits for it.
+//! Execution order: streams run in any order that CUDA allows, and queued operations run even if the program never waits for them.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::support::{Kernels, add, address, context, emulator, ok, read};
 use cudarc::driver::sys;
 
-/// Only a failure waits so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Test timeout: only a failure waits this long.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One stream computes, another one copies the result out: with the event between them, or without.
+/// One stream computes, another one copies the result, with an event between them if `waits`.
 fn program(seed: u64, waits: bool) -> Vec<f32> {
     let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
     let result = {
@@ -49,13 +49,13 @@ fn correct_programs_do_not_depend_on_the_seed_and_racy_ones_are_caught() {
     assert!(caught >= 10, "the missing wait showed under {caught} seeds of 100");
 }
 
-extern "C" fn tell(sender: *mut c_void) {
-    // SAFETY: the tests give the address of a sender that outlives the work.
+extern "C" fn notify(sender: *mut c_void) {
+    // SAFETY: the tests pass the address of a sender that outlives the callback.
     unsafe { &*sender.cast::<Sender<()>>() }.send(()).unwrap();
 }
 
 #[test]
-fn work_runs_though_nobody_synchronises() {
+fn queued_work_runs_without_synchronisation() {
     for seed in 0..4 {
         let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
         {
@@ -67,18 +67,18 @@ fn work_runs_though_nobody_synchronises() {
             let mut pinned: *mut c_void = null_mut();
             for round in 0..3 {
                 add(&stream, &kernels, &mut data, 1.0);
-                // SAFETY: the sender lives until it has sent; pinned memory of 128 bytes is given back at the end.
+                // SAFETY: the sender lives until it has sent; 128 bytes of pinned memory are freed at the end.
                 unsafe {
                     ok(sys::cuLaunchHostFunc(
                         stream.cu_stream(),
-                        Some(tell),
+                        Some(notify),
                         std::ptr::from_ref(&sender).cast_mut().cast(),
                     ));
-                    told.recv_timeout(PATIENCE).unwrap();
+                    told.recv_timeout(TIMEOUT).unwrap();
                     ok(sys::cuMemAllocHost_v2(&mut pinned, 128));
                     pinned.cast::<f32>().write_volatile(0.0);
                     ok(sys::cuMemcpyDtoHAsync_v2(pinned, address(&data, &stream), 128, stream.cu_stream()));
-                    let deadline = Instant::now() + PATIENCE;
+                    let deadline = Instant::now() + TIMEOUT;
                     while pinned.cast::<f32>().read_volatile() == 0.0 {
                         assert!(Instant::now() < deadline, "the copy never ran");
                         std::thread::yield_now();
@@ -130,7 +130,7 @@ fn events_order_graphs_of_two_streams() {
             };
             begin(&first);
             add(&first, &kernels, &mut data, 1.0);
-            // SAFETY: live handles. Flag 1: the event is recorded when the graph runs.
+            // SAFETY: valid handles. Flag 1: the event is recorded when the graph runs.
             ok(unsafe { sys::cuEventRecordWithFlags(event.cu_event(), first.cu_stream(), 1) });
             let writer = first.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
             begin(&second);
@@ -141,7 +141,7 @@ fn events_order_graphs_of_two_streams() {
             writer.launch().unwrap();
             reader.launch().unwrap();
             assert_eq!(read(&second, &out), [2.0; 32], "seed {seed}");
-            // Both graphs may go while their work is queued.
+            // Both graphs may be destroyed while their launches are queued.
             writer.launch().unwrap();
             reader.launch().unwrap();
             drop((writer, reader));

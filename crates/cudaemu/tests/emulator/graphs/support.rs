@@ -1,4 +1,4 @@
-//! What tests of streams and graphs share: two kernels, and short ways to call them.
+//! Helpers for tests of streams and graphs: two kernels, and functions to launch them.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -66,12 +66,12 @@ $done:
 }
 "#;
 
-/// The emulator with these settings, for this test alone.
+/// Exclusive use of the emulator, with these settings.
 pub fn emulator(settings: &str) -> Session {
     cudaemu::test::start(settings).unwrap()
 }
 
-/// The context of a device, without cudarc's own events for slices: captures could not have them.
+/// A device's context, without cudarc's own events for slices, which captures do not allow.
 pub fn context(device: usize) -> Arc<CudaContext> {
     let context = CudaContext::new(device).unwrap();
     // SAFETY: the tests order their streams themselves.
@@ -79,7 +79,7 @@ pub fn context(device: usize) -> Arc<CudaContext> {
     context
 }
 
-/// Fails for any error of the driver.
+/// Asserts that a call succeeds.
 #[track_caller]
 pub fn ok(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
@@ -90,7 +90,7 @@ pub fn floats(count: usize) -> Vec<f32> {
     (0..count).map(|i| i as f32).collect()
 }
 
-/// All of a buffer, after the stream's work.
+/// The content of a buffer, after the stream's operations.
 pub fn read(stream: &Arc<CudaStream>, data: &CudaSlice<f32>) -> Vec<f32> {
     stream.clone_dtoh(data).unwrap()
 }
@@ -120,7 +120,7 @@ impl Kernels {
         let count = a.len() as u32;
         let mut launch = stream.launch_builder(&self.sum);
         launch.arg(a).arg(b).arg(&count);
-        // SAFETY: the arguments are the kernel's, and the buffers are as long as it says.
+        // SAFETY: the arguments match the kernel's parameters, and the buffers have `count` elements.
         unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
     }
 
@@ -156,7 +156,7 @@ impl Kernels {
 pub fn launch(stream: &Arc<CudaStream>, add: &CudaFunction, data: &mut CudaSlice<f32>, value: f32, count: u32) {
     let mut launch = stream.launch_builder(add);
     launch.arg(data).arg(&value).arg(&count);
-    // SAFETY: the arguments are the kernel's, and the buffer is at least as long.
+    // SAFETY: the arguments match the kernel's parameters, and the buffer has at least `count` elements.
     unsafe { launch.launch(LaunchConfig::for_num_elems(count)) }.unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Simulated time: what events say when the rates of the machine are set.
+//! Simulated time: event times with configured rates.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn between(start: &CudaEvent, end: &CudaEvent) -> f64 {
     (f64::from(start.elapsed_ms(end).unwrap()) * 1e6).round() / 1e3
 }
 
-/// Two streams that copy 1 MB in, compute, and copy out; one after the other, or at once.
+/// Duration of `count` streams that each copy 1 MB in, compute, and copy out, concurrently.
 fn pipeline(context: &Arc<CudaContext>, count: usize) -> f64 {
     let kernels = Kernels::load(context);
     let host = vec![1.0f32; 250_000];
@@ -51,7 +51,7 @@ fn copies_and_kernels_of_two_streams_overlap() {
         {
             let context = context(0);
             assert_eq!(pipeline(&context, 1), 300.0, "seed {seed}");
-            // In: 0–100 and 100–200; kernels 100–200 and 200–300; out 200–300, and only then, as the call waits, 300–400.
+            // In: 0–100 and 100–200; kernels 100–200 and 200–300; out 200–300 and, because the call waits, 300–400.
             assert_eq!(pipeline(&context, 2), 400.0, "seed {seed}");
         }
         assert_eq!(emulator.reports(), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! `kernels/asm_forms.cu`: what only inline assembly reaches.
+//! `kernels/asm_forms.cu`: instructions that only inline assembly uses.
 
 use half::f16;
 
@@ -31,7 +31,7 @@ fn reductions() {
         launch!(gpu, module, "reductions", 2, 48; &words, &wide, &floats, &doubles, &gpu.up(&values));
         let sum: i32 = values.iter().sum();
         let all: Vec<u32> = values.iter().map(|&x| x as u32).collect();
-        // 96 steps, a multiple of six, up from 4 and down from 2, around from 0 to 5, lead back.
+        // 96 steps, a multiple of six, up from 4 and down from 2, around from 0 to 5, lead back to the start.
         let want = [
             5u32.wrapping_add(sum as u32),
             6u32.wrapping_add(sum as u32),
@@ -98,7 +98,7 @@ fn carry_chains_and_vector_moves() {
         let pairs = || a.chunks(4).zip(b.chunks(4)).map(|(a, b)| (number(a), number(b)));
         let mut want: Vec<u32> = pairs().flat_map(|(a, b)| words(a.wrapping_add(b))).collect();
         want.extend(pairs().flat_map(|(a, b)| words(a.wrapping_sub(b))));
-        // Two words of the product; the carry of its middle terms goes where it came from.
+        // Two words of the product, with the carry of the middle terms.
         let product = |(a, b): (&[u32], &[u32])| {
             let low = u64::from(a[0]) * u64::from(b[0]);
             let middle = u64::from(a[0].wrapping_mul(b[1])) + (low >> 32);
@@ -119,7 +119,7 @@ fn carry_chains_and_vector_moves() {
     }
 }
 
-/// Columns that one line of host code gives; the instructions of the rest have tests of their own.
+/// Columns for which one line of host code computes the expected value; the other instructions have separate tests.
 #[test]
 fn bit_operations() {
     for (target, file) in FILES {
@@ -173,7 +173,7 @@ fn bit_operations() {
     }
 }
 
-/// Forms with flushing, saturation and directed rounding, on values whose results are normal.
+/// Forms with flushing, saturation and directed rounding, on values with normal results.
 #[test]
 fn float_forms() {
     use crate::reference::{Exact, F32, Round, add};
@@ -199,7 +199,7 @@ fn float_forms() {
                 (7, near(Exact::quotient(x, y))),
                 (8, x.min(y)),
                 (9, x.max(y)),
-                // The sign of the first with the size of the second.
+                // The sign of the first operand with the magnitude of the second.
                 (11, y.copysign(x)),
                 (12, x.abs()),
                 (13, -x),

@@ -1,10 +1,10 @@
-//! Matrices in the registers of a warp: products in each shape and type, moves, and the functions of CUDA C++ for them.
+//! Matrices in the registers of a warp: products in each shape and type, moves, and the corresponding functions of CUDA C++.
 
 use half::{bf16, f16};
 
 use crate::gpu::{Gpu, close, launch, random, same};
 
-/// Element types: bits, and how a pattern reads as a number.
+/// Element types, with their bits and the number of a bit pattern.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Type {
     F16,
@@ -30,14 +30,14 @@ impl Type {
         }
     }
 
-    /// A pattern whose number is small, so that sums are exact.
+    /// A bit pattern of a small number, so that sums are exact.
     fn sample(self, random: &mut fastrand::Rng) -> u32 {
         let small = random.i32(-4..=4) as f32;
         match self {
             Self::F16 => f16::from_f32(small).to_bits().into(),
             Self::Bf16 => bf16::from_f32(small).to_bits().into(),
             Self::Tf32 => small.to_bits(),
-            // Sign, three or two bits of exponent around the bias, some fraction.
+            // Sign, three or two bits of exponent around the bias, some fraction bits.
             Self::E4m3 => random.u32(..2) << 7 | random.u32(5..9) << 3 | random.u32(..8),
             Self::E5m2 => random.u32(..2) << 7 | random.u32(13..17) << 2 | random.u32(..4),
             _ => random.u32(..) & ((1u64 << self.bits()) - 1) as u32,
@@ -70,8 +70,8 @@ enum Sum {
     Saturating,
 }
 
-/// Where an element lies: lane, and position among the lane's elements of that matrix (PTX ISA, "Matrix Fragments for mma").
-/// `per` elements fill a register. Rows 8 and up come in the registers after those of row 0 to 7, then the upper half of k.
+/// Position of an element: lane, and index among the lane's elements of the matrix (PTX ISA, "Matrix Fragments for mma"). A
+/// register holds `per` elements. Rows 8 and up are in the registers after those of rows 0 to 7, then the upper half of k.
 fn place_a(row: usize, k: usize, per: usize, rows: usize) -> (usize, usize) {
     let (part, within) = (k / (4 * per), k % (4 * per));
     let register = part * (rows / 8) + row / 8;
@@ -87,7 +87,7 @@ fn place_c(row: usize, column: usize) -> (usize, usize) {
     (row % 8 * 4 + column / 2, row / 8 * 2 + column % 2)
 }
 
-/// Registers of each lane, from elements of a number of bits.
+/// Packs elements of `bits` bits into each lane's registers.
 fn packed(bits: usize, count: usize, elements: impl Iterator<Item = ((usize, usize), u32)>) -> Vec<u32> {
     let registers = count * bits / 32 / 32;
     let mut words = vec![0; 32 * registers];
@@ -97,7 +97,7 @@ fn packed(bits: usize, count: usize, elements: impl Iterator<Item = ((usize, usi
     words
 }
 
-/// Name, shape and types as in the name, first target.
+/// (name, shape, element types, accumulator type, first target)
 type Row = (&'static str, [usize; 3], Type, Type, Sum, u32);
 
 #[test]
@@ -178,7 +178,7 @@ fn products() {
         let [a, b, c] = [32, 32, 64].map(|count| (0..count).map(|_| random.f64()).collect::<Vec<_>>());
         let out = gpu.alloc::<f64>(64);
         launch!(gpu, module, "mma_m8n8k4_f64", 1, 32; &gpu.up(&a), &gpu.up(&b), &gpu.up(&c), &out);
-        // Lane 4 row + k has A, 4 column + k has B; C lies as in the other shapes.
+        // Lane 4 row + k holds A, lane 4 column + k holds B; C has the same layout as in the other shapes.
         let value = |i: usize| {
             let (row, column) = (i / 8, i % 8 / 2 * 2 + i % 2);
             c[i] + (0..4).map(|k| a[4 * row + k] * b[4 * column + k]).sum::<f64>()
@@ -195,7 +195,7 @@ fn moves() {
         let mut random = random(3);
         let cells: Vec<u16> = (0..256).map(|_| random.u16(..)).collect();
         let element = |matrix: usize, row: usize, column: usize| u32::from(cells[matrix * 64 + row * 8 + column]);
-        // What lane l has of a matrix: two neighbours of row l / 4, or, transposed, of column l / 4.
+        // Lane l's part of a matrix: two adjacent elements of row l / 4, or, transposed, of column l / 4.
         let pair = |matrix: usize, lane: usize, transposed: bool| {
             let (row, column) = (lane / 4, lane % 4 * 2);
             let [low, high] = [0, 1].map(|i| match transposed {

@@ -62,7 +62,8 @@ fn products() {
         }
         let out = gpu.alloc::<f32>(rows);
         launch!(gpu, module, "matvec_q4_0_q8", grid, threads; &a, &quantised, &out, &(columns as i32));
-        // The sum of a block went through a half, so its error may be as large as that of one: 8 d_weight × sum × 2^-11.
+        // The sum of a block is rounded to half precision, so its error may be as large as that of a half: 8 d_weight × sum ×
+        // 2^-11.
         let value = |(i, _): (usize, &f64)| {
             let block = &bytes[i / 32 * VALUES..];
             f16::from_le_bytes([block[0], block[1]]).to_f64() * f64::from(block[4 + i % 32] as i8)

@@ -1,5 +1,5 @@
-//! Every committed kernel, for every target it is compiled for, through cudarc: what it leaves in memory against what the
-//! host computes another way, over several shapes; and not one report.
+//! Every committed kernel, for every target, through cudarc: compares the results in memory with an independent computation on the
+//! host, for several shapes. Any report fails the test.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 

@@ -3,7 +3,7 @@
 use super::{LANES, bytes_of, header, noise};
 use crate::bare_device::{Device, Params};
 
-/// Name of a row, taken apart.
+/// The parts of a row's name.
 struct Row<'a> {
     name: &'a str,
     store: bool,
@@ -30,7 +30,7 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// Widths of the registers that it may have, in bits.
+    /// Allowed register widths in bits.
     fn registers(&self) -> Vec<usize> {
         let bits = 8 * bytes_of(self.ty);
         if bits == 128 { vec![128] } else { [16, 32, 64].into_iter().filter(|&width| width >= bits).collect() }
@@ -39,7 +39,7 @@ impl<'a> Row<'a> {
     /// Where its data may be.
     fn places(&self) -> Vec<Place> {
         match self.space {
-            // st to the generic address of a parameter is none.
+            // No st to the generic address of a parameter.
             "" if self.store => vec![Place::Global, Place::Shared, Place::Local],
             "" => vec![Place::Global, Place::Shared, Place::Local, Place::Const, Place::Param],
             "global" => vec![Place::Global],
@@ -54,7 +54,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Where 16 bytes a lane are.
+/// A memory with 16 bytes per lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Global,
@@ -63,14 +63,14 @@ enum Place {
     Const,
     /// The kernel's parameter block.
     Param,
-    /// Parameter of a function.
+    /// A parameter of a function.
     Function,
 }
 
-/// Bytes that constant memory and parameters hold, for all lanes.
+/// Content of constant memory and parameters, equal for all lanes.
 const SAME: [u8; 16] = [0x81, 0x02, 0xf3, 0x84, 0x05, 0xe6, 0x07, 0x98, 0xff, 0x0a, 0x8b, 0x0c, 0x9d, 0x0e, 0x7f, 0xc0];
 
-/// Declarations and addresses of each thread: `%in` its 64 bytes of input, `%out` its 64 bytes of output.
+/// Declarations and addresses of each thread: `%in` points to its 64 bytes of input, `%out` to its 64 bytes of output.
 const PROLOGUE: &str = "
     .reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .b128 %q<1>; .reg .b32 %w<4>;
     .reg .b32 %t, %s; .reg .b64 %in, %out, %o, %a;
@@ -103,7 +103,7 @@ fn operands(width: usize, count: usize) -> String {
     if count == 1 { list[0].clone() } else { format!("{{{}}}", list.join(", ")) }
 }
 
-/// The address operand of a row, and the instructions before it that put it into `%a`.
+/// The address operand of a row, and the instructions that compute it into `%a`.
 fn address(row: &Row<'_>, place: Place) -> (String, String) {
     let generic = |space: &str, name: &str| format!("mov.u64 %a, {name};\ncvta.{space}.u64 %a, %a;\n");
     let (before, base) = match (place, row.space) {
@@ -171,7 +171,7 @@ fn params(out: u64, input: u64) -> Params {
     Params::default().pointer(out).pointer(input).add(&SAME)
 }
 
-/// Every row of the table that is wanted, in every place and register width; a module each few hundred kernels.
+/// Every row that satisfies `wanted`, in every place and register width; a module has some hundred kernels.
 fn variants(wanted: impl Fn(&Row<'_>) -> bool) -> Vec<(Row<'static>, Place, usize)> {
     let rows = cudaemu::isa::table().rows().iter().filter_map(|row| Row::of(&row.name)).filter(|row| wanted(row));
     rows.flat_map(|row| {
@@ -261,7 +261,7 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     )
 }
 
-/// Stores its 16 bytes where its first parameter points.
+/// Stores its 16 bytes at the address in its first parameter.
 const KEEP: &str = ".func keep(.param .b64 out, .param .align 16 .b8 data[16]) {
     .reg .b32 %w<4>; .reg .b64 %out;
     ld.param.u64 %out, [out];

@@ -3,7 +3,7 @@
 use super::{LANES, bytes_of, header};
 use crate::bare_device::{Device, Params};
 
-/// Operands and the value that must be in memory afterwards, as bits.
+/// Operands and the expected value in memory, as bits.
 struct Case {
     old: u128,
     b: u128,
@@ -12,7 +12,7 @@ struct Case {
     new: u128,
 }
 
-/// Name of a row, taken apart.
+/// The parts of a row's name.
 struct Row<'a> {
     name: &'a str,
     space: &'a str,
@@ -39,7 +39,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// What integer operations do, written once more.
+/// A second implementation of the integer operations.
 fn integer(op: &str, ty: &str, old: u128, b: u128, c: u128) -> u128 {
     let bits = 8 * bytes_of(ty) as u32;
     let signed = |v: u128| (v << (128 - bits)) as i128 >> (128 - bits);
@@ -90,8 +90,8 @@ fn integer(op: &str, ty: &str, old: u128, b: u128, c: u128) -> u128 {
     if bits == 128 { result } else { result & ((1 << bits) - 1) }
 }
 
-/// Old value, operand, sum, least, greatest, by type. The adder of global memory flushes f32 subnormals, that of shared
-/// memory does not: those cases are apart.
+/// Old value, operand, sum, minimum, maximum, by type. F32_SUBNORMAL has the cases with f32 subnormals, which the adder of global
+/// memory flushes and that of shared memory keeps.
 type Float = (u128, u128, u128, u128, u128);
 
 const F16: [Float; 8] = [
@@ -102,7 +102,7 @@ const F16: [Float; 8] = [
     (0x0001, 0x0001, 0x0002, 0x0001, 0x0001), // subnormals stay
     (0x8000, 0x0000, 0x0000, 0x8000, 0x0000), // -0 is less than +0
     (0x7c00, 0xfc00, 0x7fff, 0xfc00, 0x7c00), // infinities of both signs
-    (0x7e01, 0x3c00, 0x7fff, 0x3c00, 0x3c00), // NaN: the other operand is least and greatest
+    (0x7e01, 0x3c00, 0x7fff, 0x3c00, 0x3c00), // NaN: minimum and maximum are the non-NaN operand
 ];
 
 const BF16: [Float; 8] = [
@@ -131,7 +131,7 @@ const F32_SUBNORMAL: [(u128, u128, u128, u128); 4] = [
     (0x0000_0001, 0x0000_0001, 0x0000_0002, 0x0000_0000),
     (0x8000_0001, 0x8000_0000, 0x8000_0001, 0x8000_0000),
     (0x0080_0001, 0x8080_0000, 0x0000_0001, 0x0000_0000), // the result is subnormal
-    (0x0080_0000, 0x0000_0001, 0x0080_0001, 0x0080_0000), // an operand is
+    (0x0080_0000, 0x0000_0001, 0x0080_0001, 0x0080_0000), // an operand is subnormal
 ];
 
 const F64: [(u128, u128, u128); 5] = [
@@ -142,7 +142,7 @@ const F64: [(u128, u128, u128); 5] = [
     (0x8000_0000_0000_0000, 0x8000_0000_0000_0000, 0x8000_0000_0000_0000),
 ];
 
-/// Cases of an operation on a type; `shared`: in shared memory.
+/// Cases of an operation on a type, in shared memory if `shared`.
 fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
     let case = |(old, b, new)| Case { old, b, c: 0, new };
     let halves = |table: &[Float; 8]| -> Vec<Case> {
@@ -153,7 +153,7 @@ fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
         };
         table.iter().map(|float| case(pick(float))).collect()
     };
-    // Each half gets another case.
+    // The two halves have different cases.
     let pairs = |low: Vec<Case>, high: Vec<Case>| -> Vec<Case> {
         let both = |l: u128, h: u128| l | h << 16;
         let high = high.iter().cycle().skip(3);
@@ -181,17 +181,17 @@ fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
     }
 }
 
-/// Bytes of a thread's block of input (operands b 16 bytes apart, then c), and of its output.
+/// Bytes of a thread's input (operands b 16 bytes apart, then c), and of its output.
 const BLOCK: usize = 256;
 
-/// `{%h0, %h1}` or one register, of a file for each width.
+/// `{%h0, %h1}` or one register, from the register range of the type's width.
 fn operands(ty: &str, first: usize, count: usize) -> String {
     let file = ["h", "r", "d", "q"][bytes_of(ty).ilog2() as usize - 1];
     let list: Vec<String> = (0..count).map(|index| format!("%{file}{}", first + index)).collect();
     if count == 1 { list[0].clone() } else { format!("{{{}}}", list.join(", ")) }
 }
 
-/// A kernel that does the row's operation on each thread's 16 bytes, in global memory or in a copy in shared memory.
+/// A kernel that executes the row on each thread's 16 bytes, in global memory or in a copy in shared memory.
 fn kernel(row: &Row<'_>, shared: bool, number: usize) -> String {
     let (bits, ty) = (8 * bytes_of(row.ty), row.ty);
     let mut body = String::from(
@@ -238,7 +238,7 @@ fn params(out: u64, input: u64, cells: u64) -> Params {
     Params::default().pointer(out).pointer(input).pointer(cells)
 }
 
-/// Runs one row on its cases, a case a lane (vectors: the next ones too), and compares memory and old values.
+/// Runs one row with one case per lane (vectors use the next cases too), and compares memory and old values.
 fn check(device: &mut Device, module: &crate::bare_device::Module, row: &Row<'_>, shared: bool, number: usize) {
     let cases = cases(row.op, row.ty, shared);
     let size = bytes_of(row.ty);
@@ -285,7 +285,7 @@ fn every_operation_in_every_space() {
     let mut device = Device::new();
     let mut variants = Vec::new();
     for row in cudaemu::isa::table().rows().iter().filter_map(|row| Row::of(&row.name)) {
-        // A generic address of either memory; vectors are for global memory alone.
+        // A generic address may be in either memory; vectors only access global memory.
         let both: &[bool] = match (row.space, row.count) {
             ("", 1) => &[false, true],
             ("" | "global", _) => &[false],
@@ -307,7 +307,7 @@ fn every_operation_in_every_space() {
 }
 
 #[test]
-fn threads_that_meet_at_one_word() {
+fn threads_that_update_one_word() {
     let mut device = Device::new();
     let module = device.load(
         &(header()

@@ -1,12 +1,12 @@
-//! cp.async: every form and size; and what happens before it is waited for.
+//! cp.async: every form and size, and accesses before the wait.
 
 use cudaemu::fault::FaultKind;
 
 use super::{LANES, header, noise};
 use crate::bare_device::{Device, Params};
 
-/// A kernel that copies `size` bytes of each thread's 16 (with the operands that follow the size) over 16 bytes of 0xa5 in shared
-/// memory, does `wait`, and stores the 16 bytes.
+/// A kernel that copies `size` bytes of each thread's 16 (with the operands after the size) over 16 bytes of 0xa5 in shared memory,
+/// executes `wait`, and stores the 16 bytes.
 fn kernel(name: &str, opcode: &str, operands: &str, wait: &str) -> String {
     format!(
         ".visible .entry {name}(.param .u64 out, .param .u64 in) {{
@@ -30,13 +30,13 @@ fn kernel(name: &str, opcode: &str, operands: &str, wait: &str) -> String {
     )
 }
 
-/// Input behind 16 bytes that are not to be read: `kernel` subtracts them and the instructions add them again.
+/// Input after 16 bytes that must not be read: `kernel` subtracts 16 from the address and the instructions add it again.
 fn input(device: &Device) -> (Vec<u8>, u64) {
     let bytes = noise(16 * LANES, 3);
     (bytes.clone(), device.upload(&bytes))
 }
 
-/// Opcode, operands, what waits, size of the copy, and how much of it a lane's source gives.
+/// (opcode, operands, wait instruction, size of the copy, bytes that a lane's source provides)
 type Form = (String, String, &'static str, usize, fn(usize, usize) -> usize);
 
 #[test]
@@ -102,7 +102,7 @@ fn every_form_and_size() {
     device.executed_all(&["cp"]);
 }
 
-/// The fault of a kernel that copies and waits like this.
+/// The fault of a kernel with this copy and wait.
 fn fault(opcode: &str, operands: &str, wait: &str) -> Result<(), FaultKind> {
     let mut device = Device::new();
     let (_, source) = input(&device);
@@ -122,7 +122,7 @@ fn a_copy_that_is_not_waited_for_is_reported() {
         let fault = fault(copy, operands, wait);
         assert!(matches!(fault, Err(FaultKind::PendingCopy(_))), "{wait}: {fault:?}");
     }
-    // The older of two groups is there while the younger may be pending.
+    // The older of two groups is complete while the younger may be pending.
     let young = "cp.async.commit_group;
         cp.async.ca.shared.global [%s+512], [%in+16], 16; cp.async.commit_group;
         cp.async.wait_group 1;";

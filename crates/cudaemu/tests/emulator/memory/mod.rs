@@ -7,12 +7,12 @@ mod copies;
 /// Lanes of a warp.
 const LANES: usize = 32;
 
-/// Starts a module.
+/// The head of a module.
 fn header() -> String {
     String::from(".version 8.6\n.target sm_90\n.address_size 64\n")
 }
 
-/// Bytes of a type name of PTX: `u32`, `bf16x2`.
+/// Size in bytes of a PTX type name: `u32`, `bf16x2`.
 fn bytes_of(ty: &str) -> usize {
     match ty {
         "f16x2" | "bf16x2" => 4,
@@ -20,7 +20,7 @@ fn bytes_of(ty: &str) -> usize {
     }
 }
 
-/// `n` bytes that differ everywhere, half of them negative.
+/// `n` pseudo-random bytes, half of them negative.
 fn noise(n: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| random.u8(..)).collect()

@@ -1,5 +1,5 @@
-//! Graphs of tiny random models, run whole on one CPU device, against the same models in f64.
-#![allow(clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! Compares graphs of tiny random models, run on one CPU device, with the same models in f64.
+#![allow(clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 pub(crate) mod oracle;
 pub(crate) mod toy;
@@ -12,7 +12,7 @@ use fanout::sched::{Options, Scheduler};
 use std::sync::Arc;
 use toy::{ARCHS, ToyModel, assert_close, prompt};
 
-/// A toy on one device, with an empty cache.
+/// A toy model on one device, with an empty KV cache.
 struct Loaded {
     scheduler: Scheduler,
     model: Model,
@@ -41,7 +41,7 @@ impl Loaded {
         Loaded { scheduler, model: Model { hparams: toy.hparams.clone(), weights, cache, cache_options } }
     }
 
-    /// The logits of a batch, token by token.
+    /// Runs a batch; returns one row of logits per requested token.
     fn run(&mut self, batch: Batch<'_>, outputs: Outputs) -> Vec<Vec<f32>> {
         let tokens = batch.tokens.len();
         let seen = self.model.cache_options.padded_positions(batch.start + tokens).unwrap();
@@ -56,7 +56,7 @@ impl Loaded {
         values.chunks(self.model.hparams.vocab).map(<[f32]>::to_vec).collect()
     }
 
-    /// The logits of every token of a sequence that comes in batches of these sizes.
+    /// The logits of every token of a sequence, run in batches of `sizes` (repeated cyclically).
     fn sequence(&mut self, tokens: &[u32], sizes: &[usize]) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         let mut sizes = sizes.iter().cycle();
@@ -70,7 +70,7 @@ impl Loaded {
 }
 
 #[test]
-fn every_architecture_gives_the_logits_of_its_definition() {
+fn every_architecture_matches_the_f64_oracle() {
     for arch in ARCHS {
         let toy = ToyModel::new(arch);
         let tokens = prompt(13);
@@ -90,7 +90,7 @@ fn every_architecture_gives_the_logits_of_its_definition() {
 }
 
 #[test]
-fn a_cache_of_fewer_bits_costs_what_its_rounding_costs() {
+fn errors_of_16_bit_caches_stay_within_their_rounding() {
     let toy = ToyModel::new(Arch::Llama);
     let tokens = prompt(9);
     let want = oracle::logits(&toy, &tokens);
@@ -102,7 +102,7 @@ fn a_cache_of_fewer_bits_costs_what_its_rounding_costs() {
 }
 
 #[test]
-fn a_sequence_goes_on_beyond_the_first_padding() {
+fn a_sequence_continues_beyond_the_first_padded_length() {
     let toy = ToyModel::new(Arch::Qwen3);
     let tokens = prompt(KV_PAD + 5);
     let want = oracle::logits(&toy, &tokens);
@@ -111,7 +111,7 @@ fn a_sequence_goes_on_beyond_the_first_padding() {
 }
 
 #[test]
-fn outputs_are_those_that_are_wanted() {
+fn only_requested_logits_are_computed() {
     for arch in ARCHS {
         let toy = ToyModel::new(arch);
         let tokens = prompt(8);
@@ -125,7 +125,7 @@ fn outputs_are_those_that_are_wanted() {
 }
 
 #[test]
-fn tied_embeddings_and_frequency_factors_are_used_where_they_are() {
+fn tied_embeddings_and_frequency_factors_are_used_if_present() {
     let mut toy = ToyModel::new(Arch::Llama);
     toy.tensors.remove("output.weight");
     toy.add("rope_freqs.weight", &[4]);
@@ -135,7 +135,7 @@ fn tied_embeddings_and_frequency_factors_are_used_where_they_are() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn errors_name_the_tensor_or_option_at_fault() {
     let toy = ToyModel::new(Arch::Llama);
     let shape = GraphShape { tokens: 1, kv_positions: KV_PAD, outputs: Outputs::Last };
     let graph = |change: &dyn Fn(&mut Model)| {
@@ -149,17 +149,17 @@ fn what_does_not_fit_is_named() {
     assert!(wrong.contains("blk.0.ffn_gate.weight") && wrong.contains("[24, 41, 1, 1]"), "{wrong}");
 
     let options = CacheOptions { context: 512, dtype: DType::Q8_0, flash_attn: false };
-    let mut hyper = toy.hparams.clone();
-    assert!(options.keys(&hyper).unwrap_err().to_string().contains("blocks"));
-    hyper.head_width = 32;
-    options.keys(&hyper).unwrap();
-    assert!(options.values(&hyper).unwrap_err().to_string().contains("--flash-attn"));
+    let mut hparams = toy.hparams.clone();
+    assert!(options.keys(&hparams).unwrap_err().to_string().contains("blocks"));
+    hparams.head_width = 32;
+    options.keys(&hparams).unwrap();
+    assert!(options.values(&hparams).unwrap_err().to_string().contains("--flash-attn"));
     assert_eq!(options.padded_positions(257).unwrap(), 512);
     assert!(options.padded_positions(513).unwrap_err().to_string().contains("--ctx"));
 }
 
 #[test]
-fn nodes_are_called_as_in_llama_cpp() {
+fn nodes_have_llama_cpp_names() {
     let toy = ToyModel::new(Arch::Llama);
     let graph = Loaded::new(&toy, DType::F32, false)
         .model

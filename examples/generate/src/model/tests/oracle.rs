@@ -1,4 +1,4 @@
-//! The same models written down once more, in f64 and without any tricks.
+//! The test oracle: a straightforward f64 implementation of the same models, without a KV cache or batching.
 
 use super::toy::ToyModel;
 use crate::hparams::Experts;
@@ -6,18 +6,18 @@ use fanout::ops::rope::RopeMode;
 
 type Rows = Vec<Vec<f64>>;
 
-/// Logits of every token of a sequence.
+/// One row of logits per token of a sequence.
 pub(crate) fn logits(toy: &ToyModel, tokens: &[u32]) -> Rows {
-    let hyper = &toy.hparams;
-    let table = rows(toy, "token_embd.weight", hyper.width);
+    let hparams = &toy.hparams;
+    let table = rows(toy, "token_embd.weight", hparams.width);
     let mut x: Rows = tokens.iter().map(|&t| table[t as usize].clone()).collect();
-    for i in 0..hyper.layers {
+    for i in 0..hparams.layers {
         let name = |stem: &str| format!("blk.{i}.{stem}");
         let cur = norm(toy, &x, &name("attn_norm.weight"));
         let attended = attention(toy, &cur, &name);
         add(&mut x, &linear(toy, &attended, &name("attn_output")));
         let cur = norm(toy, &x, &name("ffn_norm.weight"));
-        let out = match &hyper.experts {
+        let out = match &hparams.experts {
             Some(experts) => cur.iter().map(|x| mixture(toy, experts, x, &name)).collect(),
             None => {
                 let (gate, up) = (linear(toy, &cur, &name("ffn_gate")), linear(toy, &cur, &name("ffn_up")));
@@ -31,13 +31,13 @@ pub(crate) fn logits(toy: &ToyModel, tokens: &[u32]) -> Rows {
 }
 
 fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows {
-    let hyper = &toy.hparams;
+    let hparams = &toy.hparams;
     let heads = |stem: &str, dim: usize| -> Vec<Rows> {
         let split = |row: &Vec<f64>| row.chunks(dim).map(<[f64]>::to_vec).collect::<Rows>();
         linear(toy, cur, &name(stem)).iter().map(split).collect()
     };
     let turned = |stem: &str| {
-        let mut all = heads(stem, hyper.head_width);
+        let mut all = heads(stem, hparams.head_width);
         for (position, heads) in all.iter_mut().enumerate() {
             let norm_name = name(&format!("{stem}_norm.weight"));
             if toy.has(&norm_name) {
@@ -47,15 +47,15 @@ fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows 
         }
         all
     };
-    let (q, k, v) = (turned("attn_q"), turned("attn_k"), heads("attn_v", hyper.head_width));
-    let share = hyper.heads / hyper.kv_heads;
+    let (q, k, v) = (turned("attn_q"), turned("attn_k"), heads("attn_v", hparams.head_width));
+    let share = hparams.heads / hparams.kv_heads;
     let one = |t: usize, h: usize| {
-        let scores = (0..=t).map(|past| dot(&q[t][h], &k[past][h / share]) / (hyper.head_width as f64).sqrt());
+        let scores = (0..=t).map(|past| dot(&q[t][h], &k[past][h / share]) / (hparams.head_width as f64).sqrt());
         let shares = softmax(&scores.collect::<Vec<_>>());
         let value = |d| (0..=t).map(|past| shares[past] * v[past][h / share][d]).sum();
-        (0..hyper.head_width).map(value).collect::<Vec<f64>>()
+        (0..hparams.head_width).map(value).collect::<Vec<f64>>()
     };
-    (0..cur.len()).map(|t| (0..hyper.heads).flat_map(|h| one(t, h)).collect()).collect()
+    (0..cur.len()).map(|t| (0..hparams.heads).flat_map(|h| one(t, h)).collect()).collect()
 }
 
 fn turn(toy: &ToyModel, head: &mut [f64], position: usize) {

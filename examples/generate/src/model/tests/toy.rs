@@ -1,4 +1,4 @@
-//! A model to test with, and what its logits should be.
+//! Toy models for tests: tiny, with random weights, in memory or as a GGUF file.
 
 use crate::hparams::{Arch, Experts, HParams};
 use fanout::gguf::{Gguf, Writer};
@@ -6,7 +6,7 @@ use fanout::ops::rope::Rope;
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::BTreeMap;
 
-/// Every architecture.
+/// All architectures.
 pub(crate) const ARCHS: [Arch; 4] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3, Arch::Qwen3Moe];
 
 /// A model with random weights.
@@ -19,7 +19,7 @@ impl ToyModel {
     pub(crate) fn new(arch: Arch) -> ToyModel {
         let (width, heads, kv_heads, dim) = (24, 6, 2, 8);
         let moe = arch == Arch::Qwen3Moe;
-        let hyper = HParams {
+        let hparams = HParams {
             arch,
             layers: 3,
             width,
@@ -33,7 +33,7 @@ impl ToyModel {
             rope: Rope::new(arch.rope_mode(), dim as u32),
             experts: moe.then_some(Experts { count: 5, used: 2, ff: 12 }),
         };
-        let mut toy = ToyModel { hparams: hyper, tensors: BTreeMap::new() };
+        let mut toy = ToyModel { hparams, tensors: BTreeMap::new() };
         toy.add("token_embd.weight", &[width, 50]);
         toy.add("output.weight", &[width, 50]);
         toy.add("output_norm.weight", &[width]);
@@ -71,7 +71,7 @@ impl ToyModel {
         full[..ne.len()].copy_from_slice(ne);
         let desc = TensorDesc::contiguous(DType::F32, full).unwrap();
         let mut rng = fastrand::Rng::with_seed(self.tensors.len() as u64);
-        // Norms and divisors around 1, matrices such that a row's product is about 1.
+        // Vectors (norms, biases, frequency factors) around 1; matrices scaled so that activations stay around 1.
         let (mean, spread) = if ne.len() == 1 { (1.0, 0.2) } else { (0.0, 3.0 / (ne[0] as f32).sqrt()) };
         let values = (0..desc.elements()).map(|_| mean + spread * (rng.f32() - 0.5)).collect();
         self.tensors.insert(name.to_owned(), (desc, values));
@@ -85,7 +85,7 @@ impl ToyModel {
         &self.tensors[name].1
     }
 
-    /// As a file.
+    /// The model as the bytes of a GGUF file.
     pub(crate) fn file(&self) -> Vec<u8> {
         let HParams { arch, layers, width, heads, kv_heads, head_width, ff, vocab, context, rms_epsilon, .. } =
             self.hparams;
@@ -121,12 +121,12 @@ impl ToyModel {
     }
 }
 
-/// A sequence of tokens.
+/// A fixed pseudo-random sequence of `n` tokens.
 pub(crate) fn prompt(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * 17 + 3) % 50).collect()
 }
 
-/// That logits are what they should be.
+/// Asserts that the NMSE (normalised mean square error) of logits is at most `bound`.
 #[track_caller]
 pub(crate) fn assert_close(got: &[Vec<f32>], want: &[Vec<f64>], bound: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");

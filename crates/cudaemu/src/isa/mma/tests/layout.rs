@@ -1,4 +1,4 @@
-//! Where the manual puts the `i`-th element that a lane holds, shape by shape, in its own terms (PTX ISA, "Matrix Fragments
+//! Fragment layouts as the manual defines them: the row and column of a lane's `i`-th element, by shape (PTX ISA, "Matrix Fragments
 //! for mma").
 
 use super::super::matrix_spec::Element;
@@ -11,7 +11,7 @@ pub(super) struct Shape {
     pub(super) k: usize,
 }
 
-/// Row and column of A, for the element of this many bits.
+/// Row and column of A; depends on the element's bits.
 pub(super) fn a(shape: Shape, element: Element, lane: usize, i: usize) -> (usize, usize) {
     let (group, thread) = (lane >> 2, lane % 4);
     let upper = |lower: bool| if lower { group } else { group + 8 };
@@ -71,7 +71,7 @@ pub(super) fn c(lane: usize, i: usize) -> (usize, usize) {
     (if i < 2 { group } else { group + 8 }, thread * 2 + (i & 1))
 }
 
-/// The same for `mma.m8n8k4` of `.f16`: the fragments of a quad pair.
+/// The same for `mma.m8n8k4` of `.f16`, whose fragments belong to a quad pair.
 pub(super) mod volta {
     pub(crate) fn a(by_rows: bool, lane: usize, i: usize) -> (usize, usize) {
         if by_rows {

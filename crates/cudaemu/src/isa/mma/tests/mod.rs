@@ -1,4 +1,4 @@
-//! Matrix products against products in unbounded precision, over a statement of the fragment layouts of its own.
+//! Matrix products against products in unbounded precision. The fragment layouts are implemented a second time, from the manual.
 
 mod layout;
 mod shapes;
@@ -8,7 +8,7 @@ mod wmma;
 use super::matrix_spec::{Accumulator, Element};
 use layout::Shape;
 
-/// What a row's name says.
+/// The specification in a row's name.
 #[derive(Clone, Copy, Debug)]
 struct Spec {
     shape: Shape,
@@ -33,7 +33,7 @@ const ELEMENTS: [Element; 11] = [
 ];
 const ACCUMULATORS: [Accumulator; 4] = [Accumulator::F16, Accumulator::F32, Accumulator::S32, Accumulator::F64];
 
-/// Reads `….m16n8k16.row.col{…}.dtype.atype.btype.ctype{…}`.
+/// Parses `….m16n8k16.row.col{…}.dtype.atype.btype.ctype{…}`.
 fn spec(name: &str) -> Spec {
     let parts: Vec<&str> = name.split('.').collect();
     let extents: Vec<usize> = parts
@@ -44,7 +44,7 @@ fn spec(name: &str) -> Spec {
     let accumulator = |name: &str| ACCUMULATORS.into_iter().find(|accumulator| accumulator.name() == name);
     let types =
         parts.windows(4).find_map(|w| Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)));
-    // `wmma.mma` of `.f16` names D and C alone.
+    // `wmma.mma` of `.f16` only names D and C.
     let short = || {
         let last: Vec<Accumulator> = parts.iter().rev().take(2).filter_map(|part| accumulator(part)).collect();
         (last[1], Element::F16, Element::F16, last[0])
@@ -94,7 +94,7 @@ fn accumulated(accumulator: Accumulator, bits: u64) -> f64 {
     }
 }
 
-/// A finite, moderate element: sums of products of these are exact in `f64`.
+/// A finite element of moderate size, so that sums of products are exact in `f64`.
 fn moderate(random: &mut fastrand::Rng, element: Element) -> u64 {
     let float = |random: &mut fastrand::Rng, exponent_bits: u32, fraction_bits: u32, bias: u64| {
         let sign = random.u64(0..2) << (exponent_bits + fraction_bits);
@@ -103,7 +103,7 @@ fn moderate(random: &mut fastrand::Rng, element: Element) -> u64 {
     match element {
         Element::F16 => float(random, 5, 10, 15),
         Element::Bf16 => float(random, 8, 7, 127),
-        // With bits below the tenth of the fraction, which do not count.
+        // With bits below the tenth fraction bit, which the instruction ignores.
         Element::Tf32 => float(random, 8, 23, 127),
         Element::E4m3 => float(random, 4, 3, 7),
         Element::E5m2 => float(random, 5, 2, 15),

@@ -1,4 +1,4 @@
-//! Every row against an exact product of moderate random matrices.
+//! Every row on random matrices of moderate elements, against the exact product.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ type Matrix = HashMap<(usize, usize), u64>;
 /// Row and column of a lane's element.
 type Layout = Box<dyn Fn(usize, usize) -> (usize, usize)>;
 
-/// Packs elements of `bits` bits, first lowest, into registers of 32 (or 64) bits.
+/// Packs elements of `bits` bits, lowest first, into registers of 32 (or 64) bits.
 fn pack(elements: &[u64], bits: usize) -> Vec<i128> {
     let per = (32 / bits).max(1);
     let word =
@@ -30,7 +30,7 @@ pub(super) fn accumulator_bits(accumulator: Accumulator) -> usize {
     }
 }
 
-/// Result of exact sum `sum` plus `c`, as bits of D.
+/// The bits of D for the exact result `exact`.
 pub(super) fn rounded(d: Accumulator, exact: f64, saturate: bool) -> u64 {
     match d {
         Accumulator::F16 => {
@@ -51,7 +51,7 @@ pub(super) fn moderate_c(random: &mut fastrand::Rng, c: Accumulator) -> u64 {
         Accumulator::F16 => moderate(random, Element::F16),
         Accumulator::F32 => u64::from((random.f32() * 64.0 - 32.0).to_bits()) & !0xff,
         Accumulator::F64 => moderate(random, Element::F64),
-        // Near the ends too, where sums overflow.
+        // Also close to the limits, where sums overflow.
         Accumulator::S32 => {
             let offset = random.u32(0..2000);
             u64::from([offset, i32::MAX as u32 - offset, i32::MIN as u32 + offset][random.usize(0..3)])
@@ -151,7 +151,7 @@ fn every_shape_and_type_gives_the_exact_product() {
     }
 }
 
-/// Elements of A, B and C that a lane holds.
+/// Number of elements of A, B and C per lane.
 fn counts(spec: Spec) -> [usize; 3] {
     let shape = spec.shape;
     [shape.m * shape.k / 32, shape.k * shape.n / 32, shape.m * shape.n / 32]

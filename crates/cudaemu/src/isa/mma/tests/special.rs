@@ -1,4 +1,4 @@
-//! Values where rounding, overflow and NaN rules show, on elements whose place does not matter: all rows of A are equal, and
+//! Rounding, overflow and NaN rules of matrix products. The positions of elements do not matter here: all rows of A are equal, and
 //! all columns of B.
 
 use super::super::family;
@@ -10,10 +10,10 @@ const LEAST: u16 = 0x0001; // 2^-24
 const LARGEST: u16 = 0x7bff; // 65504
 const ONE: u16 = 0x3c00;
 
-/// The first elements of the rows of A and of the columns of B in k; the rest is zero.
+/// The first elements along k of the rows of A and of the columns of B; the rest is zero.
 type Vectors<'a> = &'a [(u16, u16)];
 
-/// `m16n8k8` with 16-bit elements: the thread of the group that holds k = 2t, 2t + 1 is t.
+/// `m16n8k8` with 16-bit elements: thread t of a group holds k = 2t, 2t + 1.
 fn run(name: &str, vectors: Vectors, c: &[i128]) -> Vec<u128> {
     let pair = |which: fn(&(u16, u16)) -> u16, thread: usize| {
         let at = |k: usize| i128::from(vectors.get(k).map_or(0, which));
@@ -60,7 +60,7 @@ fn special_values_of_f32_accumulators() {
         (&[(ONE, ONE)], f32::NAN, 0x7fff_ffff),
         (&[], f32::from_bits(1), 1),
         (&[], f32::from_bits(0x8000_0001), 0x8000_0001),
-        // One rounding of the whole sum: the small products together make half a unit and more.
+        // One rounding of the whole sum: together the small products exceed half a unit.
         (&[(0x1000, ONE); 4], 16_384.0, 0x4680_0001), // 4 · 2^-11 + 2^14, a unit being 2^-9
         (&[(0x0c00, ONE); 2], 16_384.0, 0x4680_0000), // 2 · 2^-12 is a quarter of a unit
         (&[(0x1000, ONE); 2], 16_384.0, 0x4680_0000), // half a unit: to even
@@ -80,12 +80,12 @@ fn special_values_of_f16_accumulators() {
         (&[(LARGEST, LARGEST)], 0, INFINITY),
         (&[(LARGEST, 0xfbff)], 0, 0xfc00),
         (&[(LEAST, ONE)], 0, LEAST),
-        (&[(LEAST, 0x3800)], 0, 0), // half of the least: to even
+        (&[(LEAST, 0x3800)], 0, 0), // half of the smallest: to even
         (&[(LEAST, 0x3801)], 0, LEAST),
         (&[(LEAST, 0x3800)], LEAST, 2),
         (&[(INFINITY, ONE)], 0xfc00, 0x7fff),
         (&[(NAN, ONE)], 0, 0x7fff),
-        // 2048 + 1 + 2^-24: more than a tie only by its last bit, far below f32's precision next to the rest.
+        // 2048 + 1 + 2^-24: above a tie only by its last bit, which is far below the precision of f32 at that size.
         (&[(0x6800, ONE), (ONE, ONE), (LEAST, ONE)], 0, 0x6801),
         (&[(0x6800, ONE), (ONE, ONE)], 0, 0x6800),
     ] {
@@ -101,7 +101,7 @@ fn special_values_of_bf16() {
         (&[(largest, one)] as Vectors, 0.0, f32::from_bits(0x7f7f_0000).to_bits()),
         (&[(largest, largest)], 0.0, f32::INFINITY.to_bits()),
         (&[(largest, 0xff7f)], 0.0, f32::NEG_INFINITY.to_bits()),
-        // Sums that leave the range of f32 on the way come back.
+        // Intermediate sums may exceed the range of f32.
         (&[(largest, 0x4000), (largest, 0xbf80)], 0.0, 0x7f7f_0000),
         (&[(least, 0x3f80)], 0.0, 0x0001_0000),
         (&[(least, least)], 0.0, 0),
@@ -151,7 +151,7 @@ fn integers_wrap_or_saturate() {
 fn doubles_round_at_each_step_in_the_named_mode() {
     let run = |mode: &str, sign: f64| {
         let name = format!("mma.sync.aligned.m8n8k4.row.col{mode}.f64.f64.f64.f64");
-        // k = 0 to 3 in the threads of a group: four times 2^-54 added to ±1.
+        // k = 0 to 3 are in the threads of a group: four times 2^-54 is added to ±1.
         let [a, b, c] = [2f64.powi(-54) * sign, 1.0, sign].map(|v| i128::from(v.to_bits()));
         f64::from_bits(Harness::new(family()).run(&name, &vec![vec![a, b, c, c]; 32])[0][0] as u64)
     };

@@ -1,4 +1,4 @@
-//! `wmma`: what is loaded from memory, multiplied and stored is the product of the matrices in memory.
+//! `wmma` round trip: load matrices from memory, multiply, store; the result must be the product of the matrices in memory.
 
 use super::super::family;
 use super::super::matrix_spec::{Element, MatrixSpec};
@@ -10,11 +10,11 @@ use crate::exec_context::{Registers, StateSpace, window};
 use crate::isa::{Decode, Operand, Row, Value};
 use crate::operands::{Args, Base, RegisterCounts, Slot};
 
-/// Registers of both classes: D from 0, A from 8, B from 16, C from 24; 32 holds the stride.
+/// First registers in both classes: D from 0, A from 8, B from 16, C from 24; 32 holds the stride.
 const FRAGMENTS: [usize; 4] = [0, 8, 16, 24];
 const STRIDE: usize = 32;
 
-/// A matrix as it lies in memory: element (row, column) in bits.
+/// A matrix in memory, with its layout.
 struct Memory {
     rows: usize,
     columns: usize,
@@ -65,7 +65,7 @@ fn slot(value: Value, index: usize) -> Slot {
 }
 
 impl Bench<'_> {
-    /// Runs a row whose vectors are the fragments given, in order; the address is `at`.
+    /// Runs a row with the given fragments as vectors, in order, and the address `at`.
     fn run(&mut self, name: &str, fragments: &[usize], at: u64, strided: bool) {
         let row = self.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row is called {name}"));
         self.seen.push(name.to_string());
@@ -92,9 +92,9 @@ impl Bench<'_> {
         access(&mut self.rig.context(0, 1), &args, u32::MAX).unwrap_or_else(|fault| panic!("{name}: {}", fault.kind));
     }
 
-    /// Puts a matrix into memory and loads it, or stores one and reads it back.
+    /// Writes a matrix to memory and loads it, or stores a fragment and reads it back.
     fn transfer(&mut self, name: &str, fragment: usize, memory: &Memory, space: &str, bytes: Option<&[u8]>) -> Vec<u8> {
-        // Global memory is from its allocation's start, shared memory from 0.
+        // Offsets in global memory count from the allocation's start, in shared memory from 0.
         let global = self.global;
         let (window, start, at) = match space {
             ".global" => (StateSpace::Global, global, global),
@@ -152,7 +152,7 @@ fn products_of_matrices_in_memory() {
     assert!(missing.is_empty(), "{} rows without a test: {missing:?}", missing.len());
 }
 
-/// One product, with the layouts of C and D in memory, its lines apart or one right after another.
+/// A product with the given layouts of C and D in memory, with or without padding between the lines.
 fn product(
     rows: &[Row],
     seen: &mut Vec<String>,

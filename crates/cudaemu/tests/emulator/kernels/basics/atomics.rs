@@ -1,4 +1,4 @@
-//! Atomics: what each thread saw, and what is left, must be what some order of the threads gives.
+//! Atomics: the old values that the threads read and the final values must be the result of some order of the threads.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cudarc::driver::{CudaModule, CudaSlice};
 use crate::gpu::{Gpu, floats, launch, random, same};
 
 const FILES: [(u32, &str); 2] = [(80, "atomics.sm_80"), (90, "atomics.sm_90")];
-/// Threads on one cell.
+/// Threads per cell.
 const TOGETHER: usize = 6;
 const THREADS: usize = 96;
 
@@ -18,7 +18,7 @@ enum Values {
     Double,
 }
 
-/// Name, bytes, values, and what an operation makes of old value and operand.
+/// (name, bytes, kind of values, operation on old value and operand)
 type Row = (&'static str, usize, Values, fn(u64, u64) -> u64);
 
 const ROWS: [Row; 28] = [
@@ -68,7 +68,7 @@ fn mask(bytes: usize) -> u64 {
     u64::MAX >> (64 - 8 * bytes)
 }
 
-/// Cells or values of some bytes each, on the device.
+/// Cells or values of a given size, on the device.
 struct Numbers {
     bytes: usize,
     values: Vec<u64>,
@@ -87,7 +87,8 @@ impl Numbers {
     }
 }
 
-/// Whether the threads, in some order, lead from one value to another; each has an operand, and what it saw if that is known.
+/// Whether some order of the threads leads from `from` to the final value; each thread has an operand, and the old value it read,
+/// if known.
 fn possible(apply: &dyn Fn(u64, u64) -> u64, from: u64, to: u64, threads: &mut Vec<(u64, Option<u64>)>) -> bool {
     if threads.is_empty() {
         return from == to;
@@ -108,7 +109,7 @@ fn possible(apply: &dyn Fn(u64, u64) -> u64, from: u64, to: u64, threads: &mut V
     false
 }
 
-/// Runs one kernel on cells that start as random values, and checks each cell. In shared memory each block has its own cells.
+/// Runs a kernel on cells with random values, and checks each cell. In shared memory each block has its own cells.
 fn check(gpu: &Gpu, module: &Arc<CudaModule>, kernel: &str, (_, bytes, kind, apply): Row, blocks: usize) {
     let mut random = random(bytes as u64);
     let shared = kernel.starts_with("shared");

@@ -63,8 +63,8 @@ fn copies_of_elements() {
     }
 }
 
-/// A structure whose size is no power of two. The byte between its members need not be written: the compiler says that the load
-/// does not use it (`.pragma "used_bytes_mask 127"`). Of the four at the end it says nothing.
+/// A structure whose size is not a power of two. The byte between its members need not be written: the compiler marks it as unused
+/// by the load (`.pragma "used_bytes_mask 127"`). It does not mark the four bytes at the end.
 #[test]
 fn copies_of_structures() {
     let gpu = Gpu::new(80);

@@ -94,7 +94,7 @@ macro_rules! whole_arithmetic {
         let cast = |values: Vec<i64>| values.into_iter().map(|value| value as $name).collect::<Vec<_>>();
         let (a, mut b) = (cast(samples(n, 1)), cast(samples(n, 2)));
         for (a, b) in a.iter().zip(&mut b) {
-            // The smallest value by -1 has no result.
+            // Dividing the smallest value by -1 overflows.
             if a.checked_div(*b).is_none() {
                 *b = b.wrapping_add(1);
             }
@@ -183,7 +183,7 @@ macro_rules! float_arithmetic {
         let want: Vec<$float> = a.iter().zip(&b).flat_map(results).collect();
         for (i, (got, want)) in $gpu.down(&out).iter().zip(&want).enumerate() {
             let (x, y) = (a[i / 7], b[i / 7]);
-            // The smaller of two zeros may be either.
+            // For zeros of both signs, min and max may return either.
             let zeros = i % 7 >= 5 && *got == 0.0 && *want == 0.0;
             let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan() || zeros;
             assert!(same, "{} {} result {} of {x:e} and {y:e} is {got:e}, expected {want:e}", $file, $kernel, i % 7);

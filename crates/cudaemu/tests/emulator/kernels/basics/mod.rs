@@ -1,4 +1,4 @@
-//! `kernels/basics`: one feature of the language each.
+//! `kernels/basics`: one feature of the language per kernel.
 
 mod atomics;
 mod barriers;

@@ -1,11 +1,11 @@
-//! printf and assertions that hold. Without the driver, whose output goes where the process's goes.
+//! printf and assertions that hold. Without the driver, because its output goes to the process's stdout.
 
 use std::sync::mpsc::{Receiver, channel};
 
 use crate::bare_device::{Device, Params};
 use crate::gpu::ptx;
 
-/// A device, and what its kernels print.
+/// A device, and the output of its kernels.
 fn device() -> (Device, Receiver<String>) {
     let (sender, receiver) = channel();
     (Device::printing(move |text| sender.send(text.to_owned()).unwrap()), receiver)
@@ -29,7 +29,7 @@ fn formats() {
         0x1p+0 inf -inf -0.000000\n\
         ok string|     right|left  |cu\n     7|1.23\n0x1234\n";
     assert_eq!(printed(&lines), want);
-    // printf answers how many arguments it was given.
+    // printf returns the number of its arguments.
     assert_eq!(device.download(returned, 4), 42u32.to_le_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! What the lanes of a warp tell each other.
+//! Communication between the lanes of a warp.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ const N: usize = 192;
 const BLOCKS: u32 = 3;
 const BLOCK: u32 = 64;
 
-/// Lanes that a lane reads by the eight shuffles of a kernel; itself where there is none.
+/// The lanes that a lane reads in the eight shuffles of a kernel; itself if out of range.
 fn sources(lane: usize) -> [usize; 8] {
     let up = |by: usize, width: usize| if lane % width >= by { lane - by } else { lane };
     let down = |by: usize, width: usize| if lane % width + by < width { lane + by } else { lane };
     let indexed = (lane & !15) | (lane * 7 % 16);
-    // An exclusive or may lead to a lower part, but not to a higher one.
+    // An exclusive or may reach a lower segment, but not a higher one.
     let other = lane ^ 20;
     let far = if other < 16 || lane >= 16 { other } else { lane };
     [5, indexed, up(3, 32), up(1, 8), down(3, 32), down(2, 4), lane ^ 1, far]
@@ -61,7 +61,7 @@ fn votes() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        // Warps that differ: mixed, all positive, none, one half.
+        // Different kinds of warps: mixed, all positive, none, one half.
         let mut values = ints(N, -10..10, 4);
         values[32..64].fill(3);
         values[64..96].fill(-3);
@@ -95,7 +95,7 @@ fn matches() {
         let module = gpu.load(file);
         let mut values: Vec<u32> = ints(N, 0..5, 5).into_iter().map(|value| value as u32).collect();
         values[32..64].fill(9);
-        // The same in the lower half, so that only all 64 bits tell them apart.
+        // Equal in the lower half, so that only a comparison of all 64 bits distinguishes them.
         let mut wide: Vec<u64> = values.iter().map(|&value| u64::from(value % 2) << 40 | 7).collect();
         wide[64..96].fill(1 << 63);
         let out = gpu.alloc::<u32>(6 * N);

@@ -9,7 +9,7 @@ fn histograms() {
     for kernel in ["histogram_global", "histogram_shared", "histogram_per_warp"] {
         for (n, grid, block) in [(16, 1, 32), (1008, 1, 64), (5008, 3, 256), (20_000, 5, 96)] {
             let mut random = random(n as u64);
-            // Few values among many, so that lanes meet.
+            // Few distinct values, so that lanes collide.
             let bytes: Vec<u8> = (0..n).map(|_| if random.bool() { random.u8(..) } else { 7 }).collect();
             let counts = gpu.zeros::<u32>(256);
             launch!(gpu, module, kernel, grid, block; &gpu.up(&bytes), &counts, &n);

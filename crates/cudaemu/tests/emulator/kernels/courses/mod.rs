@@ -1,4 +1,4 @@
-//! `kernels/courses`: what courses about parallel programming go through.
+//! `kernels/courses`: classic exercises of courses on parallel programming.
 
 mod bitonic;
 mod gemm;

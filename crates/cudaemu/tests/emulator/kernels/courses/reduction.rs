@@ -1,4 +1,4 @@
-//! Sums of whole numbers, which are exact in any order.
+//! Sums of integers, which are exact in any order.
 
 use crate::gpu::{Gpu, floats, launch, same, whole};
 
@@ -6,7 +6,7 @@ const SIZES: [usize; 7] = [1, 31, 256, 257, 511, 1000, 5000];
 
 #[test]
 fn sums() {
-    // Kernel, and elements that a block takes.
+    // (kernel, elements per block)
     let kernels = [
         ("reduce_interleaved", 256),
         ("reduce_bank_conflicts", 256),

@@ -1,4 +1,4 @@
-//! Intrinsics of whole numbers.
+//! Intrinsics on integers.
 
 use super::{FILES, expect, run_two, wholes};
 use crate::gpu::Gpu;
@@ -23,7 +23,7 @@ fn permuted(x: u32, y: u32, selector: u32) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| all[(selector >> (4 * i) & 7) as usize]))
 }
 
-/// The `n`-th set bit from a base on, as __fns counts with a positive offset; all ones where there are not so many.
+/// The `n`-th set bit from a base on, as __fns counts with a positive offset; all ones if there are fewer.
 fn nth_set(x: u32, n: u32) -> u32 {
     (0..32).filter(|bit| x >> bit & 1 == 1).nth(n as usize - 1).unwrap_or(u32::MAX)
 }

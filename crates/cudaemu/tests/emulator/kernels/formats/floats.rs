@@ -26,7 +26,7 @@ fn singles_with_each_rounding() {
             want.push(Exact(1.0 / p.sqrt(), 0.0).round(F32, Round::Near));
             let saturated = |value: f64| if value > 0.0 { value.min(1.0) } else { 0.0 };
             want.extend([u, add(u, v, F32, Round::Near), want[4], want[8]].map(saturated));
-            // Fast code flushes what is denormal, and what becomes so.
+            // Fast code flushes subnormal operands and results.
             let tiny = |value: f64| value != 0.0 && value.abs() <= f64::from(f32::MIN_POSITIVE);
             if is_fast(file) && (tiny(u) || tiny(v) || want.iter().any(|&value| tiny(value))) {
                 continue;
@@ -57,7 +57,7 @@ fn doubles_with_each_rounding() {
                 let cancelled = exact.0 == 0.0 && (a != 0.0 || a.is_sign_positive() != b.is_sign_positive());
                 if cancelled { if round == Round::Down { -0.0 } else { 0.0 } } else { exact.round_double(round) }
             };
-            // A product and a sum in one: what is rounded is the rest behind the nearest result.
+            // A fused product and sum: rounds the exact remainder after the nearest result.
             let fused = |round| {
                 let Exact(high, low) = Exact::product(x, y);
                 let nearest = x.mul_add(y, x);

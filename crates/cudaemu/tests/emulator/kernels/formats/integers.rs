@@ -1,4 +1,4 @@
-//! Conversions between whole numbers and floats.
+//! Conversions between integers and floats.
 
 use super::{FILES, expect, is_fast, run, same_f32, same_f64, singles, wholes};
 use crate::gpu::Gpu;
@@ -16,7 +16,7 @@ const TYPES: [[f64; 2]; 4] = [
 fn converted(value: f64, single: bool) -> Vec<Option<i64>> {
     let mut all = Vec::new();
     for (ty, range) in TYPES.into_iter().enumerate() {
-        // Their order is rn, rz, ru, rd.
+        // Order of the roundings: rn, rz, ru, rd.
         for round in ROUNDINGS {
             let number = whole(value, round, range);
             all.push(Some(match ty {
@@ -44,12 +44,12 @@ fn floats_to_integers() {
         let values = singles(600, 1);
         let got = run::<_, i64>(&gpu, &module, "float_to_integers", &values, 24);
         for (&x, got) in values.iter().zip(&got) {
-            // Fast code flushes denormals, which rounding up or down would tell.
+            // Fast code flushes subnormals, which changes results that are rounded up or down.
             if is_fast(file) && x.is_subnormal() {
                 continue;
             }
             let mut want = converted(x.into(), true);
-            // A cast of what its type does not have is undefined.
+            // A cast is undefined if the type cannot represent the value.
             let fits = |low: f64, high: f64| f64::from(x) > low - 1.0 && f64::from(x) < high + 1.0;
             want.push(fits(-128.0, 127.0).then_some(x as i64));
             want.push(fits(0.0, 255.0).then_some(x as i64));

@@ -1,9 +1,9 @@
-//! Math functions, within a few places of double precision, and the approximate instructions.
+//! Math functions against double precision, with error bounds, and the approximate instructions.
 
 use super::{FILES, is_fast, run_two};
 use crate::gpu::{Gpu, random};
 
-/// 2/√π e^(-x²) Σ 2ⁿ x^(2n+1) / (2n+1)!!, whose terms are all of one sign.
+/// 2/√π e^(-x²) Σ 2ⁿ x^(2n+1) / (2n+1)!!; all terms have the same sign.
 fn erf(x: f64) -> f64 {
     let (mut term, mut sum, mut n) = (x, x, 1.0);
     while term.abs() > sum.abs() * 1e-17 {
@@ -14,7 +14,7 @@ fn erf(x: f64) -> f64 {
     sum * (-x * x).exp() * std::f64::consts::FRAC_2_SQRT_PI
 }
 
-/// By the continued fraction where the difference from 1 would lose places.
+/// Uses the continued fraction where a difference from 1 would lose digits.
 fn erfc(x: f64) -> f64 {
     if x < 2.0 {
         return 1.0 - erf(x.max(-6.0));
@@ -31,7 +31,7 @@ fn ln_gamma(x: f64) -> f64 {
     stirling - (0..10).map(|k| (x + f64::from(k)).ln()).sum::<f64>()
 }
 
-/// Results with the bounds, relative and absolute, on their errors.
+/// Expected value with its relative and absolute error bounds.
 type Row = (f64, f64, f64);
 
 #[track_caller]
@@ -60,7 +60,7 @@ fn functions_of_singles() {
         let module = gpu.load(file);
         let mut values = pairs(300, 1);
         if !fast {
-            // Far from zero the argument of a sine is reduced another way.
+            // Far from zero, sine uses another argument reduction.
             values.extend([(100_000.0, 1.0), (-3e6, 2.0), (1e15, 0.1), (700_000.5, -1.0)]);
         }
         let (a, b): (Vec<f32>, Vec<f32>) = values.iter().copied().unzip();
@@ -79,7 +79,7 @@ fn functions_of_singles() {
                 },
                 u.trunc(),
             );
-            // Places lost where code is fast: approximations of sine, logarithm and power have absolute bounds.
+            // Wider bounds for fast code: its approximations of sine, logarithm and power only have absolute bounds.
             let (r, s) = if fast { (2e-4, 1e-5) } else { (1e-6, 2e-7) };
             let loose = |value: f64| (value, r, s);
             let tight = |value: f64| (value, if fast { r } else { 5e-7 }, 1e-37);

@@ -13,14 +13,14 @@ use cudarc::driver::{CudaModule, DeviceRepr};
 
 use crate::gpu::{Gpu, launch, random};
 
-/// Target and file; the fast ones flush denormals and approximate where the language lets them.
+/// Target and file. The fast ones flush subnormals and use approximations where the language allows it.
 const FILES: [(u32, &str); 3] = [(80, "formats.sm_80"), (90, "formats.sm_90"), (80, "formats_fast.sm_80")];
 
 fn is_fast(file: &str) -> bool {
     file.contains("fast")
 }
 
-/// Runs a kernel of one input; its results by element, then column.
+/// Runs a kernel with one input; returns its results by element, then column.
 #[track_caller]
 fn run<T: DeviceRepr, R: DeviceRepr + Copy>(
     gpu: &Gpu,
@@ -35,7 +35,7 @@ fn run<T: DeviceRepr, R: DeviceRepr + Copy>(
     by_element(&gpu.down(&out), n)
 }
 
-/// The same of two inputs.
+/// Runs a kernel with two inputs; returns its results by element, then column.
 #[track_caller]
 fn run_two<T: DeviceRepr, R: DeviceRepr + Copy>(
     gpu: &Gpu,
@@ -55,7 +55,7 @@ fn by_element<R: Copy>(columns: &[R], n: usize) -> Vec<Vec<R>> {
     (0..n).map(|i| columns.iter().skip(i).step_by(n).copied().collect()).collect()
 }
 
-/// Fails where an element's results are not as expected; `None` is anything.
+/// Fails if an element's results differ from the expected ones; `None` accepts any value.
 #[track_caller]
 fn expect<T: Debug, R: Copy + Debug>(what: &str, input: T, got: &[R], want: &[Option<R>], equal: fn(R, R) -> bool) {
     assert_eq!(got.len(), want.len(), "{what}: columns");
@@ -66,7 +66,7 @@ fn expect<T: Debug, R: Copy + Debug>(what: &str, input: T, got: &[R], want: &[Op
     }
 }
 
-/// Bit by bit; but all NaN are one.
+/// Bitwise equality, except that all NaNs are equal.
 fn same_f32(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -75,7 +75,7 @@ fn same_f64(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
-/// Floats of all kinds: special ones, ties, denormals, near the ends of integer types, and random bits.
+/// Floats of all kinds: special values, ties, subnormals, values near the limits of integer types, and random bits.
 fn singles(count: usize, seed: u64) -> Vec<f32> {
     let mut random = random(seed);
     let edges = [
@@ -132,7 +132,7 @@ fn singles(count: usize, seed: u64) -> Vec<f32> {
     all
 }
 
-/// Whole numbers of all sizes.
+/// Integers of all sizes.
 fn wholes(count: usize, seed: u64) -> Vec<u64> {
     let mut random = random(seed);
     let edges = [

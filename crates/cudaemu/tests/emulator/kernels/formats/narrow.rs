@@ -14,12 +14,12 @@ fn bf16_of(bits: u16) -> f64 {
     bf16::from_bits(bits).to_f64()
 }
 
-/// Values of a format; all NaN are one.
+/// Equality of values of a format; all NaNs are equal.
 fn same_values(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
 
-/// Kernel, what it converts to, and how its results read as numbers.
+/// (kernel, destination format, decoder of its results)
 type Case = (&'static str, Format, fn(u16) -> f64);
 
 #[test]
@@ -117,7 +117,7 @@ fn saturated(value: f64) -> f64 {
     if value > 0.0 { value.min(1.0) } else { 0.0 }
 }
 
-/// Bits around which formats change: zeros, ones, denormals, the ends, infinities, NaN, and any.
+/// Bits near the special values of formats: zeros, ones, subnormals, limits, infinities, NaN, and random ones.
 fn patterns(count: usize, seed: u64, one: u16, infinity: u16) -> Vec<u16> {
     let mut random = random(seed);
     let edges = [0, 0x8000, one, one | 0x8000, 1, 0x8001, infinity - 1, infinity, infinity | 0x8000, 0x7fff];
@@ -140,11 +140,12 @@ fn arithmetic(x: f64, y: f64, format: Format) -> [f64; 4] {
     ]
 }
 
-/// Two at a time: the same in each half, of those results that are exact.
+/// Packed operations: the same results in each half, for the operations with exact expectations.
 #[test]
 fn arithmetic_of_pairs() {
     type Kind = (&'static str, Format, fn(u16) -> f64, [u16; 2], usize);
-    // Kernel, one and infinity, columns; sum, difference, product and fused sum are the first, the third a quotient.
+    // (kernel, format, decoder, one and infinity, columns); sum, difference, product and fused sum come first; column 3 is a
+    // quotient.
     let kinds: [Kind; 2] = [
         ("half2_arithmetic", F16, f16_of, [0x3c00, 0x7c00], 30),
         ("bfloat162_arithmetic", BF16, bf16_of, [0x3f80, 0x7f80], 18),
@@ -177,7 +178,7 @@ fn arithmetic_of_pairs() {
     }
 }
 
-/// Ordered and unordered comparisons, one bit each, of values and of pairs of them.
+/// Ordered and unordered comparisons of values and pairs, one bit each.
 #[test]
 fn comparisons_of_halves() {
     for (target, file) in FILES {
@@ -236,7 +237,7 @@ fn arithmetic_of_halves() {
             put(21, x.ceil());
             put(22, x.trunc());
             put(23, x.round_ties_even());
-            // Which of two zeros is less is left open.
+            // min and max of two zeros may return either.
             if x != y {
                 put(24, least(x, y));
                 put(25, -least(-x, -y));
@@ -268,7 +269,7 @@ fn arithmetic_of_halves() {
             expect(&format!("{file} half_arithmetic"), (x, y), &got, &want, |a, b| {
                 same_values(a, b) || a == 0.0 && b == 0.0
             });
-            // Approximations, within a place or two of f16.
+            // Approximations, within one or two units of f16.
             if x.is_finite() && y.is_finite() {
                 let p = x.abs();
                 let near = [
@@ -314,7 +315,7 @@ fn arithmetic_of_brain_floats() {
             let (x, y) = (bf16_of(a), bf16_of(b));
             let tiny = |value: f64| value != 0.0 && value.abs() <= f64::from(f32::MIN_POSITIVE);
             let [sum, difference, product, fused] = arithmetic(x, y, BF16);
-            // Through f32 in fast code, which flushes.
+            // Fast code computes through f32, which flushes.
             if is_fast(file) && [x, y, sum, difference, product, fused].into_iter().any(tiny) {
                 continue;
             }
@@ -397,7 +398,7 @@ fn floats_of_eight_bits() {
             let value = Exact(x.into(), 0.0).round(format, Round::Near);
             if value.is_nan() { value } else { value.clamp(-most, most) }
         };
-        // Two values an element.
+        // Two values per element.
         let out = gpu.alloc::<u16>(6 * 500);
         launch!(gpu, module, "float_to_fp8", 8, 64; &gpu.up(&values), &out, &500);
         let got = super::by_element(&gpu.down(&out), 500);
